@@ -9,12 +9,15 @@ import importlib.util
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.vllm import fork_server, tiny_models
 from tests.vllm.engine import Engines, server, start_engines
+
+if TYPE_CHECKING:
+    from tests.vllm.stepping import Make
 
 HERE = Path(__file__).parent
 
@@ -62,3 +65,36 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         with start_engines("llama", folder, alone, **settings) as engines:
             alone.wait_ready()
             yield engines
+
+
+# ---- schedulers without engines: tests/vllm/stepping.py, which needs vLLM --------------------------
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama, of which only the configuration is read."""
+    return tiny_models.save("llama", tmp_path_factory.mktemp("stepped") / "model")
+
+
+@pytest.fixture
+def make(weights: Path) -> Make:
+    """Makes schedulers of a role."""
+    from tests.vllm.stepping import NUM_BLOCKS, Engine, caches, config
+
+    def make(
+        role: str = "kv_both", num_blocks: int = NUM_BLOCKS, num_groups: int = 1, **options: Any
+    ) -> Engine:
+        has_ranks = options.pop("has_ranks", True)
+        return Engine(
+            config(weights, role, num_groups=num_groups, **options),
+            caches(num_groups, num_blocks),
+            has_ranks=has_ranks,
+        )
+
+    return make
+
+
+@pytest.fixture(params=[False, True], ids=["one at a time", "overlapping"])
+def overlapping(request: pytest.FixtureRequest) -> bool:
+    """Whether a step is scheduled before the last one's tokens are known."""
+    return bool(request.param)

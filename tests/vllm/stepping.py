@@ -7,6 +7,7 @@ in a step, and how.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -331,3 +332,7 @@ class Engine:
             self.step()  # what it tells may be answered in the next
             self.step(Answers(sent=set(self.can_be_sent), received=set(self.fetching)))
         raise AssertionError(f"the scheduler still has {list(self.scheduler.requests)}")
+
+
+#: Of a role, with how it differs from the usual one (`tests/vllm/conftest.py`).
+Make = Callable[..., Engine]

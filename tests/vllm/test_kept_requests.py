@@ -12,16 +12,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from kvxfer.connectors.common.step import News
 from kvxfer.connectors.vllm import request as vllm_request
 from kvxfer.connectors.vllm.metadata import WorkerMetadata
-from tests.vllm.stepping import BLOCK_SIZE, TO_PREFILL, Answers, Engine, request
-from tests.vllm.test_scheduler import (  # noqa: F401
-    PROMPT,
-    Make,
-    assert_empty,
-    from_prefill,
-    make,
-    overlapping,
-    weights,
-)
+from tests.vllm.stepping import BLOCK_SIZE, TO_PREFILL, Answers, Engine, Make, request
+from tests.vllm.test_scheduler import PROMPT, assert_empty, from_prefill
 
 
 def told(*, claimed: str = "", returning: str = "") -> Answers:
@@ -53,8 +45,8 @@ def given_way(engine: Engine, answers: Answers | None = None, num_steps: int = 4
 
 
 def test_a_request_that_waits_has_the_blocks_of_the_oldest_that_nobody_has_claimed(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
 ) -> None:
     engine = make("kv_producer", num_blocks=1 + 13, overlapping=overlapping, claim_within_s=0.0)
     abandon(engine, *"abcd")
@@ -68,8 +60,8 @@ def test_a_request_that_waits_has_the_blocks_of_the_oldest_that_nobody_has_claim
 
 
 def test_what_two_workers_keep_is_kept_once_and_until_the_last_has_given_it_back(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
 ) -> None:
     engine = make("kv_producer", overlapping=overlapping)
     abandon(engine, *"abc")
@@ -96,7 +88,7 @@ def workers_sent(workers: KVOutputAggregator, *sent: set[str]) -> set[str]:
     return whole.kv_connector_output.finished_sending or set()
 
 
-def test_a_request_that_has_just_ended_is_safe(make: Make, overlapping: bool) -> None:  # noqa: F811
+def test_a_request_that_has_just_ended_is_safe(make: Make, overlapping: bool) -> None:
     engine = make("kv_producer", num_blocks=1 + 6, overlapping=overlapping, claim_within_s=600.0)
     abandon(engine, *"ab")
     engine.add(request(PROMPT, 1, TO_PREFILL, "next"))
@@ -106,8 +98,8 @@ def test_a_request_that_has_just_ended_is_safe(make: Make, overlapping: bool) ->
 
 
 def test_all_abandoned_prompts_together_keep_nobody_from_being_computed(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
 ) -> None:
     engine = make("kv_producer", num_blocks=1 + 20, overlapping=overlapping, claim_within_s=0.0)
     names = [chr(ord("a") + number) for number in range(60)]
@@ -120,7 +112,7 @@ def test_all_abandoned_prompts_together_keep_nobody_from_being_computed(
     assert_empty(engine)
 
 
-def running_beside_a_kept_one(make: Make, overlapping: bool) -> tuple[Engine, Any]:  # noqa: F811
+def running_beside_a_kept_one(make: Make, overlapping: bool) -> tuple[Engine, Any]:
     """A request that is computed, has all blocks but those that are kept for another, and will need more."""
     engine = make("kv_both", num_blocks=1 + 6, overlapping=overlapping, claim_within_s=600.0)
     abandon(engine, "a")
@@ -135,8 +127,8 @@ def running_beside_a_kept_one(make: Make, overlapping: bool) -> tuple[Engine, An
 
 
 def test_a_request_is_not_preempted_while_blocks_are_about_to_return(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
 ) -> None:
     engine, grows = running_beside_a_kept_one(make, overlapping)
     engine.step(told(returning="a"))
@@ -150,8 +142,8 @@ def test_a_request_is_not_preempted_while_blocks_are_about_to_return(
 
 
 def test_a_request_is_preempted_where_blocks_may_stay_for_long(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
 ) -> None:
     engine, grows = running_beside_a_kept_one(make, overlapping)
     for _ in range(5):
@@ -171,8 +163,8 @@ def claims(engine: Engine, num_steps: int) -> tuple[list[str], list[str]]:
 
 
 def test_a_request_is_claimed_from_its_arrival_until_its_cache_is_here(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
 ) -> None:
     engine = make("kv_consumer", num_blocks=1 + 4, overlapping=overlapping)
     engine.add(from_prefill(PROMPT, 3, "a"), from_prefill(PROMPT[::-1], 3, "b"))
@@ -188,8 +180,8 @@ def test_a_request_is_claimed_from_its_arrival_until_its_cache_is_here(
 
 
 def test_a_request_that_ends_while_it_waits_is_claimed_no_more(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
 ) -> None:
     engine = make("kv_consumer", num_blocks=1 + 4, overlapping=overlapping)
     engine.add(from_prefill(PROMPT, 3, "a"), from_prefill(PROMPT[::-1], 3, "b"))
@@ -201,7 +193,7 @@ def test_a_request_that_ends_while_it_waits_is_claimed_no_more(
     assert_empty(engine)
 
 
-def test_what_cannot_be_fetched_is_not_claimed(make: Make) -> None:  # noqa: F811
+def test_what_cannot_be_fetched_is_not_claimed(make: Make) -> None:
     damaged = from_prefill(PROMPT, 3, "a", kvxfer=None)
     for role, arrived in (("kv_consumer", damaged), ("kv_producer", from_prefill(PROMPT, 3, "b"))):
         engine = make(role)
@@ -216,7 +208,7 @@ def test_what_cannot_be_fetched_is_not_claimed(make: Make) -> None:  # noqa: F81
 @pytest.mark.parametrize("tells", [False, True], ids=["as in 0.32", "as from 0.33 on"])
 @pytest.mark.parametrize("is_return", [False, True], ids=["prefill", "decode"])
 def test_what_a_stream_does_not_tell_is_not_kept(
-    make: Make,  # noqa: F811
+    make: Make,
     monkeypatch: pytest.MonkeyPatch,
     tells: bool,
     is_return: bool,
@@ -238,7 +230,7 @@ def test_what_a_stream_does_not_tell_is_not_kept(
     assert_empty(engine)
 
 
-def test_an_answer_as_a_whole_tells_what_is_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_an_answer_as_a_whole_tells_what_is_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_request, "_streams_tell", lambda: False)
     engine = make("kv_both", return_decoded=True)
     made = from_prefill(PROMPT, 3, "a")

@@ -32,7 +32,7 @@ from tests.vllm.stepping import (
     config,
     request,
 )
-from tests.vllm.test_scheduler import PROMPT, from_prefill, weights  # noqa: F401  (a fixture)
+from tests.vllm.test_scheduler import PROMPT, from_prefill
 
 ROLE = "kv_both"
 
@@ -57,7 +57,7 @@ class MultiEngine(Engine):
 
 
 @pytest.fixture(params=[0, 1], ids=["kvxfer first", "kvxfer second"])
-def engine(request: pytest.FixtureRequest, weights: Path, tmp_path: Path) -> MultiEngine:  # noqa: F811
+def engine(request: pytest.FixtureRequest, weights: Path, tmp_path: Path) -> MultiEngine:
     return MultiEngine(config(weights, ROLE, connector=children(tmp_path, request.param)), caches())
 
 
@@ -105,7 +105,7 @@ def one_worker() -> Iterator[None]:
 
 @pytest.mark.parametrize("kvxfer_at", [0, 1])
 def test_workers_tell_where_they_are_though_another_child_shook_hands_first(
-    weights: Path,  # noqa: F811
+    weights: Path,
     tmp_path: Path,
     one_worker: None,
     kvxfer_at: int,

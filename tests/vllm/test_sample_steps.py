@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.v1.request import Request
 
 from kvxfer import LeaseToken
-from kvxfer.bench.engines import tiny_models
 from kvxfer.connectors.common.appointment import Appointment
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.vllm.request import VllmRequest
 from kvxfer.directory import Entry
-from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
+from tests.vllm.stepping import (
+    BLOCK_SIZE,
+    TO_PREFILL,
+    Answers,
+    Engine,
+    Make,
+    request,
+)
 
 PROMPT = list(range(2 * BLOCK_SIZE + 8))
 PREFILL = Entry("prefill.0", "tcp://127.0.0.1:7301", bytes(16))
 FIRST, SECOND, THIRD = NAMES = tuple(f"{number}_parent-0123abcd" for number in range(3))
-Make = Callable[..., Engine]
-
-
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    weights: Path = tiny_models.save("llama", tmp_path_factory.mktemp("samples") / "model")
-
-    def make(role: str, num_blocks: int = NUM_BLOCKS, **options: Any) -> Engine:
-        return Engine(config(weights, role, **options), caches(1, num_blocks))
-
-    return make
-
-
-@pytest.fixture(params=[False, True], ids=["one at a time", "overlapping"])
-def overlapping(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 def handed(names: tuple[str, ...] = NAMES, max_tokens: int = 4) -> list[Request]:

@@ -4,53 +4,29 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from kvxfer import LeaseToken
-from kvxfer.bench.engines import tiny_models
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.step import Grant, News, Step
 from kvxfer.connectors.vllm.metadata import StepMetadata, WorkerMetadata
 from kvxfer.connectors.vllm.request import VllmRequest
 from kvxfer.directory import Entry
-from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
+from tests.vllm.stepping import (
+    BLOCK_SIZE,
+    TO_PREFILL,
+    Answers,
+    Engine,
+    Make,
+    request,
+)
 
-Make = Callable[..., Engine]
 # Prompts end within a block, as most do.
 PROMPT = list(range(2 * BLOCK_SIZE + 8))
 PREFILL = Entry("prefill.0", "tcp://127.0.0.1:7301", bytes(16))
-
-
-@pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("llama", tmp_path_factory.mktemp("scheduled") / "model")
-
-
-@pytest.fixture
-def make(weights: Path) -> Make:
-    """Makes engines of a role."""
-
-    def make(
-        role: str = "kv_both", num_blocks: int = NUM_BLOCKS, num_groups: int = 1, **options: Any
-    ) -> Engine:
-        has_ranks = options.pop("has_ranks", True)
-        return Engine(
-            config(weights, role, num_groups=num_groups, **options),
-            caches(num_groups, num_blocks),
-            has_ranks=has_ranks,
-        )
-
-    return make
-
-
-@pytest.fixture(params=[False, True], ids=["one at a time", "overlapping"])
-def overlapping(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 def from_prefill(

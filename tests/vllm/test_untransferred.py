@@ -8,17 +8,8 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
-from tests.vllm.stepping import BLOCK_SIZE, TO_PREFILL, Answers, Engine, request
-from tests.vllm.test_scheduler import (  # noqa: F401
-    PROMPT,
-    Make,
-    assert_empty,
-    from_prefill,
-    lose,
-    make,
-    overlapping,
-    weights,
-)
+from tests.vllm.stepping import BLOCK_SIZE, TO_PREFILL, Answers, Engine, Make, request
+from tests.vllm.test_scheduler import PROMPT, assert_empty, from_prefill, lose
 
 # What a router passes that has lost prefill's answer, or asks decode as it would prefill.
 NAMELESS: list[dict[str, Any] | None] = [None, {}, {"do_remote_prefill": False}, TO_PREFILL]
@@ -51,8 +42,8 @@ def own_words(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("role", ["kv_consumer", "kv_both"])
 def test_a_request_that_names_no_cache_is_refused_where_a_transfer_is_required(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
     role: str,
     num_groups: int,
     params: dict[str, Any] | None,
@@ -66,7 +57,7 @@ def test_a_request_that_names_no_cache_is_refused_where_a_transfer_is_required(
     assert num_counted(engine) == (not is_prefill)
 
 
-def test_a_refused_request_is_told_to_the_workers_in_words(make: Make) -> None:  # noqa: F811
+def test_a_refused_request_is_told_to_the_workers_in_words(make: Make) -> None:
     engine = make("kv_consumer", require_transfer=True)
     engine.add(request(PROMPT, 1, None, "a"))
     (order,) = engine.step().fetches
@@ -79,7 +70,7 @@ def test_a_refused_request_is_told_to_the_workers_in_words(make: Make) -> None: 
     assert_empty(engine)
 
 
-def test_forwards_that_wait_for_their_caches_refuse_as_well(make: Make, overlapping: bool) -> None:  # noqa: F811
+def test_forwards_that_wait_for_their_caches_refuse_as_well(make: Make, overlapping: bool) -> None:
     engine = make("kv_consumer", overlapping=overlapping, require_transfer=True, loads="synchronous")
     engine.add(request(PROMPT, 4, None, "a"))
     (order,) = engine.step().fetches
@@ -94,8 +85,8 @@ def test_forwards_that_wait_for_their_caches_refuse_as_well(make: Make, overlapp
 
 @pytest.mark.parametrize("params", NAMELESS, ids=str)
 def test_a_decode_that_computes_it_says_so_once_in_a_while_and_counts_each(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
     params: dict[str, Any] | None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -110,7 +101,7 @@ def test_a_decode_that_computes_it_says_so_once_in_a_while_and_counts_each(
 
 
 def test_an_engine_of_both_roles_computes_what_it_is_asked_for(
-    make: Make,  # noqa: F811
+    make: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = make("kv_both")
@@ -123,8 +114,8 @@ def test_an_engine_of_both_roles_computes_what_it_is_asked_for(
 
 @pytest.mark.parametrize("require_transfer", [False, True])
 def test_what_costs_decode_next_to_nothing_is_its_own(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
     require_transfer: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -141,7 +132,7 @@ def test_what_costs_decode_next_to_nothing_is_its_own(
     assert_empty(engine)
 
 
-def test_routers_that_send_short_prompts_to_decode_alone_say_how_short(make: Make) -> None:  # noqa: F811
+def test_routers_that_send_short_prompts_to_decode_alone_say_how_short(make: Make) -> None:
     engine = make("kv_consumer", require_transfer=True, short_prompt_tokens=len(PROMPT))
     assert ask(engine, request(PROMPT, 4)) == "length"
     assert ask(engine, request([*PROMPT, 7], 4)) == "length", "it has all but a token from the prefix cache"
@@ -150,8 +141,8 @@ def test_routers_that_send_short_prompts_to_decode_alone_say_how_short(make: Mak
 
 
 def test_a_request_that_was_handed_over_is_none_when_it_comes_again(
-    make: Make,  # noqa: F811
-    overlapping: bool,  # noqa: F811
+    make: Make,
+    overlapping: bool,
 ) -> None:
     engine = make("kv_consumer", overlapping=overlapping, require_transfer=True)
     engine.add(from_prefill(PROMPT, 8, "a"))
@@ -166,7 +157,7 @@ def test_a_request_that_was_handed_over_is_none_when_it_comes_again(
     assert_empty(engine)
 
 
-def test_one_that_waits_for_room_is_counted_once(make: Make) -> None:  # noqa: F811
+def test_one_that_waits_for_room_is_counted_once(make: Make) -> None:
     engine = make("kv_consumer", num_blocks=1 + 4, require_transfer=True)
     engine.add(from_prefill([7] * 3 * BLOCK_SIZE, 4, "first"), request(PROMPT, 1, None, "a"))
     for _ in range(5):
@@ -185,14 +176,14 @@ def test_one_that_waits_for_room_is_counted_once(make: Make) -> None:  # noqa: F
 
 @pytest.mark.parametrize("role", ["kv_consumer", "kv_both"])
 def test_what_vllm_would_compute_cannot_be_refused_which_is_said_at_the_start(
-    make: Make,  # noqa: F811
+    make: Make,
     role: str,
 ) -> None:
     with pytest.raises(ValueError, match='require_transfer needs kv_load_failure_policy "fail"'):
         make(role, policy="recompute", require_transfer=True)
 
 
-def test_prefill_that_has_decodes_settings_computes_as_ever(make: Make) -> None:  # noqa: F811
+def test_prefill_that_has_decodes_settings_computes_as_ever(make: Make) -> None:
     engine = make("kv_producer", policy="recompute", require_transfer=True)
     for params in NAMELESS:
         assert ask(engine, request(PROMPT, 1, params)) == "length"
