@@ -107,9 +107,10 @@ class AgentOptions:
         process may use fewer than four CPUs: there it would spin on the engine's.
     copy_threads
         Threads that copy pages between processes of one host at a time (shm: copies and conversions), or send
-        and receive over several rails of streams at a time (``tcp.rails``: one rail a thread), with the one
-        that drives the agent; 1 to 64. The others start with the first transfer that is worth it (half a
-        MiB), sleep while there is none, and end with the agent; 1 makes none. The default is a
+        and receive over several rails of streams at a time (``tcp.rails``: one rail a thread), or compute
+        checksums (`integrity`: one piece a thread), with the one that drives the agent; 1 to 64. The others
+        start with the first transfer that is worth it (half a MiB; of checksums 256 KiB), sleep while there
+        is none, and end with the agent; 1 makes none. The default is a
         quarter of the CPUs that this process may use, 1 to 4: the engine and other ranks of the host want
         the rest, and few threads take all that memory gives (``kvxfer bench pages --copy-threads 1,2,4``).
     integrity

@@ -108,6 +108,7 @@ class PagesEnd(AgentEnd):
                 src_blocks=share.src_blocks,
                 dst_blocks=share.dst_blocks,
                 timeout_s=timeout_s,
+                integrity=self.options.integrity,
                 **share.selected,
                 **more,
             )

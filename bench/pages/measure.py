@@ -33,6 +33,7 @@ Total = Annotated[int, Option("Bytes of one transfer.", at_least=1)]
 BlockKib = Annotated[int, Option("Bytes of one page; layouts have pages of their own.", at_least=1)]
 Op = Annotated[str, Option("write, read", one_of=("write", "read"))]
 MemoryKind = Annotated[str, Option("pool, foreign", one_of=("pool", "foreign"))]
+Integrity = Annotated[bool, Option("With checksums, computed at both ends.")]
 Iterations = Annotated[int, Option("Measured ones, after one warm-up.", at_least=1)]
 SrcLayout = Annotated[str, Option(f"How sources hold the cache, names with + between: {NAMES}.")]
 DstLayout = Annotated[str, Option("How the destination holds it.")]
@@ -58,6 +59,7 @@ class PagesOptions:
     total_mib: Total = 256
     block_kib: BlockKib = 32
     memory: MemoryKind = "pool"
+    integrity: Integrity = False
     iterations: Iterations = 7
     src_layout: SrcLayout = ""
     dst_layout: DstLayout = ""
@@ -309,6 +311,8 @@ def _figures(options: PagesOptions, moved: dict[str, list[Message]], limit: Limi
 def parts(result: Message) -> Iterator[Part]:
     """Yields what a result is shown as."""
     over = f"{result['op']} over {result['transport']}"
+    if result["integrity"]:
+        over += ", with checksums"
     if "plain_gb_s" not in result:
         yield Words(
             f"{over}: {result['num_pages']} pages of {result['block_kib']} KiB, {result['memory']} memory",

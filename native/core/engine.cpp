@@ -452,6 +452,7 @@ void Engine::abandon(Time now) {
   context_.now = now;
   sources_.abandon();
   destinations_.abandon();
+  context_.workers.reset();
 }
 
 }  // namespace kvxfer

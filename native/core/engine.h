@@ -58,7 +58,9 @@ namespace kvxfer {
 
 class Engine {
  public:
-  Engine(EngineConfig config, EngineHost& host) : context_(std::move(config), host) {}
+  // `workers` compute checksums beside whoever calls, within the call.
+  Engine(EngineConfig config, EngineHost& host, std::shared_ptr<CopyWorkers> workers = nullptr)
+      : context_(std::move(config), host, std::move(workers)) {}
 
   // ---- connections
   SessionKey add_session(Time now, SessionRole role);

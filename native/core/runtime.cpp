@@ -93,7 +93,11 @@ Status Runtime::start() {
   Result<std::unique_ptr<FenceTable>> fences = FenceTable::create();
   if (!fences.ok()) return fences.status();
   fences_ = std::move(fences).value();
-  if (Status status = rails_.add_transports(options_, reactor_, *fences_); !status.ok()) return status;
+  if (options_.copy_threads > 1)
+    workers_ =
+        std::make_shared<CopyWorkers>(reactor_, CopyWorkers::Options{.num_threads = options_.copy_threads});
+  if (Status status = rails_.add_transports(options_, reactor_, *fences_, workers_); !status.ok())
+    return status;
   if (!options_.gpus.empty()) {
     const GpuPart& part = options_.gpus.front();
     Result<gpu::StreamWrites> writes = gpu::StreamWrites::create(*part.driver, part.device);
@@ -136,7 +140,7 @@ Status Runtime::start() {
   config.max_open_transfers = options_.max_transfers_per_peer;
   config.required_transports = options_.require;
   config.peer_budget = peer_budget(config.max_open_transfers, config.max_open_pairs);
-  engine_ = std::make_unique<Engine>(std::move(config), static_cast<EngineHost&>(*this));
+  engine_ = std::make_unique<Engine>(std::move(config), static_cast<EngineHost&>(*this), workers_);
   connections_.serve(*engine_, self_);
   thread_ = std::thread([this] { run(); });
   ::pthread_setname_np(thread_.native_handle(), "kvxfer");
@@ -197,6 +201,7 @@ void Runtime::close(Time timeout_ns) {
   lock.lock();
   rails_.forget_works();
   engine_->abandon(now());
+  workers_.reset();
   const auto owners = kept_.disown_all();
   {
     const std::lock_guard streams_lock(streams_mutex_);

@@ -238,6 +238,7 @@ class Runtime final : private EngineHost {
   EpollReactor reactor_;
   CompletionRing ring_;
   std::unique_ptr<FenceTable> fences_;
+  std::shared_ptr<CopyWorkers> workers_;  // of rails and engine; null with copy_threads 1
   RailTable rails_;
   Connections connections_{options_, reactor_, rails_, [this](std::string text) { log(std::move(text)); }};
   Listeners listeners_{reactor_, connections_};

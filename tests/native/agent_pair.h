@@ -71,6 +71,7 @@ struct Options {
   Time heartbeat_ns = kNoHeartbeat, silent_ns = 4 * kNoHeartbeat;
   NamedOptions transport_options = {};
   std::string faults = {};
+  std::uint32_t copy_threads = 1;
 
   bool has(const std::string& transport) const {
     return std::find(transports.begin(), transports.end(), transport) != transports.end();
@@ -87,6 +88,7 @@ inline RuntimeOptions options_of(const std::string& name, const Options& wished)
   options.silent_ns = wished.silent_ns;
   options.handshake_ns = kBound;
   options.faults = wished.faults;
+  options.copy_threads = wished.copy_threads;
   if (wished.has("cuda_ipc") && wished.gpu) options.gpus = {*wished.gpu};
   return options;
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/copy/copy_workers.h"
 #include "core/engine/timers.h"
 #include "core/engine_host.h"
 
@@ -20,10 +21,12 @@ inline constexpr SessionKey kNobody = 0;  // sessions are numbered from 1
 
 class Context {
  public:
-  Context(EngineConfig its_config, EngineHost& its_host) : config(std::move(its_config)), host(its_host) {}
+  Context(EngineConfig its_config, EngineHost& its_host, std::shared_ptr<CopyWorkers> its_workers)
+      : config(std::move(its_config)), host(its_host), workers(std::move(its_workers)) {}
 
   const EngineConfig config;
   EngineHost& host;
+  std::shared_ptr<CopyWorkers> workers;  // null: whoever calls the engine computes alone
   Time now = 0;  // Engine sets it with every call
   Timers timers;
   EngineStats stats;

@@ -155,7 +155,7 @@ class Destinations {
   TransferTable<Destination> destinations_;
   Parked parked_;
   Turns turns_;
-  Sums sums_{Side::kDst};  // to be compared
+  Sums sums_{Side::kDst, context_.workers};  // to be compared
   std::vector<TransferKey> dirty_;  // with layers to confirm or credits to send
   std::vector<TransferKey> retry_;  // the same, put off by a rail that said "again"
 };

@@ -110,7 +110,7 @@ class Sources {
   FenceSlots fences_, old_fences_;  // of which a session has the one or the other
   TransferTable<Source> sources_;
   std::set<TransferKey> sending_;  // with pieces that wait for a rail that said "again"
-  Sums sums_{Side::kSrc};  // to be told
+  Sums sums_{Side::kSrc, context_.workers};  // to be told
 };
 
 }  // namespace kvxfer

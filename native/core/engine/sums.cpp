@@ -1,8 +1,37 @@
 #include "core/engine/sums.h"
 
 #include <algorithm>
+#include <atomic>
+#include <new>
 
 namespace kvxfer {
+
+// What one thread computes in a turn: piece after piece of those that no other thread has taken.
+class Sums::Share final : public Errand {
+ public:
+  Share(std::deque<PieceChecksum>& begun, std::atomic<std::size_t>& next) noexcept
+      : begun_(begun), next_(next) {}
+  void run() noexcept override {
+    try {
+      while (nbytes_ < kNbytesPerTurn) {
+        const std::size_t index = next_.fetch_add(1, std::memory_order_relaxed);
+        if (index >= begun_.size()) return;
+        nbytes_ += kNbytesOfACall;
+        nbytes_ += begun_[index].advance(kNbytesPerTurn - std::min(nbytes_, kNbytesPerTurn));
+      }
+    } catch (const std::bad_alloc&) {
+      starved_ = true;
+    }
+  }
+  std::uint64_t nbytes() const noexcept { return nbytes_; }
+  bool starved() const noexcept { return starved_; }
+
+ private:
+  std::deque<PieceChecksum>& begun_;
+  std::atomic<std::size_t>& next_;
+  std::uint64_t nbytes_ = 0;
+  bool starved_ = false;  // there was no memory for it
+};
 
 void Sums::add(const TransferEnd& transfer, Run run) {
   Asked& asked = asked_[transfer.key];
@@ -15,26 +44,57 @@ std::size_t Sums::num_runs(TransferKey transfer) const {
   return found == asked_.end() ? 0 : found->second.runs.size();
 }
 
-std::uint64_t Sums::sum_some(TransferKey transfer, Asked& asked, std::uint64_t nbytes,
-                             std::vector<Told>& told) {
-  std::uint64_t summed = 0;
-  while (!asked.runs.empty() && summed < nbytes) {
-    Run& run = asked.runs.front();
-    if (!asked.begun) {
-      asked.begun.emplace(*asked.move, run.first_piece, side_, asked.move->local->base);
-      summed += kNbytesOfACall;
+// Begins more pieces, until those that are begun have `nbytes` for a turn. Returns how much they have.
+std::uint64_t Sums::begin_pieces(Asked& asked, std::uint64_t nbytes) const {
+  std::uint64_t total = 0;
+  std::size_t num_seen = 0;
+  for (const Run& run : asked.runs)
+    for (std::uint32_t i = 0; i < run.num_pieces; ++i, ++num_seen) {
+      if (total >= nbytes) return total;
+      const std::uint32_t piece = run.first_piece + i;
+      if (num_seen == asked.begun.size())
+        asked.begun.emplace_back(*asked.move, piece, side_, asked.move->local->base);
+      total += std::clamp(piece_nbytes(*asked.move->program, asked.move->grid.piece(piece)), kNbytesOfACall,
+                          kNbytesPerTurn);
     }
-    summed += asked.begun->advance(nbytes - std::min(summed, nbytes));
-    if (!asked.begun->done()) break;
-    const bool continues = !told.empty() && told.back().transfer == transfer &&
-                           told.back().first_piece + told.back().sums.size() == run.first_piece;
+  return total;
+}
+
+// A turn's worth of each thread. Returns the most that one of them computed.
+std::uint64_t Sums::compute(std::deque<PieceChecksum>& begun, std::size_t num_threads) const {
+  std::atomic<std::size_t> next{0};
+  std::vector<Share> shares(std::max<std::size_t>(num_threads, 1), Share(begun, next));
+  if (shares.size() == 1) {
+    shares.front().run();
+  } else {
+    std::vector<Errand*> errands;
+    for (Share& share : shares) errands.push_back(&share);
+    workers_->run_all(errands);
+  }
+  std::uint64_t most = 0;
+  for (const Share& share : shares) {
+    if (share.starved()) throw std::bad_alloc();
+    most = std::max(most, share.nbytes());
+  }
+  return most;
+}
+
+std::uint64_t Sums::sum_some(TransferKey transfer, Asked& asked, std::vector<Told>& told) const {
+  const std::size_t most_threads = workers_ == nullptr ? 1 : workers_->num_threads();
+  const std::uint64_t nbytes = begin_pieces(asked, most_threads * kNbytesPerTurn);
+  const std::uint64_t computed =
+      compute(asked.begun, std::min({most_threads, asked.begun.size(), nbytes / kLeastNbytesOfAThread}));
+  while (!asked.begun.empty() && asked.begun.front().done()) {
+    Run& run = asked.runs.front();
+    const bool continues =
+        !told.empty() && told.back().first_piece + told.back().sums.size() == run.first_piece;
     if (!continues) told.push_back({transfer, run.first_piece, {}});
-    told.back().sums.push_back(asked.begun->value());
-    asked.begun.reset();
+    told.back().sums.push_back(asked.begun.front().value());
+    asked.begun.pop_front();
     ++run.first_piece;
     if (--run.num_pieces == 0) asked.runs.pop_front();
   }
-  return summed;
+  return computed;
 }
 
 }  // namespace kvxfer

@@ -1,15 +1,16 @@
 // Checksums of pieces, computed in slices between which others have their turn: sessions one after the other, and a
 // bounded number of bytes a round. How many pieces a peer names, and how large it makes one, never sizes what is
-// computed in one go.
+// computed in one go. Where the agent has threads that copy, they compute sums of different pieces at the same time.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <map>
 #include <memory>
-#include <optional>
 #include <vector>
 
+#include "core/copy/copy_workers.h"
 #include "core/copy/pack.h"
 #include "core/engine/transfer_end.h"
 
@@ -34,7 +35,8 @@ class Sums {
     std::vector<std::uint32_t> sums;  // of neighbours
   };
 
-  explicit Sums(Side side) : side_(side) {}
+  // `workers` is the engine's; null where whoever drives computes alone.
+  Sums(Side side, const std::shared_ptr<CopyWorkers>& workers) : side_(side), workers_(workers) {}
 
   // Pieces of our memory, at rest until they are summed or forgotten.
   void add(const TransferEnd& transfer, Run run);
@@ -52,7 +54,7 @@ class Sums {
       nbytes += kNbytesOfACall;
       serve(last_, [&] {
         std::vector<Told> told;
-        nbytes += sum_some(next->first, next->second, kNbytesPerTurn, told);
+        nbytes += sum_some(next->first, next->second, told);
         if (next->second.runs.empty()) asked_.erase(next);
         for (Told& each : told) tell(each);
       });
@@ -60,20 +62,28 @@ class Sums {
   }
 
  private:
-  // In one round: about 1 ms at 4 GB/s. Each piece counts for at least what calling for its sum costs.
+  // In one round, by each thread: about 1 ms at 4 GB/s. Each piece counts for at least what calling for its sum costs.
   static constexpr std::uint64_t kNbytesPerRound = 4 * 1024 * 1024;
   static constexpr std::uint64_t kNbytesOfACall = 1024;
-  // Of one session, before the next has its turn.
+  // Of one session, by each thread, before the next has its turn.
   static constexpr std::uint64_t kNbytesPerTurn = 1024 * 1024;
+  // A thread that is woken for less costs more than it takes over.
+  static constexpr std::uint64_t kLeastNbytesOfAThread = 128 * 1024;
 
   struct Asked {
     std::shared_ptr<const Move> move;
     std::list<Run> runs;
-    std::optional<PieceChecksum> begun;  // of the first piece
+    std::deque<PieceChecksum>
+        begun;  // of the first pieces, in order; behind one that is not done some may be
   };
-  std::uint64_t sum_some(TransferKey transfer, Asked& asked, std::uint64_t nbytes, std::vector<Told>& told);
+  class Share;
+
+  std::uint64_t begin_pieces(Asked& asked, std::uint64_t nbytes) const;
+  std::uint64_t compute(std::deque<PieceChecksum>& begun, std::size_t num_threads) const;
+  std::uint64_t sum_some(TransferKey transfer, Asked& asked, std::vector<Told>& told) const;
 
   const Side side_;
+  const std::shared_ptr<CopyWorkers>& workers_;
   std::map<TransferKey, Asked> asked_;
   SessionKey last_ = 0;  // who had the last turn
 };

@@ -20,7 +20,8 @@ std::string_view stage_of(WorkKind kind) {
 
 }  // namespace
 
-Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor, const FenceTable& fences) {
+Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor, const FenceTable& fences,
+                                 const std::shared_ptr<CopyWorkers>& workers) {
   Result<Faults> faults = Faults::parse(options.faults);
   if (!faults.ok()) return faults.status();
   if (options.gpus.size() > 1)
@@ -30,7 +31,7 @@ Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor
   if (!used.ok()) return used.status();
   kinds_ = std::move(used).value();
   SharedParts shared;
-  const RailParts parts{reactor, fences, options.gpus, shared, options.copy_threads};
+  const RailParts parts{reactor, fences, options.gpus, shared, workers};
   for (const TransportKind* kind : kinds_) {
     const auto failed = [&](Code code, const std::string& why) -> Status {
       return {code, "transport " + std::string(kind->name) + ": " + why};

@@ -27,7 +27,8 @@ namespace kvxfer {
 class RailTable {
  public:
   // Those of the kinds that the options name.
-  Status add_transports(const RuntimeOptions& options, Reactor& reactor, const FenceTable& fences);
+  Status add_transports(const RuntimeOptions& options, Reactor& reactor, const FenceTable& fences,
+                        const std::shared_ptr<CopyWorkers>& workers);
 
   // ---- what there is, by index: the instances of one kind in a row, the nearest kind first
   const std::vector<const TransportKind*>& kinds() const noexcept { return kinds_; }

@@ -69,13 +69,15 @@ class SharedParts {
   std::map<std::type_index, std::shared_ptr<void>> parts_;
 };
 
+class CopyWorkers;
+
 // What an agent gives to the rails that it makes. Reactor and fence table outlive them, and the GPUs' driver.
 struct RailParts {
   Reactor& reactor;
   const FenceTable& fences;
   const std::vector<GpuPart>& gpus;
   SharedParts& shared;
-  std::size_t copy_threads = 1;  // that may copy at a time, with whoever drives
+  std::shared_ptr<CopyWorkers> workers = nullptr;  // null: whoever drives copies alone
 };
 
 struct TransportKind {

@@ -1,7 +1,6 @@
 #include "transports/shm/shm_transport.h"
 
 #include "kvxfer/transport_kind.h"
-#include "transports/common/agent_workers.h"
 
 namespace kvxfer {
 
@@ -25,7 +24,7 @@ constinit const TransportKind shm_transport{
     .make = [](const RailParts& parts,
                const OptionValues&) -> Result<std::vector<std::unique_ptr<Transport>>> {
       std::vector<std::unique_ptr<Transport>> rails;
-      rails.push_back(std::make_unique<ShmTransport>(parts.reactor, parts.fences, copy_workers_of(parts)));
+      rails.push_back(std::make_unique<ShmTransport>(parts.reactor, parts.fences, parts.workers));
       return rails;
     },
 };

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "gpu/gpu_part.h"
-#include "transports/common/agent_workers.h"
 #include "transports/stream/staged_transport.h"
 #include "transports/stream/stream_round.h"
 #include "transports/stream/stream_transport.h"
@@ -31,8 +30,8 @@ Result<std::vector<std::unique_ptr<Transport>>> make_rails(const RailParts& part
     });
   }
   std::shared_ptr<StreamRound> round;
-  if (const auto workers = copy_workers_of(parts); workers != nullptr)
-    round = parts.shared.get<StreamRound>([&] { return std::make_shared<StreamRound>(workers); });
+  if (parts.workers != nullptr)
+    round = parts.shared.get<StreamRound>([&] { return std::make_shared<StreamRound>(parts.workers); });
   StreamTransport::Options options;
   options.name = kind.name;
   options.rank = kind.rank;
