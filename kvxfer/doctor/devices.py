@@ -150,7 +150,7 @@ def _gpus(root: Path) -> list[Finding]:
                 State.NOTE,
                 f"{driver.splitlines()[0].removeprefix('NVRM version:').strip()}; nvidia_peermem is "
                 f"{'loaded' if peermem else 'not loaded'}",
-                "a NIC could read GPU memory through nvidia_peermem or dma-buf; verbs does not yet",
+                "the transport verbs moves GPU memory through NICs as dma-bufs, or with nvidia_peermem",
             )
         )
     return findings

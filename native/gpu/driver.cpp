@@ -85,6 +85,8 @@ Loaded load_library() {
   };
   find_if_there(driver.copy_batch, "cuMemcpyBatchAsync", 12080);
   find_if_there(driver.stream_write_64, "cuStreamWriteValue64", 11070);
+  find_if_there(driver.range_handle, "cuMemGetHandleForAddressRange", 11070);
+  find_if_there(driver.flush_remote_writes, "cuFlushGPUDirectRDMAWrites", 11030);
   if (const int error = driver.init(0); error != 0) {
     const Status status = driver.status(error, "cuInit");
     out.status = Status(Code::kUnsupported, "the CUDA driver does not start: " + status.message());

@@ -127,6 +127,9 @@ struct Driver {
                     std::size_t* failed, Stream stream);
   int (*copy_2d)(const Copy2D* copy, Stream stream);
   int (*stream_write_64)(Stream stream, Address address, std::uint64_t value, unsigned flags);  // or null
+  // A dmabuf of whole pages of the host, all in one allocation: its descriptor. Null before CUDA 11.7.
+  int (*range_handle)(void* handle, Address address, std::size_t nbytes, int type, unsigned long long flags);
+  int (*flush_remote_writes)(int target, int scope);  // of the current context; null before CUDA 11.3
   int (*memory_set)(Address dst, unsigned char value, std::size_t nbytes, Stream stream);
   int (*function_set)(Function function, int attribute, int value);
   int (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -159,6 +162,14 @@ inline constexpr unsigned kWaitForMore = 0;  // CU_STREAM_WAIT_VALUE_GEQ
 inline constexpr unsigned kFlushRemoteWrites = 1u << 30;  // CU_STREAM_WAIT_VALUE_FLUSH
 inline constexpr int kMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 inline constexpr int kCanFlushRemoteWrites = 98;  // CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+inline constexpr int kPciBus = 33, kPciDevice = 34, kPciDomain = 50;  // CU_DEVICE_ATTRIBUTE_PCI_..._ID
+inline constexpr int kFlushOptions = 117;  // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
+inline constexpr int kFlushByHost = 1;  // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
+inline constexpr int kWritesOrdering = 118;  // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+inline constexpr int kSeenByOwner =
+    100;  // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER, and the scope of that name
+inline constexpr int kDmabufSupported = 124;  // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+inline constexpr int kDmabufHandle = 1;  // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 inline constexpr int kMaxDynamicSharedNbytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 // A device's primary context, which the process's other libraries use as well: what they allocate can be

@@ -67,7 +67,7 @@ struct Options {
   std::size_t num_rails = 0;  // that a pair has then; 0: any
   bool grants = true;  // each of a pair lets the other read and write all
   std::optional<MemoryKind> kind = {};  // of the memory; without it a GPU's where there is one
-  std::optional<GpuPart> gpu = {};  // of agents with cuda_ipc
+  std::optional<GpuPart> gpu = {};  // of agents with cuda_ipc or verbs
   Time heartbeat_ns = kNoHeartbeat, silent_ns = 4 * kNoHeartbeat;
   NamedOptions transport_options = {};
   std::string faults = {};
@@ -89,7 +89,7 @@ inline RuntimeOptions options_of(const std::string& name, const Options& wished)
   options.handshake_ns = kBound;
   options.faults = wished.faults;
   options.copy_threads = wished.copy_threads;
-  if (wished.has("cuda_ipc") && wished.gpu) options.gpus = {*wished.gpu};
+  if ((wished.has("cuda_ipc") || wished.has("verbs")) && wished.gpu) options.gpus = {*wished.gpu};
   return options;
 }
 

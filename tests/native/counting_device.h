@@ -98,6 +98,24 @@ class Fabric {
   void refuse_writable(bool refused) {  // memory may only be read: EFAULT where it is to be written
     locked([&] { refuses_writable_ = refused; });
   }
+  // ---- memory of GPUs
+  // No address that this says is one of a GPU's is registered by itself: no nvidia-peermem.
+  void refuse_addresses(bool (*is_gpu)(std::uint64_t address)) {
+    locked([&] { is_gpu_ = is_gpu; });
+  }
+  // From now on what lands in memory that came as a dmabuf is seen after a flush.
+  void hold_gpu_writes(bool held) {
+    locked([&] { gpu_writes_held_ = held; });
+  }
+  static void flush_gpu() {
+    self().locked([] {
+      for (const auto& [to, bytes] : std::exchange(self().unseen_, {}))
+        std::memcpy(reinterpret_cast<void*>(to), bytes.data(), bytes.size());
+    });
+  }
+  std::size_t num_dmabufs() const {
+    return locked([this] { return dmabufs_.size(); });
+  }
   std::size_t num_pairs() const {
     return locked([this] { return pairs_.size(); });
   }
@@ -168,6 +186,8 @@ class Fabric {
                                    int access);
   static abi::MemoryRegion* reg_mr_iova2(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
                                          std::uint64_t iova, unsigned access);
+  static abi::MemoryRegion* reg_dmabuf_mr(abi::ProtectionDomain* domain, std::uint64_t offset,
+                                          std::size_t nbytes, std::uint64_t iova, int fd, int access);
   static int dereg_mr(abi::MemoryRegion* region);
   static abi::CompletionChannel* create_comp_channel(abi::Context* context);
   static int destroy_comp_channel(abi::CompletionChannel* channel);
@@ -202,7 +222,7 @@ class Fabric {
     if (pair.state == abi::QueuePairState::kError) return !flushes_held_;
     return pair.state == abi::QueuePairState::kReadyToSend && !is_held(pair);
   }
-  static void land(const Request& request, const std::byte* from, bool half);
+  void land(const Request& request, const std::byte* from, bool half);
   void move_one(Pair& pair);
   void move_some(Queue& queue);
   void go_on_while_armed(Queue& queue);
@@ -212,6 +232,12 @@ class Fabric {
   void complete(Pair& pair, const Request& request, abi::WorkStatus status);
   std::optional<abi::WorkStatus> judge(const Pair& pair, const Request& request, const std::byte** from);
   void tell(Nic& nic, const abi::AsyncEvent& event);
+  bool is_unreachable(const void* address) const {
+    const bool is_so =
+        locked([&] { return is_gpu_ != nullptr && is_gpu_(reinterpret_cast<std::uintptr_t>(address)); });
+    if (is_so) errno = EFAULT;
+    return is_so;
+  }
   abi::MemoryRegion* add_region(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
                                 unsigned access);
   Pair* find(std::uint32_t number) {
@@ -227,6 +253,10 @@ class Fabric {
   std::map<std::uint32_t, Pair*> pairs_;  // by number
   std::map<std::uint32_t, std::pair<abi::MemoryRegion*, unsigned>> regions_;  // by key, with their access
   std::uint32_t next_key_ = 0x100, next_pair_ = 17;
+  std::set<std::uint32_t> dmabufs_;  // local keys
+  std::vector<std::pair<std::uint64_t, std::vector<std::byte>>> unseen_;  // bytes, and where they land
+  bool (*is_gpu_)(std::uint64_t address) = nullptr;
+  bool gpu_writes_held_ = false;
   std::uint64_t registered_nbytes_ = 0;
   bool held_ = false, flushes_held_ = false, refuses_writable_ = false;
   int lost_gid_ = -1;
@@ -267,6 +297,7 @@ inline const Library& Fabric::library() {
                                 dealloc_pd,
                                 reg_mr,
                                 reg_mr_iova2,
+                                reg_dmabuf_mr,
                                 dereg_mr,
                                 create_comp_channel,
                                 destroy_comp_channel,
@@ -440,6 +471,7 @@ inline abi::MemoryRegion* Fabric::add_region(abi::ProtectionDomain* domain, void
 
 inline abi::MemoryRegion* Fabric::reg_mr(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
                                          int access) {
+  if (self().is_unreachable(address)) return nullptr;
   return self().add_region(domain, address, nbytes, static_cast<unsigned>(access));
 }
 
@@ -447,11 +479,27 @@ inline abi::MemoryRegion* Fabric::reg_mr_iova2(abi::ProtectionDomain* domain, vo
                                                std::size_t nbytes, std::uint64_t iova, unsigned access) {
   if (iova != reinterpret_cast<std::uintptr_t>(address))
     misuse("a registration at another address than its memory's");
+  if (self().is_unreachable(address)) return nullptr;
   return self().add_region(domain, address, nbytes, access);
+}
+
+inline abi::MemoryRegion* Fabric::reg_dmabuf_mr(abi::ProtectionDomain* domain, std::uint64_t offset,
+                                                std::size_t nbytes, std::uint64_t iova, int fd, int access) {
+  struct { std::uint64_t address, nbytes; } stretch{};  // as the emulated driver wrote it
+  if (::pread(fd, &stretch, sizeof stretch, 0) != sizeof stretch || nbytes > stretch.nbytes ||
+      offset > stretch.nbytes - nbytes || stretch.address + offset != iova) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  abi::MemoryRegion* const region =
+      self().add_region(domain, reinterpret_cast<void*>(iova), nbytes, static_cast<unsigned>(access));
+  if (region != nullptr) self().locked([&] { self().dmabufs_.insert(region->lkey); });
+  return region;
 }
 
 inline int Fabric::dereg_mr(abi::MemoryRegion* region) {
   self().locked([&] {
+    self().dmabufs_.erase(region->lkey);
     self().regions_.erase(region->lkey);
     self().regions_.erase(region->rkey);
     self().registered_nbytes_ -= region->length;
@@ -804,7 +852,11 @@ inline std::optional<abi::WorkStatus> Fabric::judge(const Pair& pair, const Requ
 
 inline void Fabric::land(const Request& request, const std::byte* from, bool half) {
   for (const abi::ScatterEntry& entry : request.entries) {
-    std::memcpy(reinterpret_cast<void*>(entry.address), from, half ? entry.length / 2 : entry.length);
+    const std::uint32_t nbytes = half ? entry.length / 2 : entry.length;
+    if (gpu_writes_held_ && dmabufs_.contains(entry.lkey))
+      unseen_.emplace_back(entry.address, std::vector(from, from + nbytes));
+    else
+      std::memcpy(reinterpret_cast<void*>(entry.address), from, nbytes);
     from += entry.length;
   }
 }

@@ -112,8 +112,8 @@ struct Caches {
 struct CachesEnd : Agent<Caches> {
   CachesEnd(const std::string& name, const Options& options)
       : Agent(name, with_gpu(options)),
-        has_gpu(options.has("cuda_ipc")),
-        has_host(options.transports.size() > (has_gpu ? 1u : 0u)) {
+        has_gpu(options.has("cuda_ipc") || options.has("verbs")),
+        has_host(options.transports.size() > (options.has("cuda_ipc") ? 1u : 0u)) {
     check::Random random(check::seed() + static_cast<unsigned char>(name.front()));
     std::array<std::uint64_t, 512> page;  // alike but for their first words: numbers cost under a sanitizer
     for (std::byte* const cache : {memory.gpu->data(), memory.host.data()}) {
@@ -132,6 +132,14 @@ struct CachesEnd : Agent<Caches> {
   using Agent::grant;
   LeaseId grant(SessionKey peer, RegionId id, wire::LeaseMode mode) {
     return agent_pair::grant(*runtime, peer, id, mode);
+  }
+  // Everything that there is.
+  std::vector<LeaseId> grant_all(SessionKey peer) {
+    std::vector<LeaseId> leases;
+    for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite})
+      for (const RegionId id : {on_gpu, on_host})
+        if (id != 0) leases.push_back(grant(peer, id, mode));
+    return leases;
   }
   const std::byte* bytes(RegionId id) const { return id == on_gpu ? memory.gpu->data() : memory.host.data(); }
   std::vector<std::byte> copy(RegionId id) const { return {bytes(id), bytes(id) + layout.nbytes()}; }

@@ -59,20 +59,13 @@ Options options_of(const Plan& plan, const Transports& transports) {
 struct Ends : CachesEnds {
   explicit Ends(const Plan& plan = {})
       : CachesEnds(options_of(plan, plan.src), options_of(plan, plan.dst)),
-        src_leases(grant_all(src, there)),
-        dst_leases(grant_all(dst, here)) {}
+        src_leases(src.grant_all(there)),
+        dst_leases(dst.grant_all(here)) {}
   ~Ends() {
     launches().let_all();  // closing waits for them
     emulated::device().refuses_imports = false;
     emulated::device().launches_until_failure = -1;
     emulated::device().most_host_nbytes = SIZE_MAX;
-  }
-  static std::vector<LeaseId> grant_all(CachesEnd& end, SessionKey peer) {
-    std::vector<LeaseId> leases;
-    for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite})
-      for (const RegionId region : {end.on_gpu, end.on_host})
-        if (region != 0) leases.push_back(end.grant(peer, region, mode));
-    return leases;
   }
   // The copy that is held under one of them ends when all rights have.
   static void revoke_while_held(CachesEnd& end, const std::vector<LeaseId>& leases) {

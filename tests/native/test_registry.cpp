@@ -50,7 +50,7 @@ TEST(kinds_are_unlike_and_their_rails_are_what_they_say) {
     REQUIRE_OK(rails);
     for (const auto& rail : rails.value()) {
       CHECK_EQ(rail->capabilities().name, kind->name);
-      CHECK_EQ(rail->capabilities().rank, kind->rank);
+      CHECK(rail->capabilities().rank >= kind->rank);  // more of a port that is far from the memory
       CHECK(rail->capabilities().memory.has(kind->memory));
     }
   }

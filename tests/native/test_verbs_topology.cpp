@@ -217,6 +217,31 @@ TEST(gpus_that_share_rails_begin_with_different_ones) {
   }
 }
 
+// "2 0! 1": places of ports that were opened, with ! where they are far.
+std::string used(const RailChoice& choice, const std::vector<PortName>& opened, bool are_named = false) {
+  std::string words;
+  for (const PortUse& use : ports_to_use(choice, opened, are_named))
+    words += (words.empty() ? "" : " ") + std::to_string(use.index) + (use.is_near ? "" : "!");
+  return words;
+}
+
+TEST(ports_that_were_opened_are_used_in_the_order_of_the_choice) {
+  RailChoice choice;
+  for (const char* const name : {"near0", "near1", "near2", "far0", "far1"})
+    choice.rails.push_back({name, 1, Distance::kUnknown, 0, name[0] == 'n', ""});
+  choice.num_near = 3;
+  choice.left_out = {{"bonded", 1, "it is a part"}, {"odd", 0, "it has no ports"}};
+  const std::vector<PortName> opened = {{"far1", 1},   {"near2", 1}, {"bonded", 1},
+                                        {"unseen", 1}, {"near0", 1}, {"near0", 2},
+                                        {"far0", 1},   {"odd", 1},   {"near1", 1}};
+  CHECK_EQ(used(choice, opened), "4 8 1 3 5 6! 0!");
+  choice.turn = 2;
+  CHECK_EQ(used(choice, opened), "1 4 8 3 5 6! 0!");
+  CHECK_EQ(used(choice, opened, true), "1 4 8 2 3 5 7 6 0");
+  CHECK_EQ(used({}, opened), "0 1 2 3 4 5 6 7 8");
+  CHECK_EQ(used(choice, {}), "");
+}
+
 TEST(ports_are_read_with_state_rate_and_net_device) {
   const SysfsTree tree(SysfsTree::fixture("dgx_h100"));
   const Topology topology = read_topology(tree.root());

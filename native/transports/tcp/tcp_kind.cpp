@@ -19,7 +19,7 @@ constinit const TransportKind tcp_transport{
     .memory = MemoryKind::kHost,
     .reach = Reach::kNetwork,
     .socket = RailSocket::kTcp,
-    .rank = 3,
+    .rank = 4,
     .why_off = [](const std::vector<GpuPart>&) { return std::string(); },
     .make =
         [](const RailParts& parts, const OptionValues& options) {

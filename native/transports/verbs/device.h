@@ -36,6 +36,7 @@ class Device {
   const Library& library() const noexcept { return library_; }
   const Options& options() const noexcept { return options_; }
   const std::string& name() const noexcept { return name_; }  // "mlx5_0 port 1"
+  const std::string& device_name() const noexcept { return device_name_; }  // "mlx5_0"
   std::uint8_t port() const noexcept { return port_; }
   abi::Context* context() const noexcept { return context_; }
   abi::ProtectionDomain* domain() const noexcept { return domain_; }

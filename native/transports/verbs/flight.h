@@ -24,6 +24,7 @@ struct Flight {
   std::uint64_t end = 0;  // its queue pair's position behind its last request
   std::optional<std::uint32_t> scratch;  // kCheckFence: where the word lands
   bool is_proof = false;      // no work: the first READ of a queue pair, whose end says whether it works
+  bool to_gpu = false;        // its bytes land there
   bool is_posted = false;     // all of it, or nothing more of it will be
   std::chrono::steady_clock::time_point stopped_at{};  // kCancelled
   Code code = Code::kOk;      // what it ends with when its requests have

@@ -62,6 +62,7 @@ Loaded load_library() {
   find(table.dealloc_pd, "ibv_dealloc_pd");
   find(table.reg_mr, "ibv_reg_mr");
   find_if_there(table.reg_mr_iova2, "ibv_reg_mr_iova2", "IBVERBS_1.8");
+  find_if_there(table.reg_dmabuf_mr, "ibv_reg_dmabuf_mr", "IBVERBS_1.12");
   find(table.dereg_mr, "ibv_dereg_mr");
   find(table.create_comp_channel, "ibv_create_comp_channel", "IBVERBS_1.0");
   find(table.destroy_comp_channel, "ibv_destroy_comp_channel", "IBVERBS_1.0");

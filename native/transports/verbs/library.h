@@ -28,6 +28,9 @@ struct Library {
   // Takes optional access as well; null where the library is older (rdma-core before 28).
   abi::MemoryRegion* (*reg_mr_iova2)(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
                                      std::uint64_t iova, unsigned access);
+  // Takes memory that a descriptor stands for, a GPU's; null before rdma-core 34.
+  abi::MemoryRegion* (*reg_dmabuf_mr)(abi::ProtectionDomain* domain, std::uint64_t offset, std::size_t nbytes,
+                                      std::uint64_t iova, int fd, int access);
   int (*dereg_mr)(abi::MemoryRegion* region);
   abi::CompletionChannel* (*create_comp_channel)(abi::Context* context);
   int (*destroy_comp_channel)(abi::CompletionChannel* channel);

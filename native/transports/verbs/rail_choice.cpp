@@ -185,6 +185,38 @@ RailChoice rails_for(const Topology& topology, const MemoryPlace& memory) {
   return choice;
 }
 
+std::vector<PortUse> ports_to_use(const RailChoice& choice, std::span<const PortName> opened,
+                                  bool are_named) {
+  struct Ranked {
+    std::size_t place;  // in the order of use; of one that is not known behind the near ones
+    PortUse use;
+  };
+  std::vector<Ranked> ranked;
+  for (std::size_t index = 0; index < opened.size(); ++index) {
+    const PortName& port = opened[index];
+    const auto rail = std::find_if(choice.rails.begin(), choice.rails.end(), [&](const Rail& each) {
+      return each.device == port.device && each.port == port.port;
+    });
+    if (rail != choice.rails.end()) {
+      const auto place = static_cast<std::size_t>(rail - choice.rails.begin());
+      const std::size_t in_turn =
+          rail->is_near ? (place + choice.num_near - choice.turn) % choice.num_near : place + 1;
+      ranked.push_back({in_turn, {index, rail->is_near || are_named}});
+      continue;
+    }
+    const bool is_left_out =
+        std::any_of(choice.left_out.begin(), choice.left_out.end(), [&](const LeftOut& left) {
+          return left.device == port.device && (left.port == 0 || left.port == port.port);
+        });
+    if (!is_left_out || are_named) ranked.push_back({choice.num_near, {index, true}});
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const Ranked& one, const Ranked& other) { return one.place < other.place; });
+  std::vector<PortUse> uses;
+  for (const Ranked& each : ranked) uses.push_back(each.use);
+  return uses;
+}
+
 std::vector<LeftOut> left_out(const Topology& topology) {
   const Judge judge(topology);
   std::vector<LeftOut> found;

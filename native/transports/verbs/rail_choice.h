@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,19 @@ struct RailChoice {
 };
 
 RailChoice rails_for(const Topology& topology, const MemoryPlace& memory);
+
+// Of ports that were opened: which become rails, and whether they are near.
+struct PortName {
+  std::string device;
+  int port = 0;
+};
+struct PortUse {
+  std::size_t index = 0;  // among those that were opened
+  bool is_near = true;
+};
+// In the order in which the memory uses them. Where the caller has named devices all of them are, and equally near: it
+// knows better. One that sysfs does not show is near, since nothing speaks against it.
+std::vector<PortUse> ports_to_use(const RailChoice& choice, std::span<const PortName> opened, bool are_named);
 
 // Ports that no memory uses, whatever its place: inactive ones, parts of bonds, virtual functions beside the physical
 // one, devices without reliable connections.

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "gpu/region_device.h"
+
 namespace kvxfer::verbs {
 namespace {
 
@@ -56,18 +58,21 @@ const KeyedSpan* KeyedSpans::find(std::uint64_t offset) const noexcept {
 }
 
 Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr<const Device> device,
-                                                                 const LocalRegion& region) {
+                                                                 const LocalRegion& region,
+                                                                 const GpuMemory* gpu) {
   const std::shared_ptr<Registration> made(new Registration(std::move(device)));
+  if (region.kind == MemoryKind::kHost) {
+    gpu = nullptr;
+  } else {
+    if (gpu == nullptr) return Status(Code::kUnsupported, "verbs: the agent was given no GPU");
+    if (Status here = gpu::check_device(region, gpu->device()); !here.ok()) return here;
+    made->why_not_written_ = gpu->why_not_written();
+  }
   for (std::size_t i = 0; i < region.spans.size();) {
     MemorySpan span = region.spans[i];
     for (++i; i < region.spans.size() && region.spans[i].offset == span.offset + span.nbytes; ++i)
       span.nbytes += region.spans[i].nbytes;
-    const std::uint64_t most =
-        std::max<std::uint64_t>(made->device_->most_registered_nbytes(), 4096) / 4096 * 4096;
-    for (std::uint64_t at = 0; at < span.nbytes; at += most)
-      if (Status added = made->add(region.base, span.offset + at, std::min(span.nbytes - at, most));
-          !added.ok())
-        return added;
+    if (Status added = made->add(region.base, span.offset, span.nbytes, gpu); !added.ok()) return added;
   }
   if (made->regions_.size() > kMostSpans)
     return Status(Code::kExhausted, "verbs: the region lies in " + std::to_string(made->regions_.size()) +
@@ -80,33 +85,84 @@ Registration::~Registration() {
   for (abi::MemoryRegion* const region : regions_) device_->library().dereg_mr(region);
 }
 
-Status Registration::add(std::byte* base, std::uint64_t offset, std::uint64_t nbytes) {
-  regions_.reserve(regions_.size() + 1);
-  Result<abi::MemoryRegion*> added = add_to_device(base + offset, nbytes);
-  if (!added.ok()) return added.status();
-  regions_.push_back(added.value());
-  const auto address = reinterpret_cast<std::uintptr_t>(base + offset);
-  local_.push_back({offset, offset + nbytes, address, added.value()->lkey});
-  remote_.push_back({offset, offset + nbytes, address, added.value()->rkey});
+Status Registration::add(std::byte* base, std::uint64_t offset, std::uint64_t nbytes, const GpuMemory* gpu) {
+  const std::uint64_t most = std::max<std::uint64_t>(device_->most_registered_nbytes(), 4096) / 4096 * 4096;
+  for (const std::uint64_t end = offset + nbytes; offset < end; offset += nbytes) {
+    nbytes = std::min(end - offset, most);
+    regions_.reserve(regions_.size() + 1);
+    Result<abi::MemoryRegion*> added =
+        gpu == nullptr ? add_to_device(base + offset, nbytes) : add_of_gpu(*gpu, base + offset, nbytes);
+    if (!added.ok()) return added.status();
+    regions_.push_back(added.value());
+    const auto address = reinterpret_cast<std::uintptr_t>(base + offset);
+    local_.push_back({offset, offset + nbytes, address, added.value()->lkey});
+    remote_.push_back({offset, offset + nbytes, address, added.value()->rkey});
+  }
   return {};
 }
 
-Result<abi::MemoryRegion*> Registration::add_to_device(std::byte* memory, std::uint64_t nbytes) {
+unsigned Registration::access() const noexcept {
+  return abi::kRemoteRead | (why_not_written_.empty() ? abi::kLocalWrite : 0u);
+}
+
+abi::MemoryRegion* Registration::try_memory(std::byte* memory, std::uint64_t nbytes) const {
   const Library& library = device_->library();
-  const auto reg = [&](unsigned access) {
-    if (device_->options().relaxed_ordering && library.reg_mr_iova2 != nullptr)
-      return library.reg_mr_iova2(device_->domain(), memory, nbytes, reinterpret_cast<std::uintptr_t>(memory),
-                                  access | abi::kRelaxedOrdering);
-    return library.reg_mr(device_->domain(), memory, nbytes, static_cast<int>(access));
-  };
-  abi::MemoryRegion* region = reg(abi::kRemoteRead | (writable_ ? abi::kLocalWrite : 0u));
-  if (region == nullptr && writable_ && (errno == EFAULT || errno == EACCES)) {
+  if (device_->options().relaxed_ordering && library.reg_mr_iova2 != nullptr)
+    return library.reg_mr_iova2(device_->domain(), memory, nbytes, reinterpret_cast<std::uintptr_t>(memory),
+                                access() | abi::kRelaxedOrdering);
+  return library.reg_mr(device_->domain(), memory, nbytes, static_cast<int>(access()));
+}
+
+Result<abi::MemoryRegion*> Registration::add_to_device(std::byte* memory, std::uint64_t nbytes) {
+  abi::MemoryRegion* region = try_memory(memory, nbytes);
+  if (region == nullptr && why_not_written_.empty() && (errno == EFAULT || errno == EACCES)) {
     // Pages that this process may only read: peers may read them, too.
-    region = reg(abi::kRemoteRead);
-    if (region != nullptr) writable_ = false;
+    why_not_written_ = "its pages are read-only";
+    region = try_memory(memory, nbytes);
+    if (region == nullptr) why_not_written_.clear();
   }
   if (region == nullptr) return refused(*device_, nbytes, errno);
   return region;
+}
+
+abi::MemoryRegion* Registration::try_dmabuf(const GpuMemory& gpu, std::byte* memory, std::uint64_t nbytes,
+                                            std::string& why_not) const {
+  const Library& library = device_->library();
+  if (library.reg_dmabuf_mr == nullptr) {
+    why_not = "this libibverbs takes none: install rdma-core 34 or newer";
+    return nullptr;
+  }
+  const Result<GpuMemory::Dmabuf> dmabuf = gpu.dmabuf_of(memory, nbytes);
+  if (!dmabuf.ok()) {
+    why_not = dmabuf.status().message();
+    return nullptr;
+  }
+  const auto reg = [&](unsigned wished) {
+    return library.reg_dmabuf_mr(device_->domain(), dmabuf.value().offset, nbytes,
+                                 reinterpret_cast<std::uintptr_t>(memory), dmabuf.value().fd.get(),
+                                 static_cast<int>(wished));
+  };
+  abi::MemoryRegion* region = nullptr;
+  if (device_->options().relaxed_ordering) region = reg(access() | abi::kRelaxedOrdering);
+  if (region == nullptr) region = reg(access());  // a driver may not know the flag here
+  if (region == nullptr) why_not = Status::from_errno("ibv_reg_dmabuf_mr", errno).message();
+  return region;
+}
+
+Result<abi::MemoryRegion*> Registration::add_of_gpu(const GpuMemory& gpu, std::byte* memory,
+                                                    std::uint64_t& nbytes) {
+  std::string why_no_dmabuf;
+  if (abi::MemoryRegion* const region = try_dmabuf(gpu, memory, nbytes, why_no_dmabuf)) return region;
+  // Allocations side by side: each by itself.
+  if (const std::uint64_t own = gpu.left_of_allocation(memory); own != 0) nbytes = std::min(nbytes, own);
+  if (abi::MemoryRegion* const region = try_dmabuf(gpu, memory, nbytes, why_no_dmabuf)) return region;
+  // With nvidia-peermem a device registers a GPU's addresses like others.
+  if (abi::MemoryRegion* const region = try_memory(memory, nbytes)) return region;
+  return Status(Code::kUnsupported, "verbs: " + device_->name() + " could not register " + in_words(nbytes) +
+                                        " of GPU memory, as a dmabuf (" + why_no_dmabuf +
+                                        ") or by its address (" +
+                                        Status::from_errno("ibv_reg_mr", errno).message() +
+                                        "): modprobe nvidia-peermem, or take what dmabufs need");
 }
 
 RegionKeys Registration::keys() const {

@@ -9,6 +9,7 @@
 
 #include "kvxfer/transport.h"
 #include "transports/verbs/device.h"
+#include "transports/verbs/gpu_memory.h"
 
 namespace kvxfer::verbs {
 
@@ -36,9 +37,10 @@ class KeyedSpans {
 class Registration {
  public:
   // As wide as spans allow: those that touch are one, up to what the device takes. kExhausted: this process may lock
-  // no more memory, in words with what raises the limit.
+  // no more memory, in words with what raises the limit. `gpu`: whose memory it may be; null: none.
   static Result<std::shared_ptr<const Registration>> create(std::shared_ptr<const Device> device,
-                                                            const LocalRegion& region);
+                                                            const LocalRegion& region,
+                                                            const GpuMemory* gpu = nullptr);
   ~Registration();
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
@@ -46,17 +48,24 @@ class Registration {
   const KeyedSpans& local() const noexcept { return local_; }  // with keys for requests of ours
   const KeyedSpans& remote() const noexcept { return remote_; }  // for those of peers
   RegionKeys keys() const;  // remote(), as it goes to peers
-  bool is_writable() const noexcept { return writable_; }
+  // Why the device may not write it; "" where it may.
+  const std::string& why_not_written() const noexcept { return why_not_written_; }
 
  private:
   explicit Registration(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
-  Status add(std::byte* base, std::uint64_t offset, std::uint64_t nbytes);
+  Status add(std::byte* base, std::uint64_t offset, std::uint64_t nbytes, const GpuMemory* gpu);
   Result<abi::MemoryRegion*> add_to_device(std::byte* memory, std::uint64_t nbytes);
+  // As much of it as is one registration, which `nbytes` is then.
+  Result<abi::MemoryRegion*> add_of_gpu(const GpuMemory& gpu, std::byte* memory, std::uint64_t& nbytes);
+  abi::MemoryRegion* try_dmabuf(const GpuMemory& gpu, std::byte* memory, std::uint64_t nbytes,
+                                std::string& why_not) const;
+  abi::MemoryRegion* try_memory(std::byte* memory, std::uint64_t nbytes) const;
+  unsigned access() const noexcept;
 
   const std::shared_ptr<const Device> device_;
   std::vector<abi::MemoryRegion*> regions_;
   KeyedSpans local_, remote_;
-  bool writable_ = true;
+  std::string why_not_written_;
 };
 
 // What a peer told of its region, or in words why that is nothing to read by: every number of it is the peer's.

@@ -1,4 +1,5 @@
 #include "kvxfer/transport_kind.h"
+#include "transports/verbs/rail_choice.h"
 #include "transports/verbs/verbs_transport.h"
 
 namespace kvxfer {
@@ -48,19 +49,34 @@ verbs::Options options_of(const OptionValues& values) {
   return options;
 }
 
-// A rail for each port that is active.
+// A rail for each port that is active, those near the agent's GPU first.
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   const Result<const verbs::Library*> library = verbs::Library::load();
   if (!library.ok()) return library.status();
-  auto devices = verbs::Device::open_all(*library.value(), options_of(values));
+  const verbs::Options options = options_of(values);
+  const auto devices = verbs::Device::open_all(*library.value(), options);
   if (!devices.ok()) return devices.status();
+  std::shared_ptr<const verbs::GpuMemory> gpu;
+  if (!parts.gpus.empty()) {
+    auto made = verbs::GpuMemory::create(parts.gpus.front());
+    if (!made.ok()) return made.status();
+    gpu = std::move(made).value();
+  }
+  std::vector<verbs::PortName> opened;
+  for (const std::shared_ptr<verbs::Device>& device : devices.value())
+    opened.push_back({device->device_name(), device->port()});
+  const verbs::Topology topology = verbs::read_topology();
+  const verbs::RailChoice choice = verbs::rails_for(
+      topology, gpu == nullptr ? verbs::MemoryPlace() : verbs::MemoryPlace::on_gpu(gpu->pci_address()));
   Rails rails;
-  for (std::shared_ptr<verbs::Device>& device : devices.value()) {
+  for (const verbs::PortUse& use : verbs::ports_to_use(choice, opened, !options.devices.empty())) {
+    const std::uint32_t rank = use.is_near ? VerbsTransport::kRank : VerbsTransport::kFarRank;
     Result<std::unique_ptr<VerbsTransport>> made =
-        VerbsTransport::create(parts.reactor, parts.fences, std::move(device));
+        VerbsTransport::create(parts.reactor, parts.fences, devices.value()[use.index], gpu, rank);
     if (!made.ok()) return made.status();
     rails.push_back(std::move(made).value());
   }
+  if (rails.empty()) return Status(Code::kUnsupported, verbs::why_no_rail(topology));
   return rails;
 }
 
@@ -78,8 +94,8 @@ constinit const TransportKind verbs_transport{
     .memory = MemoryKind::kHost,
     .reach = Reach::kNetwork,
     .socket = RailSocket::kTcp,
-    .rank = 2,
-    .is_partial = true,  // memory that cannot be locked, and programs that convert, go over another
+    .rank = VerbsTransport::kRank,
+    .is_partial = true,  // memory that cannot be registered, and programs that convert, go over another
     .is_default = false,  // for agents that name it, until it has run on more than Soft-RoCE
     .why_off = [](const std::vector<GpuPart>&) { return verbs::Library::why_off(); },
     .make = make,

@@ -47,22 +47,27 @@ std::string name_of(const Flight& flight) {
 }  // namespace
 
 Result<std::unique_ptr<VerbsTransport>> VerbsTransport::create(Reactor& reactor, const FenceTable& fences,
-                                                               std::shared_ptr<verbs::Device> device) {
+                                                               std::shared_ptr<verbs::Device> device,
+                                                               std::shared_ptr<const verbs::GpuMemory> gpu,
+                                                               std::uint32_t rank) {
   Result<std::unique_ptr<verbs::FenceWords>> words = verbs::FenceWords::create(device, fences);
   if (!words.ok()) return words.status();
   Result<std::unique_ptr<verbs::Alarm>> alarm = verbs::Alarm::create(reactor);
   if (!alarm.ok()) return alarm.status();
-  std::unique_ptr<VerbsTransport> made(
-      new VerbsTransport(reactor, std::move(device), std::move(alarm).value(), std::move(words).value()));
+  std::unique_ptr<VerbsTransport> made(new VerbsTransport(
+      reactor, std::move(device), std::move(gpu), rank, std::move(alarm).value(), std::move(words).value()));
   if (Status listening = made->listen(); !listening.ok()) return listening;
   return made;
 }
 
 VerbsTransport::VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
+                               std::shared_ptr<const verbs::GpuMemory> gpu, std::uint32_t rank,
                                std::unique_ptr<verbs::Alarm> alarm, std::unique_ptr<verbs::FenceWords> fences)
     : RailPeers(reactor),
       reactor_(reactor),
       device_(std::move(device)),
+      gpu_(std::move(gpu)),
+      rank_(rank),
       fences_(std::move(fences)),
       alarm_(std::move(alarm)),
       chain_(device_->num_entries(), device_->most_read_nbytes()) {}
@@ -82,15 +87,17 @@ VerbsTransport::~VerbsTransport() {
 Capabilities VerbsTransport::capabilities() const noexcept {
   return {.name = "verbs",
           .one_sided = true,
-          .rank = 2,  // before tcp
+          .rank = rank_,
           .window = 64,
+          .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)
+                                    : MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu,
           .converts = false};
 }
 
 // ---- our memory ----
 
 Result<Pinned> VerbsTransport::prepare(const LocalRegion& region) {
-  Result<std::shared_ptr<const Registration>> made = Registration::create(device_, region);
+  Result<std::shared_ptr<const Registration>> made = Registration::create(device_, region, gpu_.get());
   if (!made.ok()) return made.status();
   return Pinned(std::move(made).value());
 }
@@ -98,7 +105,7 @@ Result<Pinned> VerbsTransport::prepare(const LocalRegion& region) {
 Result<RegionKeys> VerbsTransport::register_memory(const LocalRegion& region, const Pinned& pinned) {
   auto registration = std::static_pointer_cast<const Registration>(pinned);
   if (registration == nullptr) {
-    Result<std::shared_ptr<const Registration>> made = Registration::create(device_, region);
+    Result<std::shared_ptr<const Registration>> made = Registration::create(device_, region, gpu_.get());
     if (!made.ok()) return made.status();
     registration = std::move(made).value();
   }
@@ -308,13 +315,13 @@ Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
   const auto local = registered_.find(move.local->id);
   if (local == registered_.end())
     return {Code::kUnsupported, "the region here is not registered with " + device_->name()};
-  if (!local->second->is_writable())
-    return {Code::kUnsupported,
-            "the region here may not be written by " + device_->name() + ": its pages are read-only"};
+  if (const std::string& why = local->second->why_not_written(); !why.empty())
+    return {Code::kUnsupported, "the region here may not be written by " + device_->name() + ": " + why};
   const auto remote = peer.regions.find(move.remote_region);
   if (remote == peer.regions.end())
     return {Code::kRegionGone, "the region of " + peer.name + " is not attached"};
   flight.remote = remote->second;
+  flight.to_gpu = move.local->kind == MemoryKind::kGpu;
   flight.cursor = ReadCursor(move, work.piece, *flight.remote, local->second->local());
   return {};
 }
@@ -355,6 +362,7 @@ bool VerbsTransport::reap(Peer& peer) {
   for (std::size_t round = 0; round < kTakenRounds && num == kTakenAtOnce; ++round) {
     num = peer.pairs->poll(taken);
     came = came || num != 0;
+    if (num != 0) flushed_ = false;
     for (const verbs::abi::WorkCompletion& completion : std::span(taken).first(num)) {
       const std::size_t index = verbs::pair_of(completion.id);
       if (index >= peer.pairs->size()) continue;  // no request of ours has such a number
@@ -400,6 +408,7 @@ void VerbsTransport::land(Peer& peer) noexcept {
 }
 
 void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
+  if (flight.to_gpu && flight.code == Code::kOk) flush(flight);
   Code code = flight.code;
   if (flight.is_proof) {
     if (code == Code::kOk) --peer.num_unproved;
@@ -416,6 +425,17 @@ void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
   }
   if (flight.scratch) fences_->give_back(*flight.scratch);
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
+}
+
+// One flush is for all that completed before it.
+void VerbsTransport::flush(Flight& flight) noexcept {
+  if (flushed_ || !gpu_->needs_flush()) return;
+  try {
+    if (Status seen = gpu_->flush(); !seen.ok()) return flight.stop(seen.code(), seen.message());
+    flushed_ = true;
+  } catch (const std::bad_alloc&) {  // of the driver's words
+    flight.stop(Code::kSystem, {});
+  }
 }
 
 // Nothing new begins on its queue pairs, and what is under way is flushed.

@@ -6,6 +6,7 @@
 //   Registration  memory of a region, as the device and peers know it
 //   QueuePairs    connections to one peer, and works whose requests are under way on each (Flight)
 //   ReadCursor    the runs of a piece, as READs in a Chain under one doorbell
+//   GpuMemory     how the device reaches a GPU's memory
 //   FenceWords    the source's fence, READ once all of a transfer has landed
 //
 // A rail is up when each of its queue pairs has READ a word at the peer: a path that carries nothing costs no transfer
@@ -26,6 +27,7 @@
 #include "transports/common/rail_peers.h"
 #include "transports/verbs/alarm.h"
 #include "transports/verbs/fence_words.h"
+#include "transports/verbs/gpu_memory.h"
 #include "transports/verbs/message.h"
 #include "transports/verbs/queue_pair.h"
 
@@ -53,8 +55,12 @@ struct Peer : RailPeer<Message> {
 
 class VerbsTransport final : public RailPeers<verbs::Peer> {
  public:
+  // Before tcp, both. Of ports that are far from the agent's memory, used where no near one is left.
+  static constexpr std::uint32_t kRank = 2, kFarRank = 3;
   static Result<std::unique_ptr<VerbsTransport>> create(Reactor& reactor, const FenceTable& fences,
-                                                        std::shared_ptr<verbs::Device> device);
+                                                        std::shared_ptr<verbs::Device> device,
+                                                        std::shared_ptr<const verbs::GpuMemory> gpu = nullptr,
+                                                        std::uint32_t rank = kRank);
   ~VerbsTransport() override;
 
   Capabilities capabilities() const noexcept override;
@@ -84,8 +90,9 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
     void (VerbsTransport::* const ring)();
   };
 
-  VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device, std::unique_ptr<verbs::Alarm> alarm,
-                 std::unique_ptr<verbs::FenceWords> fences);
+  VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
+                 std::shared_ptr<const verbs::GpuMemory> gpu, std::uint32_t rank,
+                 std::unique_ptr<verbs::Alarm> alarm, std::unique_ptr<verbs::FenceWords> fences);
   Status listen();
 
   void greet(Peer& peer) override;
@@ -114,6 +121,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   bool reap(Peer& peer);
   void land(Peer& peer) noexcept;  // works whose requests have ended
   void land(Peer& peer, verbs::Flight& flight) noexcept;
+  void flush(verbs::Flight& flight) noexcept;  // what it brought to a GPU
   void settle(Peer& peer) noexcept;  // which may be gone then
   void end_requests(Peer& peer) noexcept;  // likewise
   void let_go(Peer& peer) noexcept;
@@ -132,6 +140,8 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
 
   Reactor& reactor_;
   const std::shared_ptr<verbs::Device> device_;
+  const std::shared_ptr<const verbs::GpuMemory> gpu_;  // null: rails reach host memory alone
+  const std::uint32_t rank_;
   std::unordered_map<RegionId, std::shared_ptr<const verbs::Registration>> registered_;
   std::unique_ptr<verbs::FenceWords> fences_;
   std::unique_ptr<verbs::Alarm> alarm_;
@@ -142,6 +152,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
       tried_;  // by the peer's name: addresses without an answer
   std::vector<Peer*> flying_;  // with requests under way
   std::vector<Peer*> watched_;  // with a time by which something should have ended
+  bool flushed_ = false;  // the GPU sees what has been taken from completion queues
   bool armed_ = false;  // whatever completes next of those that fly is announced
   bool is_dead_ = false;  // the device, which no event brings back
   std::string lost_why_;  // of the device, or of its port; empty while it works

@@ -102,6 +102,11 @@ struct Device {
   std::atomic<std::uint64_t> num_batches{0}, num_copies{0}, num_2d_copies{0};
   std::atomic<bool> refuses_waits{false};  // of streams, for words
   std::atomic<bool> flushes_remote_writes{false};  // when such a wait ends, if that is asked for
+  // What NICs do with its memory: the order in which it sees their writes, who may flush them, dmabufs.
+  std::atomic<int> writes_ordering{kSeenByOwner}, flush_options{kFlushByHost}, exports_dmabufs{1};
+  std::atomic<int> flush_error{0};
+  std::atomic<void (*)()> flush{nullptr};  // called for each
+  std::atomic<std::uint64_t> num_flushes{0};
   // Captures of graphs, of the mode that minds all threads, and what was called that ended them.
   std::atomic<int> num_captures{0}, num_broken_captures{0};
 };
@@ -174,6 +179,9 @@ inline int open_named(const std::byte* handle, std::size_t* nbytes) {
   const std::string path = "/proc/" + std::to_string(named.pid) + "/fd/" + std::to_string(named.fd);
   return ::open(path.c_str(), O_RDWR | O_CLOEXEC);
 }
+
+// Of a dmabuf, which is a memfd that says which memory it stands for.
+struct Stretch { Address address, nbytes; };
 
 // The handle of an allocation: a descriptor, and what the memory may be shared as.
 inline Allocation handle_of(int fd, int handle_types) {
@@ -383,10 +391,14 @@ inline Driver make_driver() {
     return 0;
   };
   driver.device_attribute = [](int* value, int attribute, kvxfer::gpu::Device) {
-    if (attribute == kMultiprocessorCount)
-      *value = device().num_multiprocessors;
-    else
-      *value = attribute == kCanFlushRemoteWrites && device().flushes_remote_writes ? 1 : 0;
+    switch (attribute) {
+      case kMultiprocessorCount: *value = device().num_multiprocessors; break;
+      case kCanFlushRemoteWrites: *value = device().flushes_remote_writes ? 1 : 0; break;
+      case kWritesOrdering: *value = device().writes_ordering; break;
+      case kFlushOptions: *value = device().flush_options; break;
+      case kDmabufSupported: *value = device().exports_dmabufs; break;
+      default: *value = 0;
+    }
     return 0;
   };
   driver.stream_is_capturing = [](Stream stream, int* status) {
@@ -489,6 +501,29 @@ inline Driver make_driver() {
     if (found == device().blocks.end()) return kInvalidValue;
     *base = found->first;
     *nbytes = found->second.nbytes;
+    return 0;
+  };
+  driver.range_handle = [](void* handle, Address address, std::size_t nbytes, int type, unsigned long long) {
+    constexpr std::size_t kPage = 4096;
+    if (type != kDmabufHandle || nbytes == 0 || address % kPage != 0 || nbytes % kPage != 0)
+      return kInvalidValue;
+    if (device().exports_dmabufs == 0) return kNotSupported;
+    const std::lock_guard lock(device().mutex);
+    const auto found = block_at(address);
+    if (found == device().blocks.end()) return kInvalidValue;
+    const std::size_t whole = (found->second.nbytes + kPage - 1) / kPage * kPage;
+    if (nbytes > found->first + whole - address) return kInvalidValue;  // it reaches into another allocation
+    const int fd = ::memfd_create("emulated dmabuf", MFD_CLOEXEC);
+    const Stretch stretch{address, nbytes};
+    if (fd < 0 || ::write(fd, &stretch, sizeof stretch) != sizeof stretch) return kOutOfMemory;
+    std::memcpy(handle, &fd, sizeof fd);
+    return 0;
+  };
+  driver.flush_remote_writes = [](int target, int scope) {
+    if (target != 0 || scope != kSeenByOwner || contexts().empty()) return kInvalidValue;
+    if (device().flush_error != 0) return device().flush_error.load();
+    ++device().num_flushes;
+    if (const auto flush = device().flush.load()) flush();
     return 0;
   };
   driver.ipc_export = [](IpcHandle* handle, Address address) {
