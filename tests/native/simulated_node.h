@@ -54,6 +54,9 @@ struct Link {
   Capabilities capabilities;
   wire::RailName name;
   bool muted = false;  // nothing comes over it, and nobody is told
+  Time fetch_ns = 0;  // what one fetch takes, one after the other; 0: each its own time, all at once
+  Time free_at = 0;
+  std::size_t num_fetched = 0;
   End ends[2];
 };
 

@@ -245,6 +245,16 @@ inline void Node::fetch(const std::shared_ptr<Job>& job) {
     for (const Run& run : job->runs) REQUIRE(run.src + run.nbytes <= there.bytes.size());
     land(*job, first, gather(*job, there.bytes.data(), first, last));
   };
+  Link& link = *job->link;
+  ++link.num_fetched;
+  if (link.fetch_ns != 0) {
+    link.free_at = std::max(now(), link.free_at) + link.fetch_ns;
+    return run_soon(link.free_at - now(), [this, job, copy] {
+      if (job->stopped) return;
+      copy(0, job->nbytes);
+      finish(job, Code::kOk);
+    });
+  }
   const std::uint64_t middle = network_.random().below(job->nbytes + 1);
   run_soon(moment(), [this, job, copy, middle] {
     if (job->stopped) return;

@@ -247,5 +247,84 @@ TEST(a_silent_rail_is_given_up_at_both_ends_and_comes_back) {
       60 * kSecond);
 }
 
+// ---- two rails of which each moves one piece after the other --------------------------------------
+
+struct TwoRails {
+  static constexpr std::uint32_t kLayers = 8, kBlocks = 64;
+  static constexpr double kPieces = kLayers * kBlocks;
+
+  // Piece by piece, rail by rail.
+  TwoRails(Time first_ns, Time second_ns) {
+    pair.src.takes_rails = false;  // what is lost stays lost
+    pair.src.work_ns = pair.dst.work_ns = kMicrosecond;
+    const Layout layout{.num_layers = kLayers, .num_blocks = kBlocks};
+    from = pair.src.add_region(layout);
+    to = pair.dst.add_region(layout);
+    for (std::uint32_t block = 0; block < kBlocks; ++block) pair.src.memory(from).fill(block, 1000 + block);
+    pair.world.run_for(10 * kMillisecond);
+    Pair::grant(pair.src, pair.to_dst, from, wire::LeaseMode::kRead, {}, 10 * kSecond, true);
+    pair.world.run_for(10 * kMillisecond);
+    for (const RailId id : pair.dst.rails_with(pair.to_src)) links.push_back(pair.dst.link(id));
+    REQUIRE_EQ(links.size(), 2u);
+    links[0]->fetch_ns = first_ns;
+    links[1]->fetch_ns = second_ns;
+    const auto program = pair.dst.engine().install_program(pair.dst.now(), pair.to_src, false, from, to,
+                                                           program_between(layout, layout));
+    REQUIRE_OK(program);
+    TransferRequest request;
+    request.peer = pair.to_src;
+    request.program = program.value();
+    request.num_layers = request.layers_ready = kLayers;
+    for (std::uint32_t block = 0; block < kBlocks; ++block) request.src_ids.push_back(block);
+    request.dst_ids = request.src_ids;
+    request.timeout_ns = 5 * kSecond;
+    began = pair.world.clock().now();
+    handle = Pair::post(pair.dst, std::move(request));
+  }
+  // In microseconds since it was posted.
+  double took() {
+    REQUIRE(pair.ends(handle));
+    CHECK_OK(handle->status());
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer)
+      for (std::uint32_t block = 0; block < kBlocks; ++block)
+        CHECK(pair.dst.memory(to).read(layer, block) == pair.src.memory(from).read(layer, block));
+    return static_cast<double>(pair.world.clock().now() - began) / kMicrosecond;
+  }
+
+  Pair pair{{one_sided_rail(), one_sided_rail()}};
+  RegionId from = 0, to = 0;
+  std::vector<std::shared_ptr<Link>> links;
+  std::shared_ptr<Handle> handle;
+  Time began = 0;
+};
+
+TEST(rails_bring_pieces_in_proportion_to_their_speed_to_the_end) {
+  for (const unsigned ratio : {1u, 2u, 6u}) {
+    TwoRails rails(100 * kMicrosecond, ratio * 100 * kMicrosecond);
+    // What both bring together, and one piece of the slow one.
+    const double ideal = 100 * TwoRails::kPieces * ratio / (1 + ratio), took = rails.took();
+    std::printf("  1 to %u: %.0f us, ideal %.0f, pieces %zu and %zu\n", ratio, took, ideal,
+                rails.links[0]->num_fetched, rails.links[1]->num_fetched);
+    CHECK(took < ideal + 150 * ratio + 1000);
+    const double shares =
+        static_cast<double>(rails.links[0]->num_fetched) / static_cast<double>(rails.links[1]->num_fetched);
+    CHECK(shares > 0.8 * ratio);
+    CHECK(shares < 1.25 * ratio);
+  }
+}
+
+TEST(of_two_rails_one_that_is_lost_costs_a_transfer_its_share_and_little_more) {
+  TwoRails rails(100 * kMicrosecond, 100 * kMicrosecond);
+  rails.pair.world.run_for(10 * kMillisecond);
+  REQUIRE(rails.handle->outcome() == Outcome::kPending);
+  const auto id = rails.pair.dst.rails_with(rails.pair.to_src)[1];
+  rails.pair.dst.cut_rail(id, "cut");
+  // 10 ms by both; the rest by one. What was under way on the lost one is done again.
+  const double alone = 100 * (TwoRails::kPieces - 2 * 100);
+  const double took = rails.took();
+  std::printf("  %.0f us, of which one rail took %.0f\n", took, alone);
+  CHECK(took - 10'000 - alone < 100'000);
+}
+
 }  // namespace
 }  // namespace simulation

@@ -12,6 +12,9 @@ namespace {
 // this much of the receiver instead of a window each.
 constexpr std::uint32_t kMaxOutstandingPieces = 256;
 
+// A slow rail has so many all the same: it is busy, and shows when it is slow no more.
+constexpr std::uint32_t kLeastOutstanding = 2;
+
 }  // namespace
 
 // ---- posting ------------------------------------------------------------------------------------
@@ -105,24 +108,28 @@ bool Destinations::lease_ends_soon(const Destination& destination) const {
   return context_.now >= time_after(from, ttl - std::min(context_.config.lease_margin_ns, ttl / 4));
 }
 
-// The best rail that carries the bytes to memory of our region's kind, and has room; null where all are
-// full, or none reaches.
+// The best rail that carries the bytes to memory of our region's kind: of those that are equally good the one over
+// which the piece is there first. Null where that one is full, or none reaches.
 Rail* Destinations::choose_rail(const Destination& destination, bool& reachable) {
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
   if (remote == nullptr) return nullptr;
   const bool converts = destination.move->program->converts();
   std::uint32_t rank = UINT32_MAX;
   Rail* best = nullptr;
+  const Rail* soonest = nullptr;  // it may be full
   for (Rail* rail : remote->reach) {
     if (rail->capabilities().rank > rank || !remote->comes_over(*rail, destination.memory, converts))
       continue;
-    if (rail->capabilities().rank < rank) best = nullptr;  // it is preferred to those before it
+    if (rail->capabilities().rank < rank)
+      best = nullptr, soonest = nullptr;  // it is preferred to those before it
     rank = rail->capabilities().rank;
     reachable = true;
-    if (rail->rests() || rail->outstanding() >= rail->capabilities().window) continue;
-    if (best == nullptr || rail->outstanding() < best->outstanding()) best = rail;
+    if (rail->rests()) continue;
+    if (soonest == nullptr || rail->is_sooner(*soonest)) soonest = rail;
+    if (!rail->is_full() && (best == nullptr || rail->is_sooner(*best))) best = rail;
   }
-  return best;
+  if (best == nullptr || best == soonest || best->outstanding() < kLeastOutstanding) return best;
+  return soonest->is_sooner(*best) ? nullptr : best;
 }
 
 // CREDIT goes out after the receives are posted, runs of neighbours in one frame.

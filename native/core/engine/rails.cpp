@@ -4,6 +4,32 @@
 #include <new>
 
 namespace kvxfer {
+namespace {
+
+// A rail that was slow for a while is tried again before others have so many times its pieces.
+constexpr Time kSlowest = 8;
+
+}  // namespace
+
+bool Rail::is_sooner(const Rail& other) const noexcept {
+  if (pace_ns_ == 0 || other.pace_ns_ == 0) return outstanding_ < other.outstanding_;
+  const auto ends_in = [](const Rail& rail, Time slowest) {
+    return (Time{rail.outstanding_} + 1) * std::min(rail.pace_ns_, slowest);
+  };
+  return ends_in(*this, kSlowest * other.pace_ns_) < ends_in(other, kSlowest * pace_ns_);
+}
+
+// A piece has come. Of several at once the first counts for none of the others, which count with the next.
+void Rail::measure(Time now) noexcept {
+  ++num_measured_;
+  if (now <= measured_at_) return;
+  const Time each = std::max<Time>((now - measured_at_) / num_measured_, 1);
+  // With few under way a piece takes the network's time: the rail is this fast, and maybe faster.
+  const bool is_loaded = outstanding_ >= capabilities().window / 2;
+  if (is_loaded || each < pace_ns_) pace_ns_ = pace_ns_ == 0 ? each : (7 * pace_ns_ + each) / 8;
+  measured_at_ = now;
+  num_measured_ = 0;
+}
 
 Rail& Rails::add(SessionKey session, const RailInfo& info) {
   Rail& rail = rails_[info.id];
@@ -156,7 +182,10 @@ std::optional<Rails::Completed> Rails::completed(const Completion& completion) {
   if (is_due) --outstanding_;
   auto rail = rails_.find(work.rail);
   if (rail != rails_.end() && work.use != WorkUse::kSend) {
-    if (is_due) --rail->second.outstanding_;
+    if (is_due) {
+      rail->second.measure(context_.now);
+      --rail->second.outstanding_;
+    }
     rail->second.moved_at_ = context_.now;
     rail->second.forgiven_ = false;
   }
@@ -167,7 +196,8 @@ std::optional<Rails::Completed> Rails::completed(const Completion& completion) {
 void Rails::count_posted(Rail& rail) {
   ++outstanding_;
   if (rail.outstanding_++ == 0) {
-    rail.moved_at_ = context_.now;
+    rail.moved_at_ = rail.measured_at_ = context_.now;
+    rail.num_measured_ = 0;
     rail.forgiven_ = false;
   }
 }

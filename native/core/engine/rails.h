@@ -29,12 +29,19 @@ class Rail {
   SessionKey session() const noexcept { return session_; }
   std::uint32_t outstanding() const noexcept { return outstanding_; }
   bool rests() const noexcept { return rests_; }
+  bool is_full() const noexcept { return outstanding_ >= capabilities().window; }
+  // One more piece of ours would be there sooner than over the other, as fast as either was of late.
+  bool is_sooner(const Rail& other) const noexcept;
 
  private:
   friend class Rails;
+  void measure(Time now) noexcept;
   RailInfo info_;
   SessionKey session_ = 0;
   std::uint32_t outstanding_ = 0;  // pieces that we wait for on it
+  Time pace_ns_ = 0;  // from one piece to the next with enough of them under way; 0: not known
+  Time measured_at_ = 0;
+  std::uint32_t num_measured_ = 0;  // since then
   bool rests_ = false;  // it said "again" in this round
   Time moved_at_ = 0;  // something came over it, or was first waited for
   bool forgiven_ = false;  // since then: a standstill of our own
