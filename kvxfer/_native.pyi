@@ -301,7 +301,8 @@ class AgentCore:
     def peer(self, peer: int) -> dict[str, Any]:
         """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``is_ours`` (this
         agent called), ``rails``
-        (list of "shm", "tcp", ..., alive), ``notes`` (list of sentences: what was tried and is
+        (list of "shm", "tcp", ..., alive), ``paths`` (list of sentences: devices and addresses of rails that
+        have their own), ``notes`` (list of sentences: what was tried and is
         not used, and why), ``code``, ``message``; until it is lost ``budget``: by resource ("bytes",
         "mapped bytes", "descriptors", "fence slots", "events", "message bytes") what it holds and how much it may.
         Raises NativeError(kPeerLost) for one that was lost, and 64 others since."""
@@ -358,7 +359,7 @@ class AgentCore:
 def transports() -> list[dict[str, Any]]:
     """Those of this build, in the order of their registration: what native/include/kvxfer/transport_kind.h
     says of each (kvxfer.session.transport_registry.TransportKind); ``options`` is a dict by their whole names, ``why_off`` is
-    of an agent without a GPU."""
+    of an agent without a GPU, ``devices`` a tuple of sentences."""
 def check_transports(names: list[str], options: dict[str, Any]) -> None:
     """Raises where an agent could not be made with these: ``transports`` and ``transport_options``."""
 def close_agents() -> None:

@@ -110,6 +110,14 @@ class Peer:
         return tuple(self._info()["rails"])
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """Of rails that are alive and go over devices of their own: which, with the addresses of both ends.
+
+        For people, e.g. ``"verbs: mlx5_0 port 1, 10.0.0.1 (GID 3, RoCE v2), to mlx5_1 port 1, 10.0.0.2"``.
+        """
+        return tuple(self._info()["paths"])
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what was tried and is not used, and why; of a rail, when it is dialled again."""
         return tuple(self._info()["notes"])
@@ -278,7 +286,7 @@ class Peer:
             code, message = error.args
             if code != CODES["peer-lost"]:
                 raise translate(error, peer=self._name) from None
-            info = {"state": "lost", "rails": [], "notes": [], "code": code, "message": message}
+            info = {"state": "lost", "rails": [], "paths": [], "notes": [], "code": code, "message": message}
         if info["state"] == "lost":
             self._lost = info
         return info

@@ -17,6 +17,7 @@ from kvxfer.session.transport_registry import TransportKind
 SUBJECT = "transports"
 #: Kinds of rails that this version does not have.
 TO_COME = ("ucx",)
+_WHY_DEVICES = "those near a memory carry its pages first; transport_options names others, e.g. verbs.devices"
 
 
 def check_names(names: tuple[str, ...]) -> None:
@@ -55,7 +56,12 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
     if all(finding.state is not State.GOOD for finding in findings):
         findings = [replace(finding, state=State.BLOCKS) for finding in findings]
     on_gpu = [_on_gpu(kind, lacking[kind.name]) for kind in kinds.values() if kind.needs_gpu]
-    return [*findings, *on_gpu, *_to_come(lacking)]
+    devices = [
+        Finding(SUBJECT, f"{kind.name} devices", State.NOTE, words, _WHY_DEVICES)
+        for kind in kinds.values()
+        for words in kind.devices
+    ]
+    return [*findings, *devices, *on_gpu, *_to_come(lacking)]
 
 
 def _kinds() -> tuple[dict[str, TransportKind], str]:

@@ -74,8 +74,9 @@ def examine(
     Returns
     -------
     tuple
-        The findings, and the figures: ``address``, ``connected``, ``name``, ``rails``, ``notes``,
-        ``path``, ``connect_ms``; of a doctor also ``ping_us_p50``, ``gb_per_s``, ``nbytes``, ``verified``.
+        The findings, and the figures: ``address``, ``connected``, ``name``, ``rails``, ``paths`` (devices and
+        addresses of rails that have their own), ``notes``, ``path``, ``connect_ms``; of a doctor also
+        ``ping_us_p50``, ``gb_per_s``, ``nbytes``, ``verified``.
 
     Raises
     ------
@@ -112,7 +113,7 @@ def _connected(
     measure_s: float,
 ) -> tuple[list[Finding], dict[str, Any]]:
     regions = peer.regions
-    figures |= {"rails": list(peer.rails), "notes": list(peer.notes)}
+    figures |= _rails_of(peer)
     found = f"connected to {peer.name!r} at {figures['address']} in {figures['connect_ms']:.1f} ms"
     findings = [
         Finding(SUBJECT, "session", State.GOOD, found, _WHY_SESSION),
@@ -142,9 +143,13 @@ def _connected(
     findings += _measured(agent, peer, figures, measure_s)
     # After the measurement: what carried the bytes, not what was meant to.
     figures.setdefault("path", remote.path)
-    figures |= {"rails": list(peer.rails), "notes": list(peer.notes)}
+    figures |= _rails_of(peer)
     findings.insert(1, _path(figures, required))
     return findings, figures
+
+
+def _rails_of(peer: kvxfer.Peer) -> dict[str, list[str]]:
+    return {"rails": list(peer.rails), "paths": list(peer.paths), "notes": list(peer.notes)}
 
 
 def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
@@ -152,6 +157,8 @@ def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
     path, rails, notes = figures["path"], figures["rails"], figures["notes"]
     why = "the slower path is taken when the faster one cannot be had; nothing fails then, it is only slow"
     found = f"{path or 'none'} (rails: {', '.join(rails) or 'none'})"
+    if figures["paths"]:
+        found += f"; {'; '.join(figures['paths'])}"
     if notes:
         found += f"; tried and not used: {'; '.join(notes)}"
     if not path:

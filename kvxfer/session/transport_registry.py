@@ -40,6 +40,9 @@ class TransportKind:
         Whether agents that name no transports use it.
     why_off
         Why an agent without a GPU cannot have it here; ``""`` where it can.
+    devices
+        Which devices its rails use on this machine, for the memory of which GPU, and which they do not use
+        and why: sentences. Empty where there is no choice.
     """
 
     name: str
@@ -51,6 +54,7 @@ class TransportKind:
     rank: int
     is_default: bool
     why_off: str
+    devices: tuple[str, ...]
 
     @property
     def needs_gpu(self) -> bool:

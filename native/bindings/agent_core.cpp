@@ -274,7 +274,8 @@ class PyAgentCore {
     });
   }
   nb::dict peer(SessionKey key) const {
-    const std::optional<PeerView> view = call([&](Engine& engine, Time) { return engine.peer(key); });
+    const auto [view, paths] =
+        call([&](Engine& engine, Time) { return std::pair(engine.peer(key), runtime_->paths(key)); });
     if (!view) raise({Code::kPeerLost, "there is no peer " + std::to_string(key) + " (any more)"});
     nb::dict out;
     out["name"] = view->name;
@@ -282,6 +283,7 @@ class PyAgentCore {
     out["state"] = view->state;
     out["is_ours"] = view->is_ours;
     out["rails"] = nb::cast(view->rails);
+    out["paths"] = nb::cast(paths);
     out["notes"] = nb::cast(view->notes);
     out["code"] = static_cast<int>(view->reason.code());
     out["message"] = view->reason.message();

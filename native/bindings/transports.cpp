@@ -60,6 +60,8 @@ nb::dict described(const TransportKind& kind) {
   told["rank"] = kind.rank;
   told["is_default"] = kind.is_default;
   told["why_off"] = kind.why_off({});
+  told["devices"] =
+      nb::tuple(nb::cast(kind.describe == nullptr ? std::vector<std::string>() : kind.describe()));
   return told;
 }
 

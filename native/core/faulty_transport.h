@@ -45,6 +45,7 @@ class FaultyTransport final : public Transport {
   MemoryLender* lender() noexcept override { return inner_->lender(); }
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   void disconnect(PeerId peer) noexcept override;
+  std::string path_to(PeerId peer) const override { return inner_->path_to(peer); }
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;

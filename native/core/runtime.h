@@ -69,6 +69,8 @@ class Runtime final : private EngineHost {
     if (closed()) return std::nullopt;
     return f(*engine_, turn.now);
   }
+  // Of a peer's rails, in words (RailTable::paths): within with_engine().
+  std::vector<std::string> paths(SessionKey peer) const { return rails_.paths(peer); }
   Status check_alive() const;
 
   // `owner` keeps the memory. It is let go without the gate, by deregister_region() or close(), when no work on the

@@ -242,6 +242,16 @@ TEST(ports_that_were_opened_are_used_in_the_order_of_the_choice) {
   CHECK_EQ(used(choice, {}), "");
 }
 
+TEST(each_gpu_is_described_with_its_ports_and_what_is_left_out_with_its_reason) {
+  const SysfsTree tree(SysfsTree::fixture("dgx_h100"));
+  const std::vector<std::string> dgx = describe(read_topology(tree.root()));
+  REQUIRE_EQ(dgx.size(), 8u + 2u);
+  CHECK(dgx[0].starts_with("GPU 0000:1b:00.0: mlx5_0 port 1 (PXB, several PCIe switches"));
+  CHECK(has(dgx[0], "; where these are lost: mlx5_1 port 1, "));
+  CHECK(dgx[8].starts_with("mlx5_2 port 1 is not used: "));
+  CHECK(describe({}).empty());
+}
+
 TEST(ports_are_read_with_state_rate_and_net_device) {
   const SysfsTree tree(SysfsTree::fixture("dgx_h100"));
   const Topology topology = read_topology(tree.root());

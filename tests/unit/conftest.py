@@ -141,6 +141,7 @@ class CoreControls:
             "state": state,
             "is_ours": False,
             "rails": ["shm"],
+            "paths": [],
             "notes": [],
             "code": 0,
             "message": "",

@@ -292,6 +292,19 @@ std::vector<std::string> RailTable::give_up_holders(RegionId region) {
   return names;
 }
 
+std::vector<std::string> RailTable::paths(SessionKey session) const {
+  std::vector<std::string> all;
+  const auto found = of_session_.find(session);
+  if (found == of_session_.end()) return all;
+  for (const Place& place : found->second) {
+    const auto& [transport, peer] = place;
+    if (bound_.at(place).id == 0) continue;
+    if (const std::string path = transports_[transport]->path_to(peer); !path.empty())
+      all.push_back(std::string(kind_of_[transport]->name) + ": " + path);
+  }
+  return all;
+}
+
 std::vector<std::shared_ptr<Transport>> RailTable::take_transports() {
   std::vector<std::shared_ptr<Transport>> taken = std::move(transports_);
   transports_.clear();

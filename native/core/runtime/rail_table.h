@@ -64,6 +64,9 @@ class RailTable {
   void expire(Time now, const std::string& limit, Engine& engine);
   void disconnect_all();
 
+  // Those that are up and have more to say than their name (Transport::path_to), which comes first.
+  std::vector<std::string> paths(SessionKey session) const;
+
   // ---- driving
   bool move(Time now, Engine& engine);  // what transports have to move; true when something ended
   bool busy() const;  // one of them has something to move

@@ -329,6 +329,9 @@ class Transport {
   // or be read any more. Reports no kRailDown.
   virtual void disconnect(PeerId peer) noexcept = 0;
 
+  // Over what the rail to a peer goes, for people: devices and addresses of both ends. "" where its name says all.
+  virtual std::string path_to(PeerId) const { return {}; }
+
   // Makes a peer's region reachable by work, or says in words why it is not (kUnsupported).
   // Valid once the rail is up.
   virtual Status attach(PeerId peer, const RemoteRegion& region) = 0;

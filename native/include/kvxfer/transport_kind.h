@@ -100,6 +100,8 @@ struct TransportKind {
 
   // In words why no rail can be made here, "" where one can. Costs little, and has no effect.
   std::string (*why_off)(const std::vector<GpuPart>& gpus);
+  // Which devices rails use on this machine, and which not and why: sentences for people. Null: there is no choice.
+  std::vector<std::string> (*describe)() = nullptr;
   // One for each rail of a session (a socket, a NIC, a GPU). Not ok: why it cannot be had though why_off said
   // nothing, or that an option does not fit this machine.
   Result<std::vector<std::unique_ptr<Transport>>> (*make)(const RailParts& parts,

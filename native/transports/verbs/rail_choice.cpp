@@ -230,6 +230,33 @@ std::vector<LeftOut> left_out(const Topology& topology) {
   return found;
 }
 
+std::vector<std::string> describe(const Topology& topology) {
+  std::vector<std::string> sentences;
+  const auto name_of_port = [](const std::string& device, int port) {
+    return port == 0 ? device : device + " port " + std::to_string(port);
+  };
+  const auto describe_one = [&](const std::string& memory, const RailChoice& choice) {
+    std::string near, far;
+    for (std::size_t i = 0; i < choice.rails.size(); ++i) {
+      const bool is_near = i < choice.num_near;
+      const Rail& rail = choice.rails[is_near ? (i + choice.turn) % choice.num_near : i];
+      std::string& words = is_near ? near : far;
+      words += (words.empty() ? "" : ", ") + name_of_port(rail.device, rail.port);
+    }
+    if (near.empty()) return;
+    const Rail& first = choice.rails.front();
+    sentences.push_back(memory + ": " + near + " (" + std::string(name_of(first.distance)) + ", " +
+                        std::string(meaning_of(first.distance)) + ")" +
+                        (far.empty() ? "" : "; where these are lost: " + far));
+  };
+  for (const Gpu& gpu : topology.gpus)
+    describe_one("GPU " + gpu.address, rails_for(topology, MemoryPlace::on_gpu(gpu.address)));
+  if (topology.gpus.empty()) describe_one("host memory", rails_for(topology, {}));
+  for (const LeftOut& left : left_out(topology))
+    sentences.push_back(name_of_port(left.device, left.port) + " is not used: " + left.why);
+  return sentences;
+}
+
 std::string why_no_rail(const Topology& topology) {
   if (topology.nics.empty())
     return "this machine has no RDMA device (/sys/class/infiniband is empty); load the driver of its NIC, "

@@ -64,6 +64,10 @@ std::vector<PortUse> ports_to_use(const RailChoice& choice, std::span<const Port
 // one, devices without reliable connections.
 std::vector<LeftOut> left_out(const Topology& topology);
 
+// Sentences for people: for each GPU, or for all memory where there is none, which ports carry it; and which ports are
+// left out. Empty on a machine without RDMA devices.
+std::vector<std::string> describe(const Topology& topology);
+
 // Why there is no rail at all on this machine, in words; "" where there is one.
 std::string why_no_rail(const Topology& topology);
 

@@ -44,6 +44,22 @@ std::string name_of(const Flight& flight) {
          " blocks from the table's place " + std::to_string(piece.first_pair) + " on";
 }
 
+verbs::Gid gid_of(const Message& hello) {
+  verbs::Gid gid;
+  std::copy(std::begin(hello.gid.raw), std::end(hello.gid.raw), gid.begin());
+  return gid;
+}
+
+// "10.0.0.1 (GID 3, RoCE v2)".
+std::string words_of(const verbs::PortAddress& address) {
+  if (!address.row) return "LID " + std::to_string(address.lid);
+  const verbs::GidRow& row = *address.row;
+  std::string words = verbs::to_text(row.gid) + " (GID " + std::to_string(row.index);
+  if (row.type == verbs::GidType::kRoceV2) words += ", RoCE v2";
+  if (row.type == verbs::GidType::kRoceV1) words += ", RoCE v1";
+  return words + ")";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<VerbsTransport>> VerbsTransport::create(Reactor& reactor, const FenceTable& fences,
@@ -118,6 +134,11 @@ void VerbsTransport::deregister_memory(RegionId region) noexcept { registered_.e
 
 // ---- peers' memory ----
 
+std::string VerbsTransport::path_to(PeerId id) const {
+  const Peer* const peer = find(id);
+  return peer == nullptr ? std::string() : peer->path;
+}
+
 Status VerbsTransport::attach(PeerId id, const RemoteRegion& region) {
   const Result<Peer*> peer = find_up(id);
   if (!peer.ok()) return peer.status();
@@ -169,6 +190,10 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
     remember_address(peer);
     return {connected.code(), "its " + hello.device_name() + ": " + connected.message()};
   }
+  peer.path = device_->name() + ", " + words_of(peer.pairs->address()) + ", to " + hello.device_name() +
+              ", " +
+              (hello.link == verbs::abi::LinkLayer::kEthernet ? verbs::to_text(gid_of(hello))
+                                                              : "LID " + std::to_string(hello.lid));
   Message ready;
   ready.kind = MessageKind::kReady;
   tell(peer, ready);

@@ -42,6 +42,7 @@ struct Peer : RailPeer<Message> {
   std::unique_ptr<QueuePairs> pairs;  // null: the rail is down, and nothing of it is under way
   std::unordered_map<RegionId, std::shared_ptr<const KeyedSpans>> regions;
   KeyedSpan fences{};  // its words, those of the session
+  std::string path;  // devices and addresses of both ends, for people
   std::size_t turn = 0;  // in pairs
   bool is_ready = false;  // it has said so
   std::size_t num_unproved = 0;  // queue pairs whose first READ has not ended
@@ -72,6 +73,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override;
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
+  std::string path_to(PeerId peer) const override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
