@@ -23,8 +23,8 @@ inline Budget::Amounts peer_budget(std::uint32_t max_open_transfers, std::uint64
   };
   // Tables of open transfers: two ids of 4 bytes a pair, in two directions; 64 MiB by default. Programs: 64 MiB.
   // Control frames that it does not read: 16 MiB, four of the largest (FrameSocket), and one of its own that has
-  // begun to come. What it tells of its regions, what streams pack for it, the tags of its writes that are
-  // remembered (1 MiB, core/engine/tag_memory.h), and what else its transfers hold: 112 MiB.
+  // begun to come. What it tells of its regions, what streams pack for it, queues of NICs (half a MiB a rail), the
+  // tags of its writes that are remembered (1 MiB, core/engine/tag_memory.h), and what else its transfers hold: 112 MiB.
   limit(Resource::kBytes) = 2 * max_open_pairs * 8 + (64 + 16 + 112) * kMiB;
   // A 64th of the 128 TiB that a process can address; the largest hosts have as much memory.
   limit(Resource::kMapped) = std::uint64_t{2} * 1024 * 1024 * kMiB;

@@ -54,10 +54,19 @@ class Fabric {
   template <class Body>
   auto locked(Body&& body) const {
     const std::lock_guard lock(mutex_);
+    const Inside inside;
     return body();
   }
+  struct Inside {
+    Inside() { ++depth; }
+    ~Inside() { --depth; }
+    static inline thread_local int depth = 0;
+  };
 
  public:
+  // This thread is in the device: what it allocates is no part of what is under test.
+  static bool is_inside() { return Inside::depth != 0; }
+
   // From now on libibverbs is this, until it ends. One at a time.
   explicit Fabric(const Limits& limits = {}, std::uint64_t seed = check::seed());
   ~Fabric();

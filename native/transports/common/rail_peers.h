@@ -157,11 +157,21 @@ class RailPeers : public Transport {
     make_room(0, 1);
     auto owned = std::make_unique<Entry>(*this, id, std::move(socket), info, std::forward<More>(more)...);
     Entry& entry = *peers_.emplace(id, std::move(owned)).first->second;
-    if (Status added = reactor_.add(entry.peer.channel.fd(), EPOLLIN, entry); !added.ok()) {
-      peers_.erase(id);
-      return added;
+    Peer& peer = entry.peer;
+    bool is_watched = false;
+    try {
+      if (Status added = reactor_.add(peer.channel.fd(), EPOLLIN, entry); !added.ok()) {
+        erase(peer);
+        return added;
+      }
+      is_watched = true;
+      greet(peer);
+    } catch (...) {
+      if (is_watched && !peer.down) reactor_.remove(peer.channel.fd());
+      ready_.forget_rail(id);
+      erase(peer);
+      throw;
     }
-    greet(entry.peer);
     return id;
   }
   Peer* find(PeerId id) const noexcept {

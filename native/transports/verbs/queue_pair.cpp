@@ -124,6 +124,12 @@ Result<std::unique_ptr<QueuePairs>> QueuePairs::create(std::shared_ptr<const Dev
   return made;
 }
 
+std::uint64_t QueuePairs::nbytes(const Device& device) noexcept {
+  // A cache line for a request, and for a completion; 16 bytes for an entry of a scatter list.
+  const std::uint64_t of_request = 64 + 16 * std::uint64_t{device.num_entries()} + 64;
+  return std::uint64_t{device.options().num_pairs} * device.num_requests() * of_request;
+}
+
 Status QueuePairs::open(std::span<const GidRow> tried) {
   const Library& library = device_->library();
   const std::size_t num_pairs = device_->options().num_pairs;

@@ -92,6 +92,9 @@ class QueuePairs {
                                                     std::span<const GidRow> tried);
   ~QueuePairs();
 
+  // Of memory that a device of that kind takes for them, about.
+  static std::uint64_t nbytes(const Device& device) noexcept;
+
   std::size_t size() const noexcept { return pairs_.size(); }
   QueuePair& operator[](std::size_t index) noexcept { return pairs_[index]; }
   const QueuePair& operator[](std::size_t index) const noexcept { return pairs_[index]; }

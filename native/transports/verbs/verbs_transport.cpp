@@ -160,6 +160,10 @@ Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info)
   if (!lost_why_.empty()) return Status(Code::kRailFailed, words(lost_why_));
   if (const Result<KeyedSpan> shared = fences_->share(info.fence_slots); !shared.ok())
     return Status(shared.status().code(), words(shared.status().message()));
+  Charge queues = Charge::take(info.budget, Resource::kBytes, QueuePairs::nbytes(*device_));
+  if (!queues)
+    return Status(Code::kExhausted,
+                  words("no queue pairs are made for it: " + info.budget->in_words(Resource::kBytes)));
   const auto tried = tried_.find(info.peer_name);
   Result<std::unique_ptr<QueuePairs>> pairs =
       QueuePairs::create(device_, tried == tried_.end() ? std::span<const verbs::GidRow>() : tried->second);
@@ -168,7 +172,9 @@ Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info)
   for_each_peer([&](const Peer&) { ++num_peers; });
   flying_.reserve(num_peers);
   watched_.reserve(num_peers);
-  return add_peer(std::move(socket), info, std::move(pairs).value());
+  Result<PeerId> added = add_peer(std::move(socket), info, std::move(pairs).value());
+  if (added.ok()) find(added.value())->queues = std::move(queues);
+  return added;
 }
 
 void VerbsTransport::greet(Peer& peer) {
@@ -492,6 +498,7 @@ void VerbsTransport::let_go(Peer& peer) noexcept {
   unwatch(peer);
   const std::unique_ptr<QueuePairs> pairs = std::move(peer.pairs);
   pairs->destroy();
+  peer.queues.release();
   for (QueuePair& pair : *pairs)
     for (; !pair.flights.empty(); pair.flights.pop()) {
       // What it ended with was said when the rail failed.

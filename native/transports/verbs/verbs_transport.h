@@ -39,6 +39,7 @@ struct Peer : RailPeer<Message> {
   Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, std::unique_ptr<QueuePairs> its)
       : RailPeer(number, std::move(socket), info), pairs(std::move(its)) {}
 
+  Charge queues;  // of the pairs, to its session
   std::unique_ptr<QueuePairs> pairs;  // null: the rail is down, and nothing of it is under way
   std::unordered_map<RegionId, std::shared_ptr<const KeyedSpans>> regions;
   KeyedSpan fences{};  // its words, those of the session

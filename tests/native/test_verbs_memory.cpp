@@ -1,0 +1,109 @@
+// A verbs rail for which there is no memory, at any of its allocations: what was accepted ends once, at most one peer's
+// rail is lost, and what comes afterwards works.
+#include "memory_failure.h"
+
+#include <map>
+#include <vector>
+
+#include "check.h"
+#include "verbs_ends.h"
+
+namespace verbs_ends {
+namespace {
+
+std::uint64_t countdown = 0;  // the allocation that fails; 0: none
+bool is_asked = false;  // the transport runs
+bool has_failed = false;
+
+bool fails(std::size_t) noexcept {
+  if (!is_asked || countdown == 0 || counting_device::Fabric::is_inside()) return false;
+  if (--countdown != 0) return false;
+  return has_failed = true;
+}
+
+// Asks the transport for something, of which allocations may fail. False: it threw.
+template <class Ask>
+bool ask(Ask&& body) {
+  is_asked = true;
+  bool ended = true;
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+    ended = false;
+  }
+  is_asked = false;
+  return ended;
+}
+
+struct Scene {
+  Rails rails{128};
+  std::map<WorkId, int> ends;  // how often each accepted work was told to have ended
+
+  void poll() {
+    rails.src.step();
+    rails.other.step();
+    rails.dst.reactor.run_once(0);
+    Completion out[8];
+    std::size_t num = 0;
+    REQUIRE(ask([&] { num = rails.dst.transport->poll(out); }));  // it is noexcept
+    for (std::size_t i = 0; i < num; ++i) {
+      if (out[i].kind == CompletionKind::kWork) ++ends.at(out[i].work);
+      rails.dst.completions.push_back(std::move(out[i]));
+    }
+  }
+  void post(PeerId peer, const std::vector<Work>& works) {
+    PostResult posted;
+    REQUIRE(ask([&] { posted = rails.dst.transport->post(peer, works); }));
+    for (std::size_t i = 0; i < posted.accepted; ++i) ends[works[i].id] = 0;
+  }
+  bool all_ended() const {
+    return std::all_of(ends.begin(), ends.end(), [](const auto& each) { return each.second != 0; });
+  }
+};
+
+TEST(whichever_allocation_fails_what_was_accepted_ends_once) {
+  memory_failure::fails = &fails;
+  std::uint64_t num_met = 0, num_lost = 0;
+  for (std::uint64_t n = 1;; ++n) {
+    Scene scene;
+    Rails& rails = scene.rails;
+    has_failed = false;
+    countdown = n;
+    const std::size_t num_pairs = rails.fabric.num_pairs();
+    auto [left, right] = kvxfer::testing::socket_pair();
+    const bool connects =
+        ask([&] { REQUIRE_OK(rails.dst.transport->connect(std::move(left), {true, 1, "src"})); });
+    if (!connects) CHECK_EQ(rails.fabric.num_pairs(), num_pairs);
+    const bool attaches =
+        ask([&] { REQUIRE_OK(rails.dst.transport->attach(rails.peer, rails.from.remote())); });
+    if (attaches) {
+      std::vector<Work> works = rails.some_works(96, 8);
+      works.push_back(kvxfer::testing::fence_work(rails.next_work++, kvxfer::testing::kFirstSlot, 0));
+      scene.post(rails.peer, works);
+      scene.post(rails.other_peer, rails.some_works(32, 8, 2));
+      for (int i = 0; i < 3; ++i) scene.poll();
+      if (scene.ends.contains(works[5].id))
+        REQUIRE(ask([&] { rails.dst.transport->cancel(std::span(&works[5].id, 1)); }));
+    }
+    for (int i = 0; i < 10'000 && !scene.all_ended(); ++i) scene.poll();
+    const bool met = has_failed;
+    countdown = 0;
+    for (const auto& [work, num] : scene.ends) CHECK_EQ(num, 1);
+    CHECK(!rails.is_down(rails.peer) || !rails.is_down(rails.other_peer));
+    num_lost += rails.is_down(rails.peer) || rails.is_down(rails.other_peer) ? 1 : 0;
+    // The rest of its life is as any other's.
+    const auto [again, back] = connect_both(rails.dst, rails.src);
+    REQUIRE_OK(rails.dst.transport->attach(again, rails.from.remote()));
+    rails.finish(rails.some_works(64, 16), again);
+    if (!met) break;
+    ++num_met;
+    REQUIRE(n < 5'000);
+  }
+  memory_failure::fails = nullptr;
+  std::printf("  %llu allocations failed, of which %llu cost a rail\n",
+              static_cast<unsigned long long>(num_met), static_cast<unsigned long long>(num_lost));
+  CHECK(num_met > 20);
+}
+
+}  // namespace
+}  // namespace verbs_ends
