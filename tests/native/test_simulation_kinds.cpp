@@ -181,5 +181,50 @@ TEST(what_one_rail_alone_could_bring_ends_with_it_and_not_at_its_deadline) {
     }
 }
 
+// A NIC copies bytes as they are; the stream beside it converts.
+TEST(what_converts_goes_over_rails_that_do_and_ends_with_the_last_of_them) {
+  RailPlan nic = one_sided_rail();
+  nic.capabilities.converts = false;
+  for (const bool write : {false, true})
+    for (const bool is_cut : {false, true})
+      for (std::uint64_t i = 0; i < 5; ++i) {
+        Pair pair({nic, two_sided_rail()}, check::seed() * 1000 + i);
+        pair.grant_read();
+        pair.grant_write();
+        pair.world.run_for(kSecond);
+        Node& node = write ? pair.src : pair.dst;
+        CopyProgram converting = program_between(pair.src_layout, pair.dst_layout);
+        Conversion conversion{};  // the simulation's bytes stay as they are
+        conversion.src_dtype = Dtype::kBf16;
+        conversion.dst_dtype = Dtype::kF16;
+        converting.conversions = {conversion};
+        for (CopyLoop& loop : converting.loops) loop.conversion = 1;
+        const auto program =
+            node.engine().install_program(node.now(), write ? pair.to_dst : pair.to_src, write,
+                                          pair.src_region, pair.dst_region, std::move(converting));
+        REQUIRE_OK(program);
+        TransferRequest what = pair.request(write, kFrom, kTo);
+        what.program = program.value();
+        const auto converted = Pair::post(node, what);
+        if (is_cut) {
+          REQUIRE(pair.until_midway(kFrom.size()));
+          pair.src.takes_rails = pair.dst.takes_rails = false;
+          for (const RailId rail : pair.dst.rails_with(pair.to_src))
+            if (pair.dst.link(rail)->capabilities.name == "stream") pair.dst.cut_rail(rail, "cut");
+        }
+        REQUIRE(pair.ends(converted, Pair::kTimeout / 5));
+        CHECK_EQ(converted->status().code(), is_cut ? Code::kNoPath : Code::kOk);
+        if (!is_cut) CHECK(pair.equal(kFrom, kTo));
+        if (!is_cut && !write) CHECK_EQ(converted->rails(), std::vector<std::string>{"stream"});
+        CHECK_EQ(pair.dst.posted[WorkKind::kFetch], 0u);
+        const auto plain = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
+        REQUIRE(pair.ends(plain));
+        CHECK_OK(plain->status());
+        if (!write) CHECK_EQ(plain->rails(), std::vector<std::string>{"mapped"});
+        CHECK(pair.equal(kFrom, kTo));
+        pair.check_quiet();
+      }
+}
+
 }  // namespace
 }  // namespace simulation
