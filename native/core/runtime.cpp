@@ -11,12 +11,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <new>
+#include <system_error>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/faulty_transport.h"
 #include "core/system/fork_guard.h"
 #include "core/system/pool_memory.h"
 #include "core/system/random.h"
+#include "core/system/signals_blocked.h"
 
 namespace kvxfer {
 namespace {
@@ -26,6 +31,18 @@ constexpr Time kClosingPause = 1'000'000;
 
 // Polls of every transport in which a caller takes what has ended at once. More are for whoever drives.
 constexpr int kEndedRounds = 16;
+
+// False: the system has no thread left.
+template <class Body>
+bool start_thread(std::vector<std::jthread>& threads, Body&& body) {
+  const SignalsBlocked blocked;
+  try {
+    threads.emplace_back(std::forward<Body>(body));
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
 
 // After the first bytes of start() none are refused, but by a sandbox that is set up later.
 void draw(std::span<std::byte> bytes) {
@@ -275,17 +292,40 @@ Result<RegionId> Runtime::register_region(std::string name,
     }
     if (Status status = announce(turn.now); !status.ok()) return status;
   }
-  // Peers reach it over those, while devices pin it for others.
-  for (auto& [rail, transport] : slow) {
-    Result<Pinned> pinned = transport->prepare(described);
-    const CallerTurn turn(*this);
-    if (closed()) return check_alive();
-    if (!pinned.ok())
-      note(rail, pinned.status());
-    else
-      add(rail, pinned.value(), turn.now);
-    if (Status status = announce(turn.now); !status.ok()) return status;
+  // Peers reach it over those, while devices pin it for others: all at once, since each takes seconds for a large
+  // pool.
+  Status ended;  // under the gate
+  const auto pin = [&](std::size_t rail, Transport& transport) noexcept {
+    try {
+      const Result<Pinned> pinned = transport.prepare(described);
+      const CallerTurn turn(*this);
+      if (!ended.ok()) return;
+      if (closed()) {
+        ended = check_alive();
+        return;
+      }
+      if (!pinned.ok())
+        note(rail, pinned.status());
+      else
+        add(rail, pinned.value(), turn.now);
+      ended = announce(turn.now);
+    } catch (const std::bad_alloc&) {
+      const CallerTurn turn(*this);
+      ended = {Code::kExhausted, "no memory left"};
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    threads.reserve(slow.size());
+    for (std::size_t i = 0; i < slow.size(); ++i) {
+      const auto& [rail, transport] = slow[i];
+      const bool is_last = i + 1 == slow.size();
+      if (is_last ||
+          !start_thread(threads, [&pin, rail = rail, &transport = *transport] { pin(rail, transport); }))
+        pin(rail, *transport);
+    }
   }
+  if (!ended.ok()) return ended;
   if (region == nullptr) return described.id;
   if (!failure.ok())
     return Status(failure.code(), "registering '" + region->name + "' with " + failure.message());

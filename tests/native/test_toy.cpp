@@ -1,6 +1,7 @@
 // The toy transport (toy_transport/), registered by its line: the suite of all transports, and what seams it
 // shows: keys for each instance, registration that takes its time, works of one side and of two, and completions
 // that are announced only when asked for.
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -84,6 +85,7 @@ std::vector<std::string> keys_of(Runtime& runtime, RegionId id) {
     if (const Region* region = engine.region(id))
       for (const wire::TransportKeys& keys : region->keys)
         names.push_back(keys.transport + " " + std::to_string(keys.instance));
+    std::sort(names.begin(), names.end());  // devices are ready in any order
     return names;
   });
 }
@@ -179,6 +181,18 @@ TEST(a_registration_that_takes_long_stops_nobody) {
       return view.region.name == "large" && view.region.keys.size() == 3;
     });
   }));
+}
+
+TEST(devices_pin_a_region_at_the_same_time) {
+  Agent alone("alone", toys());
+  std::atomic<int> num_inside{0};
+  const PinHook hook([&](const LocalRegion&) {
+    ++num_inside;
+    return await([&] { return num_inside == 2; }) ? Status() : Status(Code::kDeadline, "one after the other");
+  });
+  const auto id = alone.try_add(alone.memory.data(), "kv");
+  REQUIRE_OK(id);
+  CHECK_EQ(keys_of(*alone.runtime, id.value()), (std::vector<std::string>{"toy 0", "toy 1"}));
 }
 
 TEST(one_transport_that_cannot_register_fails_no_other) {

@@ -1,7 +1,6 @@
 #include "core/copy/copy_workers.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -11,6 +10,8 @@
 #include <string>
 #include <system_error>
 #include <utility>
+
+#include "core/system/signals_blocked.h"
 
 namespace kvxfer {
 namespace {
@@ -22,22 +23,6 @@ constexpr std::uint64_t kTurnCost = SlicedCopy::kSliceCost;
 // stay awake for this long after an errand, and the driving thread spins for this long before it sleeps
 // until the others have ended.
 constexpr std::chrono::microseconds kAwake{50};
-
-// Threads of ours take no signal that is meant for the process; those that a thread brings upon itself end it.
-class SignalsBlocked {
- public:
-  SignalsBlocked() noexcept {
-    sigset_t blocked;
-    ::sigfillset(&blocked);
-    for (const int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
-      ::sigdelset(&blocked, fatal);
-    ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 

@@ -306,9 +306,10 @@ class Transport {
   virtual Capabilities capabilities() const noexcept = 0;
 
   // Registration has two steps, since a device takes longer to pin 100 GB than peers are patient. prepare() is the
-  // long one. It runs on the caller's thread without the gate, beside any other call, so it shares no state with
-  // them; the agent goes on meanwhile, and peers reach the region over the rails that are ready. What it returns
-  // comes back to register_memory. A transport that pins nothing leaves both as they are.
+  // long one. It runs on a thread of its own, or the caller's, without the gate, beside any other call and those of
+  // other transports, so it shares no state with them; the agent goes on meanwhile, and peers reach the region over
+  // the rails that are ready. What it returns comes back to register_memory. A transport that pins nothing leaves
+  // both as they are.
   virtual bool prepares() const noexcept { return false; }
   virtual Result<Pinned> prepare(const LocalRegion&) { return Pinned(); }
   // The short one. The keys travel to peers. The memory stays registered until deregister_memory, which comes
