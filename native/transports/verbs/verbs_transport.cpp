@@ -35,9 +35,9 @@ constexpr std::chrono::milliseconds kFlushBound{500};
 // Peers of whom is known which addresses they did not answer at.
 constexpr std::size_t kMostTried = 256;
 
-std::string name_of(const Flight& flight) {
+std::string name_of(const Flight& flight, const QueuePairs& pairs) {
   const Work& work = flight.work;
-  if (flight.is_proof) return "the first READ over a new connection";
+  if (flight.is_proof) return "the first READ over a new connection " + pairs.way();
   if (work.kind != WorkKind::kFetch) return "a READ of the fence word";
   const Piece piece = work.move->grid.piece(work.piece);
   return "a READ of layer " + std::to_string(piece.layer) + ", " + std::to_string(piece.num_pairs) +
@@ -374,8 +374,8 @@ bool VerbsTransport::reap(Peer& peer) {
           Flight& flight = pair.flights[i];
           if (flight.end < position) continue;
           if (broken.empty() && !peer.down)
-            broken =
-                device_->name() + ": " + name_of(flight) + ": " + words_of(device_->library(), completion);
+            broken = device_->name() + ": " + name_of(flight, *peer.pairs) + ": " +
+                     words_of(device_->library(), completion);
           flight.stop(Code::kRailFailed, broken);
         }
         if (broken.empty() && !peer.down)
