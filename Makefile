@@ -8,7 +8,8 @@
 #                      -tsan, -plain, -clang); GPU_TESTS=ON with the emulated GPU's own and the kernels' PTX; CTEST="-R wire"
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
-#   make test-rdma     tests that need RDMA, in a machine under qemu with two Soft-RoCE devices
+#   make test-rdma     tests that need RDMA, in a machine under qemu with two Soft-RoCE devices;
+#                      RDMA_TESTS="slow or not slow" as at night
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
@@ -42,6 +43,7 @@ PYTHONS ?= python3.12 python3.13
 CLANG ?= clang++-14
 CTEST ?=
 VLLM_TESTS ?= not slow
+RDMA_TESTS ?= not slow
 
 # Of all that is random in the tests of one run: `make test KVXFER_SEED=N` is run N again (docs/testing.md).
 ifndef KVXFER_SEED
@@ -203,7 +205,7 @@ clang:
 RDMA_SUITES := tests/rdma
 test-rdma: $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.ci/rdma-packages
-	$(PY) -m tests.rdma.machine --files build/rdma -- $(PY) -m pytest -m "rdma and not slow" \
+	$(PY) -m tests.rdma.machine --files build/rdma --limit-s 1800 -- $(PY) -m pytest -m "rdma and ($(RDMA_TESTS))" \
 	  -o cache_dir=build/rdma/pytest $(RDMA_SUITES) $(ARGS)
 
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
@@ -332,7 +334,7 @@ nightly: test native-test-plain native-test-clang unit-asan unit-pythons test-to
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
 	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(WORKERS) -o timeout=0 \
 	  -o faulthandler_timeout=0 $(ARGS)
-	@$(MAKE) --no-print-directory test-rdma
+	@$(MAKE) --no-print-directory test-rdma RDMA_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory test-vllm-next
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000

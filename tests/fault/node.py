@@ -108,6 +108,9 @@ class Node:
     def is_all(self, value: int, ids: Iterable[int] | None = None) -> bool:
         return bool((self.array[:, :, self._index(ids)] == value).all())
 
+    def has_any(self, value: int, ids: Iterable[int] | None = None) -> bool:
+        return bool((self.array[:, :, self._index(ids)] == value).any())
+
     def _index(self, ids: Iterable[int] | None) -> slice | list[int]:
         return slice(None) if ids is None else list(ids)
 

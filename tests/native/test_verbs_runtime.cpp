@@ -30,13 +30,14 @@ TEST(pages_come_over_verbs_and_nothing_else_moves_them) {
   {
     check::Random random(check::seed());
     Pair both(over_verbs());
-    const auto paths = both.src.runtime->with_engine(
-        [&](Engine&, Time) { return both.src.runtime->paths(both.there); });
+    const auto paths =
+        both.src.runtime->with_engine([&](Engine&, Time) { return both.src.runtime->paths(both.there); });
     REQUIRE_EQ(paths.size(), 2u);  // the sockets' say nothing more
     for (const char* const device : {"nic0", "nic1"})
       CHECK(std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
-        return path.starts_with(std::string("verbs: ") + device + " port 1, ") &&
-               path.find(", RoCE v2), to " + std::string(device) + " port 1, ") != std::string::npos;
+        return path.starts_with("verbs: " + std::string(device) + " port 1 from GID ") &&
+               path.find(", RoCE v2, to ") != std::string::npos &&
+               path.ends_with(" (" + std::string(device) + " port 1)");
       }));
     for (const bool write : {true, false}) {
       for (int round = 0; round < 20; ++round) {

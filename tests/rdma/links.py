@@ -1,11 +1,11 @@
-"""The machine's two devices, the link between them, and faults of that link; for programs in the machine."""
+"""The machine's devices, the links between them, and faults of those links; for programs in the machine."""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,11 +34,17 @@ class Device:
 
     def sent_nbytes(self) -> int:
         """Returns what has gone out on the link since the boot."""
-        return int(Path(f"/sys/class/net/{self.interface}/statistics/tx_bytes").read_text())
+        return self._sent("bytes")
+
+    def sent_packets(self) -> int:
+        return self._sent("packets")
 
     def counter(self, name: str) -> int:
         """Returns one of the port's counters, e.g. ``duplicate_request``."""
         return int(self._port(f"hw_counters/{name}"))
+
+    def _sent(self, what: str) -> int:
+        return int(Path(f"/sys/class/net/{self.interface}/statistics/tx_{what}").read_text())
 
     def _port(self, what: str) -> str:
         return Path(f"/sys/class/infiniband/{self.name}/ports/1/{what}").read_text().strip()
@@ -46,6 +52,37 @@ class Device:
 
 RXE0: Final = Device("rxe0", "veth0", "10.99.0.1")
 RXE1: Final = Device("rxe1", "veth1", "10.99.0.2")
+#: Of `second_link`.
+RXE2: Final = Device("rxe2", "veth2", "10.98.0.1")
+RXE3: Final = Device("rxe3", "veth3", "10.98.0.2")
+#: Of no network that the machine is in.
+STRAY_ADDRESS: Final = "192.0.2.1"
+
+
+def faults_seen() -> int:
+    """How many requests came to the first link's devices out of their order, or once more."""
+    names = ("out_of_seq_request", "duplicate_request")
+    return sum(device.counter(name) for device in (RXE0, RXE1) for name in names)
+
+
+@contextmanager
+def second_link() -> Iterator[None]:
+    """Adds a link beside the first, made as that is (guest/start), with `RXE2` and `RXE3` on its ends."""
+    with ExitStack() as undo:
+        _call(f"ip link add {RXE2.interface} type veth peer name {RXE3.interface}")
+        undo.callback(_call, f"ip link del {RXE2.interface}")
+        for end, other in ((RXE2, RXE3), (RXE3, RXE2)):
+            settings = Path(f"/proc/sys/net/ipv4/conf/{end.interface}")
+            (settings / "accept_local").write_text("1")
+            (settings / "rp_filter").write_text("0")
+            _call(f"ip addr add {end.address}/24 dev {end.interface}")
+            _call(f"ip link set {end.interface} mtu 9000 up")
+            rule = f"pref 5 oif {end.interface} to {other.address} lookup main"
+            _call(f"ip rule add {rule}")
+            undo.callback(_call, f"ip rule del {rule}")
+            _call(f"rdma link add {end.name} type rxe netdev {end.interface}")
+            undo.callback(_call, f"rdma link delete {end.name}")
+        yield
 
 
 @contextmanager
@@ -73,11 +110,7 @@ def down(device: Device) -> Iterator[None]:
         yield
     finally:
         _call(f"ip link set {device.interface} up")
-        give_up = time.monotonic() + 60
-        while {RXE0.state(), RXE1.state()} != {"4: ACTIVE"}:
-            if time.monotonic() > give_up:
-                raise TimeoutError("the ports do not become active again")
-            time.sleep(0.01)
+        _until(lambda: {RXE0.state(), RXE1.state()} == {"4: ACTIVE"}, "the ports do not become active again")
 
 
 @contextmanager
@@ -90,6 +123,29 @@ def mtu(device: Device, nbytes: int) -> Iterator[None]:
         yield
     finally:
         path.write_text(before)
+
+
+@contextmanager
+def stray_address(device: Device, other: Device, *, is_answered: bool) -> Iterator[int]:
+    """Gives a device a further address, to which no way leads from the other end; yields its GID's index.
+
+    Nobody answers for it there, so that a connection is refused; or a station that does not exist, so that
+    packets go astray. (No rule or route refuses it: where packets are to leave by one interface, the kernel
+    takes any address to be beyond it.)
+    """
+    index, neighbour = 2, f"{STRAY_ADDRESS} dev {other.interface}"
+    with ExitStack() as undo:
+        if not is_answered:
+            asked = Path(f"/proc/sys/net/ipv4/conf/{device.interface}/arp_ignore")
+            asked.write_text("8")
+            undo.callback(asked.write_text, "0")
+        else:
+            _call(f"ip neigh replace {neighbour} lladdr 02:00:00:00:00:99 nud permanent")
+        undo.callback(_call, f"ip neigh flush to {STRAY_ADDRESS}")
+        _call(f"ip addr add {STRAY_ADDRESS}/32 dev {device.interface}")
+        undo.callback(_call, f"ip addr del {STRAY_ADDRESS}/32 dev {device.interface}")
+        _until(lambda: device.gid(index).endswith("c000:0201"), "the address gets no GID")
+        yield index
 
 
 def with_memlock(nbytes: int, *command: str) -> list[str]:
@@ -105,6 +161,14 @@ def _netem(device: Device, what: str) -> Iterator[None]:
         yield
     finally:
         _call(f"tc qdisc del dev {device.interface} root")
+
+
+def _until(is_over: Callable[[], bool], otherwise: str) -> None:
+    give_up = time.monotonic() + 60
+    while not is_over():
+        if time.monotonic() > give_up:
+            raise TimeoutError(otherwise)
+        time.sleep(0.01)
 
 
 def _call(command: str) -> None:

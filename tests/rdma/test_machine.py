@@ -111,18 +111,12 @@ def test_work_ends_as_on_hardware(
     status: str,
     seed: int,
 ) -> None:
-    before = faults_seen()
+    before = links.faults_seen()
     with fault(device):
         printed = called(PYTHON, str(QUEUE_PAIRS), work, str(seed))
     assert printed.splitlines() == [status, "bytes as expected"]
     if fault is links.disordered:  # by 20 of 1,024 packets in the mean: none is one run of 10**9
-        assert faults_seen() > before
-
-
-def faults_seen() -> int:
-    """How many requests came to the devices out of their order, or once more."""
-    names = ("out_of_seq_request", "duplicate_request")
-    return sum(device.counter(name) for device in (RXE0, RXE1) for name in names)
+        assert links.faults_seen() > before
 
 
 @both_devices

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from kvxfer.errors import KvxferError, PeerError
 from kvxfer.testing import Pair, conformance, connected_pair, differing_layouts
 from kvxfer.testing.conformance import Check
 from tests.fault.node import BOUND_S, MEDIUM, Node
-from tests.rdma.links import RXE0, RXE1, Device, down, lossy
+from tests.rdma.links import RXE0, RXE1, RXE2, RXE3, Device, disordered, down, faults_seen, lossy, second_link
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine")]
 
@@ -22,7 +23,9 @@ pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine")]
 ONE, TWO = "rxe0", "rxe0,rxe1"
 # A packet is waited for 0.27 s, and sent again three times: less, and a busy emulated processor loses
 # the rail.
-QUICK = {"verbs.timeout": 16, "verbs.retries": 3}
+QUICK = {"timeout": 16, "retries": 3}
+# What a link that loses packets now and then wants: 67 ms, six times.
+TOUGH = {"timeout": 14, "retries": 6}
 
 
 def pairs(devices: str, shape: tuple[int, ...], seed: int) -> AbstractContextManager[Pair]:
@@ -57,27 +60,27 @@ def test_layouts_that_differ(check: Check, seed: int) -> None:
 # ---- the link -----------------------------------------------------------------------------------
 
 
+def on(*devices: Device, **options: int) -> dict[str, Any]:
+    """What a `Node` is given, or a `Worker`, that has a rail on each of these; options are those of verbs."""
+    told = {"devices": ",".join(device.name for device in devices), **QUICK, **options}
+    return {
+        "transports": ("verbs",),
+        "transport_options": {f"verbs.{name}": value for name, value in told.items()},
+    }
+
+
 @contextmanager
-def ends(**options: Any) -> Iterator[tuple[Node, Node]]:
+def ends(
+    here: dict[str, Any] | None = None, there: dict[str, Any] | None = None, **options: Any
+) -> Iterator[tuple[Node, Node]]:
     """Two agents, each on a device of its own, connected; the second's pages may be read."""
-    nodes = [
-        Node(
-            name,
-            "tcp",
-            MEDIUM,
-            transports=("verbs",),
-            transport_options={"verbs.devices": device.name, **QUICK},
-            **options,
-        )
-        for name, device in (("here", RXE0), ("there", RXE1))
-    ]
-    try:
-        here, there = nodes
-        meet(here, there)
-        yield here, there
-    finally:
-        for node in nodes:
-            node.close()
+    with ExitStack() as closing:
+        nodes = []
+        for name, own in (("here", here or on(RXE0)), ("there", there or on(RXE1))):
+            nodes.append(Node(name, "tcp", MEDIUM, **own, **options))
+            closing.callback(nodes[-1].close)
+        meet(*nodes)
+        yield nodes[0], nodes[1]
 
 
 def meet(here: Node, there: Node) -> None:
@@ -87,9 +90,9 @@ def meet(here: Node, there: Node) -> None:
     there.grant("read")
 
 
-def until_up(node: Node) -> None:
+def until_up(node: Node, num_rails: int = 1) -> None:
     deadline = time.monotonic() + BOUND_S
-    while "verbs" not in node.rails():
+    while node.rails().count("verbs") < num_rails:
         assert time.monotonic() < deadline, node.peers[-1].notes
         time.sleep(0.01)
 
@@ -112,6 +115,10 @@ def read(here: Node, there: Node, value: int) -> KvxferError | None:
 def test_pages_cross_the_link() -> None:
     with ends() as (here, there):
         assert crosses_the_link(here, there, 5)
+        (path,) = here.peers[-1].paths
+        assert (
+            path == f"verbs: rxe0 port 1 from GID 1, {RXE0.address}, RoCE v2, to {RXE1.address} (rxe1 port 1)"
+        )
 
 
 @pytest.mark.parametrize("fault", [lossy, down], ids=["packets lost", "link down"])
@@ -138,3 +145,47 @@ def test_a_link_that_fails_loses_the_peer_where_verbs_is_required() -> None:
         there.wait_lost()
         meet(here, there)
         assert crosses_the_link(here, there, 6)
+
+
+@pytest.mark.parametrize("fault", [partial(lossy, percent=2.0), disordered], ids=["2% lost", "disorder"])
+def test_pages_cross_a_bad_link_both_ways(
+    fault: Callable[[Device], AbstractContextManager[None]], seed: int
+) -> None:
+    """Each packet that is lost costs a retry. It may cost the rail, too, and never a request."""
+    with ends(on(RXE0, **TOUGH), on(RXE1, **TOUGH)) as (here, there):
+        evens, odds = here.all[::2], here.all[1::2]
+        here.grant("read")
+        here.fill(seed)
+        there.fill(seed + 1)
+        seen, sent = faults_seen(), [device.sent_nbytes() for device in (RXE0, RXE1)]
+        with fault(RXE0), fault(RXE1):
+            here.read(odds)
+            there.read(evens)
+            assert [node.end() for node in (here, there)] == [None, None]
+        for node in (here, there):
+            assert node.holds(seed, evens)
+            assert node.holds(seed + 1, odds)
+            assert node.peer_state() == ("open", "")
+        assert faults_seen() > seen
+        for device, before in zip((RXE0, RXE1), sent, strict=True):
+            assert device.sent_nbytes() - before > 1 << 20
+
+
+@pytest.mark.parametrize("broken", [RXE0, RXE3], ids=["requests lost", "answers lost"])
+def test_one_of_two_rails_falls_silent_in_mid_transfer(broken: Device) -> None:
+    with second_link(), ends(on(RXE0, RXE2), on(RXE1, RXE3)) as (here, there):
+        until_up(here, num_rails=2)
+        there.set(5)
+        here.set(0)
+        read = here.read_until_bytes_land(held=True)
+        with lossy(broken):
+            landed = (here.array == 5).mean()
+            here.let_go()
+            assert here.end(read) is None
+            assert here.is_all(5)
+        assert 0 < landed < 1
+        stats = here.stats()
+        assert stats["rails_lost"] == 1, here.peers[-1].notes
+        assert stats["pieces_redone"] > 0
+        assert here.works[read].rails == ("verbs",)
+        assert here.peer_state() == ("open", "")

@@ -110,7 +110,10 @@ std::uint32_t Connections::dial_rails(SessionKey key) {
   for (const TransportKind* kind : rails_.kinds()) {
     const bool is_required = has(options_.require, kind->name);
     if (!has(peer.transports, kind->name)) {
-      if (is_required) failed({}, std::string(kind->name) + " is not used: the peer does not offer it");
+      // One that is partial and no default was named by somebody, who would wonder.
+      if (is_required || (kind->is_partial && !kind->is_default))
+        failed({}, std::string(kind->name) +
+                       " is not used: the peer does not offer it (is it among the peer's transports?)");
       continue;
     }
     if (carried.has(kind->memory) && !is_required) continue;

@@ -113,8 +113,7 @@ Device::~Device() {
   library_.close_device(context_);
 }
 
-abi::Mtu Device::mtu() const noexcept {
-  abi::Mtu mtu = attributes_of_port_.active_mtu;
+abi::Mtu Device::within_options(abi::Mtu mtu) const noexcept {
   while (options_.mtu != 0 && nbytes_of(mtu) > options_.mtu && mtu > abi::Mtu::k256)
     mtu = static_cast<abi::Mtu>(static_cast<int>(mtu) - 1);
   return mtu;
@@ -143,6 +142,8 @@ std::uint64_t Device::most_read_nbytes() const noexcept {
   return of_port == 0 ? kMostReadNbytes : std::min(kMostReadNbytes, of_port);
 }
 
+std::string PortAddress::in_words() const { return row ? describe(*row) : "LID " + std::to_string(lid); }
+
 Result<PortAddress> Device::address(std::span<const GidRow> tried) const {
   PortAddress address;
   abi::PortAttributes now{};
@@ -151,6 +152,7 @@ Result<PortAddress> Device::address(std::span<const GidRow> tried) const {
   if (now.state != abi::PortState::kActive)
     return Status(Code::kRailFailed, name_ + " is not active: is its cable in, and its interface up?");
   address.lid = now.lid;
+  address.mtu = within_options(now.active_mtu);
   std::vector<GidRow> rows;
   for (int i = 0; i < std::min(now.gid_tbl_len, 256); ++i) {
     abi::Gid gid{};

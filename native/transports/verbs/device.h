@@ -21,7 +21,10 @@ struct PortAddress {
   abi::Gid gid{};
   std::uint8_t gid_index = 0;
   std::uint16_t lid = 0;
-  std::optional<GidRow> row;  // of the GID, where there is one
+  abi::Mtu mtu = abi::Mtu::k256;  // of its packets, within what the options allow
+  std::optional<GidRow> row;      // of the GID, where there is one
+
+  std::string in_words() const;
 };
 
 class Device {
@@ -42,7 +45,6 @@ class Device {
   abi::ProtectionDomain* domain() const noexcept { return domain_; }
   abi::CompletionChannel* channel() const noexcept { return channel_; }
   abi::LinkLayer link() const noexcept { return attributes_of_port_.link_layer; }
-  abi::Mtu mtu() const noexcept;
 
   // ---- what it can do, within what the options allow
   std::uint32_t num_requests() const noexcept;   // of one queue pair
@@ -52,8 +54,8 @@ class Device {
   std::uint64_t most_read_nbytes() const noexcept;  // in one request
   std::uint64_t most_registered_nbytes() const noexcept { return attributes_.max_mr_size; }
 
-  // Asked anew: GIDs change while the port is up. The likeliest that is not among those that were tried in vain, or of
-  // all where each of them was. Not ok: it has none that fits.
+  // Asked anew: GIDs and the MTU change while the port is up. The likeliest that is not among those that were tried in
+  // vain, or of all where each of them was. Not ok: it has none that fits.
   Result<PortAddress> address(std::span<const GidRow> tried) const;
 
  private:
@@ -68,6 +70,7 @@ class Device {
     name_ += " port " + std::to_string(port);
   }
   Status open();
+  abi::Mtu within_options(abi::Mtu mtu) const noexcept;
 
   const Library& library_;
   const Options options_;

@@ -11,7 +11,8 @@ const char* advice_for(abi::WorkStatus status) noexcept {
       return "its port does not answer: is the peer's port up, does a route lead there (ping -I by the same "
              "addresses), do both ends have one MTU, and is verbs.gid_index of the right network?";
     case Status::kRnrRetriesExceeded:
-      return "its queue pair takes no requests: the peer is closing, or stands still";
+      return "its queue pair takes no requests: the peer is closing, or stands still; or, in Soft-RoCE, its "
+             "interface sends no packets of that size: do both ends have one MTU?";
     case Status::kRemoteAccess:
       return "the peer's device refused the key or the address: the peer deregistered that memory, or is "
              "another than "

@@ -84,10 +84,6 @@ std::string state_words(const GidRow& row) {
   return "whether " + device + " is up cannot be read";
 }
 
-std::string describe(const GidRow& row) {
-  return "GID " + std::to_string(row.index) + ", " + to_text(row.gid) + ", " + std::string(name_of(row.type));
-}
-
 std::string why(const GidRow& row) {
   std::string words = describe(row);
   if (row.type == GidType::kInfiniBand)
@@ -225,6 +221,10 @@ std::optional<Gid> parse_gid(std::string_view text) {
     gid[i + 1] = static_cast<std::uint8_t>(group);
   }
   return gid;
+}
+
+std::string describe(const GidRow& row) {
+  return "GID " + std::to_string(row.index) + ", " + to_text(row.gid) + ", " + std::string(name_of(row.type));
 }
 
 std::string to_text(const Gid& gid) {

@@ -68,6 +68,7 @@ struct GidChange {
 std::vector<GidChange> changed(std::span<const GidRow> before, std::span<const GidRow> after);
 
 std::optional<Gid> parse_gid(std::string_view text);  // as sysfs has it: eight groups of four digits
+std::string describe(const GidRow& row);  // "GID 1, 10.0.0.1, RoCE v2"
 std::string to_text(const Gid& gid);  // "10.0.0.1" of an IPv4 address, else as IPv6 is written
 
 }  // namespace kvxfer::verbs

@@ -13,7 +13,7 @@ namespace {
 // For messages that find no receive posted, of which there are none.
 constexpr std::uint8_t kMinRnrTimer = 12, kRnrRetries = 6;
 
-Status failed_to(const Device& device, const char* what, int error) {
+Status failed_to(const Device& device, const std::string& what, int error) {
   Status status = Status::from_errno(device.name() + ": " + what, error);
   return {Code::kRailFailed, status.message()};
 }
@@ -36,12 +36,12 @@ Status QueuePair::init() {
   return {};
 }
 
-Status QueuePair::connect(const Message& theirs, const PortAddress& ours) {
+Status QueuePair::connect(const Message& theirs, const PortAddress& ours, const std::string& way) {
   const Options& options = device_->options();
   const PairAddress& other = theirs.pairs[index_];
   abi::QueuePairAttributes attributes{};
   attributes.qp_state = abi::QueuePairState::kReadyToReceive;
-  attributes.path_mtu = std::min(device_->mtu(), static_cast<abi::Mtu>(theirs.mtu));
+  attributes.path_mtu = std::min(ours.mtu, static_cast<abi::Mtu>(theirs.mtu));
   attributes.dest_qp_num = other.number;
   attributes.rq_psn = other.first_packet;
   attributes.max_dest_rd_atomic = device_->num_reads_served();
@@ -64,7 +64,11 @@ Status QueuePair::connect(const Message& theirs, const PortAddress& ours) {
                                                          abi::kMaskDestQpn | abi::kMaskRqPsn |
                                                          abi::kMaskMaxDestReads | abi::kMaskMinRnrTimer);
       error != 0)
-    return failed_to(*device_, "no way leads to the address that it named: ibv_modify_qp to RTR", error);
+    return failed_to(*device_,
+                     "no way leads " + way +
+                         " (does a route lead there, and is verbs.gid_index of both ends of one network?): "
+                         "ibv_modify_qp to RTR",
+                     error);
   attributes = {};
   attributes.qp_state = abi::QueuePairState::kReadyToSend;
   attributes.sq_psn = first_packet_;
@@ -178,7 +182,7 @@ void QueuePairs::introduce(Message& hello) const {
   hello.gid = address_.gid;
   hello.lid = address_.lid;
   hello.link = device_->link();
-  hello.mtu = static_cast<std::uint8_t>(device_->mtu());
+  hello.mtu = static_cast<std::uint8_t>(address_.mtu);
   hello.num_reads = device_->num_reads_served();
   hello.num_pairs = static_cast<std::uint8_t>(pairs_.size());
   for (std::size_t i = 0; i < pairs_.size(); ++i) hello.pairs[i] = pairs_[i].address();
@@ -190,9 +194,13 @@ Status QueuePairs::connect(const Message& theirs) {
             device_->name() + " and its " + theirs.device_name() +
                 " are of different networks (InfiniBand and Ethernet): name devices of one by "
                 "verbs.devices"};
+  Gid gid{};
+  std::copy(std::begin(theirs.gid.raw), std::end(theirs.gid.raw), gid.begin());
+  way_ = "from " + address_.in_words() + ", to " +
+         (theirs.lid != 0 ? "LID " + std::to_string(theirs.lid) : to_text(gid));
   for (; pairs_.size() > theirs.num_pairs; pairs_.pop_back()) pairs_.back().destroy();
   for (QueuePair& pair : pairs_)
-    if (Status connected = pair.connect(theirs, address_); !connected.ok()) return connected;
+    if (Status connected = pair.connect(theirs, address_, way_); !connected.ok()) return connected;
   return {};
 }
 

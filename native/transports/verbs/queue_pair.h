@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,7 +45,7 @@ class QueuePair {
 
   // ---- its states
   Status init();
-  Status connect(const Message& theirs, const PortAddress& ours);
+  Status connect(const Message& theirs, const PortAddress& ours, const std::string& way);
   // What is posted is flushed; nothing of it lands any more once it has completed.
   void reset() noexcept;
   void destroy() noexcept;
@@ -104,6 +105,8 @@ class QueuePairs {
   auto end() const noexcept { return pairs_.end(); }
 
   const PortAddress& address() const noexcept { return address_; }
+  // From which address to which; once it is connected.
+  const std::string& way() const noexcept { return way_; }
   // Our half of the hello.
   void introduce(Message& hello) const;
   // As many as the peer has, too; the others go.
@@ -124,6 +127,7 @@ class QueuePairs {
 
   const std::shared_ptr<const Device> device_;
   PortAddress address_;
+  std::string way_;
   abi::CompletionQueue* cq_ = nullptr;
   std::vector<QueuePair> pairs_;
 };

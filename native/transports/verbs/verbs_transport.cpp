@@ -35,29 +35,13 @@ constexpr std::chrono::milliseconds kFlushBound{500};
 // Peers of whom is known which addresses they did not answer at.
 constexpr std::size_t kMostTried = 256;
 
-std::string name_of(const Flight& flight) {
+std::string name_of(const Flight& flight, const QueuePairs& pairs) {
   const Work& work = flight.work;
-  if (flight.is_proof) return "the first READ over a new connection";
+  if (flight.is_proof) return "the first READ over a new connection " + pairs.way();
   if (work.kind != WorkKind::kFetch) return "a READ of the fence word";
   const Piece piece = work.move->grid.piece(work.piece);
   return "a READ of layer " + std::to_string(piece.layer) + ", " + std::to_string(piece.num_pairs) +
          " blocks from the table's place " + std::to_string(piece.first_pair) + " on";
-}
-
-verbs::Gid gid_of(const Message& hello) {
-  verbs::Gid gid;
-  std::copy(std::begin(hello.gid.raw), std::end(hello.gid.raw), gid.begin());
-  return gid;
-}
-
-// "10.0.0.1 (GID 3, RoCE v2)".
-std::string words_of(const verbs::PortAddress& address) {
-  if (!address.row) return "LID " + std::to_string(address.lid);
-  const verbs::GidRow& row = *address.row;
-  std::string words = verbs::to_text(row.gid) + " (GID " + std::to_string(row.index);
-  if (row.type == verbs::GidType::kRoceV2) words += ", RoCE v2";
-  if (row.type == verbs::GidType::kRoceV1) words += ", RoCE v1";
-  return words + ")";
 }
 
 }  // namespace
@@ -196,10 +180,7 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
     remember_address(peer);
     return {connected.code(), "its " + hello.device_name() + ": " + connected.message()};
   }
-  peer.path = device_->name() + ", " + words_of(peer.pairs->address()) + ", to " + hello.device_name() +
-              ", " +
-              (hello.link == verbs::abi::LinkLayer::kEthernet ? verbs::to_text(gid_of(hello))
-                                                              : "LID " + std::to_string(hello.lid));
+  peer.path = device_->name() + " " + peer.pairs->way() + " (" + hello.device_name() + ")";
   Message ready;
   ready.kind = MessageKind::kReady;
   tell(peer, ready);
@@ -405,8 +386,8 @@ bool VerbsTransport::reap(Peer& peer) {
           Flight& flight = pair.flights[i];
           if (flight.end < position) continue;
           if (broken.empty() && !peer.down)
-            broken =
-                device_->name() + ": " + name_of(flight) + ": " + words_of(device_->library(), completion);
+            broken = device_->name() + ": " + name_of(flight, *peer.pairs) + ": " +
+                     words_of(device_->library(), completion);
           flight.stop(Code::kRailFailed, broken);
         }
         if (broken.empty() && !peer.down)
