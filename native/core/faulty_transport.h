@@ -49,8 +49,8 @@ class FaultyTransport final : public Transport {
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  WorkKind choose(const Move& move, std::uint32_t piece) const noexcept override {
-    return inner_->choose(move, piece);
+  WorkKind choose(PeerId peer, const Move& move, std::uint32_t piece) const noexcept override {
+    return inner_->choose(peer, move, piece);
   }
   void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;

@@ -323,7 +323,7 @@ class Pair {
   }
   // How the core has a piece brought.
   WorkKind kind_to_bring(const Move& at_dst, std::uint32_t piece) const {
-    if (one_sided() && two_sided()) return dst.transport->choose(at_dst, piece);
+    if (one_sided() && two_sided()) return dst.transport->choose(dst.peer, at_dst, piece);
     return one_sided() ? WorkKind::kFetch : WorkKind::kReceive;
   }
 

@@ -156,7 +156,8 @@ class Fabric {
   struct Request {
     std::uint64_t id, address;
     unsigned flags;
-    std::uint32_t rkey;
+    std::uint32_t rkey, immediate;
+    int opcode;
     std::vector<abi::ScatterEntry> entries;
     bool began = false;  // some of its bytes have landed
   };
@@ -164,6 +165,7 @@ class Fabric {
     abi::QueuePairCapacity capacity{};
     abi::QueuePairAttributes attributes{};
     std::deque<Request> requests;
+    std::deque<std::uint64_t> receives;
     std::deque<std::uint64_t> slots;  // of requests whose end has not been seen by a poll
     Nic* nic = nullptr;
   };
@@ -215,6 +217,7 @@ class Fabric {
   static int poll_cq(abi::CompletionQueue* queue, int num, abi::WorkCompletion* completions);
   static int req_notify_cq(abi::CompletionQueue* queue, int solicited_only);
   static int post_send(abi::QueuePair* pair, abi::SendRequest* requests, abi::SendRequest** refused);
+  static int post_recv(abi::QueuePair* pair, abi::ReceiveRequest* requests, abi::ReceiveRequest** refused);
 
   // ---- with the lock
   static void ring(int fd) {
@@ -231,7 +234,8 @@ class Fabric {
     if (pair.state == abi::QueuePairState::kError) return !flushes_held_;
     return pair.state == abi::QueuePairState::kReadyToSend && !is_held(pair);
   }
-  void land(const Request& request, const std::byte* from, bool half);
+  void land(const Request& request, std::byte* remote, bool half);
+  void land(std::uint64_t to, std::uint32_t key, const std::byte* from, std::uint32_t nbytes);
   void move_one(Pair& pair);
   void move_some(Queue& queue);
   void go_on_while_armed(Queue& queue);
@@ -239,7 +243,10 @@ class Fabric {
     for (const auto& [number, pair] : pairs_) go_on_while_armed(*static_cast<Queue*>(pair->send_cq));
   }
   void complete(Pair& pair, const Request& request, abi::WorkStatus status);
-  std::optional<abi::WorkStatus> judge(const Pair& pair, const Request& request, const std::byte** from);
+  void tell(Queue& queue, const abi::WorkCompletion& entry);
+  void fail_pair(Pair& pair);  // with what it was to receive
+  void drop_receives(Pair& pair);
+  std::optional<abi::WorkStatus> judge(const Pair& pair, const Request& request, std::byte** remote);
   void tell(Nic& nic, const abi::AsyncEvent& event);
   bool is_unreachable(const void* address) const {
     const bool is_so =
@@ -385,6 +392,7 @@ inline abi::Context* Fabric::open_device(abi::Device* device) {
   context->operations.poll_cq = poll_cq;
   context->operations.req_notify_cq = req_notify_cq;
   context->operations.post_send = post_send;
+  context->operations.post_recv = post_recv;
   context->async_fd = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
   self().locked([&] { context->nic->contexts.insert(context); });
   return context;
@@ -691,7 +699,7 @@ inline int Fabric::modify_qp(abi::QueuePair* of, abi::QueuePairAttributes* attri
       default: return EINVAL;
     }
     pair->state = attributes->qp_state;
-    if (pair->state == State::kError) fabric.go_on_while_armed(*static_cast<Queue*>(pair->send_cq));
+    if (pair->state == State::kError) fabric.fail_pair(*pair);
     return 0;
   });
 }
@@ -723,10 +731,18 @@ inline int Fabric::post_send(abi::QueuePair* of, abi::SendRequest* requests, abi
       if (pair->state != abi::QueuePairState::kReadyToSend && pair->state != abi::QueuePairState::kError)
         return EINVAL;
       if (pair->slots.size() >= pair->capacity.max_send_wr) return ENOMEM;
-      if (request->opcode != abi::kRdmaRead || request->num_entries < 1 ||
+      const bool is_write =
+          request->opcode == abi::kRdmaWrite || request->opcode == abi::kRdmaWriteWithImmediate;
+      if ((request->opcode != abi::kRdmaRead && !is_write) || request->num_entries < (is_write ? 0 : 1) ||
           static_cast<unsigned>(request->num_entries) > pair->capacity.max_send_sge)
         return EINVAL;
-      Request taken{request->id, request->remote.rdma.address, request->flags, request->remote.rdma.rkey, {}};
+      Request taken{request->id,
+                    request->remote.rdma.address,
+                    request->flags,
+                    request->remote.rdma.rkey,
+                    request->immediate,
+                    request->opcode,
+                    {}};
       taken.entries.assign(request->entries, request->entries + request->num_entries);
       for (const abi::ScatterEntry& entry : taken.entries) nbytes += entry.length;
       fabric.counts_.entries += taken.entries.size();
@@ -743,6 +759,20 @@ inline int Fabric::post_send(abi::QueuePair* of, abi::SendRequest* requests, abi
   });
 }
 
+inline int Fabric::post_recv(abi::QueuePair* of, abi::ReceiveRequest* requests,
+                             abi::ReceiveRequest** refused) {
+  auto* const pair = static_cast<Pair*>(of);
+  return self().locked([&] {
+    for (abi::ReceiveRequest* request = requests; request != nullptr; request = request->next) {
+      *refused = request;
+      if (pair->state == abi::QueuePairState::kReset) return EINVAL;
+      if (pair->receives.size() >= pair->capacity.max_recv_wr) return ENOMEM;
+      pair->receives.push_back(request->id);
+    }
+    return 0;
+  });
+}
+
 // ---- what moves ---------------------------------------------------------------------------------
 
 inline int Fabric::poll_cq(abi::CompletionQueue* of, int num, abi::WorkCompletion* completions) {
@@ -755,7 +785,7 @@ inline int Fabric::poll_cq(abi::CompletionQueue* of, int num, abi::WorkCompletio
       const abi::WorkCompletion entry = queue->entries.front();
       queue->entries.pop_front();
       Pair& pair = *fabric.find(entry.qp_num);
-      while (!pair.slots.empty()) {
+      while (entry.opcode != abi::kReceivedWithImmediate && !pair.slots.empty()) {
         const std::uint64_t id = pair.slots.front();
         pair.slots.pop_front();
         if (id == entry.id) break;
@@ -803,6 +833,27 @@ inline void Fabric::complete(Pair& pair, const Request& request, abi::WorkStatus
   entry.status = status;
   entry.vendor_error = status == abi::WorkStatus::kSuccess ? 0 : 0x81;
   entry.qp_num = pair.qp_num;
+  tell(queue, entry);
+}
+
+inline void Fabric::fail_pair(Pair& pair) {
+  drop_receives(pair);
+  go_on_while_armed(*static_cast<Queue*>(pair.send_cq));
+}
+
+inline void Fabric::drop_receives(Pair& pair) {
+  pair.state = abi::QueuePairState::kError;
+  for (const std::uint64_t id : std::exchange(pair.receives, {})) {
+    abi::WorkCompletion entry{};
+    entry.id = id;
+    entry.status = abi::WorkStatus::kFlushed;
+    entry.opcode = abi::kReceivedWithImmediate;
+    entry.qp_num = pair.qp_num;
+    tell(*static_cast<Queue*>(pair.recv_cq), entry);
+  }
+}
+
+inline void Fabric::tell(Queue& queue, const abi::WorkCompletion& entry) {
   queue.entries.push_back(entry);
   if (queue.entries.size() > static_cast<std::size_t>(queue.cqe)) misuse("a completion queue overflows");
   if (!std::exchange(queue.armed, false)) return;
@@ -814,15 +865,16 @@ inline void Fabric::complete(Pair& pair, const Request& request, abi::WorkStatus
 
 // What a request ends with before it moves anything, or where its bytes are.
 inline std::optional<abi::WorkStatus> Fabric::judge(const Pair& pair, const Request& request,
-                                                    const std::byte** from) {
+                                                    std::byte** remote_at) {
   using Status = abi::WorkStatus;
   std::uint64_t nbytes = 0;
+  const bool is_read = request.opcode == abi::kRdmaRead;
   for (const abi::ScatterEntry& entry : request.entries) {
     const auto local = regions_.find(entry.lkey);
     const auto* const memory = local == regions_.end() ? nullptr : local->second.first;
     const std::uint64_t base = memory == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(memory->address);
     if (memory == nullptr || memory->lkey != entry.lkey || memory->domain != pair.domain ||
-        (local->second.second & abi::kLocalWrite) == 0 || entry.address < base ||
+        (is_read && (local->second.second & abi::kLocalWrite) == 0) || entry.address < base ||
         entry.address - base > memory->length || entry.length > memory->length - (entry.address - base))
       return Status::kLocalProtection;
     nbytes += entry.length;
@@ -841,39 +893,51 @@ inline std::optional<abi::WorkStatus> Fabric::judge(const Pair& pair, const Requ
   const auto remote = regions_.find(request.rkey);
   const auto* const memory = remote == regions_.end() ? nullptr : remote->second.first;
   const std::uint64_t base = memory == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(memory->address);
-  if ((other->attributes.qp_access_flags & abi::kRemoteRead) == 0) return Status::kRemoteInvalidRequest;
+  const unsigned right = is_read ? abi::kRemoteRead : abi::kRemoteWrite;
+  if ((other->attributes.qp_access_flags & right) == 0) return Status::kRemoteInvalidRequest;
+  if (request.opcode == abi::kRdmaWriteWithImmediate && other->receives.empty())
+    return Status::kRnrRetriesExceeded;
+  if (nbytes == 0) return std::nullopt;
   if (memory == nullptr || memory->rkey != request.rkey || memory->domain != other->domain ||
-      (remote->second.second & abi::kRemoteRead) == 0 || request.address < base ||
+      (remote->second.second & right) == 0 || request.address < base ||
       request.address - base > memory->length || nbytes > memory->length - (request.address - base)) {
-    other->state = abi::QueuePairState::kError;
     abi::AsyncEvent event{};
     event.kind = abi::EventKind::kQpAccessError;
     event.element.qp = other;
     auto* const context = static_cast<Context*>(other->context);
     context->events.push_back(event);
     ring(context->async_fd);
-    go_on_while_armed(*static_cast<Queue*>(other->send_cq));
+    fail_pair(*other);
     return Status::kRemoteAccess;
   }
-  *from = static_cast<const std::byte*>(memory->address) + (request.address - base);
+  *remote_at = static_cast<std::byte*>(memory->address) + (request.address - base);
   return std::nullopt;
 }
 
-inline void Fabric::land(const Request& request, const std::byte* from, bool half) {
+inline void Fabric::land(const Request& request, std::byte* remote, bool half) {
+  const bool is_read = request.opcode == abi::kRdmaRead;
   for (const abi::ScatterEntry& entry : request.entries) {
     const std::uint32_t nbytes = half ? entry.length / 2 : entry.length;
-    if (gpu_writes_held_ && dmabufs_.contains(entry.lkey))
-      unseen_.emplace_back(entry.address, std::vector(from, from + nbytes));
+    if (is_read)
+      land(entry.address, entry.lkey, remote, nbytes);
     else
-      std::memcpy(reinterpret_cast<void*>(entry.address), from, nbytes);
-    from += entry.length;
+      land(reinterpret_cast<std::uintptr_t>(remote), regions_.at(request.rkey).first->lkey,
+           reinterpret_cast<const std::byte*>(entry.address), nbytes);
+    remote += entry.length;
   }
+}
+
+inline void Fabric::land(std::uint64_t to, std::uint32_t key, const std::byte* from, std::uint32_t nbytes) {
+  if (gpu_writes_held_ && dmabufs_.contains(key))
+    unseen_.emplace_back(to, std::vector(from, from + nbytes));
+  else
+    std::memcpy(reinterpret_cast<void*>(to), from, nbytes);
 }
 
 inline void Fabric::move_one(Pair& pair) {
   Request& request = pair.requests.front();
   std::optional<abi::WorkStatus> wrong;
-  const std::byte* from = nullptr;
+  std::byte* from = nullptr;
   if (pair.state == abi::QueuePairState::kError) {
     wrong = abi::WorkStatus::kFlushed;
   } else {
@@ -886,7 +950,7 @@ inline void Fabric::move_one(Pair& pair) {
     if (*wrong == abi::WorkStatus::kFlushed && random_.chance(50) && !is_held(pair) &&
         !judge(pair, request, &from))
       land(request, from, false);
-    pair.state = abi::QueuePairState::kError;
+    drop_receives(pair);
     complete(pair, request, *wrong);
     pair.requests.pop_front();
     return;
@@ -896,6 +960,16 @@ inline void Fabric::move_one(Pair& pair) {
   land(request, from, half);
   request.began = true;
   if (half) return;
+  if (request.opcode == abi::kRdmaWriteWithImmediate) {
+    Pair& other = *find(pair.attributes.dest_qp_num);
+    abi::WorkCompletion entry{};
+    entry.id = other.receives.front();
+    entry.opcode = abi::kReceivedWithImmediate;
+    entry.immediate = request.immediate;
+    entry.qp_num = other.qp_num;
+    other.receives.pop_front();
+    tell(*static_cast<Queue*>(other.recv_cq), entry);
+  }
   complete(pair, request, abi::WorkStatus::kSuccess);
   pair.requests.pop_front();
 }

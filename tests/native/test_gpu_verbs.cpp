@@ -24,16 +24,17 @@ constexpr std::uint32_t kBlocks = 24;
 constexpr std::uint64_t kBlockNbytes = 96 * 1024;
 constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
 
-Options options_of(std::uint64_t staging_nbytes) {
+Options options_of(std::uint64_t staging_nbytes, const std::string& ways) {
   return {.transports = {"verbs"},
           .layout = {kBlocks, kBlockNbytes},
           .num_rails = 3,  // of each device, and a socket
-          .gpu = gpu_ends::emulated_gpu(emulated::fast_kernels(), staging_nbytes)};
+          .gpu = gpu_ends::emulated_gpu(emulated::fast_kernels(), staging_nbytes),
+          .transport_options = {{"tcp.rails", std::int64_t{1}}, {"verbs.ways", ways}}};
 }
 
 struct Ends : CachesEnds {
-  explicit Ends(std::uint64_t staging_nbytes = 0)
-      : CachesEnds(options_of(staging_nbytes), options_of(staging_nbytes)) {
+  explicit Ends(std::uint64_t staging_nbytes = 0, const std::string& ways = "read")
+      : CachesEnds(options_of(staging_nbytes, ways), options_of(staging_nbytes, ways)) {
     src.grant_all(there);
     dst.grant_all(here);
   }
@@ -78,22 +79,24 @@ TEST(a_nic_moves_pages_between_gpus_and_between_gpus_and_hosts) {
   CHECK_EQ(emulated::device().num_flushes.load(), 0u);  // the device sees writes in order
 }
 
-TEST(a_gpu_sees_what_was_written_before_anybody_is_told) {
-  const Restored restored;
-  Fabric fabric;
-  emulated::device().writes_ordering = 0;
-  emulated::device().flush = Fabric::flush_gpu;
-  Ends both;
-  fabric.hold_gpu_writes(true);
-  for (const bool write : {true, false}) {
-    CHECK(both.move(both.src.on_gpu, both.dst.on_gpu, write));
-    CHECK(both.move(both.src.on_host, both.dst.on_gpu, write));
+TEST(a_gpu_sees_what_came_before_anybody_is_told) {
+  for (const std::string ways : {"read", "write"}) {
+    const Restored restored;
+    Fabric fabric;
+    emulated::device().writes_ordering = 0;
+    emulated::device().flush = Fabric::flush_gpu;
+    Ends both(0, ways);
+    fabric.hold_gpu_writes(true);
+    for (const bool write : {true, false}) {
+      CHECK(both.move(both.src.on_gpu, both.dst.on_gpu, write));
+      CHECK(both.move(both.src.on_host, both.dst.on_gpu, write));
+    }
+    CHECK(emulated::device().num_flushes.load() > 0);
+    const std::uint64_t before = emulated::device().num_flushes;
+    CHECK(both.move(both.src.on_gpu, both.dst.on_host, true));
+    CHECK_EQ(emulated::device().num_flushes.load(), before);
+    fabric.hold_gpu_writes(false);
   }
-  CHECK(emulated::device().num_flushes.load() > 0);
-  const std::uint64_t before = emulated::device().num_flushes;
-  CHECK(both.move(both.src.on_gpu, both.dst.on_host, true));
-  CHECK_EQ(emulated::device().num_flushes.load(), before);
-  fabric.hold_gpu_writes(false);
 }
 
 TEST(a_flush_that_fails_tells_nobody_that_pages_are_there) {

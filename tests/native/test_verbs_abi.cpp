@@ -112,6 +112,16 @@ SAME_SIZE(ContextOperations, ibv_context_ops);
 SAME_PLACE(ContextOperations, poll_cq, ibv_context_ops, poll_cq);
 SAME_PLACE(ContextOperations, req_notify_cq, ibv_context_ops, req_notify_cq);
 SAME_PLACE(ContextOperations, post_send, ibv_context_ops, post_send);
+SAME_PLACE(ContextOperations, post_recv, ibv_context_ops, post_recv);
+SAME_SIZE(ReceiveRequest, ibv_recv_wr);
+SAME_PLACE(ReceiveRequest, next, ibv_recv_wr, next);
+SAME_PLACE(ReceiveRequest, entries, ibv_recv_wr, sg_list);
+SAME_PLACE(ReceiveRequest, num_entries, ibv_recv_wr, num_sge);
+SAME_PLACE(SendRequest, immediate, ibv_send_wr, imm_data);
+SAME_PLACE(WorkCompletion, immediate, ibv_wc, imm_data);
+SAME_VALUE(kRdmaWrite, IBV_WR_RDMA_WRITE);
+SAME_VALUE(kRdmaWriteWithImmediate, IBV_WR_RDMA_WRITE_WITH_IMM);
+SAME_VALUE(kReceivedWithImmediate, IBV_WC_RECV_RDMA_WITH_IMM);
 SAME_PLACE(Context, operations, ibv_context, ops);
 SAME_PLACE(Context, async_fd, ibv_context, async_fd);
 

@@ -18,12 +18,13 @@ void use_fabric(const Limits& limits) {
 }
 
 // The ends of a pair are made in turns: each has a device of its own.
-template <int kNumPairs, int kNumRequests>
+template <int kNumPairs, int kNumRequests, verbs::Ways kWays = verbs::Ways::kRead>
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable& fences) {
   static unsigned num_made = 0;
   verbs::Options options;
   options.num_pairs = kNumPairs;
   options.num_requests = kNumRequests;
+  options.ways = kWays;
   return verbs_ends::make_rail(reactor, fences, "nic" + std::to_string(num_made++ % 2), options);
 }
 
@@ -45,12 +46,34 @@ Subject infiniband() {
   use_fabric(limits);
   return {"verbs on InfiniBand", make<2, 64>, conformance::tcp_sockets, true, {}};
 }
+Subject writing_verbs() {
+  use_fabric({});
+  return {"verbs by WRITE", make<4, 256, verbs::Ways::kWrite>, conformance::tcp_sockets, false, {}};
+}
+Subject small_writing_verbs() {
+  Limits limits;
+  limits.max_sge = 1;
+  limits.max_mr_nbytes = 1024 * 1024;
+  use_fabric(limits);
+  return {"verbs by WRITE on a small device",
+          make<1, 16, verbs::Ways::kWrite>,
+          conformance::tcp_sockets,
+          false,
+          {}};
+}
+Subject measured_verbs() {
+  use_fabric({});
+  return {"verbs either way", make<3, 64, verbs::Ways::kMeasured>, conformance::tcp_sockets, false, {}};
+}
 Subject faulty_verbs() { return with_faults(verbs_rail()); }
 Subject failing_verbs() { return with_faults(verbs_rail(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05"); }
 
 CONFORMANCE(verbs_rail)
 CONFORMANCE(small_verbs)
 CONFORMANCE(infiniband)
+CONFORMANCE(writing_verbs)
+CONFORMANCE(small_writing_verbs)
+CONFORMANCE(measured_verbs)
 CONFORMANCE(faulty_verbs)
 CONFORMANCE(failing_verbs)
 

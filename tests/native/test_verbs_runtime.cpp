@@ -21,8 +21,11 @@ constexpr std::uint32_t kBlocks = 64;
 // Each agent has a rail on each of two devices, and two sockets beside them.
 constexpr std::size_t kRails = 4;
 
-Options over_verbs(std::uint32_t num_layers = 2) {
-  return {.transports = {"verbs"}, .layout = {kBlocks, 16 * 1024, num_layers}, .num_rails = kRails};
+Options over_verbs(std::uint32_t num_layers = 2, const std::string& ways = "read") {
+  return {.transports = {"verbs"},
+          .layout = {kBlocks, 16 * 1024, num_layers},
+          .num_rails = kRails,
+          .transport_options = {{"verbs.ways", ways}}};
 }
 
 TEST(pages_come_over_verbs_and_nothing_else_moves_them) {
@@ -74,10 +77,36 @@ TEST(an_agent_at_rest_is_woken_by_what_completes) {
   }
 }
 
+TEST(pages_come_by_write_where_both_ends_are_set_so) {
+  for (const std::string ways : {"write", "measured"}) {
+    Fabric fabric;
+    check::Random random(check::seed());
+    Pair both(over_verbs(8, ways));
+    for (int round = 0; round < 20; ++round)
+      for (const bool write : {true, false}) {
+        both.fill_source(random);
+        REQUIRE(is_done(both.end(write).post(both.request(write))));
+        CHECK(both.src.memory == both.dst.memory);
+      }
+    both.dst.runtime->with_engine([&](Engine&, Time) {
+      for (const std::string& path : both.dst.runtime->paths(both.here))
+        CHECK_EQ(path.ends_with(", by READ") || path.ends_with(", by WRITE"), ways == "measured");
+    });
+  }
+}
+
+TEST(a_way_that_there_is_not_is_refused) {
+  Fabric fabric;
+  RuntimeOptions options = options_of("alone", over_verbs(1, "wriet"));
+  const auto refused = Runtime::create(std::move(options));
+  CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
+  CHECK(refused.status().message().find("read, write or measured") != std::string::npos);
+}
+
 TEST(a_port_that_goes_down_costs_no_transfer) {
   Fabric fabric;
   check::Random random(check::seed());
-  Pair both(over_verbs(8));
+  Pair both(over_verbs(8, check::seed() % 2 == 0 ? "read" : "write"));
   for (int round = 0; round < 3; ++round) {
     both.fill_source(random);
     fabric.hold(true);
@@ -96,10 +125,10 @@ TEST(a_port_that_goes_down_costs_no_transfer) {
   }
 }
 
-TEST(a_revoke_returns_though_the_network_stands_still) {
+void a_revoke_returns_though_the_network_stands_still(const std::string& ways) {
   Fabric fabric;
   check::Random random(check::seed());
-  Pair both(over_verbs());
+  Pair both(over_verbs(2, ways));
   both.fill_source(random);
   fabric.hold(true);
   const auto handle = both.src.post(both.request(true));
@@ -112,6 +141,9 @@ TEST(a_revoke_returns_though_the_network_stands_still) {
   REQUIRE(both.quiet());
   both.dst.runtime->with_engine([&](Engine&, Time) { CHECK(at_fence == both.dst.memory); });
 }
+
+TEST(a_revoke_returns_though_no_read_ends) { a_revoke_returns_though_the_network_stands_still("read"); }
+TEST(a_revoke_returns_though_no_write_ends) { a_revoke_returns_though_the_network_stands_still("write"); }
 
 TEST(an_agent_closes_though_the_network_stands_still) {
   Fabric fabric;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.h"
+#include "conformance_ends.h"
 #include "counting_device.h"
 #include "one_sided_ends.h"
 #include "transports/verbs/verbs_transport.h"
@@ -200,6 +201,31 @@ struct Rails {
   End dst, src, other;
   Region to, from, from_other;
   PeerId peer = 0, back = 0, other_peer = 0, other_back = 0;
+};
+
+// A rail whose peer is a socket.
+struct Liar {
+  explicit Liar(const verbs::Options& options = {}) : victim(on("nic1", options)) {
+    auto [ours, theirs] = conformance::tcp_sockets();
+    socket = std::move(theirs);
+    const auto connected = victim.transport->connect(std::move(ours), {true, 0, "mallory"});
+    REQUIRE_OK(connected);
+    peer = connected.value();
+    // What a peer would hear.
+    verbs::Message heard;
+    REQUIRE(::recv(socket.get(), &heard, sizeof heard, MSG_WAITALL) == sizeof heard);
+    CHECK_OK(heard.check(false));
+    hello = heard;  // of a device of the same network
+  }
+  void say(const verbs::Message& message, std::size_t nbytes = sizeof(verbs::Message)) {
+    REQUIRE(::send(socket.get(), &message, nbytes, MSG_NOSIGNAL) == static_cast<ssize_t>(nbytes));
+  }
+  std::string down_words() { return victim.await(CompletionKind::kRailDown).detail; }
+
+  End victim;
+  UniqueFd socket;
+  PeerId peer = 0;
+  verbs::Message hello;
 };
 
 }  // namespace verbs_ends

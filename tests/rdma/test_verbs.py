@@ -28,11 +28,13 @@ QUICK = {"timeout": 16, "retries": 3}
 TOUGH = {"timeout": 14, "retries": 6}
 
 
-def pairs(devices: str, shape: tuple[int, ...], seed: int) -> AbstractContextManager[Pair]:
+def pairs(
+    devices: str, shape: tuple[int, ...], seed: int, ways: str = "read"
+) -> AbstractContextManager[Pair]:
     options = AgentOptions(
         transports=("verbs",),  # and tcp, which goes beside it for what a NIC cannot do
         require=("verbs",),
-        transport_options={"verbs.devices": devices},
+        transport_options={"verbs.devices": devices, "verbs.ways": ways},
         eager_nbytes=0,
         silent_timeout_s=conformance.BOUND_S,
         handshake_timeout_s=conformance.BOUND_S,
@@ -48,6 +50,13 @@ def name_of(check: Check) -> str:
 @pytest.mark.parametrize("devices", [ONE, pytest.param(TWO, marks=pytest.mark.slow)])
 def test_contract(devices: str, check: Check, seed: int) -> None:
     check(lambda shape: pairs(devices, shape, seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=name_of)
+@pytest.mark.parametrize("ways", ["write", "measured"])
+def test_contract_by_write(ways: str, check: Check, seed: int) -> None:
+    check(lambda shape: pairs(TWO, shape, seed, ways))
 
 
 @pytest.mark.slow

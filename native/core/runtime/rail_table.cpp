@@ -247,7 +247,7 @@ PostResult RailTable::post(RailId rail, const Work& work) {
 WorkKind RailTable::choose(RailId rail, const Move& move, std::uint32_t piece) const {
   const Place* const place = find(rail);
   return place == nullptr ? WorkKind::kFetch  // which is not accepted
-                          : transports_[place->first]->choose(move, piece);
+                          : transports_[place->first]->choose(place->second, move, piece);
 }
 
 void RailTable::cancel(RailId rail, std::span<const WorkId> works) {

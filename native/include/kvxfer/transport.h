@@ -345,7 +345,7 @@ class Transport {
   // How a piece is to come over a rail that takes works of one side and of two: kFetch or kReceive, whichever costs
   // this rail less for this piece, and no kind that it cannot do it by. Asked at the destination, whenever it is about
   // to post the piece. Pieces of one transfer may come either way.
-  virtual WorkKind choose(const Move&, [[maybe_unused]] std::uint32_t piece) const noexcept {
+  virtual WorkKind choose(PeerId, const Move&, [[maybe_unused]] std::uint32_t piece) const noexcept {
     return WorkKind::kFetch;
   }
 

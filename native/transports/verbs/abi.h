@@ -175,7 +175,8 @@ struct ScatterEntry {  // ibv_sge
   std::uint32_t length, lkey;
 };
 
-inline constexpr int kRdmaRead = 4;  // IBV_WR_RDMA_READ
+inline constexpr int kRdmaWrite = 0, kRdmaWriteWithImmediate = 1, kRdmaRead = 4;  // IBV_WR_RDMA_...
+inline constexpr int kReceivedWithImmediate = 129;  // IBV_WC_RECV_RDMA_WITH_IMM, of completions
 inline constexpr unsigned kSignaled = 1 << 1;  // IBV_SEND_SIGNALED
 
 struct SendRequest {  // ibv_send_wr
@@ -194,6 +195,13 @@ struct SendRequest {  // ibv_send_wr
     std::uint64_t largest[4];
   } remote;
   std::uint64_t others[7];  // of other kinds of requests
+};
+
+struct ReceiveRequest {  // ibv_recv_wr
+  std::uint64_t id;
+  ReceiveRequest* next;
+  ScatterEntry* entries;
+  int num_entries;
 };
 
 enum class WorkStatus : int {  // ibv_wc_status
@@ -257,7 +265,8 @@ struct ContextOperations {
   int (*req_notify_cq)(CompletionQueue* cq, int solicited_only);
   void* before_post_send[12];
   int (*post_send)(QueuePair* qp, SendRequest* requests, SendRequest** refused);
-  void* after_post_send[6];
+  int (*post_recv)(QueuePair* qp, ReceiveRequest* requests, ReceiveRequest** refused);
+  void* after_post_recv[5];
 };
 
 struct Context {  // ibv_context, as far as it is read

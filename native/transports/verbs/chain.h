@@ -1,5 +1,5 @@
-// Work requests that go to the device under one doorbell: READs, merged where runs touch, with scatter lists where they
-// touch at the source alone. The last one is signalled. Its memory is used again for the next chain.
+// Work requests that go to the device under one doorbell: READs and WRITEs, merged where runs touch, with scatter lists
+// where they touch at the other end alone. The last one is signalled. Its memory is used again for the next chain.
 #pragma once
 
 #include <array>
@@ -18,10 +18,10 @@ class Chain {
   // Room for what one doorbell brings, so that a queue pair's other users are not far behind.
   static constexpr std::uint64_t kMostNbytes = 2 * 1024 * 1024;
 
-  // `num_entries` of one READ's scatter list at most, and so many bytes.
-  Chain(std::uint32_t num_entries, std::uint64_t most_read_nbytes)
+  // `num_entries` of one request's scatter list at most, and so many bytes.
+  Chain(std::uint32_t num_entries, std::uint64_t most_request_nbytes)
       : most_entries_(num_entries),
-        most_read_nbytes_(most_read_nbytes),
+        most_request_nbytes_(most_request_nbytes),
         entries_(kMostChained * num_entries) {}
 
   // An empty chain of up to `most` requests, of which the first gets the number `first_id`.
@@ -31,16 +31,23 @@ class Chain {
     num_ = 0;
     nbytes_ = 0;
     is_open_ = false;
+    opcode_ = abi::kRdmaRead;
+  }
+  // Of what comes next, into requests of its own.
+  void go_on(int opcode) noexcept {
+    opcode_ = opcode;
+    is_open_ = false;
   }
 
-  // The next bytes to read: how many of `nbytes` found room, as many as lie in one request; 0 where the chain is
+  // The next bytes to move: how many of `nbytes` found room, as many as lie in one request; 0 where the chain is
   // full. They lie in a span at either end: nbytes ends in both.
   std::uint64_t add(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local, std::uint32_t lkey,
                     std::uint64_t nbytes) noexcept {
     if (nbytes_ == kMostNbytes) return 0;
-    if (nbytes > most_read_nbytes_) nbytes = most_read_nbytes_;
+    if (nbytes > most_request_nbytes_) nbytes = most_request_nbytes_;
     if (nbytes > kMostNbytes - nbytes_) nbytes = kMostNbytes - nbytes_;
-    if (is_open_ && remote == remote_end_ && rkey == rkey_ && read_nbytes_ + nbytes <= most_read_nbytes_) {
+    if (is_open_ && remote == remote_end_ && rkey == rkey_ &&
+        request_nbytes_ + nbytes <= most_request_nbytes_) {
       abi::SendRequest& request = requests_[num_ - 1];
       abi::ScatterEntry* last = request.entries + (request.num_entries - 1);
       if (local == local_end_ && lkey == last->lkey) {
@@ -57,6 +64,20 @@ class Chain {
   }
   // What comes next goes into a request of its own.
   void close() noexcept { is_open_ = false; }
+
+  // After the last of some WRITEs: the peer hears of them by this number. One of its own, without bytes, where the
+  // others are in an earlier chain; false where it finds no room.
+  bool announce(std::uint32_t number, std::uint64_t remote, std::uint32_t rkey) noexcept {
+    if (!is_open_) {
+      if (num_ == most_) return false;
+      start(remote, rkey, 0, 0, 0);
+      requests_[num_ - 1].num_entries = 0;
+    }
+    requests_[num_ - 1].opcode = abi::kRdmaWriteWithImmediate;
+    requests_[num_ - 1].immediate = number;
+    is_open_ = false;
+    return true;
+  }
 
   bool is_full() const noexcept { return (num_ == most_ && !is_open_) || nbytes_ == kMostNbytes; }
   std::uint32_t size() const noexcept { return num_; }
@@ -82,7 +103,7 @@ class Chain {
     request.id = next_id_++;
     request.entries = entries_.data() + std::size_t{num_} * most_entries_;
     request.num_entries = 1;
-    request.opcode = abi::kRdmaRead;
+    request.opcode = opcode_;
     request.flags = 0;
     request.remote.rdma.address = remote;
     request.remote.rdma.rkey = rkey;
@@ -90,23 +111,24 @@ class Chain {
     ++num_;
     is_open_ = true;
     rkey_ = rkey;
-    read_nbytes_ = 0;
+    request_nbytes_ = 0;
     return extend(remote, local, nbytes);
   }
   std::uint64_t extend(std::uint64_t remote, std::uint64_t local, std::uint64_t nbytes) noexcept {
     remote_end_ = remote + nbytes;
     local_end_ = local + nbytes;
-    read_nbytes_ += nbytes;
+    request_nbytes_ += nbytes;
     nbytes_ += nbytes;
     return nbytes;
   }
 
   const std::uint32_t most_entries_;
-  const std::uint64_t most_read_nbytes_;
+  const std::uint64_t most_request_nbytes_;
   std::uint32_t most_ = 0, num_ = 0;
   std::uint64_t next_id_ = 0, nbytes_ = 0;
+  int opcode_ = abi::kRdmaRead;
   bool is_open_ = false;  // the last request may grow
-  std::uint64_t remote_end_ = 0, local_end_ = 0, read_nbytes_ = 0;  // of the last request
+  std::uint64_t remote_end_ = 0, local_end_ = 0, request_nbytes_ = 0;  // of the last request
   std::uint32_t rkey_ = 0;
   std::array<abi::SendRequest, kMostChained> requests_{};
   std::vector<abi::ScatterEntry> entries_;

@@ -13,20 +13,22 @@
 #include <vector>
 
 #include "kvxfer/transport.h"
-#include "transports/verbs/read_cursor.h"
+#include "transports/verbs/request_cursor.h"
 
 namespace kvxfer::verbs {
 
 struct Flight {
   Work work;
   std::shared_ptr<const KeyedSpans> remote;  // held, since its region may be detached meanwhile
-  ReadCursor cursor;
+  RequestCursor cursor;
   std::uint64_t end = 0;  // its queue pair's position behind its last request
   std::optional<std::uint32_t> scratch;  // kCheckFence: where the word lands
+  std::uint32_t number = 0;  // kSend: announces the piece at its destination
+  bool is_cancelled = false;
   bool is_proof = false;      // no work: the first READ of a queue pair, whose end says whether it works
   bool to_gpu = false;        // its bytes land there
   bool is_posted = false;     // all of it, or nothing more of it will be
-  std::chrono::steady_clock::time_point stopped_at{};  // kCancelled
+  std::chrono::steady_clock::time_point due_at{};  // where it is cancelled
   Code code = Code::kOk;      // what it ends with when its requests have
   std::string why;
 

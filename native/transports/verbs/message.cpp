@@ -13,10 +13,11 @@ Status wrong(const char* what) { return {Code::kRailFailed, std::string("its hel
 
 Status Message::check(bool has_fd) const {
   if (has_fd) return {Code::kRailFailed, "it sent a descriptor, which means nothing here"};
-  if (kind != MessageKind::kHello && kind != MessageKind::kReady)
+  if (kind < MessageKind::kHello || kind > MessageKind::kDropped)
     return {Code::kRailFailed, "it sent a message of an unknown kind"};
   if (!is_hello()) return {};
   if (num_pairs == 0 || num_pairs > kMostPairs) return wrong("the number of its queue pairs");
+  if (takes_writes > 1) return wrong("whether it takes WRITEs");
   if (mtu < static_cast<int>(abi::Mtu::k256) || mtu > static_cast<int>(abi::Mtu::k4096))
     return wrong("its MTU");
   if (link != abi::LinkLayer::kEthernet && link != abi::LinkLayer::kInfiniBand)

@@ -1,5 +1,5 @@
-// What the ends of a verbs rail say to each other over its socket: where their queue pairs are, and that they are
-// connected.
+// What the ends of a verbs rail say to each other over its socket: where their queue pairs are, that they are
+// connected, and which pieces are to be written.
 #pragma once
 
 #include <array>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kvxfer/status.h"
+#include "kvxfer/transport.h"
 #include "transports/common/side_channel.h"
 #include "transports/verbs/abi.h"
 #include "transports/verbs/options.h"
@@ -17,6 +18,17 @@ namespace kvxfer::verbs {
 enum class MessageKind : std::uint32_t {
   kHello = 1,  // first, once
   kReady = 2,  // the sender's queue pairs are connected to those that the receiver named
+  // Of pieces that come by WRITE, where both ends take these. The destination: that it awaits one, announced by this
+  // number; that it does no more. The source: that it has ended one without its last WRITE.
+  kAwait = 3,
+  kGiveUp = 4,
+  kDropped = 5,
+};
+
+// A piece of a transfer, and the number that is its own among all that the destination awaits over this rail.
+struct PieceTicket {
+  TransferId transfer;
+  std::uint32_t piece, number;
 };
 
 // Of one queue pair: its number, and that of the first packet that it sends; 24 bits each.
@@ -33,15 +45,16 @@ struct Message {
   std::uint8_t mtu = 0;  // abi::Mtu
   std::uint8_t num_reads = 0;  // of the receiver's that a queue pair of the sender serves at a time
   std::uint8_t num_pairs = 0;
-  std::uint16_t reserved = 0;
+  std::uint16_t takes_writes = 0;  // 1: the receiver may WRITE to the sender
   // The sender's fence words, those of the session, as the device reads them.
   std::uint64_t fence_address = 0, fence_nbytes = 0;
   std::uint32_t fence_key = 0, reserved_too = 0;
-  std::array<PairAddress, kMostPairs> pairs{};
+  union {
+    std::array<PairAddress, kMostPairs> pairs{};
+    PieceTicket ticket;  // kAwait, kGiveUp, kDropped
+  };
 
-  bool is_of_this_version() const noexcept {
-    return magic == Message().magic && reserved == 0 && reserved_too == 0;
-  }
+  bool is_of_this_version() const noexcept { return magic == Message().magic && reserved_too == 0; }
   bool is_hello() const noexcept { return kind == MessageKind::kHello; }
   Status check(bool has_fd) const;
   std::string device_name() const;  // with what is no letter, digit or the like as '?'

@@ -13,6 +13,9 @@ inline constexpr std::uint32_t kMostChained = 64;
 // Entries of one request's scatter list, where the device has so many.
 inline constexpr std::uint32_t kMostEntries = 32;
 
+// How pages come to this end. Where it is not by READ alone, peers whose option is alike may write into its regions.
+enum class Ways : std::uint8_t { kRead, kWrite, kMeasured };
+
 struct Options {
   std::string devices;  // names, with commas; empty: all whose port is active
   // 16 reads of 4 KiB that are under way on each, at 5 us, are 50 GB/s on four.
@@ -34,6 +37,7 @@ struct Options {
   // 7 would be for ever in Soft-RoCE.
   std::uint8_t num_retries = 6;
   bool relaxed_ordering = true;
+  Ways ways = Ways::kRead;
 };
 
 }  // namespace kvxfer::verbs

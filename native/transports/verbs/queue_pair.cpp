@@ -27,12 +27,23 @@ Status QueuePair::init() {
   attributes.qp_state = abi::QueuePairState::kInit;
   attributes.pkey_index = device_->options().pkey_index;
   attributes.port_num = device_->port();
-  attributes.qp_access_flags = abi::kRemoteRead;
+  const bool takes_writes = device_->options().ways != Ways::kRead;
+  attributes.qp_access_flags = abi::kRemoteRead | (takes_writes ? abi::kRemoteWrite : 0u);
   if (const int error = device_->library().modify_qp(
           pair_, &attributes, abi::kMaskState | abi::kMaskPkeyIndex | abi::kMaskPort | abi::kMaskAccess);
       error != 0)
     return failed_to(
         *device_, "a queue pair cannot be set up (is verbs.pkey_index right?): ibv_modify_qp to INIT", error);
+  for (std::uint32_t i = 0; takes_writes && i < kNumReceives; ++i)
+    if (Status posted = receive(); !posted.ok()) return posted;
+  return {};
+}
+
+Status QueuePair::receive() {
+  abi::ReceiveRequest request{request_id(index_, 0) | kReceiveBit, nullptr, nullptr, 0};
+  abi::ReceiveRequest* refused = nullptr;
+  if (const int error = pair_->context->operations.post_recv(pair_, &request, &refused); error != 0)
+    return failed_to(*device_, "ibv_post_recv", error);
   return {};
 }
 
@@ -141,7 +152,9 @@ Status QueuePairs::open(std::span<const GidRow> tried) {
   if (!address.ok()) return address.status();
   address_ = address.value();
   // Each request of a pair that fails has a completion, signalled or not.
-  cq_ = library.create_cq(device_->context(), static_cast<int>(num_pairs * device_->num_requests()), nullptr,
+  const std::uint32_t num_receives = device_->options().ways == Ways::kRead ? 0 : QueuePair::kNumReceives;
+  cq_ = library.create_cq(device_->context(),
+                          static_cast<int>(num_pairs * (device_->num_requests() + num_receives)), nullptr,
                           device_->channel(), 0);
   if (cq_ == nullptr) return failed_to(*device_, "ibv_create_cq", errno);
   pairs_.reserve(num_pairs);
@@ -152,7 +165,7 @@ Status QueuePairs::open(std::span<const GidRow> tried) {
     abi::QueuePairInit init{};
     init.send_cq = init.recv_cq = cq_;
     init.capacity = {.max_send_wr = device_->num_requests(),
-                     .max_recv_wr = 0,
+                     .max_recv_wr = num_receives,
                      .max_send_sge = device_->num_entries(),
                      .max_recv_sge = 0,
                      .max_inline_data = 0};
@@ -184,6 +197,7 @@ void QueuePairs::introduce(Message& hello) const {
   hello.link = device_->link();
   hello.mtu = static_cast<std::uint8_t>(address_.mtu);
   hello.num_reads = device_->num_reads_served();
+  hello.takes_writes = device_->options().ways == Ways::kRead ? 0 : 1;
   hello.num_pairs = static_cast<std::uint8_t>(pairs_.size());
   for (std::size_t i = 0; i < pairs_.size(); ++i) hello.pairs[i] = pairs_[i].address();
 }

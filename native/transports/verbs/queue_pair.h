@@ -16,7 +16,8 @@
 
 namespace kvxfer::verbs {
 
-// A request's number says which queue pair of its peer it is of, and its position.
+// A request's number says which queue pair of its peer it is of, and its position. Of a receive it says the first alone.
+inline constexpr std::uint64_t kReceiveBit = std::uint64_t{1} << 63;
 inline constexpr unsigned kPositionBits = 56;
 inline std::uint64_t request_id(std::size_t pair, std::uint64_t position) noexcept {
   return std::uint64_t{pair} << kPositionBits | position;
@@ -33,6 +34,8 @@ class QueuePair {
   // What may be under way on it: whoever cancels waits for no more.
   static constexpr std::uint64_t kMostNbytes = 4 * 1024 * 1024;
   static constexpr std::size_t kMostChains = 32, kMostFlights = 64;
+  // WRITEs of which the number may come while others are looked at: all that a peer is asked for.
+  static constexpr std::uint32_t kNumReceives = 64;
 
   QueuePair(const Device& device, abi::QueuePair* pair, std::size_t index,
             std::uint32_t first_packet) noexcept
@@ -49,6 +52,9 @@ class QueuePair {
   // What is posted is flushed; nothing of it lands any more once it has completed.
   void reset() noexcept;
   void destroy() noexcept;
+
+  // One that a WRITE's number takes, once it has.
+  Status receive();
 
   // ---- requests
   bool has_room() const noexcept {

@@ -102,7 +102,8 @@ Status Registration::add(std::byte* base, std::uint64_t offset, std::uint64_t nb
 }
 
 unsigned Registration::access() const noexcept {
-  return abi::kRemoteRead | (why_not_written_.empty() ? abi::kLocalWrite : 0u);
+  const unsigned write = device_->options().ways == Ways::kRead ? 0u : abi::kRemoteWrite;
+  return abi::kRemoteRead | (why_not_written_.empty() ? abi::kLocalWrite | write : 0u);
 }
 
 abi::MemoryRegion* Registration::try_memory(std::byte* memory, std::uint64_t nbytes) const {

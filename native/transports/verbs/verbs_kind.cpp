@@ -1,4 +1,10 @@
 #include "kvxfer/transport_kind.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
 #include "transports/verbs/rail_choice.h"
 #include "transports/verbs/verbs_transport.h"
 
@@ -26,11 +32,24 @@ constexpr TransportOption kOptions[] = {
     {"timeout", "how long an acknowledgement is waited for: 4.096 us times two to this power",
      std::int64_t{14}, 1, 31},
     {"retries", "how often a packet is sent again before a rail is lost", std::int64_t{6}, 0, 6},
+    {"ways",
+     "how pages come: read (this end READs them), write (the source WRITEs them, where it is set so too), or "
+     "measured (whichever is sooner); with write and measured such peers can write all of this end's regions",
+     "read"},
     {"relaxed_ordering", "lets a device write pages in any order where it can", true},
 };
 
-verbs::Options options_of(const OptionValues& values) {
+constexpr std::pair<std::string_view, verbs::Ways> kWays[] = {
+    {"read", verbs::Ways::kRead}, {"write", verbs::Ways::kWrite}, {"measured", verbs::Ways::kMeasured}};
+
+Result<verbs::Options> options_of(const OptionValues& values) {
   verbs::Options options;
+  const auto* const ways = std::find_if(std::begin(kWays), std::end(kWays),
+                                        [&](const auto& each) { return each.first == values.text("ways"); });
+  if (ways == std::end(kWays))
+    return Status(Code::kInvalidArgument,
+                  "verbs.ways is \"" + values.text("ways") + "\": it is read, write or measured");
+  options.ways = ways->second;
   options.devices = values.text("devices");
   options.num_pairs = static_cast<std::uint32_t>(values.number("queue_pairs"));
   options.num_requests = static_cast<std::uint32_t>(values.number("send_queue"));
@@ -53,7 +72,9 @@ verbs::Options options_of(const OptionValues& values) {
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   const Result<const verbs::Library*> library = verbs::Library::load();
   if (!library.ok()) return library.status();
-  const verbs::Options options = options_of(values);
+  const Result<verbs::Options> wished = options_of(values);
+  if (!wished.ok()) return wished.status();
+  const verbs::Options& options = wished.value();
   const auto devices = verbs::Device::open_all(*library.value(), options);
   if (!devices.ok()) return devices.status();
   std::shared_ptr<const verbs::GpuMemory> gpu;

@@ -1,23 +1,27 @@
 #include "transports/verbs/verbs_transport.h"
 
+#include <arpa/inet.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <array>
 #include <new>
 
+#include "core/copy/pack.h"
+
 #include "transports/verbs/faults.h"
 
 namespace kvxfer {
 
+using verbs::AwaitedPieces;
 using verbs::Flight;
 using verbs::KeyedSpan;
 using verbs::Message;
 using verbs::MessageKind;
 using verbs::QueuePair;
 using verbs::QueuePairs;
-using verbs::ReadCursor;
 using verbs::Registration;
+using verbs::RequestCursor;
 
 namespace {
 
@@ -28,6 +32,8 @@ constexpr std::size_t kTakenAtOnce = 32, kTakenRounds = 4;
 // What is cancelled ends with its last request, in far less than a millisecond; where the peer is dead, or the
 // network, only a reset ends it.
 constexpr std::chrono::milliseconds kStopBound{200};
+// A WRITE's end takes the other agent, which may have other things to do.
+constexpr std::chrono::milliseconds kWriteStopBound{1000};
 // Queue pairs that are reset flush what they had at once. Where that does not happen they are destroyed, after which
 // the device touches no memory for them either.
 constexpr std::chrono::milliseconds kFlushBound{500};
@@ -38,9 +44,10 @@ constexpr std::size_t kMostTried = 256;
 std::string name_of(const Flight& flight, const QueuePairs& pairs) {
   const Work& work = flight.work;
   if (flight.is_proof) return "the first READ over a new connection " + pairs.way();
-  if (work.kind != WorkKind::kFetch) return "a READ of the fence word";
+  if (work.kind == WorkKind::kCheckFence) return "a READ of the fence word";
   const Piece piece = work.move->grid.piece(work.piece);
-  return "a READ of layer " + std::to_string(piece.layer) + ", " + std::to_string(piece.num_pairs) +
+  return std::string(work.kind == WorkKind::kSend ? "a WRITE" : "a READ") + " of layer " +
+         std::to_string(piece.layer) + ", " + std::to_string(piece.num_pairs) +
          " blocks from the table's place " + std::to_string(piece.first_pair) + " on";
 }
 
@@ -87,6 +94,7 @@ VerbsTransport::~VerbsTransport() {
 Capabilities VerbsTransport::capabilities() const noexcept {
   return {.name = "verbs",
           .one_sided = true,
+          .two_sided = device_->options().ways != verbs::Ways::kRead,
           .rank = rank_,
           .window = 64,
           .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)
@@ -120,7 +128,16 @@ void VerbsTransport::deregister_memory(RegionId region) noexcept { registered_.e
 
 std::string VerbsTransport::path_to(PeerId id) const {
   const Peer* const peer = find(id);
-  return peer == nullptr ? std::string() : peer->path;
+  if (peer == nullptr || !peer->writes || device_->options().ways != verbs::Ways::kMeasured)
+    return peer == nullptr ? std::string() : peer->path;
+  return peer->path + (peer->way.prefers_write() ? ", by WRITE" : ", by READ");
+}
+
+WorkKind VerbsTransport::choose(PeerId id, const Move&, std::uint32_t) const noexcept {
+  const Peer* const peer = find(id);
+  if (peer == nullptr || !peer->writes) return WorkKind::kFetch;
+  const bool by_write = device_->options().ways == verbs::Ways::kWrite || peer->way.by_write();
+  return by_write ? WorkKind::kReceive : WorkKind::kFetch;
 }
 
 Status VerbsTransport::attach(PeerId id, const RemoteRegion& region) {
@@ -157,7 +174,9 @@ Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info)
   flying_.reserve(num_peers);
   watched_.reserve(num_peers);
   Result<PeerId> added = add_peer(std::move(socket), info, std::move(pairs).value());
-  if (added.ok()) find(added.value())->queues = std::move(queues);
+  if (!added.ok()) return added;
+  Peer& peer = *find(added.value());
+  peer.queues = std::move(queues);
   return added;
 }
 
@@ -180,6 +199,11 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
     remember_address(peer);
     return {connected.code(), "its " + hello.device_name() + ": " + connected.message()};
   }
+  if (hello.takes_writes != 0 && device_->options().ways != verbs::Ways::kRead) {
+    peer.awaited.reserve(QueuePair::kNumReceives);
+    peer.asked.reserve(QueuePair::kNumReceives);
+    peer.writes = true;
+  }
   peer.path = device_->name() + " " + peer.pairs->way() + " (" + hello.device_name() + ")";
   Message ready;
   ready.kind = MessageKind::kReady;
@@ -187,9 +211,38 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
   return {};
 }
 
-Status VerbsTransport::on_message(Peer& peer, const Message&, UniqueFd) {
-  if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
-  return prove(peer);
+Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) {
+  if (message.kind == MessageKind::kReady) {
+    if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
+    return prove(peer);
+  }
+  if (!peer.writes) return {Code::kRailFailed, "it speaks of WRITEs, which were not agreed"};
+  const verbs::PieceTicket& ticket = message.ticket;
+  if (message.kind == MessageKind::kAwait) {
+    switch (peer.asked.add(ticket)) {
+      case verbs::AskedPieces::Added::kYes: activate(peer); break;  // what waited for it can begin
+      case verbs::AskedPieces::Added::kForgone: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
+      case verbs::AskedPieces::Added::kTooMany:
+        return {Code::kRailFailed, "it awaits more pieces than it may"};
+    }
+  } else if (message.kind == MessageKind::kGiveUp) {
+    // Of one that has begun the last WRITE tells.
+    if (!peer.asked.give_up(ticket)) return {};
+    if (ticket.number != 0) tell_of_piece(peer, MessageKind::kDropped, ticket);
+    if (!peer.down) activate(peer);  // who was to send it hears so
+  } else if (AwaitedPieces::Piece* const piece = peer.awaited.find(ticket.number)) {
+    end_awaited(peer, *piece, piece->code == Code::kOk ? Code::kLeaseEnded : piece->code,
+                piece->code == Code::kOk ? "the source stopped in the middle of the piece" : piece->why);
+    settle(peer);
+  }
+  return {};
+}
+
+void VerbsTransport::tell_of_piece(Peer& peer, MessageKind kind, const verbs::PieceTicket& ticket) noexcept {
+  Message message;
+  message.kind = kind;
+  message.ticket = ticket;
+  tell(peer, message);
 }
 
 void VerbsTransport::on_down(Peer& peer) {
@@ -220,6 +273,9 @@ void VerbsTransport::forget(Peer& peer) noexcept {
 
 bool VerbsTransport::can_run(const Peer& peer, const Work& work) const noexcept {
   if (!peer.up || peer.pairs == nullptr) return false;
+  if (work.kind == WorkKind::kReceive && peer.writes) return peer.awaited.has_room();
+  if (work.kind == WorkKind::kSend && peer.writes && !peer.asked.has(work.move->transfer, work.piece))
+    return false;
   if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
   return std::any_of(peer.pairs->begin(), peer.pairs->end(),
                      [](const QueuePair& pair) { return pair.can_begin(); });
@@ -255,6 +311,8 @@ void VerbsTransport::post_some() noexcept {
       peer = next_turn();
       if (peer == nullptr) return;
       end_turn();
+      await_some(*peer);
+      if (peer->down) continue;
       // One chain of one peer after the other, on one queue pair after the other.
       QueuePairs& pairs = *peer->pairs;
       for (std::size_t left = pairs.size(); left > 0; --left) {
@@ -279,12 +337,12 @@ void VerbsTransport::post_chain(Peer& peer, QueuePair& pair, std::uint32_t& num_
       if (!begin(peer, pair, at)) continue;
     }
     Flight& flight = pair.flights.back();
-    const ReadCursor::Stop stop = add_requests(peer, flight, num_runs);
+    const RequestCursor::Stop stop = add_requests(peer, flight, num_runs);
     flight.end = pair.posted() + chain_.size();
-    if (stop == ReadCursor::Stop::kFull || stop == ReadCursor::Stop::kTired) break;
+    if (stop == RequestCursor::Stop::kFull || stop == RequestCursor::Stop::kTired) break;
     chain_.close();  // no request is of two works
     flight.is_posted = true;
-    if (stop == ReadCursor::Stop::kOutside)
+    if (stop == RequestCursor::Stop::kOutside)
       flight.stop(Code::kInternal, words(flight.cursor.outside() == Side::kSrc
                                              ? "the piece ends outside the region of " + peer.name
                                              : "the piece ends outside the region here"));
@@ -320,25 +378,93 @@ Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
     flight.scratch = fences_->take();
     return {};
   }
-  if (work.kind != WorkKind::kFetch) return {Code::kUnsupported, "the destination fetches; nothing is sent"};
+  const bool is_write = work.kind == WorkKind::kSend;
+  if (work.kind != WorkKind::kFetch && !(is_write && peer.writes))
+    return {Code::kUnsupported, "the destination fetches; nothing is sent"};
   const Move& move = *work.move;
-  if (move.program->converts())
-    return {Code::kUnsupported, "a NIC copies bytes as they are, and this program converts them"};
-  const auto local = registered_.find(move.local->id);
-  if (local == registered_.end())
-    return {Code::kUnsupported, "the region here is not registered with " + device_->name()};
-  if (const std::string& why = local->second->why_not_written(); !why.empty())
-    return {Code::kUnsupported, "the region here may not be written by " + device_->name() + ": " + why};
+  verbs::PieceTicket asked{};
+  if (is_write) {
+    const auto [ticket, is_given_up] = peer.asked.take(move.transfer, work.piece);
+    asked = ticket;
+    if (is_given_up) return {Code::kCancelled, peer.name + " awaits it no more"};
+  }
+  const auto local = registered(move, !is_write);
+  if (!local.ok()) return local.status();
   const auto remote = peer.regions.find(move.remote_region);
   if (remote == peer.regions.end())
     return {Code::kRegionGone, "the region of " + peer.name + " is not attached"};
   flight.remote = remote->second;
-  flight.to_gpu = move.local->kind == MemoryKind::kGpu;
-  flight.cursor = ReadCursor(move, work.piece, *flight.remote, local->second->local());
+  flight.to_gpu = !is_write && move.local->kind == MemoryKind::kGpu;
+  flight.cursor = RequestCursor(move, work.piece, *flight.remote, local.value()->local(),
+                                is_write ? Side::kSrc : Side::kDst);
+  if (is_write) flight.number = asked.number;
   return {};
 }
 
-ReadCursor::Stop VerbsTransport::add_requests(Peer& peer, Flight& flight, std::uint32_t& num_runs) {
+Result<const Registration*> VerbsTransport::registered(const Move& move, bool to_be_written) const {
+  if (move.program->converts())
+    return Status(Code::kUnsupported, "a NIC copies bytes as they are, and this program converts them");
+  const auto local = registered_.find(move.local->id);
+  if (local == registered_.end())
+    return Status(Code::kUnsupported, "the region here is not registered with " + device_->name());
+  if (const std::string& why = local->second->why_not_written(); to_be_written && !why.empty())
+    return Status(Code::kUnsupported,
+                  "the region here may not be written by " + device_->name() + ": " + why);
+  return local->second.get();
+}
+
+// Not while a chain is filled: a peer that does not read what it is told loses its queue pairs here.
+void VerbsTransport::await_some(Peer& peer) {
+  while (peer.writes && !peer.down && peer.awaited.has_room()) {
+    const std::size_t at = peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
+    if (at == peer.queue.size()) return;
+    await(peer, at);
+  }
+}
+
+void VerbsTransport::await(Peer& peer, std::size_t at) {
+  Work work = peer.queue.take(at);
+  verbs::PieceTicket ticket{work.move->transfer, work.piece, 0};
+  if (const auto local = registered(*work.move, true); !local.ok()) {
+    end_work(failed(work.id, local.status().code(), words(local.status().message())));
+    return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
+  }
+  ticket.number = peer.awaited.add(std::move(work)).number;
+  if (!std::exchange(peer.is_flying, true)) flying_.push_back(&peer);
+  armed_ = false;
+  tell_of_piece(peer, MessageKind::kAwait, ticket);
+}
+
+// Each piece that is awaited has a work that sends it. Where one of the two ends before it has met the other, the peer
+// hears so, and the other ends as well.
+void VerbsTransport::cancel(std::span<const WorkId> works) noexcept {
+  for (const WorkId id : works)
+    if (Peer* const peer = peer_of(id); peer != nullptr && peer->writes && !peer->down) forgo(*peer, id);
+  RailPeers::cancel(works);
+}
+
+void VerbsTransport::forgo(Peer& peer, WorkId id) noexcept {
+  const std::size_t at = peer.queue.first([id](const Work& work) { return work.id == id; });
+  if (at == peer.queue.size()) return;
+  const Work& work = peer.queue[at];
+  const verbs::PieceTicket ticket{work.kind == WorkKind::kCheckFence ? 0 : work.move->transfer, work.piece,
+                                  0};
+  if (work.kind == WorkKind::kReceive) tell_of_piece(peer, MessageKind::kGiveUp, ticket);
+  if (work.kind != WorkKind::kSend) return;
+  if (const std::optional<verbs::PieceTicket> awaited = peer.asked.forgo(ticket))
+    tell_of_piece(peer, MessageKind::kDropped, *awaited);
+}
+
+RequestCursor::Stop VerbsTransport::add_requests(Peer& peer, Flight& flight, std::uint32_t& num_runs) {
+  if (flight.work.kind == WorkKind::kSend) {
+    chain_.go_on(verbs::abi::kRdmaWrite);
+    const RequestCursor::Stop stop = flight.cursor.advance(chain_, num_runs);
+    if (stop != RequestCursor::Stop::kDone) return stop;
+    const std::vector<KeyedSpan>& spans = flight.remote->all();
+    const KeyedSpan any = spans.empty() ? KeyedSpan{} : spans.front();
+    return chain_.announce(htonl(flight.number), any.address, any.key) ? stop : RequestCursor::Stop::kFull;
+  }
+  chain_.go_on(verbs::abi::kRdmaRead);
   if (flight.work.kind == WorkKind::kFetch) return flight.cursor.advance(chain_, num_runs);
   // The engine asks once all that it asks about has landed.
   const KeyedSpan target = fences_->target(*flight.scratch);
@@ -346,8 +472,8 @@ ReadCursor::Stop VerbsTransport::add_requests(Peer& peer, Flight& flight, std::u
   const std::uint64_t added = chain_.add(peer.fences.address + at, peer.fences.key, target.address,
                                          target.key, sizeof(std::uint64_t));
   // A word is not read in two halves.
-  if (added == sizeof(std::uint64_t)) return ReadCursor::Stop::kDone;
-  return ReadCursor::Stop::kFull;
+  if (added == sizeof(std::uint64_t)) return RequestCursor::Stop::kDone;
+  return RequestCursor::Stop::kFull;
 }
 
 // ---- and come back ----
@@ -376,9 +502,19 @@ bool VerbsTransport::reap(Peer& peer) {
     came = came || num != 0;
     if (num != 0) flushed_ = false;
     for (const verbs::abi::WorkCompletion& completion : std::span(taken).first(num)) {
-      const std::size_t index = verbs::pair_of(completion.id);
+      const bool is_receive = (completion.id & verbs::kReceiveBit) != 0;
+      const std::size_t index = verbs::pair_of(completion.id & ~verbs::kReceiveBit);
       if (index >= peer.pairs->size()) continue;  // no request of ours has such a number
       QueuePair& pair = (*peer.pairs)[index];
+      if (is_receive) {
+        if (completion.status == verbs::abi::WorkStatus::kSuccess) {
+          land_written(peer, ntohl(completion.immediate));
+          if (Status posted = peer.down ? Status() : pair.receive(); !posted.ok()) broken = posted.message();
+        } else if (broken.empty() && !peer.down) {
+          broken = device_->name() + ": a receive: " + words_of(device_->library(), completion);
+        }
+        continue;
+      }
       const std::uint64_t position = verbs::position_of(completion.id);
       if (completion.status != verbs::abi::WorkStatus::kSuccess) {
         // Requests before it have ended well; whatever was behind it is flushed.
@@ -414,13 +550,15 @@ void VerbsTransport::land(Peer& peer) noexcept {
   for (QueuePair& pair : *peer.pairs) {
     for (; pair.has_landed(); pair.flights.pop()) land(peer, pair.flights.front());
     for (std::size_t i = 0; peer.due && !any_stopped && i < pair.flights.size(); ++i)
-      any_stopped = pair.flights[i].code == Code::kCancelled;
+      any_stopped = pair.flights[i].is_cancelled;
   }
+  for (const AwaitedPieces::Piece& piece : peer.awaited)
+    any_stopped = any_stopped || piece.code == Code::kCancelled;
   if (peer.due && !peer.down && !any_stopped) unwatch(peer);
 }
 
 void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
-  if (flight.to_gpu && flight.code == Code::kOk) flush(flight);
+  if (flight.to_gpu && flight.code == Code::kOk) flight.code = flush(flight.work, flight.why);
   Code code = flight.code;
   if (flight.is_proof) {
     if (code == Code::kOk) --peer.num_unproved;
@@ -436,17 +574,45 @@ void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
     code = flight.code;
   }
   if (flight.scratch) fences_->give_back(*flight.scratch);
+  if (code == Code::kOk && flight.work.kind == WorkKind::kFetch) measure(peer, flight.work, false);
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
 }
 
+// All WRITEs of the piece came before their number, on the same queue pair.
+void VerbsTransport::land_written(Peer& peer, std::uint32_t number) noexcept {
+  AwaitedPieces::Piece* const piece = peer.awaited.find(number);
+  if (piece == nullptr) return;
+  if (piece->code == Code::kOk && piece->work.move->local->kind == MemoryKind::kGpu)
+    piece->code = flush(piece->work, piece->why);
+  if (piece->code == Code::kOk) measure(peer, piece->work, true);
+  end_awaited(peer, *piece, piece->code, piece->why);
+}
+
+void VerbsTransport::end_awaited(Peer& peer, AwaitedPieces::Piece& piece, Code code,
+                                 std::string_view why) noexcept {
+  end_work(piece.work.id, code, code == Code::kOk ? std::string_view() : why);
+  peer.awaited.erase(&piece);
+}
+
+void VerbsTransport::measure(Peer& peer, const Work& work, bool by_write) noexcept {
+  if (!peer.writes || device_->options().ways != verbs::Ways::kMeasured) return;
+  std::size_t others = peer.awaited.size();
+  for (const QueuePair& pair : *peer.pairs) others += pair.flights.size();
+  const Move& move = *work.move;
+  peer.way.landed(by_write, piece_nbytes(*move.program, move.grid.piece(work.piece)), others - 1,
+                  Clock::now());
+}
+
 // One flush is for all that completed before it.
-void VerbsTransport::flush(Flight& flight) noexcept {
-  if (flushed_ || !gpu_->needs_flush()) return;
+Code VerbsTransport::flush(const Work&, std::string& why) noexcept {
+  if (flushed_ || !gpu_->needs_flush()) return Code::kOk;
   try {
-    if (Status seen = gpu_->flush(); !seen.ok()) return flight.stop(seen.code(), seen.message());
-    flushed_ = true;
+    Status seen = gpu_->flush();
+    flushed_ = seen.ok();
+    if (!seen.ok()) why = words(seen.message());
+    return seen.code();
   } catch (const std::bad_alloc&) {  // of the driver's words
-    flight.stop(Code::kSystem, {});
+    return Code::kSystem;
   }
 }
 
@@ -467,7 +633,7 @@ void VerbsTransport::settle(Peer& peer) noexcept {
     land(peer);
     let_go(peer);
   }
-  if (peer.is_flying && (peer.pairs == nullptr || peer.pairs->is_drained())) {
+  if (peer.is_flying && (peer.pairs == nullptr || (peer.pairs->is_drained() && peer.awaited.empty()))) {
     peer.is_flying = false;
     std::erase(flying_, &peer);
   }
@@ -486,18 +652,36 @@ void VerbsTransport::let_go(Peer& peer) noexcept {
       pair.flights.front().stop(Code::kRailFailed, kNoMemory);
       land(peer, pair.flights.front());
     }
+  while (!peer.awaited.empty()) {
+    AwaitedPieces::Piece& piece = *peer.awaited.begin();
+    const Code code = piece.code == Code::kOk ? Code::kRailFailed : piece.code;
+    end_awaited(peer, piece, code, piece.why);
+  }
 }
 
+// A piece that is being written is no larger than the engine makes them, and ends with its last WRITE: so its destination
+// hears of each that has begun.
 void VerbsTransport::stop_shared(WorkId work) noexcept {
   Peer* const peer = peer_of(work);
   if (peer == nullptr || peer->pairs == nullptr) return;
+  const Clock::time_point now = Clock::now();
+  if (AwaitedPieces::Piece* const piece = peer->awaited.find_work(work)) {
+    if (piece->code != Code::kOk) return;
+    piece->code = Code::kCancelled;
+    piece->due_at = now + kWriteStopBound;
+    if (!peer->due || piece->due_at < *peer->due) watch(*peer, piece->due_at);
+    return tell_of_piece(*peer, MessageKind::kGiveUp,
+                         {piece->work.move->transfer, piece->work.piece, piece->number});
+  }
   for (QueuePair& pair : *peer->pairs)
     for (std::size_t i = 0; i < pair.flights.size(); ++i) {
       Flight& flight = pair.flights[i];
       if (flight.work.id != work) continue;
-      flight.stop(Code::kCancelled, {});
-      flight.stopped_at = Clock::now();
-      if (!peer->due) watch(*peer, flight.stopped_at + kStopBound);
+      const bool is_write = flight.work.kind == WorkKind::kSend;
+      if (!is_write) flight.stop(Code::kCancelled, {});
+      flight.is_cancelled = true;
+      flight.due_at = now + (is_write ? kWriteStopBound : kStopBound);
+      if (!peer->due || flight.due_at < *peer->due) watch(*peer, flight.due_at);
       return land(*peer);
     }
 }
@@ -507,6 +691,11 @@ void VerbsTransport::stop_shared(PeerId id, Code code, std::string_view why) noe
   if (peer == nullptr || peer->pairs == nullptr) return;
   for (QueuePair& pair : *peer->pairs)
     for (std::size_t i = 0; i < pair.flights.size(); ++i) pair.flights[i].stop(code, why);
+  for (AwaitedPieces::Piece& piece : peer->awaited) try {
+      if (piece.code == Code::kOk) piece.code = code;
+      piece.why = why;
+    } catch (const std::bad_alloc&) {  // its code says enough
+    }
   land(*peer);
 }
 
@@ -545,12 +734,15 @@ void VerbsTransport::look_at_clock(Peer& peer, Clock::time_point now) noexcept {
   std::optional<Clock::time_point> first;
   for (const QueuePair& pair : *peer.pairs)
     for (std::size_t i = 0; i < pair.flights.size(); ++i)
-      if (const Flight& flight = pair.flights[i]; flight.code == Code::kCancelled)
-        first = std::min(first.value_or(flight.stopped_at), flight.stopped_at);
+      if (const Flight& flight = pair.flights[i]; flight.is_cancelled)
+        first = std::min(first.value_or(flight.due_at), flight.due_at);
+  for (const AwaitedPieces::Piece& piece : peer.awaited)
+    if (piece.code == Code::kCancelled) first = std::min(first.value_or(piece.due_at), piece.due_at);
   if (!first) return unwatch(peer);
-  if (*first + kStopBound > now) return watch(peer, *first + kStopBound);
-  fail(peer, "READs that were cancelled had not ended after " + std::to_string(kStopBound.count()) +
-                 " ms, so its queue pairs are reset: the peer's port, or the network, does not answer");
+  if (*first > now) return watch(peer, *first);
+  fail(peer, "READs or WRITEs that were cancelled had not ended in time (" +
+                 std::to_string(kStopBound.count()) + " and " + std::to_string(kWriteStopBound.count()) +
+                 " ms), so its queue pairs are reset: the peer, its port or the network does not answer");
 }
 
 // ---- for the core ----

@@ -1,11 +1,12 @@
 // A rail over one port of an RDMA NIC: the destination READs the source's pages, and the source's processor takes no
-// part.
+// part; or, where both ends are set so, the source WRITEs those that the destination awaits.
 //
 // The rail's socket carries where queue pairs are (message.h), never pages, and its end is the rail's. Its parts:
 //   Device        the port, opened
 //   Registration  memory of a region, as the device and peers know it
 //   QueuePairs    connections to one peer, and works whose requests are under way on each (Flight)
-//   ReadCursor    the runs of a piece, as READs in a Chain under one doorbell
+//   RequestCursor the runs of a piece, as READs or WRITEs in a Chain under one doorbell
+//   tickets.h     pieces that come by WRITE; WayChoice: which do
 //   GpuMemory     how the device reaches a GPU's memory
 //   FenceWords    the source's fence, READ once all of a transfer has landed
 //
@@ -30,6 +31,8 @@
 #include "transports/verbs/gpu_memory.h"
 #include "transports/verbs/message.h"
 #include "transports/verbs/queue_pair.h"
+#include "transports/verbs/tickets.h"
+#include "transports/verbs/way_choice.h"
 
 namespace kvxfer {
 
@@ -46,6 +49,10 @@ struct Peer : RailPeer<Message> {
   std::string path;  // devices and addresses of both ends, for people
   std::size_t turn = 0;  // in pairs
   bool is_ready = false;  // it has said so
+  bool writes = false;  // pieces may come by WRITE, in both directions
+  AwaitedPieces awaited;
+  AskedPieces asked;
+  WayChoice way;
   std::size_t num_unproved = 0;  // queue pairs whose first READ has not ended
   bool is_flying = false;  // requests are under way
   bool gone = false;  // disconnected: forgotten once nothing is under way
@@ -75,6 +82,8 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   std::string path_to(PeerId peer) const override;
+  WorkKind choose(PeerId peer, const Move& move, std::uint32_t piece) const noexcept override;
+  void cancel(std::span<const WorkId> works) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
@@ -110,6 +119,9 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
 
+  void tell_of_piece(Peer& peer, verbs::MessageKind kind, const verbs::PieceTicket& ticket) noexcept;
+  void forgo(Peer& peer, WorkId work) noexcept;
+
   // ---- requests go out
   Status prove(Peer& peer);
   void post_some() noexcept;
@@ -117,14 +129,21 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   // False: that work has ended at once.
   bool begin(Peer& peer, verbs::QueuePair& pair, std::size_t at);
   Status prepare_flight(Peer& peer, verbs::Flight& flight);
-  verbs::ReadCursor::Stop add_requests(Peer& peer, verbs::Flight& flight, std::uint32_t& num_runs);
+  Result<const verbs::Registration*> registered(const Move& move, bool to_be_written) const;
+  void await_some(Peer& peer);  // pieces that are to be written
+  void await(Peer& peer, std::size_t at);
+  verbs::RequestCursor::Stop add_requests(Peer& peer, verbs::Flight& flight, std::uint32_t& num_runs);
 
   // ---- and come back
   bool reap() noexcept;  // whether something came
   bool reap(Peer& peer);
   void land(Peer& peer) noexcept;  // works whose requests have ended
   void land(Peer& peer, verbs::Flight& flight) noexcept;
-  void flush(verbs::Flight& flight) noexcept;  // what it brought to a GPU
+  void land_written(Peer& peer, std::uint32_t number) noexcept;
+  void end_awaited(Peer& peer, verbs::AwaitedPieces::Piece& piece, Code code, std::string_view why) noexcept;
+  // What is said of how a piece ended, where that is not all: a GPU is to see it first.
+  Code flush(const Work& work, std::string& why) noexcept;
+  void measure(Peer& peer, const Work& work, bool by_write) noexcept;
   void settle(Peer& peer) noexcept;  // which may be gone then
   void end_requests(Peer& peer) noexcept;  // likewise
   void let_go(Peer& peer) noexcept;

@@ -283,7 +283,7 @@ bool ToyTransport::accept(Peer& peer, const Work& work) {
   return true;
 }
 
-WorkKind ToyTransport::choose(const Move& move, std::uint32_t piece) const noexcept {
+WorkKind ToyTransport::choose(PeerId, const Move& move, std::uint32_t piece) const noexcept {
   if (!move.program->conversions.empty()) return WorkKind::kReceive;  // what is fetched is copied as it is
   const Piece named = move.grid.piece(piece);
   const std::uint64_t nbytes = piece_nbytes(*move.program, named);

@@ -48,7 +48,7 @@ class ToyTransport final : public Transport {
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  WorkKind choose(const Move& move, std::uint32_t piece) const noexcept override;
+  WorkKind choose(PeerId peer, const Move& move, std::uint32_t piece) const noexcept override;
   void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;

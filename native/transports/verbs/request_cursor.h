@@ -1,4 +1,4 @@
-// A place within a piece, from which its runs become READs as the device takes them.
+// A place within a piece, from which its runs become READs or WRITEs as the device takes them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace kvxfer::verbs {
 
 // The cells of copy_program.h run by run, of programs without conversions, resumable: a piece may have more runs than
 // a chain takes, and a run more bytes than a request. The move and the spans outlive the cursor.
-class ReadCursor {
+class RequestCursor {
  public:
   enum class Stop : std::uint8_t {
     kDone,     // all of the piece is named
@@ -22,10 +22,15 @@ class ReadCursor {
     kOutside,  // a run is in no span: outside() says at which end
   };
 
-  ReadCursor() = default;
-  ReadCursor(const Move& move, std::uint32_t piece, const KeyedSpans& remote,
-             const KeyedSpans& local) noexcept
-      : move_(&move), piece_(move.grid.piece(piece)), remote_(&remote), local_(&local) {}
+  RequestCursor() = default;
+  // Of READs `local` is the destination, of WRITEs the source.
+  RequestCursor(const Move& move, std::uint32_t piece, const KeyedSpans& remote, const KeyedSpans& local,
+                Side local_side) noexcept
+      : move_(&move),
+        piece_(move.grid.piece(piece)),
+        is_write_(local_side == Side::kSrc),
+        src_(is_write_ ? &local : &remote),
+        dst_(is_write_ ? &remote : &local) {}
 
   // Adds what comes next to the chain, and takes from `num_runs` what it looked at.
   Stop advance(Chain& chain, std::uint32_t& num_runs) noexcept {
@@ -63,19 +68,20 @@ class ReadCursor {
       const std::uint64_t from = src + within_, to = dst + within_;
       // Runs follow each other within a span, nearly always.
       if (src_span_ == nullptr || !src_span_->contains(from)) {
-        src_span_ = remote_->find(from);
+        src_span_ = src_->find(from);
         if (src_span_ == nullptr) return outside(Side::kSrc);
       }
       if (dst_span_ == nullptr || !dst_span_->contains(to)) {
-        dst_span_ = local_->find(to);
+        dst_span_ = dst_->find(to);
         if (dst_span_ == nullptr) return outside(Side::kDst);
       }
       std::uint64_t num = nbytes - within_;
       if (num > src_span_->end - from) num = src_span_->end - from;
       if (num > dst_span_->end - to) num = dst_span_->end - to;
-      const std::uint64_t added =
-          chain.add(src_span_->address + (from - src_span_->offset), src_span_->key,
-                    dst_span_->address + (to - dst_span_->offset), dst_span_->key, num);
+      const std::uint64_t src_at = src_span_->address + (from - src_span_->offset);
+      const std::uint64_t dst_at = dst_span_->address + (to - dst_span_->offset);
+      const std::uint64_t added = is_write_ ? chain.add(dst_at, dst_span_->key, src_at, src_span_->key, num)
+                                            : chain.add(src_at, src_span_->key, dst_at, dst_span_->key, num);
       if (added == 0) return Stop::kFull;
       within_ += added;
     }
@@ -88,7 +94,8 @@ class ReadCursor {
 
   const Move* move_ = nullptr;
   Piece piece_;
-  const KeyedSpans *remote_ = nullptr, *local_ = nullptr;
+  bool is_write_ = false;
+  const KeyedSpans *src_ = nullptr, *dst_ = nullptr;
   const KeyedSpan *src_span_ = nullptr, *dst_span_ = nullptr;
   std::size_t loop_ = 0;
   std::uint32_t pair_ = 0, i_ = 0, j_ = 0;

@@ -1,0 +1,165 @@
+// Pieces that come by WRITE, by the numbers that announce them. No number is given twice, so one that comes late means
+// nothing.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/transport.h"
+#include "transports/verbs/message.h"
+
+namespace kvxfer::verbs {
+
+// At the destination: those that it awaits of one peer.
+class AwaitedPieces {
+ public:
+  struct Piece {
+    std::uint32_t number = 0;
+    Work work;
+    // What it ends with; kCancelled: the source was told to give it up.
+    Code code = Code::kOk;
+    std::string why;
+    std::chrono::steady_clock::time_point due_at{};  // kCancelled
+  };
+
+  // Room for so many.
+  void reserve(std::size_t most) { pieces_.reserve(most); }
+  bool has_room() const noexcept { return pieces_.size() < pieces_.capacity(); }
+  bool empty() const noexcept { return pieces_.empty(); }
+  std::size_t size() const noexcept { return pieces_.size(); }
+  auto begin() noexcept { return pieces_.begin(); }
+  auto end() noexcept { return pieces_.end(); }
+  auto begin() const noexcept { return pieces_.begin(); }
+  auto end() const noexcept { return pieces_.end(); }
+
+  Piece& add(Work work) noexcept {
+    return pieces_.emplace_back(Piece{++last_, std::move(work), Code::kOk, {}, {}});
+  }
+  Piece* find(std::uint32_t number) noexcept {
+    return find_if([number](const Piece& piece) { return piece.number == number; });
+  }
+  Piece* find_work(WorkId work) noexcept {
+    return find_if([work](const Piece& piece) { return piece.work.id == work; });
+  }
+  void erase(Piece* piece) noexcept {
+    if (piece != &pieces_.back()) *piece = std::move(pieces_.back());
+    pieces_.pop_back();
+  }
+
+ private:
+  template <class Matches>
+  Piece* find_if(Matches&& matches) noexcept {
+    const auto found = std::find_if(pieces_.begin(), pieces_.end(), matches);
+    return found == pieces_.end() ? nullptr : &*found;
+  }
+  std::vector<Piece> pieces_;
+  std::uint32_t last_ = 0;
+};
+
+// At the source: what its peer said of pieces that no work has begun to send. The peer says so once for each work that is
+// to send one, in the order of these: what is first of a piece is of the first work that is left.
+class AskedPieces {
+ public:
+  enum class Added : std::uint8_t { kYes, kForgone, kTooMany };
+
+  // So many are awaited at most.
+  void reserve(std::size_t most) {
+    most_ = most;
+    said_.reserve(most + 2 * kMostKept + 2);
+  }
+  // kForgone: who was to send it has ended.
+  Added add(const PieceTicket& ticket) noexcept {
+    if (take_debt(ticket)) return Added::kForgone;
+    if (count(State::kAwaited) == most_) return Added::kTooMany;
+    said_.push_back({ticket, State::kAwaited});
+    return Added::kYes;
+  }
+  // By its number, or, of one that was never awaited, by what it is. False: it has begun, or who was to send it has ended.
+  bool give_up(const PieceTicket& ticket) noexcept {
+    if (ticket.number == 0) {
+      if (take_debt(ticket)) return false;
+      keep({ticket, State::kGivenUp});
+      return true;
+    }
+    for (Said& said : said_)
+      if (said.ticket.number == ticket.number && said.state == State::kAwaited) {
+        said.state = State::kGivenUp;
+        drop_beyond(State::kGivenUp);
+        return true;
+      }
+    return false;
+  }
+  bool has(TransferId transfer, std::uint32_t piece) const noexcept {
+    return std::any_of(said_.begin(), said_.end(), [=](const Said& said) {
+      return said.state != State::kForgone && is_of(said, transfer, piece);
+    });
+  }
+  // The first, where there is one; and whether it was given up.
+  std::pair<PieceTicket, bool> take(TransferId transfer, std::uint32_t piece) noexcept {
+    const auto first = find(transfer, piece);
+    const Said said = *first;
+    said_.erase(first);
+    return {said.ticket, said.state == State::kGivenUp};
+  }
+  // Who was to send it ends. Returns what was awaited of it.
+  std::optional<PieceTicket> forgo(const PieceTicket& ticket) noexcept {
+    const auto first = find(ticket.transfer, ticket.piece);
+    if (first == said_.end()) {
+      keep({ticket, State::kForgone});
+      return std::nullopt;
+    }
+    const Said said = *first;
+    said_.erase(first);
+    return said.state == State::kAwaited ? std::optional(said.ticket) : std::nullopt;
+  }
+
+ private:
+  enum class State : std::uint8_t { kAwaited, kGivenUp, kForgone };
+  struct Said {
+    PieceTicket ticket;
+    State state;
+  };
+  // Of each of the others: of more the oldest is of a transfer that is over, whose end its works hear of elsewhere.
+  static constexpr std::size_t kMostKept = 256;
+
+  static bool is_of(const Said& said, TransferId transfer, std::uint32_t piece) noexcept {
+    return said.ticket.transfer == transfer && said.ticket.piece == piece;
+  }
+  std::vector<Said>::iterator find(TransferId transfer, std::uint32_t piece) noexcept {
+    return std::find_if(said_.begin(), said_.end(), [=](const Said& said) {
+      return said.state != State::kForgone && is_of(said, transfer, piece);
+    });
+  }
+  bool take_debt(const PieceTicket& ticket) noexcept {
+    const auto found = std::find_if(said_.begin(), said_.end(), [&](const Said& said) {
+      return said.state == State::kForgone && is_of(said, ticket.transfer, ticket.piece);
+    });
+    if (found == said_.end()) return false;
+    said_.erase(found);
+    return true;
+  }
+  std::size_t count(State state) const noexcept {
+    return static_cast<std::size_t>(
+        std::count_if(said_.begin(), said_.end(), [=](const Said& said) { return said.state == state; }));
+  }
+  void keep(const Said& said) noexcept {
+    said_.push_back(said);
+    drop_beyond(said.state);
+  }
+  void drop_beyond(State state) noexcept {
+    if (count(state) <= kMostKept) return;
+    said_.erase(
+        std::find_if(said_.begin(), said_.end(), [=](const Said& said) { return said.state == state; }));
+  }
+
+  std::size_t most_ = 0;
+  std::vector<Said> said_;  // has room for all of them, and one more
+};
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,45 @@
+// Whether a peer's pieces come sooner by READ or by WRITE, as measured while they come.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvxfer::verbs {
+
+class WayChoice {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // How the next piece is to come. Of each 64 the last 8 come the other way, to be measured as well.
+  bool by_write() const noexcept { return prefers_write() != (num_landed_ % kPeriod >= kPeriod - kTrial); }
+  // READ, whose fence costs its peer nothing, unless WRITE is clearly sooner.
+  bool prefers_write() const noexcept {
+    const auto [read, write] = cost_;
+    return read > 0 && write > 0 && write < 0.95 * read;
+  }
+  // `others`: pieces of this peer that are still under way, so that the time to the next is the way's own.
+  void landed(bool by_write, std::uint64_t nbytes, std::size_t others, Clock::time_point now) noexcept {
+    if (has_others_ && by_write == last_by_write_ && nbytes != 0) {
+      const double each =
+          std::chrono::duration<double, std::nano>(now - last_at_).count() / static_cast<double>(nbytes);
+      double& cost = cost_[by_write ? 1 : 0];
+      cost = cost == 0 ? each : (7 * cost + each) / 8;
+    }
+    ++num_landed_;
+    last_by_write_ = by_write;
+    last_at_ = now;
+    has_others_ = others != 0;
+  }
+
+ private:
+  static constexpr std::uint64_t kPeriod = 64, kTrial = 8;
+
+  std::array<double, 2> cost_{};  // ns for a byte by READ, by WRITE; 0: not known
+  std::uint64_t num_landed_ = 0;
+  bool last_by_write_ = false, has_others_ = false;
+  Clock::time_point last_at_{};
+};
+
+}  // namespace kvxfer::verbs

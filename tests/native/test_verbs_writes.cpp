@@ -1,0 +1,239 @@
+// Pages that come by WRITE: what is asked of the device, works of which one end ends before the other, and peers that lie.
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "verbs_ends.h"
+
+namespace verbs_ends {
+namespace {
+
+using block_programs::says;
+using verbs::Message;
+using verbs::MessageKind;
+
+verbs::Options by(verbs::Ways ways) {
+  verbs::Options options;
+  options.ways = ways;
+  return options;
+}
+
+// A destination whose sources write.
+struct Writes : Rails {
+  explicit Writes(std::uint32_t pages = 1024, const Limits& limits = {})
+      : Rails(pages, by(verbs::Ways::kWrite), limits) {
+    REQUIRE_OK(src.transport->attach(back, to.remote()));
+    REQUIRE_OK(other.transport->attach(other_back, to.remote()));
+  }
+  // The destination's works, and those of the source that send the same pieces.
+  struct Works { std::vector<Work> receives, sends; };
+  Works some_writes(std::uint32_t num_pages_of_it, std::uint32_t pairs_per_piece, RegionId region = 1) {
+    Works works{some_works(num_pages_of_it, pairs_per_piece, region), {}};
+    auto move = std::make_shared<Move>(*works.receives.front().move);
+    move->local = std::make_shared<const LocalRegion>(region == 1 ? from.local : from_other.local);
+    move->remote_region = to.local.id;
+    for (Work& work : works.receives) {
+      work.kind = WorkKind::kReceive;
+      Work& send = works.sends.emplace_back(work);
+      send.kind = WorkKind::kSend;
+      send.id = next_work++;
+      send.move = move;
+    }
+    return works;
+  }
+  static void post(End& end, PeerId at, const std::vector<Work>& works) {
+    CHECK_EQ(end.transport->post(at, works).accepted, works.size());
+  }
+  void finish_writes(const Works& works, End& source, PeerId there, PeerId here) {
+    post(dst, there, works.receives);
+    post(source, here, works.sends);
+    REQUIRE(run_until([&] { return ended(works.receives) && all_sent(works, source); }));
+    const Move& move = *works.receives.front().move;
+    const Region& region = move.remote_region == 1 ? from : from_other;
+    for (const Work& work : works.receives) CHECK_EQ(code_of(work), Code::kOk);
+    for (std::size_t i = 0; i < move.src_ids.size(); ++i)
+      CHECK(std::memcmp(region.memory.data() + move.src_ids[i] * page_nbytes,
+                        to.memory.data() + move.dst_ids[i] * page_nbytes, page_nbytes) == 0);
+  }
+  void other_writes_on() { finish_writes(some_writes(64, 16, 2), other, other_peer, other_back); }
+  static bool all_sent(const Works& works, const End& source) {
+    return std::all_of(works.sends.begin(), works.sends.end(),
+                       [&](const Work& work) { return source.completion_of(work.id) != nullptr; });
+  }
+};
+
+TEST(pages_are_written_by_few_requests_and_nothing_is_read) {
+  Writes writes(4096);
+  writes.fabric.forget_counts();
+  writes.finish_writes(writes.some_writes(2048, 128), writes.src, writes.peer, writes.back);
+  const auto counts = writes.fabric.counts();
+  std::printf("  2048 pages: %llu requests, %llu doorbells\n",
+              static_cast<unsigned long long>(counts.requests),
+              static_cast<unsigned long long>(counts.doorbells));
+  CHECK(counts.requests <= 2048 + 16);
+  CHECK(counts.doorbells <= counts.requests / 32);
+  CHECK_EQ(counts.nbytes, 2048 * kPage);
+}
+
+TEST(pieces_of_any_size_are_announced_once) {
+  Limits limits;
+  limits.max_sge = 2;
+  limits.max_qp_wr = 16;
+  for (const std::uint32_t pairs : {1u, 15u, 16u, 17u, 64u, 640u}) {
+    Writes writes(1024, limits);
+    writes.finish_writes(writes.some_writes(pairs == 640 ? 640 : 128, pairs), writes.src, writes.peer,
+                         writes.back);
+    writes.other_writes_on();
+  }
+}
+
+TEST(where_the_destination_ends_first_the_source_does_and_writes_nothing) {
+  for (const bool is_awaited : {true, false}) {
+    Writes writes;
+    const auto works = writes.some_writes(256, 32);
+    const std::vector<std::byte> before = writes.to.memory;
+    Writes::post(writes.dst, writes.peer, works.receives);
+    for (int i = 0; is_awaited && i < 10; ++i) writes.step();
+    for (const Work& work : works.receives) writes.dst.cancel(work.id);
+    Writes::post(writes.src, writes.back, works.sends);
+    REQUIRE(writes.run_until(
+        [&] { return writes.ended(works.receives) && Writes::all_sent(works, writes.src); }));
+    for (const Work& work : works.receives) CHECK_EQ(writes.code_of(work), Code::kCancelled);
+    for (const Work& work : works.sends) CHECK_EQ(writes.src.completion_of(work.id)->code, Code::kCancelled);
+    CHECK(before == writes.to.memory);
+    // The same transfer's pieces once more, each by works of its own.
+    auto again = works;
+    for (std::size_t i = 0; i < again.sends.size(); ++i)
+      again.receives[i].id = writes.next_work++, again.sends[i].id = writes.next_work++;
+    writes.finish_writes(again, writes.src, writes.peer, writes.back);
+  }
+}
+
+TEST(where_the_source_ends_first_the_destination_does) {
+  for (const bool is_awaited : {true, false}) {
+    Writes writes;
+    const auto works = writes.some_writes(256, 32);
+    if (is_awaited) Writes::post(writes.dst, writes.peer, works.receives);
+    for (int i = 0; i < 10; ++i) writes.step();
+    // Queued behind a network that stands still, so none has begun.
+    const bool queued = !is_awaited;
+    if (queued) Writes::post(writes.src, writes.back, works.sends);
+    if (queued)
+      for (const Work& work : works.sends) writes.src.cancel(work.id);
+    if (queued) Writes::post(writes.dst, writes.peer, works.receives);
+    if (!queued) {
+      writes.src.transport->disconnect(writes.back);
+      REQUIRE(writes.run_until([&] { return writes.is_down(writes.peer); }));
+    }
+    REQUIRE(writes.run_until([&] { return writes.ended(works.receives); }));
+    for (const Work& work : works.receives)
+      CHECK_EQ(writes.code_of(work), queued ? Code::kLeaseEnded : Code::kRailFailed);
+    writes.other_writes_on();
+  }
+}
+
+TEST(a_right_that_ends_while_the_network_stands_still_ends_by_a_reset_and_nothing_lands_late) {
+  Writes writes;
+  const auto works = writes.some_writes(512, 64);
+  Writes::post(writes.dst, writes.peer, works.receives);
+  Writes::post(writes.src, writes.back, works.sends);
+  writes.fabric.hold(true);
+  for (int i = 0; i < 20; ++i) writes.step();
+  REQUIRE(writes.fabric.num_under_way() > 0);
+  for (const Work& work : works.receives) writes.dst.cancel(work.id);
+  REQUIRE(writes.run_until([&] {
+    if (!writes.dst.transport->busy()) writes.dst.transport->arm();
+    return writes.ended(works.receives);
+  }));
+  const std::vector<std::byte> at_fence = writes.to.memory;
+  CHECK(says({Code::kRailFailed, writes.down_words(writes.peer)}, "cancelled had not ended in time"));
+  writes.fabric.hold(false);
+  REQUIRE(writes.run_until([&] { return Writes::all_sent(works, writes.src); }));
+  for (int i = 0; i < 20; ++i) writes.step();
+  CHECK(at_fence == writes.to.memory);
+  writes.other_writes_on();
+}
+
+TEST(ends_of_which_one_takes_no_writes_read) {
+  Fabric fabric;
+  for (const auto& [ours, theirs] : {std::pair(verbs::Ways::kWrite, verbs::Ways::kRead),
+                                     std::pair(verbs::Ways::kRead, verbs::Ways::kMeasured)}) {
+    End a(on("nic0", by(ours))), b(on("nic1", by(theirs)));
+    Region to(a, 7, 16 * kPage);
+    const auto [b_at_a, a_at_b] = connect_both(a, b);
+    const auto move = testing::block_move(9, to.memory.data(), kPage, {1}, {2}, 1);
+    CHECK(a.transport->choose(b_at_a, *move, 0) == WorkKind::kFetch);
+    CHECK(b.transport->choose(a_at_b, *move, 0) == WorkKind::kFetch);
+    Work work = fetch_work(1, move, 0);
+    work.kind = WorkKind::kReceive;
+    CHECK_EQ(a.transport->post(b_at_a, std::span(&work, 1)).accepted, 1u);
+    CHECK_EQ(a.await(1).code, Code::kUnsupported);
+  }
+}
+
+TEST(a_peer_that_asks_for_writes_it_may_not_have_loses_its_rail) {
+  Fabric fabric;
+  Message await;
+  await.kind = MessageKind::kAwait;
+  {
+    Liar liar;
+    liar.say(liar.hello);
+    liar.say(await);
+    CHECK(says({Code::kRailFailed, liar.down_words()}, "WRITEs, which were not agreed"));
+  }
+  Liar liar(by(verbs::Ways::kWrite));
+  liar.say(liar.hello);
+  for (std::uint32_t i = 0; i < 65; ++i) {
+    await.ticket = {5, i, i + 1};
+    liar.say(await);
+  }
+  CHECK(says({Code::kRailFailed, liar.down_words()}, "awaits more pieces than it may"));
+}
+
+// What it gave up and never awaited takes no memory, however often it says so.
+TEST(a_peer_that_gives_up_without_end_holds_nothing) {
+  Fabric fabric;
+  Liar liar(by(verbs::Ways::kWrite));
+  liar.say(liar.hello);
+  Message message;
+  for (std::uint32_t i = 0; i < 3000; ++i) {
+    message.kind = i % 3 == 0 ? MessageKind::kAwait : MessageKind::kGiveUp;
+    message.ticket = {i, 0, i % 3 == 2 ? 0 : i - i % 3 + 1};
+    liar.say(message);
+    liar.victim.step();
+    // What the victim answers is read, or it would give the rail up.
+    Message heard;
+    while (::recv(liar.socket.get(), &heard, sizeof heard, MSG_DONTWAIT) > 0) {}
+  }
+  CHECK(liar.victim.event(CompletionKind::kRailDown) == nullptr);
+}
+
+TEST(the_way_that_is_sooner_is_taken_and_the_other_tried_now_and_then) {
+  using Clock = verbs::WayChoice::Clock;
+  for (const double write_cost : {0.5, 0.98, 2.0}) {
+    verbs::WayChoice way;
+    Clock::time_point now{};
+    std::uint64_t num_writes = 0, last_writes = 0;
+    for (int i = 0; i < 6400; ++i) {
+      const bool by_write = way.by_write();
+      num_writes += by_write ? 1 : 0;
+      if (i >= 3200) last_writes += by_write ? 1 : 0;
+      now += std::chrono::nanoseconds(static_cast<std::int64_t>(4096 * (by_write ? write_cost : 1.0)));
+      way.landed(by_write, 4096, 3, now);
+    }
+    CHECK_EQ(way.prefers_write(), write_cost < 0.95);
+    CHECK_EQ(last_writes, write_cost < 0.95 ? 3200 - 400u : 400u);
+    // Between transfers nothing is measured: a pause is no cost.
+    now += std::chrono::nanoseconds(static_cast<std::int64_t>(4096 * write_cost));
+    way.landed(true, 4096, 0, now);
+    way.landed(true, 4096, 3, now + std::chrono::seconds(9));
+    CHECK_EQ(way.prefers_write(), write_cost < 0.95);
+  }
+}
+
+}  // namespace
+}  // namespace verbs_ends
