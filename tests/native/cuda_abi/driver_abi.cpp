@@ -109,6 +109,8 @@ KVXFER_SAME(launch, cuLaunchKernel);
 // By cuGetProcAddress_v2, as of a version.
 KVXFER_SAME_AS(copy_batch, PFN_cuMemcpyBatchAsync_v12080);
 KVXFER_SAME_AS(stream_write_64, PFN_cuStreamWriteValue64_v11070);
+KVXFER_SAME_AS(range_handle, PFN_cuMemGetHandleForAddressRange_v11070);
+KVXFER_SAME_AS(flush_remote_writes, PFN_cuFlushGPUDirectRDMAWrites_v11030);
 static_assert(SameCall<Driver::FindVersion, PFN_cuGetProcAddress_v12000>::value);
 
 // ---- structs ----
@@ -184,6 +186,16 @@ static_assert(kWaitForMore == CU_STREAM_WAIT_VALUE_GEQ);
 static_assert(kFlushRemoteWrites == CU_STREAM_WAIT_VALUE_FLUSH);
 static_assert(kMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 static_assert(kCanFlushRemoteWrites == CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES);
+static_assert(kPciBus == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID && kPciDevice == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID &&
+              kPciDomain == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID);
+static_assert(kFlushOptions == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS &&
+              kFlushByHost == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST);
+static_assert(kWritesOrdering == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING &&
+              kSeenByOwner == CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER &&
+              kSeenByOwner == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
+static_assert(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX == 0);
+static_assert(kDmabufSupported == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+static_assert(kDmabufHandle == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
 static_assert(kMaxDynamicSharedNbytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(CU_STREAM_WRITE_VALUE_DEFAULT == 0 && CU_STREAM_CAPTURE_STATUS_NONE == 0);
 static_assert(CUDA_SUCCESS == 0 && CU_GET_PROC_ADDRESS_DEFAULT == 0);
