@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final
 
 from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from tests.vllm.engine import FLIP, TO_PREFILL, push, ranks_of
 
 Heads = dict[tuple[int, int], tuple[str, ...]]
+_TOLD_S: Final = 60.0  # an engine that stands still for a while is not what is tested here
 
 
 def handed_over(
@@ -73,9 +76,21 @@ def observed(server: VllmServer) -> Path:
     return server.log.parent / "observed"
 
 
+def told_in(path: Path) -> dict[str, Any]:
+    """Returns what a worker has told, which a prefill's may do after decode has answered."""
+    give_up = time.monotonic() + _TOLD_S
+    while not path.exists():
+        assert time.monotonic() < give_up, f"no {path.name} after {_TOLD_S:g} s"
+        time.sleep(0.01)
+    told: dict[str, Any] = json.loads(path.read_text())
+    return told
+
+
 def heads_of(path: Path) -> Heads:
     """Returns, by group and place in its table, the hashes of a block's heads: one worker after the other."""
-    ranks = [json.loads(each.read_text()) for each in sorted(path.parent.glob(f"{path.name}*"))]
+    first = told_in(path)
+    ranks = [first["hashes"]]
+    ranks += [told_in(path.with_name(f"{path.name}.{rank}"))["hashes"] for rank in range(1, first["workers"])]
     return {
         (group, at): tuple(dict.fromkeys(head for rank in ranks for head in rank[group][at]))
         for group, blocks in enumerate(ranks[0])

@@ -2,8 +2,9 @@
 
 Engines load it by ``kv_connector_module_path``. What it sees goes to files in the folder that
 ``KVXFER_OBSERVED`` names, one for each request: ``<name>.sent`` and ``<name>.received``, named by the
-prefill engine's request id, or by the key of a push. A second worker's end in ``.1``. They hold, for each
-group, block and head, the hash of what lies in all layers; "" for a block that is none.
+prefill engine's request id, or by the key of a push. A second worker's end in ``.1``. They hold how many
+workers write one and, for each group, block and head, the hash of what lies in all layers; "" for a block
+that is none. A file is there once it is whole.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class ObservedConnector(KvxferConnector):
         self._folder = Path(os.environ["KVXFER_OBSERVED"])
         self._groups = groups_of(kv_cache_config)
         self._rank = vllm_config.parallel_config.rank
+        self._num_workers = vllm_config.parallel_config.world_size
         self._layers: list[list[torch.Tensor]] = []
         self._heads: list[list[torch.Tensor]] = []
         self._computed: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {}
@@ -97,7 +99,9 @@ class ObservedConnector(KvxferConnector):
             )
         ]
         rank = f".{self._rank}" if self._rank else ""
-        (self._folder / f"{request_id}.{what}{rank}").write_text(json.dumps(hashes))
+        written = self._folder / f"writing-{request_id}.{what}{rank}.part"
+        written.write_text(json.dumps({"workers": self._num_workers, "hashes": hashes}))
+        written.rename(self._folder / f"{request_id}.{what}{rank}")
 
     def _flip(self, layer: torch.Tensor, table: tuple[int, ...]) -> None:
         block = next(block for block in table if block)
