@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK
 from tests.vllm.engine import FLIP, Engines, random_prompt
+from tests.vllm.handover import told_in
 
 
 def test_pages_arrive_as_they_left(engines: Engines) -> None:
@@ -13,7 +12,7 @@ def test_pages_arrive_as_they_left(engines: Engines) -> None:
     params = engines.prefilled(prompt, "hashes")
     engines.decoded(prompt, "hashes", params)
     sent, received = (
-        json.loads((engines.observed / f"{params['remote_request_id']}.{what}").read_text())
+        told_in(engines.observed / f"{params['remote_request_id']}.{what}")["hashes"]
         for what in ("sent", "received")
     )
     assert sent == received

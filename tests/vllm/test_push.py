@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, complete, complet
 from kvxfer.bench.errors import BenchError
 from kvxfer.directory import Entry
 from tests.vllm.engine import FLIP, TO_PREFILL, Engines, Ranks, random_prompt
+from tests.vllm.handover import told_in
 
 RANK = Entry("a", "tcp://127.0.0.1:1", bytes(16)).to_dict()
 
@@ -51,9 +51,7 @@ def test_tokens_are_those_of_one_engine(engines: Engines, ranks: Ranks, num_toke
 def test_pages_arrive_as_they_left(engines: Engines, ranks: Ranks) -> None:
     key = secrets.token_hex(16)
     engines.pushed(random_prompt(300), ranks, key=key)
-    sent, received = (
-        json.loads((engines.observed / f"{key}.{what}").read_text()) for what in ("sent", "received")
-    )
+    sent, received = (told_in(engines.observed / f"{key}.{what}")["hashes"] for what in ("sent", "received"))
     assert sent == received
     assert [len(set(map(tuple, hashes))) for hashes in sent] == [-(-300 // TOKENS_PER_BLOCK)]
 
