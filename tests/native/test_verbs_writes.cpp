@@ -136,6 +136,21 @@ TEST(where_the_source_ends_first_the_destination_does) {
   }
 }
 
+// What is said to it finds that it has hung up, while works of it are still queued.
+TEST(a_peer_that_hangs_up_while_it_is_told_of_works_that_end_ends_them_all) {
+  Writes writes;
+  const auto works = writes.some_writes(1024, 4);  // more than are awaited at a time
+  Writes::post(writes.dst, writes.peer, works.receives);
+  for (int i = 0; i < 10; ++i) writes.dst.step();
+  writes.src.transport->disconnect(writes.back);
+  std::vector<WorkId> ids;
+  for (auto work = works.receives.rbegin(); work != works.receives.rend(); ++work) ids.push_back(work->id);
+  writes.dst.transport->cancel(ids);
+  REQUIRE(writes.run_until([&] { return writes.ended(works.receives); }));
+  CHECK(writes.is_down(writes.peer));
+  writes.other_writes_on();
+}
+
 TEST(a_right_that_ends_while_the_network_stands_still_ends_by_a_reset_and_nothing_lands_late) {
   Writes writes;
   const auto works = writes.some_writes(512, 64);

@@ -446,11 +446,11 @@ void VerbsTransport::cancel(std::span<const WorkId> works) noexcept {
 void VerbsTransport::forgo(Peer& peer, WorkId id) noexcept {
   const std::size_t at = peer.queue.first([id](const Work& work) { return work.id == id; });
   if (at == peer.queue.size()) return;
-  const Work& work = peer.queue[at];
-  const verbs::PieceTicket ticket{work.kind == WorkKind::kCheckFence ? 0 : work.move->transfer, work.piece,
-                                  0};
-  if (work.kind == WorkKind::kReceive) tell_of_piece(peer, MessageKind::kGiveUp, ticket);
-  if (work.kind != WorkKind::kSend) return;
+  const WorkKind kind = peer.queue[at].kind;
+  if (kind != WorkKind::kReceive && kind != WorkKind::kSend) return;
+  // By value: a peer that cannot be told fails, and its queue is emptied.
+  const verbs::PieceTicket ticket{peer.queue[at].move->transfer, peer.queue[at].piece, 0};
+  if (kind == WorkKind::kReceive) return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
   if (const std::optional<verbs::PieceTicket> awaited = peer.asked.forgo(ticket))
     tell_of_piece(peer, MessageKind::kDropped, *awaited);
 }
