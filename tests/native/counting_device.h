@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -100,6 +101,30 @@ class Fabric {
   // Nothing arrives that is sent from addresses of that place in ports' tables; -1 for none.
   void lose(int gid_index) {
     locked([&] { lost_gid_ = gid_index; });
+  }
+  // Nobody answers for a device's addresses: a queue pair that is to be connected to one of them stands still until
+  // it is let go, and then has that error (0: it is connected after all).
+  void stall(int device) {
+    locked([&] { stalled_device_ = device; });
+  }
+  void let_go(int error = 0) {
+    locked([&] {
+      stall_error_ = error;
+      stalled_device_ = -1;
+      ++num_let_go_;
+    });
+    let_go_.notify_all();
+  }
+  std::size_t num_stalled() const {  // queue pairs that stand still at present
+    return locked([this] { return num_stalled_; });
+  }
+  // No way leads to addresses of that place in ports' tables; -1 for none.
+  void lose_way_to(int gid_index) {
+    locked([&] { wayless_gid_ = gid_index; });
+  }
+  // What is in the middle passes no larger packets on, though ports agree on more.
+  void narrow(std::uint64_t nbytes) {
+    locked([&] { most_passed_nbytes_ = nbytes; });
   }
   void limit_registered(std::uint64_t nbytes) {
     locked([&] { limits_.most_registered_nbytes = nbytes; });
@@ -209,6 +234,7 @@ class Fabric {
   static void ack_cq_events(abi::CompletionQueue* queue, unsigned num);
   static abi::QueuePair* create_qp(abi::ProtectionDomain* domain, abi::QueuePairInit* init);
   static int modify_qp(abi::QueuePair* pair, abi::QueuePairAttributes* attributes, int mask);
+  int find_way(const abi::Gid& to);  // an error, where none leads there
   static int destroy_qp(abi::QueuePair* pair);
   static int get_async_event(abi::Context* context, abi::AsyncEvent* event);
   static void ack_async_event(abi::AsyncEvent*) {}
@@ -275,7 +301,12 @@ class Fabric {
   bool gpu_writes_held_ = false;
   std::uint64_t registered_nbytes_ = 0;
   bool held_ = false, flushes_held_ = false, refuses_writable_ = false;
-  int lost_gid_ = -1;
+  int lost_gid_ = -1, wayless_gid_ = -1;
+  std::uint64_t most_passed_nbytes_ = UINT64_MAX;  // in a packet
+  int stalled_device_ = -1, stall_error_ = 0;
+  std::uint64_t num_let_go_ = 0;
+  std::size_t num_stalled_ = 0;
+  std::condition_variable let_go_;
   std::optional<std::pair<abi::WorkStatus, std::uint64_t>> failure_;
   std::optional<std::pair<std::uint64_t, int>> refusal_;
 };
@@ -552,8 +583,10 @@ inline abi::CompletionQueue* Fabric::create_cq(abi::Context* context, int num_en
   queue->channel = channel;
   queue->cq_context = cq_context;
   queue->cqe = num_entries;
-  ++channel->refcnt;
-  ++static_cast<Context*>(context)->num_objects;
+  self().locked([&] {
+    ++channel->refcnt;
+    ++static_cast<Context*>(context)->num_objects;
+  });
   return queue;
 }
 
@@ -657,10 +690,23 @@ inline abi::QueuePair* Fabric::create_qp(abi::ProtectionDomain* domain, abi::Que
   });
 }
 
+inline int Fabric::find_way(const abi::Gid& to) {
+  const Inside inside;
+  std::unique_lock lock(mutex_);
+  if (wayless_gid_ >= 0 && (to.raw[0] == 0) == (wayless_gid_ == 2)) return EHOSTUNREACH;
+  if (int{to.raw[15]} != stalled_device_ + 1) return 0;
+  ++num_stalled_;
+  let_go_.wait(lock, [&, before = num_let_go_] { return num_let_go_ != before; });
+  --num_stalled_;
+  return stall_error_;
+}
+
 inline int Fabric::modify_qp(abi::QueuePair* of, abi::QueuePairAttributes* attributes, int mask) {
   using State = abi::QueuePairState;
   auto* const pair = static_cast<Pair*>(of);
   Fabric& fabric = self();
+  if (attributes->qp_state == State::kReadyToReceive)
+    if (const int error = fabric.find_way(attributes->address.grh.dgid); error != 0) return error;
   return fabric.locked([&] {
     const auto needs = [&](int all) { return (mask & all) == all; };
     if (!needs(abi::kMaskState)) return EINVAL;
@@ -890,6 +936,9 @@ inline std::optional<abi::WorkStatus> Fabric::judge(const Pair& pair, const Requ
       (limits_.link == abi::LinkLayer::kEthernet &&
        pair.attributes.address.grh.dgid.raw[15] != other->nic->index + 1))
     return Status::kRetriesExceeded;
+  const std::uint64_t packet =
+      std::min<std::uint64_t>(nbytes, 128u << static_cast<int>(pair.attributes.path_mtu));
+  if (packet > most_passed_nbytes_) return Status::kRetriesExceeded;
   const auto remote = regions_.find(request.rkey);
   const auto* const memory = remote == regions_.end() ? nullptr : remote->second.first;
   const std::uint64_t base = memory == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(memory->address);

@@ -63,6 +63,11 @@ TEST(a_message_without_its_descriptor_or_of_another_kind_is_refused) {
   noise.magic = {'n', 'o', 'p', 'e'};
   garbage.say(noise, garbage.fences->fill(FenceTable::kSlots).value());
   CHECK(garbage.down_words().find("version") != std::string::npos);
+  // It hears why.
+  garbage.destination.transport->disconnect(garbage.peer);
+  Status end;
+  for (int i = 0; i < 100 && end.ok(); ++i) end = garbage.channel->receive().status();
+  CHECK(end.message().find("it closed its end: it sent a message that is not of") != std::string::npos);
 }
 
 TEST(a_peer_whose_probe_cannot_be_read_keeps_pools_and_loses_foreign_memory) {

@@ -19,10 +19,11 @@ from typing import Final
 
 _INIT: Final = Path(__file__).with_name("guest") / "init"
 #: All that the machine loads, and what these stand on. Names that the kernel only finds by asking user space
-#: (crc32 for Soft-RoCE's packets, netem for tc) are here, since the machine has no modprobe to be asked.
+#: (crc32 for Soft-RoCE's packets, the last for tc) are here, since the machine has no modprobe to be asked.
 _MODULES: Final = (
     *("virtio_pci", "virtio_console", "virtio_rng", "9pnet_virtio", "9p", "overlay"),
     *("crc32_generic", "rdma_rxe", "rdma_ucm", "ib_umad", "veth", "sch_netem"),
+    *("sch_ingress", "cls_matchall", "act_police"),
 )
 _FOLDERS: Final = ("bin", "dev", "host", "modules", "proc", "root", "sys", "writes")
 

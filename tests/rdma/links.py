@@ -126,6 +126,20 @@ def mtu(device: Device, nbytes: int) -> Iterator[None]:
 
 
 @contextmanager
+def narrow(device: Device, nbytes: int) -> Iterator[None]:
+    """Drops larger packets on their way to the device, as a switch of a lesser MTU; no port knows of it."""
+    _call(f"tc qdisc add dev {device.interface} ingress")
+    try:
+        _call(
+            f"tc filter add dev {device.interface} ingress matchall"
+            f" action police mtu {nbytes} conform-exceed drop"
+        )
+        yield
+    finally:
+        _call(f"tc qdisc del dev {device.interface} ingress")
+
+
+@contextmanager
 def stray_address(device: Device, other: Device, *, is_answered: bool) -> Iterator[int]:
     """Gives a device a further address, to which no way leads from the other end; yields its GID's index.
 

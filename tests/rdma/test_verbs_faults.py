@@ -210,6 +210,16 @@ def test_an_mtu_that_changes_under_living_agents_costs_a_rail_at_most(device: De
         assert here.peer_state() == ("open", "")
 
 
+SMALL_PACKETS = ("port 1: the first READ over a new connection from GID ", "do both ends have one MTU")
+
+
+def test_a_path_that_passes_smaller_packets_than_its_ends_agreed_on_carries_no_pages_and_says_so() -> None:
+    with links.narrow(RXE0, 2000):
+        come_over_tcp_for(SMALL_PACKETS, on(RXE0), on(RXE1))
+        with ends(on(RXE0, mtu=1024)) as nodes:
+            assert crosses_the_link(*nodes, 5)
+
+
 MISSING = ("has no GID 9", "verbs.gid_index")
 REFUSED = ("no way leads from GID 1, ", f"to {STRAY_ADDRESS}", "does a route lead there", "verbs.gid_index")
 SILENT = (
@@ -244,22 +254,29 @@ SILENT = (
 def test_a_gid_that_leads_nowhere_leaves_pages_to_tcp_and_says_so(
     wrong: Device, stray: Callable[[], AbstractContextManager[int]] | None, words: tuple[str, ...]
 ) -> None:
-    with ExitStack() as closing:
-        index = 9 if stray is None else closing.enter_context(stray())
-        here, there = (
-            Node(name, "tcp", MEDIUM, **on(device, **({"gid_index": index} if device is wrong else {})))
-            for name, device in (("here", RXE0), ("there", RXE1))
+    with nullcontext(9) if stray is None else stray() as index:
+        come_over_tcp_for(
+            words,
+            *(on(device, **({"gid_index": index} if device is wrong else {})) for device in (RXE0, RXE1)),
         )
+
+
+def come_over_tcp_for(words: tuple[str, ...], its: dict[str, Any], others: dict[str, Any]) -> None:
+    """Pages of such ends do, and both have noted why: one sees it first, and tells the other."""
+    with ExitStack() as closing:
+        here, there = (Node(name, "tcp", MEDIUM, **own) for name, own in (("here", its), ("there", others)))
         for node in (here, there):
             closing.callback(node.close)
         here.connect(there.address())
         there.accept("here")
         there.grant("read")
 
-        def told() -> list[str]:  # either end may be the first to see it, and tell the other
-            return [note for node in (here, there) for note in node.peers[-1].notes]
+        def told() -> list[list[str]]:
+            return [list(node.peers[-1].notes) for node in (here, there)]
 
-        until(lambda: any(all(word in note for word in words) for note in told()), told)
+        until(
+            lambda: all(any(all(word in note for word in words) for note in notes) for notes in told()), told
+        )
         assert read(here, there, 5) is None
         assert here.is_all(5)
         assert here.works[-1].rails == ("tcp",)

@@ -174,6 +174,11 @@ class RailPeers : public Transport {
     }
     return id;
   }
+  // The end of a socket whose peer is not connected, and hears why. Returns that, in this transport's words.
+  Status refuse(UniqueFd socket, const Status& why) {
+    SideChannel<Message>(std::move(socket)).say_why(why.message());
+    return {why.code(), words(why.message())};
+  }
   Peer* find(PeerId id) const noexcept {
     const auto found = peers_.find(id);
     return found == peers_.end() ? nullptr : &found->second->peer;
@@ -227,8 +232,12 @@ class RailPeers : public Transport {
   static constexpr std::string_view kNoMemory = "there is no memory for what it carries";
   void fail(Peer& peer, std::string_view why) noexcept {
     if (peer.down) return;
-    go_down(peer);
     std::string detail;
+    try {
+      peer.channel.say_why(why);
+    } catch (const std::bad_alloc&) {  // that it closes says enough
+    }
+    go_down(peer);
     try {
       detail = words("the rail to " + peer.name + " is down: " + std::string(why));
     } catch (const std::bad_alloc&) {  // its end says enough

@@ -41,8 +41,6 @@ class DeviceList {
   abi::Device** const list_;
 };
 
-std::uint32_t nbytes_of(abi::Mtu mtu) noexcept { return 128u << static_cast<int>(mtu); }
-
 std::uint8_t least(int device, std::uint32_t wished, std::uint32_t fallback) noexcept {
   const std::uint32_t can = device > 0 ? static_cast<std::uint32_t>(device) : fallback;
   return static_cast<std::uint8_t>(std::min<std::uint32_t>({can, wished == 0 ? 255 : wished, 255}));

@@ -16,6 +16,8 @@
 
 namespace kvxfer::verbs {
 
+inline std::uint32_t nbytes_of(abi::Mtu mtu) noexcept { return 128u << static_cast<int>(mtu); }
+
 // How a peer's packets reach this port.
 struct PortAddress {
   abi::Gid gid{};

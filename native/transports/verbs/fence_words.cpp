@@ -7,13 +7,14 @@ namespace {
 
 // A question is a page's worth of time: few are under way at once, and more wait for these.
 constexpr std::uint32_t kMostQuestions = 512;
+constexpr std::uint32_t kPacketWords = 4096 / sizeof(std::uint64_t);  // of the largest there are
 
 }  // namespace
 
 Result<std::unique_ptr<FenceWords>> FenceWords::create(std::shared_ptr<const Device> device,
                                                        const FenceTable& table) {
   std::unique_ptr<FenceWords> words(new FenceWords(std::move(device), table));
-  words->landed_.resize(kMostQuestions + 1);
+  words->landed_.resize(kMostQuestions + kPacketWords);
   for (std::uint32_t place = kMostQuestions; place-- > 0;) words->free_.push_back(place);
   LocalRegion region;
   region.base = reinterpret_cast<std::byte*>(words->landed_.data());

@@ -30,7 +30,7 @@ class FenceWords {
   // Where the device is to put it, and what it has put there once that request has completed.
   KeyedSpan target(std::uint32_t place) const noexcept;
   std::uint64_t value(std::uint32_t place) const noexcept { return landed_[place]; }
-  // Where words land that nobody looks at.
+  // Where a packet's bytes land that nobody looks at.
   KeyedSpan nowhere() const noexcept;
 
  private:

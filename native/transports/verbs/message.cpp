@@ -32,9 +32,7 @@ Status Message::check(bool has_fd) const {
 }
 
 std::string Message::device_name() const {
-  std::string name(device.begin(), std::find(device.begin(), device.end(), '\0'));
-  for (char& each : name)
-    if (each < ' ' || each > '~') each = '?';
+  const std::string name = printable({device.begin(), std::find(device.begin(), device.end(), '\0')});
   return name.empty() ? "a device without a name" : name;
 }
 

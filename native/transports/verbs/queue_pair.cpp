@@ -202,7 +202,7 @@ void QueuePairs::introduce(Message& hello) const {
   for (std::size_t i = 0; i < pairs_.size(); ++i) hello.pairs[i] = pairs_[i].address();
 }
 
-Status QueuePairs::connect(const Message& theirs) {
+Status QueuePairs::connect(const Message& theirs, const std::atomic<bool>& is_abandoned) {
   if (theirs.link != device_->link())
     return {Code::kRailFailed,
             device_->name() + " and its " + theirs.device_name() +
@@ -213,8 +213,11 @@ Status QueuePairs::connect(const Message& theirs) {
   way_ = "from " + address_.in_words() + ", to " +
          (theirs.lid != 0 ? "LID " + std::to_string(theirs.lid) : to_text(gid));
   for (; pairs_.size() > theirs.num_pairs; pairs_.pop_back()) pairs_.back().destroy();
-  for (QueuePair& pair : pairs_)
+  path_nbytes_ = nbytes_of(std::min(address_.mtu, static_cast<abi::Mtu>(theirs.mtu)));
+  for (QueuePair& pair : pairs_) {
+    if (is_abandoned) break;
     if (Status connected = pair.connect(theirs, address_, way_); !connected.ok()) return connected;
+  }
   return {};
 }
 

@@ -1,6 +1,7 @@
 // A reliable connection to one peer: requests go in at positions that count upwards, and complete in that order.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -115,8 +116,11 @@ class QueuePairs {
   const std::string& way() const noexcept { return way_; }
   // Our half of the hello.
   void introduce(Message& hello) const;
-  // As many as the peer has, too; the others go.
-  Status connect(const Message& theirs);
+  // As many as the peer has, too; the others go. Asks the network where the peer is, which may take seconds, for one
+  // pair after the other while it is not abandoned.
+  Status connect(const Message& theirs, const std::atomic<bool>& is_abandoned);
+  // Of a packet on the way to the peer and back, at most; once it is connected.
+  std::uint32_t path_nbytes() const noexcept { return path_nbytes_; }
   void reset() noexcept;
   // Afterwards the device touches nothing for them; what their works were stays here to be told.
   void destroy() noexcept;
@@ -134,6 +138,7 @@ class QueuePairs {
   const std::shared_ptr<const Device> device_;
   PortAddress address_;
   std::string way_;
+  std::uint32_t path_nbytes_ = 0;
   abi::CompletionQueue* cq_ = nullptr;
   std::vector<QueuePair> pairs_;
 };

@@ -155,8 +155,10 @@ Result<abi::MemoryRegion*> Registration::add_of_gpu(const GpuMemory& gpu, std::b
   std::string why_no_dmabuf;
   if (abi::MemoryRegion* const region = try_dmabuf(gpu, memory, nbytes, why_no_dmabuf)) return region;
   // Allocations side by side: each by itself.
-  if (const std::uint64_t own = gpu.left_of_allocation(memory); own != 0) nbytes = std::min(nbytes, own);
-  if (abi::MemoryRegion* const region = try_dmabuf(gpu, memory, nbytes, why_no_dmabuf)) return region;
+  if (const std::uint64_t own = gpu.left_of_allocation(memory); own != 0 && own < nbytes) {
+    nbytes = own;
+    if (abi::MemoryRegion* const region = try_dmabuf(gpu, memory, nbytes, why_no_dmabuf)) return region;
+  }
   // With nvidia-peermem a device registers a GPU's addresses like others.
   if (abi::MemoryRegion* const region = try_memory(memory, nbytes)) return region;
   return Status(Code::kUnsupported, "verbs: " + device_->name() + " could not register " + in_words(nbytes) +

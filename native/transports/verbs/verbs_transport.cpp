@@ -61,15 +61,20 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::create(Reactor& reactor,
   if (!words.ok()) return words.status();
   Result<std::unique_ptr<verbs::Alarm>> alarm = verbs::Alarm::create(reactor);
   if (!alarm.ok()) return alarm.status();
-  std::unique_ptr<VerbsTransport> made(new VerbsTransport(
-      reactor, std::move(device), std::move(gpu), rank, std::move(alarm).value(), std::move(words).value()));
+  Result<std::unique_ptr<verbs::Connector>> connector = verbs::Connector::create();
+  if (!connector.ok()) return connector.status();
+  std::unique_ptr<VerbsTransport> made(
+      new VerbsTransport(reactor, std::move(device), std::move(gpu), rank, std::move(alarm).value(),
+                         std::move(connector).value(), std::move(words).value()));
   if (Status listening = made->listen(); !listening.ok()) return listening;
   return made;
 }
 
 VerbsTransport::VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
                                std::shared_ptr<const verbs::GpuMemory> gpu, std::uint32_t rank,
-                               std::unique_ptr<verbs::Alarm> alarm, std::unique_ptr<verbs::FenceWords> fences)
+                               std::unique_ptr<verbs::Alarm> alarm,
+                               std::unique_ptr<verbs::Connector> connector,
+                               std::unique_ptr<verbs::FenceWords> fences)
     : RailPeers(reactor),
       reactor_(reactor),
       device_(std::move(device)),
@@ -77,18 +82,22 @@ VerbsTransport::VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> 
       rank_(rank),
       fences_(std::move(fences)),
       alarm_(std::move(alarm)),
+      connector_(std::move(connector)),
       chain_(device_->num_entries(), device_->most_read_nbytes()) {}
 
 Status VerbsTransport::listen() {
   if (Status added = reactor_.add(device_->channel()->fd, EPOLLIN, completions_); !added.ok()) return added;
+  if (Status added = reactor_.add(connector_->fd(), EPOLLIN, set_ups_); !added.ok()) return added;
   return reactor_.add(device_->context()->async_fd, EPOLLIN, events_);
 }
 
 VerbsTransport::~VerbsTransport() {
   reactor_.remove(device_->channel()->fd);
   reactor_.remove(device_->context()->async_fd);
+  reactor_.remove(connector_->fd());
   // First, so that the device writes nowhere any more while the rest goes.
   for_each_peer([](Peer& peer) { peer.pairs.reset(); });
+  connector_.reset();
 }
 
 Capabilities VerbsTransport::capabilities() const noexcept {
@@ -158,17 +167,17 @@ void VerbsTransport::detach(PeerId id, RegionId region) noexcept {
 // ---- peers ----
 
 Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info) {
-  if (!lost_why_.empty()) return Status(Code::kRailFailed, words(lost_why_));
+  if (!lost_why_.empty()) return refuse(std::move(socket), {Code::kRailFailed, lost_why_});
   if (const Result<KeyedSpan> shared = fences_->share(info.fence_slots); !shared.ok())
-    return Status(shared.status().code(), words(shared.status().message()));
+    return refuse(std::move(socket), shared.status());
   Charge queues = Charge::take(info.budget, Resource::kBytes, QueuePairs::nbytes(*device_));
   if (!queues)
-    return Status(Code::kExhausted,
-                  words("no queue pairs are made for it: " + info.budget->in_words(Resource::kBytes)));
+    return refuse(std::move(socket), {Code::kExhausted, "no queue pairs are made for it: " +
+                                                            info.budget->in_words(Resource::kBytes)});
   const auto tried = tried_.find(info.peer_name);
   Result<std::unique_ptr<QueuePairs>> pairs =
       QueuePairs::create(device_, tried == tried_.end() ? std::span<const verbs::GidRow>() : tried->second);
-  if (!pairs.ok()) return Status(pairs.status().code(), words(pairs.status().message()));
+  if (!pairs.ok()) return refuse(std::move(socket), pairs.status());
   std::size_t num_peers = 1;
   for_each_peer([&](const Peer&) { ++num_peers; });
   flying_.reserve(num_peers);
@@ -194,11 +203,32 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
   if (hello.fence_nbytes != peer.fence_slots.nbytes())
     return {Code::kRailFailed, "its fence table has " + std::to_string(hello.fence_nbytes) + " bytes, not " +
                                    std::to_string(peer.fence_slots.nbytes())};
+  peer.has_hello = true;
   peer.fences = {0, hello.fence_nbytes, hello.fence_address, hello.fence_key};
-  if (Status connected = peer.pairs->connect(hello); !connected.ok()) {
-    remember_address(peer);
-    return {connected.code(), "its " + hello.device_name() + ": " + connected.message()};
+  return connector_->begin(std::make_unique<verbs::Connector::SetUp>(
+      peer.id, peer.name, std::move(peer.pairs), hello, std::move(peer.queues)));
+}
+
+void VerbsTransport::on_connected() {
+  connector_->hush();
+  while (const std::unique_ptr<verbs::Connector::SetUp> ended = connector_->take_ended()) {
+    Peer* const peer = find(ended->peer);
+    if (peer == nullptr || peer->down) continue;  // its queue pairs go with the set-up
+    peer->pairs = std::move(ended->pairs);
+    peer->queues = std::move(ended->charge);
+    try {
+      if (Status connected = on_connected(*peer, *ended); !connected.ok()) fail(*peer, connected.message());
+    } catch (const std::bad_alloc&) {
+      fail(*peer, kNoMemory);
+    }
   }
+}
+
+Status VerbsTransport::on_connected(Peer& peer, const verbs::Connector::SetUp& ended) {
+  const Message& hello = ended.theirs;
+  if (ended.status.code() == Code::kExhausted) return {Code::kExhausted, std::string(kNoMemory)};
+  if (!ended.status.ok())
+    return {ended.status.code(), "its " + hello.device_name() + ": " + ended.status.message()};
   if (hello.takes_writes != 0 && device_->options().ways != verbs::Ways::kRead) {
     peer.awaited.reserve(QueuePair::kNumReceives);
     peer.asked.reserve(QueuePair::kNumReceives);
@@ -207,14 +237,15 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
   peer.path = device_->name() + " " + peer.pairs->way() + " (" + hello.device_name() + ")";
   Message ready;
   ready.kind = MessageKind::kReady;
+  peer.is_connected = true;
   tell(peer, ready);
-  return {};
+  return peer.is_ready && !peer.down ? prove(peer) : Status();
 }
 
 Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) {
   if (message.kind == MessageKind::kReady) {
     if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
-    return prove(peer);
+    return peer.is_connected ? prove(peer) : Status();
   }
   if (!peer.writes) return {Code::kRailFailed, "it speaks of WRITEs, which were not agreed"};
   const verbs::PieceTicket& ticket = message.ticket;
@@ -246,14 +277,14 @@ void VerbsTransport::tell_of_piece(Peer& peer, MessageKind kind, const verbs::Pi
 }
 
 void VerbsTransport::on_down(Peer& peer) {
-  // So too where the other end has given up, whose READs were not answered either.
-  if (peer.num_unproved != 0) remember_address(peer);
+  // So too where the other end has given up: its READs were not answered either, or it knows no way to this address.
+  if (!peer.up && peer.has_hello) remember_address(peer);
   end_requests(peer);
 }
 
 // It led nowhere, as far as that is known: the next connection has another.
 void VerbsTransport::remember_address(const Peer& peer) noexcept {
-  const std::optional<verbs::GidRow>& row = peer.pairs->address().row;
+  const std::optional<verbs::GidRow>& row = peer.row;
   if (!row) return;
   try {
     if (tried_.size() >= kMostTried) tried_.clear();
@@ -287,12 +318,12 @@ bool VerbsTransport::can_go_on(const Peer& peer) const noexcept {
                      [](const QueuePair& pair) { return pair.can_go_on(); });
 }
 
-// Each queue pair READs a word, which is nobody's affair.
+// Each queue pair READs what fills a packet, which is nobody's affair: of the fence words, which are more than that.
 Status VerbsTransport::prove(Peer& peer) {
   const KeyedSpan to = fences_->nowhere();
   for (QueuePair& pair : *peer.pairs) {
     pair.begin(chain_, 1);
-    chain_.add(peer.fences.address, peer.fences.key, to.address, to.key, sizeof(std::uint64_t));
+    chain_.add(peer.fences.address, peer.fences.key, to.address, to.key, peer.pairs->path_nbytes());
     Flight& flight = pair.flights.push(Flight());
     flight.is_proof = flight.is_posted = true;
     flight.end = pair.posted() + chain_.size();
@@ -558,7 +589,7 @@ void VerbsTransport::land(Peer& peer) noexcept {
 }
 
 void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
-  if (flight.to_gpu && flight.code == Code::kOk) flight.code = flush(flight.work, flight.why);
+  if (flight.to_gpu && flight.code == Code::kOk) flight.code = flush(flight.why);
   Code code = flight.code;
   if (flight.is_proof) {
     if (code == Code::kOk) --peer.num_unproved;
@@ -583,7 +614,7 @@ void VerbsTransport::land_written(Peer& peer, std::uint32_t number) noexcept {
   AwaitedPieces::Piece* const piece = peer.awaited.find(number);
   if (piece == nullptr) return;
   if (piece->code == Code::kOk && piece->work.move->local->kind == MemoryKind::kGpu)
-    piece->code = flush(piece->work, piece->why);
+    piece->code = flush(piece->why);
   if (piece->code == Code::kOk) measure(peer, piece->work, true);
   end_awaited(peer, *piece, piece->code, piece->why);
 }
@@ -604,7 +635,7 @@ void VerbsTransport::measure(Peer& peer, const Work& work, bool by_write) noexce
 }
 
 // One flush is for all that completed before it.
-Code VerbsTransport::flush(const Work&, std::string& why) noexcept {
+Code VerbsTransport::flush(std::string& why) noexcept {
   if (flushed_ || !gpu_->needs_flush()) return Code::kOk;
   try {
     Status seen = gpu_->flush();
@@ -620,6 +651,7 @@ Code VerbsTransport::flush(const Work&, std::string& why) noexcept {
 void VerbsTransport::end_requests(Peer& peer) noexcept {
   peer.channel.close();
   peer.regions.clear();
+  if (!peer.is_connected) connector_->abandon(peer.id);
   if (peer.pairs != nullptr) {
     peer.pairs->reset();
     unwatch(peer);

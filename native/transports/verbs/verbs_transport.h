@@ -5,13 +5,15 @@
 //   Device        the port, opened
 //   Registration  memory of a region, as the device and peers know it
 //   QueuePairs    connections to one peer, and works whose requests are under way on each (Flight)
+//   Connector     threads that connect them: it may take seconds
 //   RequestCursor the runs of a piece, as READs or WRITEs in a Chain under one doorbell
 //   tickets.h     pieces that come by WRITE; WayChoice: which do
 //   GpuMemory     how the device reaches a GPU's memory
 //   FenceWords    the source's fence, READ once all of a transfer has landed
 //
-// A rail is up when each of its queue pairs has READ a word at the peer: a path that carries nothing costs no transfer
-// anything, and is tried again, with another of the port's addresses, where the engine dials anew.
+// A rail is up when each of its queue pairs has READ a packet's worth at the peer: a path that carries nothing, or no
+// packets of that size, costs no transfer anything, and is tried again, with another of the port's addresses, where the
+// engine dials anew.
 #pragma once
 
 #include <chrono>
@@ -27,6 +29,7 @@
 #include "kvxfer/transport.h"
 #include "transports/common/rail_peers.h"
 #include "transports/verbs/alarm.h"
+#include "transports/verbs/connector.h"
 #include "transports/verbs/fence_words.h"
 #include "transports/verbs/gpu_memory.h"
 #include "transports/verbs/message.h"
@@ -40,15 +43,19 @@ namespace verbs {
 
 struct Peer : RailPeer<Message> {
   Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, std::unique_ptr<QueuePairs> its)
-      : RailPeer(number, std::move(socket), info), pairs(std::move(its)) {}
+      : RailPeer(number, std::move(socket), info), pairs(std::move(its)), row(pairs->address().row) {}
 
   Charge queues;  // of the pairs, to its session
-  std::unique_ptr<QueuePairs> pairs;  // null: the rail is down, and nothing of it is under way
+  // Null: the connector has them, or the rail is down and nothing of it is under way.
+  std::unique_ptr<QueuePairs> pairs;
+  const std::optional<GidRow> row;  // of our address
   std::unordered_map<RegionId, std::shared_ptr<const KeyedSpans>> regions;
   KeyedSpan fences{};  // its words, those of the session
   std::string path;  // devices and addresses of both ends, for people
   std::size_t turn = 0;  // in pairs
-  bool is_ready = false;  // it has said so
+  bool has_hello = false;
+  bool is_connected = false;  // the queue pairs here are, to its own
+  bool is_ready = false;  // and its own to these: it has said so
   bool writes = false;  // pieces may come by WRITE, in both directions
   AwaitedPieces awaited;
   AskedPieces asked;
@@ -94,7 +101,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
  private:
   using Peer = verbs::Peer;
   using Clock = verbs::Alarm::Clock;
-  // Of the device, that something can be read.
+  // Of the device or the connector, that something can be read.
   struct Bell final : Reactor::Handler {
     Bell(VerbsTransport& owner, void (VerbsTransport::*its)()) : rail(owner), ring(its) {}
     void on_ready(std::uint32_t) override { (rail.*ring)(); }
@@ -104,7 +111,8 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
 
   VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
                  std::shared_ptr<const verbs::GpuMemory> gpu, std::uint32_t rank,
-                 std::unique_ptr<verbs::Alarm> alarm, std::unique_ptr<verbs::FenceWords> fences);
+                 std::unique_ptr<verbs::Alarm> alarm, std::unique_ptr<verbs::Connector> connector,
+                 std::unique_ptr<verbs::FenceWords> fences);
   Status listen();
 
   void greet(Peer& peer) override;
@@ -123,6 +131,8 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void forgo(Peer& peer, WorkId work) noexcept;
 
   // ---- requests go out
+  void on_connected();  // some of the connector's set-ups have ended
+  Status on_connected(Peer& peer, const verbs::Connector::SetUp& ended);
   Status prove(Peer& peer);
   void post_some() noexcept;
   void post_chain(Peer& peer, verbs::QueuePair& pair, std::uint32_t& num_runs);
@@ -142,7 +152,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void land_written(Peer& peer, std::uint32_t number) noexcept;
   void end_awaited(Peer& peer, verbs::AwaitedPieces::Piece& piece, Code code, std::string_view why) noexcept;
   // What is said of how a piece ended, where that is not all: a GPU is to see it first.
-  Code flush(const Work& work, std::string& why) noexcept;
+  Code flush(std::string& why) noexcept;
   void measure(Peer& peer, const Work& work, bool by_write) noexcept;
   void settle(Peer& peer) noexcept;  // which may be gone then
   void end_requests(Peer& peer) noexcept;  // likewise
@@ -167,9 +177,11 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   std::unordered_map<RegionId, std::shared_ptr<const verbs::Registration>> registered_;
   std::unique_ptr<verbs::FenceWords> fences_;
   std::unique_ptr<verbs::Alarm> alarm_;
+  std::unique_ptr<verbs::Connector> connector_;
   verbs::Chain chain_;
   Bell completions_{*this, &VerbsTransport::on_completion_event};
   Bell events_{*this, &VerbsTransport::on_device_event};
+  Bell set_ups_{*this, &VerbsTransport::on_connected};
   std::map<std::string, std::vector<verbs::GidRow>>
       tried_;  // by the peer's name: addresses without an answer
   std::vector<Peer*> flying_;  // with requests under way
