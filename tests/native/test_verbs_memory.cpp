@@ -2,7 +2,11 @@
 // rail is lost, and what comes afterwards works.
 #include "memory_failure.h"
 
+#include <sys/socket.h>
+
+#include <atomic>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -14,8 +18,11 @@ namespace {
 std::uint64_t countdown = 0;  // the allocation that fails; 0: none
 bool is_asked = false;  // the transport runs
 bool has_failed = false;
+const std::thread::id the_test = std::this_thread::get_id();
+std::atomic<bool> threads_fail{false};  // the transport's own find none at all
 
 bool fails(std::size_t) noexcept {
+  if (std::this_thread::get_id() != the_test) return threads_fail && !counting_device::Fabric::is_inside();
   if (!is_asked || countdown == 0 || counting_device::Fabric::is_inside()) return false;
   if (--countdown != 0) return false;
   return has_failed = true;
@@ -103,6 +110,55 @@ TEST(whichever_allocation_fails_what_was_accepted_ends_once) {
   std::printf("  %llu allocations failed, of which %llu cost a rail\n",
               static_cast<unsigned long long>(num_met), static_cast<unsigned long long>(num_lost));
   CHECK(num_met > 20);
+}
+
+TEST(queue_pairs_for_whose_connection_there_is_no_memory_cost_that_peer_alone) {
+  memory_failure::fails = &fails;
+  std::uint64_t num_met = 0, num_lost = 0;
+  for (std::uint64_t n = 0;; ++n) {  // 0: of a thread
+    counting_device::Fabric fabric;
+    Liar liar;
+    End& victim = liar.victim;
+    liar.say(liar.hello);
+    has_failed = false;
+    countdown = n;
+    threads_fail = n == 0;
+    const auto step = [&] {
+      Completion out[4];
+      std::size_t num = 0;
+      REQUIRE(ask([&] {
+        victim.reactor.run_once(0);
+        num = victim.transport->poll(out);
+      }));
+      for (std::size_t i = 0; i < num; ++i) victim.completions.push_back(std::move(out[i]));
+    };
+    verbs::Message ready;
+    const auto is_ready = [&] {
+      return ::recv(liar.socket.get(), &ready, sizeof ready, MSG_DONTWAIT | MSG_PEEK) == sizeof ready &&
+             ready.kind == verbs::MessageKind::kReady && ready.is_of_this_version();
+    };
+    const auto is_down = [&] { return victim.event(CompletionKind::kRailDown) != nullptr; };
+    while (!is_down() && !is_ready()) {
+      step();
+      std::this_thread::yield();
+    }
+    const bool met = has_failed || n == 0;
+    countdown = 0;
+    threads_fail = false;
+    num_lost += is_down() ? 1 : 0;
+    CHECK(met || !is_down());
+    if (n == 0) CHECK(is_down());
+    victim.transport->disconnect(liar.peer);
+    End other(on("nic0"));
+    connect_both(victim, other);
+    if (!met) break;
+    ++num_met;
+    REQUIRE(n < 1'000);
+  }
+  memory_failure::fails = nullptr;
+  std::printf("  %llu allocations failed, of which %llu cost a rail\n",
+              static_cast<unsigned long long>(num_met), static_cast<unsigned long long>(num_lost));
+  CHECK(num_met > 5);
 }
 
 }  // namespace

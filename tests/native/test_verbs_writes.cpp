@@ -196,12 +196,12 @@ TEST(a_peer_that_asks_for_writes_it_may_not_have_loses_its_rail) {
   await.kind = MessageKind::kAwait;
   {
     Liar liar;
-    liar.say(liar.hello);
+    liar.introduce();
     liar.say(await);
     CHECK(says({Code::kRailFailed, liar.down_words()}, "WRITEs, which were not agreed"));
   }
   Liar liar(by(verbs::Ways::kWrite));
-  liar.say(liar.hello);
+  liar.introduce();
   for (std::uint32_t i = 0; i < 65; ++i) {
     await.ticket = {5, i, i + 1};
     liar.say(await);
@@ -213,7 +213,7 @@ TEST(a_peer_that_asks_for_writes_it_may_not_have_loses_its_rail) {
 TEST(a_peer_that_gives_up_without_end_holds_nothing) {
   Fabric fabric;
   Liar liar(by(verbs::Ways::kWrite));
-  liar.say(liar.hello);
+  liar.introduce();
   Message message;
   for (std::uint32_t i = 0; i < 3000; ++i) {
     message.kind = i % 3 == 0 ? MessageKind::kAwait : MessageKind::kGiveUp;

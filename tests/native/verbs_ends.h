@@ -220,6 +220,19 @@ struct Liar {
   void say(const verbs::Message& message, std::size_t nbytes = sizeof(verbs::Message)) {
     REQUIRE(::send(socket.get(), &message, nbytes, MSG_NOSIGNAL) == static_cast<ssize_t>(nbytes));
   }
+  void introduce() {
+    say(hello);
+    hear_ready();
+  }
+  // The word that the victim's queue pairs are connected.
+  verbs::Message hear_ready() {
+    verbs::Message ready;
+    REQUIRE(victim.reactor.run_until(
+        [this] { victim.step(); },
+        [&] { return ::recv(socket.get(), &ready, sizeof ready, MSG_DONTWAIT) == sizeof ready; }));
+    CHECK(ready.kind == verbs::MessageKind::kReady);
+    return ready;
+  }
   std::string down_words() { return victim.await(CompletionKind::kRailDown).detail; }
 
   End victim;
