@@ -1,6 +1,7 @@
 // Agents alive in one process whose rails are verbs over counting devices, with TCP beside them: what TSan is to look
 // at.
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -155,6 +156,26 @@ TEST(an_agent_closes_though_the_network_stands_still) {
     both.dst.runtime->close(kBound);
     REQUIRE(ends(handle));
     fabric.hold(false);
+  }
+  CHECK_EQ(fabric.num_pairs(), 0u);
+}
+
+TEST(an_address_that_nobody_answers_for_holds_up_no_transfer_and_no_close) {
+  Fabric fabric;
+  fabric.stall(1);
+  check::Random random(check::seed());
+  Options options = over_verbs();
+  options.num_rails = kRails - 1;
+  {
+    Pair both(options);
+    for (int round = 0; round < 3; ++round) CHECK(both.hand_over(random));
+    REQUIRE(await([&] { return fabric.num_stalled() > 0; }));
+    CHECK(both.hand_over(random));
+    const std::jthread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      fabric.let_go(ETIMEDOUT);
+    });
+    both.dst.runtime->close(kBound);
   }
   CHECK_EQ(fabric.num_pairs(), 0u);
 }

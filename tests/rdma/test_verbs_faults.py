@@ -215,7 +215,7 @@ SMALL_PACKETS = ("port 1: the first READ over a new connection from GID ", "do b
 
 def test_a_path_that_passes_smaller_packets_than_its_ends_agreed_on_carries_no_pages_and_says_so() -> None:
     with links.narrow(RXE0, 2000):
-        come_over_tcp_for(SMALL_PACKETS, on(RXE0), on(RXE1))
+        come_over_tcp_for(SMALL_PACKETS, on(RXE0, gid_index=1), on(RXE1, gid_index=1))
         with ends(on(RXE0, mtu=1024)) as nodes:
             assert crosses_the_link(*nodes, 5)
 

@@ -111,7 +111,7 @@ class SideChannel {
       hear_why(next.value().message);
     }
     if (status.ok() || why_.empty()) return status;
-    return {status.code(), status.message() + ": " + printable(why_)};
+    return {Code::kRailFailed, "it closed its end: " + printable(why_)};
   }
 
   MessageChannel channel_;
