@@ -519,7 +519,7 @@ class Agent:
         timeout_s
             Both ends are final by then; None takes the options' ``transfer_timeout_s``.
         priority
-            0 to 255; 0 goes first.
+            0 to 255; 0 goes first. With the option ``verbs.classes`` it says over which queue pairs, too.
         integrity
             Whether a crc32c of every piece is checked before the end; None as in the options.
         lease

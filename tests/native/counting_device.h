@@ -86,6 +86,8 @@ class Fabric {
   // ---- faults
   // Nothing moves while it is held, on all devices or on one; what is flushed is told all the same.
   void hold(bool held, int device = -1);
+  // Likewise of queue pairs whose packets have that traffic class alone.
+  void hold_class(std::uint8_t traffic_class, bool held);
   // No flush is told either.
   void hold_flushes(bool held);
   // The request after so many more on any queue pair ends with that.
@@ -157,6 +159,16 @@ class Fabric {
     return locked([this] { return regions_.size(); });
   }
   std::uint64_t num_under_way() const;
+  // Of queue pairs that are connected, in the order in which they were made: the device, and how packets travel.
+  std::vector<std::pair<int, abi::AddressHandle>> addresses() const {
+    return locked([this] {
+      std::vector<std::pair<int, abi::AddressHandle>> all;
+      for (const auto& [number, pair] : pairs_)
+        if (pair->state == abi::QueuePairState::kReadyToSend)
+          all.emplace_back(pair->nic->index, pair->attributes.address);
+      return all;
+    });
+  }
 
  private:
   struct Nic {
@@ -254,7 +266,9 @@ class Fabric {
     std::uint64_t one;
     return ::read(fd, &one, sizeof one) == sizeof one;
   }
-  bool is_held(const Pair& pair) const { return held_ || pair.nic->held; }
+  bool is_held(const Pair& pair) const {
+    return held_ || pair.nic->held || held_classes_.contains(pair.attributes.address.grh.traffic_class);
+  }
   bool can_move(const Pair& pair) const {
     if (pair.requests.empty()) return false;
     if (pair.state == abi::QueuePairState::kError) return !flushes_held_;
@@ -300,6 +314,7 @@ class Fabric {
   bool (*is_gpu_)(std::uint64_t address) = nullptr;
   bool gpu_writes_held_ = false;
   std::uint64_t registered_nbytes_ = 0;
+  std::set<std::uint8_t> held_classes_;
   bool held_ = false, flushes_held_ = false, refuses_writable_ = false;
   int lost_gid_ = -1, wayless_gid_ = -1;
   std::uint64_t most_passed_nbytes_ = UINT64_MAX;  // in a packet
@@ -366,6 +381,16 @@ inline const Library& Fabric::library() {
 inline void Fabric::hold(bool held, int device) {
   locked([&] {
     (device < 0 ? held_ : nics_[static_cast<std::size_t>(device)]->held) = held;
+    go_on();
+  });
+}
+
+inline void Fabric::hold_class(std::uint8_t traffic_class, bool held) {
+  locked([&] {
+    if (held)
+      held_classes_.insert(traffic_class);
+    else
+      held_classes_.erase(traffic_class);
     go_on();
   });
 }

@@ -18,13 +18,18 @@ void use_fabric(const Limits& limits) {
 }
 
 // The ends of a pair are made in turns: each has a device of its own.
-template <int kNumPairs, int kNumRequests, verbs::Ways kWays = verbs::Ways::kRead>
+template <int kNumPairs, int kNumRequests, verbs::Ways kWays = verbs::Ways::kRead, bool kHasClasses = false>
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable& fences) {
   static unsigned num_made = 0;
   verbs::Options options;
   options.num_pairs = kNumPairs;
   options.num_requests = kNumRequests;
   options.ways = kWays;
+  // The suite's works are of priority 0.
+  if (kHasClasses) {
+    options.classes = {options.only_class(), options.only_class()};
+    options.classes[1].first = 128;
+  }
   return verbs_ends::make_rail(reactor, fences, "nic" + std::to_string(num_made++ % 2), options);
 }
 
@@ -65,6 +70,14 @@ Subject measured_verbs() {
   use_fabric({});
   return {"verbs either way", make<3, 64, verbs::Ways::kMeasured>, conformance::tcp_sockets, false, {}};
 }
+Subject verbs_with_classes() {
+  use_fabric({});
+  return {"verbs with classes",
+          make<2, 64, verbs::Ways::kMeasured, true>,
+          conformance::tcp_sockets,
+          false,
+          {}};
+}
 Subject faulty_verbs() { return with_faults(verbs_rail()); }
 Subject failing_verbs() { return with_faults(verbs_rail(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05"); }
 
@@ -74,6 +87,7 @@ CONFORMANCE(infiniband)
 CONFORMANCE(writing_verbs)
 CONFORMANCE(small_writing_verbs)
 CONFORMANCE(measured_verbs)
+CONFORMANCE(verbs_with_classes)
 CONFORMANCE(faulty_verbs)
 CONFORMANCE(failing_verbs)
 

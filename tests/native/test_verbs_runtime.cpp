@@ -22,12 +22,17 @@ constexpr std::uint32_t kBlocks = 64;
 // Each agent has a rail on each of two devices, and two sockets beside them.
 constexpr std::size_t kRails = 4;
 
-Options over_verbs(std::uint32_t num_layers = 2, const std::string& ways = "read") {
+Options over_verbs(std::uint32_t num_layers = 2, const std::string& ways = "read",
+                   const std::string& classes = "") {
   return {.transports = {"verbs"},
           .layout = {kBlocks, 16 * 1024, num_layers},
           .num_rails = kRails,
-          .transport_options = {{"verbs.ways", ways}}};
+          .transport_options = {{"verbs.ways", ways}, {"verbs.classes", classes}}};
 }
+
+// Transfers that a caller waits for, and others.
+constexpr std::uint8_t kUrgent = 10, kBulk = 200, kUrgentTraffic = 104, kBulkTraffic = 26;
+constexpr const char* kClasses = "0-63: pairs=1 traffic_class=104; 64-255: pairs=2 traffic_class=26 rate_gbps=50";
 
 TEST(pages_come_over_verbs_and_nothing_else_moves_them) {
   Fabric fabric;
@@ -104,10 +109,88 @@ TEST(a_way_that_there_is_not_is_refused) {
   CHECK(refused.status().message().find("read, write or measured") != std::string::npos);
 }
 
+TEST(classes_that_are_wrong_are_refused) {
+  Fabric fabric;
+  RuntimeOptions options = options_of("alone", over_verbs(1, "read", "0-63: pairs=2"));
+  const auto refused = Runtime::create(std::move(options));
+  CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
+  CHECK(refused.status().message().find("priorities from 64 to 255 are of no class") != std::string::npos);
+}
+
+// More pieces than rails take at a time wait behind queue pairs that do not move.
+TEST(transfers_of_one_class_wait_for_none_of_another) {
+  for (const std::string ways : {"read", "write", "measured"}) {
+    Fabric fabric;
+    check::Random random(check::seed());
+    Pair both(over_verbs(8, ways, kClasses));
+    for (const std::string& path :
+         both.src.runtime->with_engine([&](Engine&, Time) { return both.src.runtime->paths(both.there); }))
+      CHECK(path.find("priorities 0 to 63: 1 queue pair, traffic class 104; 64 to 255: 2 queue pairs, "
+                      "traffic class 26, 50 Gb/s") != std::string::npos);
+    for (const bool bulk_stands : {true, false})
+      for (const bool write : {true, false}) {
+        both.fill_source(random);
+        const auto post = [&](std::uint8_t priority) {
+          TransferRequest request = both.request(write);
+          request.priority = priority;
+          return both.end(write).post(std::move(request));
+        };
+        const std::uint8_t held = bulk_stands ? kBulkTraffic : kUrgentTraffic;
+        fabric.hold_class(held, true);
+        std::vector<std::shared_ptr<Handle>> standing;
+        for (int i = 0; i < 12; ++i) standing.push_back(post(bulk_stands ? kBulk : kUrgent));  // 16 pieces each
+        REQUIRE(await([&] {
+          return both.dst.runtime->with_engine(
+              [](Engine& engine, Time) { return engine.load().outstanding_pieces >= 2 * 64; });
+        }));
+        CHECK(is_done(post(bulk_stands ? kUrgent : kBulk)));
+        CHECK(both.src.memory == both.dst.memory);
+        for (const auto& handle : standing) CHECK(handle->outcome() == Outcome::kPending);
+        fabric.hold_class(held, false);
+        for (const auto& handle : standing) CHECK(is_done(handle));
+      }
+  }
+}
+
+TEST(a_queue_pair_of_one_class_that_fails_costs_no_transfer_of_any) {
+  Fabric fabric;
+  check::Random random(check::seed());
+  Pair both(over_verbs(8, check::seed() % 2 == 0 ? "read" : "write", kClasses));
+  for (int round = 0; round < 6; ++round) {
+    both.fill_source(random);
+    fabric.hold(true);
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (const std::uint8_t priority : {kUrgent, kBulk}) {
+      TransferRequest request = both.request(round % 2 == 0);
+      request.priority = priority;
+      handles.push_back(both.end(round % 2 == 0).post(std::move(request)));
+    }
+    REQUIRE(await([&] { return fabric.num_under_way() > 0; }));
+    fabric.fail(verbs::abi::WorkStatus::kRetriesExceeded, random.below(20));
+    fabric.hold(false);
+    for (const auto& handle : handles) REQUIRE(is_done(handle));
+    CHECK(both.src.memory == both.dst.memory);
+    REQUIRE(await([&] {
+      return num_rails(*both.src.runtime, both.there) == kRails &&
+             num_rails(*both.dst.runtime, both.here) == kRails;
+    }));
+  }
+}
+
+TEST(agents_with_other_classes_move_pages_all_the_same_and_say_so) {
+  Fabric fabric;
+  check::Random random(check::seed());
+  Pair both(over_verbs(2, "read", kClasses), over_verbs());
+  CHECK(both.hand_over(random));
+  for (const std::string& path :
+       both.dst.runtime->with_engine([&](Engine&, Time) { return both.dst.runtime->paths(both.here); }))
+    CHECK(path.find("so that there is one class") != std::string::npos);
+}
+
 TEST(a_port_that_goes_down_costs_no_transfer) {
   Fabric fabric;
   check::Random random(check::seed());
-  Pair both(over_verbs(8, check::seed() % 2 == 0 ? "read" : "write"));
+  Pair both(over_verbs(8, check::seed() % 2 == 0 ? "read" : "write", check::seed() % 3 == 0 ? kClasses : ""));
   for (int round = 0; round < 3; ++round) {
     both.fill_source(random);
     fabric.hold(true);

@@ -8,8 +8,8 @@
 namespace kvxfer {
 namespace {
 
-// Pieces in flight over all peers: 256 x 512 KiB. A hundred prefills that offer at once share
-// this much of the receiver instead of a window each.
+// Pieces in flight over all peers, of each class of priorities: 256 x 512 KiB. A hundred prefills that offer at once
+// share this much of the receiver instead of a window each.
 constexpr std::uint32_t kMaxOutstandingPieces = 256;
 
 // A slow rail has so many all the same: it is busy, and shows when it is slow no more.
@@ -54,9 +54,13 @@ void Destinations::post_pieces() {
 
 // Posts at most one piece of this session's. True where it did.
 bool Destinations::post_next(SessionKey session) {
-  while (const std::optional<TransferId> first = turns_.first(session)) {
-    if (rails_.outstanding() >= kMaxOutstandingPieces) return false;
-    Destination* destination = find({session, *first});
+  // A class of priorities for which there is no room keeps none of a later one from its turn.
+  unsigned from = 0;
+  const auto first = [&] {
+    return from < PriorityClasses::kEnd ? turns_.first(session, static_cast<std::uint8_t>(from)) : std::nullopt;
+  };
+  while (const std::optional<TransferId> next = first()) {
+    Destination* destination = find({session, *next});
     std::optional<std::uint32_t> piece;
     if (destination != nullptr && destination->state == TransferState::kMoving) {
       if (lease_ends_soon(*destination)) {
@@ -66,13 +70,17 @@ bool Destinations::post_next(SessionKey session) {
       }
       piece = destination->arrivals.next(destination->layers_ready);
     }
-    bool reachable = false;
-    Rail* rail = piece ? choose_rail(*destination, reachable) : nullptr;
-    if (rail == nullptr) {
-      if (reachable) return false;
+    Choice choice;
+    if (piece) choice = choose_rail(*destination);
+    Rail* const rail = choice.rail;
+    if (rail == nullptr && !choice.is_reachable) {
       // It has nothing to post; with no path at all it waits for one, or for its deadline.
       if (destination != nullptr) destination->listed = false;
-      turns_.drop_first(session);
+      turns_.drop_first(session, static_cast<std::uint8_t>(from));
+      continue;
+    }
+    if (rail == nullptr) {
+      from = choice.class_end;
       continue;
     }
     Work work;
@@ -83,9 +91,10 @@ bool Destinations::post_next(SessionKey session) {
     const PostResult result =
         rails_.post(*rail, fetched ? WorkUse::kFetch : WorkUse::kReceive, work, *destination);
     if (result.accepted == 0) {
-      rails_.rest(*rail);
+      rails_.rest(*rail, destination->priority);
       if (result.code == Code::kAgain) context_.pump_again = true;
-      return false;
+      from = choice.class_end;
+      continue;
     }
     destination->arrivals.posted_next();
     if (!fetched || destination->integrity) {
@@ -109,27 +118,36 @@ bool Destinations::lease_ends_soon(const Destination& destination) const {
 }
 
 // The best rail that carries the bytes to memory of our region's kind: of those that are equally good the one over
-// which the piece is there first. Null where that one is full, or none reaches.
-Rail* Destinations::choose_rail(const Destination& destination, bool& reachable) {
+// which the piece is there first. None where that one is full, or none reaches.
+Destinations::Choice Destinations::choose_rail(const Destination& destination) {
+  Choice choice;
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
-  if (remote == nullptr) return nullptr;
+  if (remote == nullptr) return choice;
+  const std::uint8_t priority = destination.priority;
   const bool converts = destination.move->program->converts();
   std::uint32_t rank = UINT32_MAX;
-  Rail* best = nullptr;
+  Rail*& best = choice.rail;
   const Rail* soonest = nullptr;  // it may be full
   for (Rail* rail : remote->reach) {
-    if (rail->capabilities().rank > rank || !remote->comes_over(*rail, destination.memory, converts))
-      continue;
-    if (rail->capabilities().rank < rank)
-      best = nullptr, soonest = nullptr;  // it is preferred to those before it
-    rank = rail->capabilities().rank;
-    reachable = true;
-    if (rail->rests()) continue;
-    if (soonest == nullptr || rail->is_sooner(*soonest)) soonest = rail;
-    if (!rail->is_full() && (best == nullptr || rail->is_sooner(*best))) best = rail;
+    const Capabilities& capabilities = rail->capabilities();
+    if (capabilities.rank > rank || !remote->comes_over(*rail, destination.memory, converts)) continue;
+    if (capabilities.rank < rank) {  // it is preferred to those before it
+      best = nullptr, soonest = nullptr;
+      choice.class_end = 0;
+    }
+    rank = capabilities.rank;
+    choice.is_reachable = true;
+    const std::size_t of_class = rail->class_of(priority);
+    choice.class_end = std::max(choice.class_end, capabilities.classes.end(of_class));
+    if (rail->lane(priority).rests()) continue;
+    if (soonest == nullptr || rail->is_sooner(*soonest, priority)) soonest = rail;
+    if (rail->is_full(priority) || rails_.outstanding(of_class) >= kMaxOutstandingPieces) continue;
+    if (best == nullptr || rail->is_sooner(*best, priority)) best = rail;
   }
-  if (best == nullptr || best == soonest || best->outstanding() < kLeastOutstanding) return best;
-  return soonest->is_sooner(*best) ? nullptr : best;
+  if (best == nullptr || best == soonest || best->lane(priority).outstanding() < kLeastOutstanding)
+    return choice;
+  if (soonest->is_sooner(*best, priority)) best = nullptr;
+  return choice;
 }
 
 // CREDIT goes out after the receives are posted, runs of neighbours in one frame.

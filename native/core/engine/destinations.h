@@ -126,7 +126,12 @@ class Destinations {
   void list(Destination& destination);
   void mark(Destination& destination);  // as dirty
   bool post_next(SessionKey session);
-  Rail* choose_rail(const Destination& destination, bool& reachable);
+  struct Choice {
+    Rail* rail = nullptr;
+    bool is_reachable = false;  // over some rail, if over none now
+    unsigned class_end = 0;  // the priority behind its class, on rails that it may go over
+  };
+  Choice choose_rail(const Destination& destination);
   bool lease_ends_soon(const Destination& destination) const;
   void flush_credits(Destination& destination);
   void redo(Destination& destination, std::uint32_t piece);

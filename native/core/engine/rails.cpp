@@ -11,21 +11,28 @@ constexpr Time kSlowest = 8;
 
 }  // namespace
 
-bool Rail::is_sooner(const Rail& other) const noexcept {
-  if (pace_ns_ == 0 || other.pace_ns_ == 0) return outstanding_ < other.outstanding_;
-  const auto ends_in = [](const Rail& rail, Time slowest) {
-    return (Time{rail.outstanding_} + 1) * std::min(rail.pace_ns_, slowest);
+bool Rail::is_sooner(const Rail& other, std::uint8_t priority) const noexcept {
+  const Lane &ours = lane(priority), &others = other.lane(priority);
+  if (ours.pace_ns_ == 0 || others.pace_ns_ == 0) return ours.outstanding_ < others.outstanding_;
+  const auto ends_in = [](const Lane& lane, Time slowest) {
+    return (Time{lane.outstanding_} + 1) * std::min(lane.pace_ns_, slowest);
   };
-  return ends_in(*this, kSlowest * other.pace_ns_) < ends_in(other, kSlowest * pace_ns_);
+  return ends_in(ours, kSlowest * others.pace_ns_) < ends_in(others, kSlowest * ours.pace_ns_);
+}
+
+void Rail::Lane::count_posted(Time now) noexcept {
+  if (outstanding_++ != 0) return;
+  measured_at_ = now;
+  num_measured_ = 0;
 }
 
 // A piece has come. Of several at once the first counts for none of the others, which count with the next.
-void Rail::measure(Time now) noexcept {
+void Rail::Lane::measure(std::uint32_t window, Time now) noexcept {
   ++num_measured_;
   if (now <= measured_at_) return;
   const Time each = std::max<Time>((now - measured_at_) / num_measured_, 1);
   // With few under way a piece takes the network's time: the rail is this fast, and maybe faster.
-  const bool is_loaded = outstanding_ >= capabilities().window / 2;
+  const bool is_loaded = outstanding_ >= window / 2;
   if (is_loaded || each < pace_ns_) pace_ns_ = pace_ns_ == 0 ? each : (7 * pace_ns_ + each) / 8;
   measured_at_ = now;
   num_measured_ = 0;
@@ -115,9 +122,11 @@ PostResult Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfe
   // All that remembers it is there before a byte of it can land.
   if (use != WorkUse::kSend && !rail.watch_) watch_on(rail);
   transfer.posted.emplace_back(work.id, rail.id());
+  const std::size_t of_class = rail.class_of(transfer.priority);
   PostResult result;
   try {
-    spare_works_.insert(works_, work.id, Record{use, transfer.key, rail.id(), work.piece});
+    spare_works_.insert(works_, work.id,
+                        Record{use, transfer.key, rail.id(), work.piece, static_cast<std::uint8_t>(of_class)});
     result = context_.host.post(rail.id(), work);
   } catch (...) {
     forget_posted(work.id, transfer);
@@ -126,7 +135,7 @@ PostResult Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfe
   if (result.accepted == 0)
     forget_posted(work.id, transfer);
   else if (use != WorkUse::kSend)
-    count_posted(rail);
+    count_posted(rail, of_class);
   return result;
 }
 
@@ -135,14 +144,15 @@ void Rails::forget_posted(WorkId work, TransferEnd& transfer) {
   if (const auto found = works_.find(work); found != works_.end()) spare_works_.erase(works_, found);
 }
 
-void Rails::rest(Rail& rail) {
-  rail.rests_ = true;
+void Rails::rest(Rail& rail, std::uint8_t priority) {
+  rail.lanes_[rail.class_of(priority)].rests_ = true;
   resting_.push_back(rail.id());
 }
 
 void Rails::begin_round() {
   for (const RailId id : resting_)
-    if (auto rail = rails_.find(id); rail != rails_.end()) rail->second.rests_ = false;
+    if (auto rail = rails_.find(id); rail != rails_.end())
+      for (Rail::Lane& lane : rail->second.lanes_) lane.rests_ = false;
   resting_.clear();
 }
 
@@ -159,8 +169,7 @@ void Rails::stop(const TransferEnd& transfer) {
     auto work = works_.find(id);
     if (work == works_.end() || work->second.use == WorkUse::kSend || work->second.stopped) continue;
     work->second.stopped = true;
-    --outstanding_;
-    if (rail != nullptr) --rail->outstanding_;
+    forget_due(rail, work->second.of_class);
   }
 }
 
@@ -179,27 +188,32 @@ std::optional<Rails::Completed> Rails::completed(const Completion& completion) {
   const Record work = found->second;
   spare_works_.erase(works_, found);
   const bool is_due = work.use != WorkUse::kSend && !work.stopped;
-  if (is_due) --outstanding_;
-  auto rail = rails_.find(work.rail);
-  if (rail != rails_.end() && work.use != WorkUse::kSend) {
-    if (is_due) {
-      rail->second.measure(context_.now);
-      --rail->second.outstanding_;
-    }
-    rail->second.moved_at_ = context_.now;
-    rail->second.forgiven_ = false;
+  Rail* const rail = find(work.rail);
+  if (rail != nullptr && work.use != WorkUse::kSend) {
+    if (is_due) rail->lanes_[work.of_class].measure(rail->capabilities().window, context_.now);
+    rail->moved_at_ = context_.now;
+    rail->forgiven_ = false;
   }
-  return Completed{work.use, work.transfer, work.piece, work.rail,
-                   rail == rails_.end() ? nullptr : &rail->second};
+  if (is_due) forget_due(rail, work.of_class);
+  return Completed{work.use, work.transfer, work.piece, work.rail, rail};
 }
 
-void Rails::count_posted(Rail& rail) {
+void Rails::count_posted(Rail& rail, std::size_t of_class) {
   ++outstanding_;
+  ++outstanding_of_[of_class];
+  rail.lanes_[of_class].count_posted(context_.now);
   if (rail.outstanding_++ == 0) {
-    rail.moved_at_ = rail.measured_at_ = context_.now;
-    rail.num_measured_ = 0;
+    rail.moved_at_ = context_.now;
     rail.forgiven_ = false;
   }
+}
+
+void Rails::forget_due(Rail* rail, std::size_t of_class) noexcept {
+  --outstanding_;
+  --outstanding_of_[of_class];
+  if (rail == nullptr) return;
+  --rail->outstanding_;
+  --rail->lanes_[of_class].outstanding_;
 }
 
 bool Rails::is_silent(RailId id, Time late) {

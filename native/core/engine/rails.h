@@ -1,10 +1,11 @@
 // The rails of all peers, and the works that are under way on them.
 //
 // Counts what is outstanding, posts, and says whose work has completed. A rail that says "again" rests until the
-// next round; one that is silent with pieces due is Engine's to give up. Which rail reaches which region is not
-// known here: peer_regions.h.
+// next round, as far as works of that class of priorities go; one that is silent with pieces due is Engine's to give
+// up. Which rail reaches which region is not known here: peer_regions.h.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -27,22 +28,38 @@ class Rail {
   const Capabilities& capabilities() const noexcept { return info_.capabilities; }
   RailId id() const noexcept { return info_.id; }
   SessionKey session() const noexcept { return session_; }
+  // Of its pieces, those of one class.
+  class Lane {
+   public:
+    std::uint32_t outstanding() const noexcept { return outstanding_; }
+    bool rests() const noexcept { return rests_; }
+
+   private:
+    friend class Rail;
+    friend class Rails;
+    void count_posted(Time now) noexcept;
+    void measure(std::uint32_t window, Time now) noexcept;
+    std::uint32_t outstanding_ = 0;  // pieces that we wait for
+    Time pace_ns_ = 0;  // from one piece to the next with enough of them under way; 0: not known
+    Time measured_at_ = 0;
+    std::uint32_t num_measured_ = 0;  // since then
+    bool rests_ = false;  // "again" was said in this round
+  };
+  std::size_t class_of(std::uint8_t priority) const noexcept { return capabilities().classes.of(priority); }
+  const Lane& lane(std::uint8_t priority) const noexcept { return lanes_[class_of(priority)]; }
   std::uint32_t outstanding() const noexcept { return outstanding_; }
-  bool rests() const noexcept { return rests_; }
-  bool is_full() const noexcept { return outstanding_ >= capabilities().window; }
+  bool is_full(std::uint8_t priority) const noexcept {
+    return lane(priority).outstanding_ >= capabilities().window;
+  }
   // One more piece of ours would be there sooner than over the other, as fast as either was of late.
-  bool is_sooner(const Rail& other) const noexcept;
+  bool is_sooner(const Rail& other, std::uint8_t priority) const noexcept;
 
  private:
   friend class Rails;
-  void measure(Time now) noexcept;
   RailInfo info_;
   SessionKey session_ = 0;
   std::uint32_t outstanding_ = 0;  // pieces that we wait for on it
-  Time pace_ns_ = 0;  // from one piece to the next with enough of them under way; 0: not known
-  Time measured_at_ = 0;
-  std::uint32_t num_measured_ = 0;  // since then
-  bool rests_ = false;  // it said "again" in this round
+  std::array<Lane, PriorityClasses::kMost> lanes_;
   Time moved_at_ = 0;  // something came over it, or was first waited for
   bool forgiven_ = false;  // since then: a standstill of our own
   Timers::Timer watch_;
@@ -83,8 +100,8 @@ class Rails {
   }
   // Gives the work its number. Where it is accepted it is under way, and the transfer's to remember.
   PostResult post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer);
-  // Nothing more is posted on it in this round.
-  void rest(Rail& rail);
+  // Nothing more of that class is posted on it in this round.
+  void rest(Rail& rail, std::uint8_t priority);
   // What is posted of a transfer that has ended is to end. It is not waited for any more, so it keeps no other from
   // being posted, nor is its rail silent for it; the rail itself bounds what it has under way.
   void stop(const TransferEnd& transfer);
@@ -98,8 +115,9 @@ class Rails {
     Rail* rail;  // null: it is down
   };
   std::optional<Completed> completed(const Completion& completion);
-  // Pieces that are waited for, over all peers.
+  // Pieces that are waited for, over all peers; and those of each rail's class of this place.
   std::uint32_t outstanding() const noexcept { return outstanding_; }
+  std::uint32_t outstanding(std::size_t of_class) const noexcept { return outstanding_of_[of_class]; }
   std::size_t num_works() const noexcept { return works_.size(); }
 
   // ---- silence
@@ -127,9 +145,11 @@ class Rails {
     TransferKey transfer;
     RailId rail;
     std::uint32_t piece;
+    std::uint8_t of_class;  // of the rail's
     bool stopped = false;
   };
-  void count_posted(Rail& rail);
+  void count_posted(Rail& rail, std::size_t of_class);
+  void forget_due(Rail* rail, std::size_t of_class) noexcept;
   void forget_posted(WorkId work,
                      TransferEnd& transfer);  // the last one of the transfer's, which was not accepted
   void watch(Rail& rail, Time at) { context_.timers.set(rail.watch_, at, TimerKind::kRail, rail.info_.id); }
@@ -141,6 +161,7 @@ class Rails {
   SpareNodes<std::unordered_map<WorkId, Record>> spare_works_;
   WorkId next_work_ = 1;
   std::uint32_t outstanding_ = 0;
+  std::array<std::uint32_t, PriorityClasses::kMost> outstanding_of_{};
   std::vector<RailId> resting_;
   std::vector<RailId> stopping_;  // with works to be cancelled
 };

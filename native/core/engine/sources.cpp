@@ -187,7 +187,7 @@ void Sources::send_pieces(Source& source) {
     if (queue == source.to_send.end() || !rail->capabilities().two_sided ||
         !rail->capabilities().memory.has(source.memory))
       continue;
-    while (!queue->second.empty() && !rail->rests()) {
+    while (!queue->second.empty() && !rail->lane(source.priority).rests()) {
       Run& run = queue->second.front();
       Work work;
       work.kind = WorkKind::kSend;
@@ -195,7 +195,7 @@ void Sources::send_pieces(Source& source) {
       work.move = source.move;
       const PostResult result = rails_.post(*rail, WorkUse::kSend, work, source);
       if (result.accepted == 0 && result.code == Code::kAgain) {
-        rails_.rest(*rail);
+        rails_.rest(*rail, source.priority);
         context_.pump_again = true;
         break;
       }

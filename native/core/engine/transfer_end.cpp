@@ -33,6 +33,7 @@ void TransferEnd::take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgr
   timeout_ns = static_cast<Time>(spec.timeout_ns);
   auto moves = std::make_shared<Move>();
   moves->transfer = spec.transfer;
+  moves->priority = spec.priority;
   moves->program = std::move(copies);
   moves->grid = spec.grid;
   moves->src_ids = std::move(spec.src_ids);

@@ -20,11 +20,12 @@ class Turns {
   void list(SessionKey session, std::uint8_t priority, TransferId transfer) {
     spare_.insert(ready_, Turn{session, priority, num_listed_++, transfer});
   }
-  std::optional<TransferId> first(SessionKey session) const {
-    const auto found = first_of(session);
+  // Of those of this priority number or a higher one.
+  std::optional<TransferId> first(SessionKey session, std::uint8_t from = 0) const {
+    const auto found = first_of(session, from);
     return found == ready_.end() || found->session != session ? std::nullopt : std::optional(found->transfer);
   }
-  void drop_first(SessionKey session) { spare_.erase(ready_, first_of(session)); }
+  void drop_first(SessionKey session, std::uint8_t from = 0) { spare_.erase(ready_, first_of(session, from)); }
   bool empty() const noexcept { return ready_.empty(); }
   void remove_session(SessionKey session) { ready_.erase(first_of(session), first_of(session + 1)); }
 
@@ -53,8 +54,8 @@ class Turns {
     TransferId transfer;
     auto operator<=>(const Turn&) const = default;
   };
-  std::set<Turn>::const_iterator first_of(SessionKey session) const {
-    return ready_.lower_bound(Turn{session, 0, 0, 0});
+  std::set<Turn>::const_iterator first_of(SessionKey session, std::uint8_t from = 0) const {
+    return ready_.lower_bound(Turn{session, from, 0, 0});
   }
 
   std::set<Turn> ready_;  // so the cost of a round does not grow with peers that are idle

@@ -31,6 +31,7 @@
 
 #include "kvxfer/budget.h"
 #include "kvxfer/copy_program.h"
+#include "kvxfer/priority_classes.h"
 #include "kvxfer/status.h"
 
 namespace kvxfer {
@@ -199,6 +200,7 @@ struct RemoteRegion {
 // What the works of one transfer share. Immutable while any of them is posted.
 struct Move {
   TransferId transfer = 0;
+  std::uint8_t priority = 0;  // of the transfer; its two ends have heard the same
   std::shared_ptr<const CopyProgram> program;
   PieceGrid grid;
   // Ids of units (copy_program.h), the last grid.num_fine of tokens; validated against program and regions.
@@ -256,7 +258,9 @@ struct Capabilities {
   bool one_sided = false;  // kFetch, kCheckFence: the destination fetches; the source need not act
   bool two_sided = false;  // kSend, kReceive: the source sends what the destination has asked for
   std::uint32_t rank = 0;  // lower is preferred where several reach a region
-  std::uint32_t window = 8;  // pieces worth having posted at a time, for each peer
+  // Of transfers' priorities: works of one wait for none of another.
+  PriorityClasses classes = {};
+  std::uint32_t window = 8;  // pieces of a class worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
   MemoryKinds memory = MemoryKind::kHost;  // that it reaches at this end
   // It runs programs with conversions. One that does not (a NIC that READs) ends their works as kUnsupported, and

@@ -24,6 +24,33 @@ enum class PortState : int { kActive = 4 };
 enum class LinkLayer : std::uint8_t { kUnspecified = 0, kInfiniBand = 1, kEthernet = 2 };
 enum class Mtu : int { k256 = 1, k512, k1024, k2048, k4096 };
 
+enum class Rate : std::uint8_t {  // ibv_rate, of Gb/s; the device takes the nearest that it has
+  kPort = 0,  // IBV_RATE_MAX
+  k2_5 = 2,
+  k5 = 5,
+  k10 = 3,
+  k14 = 11,
+  k20 = 6,
+  k25 = 15,
+  k28 = 19,
+  k30 = 4,
+  k40 = 7,
+  k50 = 20,
+  k56 = 12,
+  k60 = 8,
+  k80 = 9,
+  k100 = 16,
+  k112 = 13,
+  k120 = 10,
+  k168 = 14,
+  k200 = 17,
+  k300 = 18,
+  k400 = 21,
+  k600 = 22,
+  k800 = 23,
+  k1200 = 24,
+};
+
 struct DeviceAttributes {  // ibv_device_attr
   char fw_ver[64];
   std::uint64_t node_guid, sys_image_guid;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <string_view>
 
 namespace kvxfer::verbs {
@@ -115,6 +116,11 @@ abi::Mtu Device::within_options(abi::Mtu mtu) const noexcept {
   while (options_.mtu != 0 && nbytes_of(mtu) > options_.mtu && mtu > abi::Mtu::k256)
     mtu = static_cast<abi::Mtu>(static_cast<int>(mtu) - 1);
   return mtu;
+}
+
+std::uint32_t Device::num_pairs() const noexcept {
+  return std::accumulate(classes_.begin(), classes_.end(), 0u,
+                         [](std::uint32_t sum, const PairClass& each) { return sum + each.num_pairs; });
 }
 
 std::uint32_t Device::num_requests() const noexcept {

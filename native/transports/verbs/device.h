@@ -40,6 +40,9 @@ class Device {
 
   const Library& library() const noexcept { return library_; }
   const Options& options() const noexcept { return options_; }
+  // Of transfers' priorities, with queue pairs of their own to each peer; at least one.
+  const std::vector<PairClass>& classes() const noexcept { return classes_; }
+  std::uint32_t num_pairs() const noexcept;  // of all classes
   const std::string& name() const noexcept { return name_; }  // "mlx5_0 port 1"
   const std::string& device_name() const noexcept { return device_name_; }  // "mlx5_0"
   std::uint8_t port() const noexcept { return port_; }
@@ -65,6 +68,7 @@ class Device {
          std::uint8_t port)
       : library_(library),
         options_(options),
+        classes_(options.classes.empty() ? std::vector{options.only_class()} : options.classes),
         context_(context),
         device_name_(name),
         name_(std::move(name)),
@@ -76,6 +80,7 @@ class Device {
 
   const Library& library_;
   const Options options_;
+  const std::vector<PairClass> classes_;
   abi::Context* const context_;
   const std::string device_name_;
   std::string name_;

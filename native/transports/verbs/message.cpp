@@ -5,8 +5,6 @@
 namespace kvxfer::verbs {
 namespace {
 
-constexpr std::uint32_t kMost24Bits = (1u << 24) - 1;
-
 Status wrong(const char* what) { return {Code::kRailFailed, std::string("its hello is wrong: ") + what}; }
 
 }  // namespace
@@ -22,9 +20,12 @@ Status Message::check(bool has_fd) const {
     return wrong("its MTU");
   if (link != abi::LinkLayer::kEthernet && link != abi::LinkLayer::kInfiniBand)
     return wrong("its link layer");
-  for (std::size_t i = 0; i < num_pairs; ++i)
-    if (pairs[i].number > kMost24Bits || pairs[i].first_packet > kMost24Bits)
-      return wrong("a number of a queue pair has more than 24 bits");
+  for (std::size_t i = 0; i < num_pairs; ++i) {
+    if (pairs[i].reserved != 0) return wrong("a number of a packet has more than 24 bits");
+    const bool is_in_order = i == 0 ? pairs[i].first_priority == 0
+                                    : pairs[i].first_priority >= pairs[i - 1].first_priority;
+    if (!is_in_order) return wrong("the order of its classes of priorities");
+  }
   std::uint64_t end;
   if (fence_address % 8 != 0 || __builtin_add_overflow(fence_address, fence_nbytes, &end))
     return wrong("where its fence words are");

@@ -31,8 +31,15 @@ struct PieceTicket {
   std::uint32_t piece, number;
 };
 
-// Of one queue pair: its number, and that of the first packet that it sends; 24 bits each.
-struct PairAddress { std::uint32_t number = 0, first_packet = 0; };
+// Of one queue pair: its number, and that of the first packet that it sends; the first of the priorities that it is for.
+// The pairs of a class follow each other, and classes by their priorities.
+struct PairAddress {
+  std::uint32_t number : 24 = 0;
+  std::uint32_t first_priority : 8 = 0;
+  std::uint32_t first_packet : 24 = 0;
+  std::uint32_t reserved : 8 = 0;
+};
+static_assert(sizeof(PairAddress) == 8);
 
 struct Message {
   std::array<char, 4> magic{'k', 'v', 'r', '1'};

@@ -3,11 +3,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "transports/verbs/classes.h"
 
 namespace kvxfer::verbs {
 
-// As many as a hello names.
-inline constexpr std::uint32_t kMostPairs = 16;
 // Work requests under one doorbell.
 inline constexpr std::uint32_t kMostChained = 64;
 // Entries of one request's scatter list, where the device has so many.
@@ -38,6 +39,9 @@ struct Options {
   std::uint8_t num_retries = 6;
   bool relaxed_ordering = true;
   Ways ways = Ways::kRead;
+  std::vector<PairClass> classes;  // empty: one, of num_pairs, service_level and traffic_class
+
+  PairClass only_class() const { return {0, num_pairs, traffic_class, service_level, 0}; }
 };
 
 }  // namespace kvxfer::verbs

@@ -59,7 +59,8 @@ Status QueuePair::connect(const Message& theirs, const PortAddress& ours, const 
   attributes.min_rnr_timer = kMinRnrTimer;
   abi::AddressHandle& address = attributes.address;
   address.dlid = theirs.lid;
-  address.service_level = options.service_level;
+  address.service_level = path_.service_level;
+  address.static_rate = static_cast<std::uint8_t>(path_.rate);
   address.port_num = device_->port();
   // InfiniBand routes by LIDs within a subnet, and by GIDs between subnets; RoCE has GIDs alone.
   const bool is_routed = theirs.gid.global.subnet_prefix != ours.gid.global.subnet_prefix;
@@ -68,7 +69,7 @@ Status QueuePair::connect(const Message& theirs, const PortAddress& ours, const 
     address.grh.dgid = theirs.gid;
     address.grh.sgid_index = ours.gid_index;
     address.grh.hop_limit = options.hop_limit;
-    address.grh.traffic_class = options.traffic_class;
+    address.grh.traffic_class = path_.traffic_class;
   }
   if (const int error = device_->library().modify_qp(pair_, &attributes,
                                                      abi::kMaskState | abi::kMaskAddress | abi::kMaskPathMtu |
@@ -142,12 +143,12 @@ Result<std::unique_ptr<QueuePairs>> QueuePairs::create(std::shared_ptr<const Dev
 std::uint64_t QueuePairs::nbytes(const Device& device) noexcept {
   // A cache line for a request, and for a completion; 16 bytes for an entry of a scatter list.
   const std::uint64_t of_request = 64 + 16 * std::uint64_t{device.num_entries()} + 64;
-  return std::uint64_t{device.options().num_pairs} * device.num_requests() * of_request;
+  return std::uint64_t{device.num_pairs()} * device.num_requests() * of_request;
 }
 
 Status QueuePairs::open(std::span<const GidRow> tried) {
   const Library& library = device_->library();
-  const std::size_t num_pairs = device_->options().num_pairs;
+  const std::size_t num_pairs = device_->num_pairs();
   Result<PortAddress> address = device_->address(tried);
   if (!address.ok()) return address.status();
   address_ = address.value();
@@ -158,7 +159,7 @@ Status QueuePairs::open(std::span<const GidRow> tried) {
                           device_->channel(), 0);
   if (cq_ == nullptr) return failed_to(*device_, "ibv_create_cq", errno);
   pairs_.reserve(num_pairs);
-  for (std::size_t i = 0; i < num_pairs; ++i) {
+  for (const PairClass& each : device_->classes()) for (std::uint32_t i = 0; i < each.num_pairs; ++i) {
     std::uint32_t first_packet = 0;
     if (Status drawn = fill_random(std::as_writable_bytes(std::span(&first_packet, 1))); !drawn.ok())
       return drawn;
@@ -173,12 +174,14 @@ Status QueuePairs::open(std::span<const GidRow> tried) {
     abi::QueuePair* const pair = library.create_qp(device_->domain(), &init);
     if (pair == nullptr)
       return failed_to(*device_,
-                       "it has no room for another queue pair (fewer of verbs.queue_pairs need less): "
+                       "it has no room for another queue pair (fewer of verbs.queue_pairs or verbs.classes "
+                       "need less): "
                        "ibv_create_qp",
                        errno);
-    pairs_.emplace_back(*device_, pair, i, first_packet & 0xff'ffff);
+    pairs_.emplace_back(*device_, pair, pairs_.size(), first_packet & 0xff'ffff, each);
     if (Status ready = pairs_.back().init(); !ready.ok()) return ready;
   }
+  serve_classes(priorities_of(device_->classes()));
   return {};
 }
 
@@ -212,13 +215,47 @@ Status QueuePairs::connect(const Message& theirs, const std::atomic<bool>& is_ab
   std::copy(std::begin(theirs.gid.raw), std::end(theirs.gid.raw), gid.begin());
   way_ = "from " + address_.in_words() + ", to " +
          (theirs.lid != 0 ? "LID " + std::to_string(theirs.lid) : to_text(gid));
-  for (; pairs_.size() > theirs.num_pairs; pairs_.pop_back()) pairs_.back().destroy();
+  agree_on_classes(theirs);
   path_nbytes_ = nbytes_of(std::min(address_.mtu, static_cast<abi::Mtu>(theirs.mtu)));
   for (QueuePair& pair : pairs_) {
     if (is_abandoned) break;
     if (Status connected = pair.connect(theirs, address_, way_); !connected.ok()) return connected;
   }
   return {};
+}
+
+void QueuePairs::serve_classes(const PriorityClasses& classes) noexcept {
+  classes_ = classes;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    begins_[i] = at;
+    while (at < pairs_.size() && pairs_[at].first_priority() == classes.first(i)) ++at;
+  }
+  begins_[classes.size()] = at;
+}
+
+// The two ends of a pair are of one class, so that no work of it meets a pair that carries another. Where that cannot be,
+// all pairs are alike: a peer whose options are being changed is reached as before.
+void QueuePairs::agree_on_classes(const Message& theirs) {
+  bool are_alike = theirs.num_pairs == pairs_.size(), is_one = classes_.size() == 1;
+  for (std::size_t i = 0; i < theirs.num_pairs; ++i) {
+    is_one = is_one && theirs.pairs[i].first_priority == 0;
+    are_alike = are_alike && theirs.pairs[i].first_priority == pairs_[i].first_priority();
+  }
+  if (are_alike) return;
+  classes_differ_ = !is_one;
+  for (; pairs_.size() > theirs.num_pairs; pairs_.pop_back()) pairs_.back().destroy();
+  if (classes_.size() == 1) return serve_classes({});
+  const PairClass only = device_->options().only_class();
+  for (QueuePair& pair : pairs_) pair.serve_all(only);
+  serve_classes({});
+}
+
+std::string QueuePairs::classes_in_words() const {
+  if (classes_differ_)
+    return "verbs.classes of the two ends name other priorities or other numbers of queue pairs, so that there is one "
+           "class";
+  return classes_.size() == 1 ? std::string() : in_words(device_->classes());
 }
 
 void QueuePairs::reset() noexcept {

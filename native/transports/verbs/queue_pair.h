@@ -1,7 +1,9 @@
 // A reliable connection to one peer: requests go in at positions that count upwards, and complete in that order.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -38,17 +40,30 @@ class QueuePair {
   // WRITEs of which the number may come while others are looked at: all that a peer is asked for.
   static constexpr std::uint32_t kNumReceives = 64;
 
-  QueuePair(const Device& device, abi::QueuePair* pair, std::size_t index,
-            std::uint32_t first_packet) noexcept
-      : device_(&device), pair_(pair), index_(index), first_packet_(first_packet) {}
+  QueuePair(const Device& device, abi::QueuePair* pair, std::size_t index, std::uint32_t first_packet,
+            const PairClass& of) noexcept
+      : device_(&device),
+        pair_(pair),
+        index_(index),
+        first_packet_(first_packet),
+        first_priority_(of.first),
+        path_(of.path()) {}
   QueuePair(QueuePair&& other) noexcept = default;
   QueuePair(const QueuePair&) = delete;
 
   abi::QueuePair* raw() const noexcept { return pair_; }  // null: destroyed
-  PairAddress address() const noexcept { return {pair_->qp_num, first_packet_}; }
+  PairAddress address() const noexcept {
+    return {.number = pair_->qp_num, .first_priority = first_priority_, .first_packet = first_packet_};
+  }
+  std::uint8_t first_priority() const noexcept { return first_priority_; }
 
   // ---- its states
   Status init();
+  // Before it is connected: for all priorities, where the peer has other classes.
+  void serve_all(const PairClass& as) noexcept {
+    first_priority_ = as.first;
+    path_ = as.path();
+  }
   Status connect(const Message& theirs, const PortAddress& ours, const std::string& way);
   // What is posted is flushed; nothing of it lands any more once it has completed.
   void reset() noexcept;
@@ -87,6 +102,8 @@ class QueuePair {
   abi::QueuePair* pair_;
   std::size_t index_;
   std::uint32_t first_packet_;
+  std::uint8_t first_priority_;  // of those that it is for
+  PairPath path_;  // of what it sends: requests, and the peer's READs
   std::uint64_t posted_ = 0, completed_ = 0;  // positions
   std::uint64_t posted_nbytes_ = 0, completed_nbytes_ = 0;
   Ring<Mark> marks_;
@@ -111,13 +128,27 @@ class QueuePairs {
   auto begin() const noexcept { return pairs_.begin(); }
   auto end() const noexcept { return pairs_.end(); }
 
+  // Of priorities: those of the options, where the peer has the same; else, once it is connected, one.
+  const PriorityClasses& classes() const noexcept { return classes_; }
+  std::size_t class_of(const Work& work) const noexcept {
+    return classes_.size() == 1 || work.move == nullptr ? 0 : classes_.of(work.move->priority);
+  }
+  std::span<QueuePair> of(std::size_t of_class) noexcept {
+    return std::span(pairs_).subspan(begins_[of_class], begins_[of_class + 1] - begins_[of_class]);
+  }
+  std::span<const QueuePair> of(std::size_t of_class) const noexcept {
+    return std::span(pairs_).subspan(begins_[of_class], begins_[of_class + 1] - begins_[of_class]);
+  }
+  // What classes there are, for people, or that they differ; "" where neither end has any but one.
+  std::string classes_in_words() const;
+
   const PortAddress& address() const noexcept { return address_; }
   // From which address to which; once it is connected.
   const std::string& way() const noexcept { return way_; }
   // Our half of the hello.
   void introduce(Message& hello) const;
-  // As many as the peer has, too; the others go. Asks the network where the peer is, which may take seconds, for one
-  // pair after the other while it is not abandoned.
+  // With the same classes as the peer, or one; of one there are as many as the peer has, too, and the others go. Asks
+  // the network where the peer is, which may take seconds, for one pair after the other while it is not abandoned.
   Status connect(const Message& theirs, const std::atomic<bool>& is_abandoned);
   // Of a packet on the way to the peer and back, at most; once it is connected.
   std::uint32_t path_nbytes() const noexcept { return path_nbytes_; }
@@ -134,11 +165,16 @@ class QueuePairs {
  private:
   explicit QueuePairs(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
   Status open(std::span<const GidRow> tried);
+  void agree_on_classes(const Message& theirs);
+  void serve_classes(const PriorityClasses& classes) noexcept;
 
   const std::shared_ptr<const Device> device_;
   PortAddress address_;
   std::string way_;
   std::uint32_t path_nbytes_ = 0;
+  PriorityClasses classes_;
+  std::array<std::size_t, PriorityClasses::kMost + 1> begins_{};  // of each class in pairs_, and its end
+  bool classes_differ_ = false;  // from the peer's
   abi::CompletionQueue* cq_ = nullptr;
   std::vector<QueuePair> pairs_;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -22,24 +23,30 @@ class AwaitedPieces {
   struct Piece {
     std::uint32_t number = 0;
     Work work;
+    std::size_t of_class = 0;  // of its transfer's priority
     // What it ends with; kCancelled: the source was told to give it up.
     Code code = Code::kOk;
     std::string why;
     std::chrono::steady_clock::time_point due_at{};  // kCancelled
   };
 
-  // Room for so many.
-  void reserve(std::size_t most) { pieces_.reserve(most); }
-  bool has_room() const noexcept { return pieces_.size() < pieces_.capacity(); }
+  // Room for so many of each class.
+  void reserve(std::size_t most, std::size_t num_classes) {
+    pieces_.reserve(most * num_classes);
+    most_ = most;
+  }
+  bool has_room() const noexcept { return pieces_.size() < pieces_.capacity(); }  // of some class
+  bool has_room(std::size_t of_class) const noexcept { return nums_[of_class] < most_; }
+  std::size_t size(std::size_t of_class) const noexcept { return nums_[of_class]; }
   bool empty() const noexcept { return pieces_.empty(); }
-  std::size_t size() const noexcept { return pieces_.size(); }
   auto begin() noexcept { return pieces_.begin(); }
   auto end() noexcept { return pieces_.end(); }
   auto begin() const noexcept { return pieces_.begin(); }
   auto end() const noexcept { return pieces_.end(); }
 
-  Piece& add(Work work) noexcept {
-    return pieces_.emplace_back(Piece{++last_, std::move(work), Code::kOk, {}, {}});
+  Piece& add(Work work, std::size_t of_class) noexcept {
+    ++nums_[of_class];
+    return pieces_.emplace_back(Piece{++last_, std::move(work), of_class, Code::kOk, {}, {}});
   }
   Piece* find(std::uint32_t number) noexcept {
     return find_if([number](const Piece& piece) { return piece.number == number; });
@@ -48,6 +55,7 @@ class AwaitedPieces {
     return find_if([work](const Piece& piece) { return piece.work.id == work; });
   }
   void erase(Piece* piece) noexcept {
+    --nums_[piece->of_class];
     if (piece != &pieces_.back()) *piece = std::move(pieces_.back());
     pieces_.pop_back();
   }
@@ -59,6 +67,8 @@ class AwaitedPieces {
     return found == pieces_.end() ? nullptr : &*found;
   }
   std::vector<Piece> pieces_;
+  std::array<std::size_t, PriorityClasses::kMost> nums_{};  // by class
+  std::size_t most_ = 0;
   std::uint32_t last_ = 0;
 };
 

@@ -27,6 +27,11 @@ constexpr TransportOption kOptions[] = {
     {"pkey_index", "place of the partition's key in the port's table", std::int64_t{0}, 0, 65535},
     {"service_level", "service level of packets on InfiniBand", std::int64_t{0}, 0, 15},
     {"traffic_class", "traffic class of packets on RoCE and between subnets", std::int64_t{0}, 0, 255},
+    {"classes",
+     "classes of transfers' priorities with queue pairs of their own, alike at both ends, as \"0-63: pairs=2 "
+     "traffic_class=104; 64-255: pairs=2 traffic_class=26 service_level=1 rate_gbps=100\"; what one does not name is "
+     "as for all; empty: one class",
+     ""},
     {"hop_limit", "routers that packets may pass", std::int64_t{64}, 1, 255},
     {"mtu", "bytes of a packet at most; 0: what the port is set to", std::int64_t{0}, 0, 4096},
     {"timeout", "how long an acknowledgement is waited for: 4.096 us times two to this power",
@@ -60,6 +65,10 @@ Result<verbs::Options> options_of(const OptionValues& values) {
   options.pkey_index = static_cast<std::uint16_t>(values.number("pkey_index"));
   options.service_level = static_cast<std::uint8_t>(values.number("service_level"));
   options.traffic_class = static_cast<std::uint8_t>(values.number("traffic_class"));
+  Result<std::vector<verbs::PairClass>> classes =
+      verbs::parse_classes(values.text("classes"), options.only_class());
+  if (!classes.ok()) return classes.status();
+  options.classes = std::move(classes).value();
   options.hop_limit = static_cast<std::uint8_t>(values.number("hop_limit"));
   options.mtu = static_cast<std::uint32_t>(values.number("mtu"));
   options.timeout = static_cast<std::uint8_t>(values.number("timeout"));

@@ -105,6 +105,7 @@ Capabilities VerbsTransport::capabilities() const noexcept {
           .one_sided = true,
           .two_sided = device_->options().ways != verbs::Ways::kRead,
           .rank = rank_,
+          .classes = verbs::priorities_of(device_->classes()),
           .window = 64,
           .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)
                                     : MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu,
@@ -137,15 +138,20 @@ void VerbsTransport::deregister_memory(RegionId region) noexcept { registered_.e
 
 std::string VerbsTransport::path_to(PeerId id) const {
   const Peer* const peer = find(id);
-  if (peer == nullptr || !peer->writes || device_->options().ways != verbs::Ways::kMeasured)
-    return peer == nullptr ? std::string() : peer->path;
-  return peer->path + (peer->way.prefers_write() ? ", by WRITE" : ", by READ");
+  if (peer == nullptr) return {};
+  std::string path = peer->path;
+  if (!peer->writes || peer->pairs == nullptr || device_->options().ways != verbs::Ways::kMeasured)
+    return path;
+  for (std::size_t i = 0; i < peer->pairs->classes().size(); ++i)
+    path += peer->ways[i].prefers_write() ? ", by WRITE" : ", by READ";
+  return path;
 }
 
-WorkKind VerbsTransport::choose(PeerId id, const Move&, std::uint32_t) const noexcept {
+WorkKind VerbsTransport::choose(PeerId id, const Move& move, std::uint32_t) const noexcept {
   const Peer* const peer = find(id);
-  if (peer == nullptr || !peer->writes) return WorkKind::kFetch;
-  const bool by_write = device_->options().ways == verbs::Ways::kWrite || peer->way.by_write();
+  if (peer == nullptr || !peer->writes || peer->pairs == nullptr) return WorkKind::kFetch;
+  const bool by_write = device_->options().ways == verbs::Ways::kWrite ||
+                        peer->ways[peer->pairs->classes().of(move.priority)].by_write();
   return by_write ? WorkKind::kReceive : WorkKind::kFetch;
 }
 
@@ -230,11 +236,13 @@ Status VerbsTransport::on_connected(Peer& peer, const verbs::Connector::SetUp& e
   if (!ended.status.ok())
     return {ended.status.code(), "its " + hello.device_name() + ": " + ended.status.message()};
   if (hello.takes_writes != 0 && device_->options().ways != verbs::Ways::kRead) {
-    peer.awaited.reserve(QueuePair::kNumReceives);
-    peer.asked.reserve(QueuePair::kNumReceives);
+    peer.awaited.reserve(QueuePair::kNumReceives, peer.pairs->classes().size());
+    peer.asked.reserve(QueuePair::kNumReceives * peer.pairs->classes().size());
     peer.writes = true;
   }
   peer.path = device_->name() + " " + peer.pairs->way() + " (" + hello.device_name() + ")";
+  if (const std::string classes = peer.pairs->classes_in_words(); !classes.empty())
+    peer.path += ", " + classes;
   Message ready;
   ready.kind = MessageKind::kReady;
   peer.is_connected = true;
@@ -304,18 +312,23 @@ void VerbsTransport::forget(Peer& peer) noexcept {
 
 bool VerbsTransport::can_run(const Peer& peer, const Work& work) const noexcept {
   if (!peer.up || peer.pairs == nullptr) return false;
-  if (work.kind == WorkKind::kReceive && peer.writes) return peer.awaited.has_room();
+  const std::size_t of_class = peer.pairs->class_of(work);
+  if (work.kind == WorkKind::kReceive && peer.writes) return peer.awaited.has_room(of_class);
   if (work.kind == WorkKind::kSend && peer.writes && !peer.asked.has(work.move->transfer, work.piece))
     return false;
   if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
-  return std::any_of(peer.pairs->begin(), peer.pairs->end(),
-                     [](const QueuePair& pair) { return pair.can_begin(); });
+  const std::span<const QueuePair> pairs = std::as_const(*peer.pairs).of(of_class);
+  return std::any_of(pairs.begin(), pairs.end(), [](const QueuePair& pair) { return pair.can_begin(); });
 }
 
 bool VerbsTransport::can_go_on(const Peer& peer) const noexcept {
   return peer.pairs != nullptr && !peer.down &&
          std::any_of(peer.pairs->begin(), peer.pairs->end(),
                      [](const QueuePair& pair) { return pair.can_go_on(); });
+}
+
+std::size_t VerbsTransport::num_told() const noexcept {
+  return QueuePair::kNumReceives * (device_->classes().size() - 1);
 }
 
 // Each queue pair READs what fills a packet, which is nobody's affair: of the fence words, which are more than that.
@@ -344,25 +357,45 @@ void VerbsTransport::post_some() noexcept {
       end_turn();
       await_some(*peer);
       if (peer->down) continue;
-      // One chain of one peer after the other, on one queue pair after the other.
-      QueuePairs& pairs = *peer->pairs;
-      for (std::size_t left = pairs.size(); left > 0; --left) {
-        QueuePair& pair = pairs[peer->turn++ % pairs.size()];
-        if (!pair.can_go_on() && (!pair.can_begin() || peer->queue.empty())) continue;
-        post_chain(*peer, pair, num_runs);
-        break;
-      }
+      // One chain of one peer after the other, of the most urgent class, on one queue pair after the other.
+      const std::size_t num_classes = peer->pairs->classes().size();
+      for (std::size_t of_class = 0; of_class < num_classes; ++of_class)
+        if (QueuePair* const pair = next_pair(*peer, of_class)) {
+          post_chain(*peer, *pair, of_class, num_runs);
+          break;
+        }
     } catch (const std::bad_alloc&) {
       fail(*peer, kNoMemory);
     }
 }
 
-void VerbsTransport::post_chain(Peer& peer, QueuePair& pair, std::uint32_t& num_runs) {
+std::size_t VerbsTransport::first_that_runs(const Peer& peer, std::size_t of_class) const {
+  const QueuePairs& pairs = *peer.pairs;
+  if (pairs.classes().size() == 1) return RailPeers::first_that_runs(peer);
+  return peer.queue.first(
+      [&](const Work& work) { return pairs.class_of(work) == of_class && can_run(peer, work); });
+}
+
+QueuePair* VerbsTransport::next_pair(Peer& peer, std::size_t of_class) const {
+  const std::span<QueuePair> pairs = peer.pairs->of(of_class);
+  std::optional<bool> has_work;  // that can begin
+  for (std::size_t left = pairs.size(); left > 0; --left) {
+    QueuePair& pair = pairs[peer.turns[of_class]++ % pairs.size()];
+    if (pair.can_go_on()) return &pair;
+    if (!pair.can_begin() || peer.queue.empty()) continue;
+    if (!has_work)
+      has_work = peer.pairs->classes().size() == 1 || first_that_runs(peer, of_class) != peer.queue.size();
+    if (*has_work) return &pair;
+  }
+  return nullptr;
+}
+
+void VerbsTransport::post_chain(Peer& peer, QueuePair& pair, std::size_t of_class, std::uint32_t& num_runs) {
   pair.begin(chain_, verbs::kMostChained);
   while (num_runs != 0 && !chain_.is_full()) {
     if (!pair.goes_on()) {
       if (peer.queue.empty() || pair.flights.size() == QueuePair::kMostFlights) break;
-      const std::size_t at = first_that_runs(peer);
+      const std::size_t at = first_that_runs(peer, of_class);
       if (at == peer.queue.size()) break;
       --num_runs;  // however short it is
       if (!begin(peer, pair, at)) continue;
@@ -447,7 +480,9 @@ Result<const Registration*> VerbsTransport::registered(const Move& move, bool to
 // Not while a chain is filled: a peer that does not read what it is told loses its queue pairs here.
 void VerbsTransport::await_some(Peer& peer) {
   while (peer.writes && !peer.down && peer.awaited.has_room()) {
-    const std::size_t at = peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
+    const std::size_t at = peer.queue.first([&](const Work& work) {
+      return work.kind == WorkKind::kReceive && peer.awaited.has_room(peer.pairs->class_of(work));
+    });
     if (at == peer.queue.size()) return;
     await(peer, at);
   }
@@ -460,7 +495,8 @@ void VerbsTransport::await(Peer& peer, std::size_t at) {
     end_work(failed(work.id, local.status().code(), words(local.status().message())));
     return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
   }
-  ticket.number = peer.awaited.add(std::move(work)).number;
+  const std::size_t of_class = peer.pairs->class_of(work);
+  ticket.number = peer.awaited.add(std::move(work), of_class).number;
   if (!std::exchange(peer.is_flying, true)) flying_.push_back(&peer);
   armed_ = false;
   tell_of_piece(peer, MessageKind::kAwait, ticket);
@@ -627,10 +663,11 @@ void VerbsTransport::end_awaited(Peer& peer, AwaitedPieces::Piece& piece, Code c
 
 void VerbsTransport::measure(Peer& peer, const Work& work, bool by_write) noexcept {
   if (!peer.writes || device_->options().ways != verbs::Ways::kMeasured) return;
-  std::size_t others = peer.awaited.size();
-  for (const QueuePair& pair : *peer.pairs) others += pair.flights.size();
+  const std::size_t of_class = peer.pairs->class_of(work);
+  std::size_t others = peer.awaited.size(of_class);
+  for (const QueuePair& pair : std::as_const(*peer.pairs).of(of_class)) others += pair.flights.size();
   const Move& move = *work.move;
-  peer.way.landed(by_write, piece_nbytes(*move.program, move.grid.piece(work.piece)), others - 1,
+  peer.ways[of_class].landed(by_write, piece_nbytes(*move.program, move.grid.piece(work.piece)), others - 1,
                   Clock::now());
 }
 

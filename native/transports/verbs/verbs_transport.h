@@ -6,6 +6,7 @@
 //   Registration  memory of a region, as the device and peers know it
 //   QueuePairs    connections to one peer, and works whose requests are under way on each (Flight)
 //   Connector     threads that connect them: it may take seconds
+//   PairClass     priorities of transfers that have queue pairs of their own
 //   RequestCursor the runs of a piece, as READs or WRITEs in a Chain under one doorbell
 //   tickets.h     pieces that come by WRITE; WayChoice: which do
 //   GpuMemory     how the device reaches a GPU's memory
@@ -16,6 +17,7 @@
 // engine dials anew.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -52,14 +54,14 @@ struct Peer : RailPeer<Message> {
   std::unordered_map<RegionId, std::shared_ptr<const KeyedSpans>> regions;
   KeyedSpan fences{};  // its words, those of the session
   std::string path;  // devices and addresses of both ends, for people
-  std::size_t turn = 0;  // in pairs
+  std::array<std::size_t, PriorityClasses::kMost> turns{};  // among the pairs of each class
   bool has_hello = false;
   bool is_connected = false;  // the queue pairs here are, to its own
   bool is_ready = false;  // and its own to these: it has said so
   bool writes = false;  // pieces may come by WRITE, in both directions
   AwaitedPieces awaited;
   AskedPieces asked;
-  WayChoice way;
+  std::array<WayChoice, PriorityClasses::kMost> ways;  // of each class
   std::size_t num_unproved = 0;  // queue pairs whose first READ has not ended
   bool is_flying = false;  // requests are under way
   bool gone = false;  // disconnected: forgotten once nothing is under way
@@ -124,6 +126,8 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void forget(Peer& peer) noexcept override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   bool can_go_on(const Peer& peer) const noexcept override;
+  // Each piece that is awaited is told once, and once more where it is given up: as many for each further class.
+  std::size_t num_told() const noexcept override;
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
 
@@ -135,7 +139,10 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   Status on_connected(Peer& peer, const verbs::Connector::SetUp& ended);
   Status prove(Peer& peer);
   void post_some() noexcept;
-  void post_chain(Peer& peer, verbs::QueuePair& pair, std::uint32_t& num_runs);
+  // Of its works, those of that class: the first that can run; queue.size() where none can.
+  std::size_t first_that_runs(const Peer& peer, std::size_t of_class) const;
+  verbs::QueuePair* next_pair(Peer& peer, std::size_t of_class) const;  // that has something to post
+  void post_chain(Peer& peer, verbs::QueuePair& pair, std::size_t of_class, std::uint32_t& num_runs);
   // False: that work has ended at once.
   bool begin(Peer& peer, verbs::QueuePair& pair, std::size_t at);
   Status prepare_flight(Peer& peer, verbs::Flight& flight);
