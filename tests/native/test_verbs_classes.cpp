@@ -41,10 +41,12 @@ TEST(classes_are_read_as_they_are_written) {
       {"0-255", "priorities 0 to 255: 4 queue pairs, traffic class 7, service level 1"},
       {"0-255: pairs=1;", "priorities 0 to 255: 1 queue pair, traffic class 7, service level 1"},
       {"0-0:traffic_class=104 service_level=0;1-255:rate_gbps=10",
-       "priorities 0 to 0: 4 queue pairs, traffic class 104; 1 to 255: 4 queue pairs, traffic class 7, service level "
+       "priorities 0 to 0: 4 queue pairs, traffic class 104; 1 to 255: 4 queue pairs, traffic class 7, "
+       "service level "
        "1, 10 Gb/s"},
       {kTwo,
-       "priorities 0 to 63: 1 queue pair, traffic class 104, service level 1; 64 to 255: 2 queue pairs, traffic class "
+       "priorities 0 to 63: 1 queue pair, traffic class 104, service level 1; 64 to 255: 2 queue pairs, "
+       "traffic class "
        "26, service level 3, 100 Gb/s"},
   };
   for (const auto& [text, words] : cases) {
@@ -91,10 +93,9 @@ TEST(classes_that_are_wrong_are_refused_in_words) {
 }
 
 TEST(a_rate_is_the_highest_that_devices_know_up_to_what_was_asked) {
-  const std::pair<std::uint32_t, Rate> cases[] = {{25, Rate::k2_5},     {49, Rate::k2_5},   {50, Rate::k5},
-                                                  {130, Rate::k10},     {270, Rate::k25},   {999, Rate::k80},
-                                                  {1000, Rate::k100},   {1119, Rate::k100}, {3999, Rate::k300},
-                                                  {1000000, Rate::k1200}};
+  const std::pair<std::uint32_t, Rate> cases[] = {
+      {25, Rate::k2_5}, {49, Rate::k2_5},   {50, Rate::k5},     {130, Rate::k10},   {270, Rate::k25},
+      {999, Rate::k80}, {1000, Rate::k100}, {1119, Rate::k100}, {3999, Rate::k300}, {1000000, Rate::k1200}};
   for (const auto& [tenths, rate] : cases) CHECK(verbs::rate_below(tenths) == rate);
   CHECK(!verbs::rate_below(24));
   CHECK((PairClass{0, 2, 0, 0, 100}.path().rate == Rate::k50));
@@ -230,9 +231,7 @@ struct Classes : Rails {
   }
 };
 
-struct Way {
-  std::uint8_t standing, going, traffic_of_standing;
-};
+struct Way { std::uint8_t standing, going, traffic_of_standing; };
 constexpr Way kWays[] = {{kBulk, kUrgent, kBulkTraffic}, {kUrgent, kBulk, kUrgentTraffic}};
 
 TEST(works_of_one_class_overtake_those_of_another_behind_full_queue_pairs) {
@@ -266,7 +265,8 @@ TEST(pieces_that_are_written_overtake_likewise) {
   for (const Way& way : kWays) {
     Classes rails(2048, verbs::Ways::kWrite);
     rails.fabric.hold_class(way.traffic_of_standing, true);
-    std::vector<Work> standing = rails.works_of(way.standing, 2048, 16), going = rails.works_of(way.going, 1024, 16);
+    std::vector<Work> standing = rails.works_of(way.standing, 2048, 16),
+                      going = rails.works_of(way.going, 1024, 16);
     const std::vector<Work> sent = rails.received(standing), sent_too = rails.received(going);
     rails.post(standing);  // more than are awaited at a time
     CHECK_EQ(rails.src.transport->post(rails.back, sent).accepted, sent.size());
@@ -287,7 +287,8 @@ TEST(a_failure_in_one_class_ends_the_rail_for_all) {
   for (const Way& way : kWays) {
     Classes rails;
     rails.fabric.hold_class(way.traffic_of_standing, true);
-    const std::vector<Work> standing = rails.works_of(way.standing, 512, 16), going = rails.works_of(way.going, 512, 16);
+    const std::vector<Work> standing = rails.works_of(way.standing, 512, 16),
+                            going = rails.works_of(way.going, 512, 16);
     rails.post(standing);
     for (int i = 0; i < 20; ++i) rails.step();
     rails.fabric.fail(verbs::abi::WorkStatus::kRetriesExceeded, 20);

@@ -72,11 +72,8 @@ Subject measured_verbs() {
 }
 Subject verbs_with_classes() {
   use_fabric({});
-  return {"verbs with classes",
-          make<2, 64, verbs::Ways::kMeasured, true>,
-          conformance::tcp_sockets,
-          false,
-          {}};
+  return {
+      "verbs with classes", make<2, 64, verbs::Ways::kMeasured, true>, conformance::tcp_sockets, false, {}};
 }
 Subject faulty_verbs() { return with_faults(verbs_rail()); }
 Subject failing_verbs() { return with_faults(verbs_rail(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05"); }

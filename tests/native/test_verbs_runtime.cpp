@@ -32,7 +32,8 @@ Options over_verbs(std::uint32_t num_layers = 2, const std::string& ways = "read
 
 // Transfers that a caller waits for, and others.
 constexpr std::uint8_t kUrgent = 10, kBulk = 200, kUrgentTraffic = 104, kBulkTraffic = 26;
-constexpr const char* kClasses = "0-63: pairs=1 traffic_class=104; 64-255: pairs=2 traffic_class=26 rate_gbps=50";
+constexpr const char* kClasses =
+    "0-63: pairs=1 traffic_class=104; 64-255: pairs=2 traffic_class=26 rate_gbps=50";
 
 TEST(pages_come_over_verbs_and_nothing_else_moves_them) {
   Fabric fabric;
@@ -138,7 +139,8 @@ TEST(transfers_of_one_class_wait_for_none_of_another) {
         const std::uint8_t held = bulk_stands ? kBulkTraffic : kUrgentTraffic;
         fabric.hold_class(held, true);
         std::vector<std::shared_ptr<Handle>> standing;
-        for (int i = 0; i < 12; ++i) standing.push_back(post(bulk_stands ? kBulk : kUrgent));  // 16 pieces each
+        for (int i = 0; i < 12; ++i)
+          standing.push_back(post(bulk_stands ? kBulk : kUrgent));  // 16 pieces each
         REQUIRE(await([&] {
           return both.dst.runtime->with_engine(
               [](Engine& engine, Time) { return engine.load().outstanding_pieces >= 2 * 64; });

@@ -57,7 +57,8 @@ bool Destinations::post_next(SessionKey session) {
   // A class of priorities for which there is no room keeps none of a later one from its turn.
   unsigned from = 0;
   const auto first = [&] {
-    return from < PriorityClasses::kEnd ? turns_.first(session, static_cast<std::uint8_t>(from)) : std::nullopt;
+    return from < PriorityClasses::kEnd ? turns_.first(session, static_cast<std::uint8_t>(from))
+                                        : std::nullopt;
   };
   while (const std::optional<TransferId> next = first()) {
     Destination* destination = find({session, *next});

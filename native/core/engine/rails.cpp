@@ -125,8 +125,9 @@ PostResult Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfe
   const std::size_t of_class = rail.class_of(transfer.priority);
   PostResult result;
   try {
-    spare_works_.insert(works_, work.id,
-                        Record{use, transfer.key, rail.id(), work.piece, static_cast<std::uint8_t>(of_class)});
+    spare_works_.insert(
+        works_, work.id,
+        Record{use, transfer.key, rail.id(), work.piece, static_cast<std::uint8_t>(of_class)});
     result = context_.host.post(rail.id(), work);
   } catch (...) {
     forget_posted(work.id, transfer);

@@ -25,7 +25,9 @@ class Turns {
     const auto found = first_of(session, from);
     return found == ready_.end() || found->session != session ? std::nullopt : std::optional(found->transfer);
   }
-  void drop_first(SessionKey session, std::uint8_t from = 0) { spare_.erase(ready_, first_of(session, from)); }
+  void drop_first(SessionKey session, std::uint8_t from = 0) {
+    spare_.erase(ready_, first_of(session, from));
+  }
   bool empty() const noexcept { return ready_.empty(); }
   void remove_session(SessionKey session) { ready_.erase(first_of(session), first_of(session + 1)); }
 

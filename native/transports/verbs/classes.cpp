@@ -14,12 +14,12 @@ struct KnownRate {
   abi::Rate rate;
 };
 constexpr KnownRate kRates[] = {
-    {25, abi::Rate::k2_5},    {50, abi::Rate::k5},      {100, abi::Rate::k10},    {140, abi::Rate::k14},
-    {200, abi::Rate::k20},    {250, abi::Rate::k25},    {280, abi::Rate::k28},    {300, abi::Rate::k30},
-    {400, abi::Rate::k40},    {500, abi::Rate::k50},    {560, abi::Rate::k56},    {600, abi::Rate::k60},
-    {800, abi::Rate::k80},    {1000, abi::Rate::k100},  {1120, abi::Rate::k112},  {1200, abi::Rate::k120},
-    {1680, abi::Rate::k168},  {2000, abi::Rate::k200},  {3000, abi::Rate::k300},  {4000, abi::Rate::k400},
-    {6000, abi::Rate::k600},  {8000, abi::Rate::k800},  {12000, abi::Rate::k1200},
+    {25, abi::Rate::k2_5},   {50, abi::Rate::k5},     {100, abi::Rate::k10},     {140, abi::Rate::k14},
+    {200, abi::Rate::k20},   {250, abi::Rate::k25},   {280, abi::Rate::k28},     {300, abi::Rate::k30},
+    {400, abi::Rate::k40},   {500, abi::Rate::k50},   {560, abi::Rate::k56},     {600, abi::Rate::k60},
+    {800, abi::Rate::k80},   {1000, abi::Rate::k100}, {1120, abi::Rate::k112},   {1200, abi::Rate::k120},
+    {1680, abi::Rate::k168}, {2000, abi::Rate::k200}, {3000, abi::Rate::k300},   {4000, abi::Rate::k400},
+    {6000, abi::Rate::k600}, {8000, abi::Rate::k800}, {12000, abi::Rate::k1200},
 };
 
 struct Key {
@@ -75,7 +75,8 @@ Status read_pair(std::string_view pair, PairClass& into, unsigned& named) {
   if (key == std::end(kKeys))
     return wrong(quoted(name) + " is none of pairs, traffic_class, service_level and rate_gbps");
   const unsigned bit = 1u << (key - std::begin(kKeys));
-  if ((std::exchange(named, named | bit) & bit) != 0) return wrong("a class names " + std::string(name) + " twice");
+  if ((std::exchange(named, named | bit) & bit) != 0)
+    return wrong("a class names " + std::string(name) + " twice");
   const auto number = number_of(value, key->most);
   if (!number || *number < key->least)
     return wrong(std::string(name) + " is " + quoted(value) + ": it is a whole number from " +

@@ -22,8 +22,8 @@ Status Message::check(bool has_fd) const {
     return wrong("its link layer");
   for (std::size_t i = 0; i < num_pairs; ++i) {
     if (pairs[i].reserved != 0) return wrong("a number of a packet has more than 24 bits");
-    const bool is_in_order = i == 0 ? pairs[i].first_priority == 0
-                                    : pairs[i].first_priority >= pairs[i - 1].first_priority;
+    const bool is_in_order =
+        i == 0 ? pairs[i].first_priority == 0 : pairs[i].first_priority >= pairs[i - 1].first_priority;
     if (!is_in_order) return wrong("the order of its classes of priorities");
   }
   std::uint64_t end;

@@ -110,7 +110,7 @@ void QueuePair::destroy() noexcept {
 }
 
 void QueuePair::begin(Chain& chain, std::uint32_t most) const noexcept {
-  const auto room = static_cast<std::uint32_t>(device_->num_requests() - (posted_ - completed_));
+  const auto room = static_cast<std::uint32_t>(most_requests_ - (posted_ - completed_));
   chain.begin(std::min({most, room, device_->options().num_chained}), request_id(index_, posted_ + 1));
 }
 
@@ -159,28 +159,29 @@ Status QueuePairs::open(std::span<const GidRow> tried) {
                           device_->channel(), 0);
   if (cq_ == nullptr) return failed_to(*device_, "ibv_create_cq", errno);
   pairs_.reserve(num_pairs);
-  for (const PairClass& each : device_->classes()) for (std::uint32_t i = 0; i < each.num_pairs; ++i) {
-    std::uint32_t first_packet = 0;
-    if (Status drawn = fill_random(std::as_writable_bytes(std::span(&first_packet, 1))); !drawn.ok())
-      return drawn;
-    abi::QueuePairInit init{};
-    init.send_cq = init.recv_cq = cq_;
-    init.capacity = {.max_send_wr = device_->num_requests(),
-                     .max_recv_wr = num_receives,
-                     .max_send_sge = device_->num_entries(),
-                     .max_recv_sge = 0,
-                     .max_inline_data = 0};
-    init.qp_type = abi::kReliableConnection;
-    abi::QueuePair* const pair = library.create_qp(device_->domain(), &init);
-    if (pair == nullptr)
-      return failed_to(*device_,
-                       "it has no room for another queue pair (fewer of verbs.queue_pairs or verbs.classes "
-                       "need less): "
-                       "ibv_create_qp",
-                       errno);
-    pairs_.emplace_back(*device_, pair, pairs_.size(), first_packet & 0xff'ffff, each);
-    if (Status ready = pairs_.back().init(); !ready.ok()) return ready;
-  }
+  for (const PairClass& each : device_->classes())
+    for (std::uint32_t i = 0; i < each.num_pairs; ++i) {
+      std::uint32_t first_packet = 0;
+      if (Status drawn = fill_random(std::as_writable_bytes(std::span(&first_packet, 1))); !drawn.ok())
+        return drawn;
+      abi::QueuePairInit init{};
+      init.send_cq = init.recv_cq = cq_;
+      init.capacity = {.max_send_wr = device_->num_requests(),
+                       .max_recv_wr = num_receives,
+                       .max_send_sge = device_->num_entries(),
+                       .max_recv_sge = 0,
+                       .max_inline_data = 0};
+      init.qp_type = abi::kReliableConnection;
+      abi::QueuePair* const pair = library.create_qp(device_->domain(), &init);
+      if (pair == nullptr)
+        return failed_to(*device_,
+                         "it has no room for another queue pair (fewer of verbs.queue_pairs or verbs.classes "
+                         "need less): "
+                         "ibv_create_qp",
+                         errno);
+      pairs_.emplace_back(*device_, pair, pairs_.size(), first_packet & 0xff'ffff, each);
+      if (Status ready = pairs_.back().init(); !ready.ok()) return ready;
+    }
   serve_classes(priorities_of(device_->classes()));
   return {};
 }
@@ -253,7 +254,8 @@ void QueuePairs::agree_on_classes(const Message& theirs) {
 
 std::string QueuePairs::classes_in_words() const {
   if (classes_differ_)
-    return "verbs.classes of the two ends name other priorities or other numbers of queue pairs, so that there is one "
+    return "verbs.classes of the two ends name other priorities or other numbers of queue pairs, so that "
+           "there is one "
            "class";
   return classes_.size() == 1 ? std::string() : in_words(device_->classes());
 }

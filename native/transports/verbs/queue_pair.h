@@ -45,6 +45,7 @@ class QueuePair {
       : device_(&device),
         pair_(pair),
         index_(index),
+        most_requests_(device.num_requests()),
         first_packet_(first_packet),
         first_priority_(of.first),
         path_(of.path()) {}
@@ -74,7 +75,7 @@ class QueuePair {
 
   // ---- requests
   bool has_room() const noexcept {
-    return posted_ - completed_ < device_->num_requests() && marks_.size() < kMostChains &&
+    return posted_ - completed_ < most_requests_ && marks_.size() < kMostChains &&
            posted_nbytes_ - completed_nbytes_ < kMostNbytes;
   }
   bool is_drained() const noexcept { return posted_ == completed_; }
@@ -101,6 +102,7 @@ class QueuePair {
   const Device* device_;
   abi::QueuePair* pair_;
   std::size_t index_;
+  std::uint32_t most_requests_;  // under way
   std::uint32_t first_packet_;
   std::uint8_t first_priority_;  // of those that it is for
   PairPath path_;  // of what it sends: requests, and the peer's READs
@@ -138,6 +140,12 @@ class QueuePairs {
   }
   std::span<const QueuePair> of(std::size_t of_class) const noexcept {
     return std::span(pairs_).subspan(begins_[of_class], begins_[of_class + 1] - begins_[of_class]);
+  }
+  // Some pair of the class can begin a work.
+  bool can_begin(std::size_t of_class) const noexcept {
+    for (std::size_t i = begins_[of_class]; i < begins_[of_class + 1]; ++i)
+      if (pairs_[i].can_begin()) return true;
+    return false;
   }
   // What classes there are, for people, or that they differ; "" where neither end has any but one.
   std::string classes_in_words() const;

@@ -313,12 +313,13 @@ void VerbsTransport::forget(Peer& peer) noexcept {
 bool VerbsTransport::can_run(const Peer& peer, const Work& work) const noexcept {
   if (!peer.up || peer.pairs == nullptr) return false;
   const std::size_t of_class = peer.pairs->class_of(work);
-  if (work.kind == WorkKind::kReceive && peer.writes) return peer.awaited.has_room(of_class);
-  if (work.kind == WorkKind::kSend && peer.writes && !peer.asked.has(work.move->transfer, work.piece))
-    return false;
-  if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
-  const std::span<const QueuePair> pairs = std::as_const(*peer.pairs).of(of_class);
-  return std::any_of(pairs.begin(), pairs.end(), [](const QueuePair& pair) { return pair.can_begin(); });
+  if (work.kind != WorkKind::kFetch) {
+    if (work.kind == WorkKind::kReceive && peer.writes) return peer.awaited.has_room(of_class);
+    if (work.kind == WorkKind::kSend && peer.writes && !peer.asked.has(work.move->transfer, work.piece))
+      return false;
+    if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
+  }
+  return peer.pairs->can_begin(of_class);
 }
 
 bool VerbsTransport::can_go_on(const Peer& peer) const noexcept {
@@ -378,14 +379,14 @@ std::size_t VerbsTransport::first_that_runs(const Peer& peer, std::size_t of_cla
 
 QueuePair* VerbsTransport::next_pair(Peer& peer, std::size_t of_class) const {
   const std::span<QueuePair> pairs = peer.pairs->of(of_class);
-  std::optional<bool> has_work;  // that can begin
+  // Of one class it has been seen that some work can run.
+  bool may_begin = !peer.queue.empty(), is_seen = peer.pairs->classes().size() == 1;
   for (std::size_t left = pairs.size(); left > 0; --left) {
     QueuePair& pair = pairs[peer.turns[of_class]++ % pairs.size()];
     if (pair.can_go_on()) return &pair;
-    if (!pair.can_begin() || peer.queue.empty()) continue;
-    if (!has_work)
-      has_work = peer.pairs->classes().size() == 1 || first_that_runs(peer, of_class) != peer.queue.size();
-    if (*has_work) return &pair;
+    if (!may_begin || !pair.can_begin()) continue;
+    if (!std::exchange(is_seen, true)) may_begin = first_that_runs(peer, of_class) != peer.queue.size();
+    if (may_begin) return &pair;
   }
   return nullptr;
 }
@@ -668,7 +669,7 @@ void VerbsTransport::measure(Peer& peer, const Work& work, bool by_write) noexce
   for (const QueuePair& pair : std::as_const(*peer.pairs).of(of_class)) others += pair.flights.size();
   const Move& move = *work.move;
   peer.ways[of_class].landed(by_write, piece_nbytes(*move.program, move.grid.piece(work.piece)), others - 1,
-                  Clock::now());
+                             Clock::now());
 }
 
 // One flush is for all that completed before it.
