@@ -119,6 +119,8 @@ class Engine {
   // One more rail has registered it, or could not: peers are told of the keys. Nothing where it is gone.
   void add_keys(Time now, RegionId id, wire::TransportKeys keys);
   void add_note(RegionId id, std::string note);
+  // Known once its pages are there. Transfers that were posted before go on as they began.
+  void region_lies_on(RegionId id, int numa_node) { regions_.lies_on(id, numa_node); }
   std::size_t num_regions() const noexcept { return regions_.all().size(); }
 
   // ---- transfers and leases of this end's callers

@@ -273,7 +273,14 @@ Result<RegionId> Runtime::register_region(std::string name,
     kept_.own(described.id, owner);
     return {};
   };
+  const auto lies_on = [&](int node) {
+    if (region != nullptr)
+      region->memory.numa_node = node;
+    else
+      engine_->region_lies_on(described.id, node);
+  };
   std::vector<std::pair<std::size_t, std::shared_ptr<Transport>>> slow;
+  bool asks_node = false;
   {
     const CallerTurn turn(*this);
     if (closed()) return check_alive();
@@ -284,7 +291,9 @@ Result<RegionId> Runtime::register_region(std::string name,
                                           "tensors together, as one region");
     region->memory.id = described.id = engine_->reserve_region_id();
     for (std::size_t i = 0; i < rails_.size(); ++i) {
-      if (!rails_.at(i).capabilities().memory.has(kind)) continue;
+      const Capabilities capabilities = rails_.at(i).capabilities();
+      if (!capabilities.memory.has(kind)) continue;
+      asks_node = asks_node || (kind == MemoryKind::kHost && capabilities.far.differ_by_node());
       if (rails_.at(i).prepares())
         slow.emplace_back(i, rails_.share(i));
       else
@@ -298,12 +307,15 @@ Result<RegionId> Runtime::register_region(std::string name,
   const auto pin = [&](std::size_t rail, Transport& transport) noexcept {
     try {
       const Result<Pinned> pinned = transport.prepare(described);
+      // Pages that were never touched lie nowhere before a device has pinned them.
+      const int node = asks_node && pinned.ok() ? options_.numa_node_of(described) : -1;
       const CallerTurn turn(*this);
       if (!ended.ok()) return;
       if (closed()) {
         ended = check_alive();
         return;
       }
+      if (node >= 0) lies_on(node);
       if (!pinned.ok())
         note(rail, pinned.status());
       else

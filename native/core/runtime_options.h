@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/control/session.h"
+#include "core/system/memory_node.h"
 #include "gpu/gpu_part.h"
 #include "kvxfer/transport_kind.h"
 
@@ -30,6 +31,8 @@ struct RuntimeOptions {
   std::uint32_t eager_nbytes = 0;  // core/engine/eager.h: of one write, sent and taken
   std::uint32_t copy_threads = 1;  // that copy on this processor, with the one that drives; at least 1
   std::string faults;  // FaultyTransport around every transport
+  // Of host memory, where that makes a difference to a rail: asked off the gate, when a device has pinned it.
+  int (*numa_node_of)(const LocalRegion& region) = &kvxfer::numa_node_of;
   bool meter_gate = false;  // how long the gate is held is measured exactly: two system calls each time
 };
 

@@ -72,6 +72,7 @@ struct Options {
   NamedOptions transport_options = {};
   std::string faults = {};
   std::uint32_t copy_threads = 1;
+  int (*numa_node_of)(const LocalRegion& region) = &kvxfer::numa_node_of;
 
   bool has(const std::string& transport) const {
     return std::find(transports.begin(), transports.end(), transport) != transports.end();
@@ -89,6 +90,7 @@ inline RuntimeOptions options_of(const std::string& name, const Options& wished)
   options.handshake_ns = kBound;
   options.faults = wished.faults;
   options.copy_threads = wished.copy_threads;
+  options.numa_node_of = wished.numa_node_of;
   if ((wished.has("cuda_ipc") || wished.has("verbs")) && wished.gpu) options.gpus = {*wished.gpu};
   return options;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <cstdint>
@@ -46,6 +47,7 @@ struct Limits {
 struct Counts {
   std::uint64_t requests = 0, doorbells = 0, signalled = 0, entries = 0, nbytes = 0, longest_chain = 0;
   std::uint64_t largest_chain_nbytes = 0, completions = 0, notifications = 0;
+  std::array<std::uint64_t, 4> nbytes_of{};  // asked of each of the first devices
 };
 
 class Fabric {
@@ -823,6 +825,8 @@ inline int Fabric::post_send(abi::QueuePair* of, abi::SendRequest* requests, abi
       pair->requests.push_back(std::move(taken));
     }
     fabric.counts_.nbytes += nbytes;
+    if (const auto index = static_cast<std::size_t>(pair->nic->index); index < fabric.counts_.nbytes_of.size())
+      fabric.counts_.nbytes_of[index] += nbytes;
     fabric.counts_.longest_chain = std::max(fabric.counts_.longest_chain, num);
     fabric.counts_.largest_chain_nbytes = std::max(fabric.counts_.largest_chain_nbytes, nbytes);
     fabric.go_on_while_armed(*static_cast<Queue*>(pair->send_cq));

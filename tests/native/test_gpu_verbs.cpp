@@ -11,6 +11,7 @@
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu_ends.h"
+#include "near_machine.h"
 #include "transports/verbs/registration.h"
 
 namespace kvxfer {
@@ -77,6 +78,25 @@ TEST(a_nic_moves_pages_between_gpus_and_between_gpus_and_hosts) {
         CHECK(fabric.counts().nbytes >= kNbytes);
       }
   CHECK_EQ(emulated::device().num_flushes.load(), 0u);  // the device sees writes in order
+}
+
+// The GPU is near one NIC and the host memory near the other.
+TEST(memory_of_a_gpu_and_of_the_host_take_the_nics_near_each) {
+  const NearMachine machine;
+  const Restored restored;
+  Fabric fabric;
+  Options options = options_of(0, "read");
+  options.numa_node_of = [](const LocalRegion&) { return 1; };
+  CachesEnds both(options, options);
+  both.src.grant_all(both.there);
+  both.dst.grant_all(both.here);
+  for (int round = 0; round < 3; ++round)
+    for (const bool to_gpu : {true, false}) {
+      fabric.forget_counts();
+      REQUIRE(is_done(both.write(both.src.on_gpu, to_gpu ? both.dst.on_gpu : both.dst.on_host)));
+      CHECK(fabric.counts().nbytes_of[to_gpu ? 0 : 1] >= kNbytes);
+      CHECK(fabric.counts().nbytes_of[to_gpu ? 1 : 0] <= 64);
+    }
 }
 
 TEST(a_gpu_sees_what_came_before_anybody_is_told) {

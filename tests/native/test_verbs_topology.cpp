@@ -242,13 +242,65 @@ TEST(ports_that_were_opened_are_used_in_the_order_of_the_choice) {
   CHECK_EQ(used(choice, {}), "");
 }
 
+// "0: nic1; 1: nic0": which ports are far from the memory of each node.
+std::string far_words(const Topology& topology) {
+  std::string words;
+  for (const NumaNode& node : topology.nodes) {
+    words += (words.empty() ? "" : "; ") + std::to_string(node.number) + ":";
+    for (const Nic& nic : topology.nics)
+      for (const Port& port : nic.ports) {
+        const std::vector<int> far = nodes_far_from(topology, {nic.name, port.number});
+        if (std::count(far.begin(), far.end(), node.number) != 0) words += " " + nic.name;
+      }
+  }
+  return words;
+}
+
+TEST(host_memory_is_far_from_the_ports_of_other_nodes) {
+  struct {
+    const char* fixture;
+    std::string far;
+  } const machines_and_far[] = {
+      {"two_nics", "0: mlx5_1; 1: mlx5_0"},
+      {"numa_decides", "0: mlx5_2 mlx5_3; 1: mlx5_0 mlx5_1"},
+      {"dgx_h100", "0: mlx5_6 mlx5_7 mlx5_9 mlx5_10 mlx5_11; 1: mlx5_0 mlx5_1 mlx5_3 mlx5_4 mlx5_5"},
+      {"cloud_vm", "0:"},
+      {"soft_roce", "0:"},
+  };
+  for (const auto& [fixture, far] : machines_and_far) {
+    const SysfsTree tree(SysfsTree::fixture(fixture));
+    CHECK_EQ(far_words(read_topology(tree.root())), far);
+  }
+  // A node without NICs has those of the nearest node that has some.
+  SysfsTree tree(SysfsTree::fixture("hgx_b200"));
+  for (const char* name : {"mlx5_0", "mlx5_1"})
+    tree.add("$" + std::string(name) + "/infiniband/" + name + "/ports/1/state = 1: DOWN\n");
+  const Topology topology = read_topology(tree.root());
+  CHECK(far_words(topology).starts_with("0: mlx5_4 mlx5_5 mlx5_6 mlx5_7; 1: mlx5_4"));
+  // Where no NIC says on which node it is, as in many virtual machines, all are alike.
+  SysfsTree unknown(SysfsTree::fixture("two_nics"));
+  for (const char* name : {"mlx5_0", "mlx5_1"}) unknown.add("$" + std::string(name) + "/numa_node = -1\n");
+  CHECK_EQ(far_words(read_topology(unknown.root())), "0:; 1:");
+  CHECK(nodes_far_from(read_topology(tree.root()), {"unseen", 1}).empty());
+}
+
+TEST(the_memory_of_each_node_is_described_where_ports_differ) {
+  const SysfsTree two(SysfsTree::fixture("two_nics")), one(SysfsTree::fixture("cloud_vm"));
+  const std::vector<std::string> words = describe(read_topology(two.root()));
+  REQUIRE_EQ(words.size(), 2u);
+  CHECK(words[0].starts_with("host memory on NUMA node 0: mlx5_0 port 1 (NODE, "));
+  CHECK(words[1].starts_with("host memory on NUMA node 1: mlx5_1 port 1 (NODE, "));
+  CHECK(has(words[1], "; where these are lost: mlx5_0 port 1"));
+  CHECK(describe(read_topology(one.root()))[0].starts_with("host memory: "));
+}
+
 TEST(each_gpu_is_described_with_its_ports_and_what_is_left_out_with_its_reason) {
   const SysfsTree tree(SysfsTree::fixture("dgx_h100"));
   const std::vector<std::string> dgx = describe(read_topology(tree.root()));
-  REQUIRE_EQ(dgx.size(), 8u + 2u);
+  REQUIRE_EQ(dgx.size(), 8u + 2u + 2u);  // and of each node, and those that are left out
   CHECK(dgx[0].starts_with("GPU 0000:1b:00.0: mlx5_0 port 1 (PXB, several PCIe switches"));
   CHECK(has(dgx[0], "; where these are lost: mlx5_1 port 1, "));
-  CHECK(dgx[8].starts_with("mlx5_2 port 1 is not used: "));
+  CHECK(dgx[10].starts_with("mlx5_2 port 1 is not used: "));
   CHECK(describe({}).empty());
 }
 

@@ -118,25 +118,27 @@ bool Destinations::lease_ends_soon(const Destination& destination) const {
   return context_.now >= time_after(from, ttl - std::min(context_.config.lease_margin_ns, ttl / 4));
 }
 
-// The best rail that carries the bytes to memory of our region's kind: of those that are equally good the one over
-// which the piece is there first. None where that one is full, or none reaches.
+// The best rail that carries the bytes to our region, those near its memory first: of those that are equally good the
+// one over which the piece is there first. None where that one is full, or none reaches.
 Destinations::Choice Destinations::choose_rail(const Destination& destination) {
   Choice choice;
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
   if (remote == nullptr) return choice;
   const std::uint8_t priority = destination.priority;
   const bool converts = destination.move->program->converts();
+  const LocalRegion& local = *destination.move->local;
   std::uint32_t rank = UINT32_MAX;
   Rail*& best = choice.rail;
   const Rail* soonest = nullptr;  // it may be full
   for (Rail* rail : remote->reach) {
     const Capabilities& capabilities = rail->capabilities();
-    if (capabilities.rank > rank || !remote->comes_over(*rail, destination.memory, converts)) continue;
-    if (capabilities.rank < rank) {  // it is preferred to those before it
+    const std::uint32_t its = capabilities.rank_for(local);
+    if (its > rank || !remote->comes_over(*rail, destination.memory, converts)) continue;
+    if (its < rank) {  // it is preferred to those before it
       best = nullptr, soonest = nullptr;
       choice.class_end = 0;
     }
-    rank = capabilities.rank;
+    rank = its;
     choice.is_reachable = true;
     const std::size_t of_class = rail->class_of(priority);
     choice.class_end = std::max(choice.class_end, capabilities.classes.end(of_class));

@@ -111,9 +111,10 @@ std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const Cop
   for (const Rail* rail : remote.is_reached_from(memory, converts) ? remote.reach : rails_.of(request.peer)) {
     const Capabilities& capabilities = rail->capabilities();
     if (!remote.comes_over(*rail, memory, converts)) continue;
-    if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < wanted_nbytes))
+    const std::uint32_t its = capabilities.rank_for(local.memory);
+    if (its < rank || (its == rank && capabilities.piece_nbytes < wanted_nbytes))
       wanted_nbytes = capabilities.piece_nbytes;
-    rank = std::min(rank, capabilities.rank);
+    rank = std::min(rank, its);
     most_nbytes = std::min(most_nbytes, capabilities.max_piece_nbytes);
   }
   wanted_nbytes = std::min(wanted_nbytes, most_nbytes);

@@ -10,6 +10,13 @@ RegionId Regions::add(std::unique_ptr<Region> region) {
   return id;
 }
 
+void Regions::lies_on(RegionId id, int numa_node) {
+  Region* const region = find(id);
+  if (region == nullptr || region->memory.numa_node == numa_node) return;
+  region->memory.numa_node = numa_node;
+  region->shared = std::make_shared<const LocalRegion>(region->memory);
+}
+
 void Regions::remove(RegionId id, std::size_t num_draining) {
   context_.make_room();
   auto found = regions_.find(id);

@@ -24,6 +24,7 @@ class Regions {
     auto found = regions_.find(id);
     return found == regions_.end() ? nullptr : found->second.get();
   }
+  void lies_on(RegionId id, int numa_node);  // nothing where it is gone
   RegionId reserve_id() noexcept { return next_id_++; }
 
   // It is found no more. Its memory is kept until so many transfers have drained; then the host is told.

@@ -147,6 +147,26 @@ class MemoryKinds {
   std::uint8_t bits_ = 0;
 };
 
+// Places of memory, as far as a rail may be near some and far from others: a GPU, each of the first NUMA nodes, and
+// host memory of which no node is known. Nodes beyond the first count as not known.
+class MemoryPlaces {
+ public:
+  static constexpr int kMostNodes = 62;
+  constexpr void add(MemoryKind kind, int numa_node = -1) noexcept { bits_ |= bit(kind, numa_node); }
+  constexpr bool has(MemoryKind kind, int numa_node) const noexcept {
+    return (bits_ & bit(kind, numa_node)) != 0;
+  }
+  // Whether it makes a difference where host memory lies.
+  constexpr bool differ_by_node() const noexcept { return (bits_ & ~bit(MemoryKind::kGpu, -1)) != 0; }
+
+ private:
+  static constexpr std::uint64_t bit(MemoryKind kind, int numa_node) noexcept {
+    if (kind == MemoryKind::kGpu) return 2;
+    return numa_node < 0 || numa_node >= kMostNodes ? 1 : std::uint64_t{4} << numa_node;
+  }
+  std::uint64_t bits_ = 0;
+};
+
 struct MemorySpan {
   std::uint64_t offset;  // from the region's base
   std::uint64_t nbytes;
@@ -258,6 +278,7 @@ struct Capabilities {
   bool one_sided = false;  // kFetch, kCheckFence: the destination fetches; the source need not act
   bool two_sided = false;  // kSend, kReceive: the source sends what the destination has asked for
   std::uint32_t rank = 0;  // lower is preferred where several reach a region
+  MemoryPlaces far = {};  // at this end: for memory there it is preferred one rank less
   // Of transfers' priorities: works of one wait for none of another.
   PriorityClasses classes = {};
   std::uint32_t window = 8;  // pieces of a class worth having posted at a time, for each peer
@@ -267,6 +288,11 @@ struct Capabilities {
   // such a program goes over another rail where one is up.
   bool converts = true;
   std::uint64_t max_piece_nbytes = UINT64_MAX;  // and at most: for a larger one it may have no room
+
+  // For memory of this end.
+  constexpr std::uint32_t rank_for(const LocalRegion& region) const noexcept {
+    return rank + (far.has(region.kind, region.numa_node) ? 1 : 0);
+  }
 };
 
 struct PostResult {

@@ -217,6 +217,19 @@ std::vector<PortUse> ports_to_use(const RailChoice& choice, std::span<const Port
   return uses;
 }
 
+std::vector<int> nodes_far_from(const Topology& topology, const PortName& port) {
+  std::vector<int> far;
+  if (topology.nodes.size() < 2) return far;
+  for (const NumaNode& node : topology.nodes) {
+    const RailChoice choice = rails_for(topology, MemoryPlace::on_node(node.number));
+    if (std::any_of(choice.rails.begin(), choice.rails.end(), [&](const Rail& rail) {
+          return rail.device == port.device && rail.port == port.port && !rail.is_near;
+        }))
+      far.push_back(node.number);
+  }
+  return far;
+}
+
 std::vector<LeftOut> left_out(const Topology& topology) {
   const Judge judge(topology);
   std::vector<LeftOut> found;
@@ -251,7 +264,16 @@ std::vector<std::string> describe(const Topology& topology) {
   };
   for (const Gpu& gpu : topology.gpus)
     describe_one("GPU " + gpu.address, rails_for(topology, MemoryPlace::on_gpu(gpu.address)));
-  if (topology.gpus.empty()) describe_one("host memory", rails_for(topology, {}));
+  const bool differ = std::any_of(topology.nics.begin(), topology.nics.end(), [&](const Nic& nic) {
+    return std::any_of(nic.ports.begin(), nic.ports.end(), [&](const Port& port) {
+      return !nodes_far_from(topology, {nic.name, port.number}).empty();
+    });
+  });
+  for (const NumaNode& node : topology.nodes)
+    if (differ)
+      describe_one("host memory on " + node_words(node.number),
+                   rails_for(topology, MemoryPlace::on_node(node.number)));
+  if (topology.gpus.empty() && !differ) describe_one("host memory", rails_for(topology, {}));
   for (const LeftOut& left : left_out(topology))
     sentences.push_back(name_of_port(left.device, left.port) + " is not used: " + left.why);
   return sentences;

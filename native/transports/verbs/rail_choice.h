@@ -60,12 +60,15 @@ struct PortUse {
 // knows better. One that sysfs does not show is near, since nothing speaks against it.
 std::vector<PortUse> ports_to_use(const RailChoice& choice, std::span<const PortName> opened, bool are_named);
 
+// Nodes whose host memory uses others before this port. None on a machine with one node.
+std::vector<int> nodes_far_from(const Topology& topology, const PortName& port);
+
 // Ports that no memory uses, whatever its place: inactive ones, parts of bonds, virtual functions beside the physical
 // one, devices without reliable connections.
 std::vector<LeftOut> left_out(const Topology& topology);
 
-// Sentences for people: for each GPU, or for all memory where there is none, which ports carry it; and which ports are
-// left out. Empty on a machine without RDMA devices.
+// Sentences for people: for each GPU, and for host memory of each NUMA node where that makes a difference, which ports
+// carry it; and which ports are left out. Empty on a machine without RDMA devices.
 std::vector<std::string> describe(const Topology& topology);
 
 // Why there is no rail at all on this machine, in words; "" where there is one.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -38,7 +39,16 @@ int compare_runs(std::string_view left, std::string_view right) noexcept {
   return high.compare(low);
 }
 
+std::atomic<const char*> replacement{nullptr};
+
 }  // namespace
+
+const char* root() noexcept {
+  const char* const other = replacement.load();
+  return other == nullptr ? "/sys" : other;
+}
+
+void replace_root(const char* other) noexcept { replacement.store(other); }
 
 std::string read_line(const std::string& path) {
   // Without O_NONBLOCK a pipe in the tree would be waited for.

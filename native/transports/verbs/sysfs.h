@@ -10,6 +10,10 @@
 
 namespace kvxfer::verbs::sysfs {
 
+// Where it is: "/sys", or what a test has put in its place. The text is the test's.
+const char* root() noexcept;
+void replace_root(const char* other) noexcept;  // null: no more
+
 // The first line, without the spaces around it; "" where it cannot be read. An attribute has a page at most.
 std::string read_line(const std::string& path);
 

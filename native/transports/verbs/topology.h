@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "transports/verbs/sysfs.h"
+
 namespace kvxfer::verbs {
 
 // What lies between two devices, or a device and memory, nearest first: the words of `nvidia-smi topo -m`.
@@ -91,7 +93,7 @@ struct Topology {
 
 // `root` is where sysfs is. Without `gpus` it takes all NVIDIA GPUs of the bus, else those: as CUDA or NVML write
 // addresses ("0000:1B:00.0", "00000000:1B:00.0").
-Topology read_topology(const std::string& root = "/sys", std::span<const std::string> gpus = {});
+Topology read_topology(const std::string& root = sysfs::root(), std::span<const std::string> gpus = {});
 
 // As sysfs writes it: "0000:1b:00.0". What is no address stays as it is.
 std::string pci_address(std::string_view text);

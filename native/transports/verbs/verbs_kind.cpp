@@ -78,7 +78,8 @@ Result<verbs::Options> options_of(const OptionValues& values) {
   return options;
 }
 
-// A rail for each port that is active, those near the agent's GPU first.
+// A rail for each port that is active, those near the agent's GPU first; which are near its host memory depends on the
+// region.
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   const Result<const verbs::Library*> library = verbs::Library::load();
   if (!library.ok()) return library.status();
@@ -99,11 +100,16 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   const verbs::Topology topology = verbs::read_topology();
   const verbs::RailChoice choice = verbs::rails_for(
       topology, gpu == nullptr ? verbs::MemoryPlace() : verbs::MemoryPlace::on_gpu(gpu->pci_address()));
+  const bool are_named = !options.devices.empty();
   Rails rails;
-  for (const verbs::PortUse& use : verbs::ports_to_use(choice, opened, !options.devices.empty())) {
-    const std::uint32_t rank = use.is_near ? VerbsTransport::kRank : VerbsTransport::kFarRank;
+  for (const verbs::PortUse& use : verbs::ports_to_use(choice, opened, are_named)) {
+    MemoryPlaces far;
+    if (!use.is_near) far.add(gpu == nullptr ? MemoryKind::kHost : MemoryKind::kGpu);
+    if (!are_named)
+      for (const int node : verbs::nodes_far_from(topology, opened[use.index]))
+        far.add(MemoryKind::kHost, node);
     Result<std::unique_ptr<VerbsTransport>> made =
-        VerbsTransport::create(parts.reactor, parts.fences, devices.value()[use.index], gpu, rank);
+        VerbsTransport::create(parts.reactor, parts.fences, devices.value()[use.index], gpu, far);
     if (!made.ok()) return made.status();
     rails.push_back(std::move(made).value());
   }

@@ -56,7 +56,7 @@ std::string name_of(const Flight& flight, const QueuePairs& pairs) {
 Result<std::unique_ptr<VerbsTransport>> VerbsTransport::create(Reactor& reactor, const FenceTable& fences,
                                                                std::shared_ptr<verbs::Device> device,
                                                                std::shared_ptr<const verbs::GpuMemory> gpu,
-                                                               std::uint32_t rank) {
+                                                               MemoryPlaces far) {
   Result<std::unique_ptr<verbs::FenceWords>> words = verbs::FenceWords::create(device, fences);
   if (!words.ok()) return words.status();
   Result<std::unique_ptr<verbs::Alarm>> alarm = verbs::Alarm::create(reactor);
@@ -64,14 +64,14 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::create(Reactor& reactor,
   Result<std::unique_ptr<verbs::Connector>> connector = verbs::Connector::create();
   if (!connector.ok()) return connector.status();
   std::unique_ptr<VerbsTransport> made(
-      new VerbsTransport(reactor, std::move(device), std::move(gpu), rank, std::move(alarm).value(),
+      new VerbsTransport(reactor, std::move(device), std::move(gpu), far, std::move(alarm).value(),
                          std::move(connector).value(), std::move(words).value()));
   if (Status listening = made->listen(); !listening.ok()) return listening;
   return made;
 }
 
 VerbsTransport::VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
-                               std::shared_ptr<const verbs::GpuMemory> gpu, std::uint32_t rank,
+                               std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far,
                                std::unique_ptr<verbs::Alarm> alarm,
                                std::unique_ptr<verbs::Connector> connector,
                                std::unique_ptr<verbs::FenceWords> fences)
@@ -79,7 +79,7 @@ VerbsTransport::VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> 
       reactor_(reactor),
       device_(std::move(device)),
       gpu_(std::move(gpu)),
-      rank_(rank),
+      far_(far),
       fences_(std::move(fences)),
       alarm_(std::move(alarm)),
       connector_(std::move(connector)),
@@ -104,7 +104,8 @@ Capabilities VerbsTransport::capabilities() const noexcept {
   return {.name = "verbs",
           .one_sided = true,
           .two_sided = device_->options().ways != verbs::Ways::kRead,
-          .rank = rank_,
+          .rank = kRank,
+          .far = far_,
           .classes = verbs::priorities_of(device_->classes()),
           .window = 64,
           .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)

@@ -73,12 +73,12 @@ struct Peer : RailPeer<Message> {
 
 class VerbsTransport final : public RailPeers<verbs::Peer> {
  public:
-  // Before tcp, both. Of ports that are far from the agent's memory, used where no near one is left.
-  static constexpr std::uint32_t kRank = 2, kFarRank = 3;
+  // Two before tcp: ports that are far from memory, which are used where no near one is left, come before it, too.
+  static constexpr std::uint32_t kRank = 2;
   static Result<std::unique_ptr<VerbsTransport>> create(Reactor& reactor, const FenceTable& fences,
                                                         std::shared_ptr<verbs::Device> device,
                                                         std::shared_ptr<const verbs::GpuMemory> gpu = nullptr,
-                                                        std::uint32_t rank = kRank);
+                                                        MemoryPlaces far = {});
   ~VerbsTransport() override;
 
   Capabilities capabilities() const noexcept override;
@@ -112,7 +112,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   };
 
   VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
-                 std::shared_ptr<const verbs::GpuMemory> gpu, std::uint32_t rank,
+                 std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far,
                  std::unique_ptr<verbs::Alarm> alarm, std::unique_ptr<verbs::Connector> connector,
                  std::unique_ptr<verbs::FenceWords> fences);
   Status listen();
@@ -180,7 +180,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   Reactor& reactor_;
   const std::shared_ptr<verbs::Device> device_;
   const std::shared_ptr<const verbs::GpuMemory> gpu_;  // null: rails reach host memory alone
-  const std::uint32_t rank_;
+  const MemoryPlaces far_;
   std::unordered_map<RegionId, std::shared_ptr<const verbs::Registration>> registered_;
   std::unique_ptr<verbs::FenceWords> fences_;
   std::unique_ptr<verbs::Alarm> alarm_;
