@@ -287,6 +287,8 @@ class AgentCore:
     def region_kind(self, region: int) -> Literal["pool", "foreign", "gpu"]: ...
     def region_notes(self, region: int) -> list[str]:
         """Sentences on the rails that cannot reach it, and why."""
+    def region_node(self, region: int) -> int:
+        """The NUMA node that its host memory lies on; -1: several, or none is known, or it made no difference."""
     def deregister(self, region: int, timeout_s: float) -> bool:
         """Fences: when it returns True no byte of the region is touched. Its transfers fail.
 
@@ -310,6 +312,12 @@ class AgentCore:
     def peer_regions(self, peer: int) -> list[dict[str, Any]]:
         """``id``, ``name``, ``base``, ``nbytes``, ``num_blocks``, ``layout`` (bytes), ``path``
         (the transport that will be used, "" for none yet), ``notes``."""
+
+    def ways(self, peer: int, region: int, remote: int, converts: bool) -> list[dict[str, Any]]:
+        """Of each rail that is up, those over which pages come from a peer's region to ours in the order in which
+        they are chosen, then the others: ``transport``, ``path`` (as of ``paths``, without its name),
+        ``rank`` (those of the lowest are chosen while one is up), ``is_far`` (from our region's memory),
+        ``is_staged`` (through the host's memory here), ``why_not`` ("" where they can come)."""
 
     # A program between a local and a remote region; `write`: the source is local.
     def install_program(self, program: Program) -> int:

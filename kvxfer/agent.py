@@ -641,6 +641,29 @@ class Agent:
             hold=False,
         )
 
+    def explain(self, region: Region, remote_region: RegionDescriptor) -> str:
+        """Returns in some lines what a `read` and a `write` between the two regions would do. Posts nothing.
+
+        For people; later versions may say it otherwise. It says which runs of bytes move and what happens to
+        their elements, over which rails they come here in the order in which those are chosen, and why: which
+        are far from the memory here, and pass memory of the host. Where a NIC moves them it says by READ or
+        WRITE, with the rates of both where that is measured. Then what stands in the `notes` of both regions.
+        Costs what compiling two copy programs does.
+
+        Raises
+        ------
+        UsageError
+            As `write`: a region is gone, or is another agent's.
+        PeerError
+            Its peer is lost.
+        """
+        from kvxfer.session.explanation import explain
+
+        try:
+            return explain(self._core, self._poster.peer_of(region, remote_region), region, remote_region)
+        except NativeError as error:
+            raise translate(error, peer=remote_region.agent) from None
+
     def trigger(self, memory: Any = None) -> Trigger:
         """Returns a word at 0 that transfers of this agent can wait for (``after=``).
 

@@ -113,8 +113,9 @@ class Peer:
     def paths(self) -> tuple[str, ...]:
         """Of rails that are alive and go over devices of their own: which, with the addresses of both ends.
 
-        For people: ``"verbs: mlx5_0 port 1 from GID 3, 10.0.0.1, RoCE v2, to 10.0.0.2 (mlx5_1 port 1)"``, and
-        behind it the classes of priorities where there are several (``verbs.classes``).
+        And how pages come to this end. For people: ``"verbs: mlx5_0 port 1 from GID 3, 10.0.0.1, RoCE v2, to
+        10.0.0.2 (mlx5_1 port 1), by READ"``, with the classes of priorities where there are several
+        (``verbs.classes``). `Agent.explain` has the rest.
         """
         return tuple(self._info()["paths"])
 

@@ -19,8 +19,9 @@ def use_huge_pages(memory: Any) -> int:
 
     Agents of other processes that read it (`shm` of memory outside a `Pool`) are the faster for it:
     the kernel looks up and holds one page where it did 512. Pages that nobody has touched stay so, and
-    are huge when somebody does. To be called once, before or after `Agent.register`; others may read and
-    write the memory meanwhile.
+    are huge when somebody does. To be called once, before or after `Agent.register`; before it where agents
+    have NICs (`verbs`), since pages that a device has pinned stay as they are. Others may read and write the
+    memory meanwhile.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Whose an object is: what belongs to one agent is refused by every other, in these words.
 
-Each verb compares for itself: those of transfers in ``posting.py`` (`Poster._peer_of`), others beside theirs.
+Each verb compares for itself: those of transfers in ``posting.py`` (`Poster.peer_of`), others beside theirs.
 
 Native code knows regions, peers, leases and commands by numbers that count from 1 in each agent, so another
 agent's object would quietly mean something else here.

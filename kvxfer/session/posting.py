@@ -120,7 +120,7 @@ class Poster:
         part: Part,
     ) -> tuple[Route, Scope, Blocks, Blocks, int]:
         """Returns by which route, and as which units, these blocks go."""
-        peer_id = self._peer_of(region, remote)
+        peer_id = self.peer_of(region, remote)
         layers, named_heads, tokens = part
         heads = None if named_heads is None else _as_range(named_heads, "heads")
         entry = self._programs.get(peer_id, write, region, remote, heads)
@@ -154,7 +154,7 @@ class Poster:
             As `Agent.write`; ``unsupported``: pages of the two regions differ in size, or one has a null
             block.
         """
-        peer_id = self._peer_of(region, remote)
+        peer_id = self.peer_of(region, remote)
         wanted = None if heads is None else _as_range(heads, "heads")
         entry = self._programs.get(peer_id, True, region, remote, wanted)
         if not entry.whole_blocks:
@@ -193,7 +193,7 @@ class Poster:
         )
         return route, Scope(self._completions, remote.agent, moved, program.origin, not write, region)
 
-    def _peer_of(self, region: Region, remote: RegionDescriptor) -> int:
+    def peer_of(self, region: Region, remote: RegionDescriptor) -> int:
         """Returns the number of the session that leads to `remote`; both are this agent's to use."""
         if not (
             isinstance(cast(object, region), Region) and isinstance(cast(object, remote), RegionDescriptor)

@@ -245,6 +245,9 @@ class PyAgentCore {
   std::vector<std::string> region_notes(RegionId id) const {
     return of_region(id, [](const Region& region) { return region.notes; });
   }
+  int region_node(RegionId id) const {
+    return of_region(id, [](const Region& region) { return region.memory.numa_node; });
+  }
   bool deregister(RegionId id, double timeout_s) const {
     check(runtime_->check_alive());
     Status status;
@@ -308,6 +311,30 @@ class PyAgentCore {
       entry["layout"] = from_bytes(view.region.layout);
       entry["path"] = view.path;
       entry["notes"] = nb::cast(view.notes);
+      out.append(entry);
+    }
+    return out;
+  }
+
+  nb::list ways(SessionKey key, RegionId ours, RegionId theirs, bool converts) const {
+    const auto [ways, paths] = call([&](Engine& engine, Time) {
+      Result<std::vector<RailWay>> found = engine.ways(key, ours, theirs, converts);
+      std::vector<std::string> all;
+      if (found.ok())
+        for (const RailWay& way : found.value()) all.push_back(runtime_->path(way.rail));
+      return std::pair(std::move(found), std::move(all));
+    });
+    check(ways.status());
+    nb::list out;
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+      const RailWay& way = ways.value()[i];
+      nb::dict entry;
+      entry["transport"] = way.transport;
+      entry["path"] = paths[i];
+      entry["rank"] = way.rank;
+      entry["is_far"] = way.is_far;
+      entry["is_staged"] = way.is_staged;
+      entry["why_not"] = way.why_not;
       out.append(entry);
     }
     return out;
@@ -442,6 +469,7 @@ void define_agent_core(nb::module_& m) {
            "layout"_a, "device"_a, "owner"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
       .def("region_notes", &PyAgentCore::region_notes, "region"_a)
+      .def("region_node", &PyAgentCore::region_node, "region"_a)
       .def("deregister", &PyAgentCore::deregister, "region"_a, "timeout_s"_a)
       .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
       .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),
@@ -449,6 +477,7 @@ void define_agent_core(nb::module_& m) {
       .def("peer", &PyAgentCore::peer, "peer"_a)
       .def("peers", &PyAgentCore::peers)
       .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)
+      .def("ways", &PyAgentCore::ways, "peer"_a, "region"_a, "remote"_a, "converts"_a)
       .def("install_program", &PyAgentCore::install_program, "program"_a)
       .def("route", &PyAgentCore::route, "peer"_a, "program"_a, "first_layer"_a, "num_layers"_a,
            "timeout_s"_a, "integrity"_a, "as_ids"_a)

@@ -161,6 +161,8 @@ class Engine {
   Result<std::vector<RemoteRegionView>> peer_regions(SessionKey key) const {
     return peer_regions_.views(key);
   }
+  // By which rails pages come from a peer's region to ours; `converts`: by a program that does.
+  Result<std::vector<RailWay>> ways(SessionKey peer, RegionId ours, RegionId theirs, bool converts) const;
   const EngineStats& stats() const noexcept { return context_.stats; }
   EngineLoad load() const noexcept;
   std::size_t num_transfers() const noexcept { return sources_.size() + destinations_.size(); }

@@ -28,6 +28,17 @@ void Engine::tell_all(const wire::Message& message) {
   end_starved();
 }
 
+Result<std::vector<RailWay>> Engine::ways(SessionKey peer, RegionId ours, RegionId theirs,
+                                          bool converts) const {
+  if (sessions_.find(peer) == nullptr) return sessions_.lost_status(peer);
+  const Region* const local = regions_.find(ours);
+  const PeerRegion* const remote = peer_regions_.find(peer, theirs);
+  if (local == nullptr || remote == nullptr)
+    return Status(Code::kUnknownRegion, "region " + std::to_string(local == nullptr ? ours : theirs) +
+                                            " is not registered (any more)");
+  return peer_regions_.ways(peer, *local, *remote, converts);
+}
+
 void Engine::add_note(RegionId id, std::string note) {
   if (Region* const region = regions_.find(id); region != nullptr) region->notes.push_back(std::move(note));
 }

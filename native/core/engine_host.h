@@ -106,6 +106,16 @@ struct RemoteRegionView {
   std::vector<std::string> notes;
 };
 
+// A rail between a region of ours and one of a peer's, for pages that come to ours.
+struct RailWay {
+  RailId rail = 0;
+  std::string transport;
+  std::uint32_t rank = 0;  // for our region: rails of the lowest are chosen while one of them is up
+  bool is_far = false;  // from our region's memory, which counts in its rank
+  bool is_staged = false;  // our region's bytes pass memory of the host
+  std::string why_not;  // "" where pages can come over it
+};
+
 struct EngineStats {
   std::uint64_t pieces_in = 0, pieces_sent = 0, bytes_in = 0, transfers_done = 0, transfers_failed = 0,
                 pieces_redone = 0, fences_stale = 0, frames_refused = 0, rails_lost = 0, rails_redialled = 0,

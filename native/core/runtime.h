@@ -71,6 +71,7 @@ class Runtime final : private EngineHost {
   }
   // Of a peer's rails, in words (RailTable::paths): within with_engine().
   std::vector<std::string> paths(SessionKey peer) const { return rails_.paths(peer); }
+  std::string path(RailId rail) const { return rails_.path(rail); }  // likewise, of one
   Status check_alive() const;
 
   // `owner` keeps the memory. It is let go without the gate, by deregister_region() or close(), when no work on the

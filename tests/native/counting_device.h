@@ -42,6 +42,8 @@ struct Limits {
   std::uint64_t most_registered_nbytes = UINT64_MAX;  // in all; more is ENOMEM
   abi::LinkLayer link = abi::LinkLayer::kEthernet;
   bool at_once = false;  // a poll does all that is posted
+  // What is posted has ended, and of its bytes single words alone arrive (fences): what is measured is not the device's.
+  bool does_nothing = false;
 };
 
 struct Counts {
@@ -191,6 +193,8 @@ class Fabric {
     std::vector<Pair*> pairs;
     bool armed = false;
     std::size_t num_unacknowledged = 0;
+    std::vector<abi::WorkCompletion> ended;  // of a device that does nothing
+    std::size_t num_taken = 0;  // of them
   };
   struct Request {
     std::uint64_t id, address;
@@ -258,6 +262,8 @@ class Fabric {
   static int req_notify_cq(abi::CompletionQueue* queue, int solicited_only);
   static int post_send(abi::QueuePair* pair, abi::SendRequest* requests, abi::SendRequest** refused);
   static int post_recv(abi::QueuePair* pair, abi::ReceiveRequest* requests, abi::ReceiveRequest** refused);
+  static int post_nothing(abi::QueuePair* pair, abi::SendRequest* requests, abi::SendRequest** refused);
+  static int poll_ended(abi::CompletionQueue* queue, int num, abi::WorkCompletion* completions);
 
   // ---- with the lock
   static void ring(int fd) {
@@ -451,6 +457,10 @@ inline abi::Context* Fabric::open_device(abi::Device* device) {
   context->operations.req_notify_cq = req_notify_cq;
   context->operations.post_send = post_send;
   context->operations.post_recv = post_recv;
+  if (self().limits_.does_nothing) {
+    context->operations.post_send = post_nothing;
+    context->operations.poll_cq = poll_ended;
+  }
   context->async_fd = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
   self().locked([&] { context->nic->contexts.insert(context); });
   return context;
@@ -825,13 +835,38 @@ inline int Fabric::post_send(abi::QueuePair* of, abi::SendRequest* requests, abi
       pair->requests.push_back(std::move(taken));
     }
     fabric.counts_.nbytes += nbytes;
-    if (const auto index = static_cast<std::size_t>(pair->nic->index); index < fabric.counts_.nbytes_of.size())
+    if (const auto index = static_cast<std::size_t>(pair->nic->index);
+        index < fabric.counts_.nbytes_of.size())
       fabric.counts_.nbytes_of[index] += nbytes;
     fabric.counts_.longest_chain = std::max(fabric.counts_.longest_chain, num);
     fabric.counts_.largest_chain_nbytes = std::max(fabric.counts_.largest_chain_nbytes, nbytes);
     fabric.go_on_while_armed(*static_cast<Queue*>(pair->send_cq));
     return 0;
   });
+}
+
+// Of the thread that has the agent's gate: nothing here is another's.
+inline int Fabric::post_nothing(abi::QueuePair* of, abi::SendRequest* requests, abi::SendRequest**) {
+  auto* const queue = static_cast<Queue*>(of->send_cq);
+  for (abi::SendRequest* request = requests; request != nullptr; request = request->next) {
+    if (request->num_entries == 1 && request->entries->length == sizeof(std::uint64_t))
+      std::memcpy(reinterpret_cast<void*>(request->entries->address),
+                  reinterpret_cast<const void*>(request->remote.rdma.address), sizeof(std::uint64_t));
+    if ((request->flags & abi::kSignaled) == 0) continue;
+    abi::WorkCompletion& ended = queue->ended.emplace_back();
+    ended.id = request->id;
+    ended.qp_num = of->qp_num;
+  }
+  return 0;
+}
+
+inline int Fabric::poll_ended(abi::CompletionQueue* of, int num, abi::WorkCompletion* completions) {
+  auto* const queue = static_cast<Queue*>(of);
+  int taken = 0;
+  while (taken < num && queue->num_taken < queue->ended.size())
+    completions[taken++] = queue->ended[queue->num_taken++];
+  if (queue->num_taken == queue->ended.size()) queue->ended.clear(), queue->num_taken = 0;
+  return taken == 0 ? poll_cq(of, num, completions) : taken;  // what was flushed
 }
 
 inline int Fabric::post_recv(abi::QueuePair* of, abi::ReceiveRequest* requests,

@@ -125,9 +125,8 @@ def test_pages_cross_the_link() -> None:
     with ends() as (here, there):
         assert crosses_the_link(here, there, 5)
         (path,) = here.peers[-1].paths
-        assert (
-            path == f"verbs: rxe0 port 1 from GID 1, {RXE0.address}, RoCE v2, to {RXE1.address} (rxe1 port 1)"
-        )
+        to = f"{RXE1.address} (rxe1 port 1), by READ"
+        assert path == f"verbs: rxe0 port 1 from GID 1, {RXE0.address}, RoCE v2, to {to}"
 
 
 @pytest.mark.parametrize("fault", [lossy, down], ids=["packets lost", "link down"])

@@ -122,6 +122,34 @@ Result<std::vector<RemoteRegionView>> PeerRegions::views(SessionKey session) con
   return views;
 }
 
+std::vector<RailWay> PeerRegions::ways(SessionKey session, const Region& local, const PeerRegion& remote,
+                                       bool converts) const {
+  const MemoryKind memory = local.memory.kind;
+  const auto why_not = [&](const Rail& rail) -> std::string {
+    const Capabilities& takes = rail.capabilities();
+    const auto is_its = [&](const wire::TransportKeys& keys) { return keys.transport == takes.name; };
+    if (!takes.memory.has(memory))
+      return "it does not reach " + std::string(name_of(memory)) + " memory here";
+    if (converts && !takes.converts) return "elements change on the way, and it moves them as they are";
+    if (std::none_of(local.keys.begin(), local.keys.end(), is_its))
+      return "region " + quoted(local.name) + " here is not registered with it";
+    if (!has(remote.reach, &rail))
+      return "it does not reach region " + quoted(remote.region.name) + " of the peer";
+    return remote.comes_over(rail, memory, converts) ? "" : "it was tried between the two, and could not";
+  };
+  std::vector<RailWay> ways;
+  for (const Rail* const rail : rails_.of(session)) {
+    const Capabilities& takes = rail->capabilities();
+    const std::uint32_t rank = takes.rank_for(local.memory);
+    ways.push_back({rail->id(), std::string(takes.name), rank, rank > takes.rank, takes.staged.has(memory),
+                    why_not(*rail)});
+  }
+  std::stable_sort(ways.begin(), ways.end(), [](const RailWay& one, const RailWay& other) {
+    return std::pair(!one.why_not.empty(), one.rank) < std::pair(!other.why_not.empty(), other.rank);
+  });
+  return ways;
+}
+
 std::vector<RegionId> PeerRegions::rail_up(Rail& rail) {
   std::vector<RegionId> reached;
   for (auto& [id, remote] : sessions_regions_[rail.session()])

@@ -54,6 +54,10 @@ class PeerRegions {
   bool others_replace(const Rail& rail) const;
 
   // ---- ways between regions
+  // All rails to its peer: those over which bytes can come from it to ours in the order in which they are chosen, then
+  // the others. `converts`: as below.
+  std::vector<RailWay> ways(SessionKey session, const Region& local, const PeerRegion& remote,
+                            bool converts) const;
   // Ok where bytes can go between the two, or a rail may still come up on which they could. `fetched_here`:
   // they become ours. `converts`: by a program that does, which not every rail runs.
   Status check_path(const Peer& peer, const Region& local, const PeerRegion& remote, bool fetched_here,

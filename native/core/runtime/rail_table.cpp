@@ -305,6 +305,11 @@ std::vector<std::string> RailTable::paths(SessionKey session) const {
   return all;
 }
 
+std::string RailTable::path(RailId rail) const {
+  const Place* const place = find(rail);
+  return place == nullptr ? std::string() : transports_[place->first]->path_to(place->second);
+}
+
 std::vector<std::shared_ptr<Transport>> RailTable::take_transports() {
   std::vector<std::shared_ptr<Transport>> taken = std::move(transports_);
   transports_.clear();

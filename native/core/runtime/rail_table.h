@@ -66,6 +66,7 @@ class RailTable {
 
   // Those that are up and have more to say than their name (Transport::path_to), which comes first.
   std::vector<std::string> paths(SessionKey session) const;
+  std::string path(RailId rail) const;  // of one, without its name
 
   // ---- driving
   bool move(Time now, Engine& engine);  // what transports have to move; true when something ended

@@ -284,6 +284,7 @@ struct Capabilities {
   std::uint32_t window = 8;  // pieces of a class worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
   MemoryKinds memory = MemoryKind::kHost;  // that it reaches at this end
+  MemoryKinds staged = MemoryKinds::none();  // of those: what passes memory of the host on its way
   // It runs programs with conversions. One that does not (a NIC that READs) ends their works as kUnsupported, and
   // such a program goes over another rail where one is up.
   bool converts = true;
@@ -360,7 +361,8 @@ class Transport {
   // or be read any more. Reports no kRailDown.
   virtual void disconnect(PeerId peer) noexcept = 0;
 
-  // Over what the rail to a peer goes, for people: devices and addresses of both ends. "" where its name says all.
+  // Over what the rail to a peer goes, for people: devices and addresses of both ends, and how pages come over it to this
+  // one. "" where its name says all.
   virtual std::string path_to(PeerId) const { return {}; }
 
   // Makes a peer's region reachable by work, or says in words why it is not (kUnsupported).

@@ -42,6 +42,7 @@ StagedTransport::~StagedTransport() {
 Capabilities StagedTransport::capabilities() const noexcept {
   Capabilities capabilities = inner_->capabilities();
   capabilities.memory = capabilities.memory | MemoryKind::kGpu;
+  capabilities.staged = MemoryKind::kGpu;
   capabilities.max_piece_nbytes = std::min(capabilities.max_piece_nbytes, staging_->most_piece_nbytes());
   return capabilities;
 }

@@ -139,12 +139,11 @@ void VerbsTransport::deregister_memory(RegionId region) noexcept { registered_.e
 
 std::string VerbsTransport::path_to(PeerId id) const {
   const Peer* const peer = find(id);
-  if (peer == nullptr) return {};
+  if (peer == nullptr || peer->path.empty()) return {};
+  if (!peer->writes || peer->pairs == nullptr) return peer->path + ", by READ";
+  if (device_->options().ways == verbs::Ways::kWrite) return peer->path + ", by WRITE";
   std::string path = peer->path;
-  if (!peer->writes || peer->pairs == nullptr || device_->options().ways != verbs::Ways::kMeasured)
-    return path;
-  for (std::size_t i = 0; i < peer->pairs->classes().size(); ++i)
-    path += peer->ways[i].prefers_write() ? ", by WRITE" : ", by READ";
+  for (std::size_t i = 0; i < peer->pairs->classes().size(); ++i) path += ", by " + peer->ways[i].in_words();
   return path;
 }
 
