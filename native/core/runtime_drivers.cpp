@@ -162,7 +162,7 @@ bool Runtime::round(bool look) {
 bool Runtime::judge(Time at) {
   bool more = connections_.read_rings();
   more = reactor_.run() || more;
-  more = rails_.move(at, *engine_) || more;
+  more = rails_.move(at, *engine_, true) || more;
   engine_->on_time(at);
   connections_.expire(at);
   rails_.expire(at, std::to_string(options_.handshake_ns / 1'000'000) + " ms (handshake_timeout_s)",

@@ -4,9 +4,14 @@
 #include <new>
 
 #include "core/faulty_transport.h"
+#include "core/runtime/clock.h"
 
 namespace kvxfer {
 namespace {
+
+// Who drives gives up the gate, or looks at other things, where rails have taken so long; the rest have the next turn.
+// Each that moves takes as long at most.
+constexpr Time kMoveNs = 50'000;
 
 std::string_view stage_of(WorkKind kind) {
   switch (kind) {
@@ -174,13 +179,19 @@ void RailTable::disconnect_all() {
 
 // ---- driving --------------------------------------------------------------------------------------
 
-bool RailTable::move(Time now, Engine& engine) {
-  bool more = false;
-  for (std::size_t i = 0; i < transports_.size(); ++i) {
+bool RailTable::move(Time now, Engine& engine, bool all) {
+  bool more = false, has_moved = false;
+  for (std::size_t n = 0; n < transports_.size(); ++n) {
+    const std::size_t i = (first_ + n) % transports_.size();
     if (!transports_[i]->wants_poll()) continue;
+    if (has_moved && !all && monotonic_now() - now > kMoveNs) {
+      first_ = i;
+      return true;
+    }
     const std::size_t count = transports_[i]->poll(completions_);
     for (std::size_t k = 0; k < count; ++k) handle(i, completions_[k], now, engine);
     more = more || count != 0;
+    has_moved = true;
   }
   return more;
 }

@@ -69,7 +69,9 @@ class RailTable {
   std::string path(RailId rail) const;  // of one, without its name
 
   // ---- driving
-  bool move(Time now, Engine& engine);  // what transports have to move; true when something ended
+  // What transports have to move; true when something ended, or some have not had their turn: an agent has many rails
+  // where a host has many NICs, and bounds how long all of them keep it. `now`: when it began. `all`: each has it.
+  bool move(Time now, Engine& engine, bool all = false);
   bool busy() const;  // one of them has something to move
   bool arm();  // before whoever drives sleeps; false where something came meanwhile
 
@@ -118,6 +120,7 @@ class RailTable {
   std::unordered_map<SessionKey, std::vector<Place>> of_session_;  // the same by their session
   std::map<RailId, Place> places_;
   RailId next_rail_ = 1;
+  std::size_t first_ = 0;  // whose turn is first
   std::deque<std::pair<Time, Place>> due_;  // in the order in which they are to be up
   std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
   std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
