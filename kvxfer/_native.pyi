@@ -275,6 +275,28 @@ class AgentCore:
         """Whether ``close`` has: no memory is served any more."""
     def stats(self) -> CoreStats: ...
 
+    # Records of transfers (kvxfer/session/records.py decodes them). What each costs, and who may call it:
+    # native/DESIGN.md.
+    def watch_records(self, capacity: int) -> int:
+        """From now on each end of a transfer and each expectation that ends leaves a record, of which the
+        newest ``capacity`` (65,536 at most) are kept. 0: none any more.
+
+        Returns a descriptor of the agent's, the same each time: readable while there are records. It is written
+        once when the first comes, not for each."""
+    def take_records(self, max_records: int = 256) -> bytes:
+        """Takes the oldest records. From any thread, and after ``close``, without the gate."""
+    def open_transfers(self, most: int) -> bytes:
+        """Records of what is open and of what drains: sources, destinations, then expectations, in the order of
+        their numbers. What begins or ends meanwhile may be missing."""
+    def cancel_transfer(self, peer: int, transfer: int, is_source: bool) -> bool:
+        """Cancels this end of a transfer, whichever end posted it; the other fails with code "cancelled".
+        False: it is not open (any more). It ends, and leaves its record, when its works have."""
+    def leases(self, most: int) -> list[dict[str, Any]]:
+        """Leases that this agent granted and that have not ended, in the order of their numbers: ``lease``,
+        ``holder`` (name; of a bearer's the names that may be it, "" for any), ``peer`` (None: its bearer's),
+        ``region``, ``mode`` ("read" or "write"), ``num_blocks`` (None: the whole region), ``state`` ("active",
+        or "ending" while works under it are under way), ``seconds_left``."""
+
     # Regions. `spans`: int64 [n, 2] of address and nbytes, ascending. `footprint`: the loops
     # (plan.program.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
     def register(

@@ -29,6 +29,7 @@ class CoreStats(TypedDict):
     its thread is known to have used less of the processor. ``strangers`` is the budget that all connections
     share which have proved nothing yet. Of rails that were lost while others of their session carried on, or
     did not come up, ``rails_redialled`` are back. ``messages_in`` have come, whether they were read or not.
+    ``records_dropped`` of ended transfers gave way to newer ones before who watches them took them.
     """
 
     transfers_open: int
@@ -47,6 +48,7 @@ class CoreStats(TypedDict):
     events_dropped: int
     notifications_dropped: int
     messages_dropped: int
+    records_dropped: int
     gate_longest_hold_ns: int
     gate_holds: GateHolds
     strangers: Budget
