@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 import kvxfer
 from kvxfer.address import Address
+from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.connectors.common.engine_request import EngineRequest
 from kvxfer.connectors.common.place import engine_name
 from kvxfer.connectors.common.settings import Settings
@@ -329,11 +330,9 @@ def require_allowed(ranks: tuple[Entry, ...], settings: Settings) -> None:
     for rank in ranks:
         host = place_of(rank).host
         if not settings.may_dial(host):
-            allowed = "by default this host and addresses of private networks"
-            if settings.allowed_hosts is not None:
-                allowed = ", ".join(settings.allowed_hosts)
             raise HandoverError(
-                f"host {host} is not among this engine's allowed_hosts ({allowed}): name it there if prefill "
+                f"host {host} is not among this engine's allowed_hosts "
+                f"({AllowedHosts(settings.allowed_hosts)}): name it there if prefill "
                 "runs on it"
             )
 

@@ -11,15 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 import kvxfer
 from kvxfer.address import Address
+from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.connectors.common.place import Place
-
-# Whoever may send a request names hosts in its parameters, unless a router keeps them out. By default nothing
-# beyond these is dialled, nor a machine's metadata service (169.254.0.0/16), nor any name.
-_OWN_HOSTS: Final = (
-    *("localhost", "127.0.0.0/8", "::1/128"),
-    *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),
-    "100.64.0.0/10",  # shared by carriers; clouds give it to pods
-)
 
 # Of the process's environment: a pod learns its own address there, and no template has to write it down.
 _HOST: Final = "KVXFER_HOST"
@@ -139,9 +132,7 @@ class Settings(BaseModel):
     @field_validator("allowed_hosts")
     @classmethod
     def _readable(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for host in hosts or ():
-            if "/" in host:
-                ipaddress.ip_network(host, strict=False)
+        AllowedHosts(hosts)
         return hosts
 
     @classmethod
@@ -190,15 +181,4 @@ class Settings(BaseModel):
 
     def may_dial(self, host: str) -> bool:
         """Returns whether a request's parameters may send this engine to `host`."""
-        allowed = _OWN_HOSTS if self.allowed_hosts is None else self.allowed_hosts
-        name = host.lower()
-        for each in map(str.lower, allowed):
-            if each in (name, "*") or (each[:2] == "*." and name.endswith(each[1:])):
-                return True
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        return any(
-            address in ipaddress.ip_network(network, strict=False) for network in allowed if "/" in network
-        )
+        return AllowedHosts(self.allowed_hosts).allow(host)
