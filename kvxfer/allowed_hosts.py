@@ -34,7 +34,9 @@ class AllowedHosts:
         self._is_default = hosts is None
         self._hosts = OWN_HOSTS if hosts is None else tuple(hosts)
         self._names = tuple(host.lower() for host in self._hosts if "/" not in host)
-        self._networks = tuple(ipaddress.ip_network(host, strict=False) for host in self._hosts if "/" in host)
+        self._networks = tuple(
+            ipaddress.ip_network(host, strict=False) for host in self._hosts if "/" in host
+        )
 
     def __str__(self) -> str:
         if self._is_default:

@@ -1,0 +1,410 @@
+"""Memory that processes hand to the daemon over ``memory.sock``: registered while they stay connected."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import mmap
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kvxfer.control.own_agent import OwnAgent
+from kvxfer.errors import KvxferError, UsageError, invalid
+from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
+from kvxfer.layout.schema import decode_object
+from kvxfer.log import logger
+from kvxfer.region import Region
+from kvxfer.session.completion import resolve
+
+SOCKET_NAME: Final = "memory.sock"
+#: Of the one line that a process sends: a layout, spelled as text in JSON, and little else.
+MAX_LINE_NBYTES: Final = 2 * MAX_ENCODED_NBYTES + 4096
+_MAX_NAME_NBYTES: Final = 64
+# Who connects and says nothing holds a descriptor.
+_LINE_TIMEOUT_S: Final = 10.0
+_MOST_CONNECTIONS: Final = 1024
+_MOST_REGIONS: Final = 256
+_ACCEPT_AGAIN_S: Final = 0.1
+_HUGETLBFS: Final = 0x958458F6
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Memory that a process has handed over, and that is a region now.
+
+    Attributes
+    ----------
+    name
+        The region's.
+    pid, uid
+        Of the process, as the kernel told them.
+    nbytes
+        Of the memory.
+    handed_at
+        Seconds since 1970.
+    region
+        Of the daemon's agent.
+    """
+
+    name: str
+    pid: int
+    uid: int
+    nbytes: int
+    handed_at: float
+    region: Region
+
+
+class HandedMemory:
+    """Accepts memory of processes on a unix socket, and registers it with an agent of the daemon's.
+
+    A process connects, sends one line of JSON with a memfd beside it (SCM_RIGHTS), and gets one line back::
+
+        {"name": "cache", "layout": {...}, "offset": 0, "nbytes": 1048576}
+        {"region": "memory/cache@node-3", "agent": "daemon/node-3", "incarnation": "...", "address": "tcp://..."}
+        {"error": {"code": "invalid-argument", "message": "..."}}
+
+    The memory is a region for as long as the connection stands. When it ends, also by the process's death,
+    the region's transfers and leases end with ``region-gone`` and it is deregistered; a process that ends its
+    own half of the connection (``shutdown``) is sent ``{"gone": true}`` when no byte is touched any more.
+
+    The memfd must be sealed against shrinking (F_SEAL_SHRINK), or the daemon could be made to touch what is
+    not there. All methods belong to one event loop.
+
+    Parameters
+    ----------
+    folder
+        Where the socket is made.
+    own
+        The agent whose regions they become.
+    allowed_uids
+        Users whose processes may hand over; None for the daemon's own and root.
+    max_nbytes
+        Of all that is handed over at a time; None for as much as the machine has.
+    on_change
+        Called when a region came (True) or went (False). Must not block.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        own: OwnAgent,
+        *,
+        allowed_uids: Collection[int] | None = None,
+        max_nbytes: int | None = None,
+        on_change: Callable[[Handed, bool], None] | None = None,
+    ) -> None:
+        self._path = folder / SOCKET_NAME
+        self._own = own
+        self._allowed_uids = frozenset((0, os.getuid()) if allowed_uids is None else allowed_uids)
+        self._is_private = allowed_uids is None
+        self._max_nbytes = _machine_nbytes() if max_nbytes is None else max_nbytes
+        self._on_change = on_change
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._nbytes = 0
+        #: What is handed over now, by the region's name. Read only.
+        self.regions: dict[str, Handed] = {}
+        self._names: set[str] = set()
+
+    @property
+    def path(self) -> Path:
+        """Of the socket."""
+        return self._path
+
+    async def start(self) -> None:
+        """Listens. Takes the place of a socket that is left there: the folder is this daemon's alone.
+
+        Raises
+        ------
+        OSError
+            The socket cannot be made.
+        """
+        if self._path.is_socket():
+            self._path.unlink()
+        listener = socket.socket(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        )
+        try:
+            listener.bind(str(self._path))
+            self._path.chmod(0o600 if self._is_private else 0o666)  # uids are looked at in any case
+            listener.listen(1024)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener), name="memory.sock")
+
+    async def aclose(self) -> None:
+        """Ends all connections, deregisters what they brought, and removes the socket. Idempotent."""
+        if self._listener is None:
+            return
+        listener, self._listener = self._listener, None
+        assert self._accepting is not None
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        listener.close()
+        self._path.unlink(missing_ok=True)
+        for connection in self._connections:
+            connection.cancel()
+        while self._connections:
+            await asyncio.wait(self._connections)
+
+    # ---- connections ------------------------------------------------------------------------
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                logger().warning("kvxfer: %s: %s", self._path, error)
+                await asyncio.sleep(_ACCEPT_AGAIN_S)  # no descriptor is left, say
+                continue
+            if len(self._connections) >= _MOST_CONNECTIONS:
+                _answer(connection, _error("exhausted", f"{_MOST_CONNECTIONS} processes are connected"))
+                connection.close()
+                continue
+            task = asyncio.create_task(self._serve(connection))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            connection.setblocking(False)
+            fds: list[int] = []
+            try:
+                handed = await self._take(connection, fds)
+            except (KvxferError, OSError, ValueError) as error:
+                code = error.code if isinstance(error, KvxferError) else "invalid-argument"
+                _answer(connection, _error(code, str(error.args[0] if error.args else error)))
+                return
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            if handed is None:
+                return
+            try:
+                self._tell(handed, True)
+                _answer(
+                    connection,
+                    {
+                        "region": handed.name,
+                        "agent": self._own.name,
+                        "incarnation": self._own.incarnation,
+                        "address": self._own.address,
+                    },
+                )
+                await _ended(connection)
+            finally:
+                # Also where this is cancelled: the memory goes when nothing touches it any more.
+                await asyncio.shield(self._gone(handed))
+            _answer(connection, {"gone": True})
+
+    async def _take(self, connection: socket.socket, fds: list[int]) -> Handed | None:
+        """Returns what a process hands over, registered; None where it went before."""
+        pid, uid = _peer_of(connection)
+        if uid not in self._allowed_uids:
+            raise UsageError(f"user {uid} may not hand memory to this daemon", code="not-permitted")
+        try:
+            async with asyncio.timeout(_LINE_TIMEOUT_S):
+                line = await _line(connection, fds)
+        except TimeoutError:
+            raise invalid(f"no line of JSON came within {_LINE_TIMEOUT_S:g} s") from None
+        if line is None:
+            return None
+        wanted = decode_object(line, MAX_LINE_NBYTES, "what is handed over")
+        name = wanted.get("name")
+        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_NBYTES:
+            raise invalid(f"name is text of 1 to {_MAX_NAME_NBYTES} bytes")
+        if not name.isprintable():
+            raise invalid("name has letters that cannot be printed")
+        layout = _layout_of(wanted.get("layout"))
+        if "cuda_ipc" in wanted:
+            raise UsageError("this daemon has no GPU, and takes memory of the host alone", code="unsupported")
+        if len(fds) != 1:
+            raise invalid(f"{len(fds)} descriptors came beside the line: send one, of a memfd")
+        if len(self._names) >= _MOST_REGIONS:
+            raise UsageError(f"{_MOST_REGIONS} memories are handed over already", code="exhausted")
+        region_name = self._own.region_name("memory", name)
+        if region_name in self._names:
+            raise invalid(f"memory {name!r} is handed over already, by this or another process")
+        self._names.add(region_name)  # before anything is waited for
+        try:
+            memory = self._map(fds[0], wanted, layout)
+            try:
+                region = self._own.register(region_name, memory, layout)
+            except BaseException:
+                self._nbytes -= len(memory)
+                raise
+        except BaseException:
+            self._names.discard(region_name)
+            raise
+        handed = Handed(region_name, pid, uid, len(memory), time.time(), region)
+        self.regions[region_name] = handed
+        return handed
+
+    def _map(self, fd: int, wanted: dict[str, Any], layout: KVLayout) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Returns the memory that a descriptor stands for, once it cannot go away."""
+        offset, nbytes = (
+            _count(wanted, name, default) for name, default in (("offset", 0), ("nbytes", None))
+        )
+        at = os.fstat(fd)
+        if not stat.S_ISREG(at.st_mode):
+            raise invalid("the descriptor is of no memory: send one that memfd_create returned")
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError:
+            raise invalid("the descriptor is of a file: send one that memfd_create returned") from None
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise invalid(
+                "the memfd may shrink under the daemon: make it with MFD_ALLOW_SEALING, and add F_SEAL_SHRINK"
+            )
+        if os.fstatvfs(fd).f_bsize > mmap.PAGESIZE:
+            raise invalid("memory of huge pages (MFD_HUGETLB) is not taken: its pages may be taken away")
+        if nbytes is None:
+            nbytes = at.st_size - offset
+        if offset + nbytes > at.st_size or nbytes < 1:
+            raise invalid(f"{nbytes} bytes from {offset} on do not lie in a memfd of {at.st_size} bytes")
+        if layout.nbytes > nbytes:
+            raise UsageError(
+                f"the layout spans {layout.nbytes} bytes, the memory {nbytes}", code="out-of-range"
+            )
+        if self._nbytes + nbytes > self._max_nbytes:
+            raise UsageError(
+                f"{nbytes} bytes more would be over the {self._max_nbytes} that may be handed over",
+                code="exhausted",
+            )
+        begin = offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            mapped = mmap.mmap(fd, begin + nbytes, offset=offset - begin)
+        except (OSError, ValueError, OverflowError) as error:
+            raise invalid(f"the memfd cannot be mapped to be read and written: {error}") from None
+        self._nbytes += nbytes
+        return np.frombuffer(mapped, np.uint8, nbytes, begin)
+
+    async def _gone(self, handed: Handed) -> None:
+        """Takes a region away from peers, and lets its memory go."""
+        self.regions.pop(handed.name, None)
+        try:
+            if not self._own.agent.closed:
+                await handed.region.deregister()
+        except KvxferError as error:
+            if not self._own.agent.closed:
+                logger().error("kvxfer: %s: %s", handed.name, error)
+        self._names.discard(handed.name)
+        self._nbytes -= handed.nbytes
+        self._tell(handed, False)
+
+    def _tell(self, handed: Handed, has_come: bool) -> None:
+        if self._on_change is None:
+            return
+        try:
+            self._on_change(handed, has_come)
+        except Exception as error:
+            logger().error("kvxfer: telling of %s: %r", handed.name, error)
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    news: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(connection, resolve, loop, news)
+    try:
+        await news
+    finally:
+        loop.remove_reader(connection)
+
+
+async def _line(connection: socket.socket, fds: list[int]) -> bytes | None:
+    """Returns one line, without its end, and adds what descriptors came to `fds`; None where none came.
+
+    Raises
+    ------
+    UsageError
+        It is too long, or more came behind it.
+    """
+    line = bytearray()
+    while True:
+        try:
+            part, new, flags, _ = socket.recv_fds(connection, MAX_LINE_NBYTES + 1, 4, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            await _readable(connection)
+            continue
+        fds.extend(new)
+        if flags & socket.MSG_CTRUNC or len(fds) > 4:
+            raise invalid("too many descriptors came: send one")
+        if not part:
+            return None
+        line += part
+        end = line.find(b"\n")
+        if end >= 0 and end != len(line) - 1:
+            raise invalid("more came behind the line: a connection hands over one memory")
+        if end >= 0:
+            return bytes(line[:end])
+        if len(line) > MAX_LINE_NBYTES:
+            raise invalid(f"the line is longer than {MAX_LINE_NBYTES} bytes")
+
+
+async def _ended(connection: socket.socket) -> None:
+    """Waits until the process ends its half of the connection, or says what it may not."""
+    while True:
+        try:
+            connection.recv(1)
+            return
+        except BlockingIOError:
+            await _readable(connection)
+        except OSError:
+            return
+
+
+def _answer(connection: socket.socket, document: dict[str, Any]) -> None:
+    """Sends one line, which fits in an empty buffer; to who does not read, or has gone, nothing."""
+    try:
+        connection.send(json.dumps(document).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        pass
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}
+
+
+def _peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Returns the process's pid and uid."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", told)
+    return pid, uid
+
+
+def _layout_of(document: Any) -> KVLayout:
+    if not isinstance(document, dict):
+        raise invalid("layout is a JSON object, as KVLayout.to_bytes writes it")
+    return KVLayout.from_bytes(json.dumps(document).encode())
+
+
+def _count(wanted: dict[str, Any], name: str, default: int | None) -> Any:
+    value = wanted.get(name, default)
+    if value is default:
+        return value
+    if type(value) is not int or not 0 <= value < 1 << 56:
+        raise invalid(f"{name} is a whole number of bytes, not {value!r:.100}")
+    return value
+
+
+def _machine_nbytes() -> int:
+    from kvxfer.memory.control_group import machine_nbytes, memory_limit_nbytes
+
+    bounds = [nbytes for nbytes in (machine_nbytes().get("MemTotal"),) if nbytes]
+    if (limit := memory_limit_nbytes()) is not None:
+        bounds.append(limit[0])
+    return min(bounds, default=1 << 56)

@@ -1,0 +1,113 @@
+"""What a page holds, as a digest, and how a slab of pages lies in the pool."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.layout.quantization import SCALE_NBYTES, Quantization
+
+# A page begins at a cache line, so that copies of one never touch another's.
+_ALIGNMENT_NBYTES: Final = 64
+_VERSION: Final = 1
+_CONTENT: Final = (
+    *("dtype", "itemsize", "block_tokens", "num_kv", "head_dim"),
+    *("first_layer", "num_layers", "total_layers", "first_head", "num_heads", "total_heads"),
+    *("cp_rank", "cp_size", "cp_interleave", "model", "group"),
+)
+
+
+def digest_of(layout: KVLayout) -> str:
+    """Returns what stands for the contents of one page: 64 hexadecimal digits.
+
+    Equal for any two layouts whose blocks hold the same elements, however many there are and wherever they
+    lie: the same slice of layers, heads and context parallelism, tokens a block, dtype and scales.
+    """
+    content: dict[str, Any] = {name: getattr(layout, name) for name in _CONTENT}
+    if (scales := layout.quantization) is not None:
+        # How values that are too large are stored is a conversion's matter, not of what is stored.
+        content["quantization"] = [scales.per, *scales.scales]
+    text = json.dumps([_VERSION, content], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def slab_layout(layout: KVLayout, num_blocks: int) -> KVLayout:
+    """Returns how a slab of pages of `layout` lies: page after page, each in one piece.
+
+    Within a page the axes have the order of `layout`, so that what is contiguous there stays so. Scales of
+    pages follow the elements.
+    """
+    strides: dict[str, int] = {}
+    nbytes = layout.itemsize
+    for axis, count in _inner_axes(layout):
+        strides[axis] = nbytes if count > 1 else 0
+        nbytes *= count
+    quantization = layout.quantization
+    if quantization is not None and quantization.in_memory:
+        quantization, nbytes = _scales_behind(layout, quantization, nbytes)
+    block_stride = -(-nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
+    # Of 3-byte elements, say, no cache line is a multiple.
+    block_stride = (
+        -(-nbytes // layout.itemsize) * layout.itemsize if block_stride % layout.itemsize else block_stride
+    )
+    if quantization is not None and quantization.in_memory:
+        quantization = replace(quantization, block_stride=block_stride if num_blocks > 1 else 0)
+    return replace(
+        layout,
+        num_blocks=num_blocks,
+        block_stride=block_stride if num_blocks > 1 else 0,
+        token_stride=strides["token"],
+        head_stride=strides["head"],
+        dim_stride=strides["dim"],
+        layer_stride=strides["layer"],
+        kv_stride=strides["kv"],
+        offset=0,
+        offsets=(),
+        quantization=quantization,
+        null_block=-1,
+    )
+
+
+def page_nbytes(layout: KVLayout) -> int:
+    """Returns how many bytes of the pool one page of `layout` takes."""
+    return slab_layout(layout, 2).block_stride
+
+
+def _inner_axes(layout: KVLayout) -> list[tuple[str, int]]:
+    """Returns names and lengths of the axes within a page, the innermost first."""
+    layer_stride, kv_stride = layout.layer_stride, layout.kv_stride
+    if layout.offsets:
+        # Layers that were allocated one by one; keys and values lie together or, in each of them, apart.
+        begins = layout.layer_offsets()
+        apart = np.unique(begins[:, -1] - begins[:, 0])
+        layer_stride = 1 << 62
+        kv_stride = int(apart[0]) if len(apart) == 1 and apart[0] > 0 else layer_stride - 1
+    axes = [
+        (layout.dim_stride, 0, "dim", layout.head_dim),
+        (layout.head_stride, 1, "head", layout.num_heads),
+        (layout.token_stride, 2, "token", layout.block_tokens),
+        (kv_stride, 3, "kv", layout.num_kv),
+        (layer_stride, 4, "layer", layout.num_layers),
+    ]
+    return [(name, count) for _, _, name, count in sorted(axes)]
+
+
+def _scales_behind(layout: KVLayout, scales: Quantization, nbytes: int) -> tuple[Quantization, int]:
+    """Returns where a page's scales lie behind its `nbytes` of elements, and the bytes of both."""
+    offset = -(-nbytes // SCALE_NBYTES) * SCALE_NBYTES
+    num_heads = layout.num_heads if scales.per == "page_head" else 1
+    of_kv = num_heads * SCALE_NBYTES
+    of_layer = layout.num_kv * of_kv
+    placed = replace(
+        scales,
+        offset=offset,
+        head_stride=SCALE_NBYTES if num_heads > 1 else 0,
+        kv_stride=of_kv if layout.num_kv > 1 else 0,
+        layer_stride=of_layer if layout.num_layers > 1 else 0,
+    )
+    return placed, offset + layout.num_layers * of_layer
