@@ -1,0 +1,103 @@
+"""Tokens that outlive the daemon, and who a request's sender is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from kvxfer.control import schema
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.store import Store
+from kvxfer.control.state.tokens import MAX_TOKENS, Caller, TokenRecord, Tokens
+
+_KIND: Final = "token"
+
+
+class Access:
+    """Makes, revokes and finds tokens.
+
+    Parameters
+    ----------
+    admin_file
+        Where the first start writes an admin's token (0600).
+    """
+
+    def __init__(self, store: Store, admin_file: Path, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._tokens = Tokens(TokenRecord.from_dict(told) for told in store.load(_KIND).values())
+        self._on_revoked: list[Callable[[str], None]] = []
+        #: Where the admin's token was written by this start; None by a later one.
+        self.admin_file: Path | None = None
+        self._path = admin_file
+
+    async def start(self) -> None:
+        """Makes an admin's token where there is none at all.
+
+        Raises
+        ------
+        OSError, Refusal
+            It cannot be written.
+        """
+        if len(self._tokens):
+            return
+        record, secret = Tokens.draw("admin", "admin", None, self._clock(), None)
+        # The file first: a token whose secret is nowhere could not be used, and no other would be made.
+        self._path.unlink(missing_ok=True)
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, secret.encode() + b"\n")
+            os.fsync(file)
+        finally:
+            os.close(file)
+        await self._store.put(_KIND, record.id, record.to_dict())
+        self._tokens.add(record)
+        self.admin_file = self._path
+
+    def of_secret(self, secret: str) -> Caller | None:
+        """Returns whose token it is."""
+        return self._tokens.find(secret, self._clock())
+
+    def is_valid(self, caller: Caller) -> bool:
+        """Whether who was let in earlier would be let in now."""
+        kind, _, id_ = caller.key.partition(":")
+        if kind != "token":
+            return True
+        token = self._tokens.get(id_)
+        return token is not None and (token.expires_at_s is None or self._clock() < token.expires_at_s)
+
+    def shown(self) -> list[schema.Token]:
+        """Returns all tokens, without their secrets."""
+        return [schema.Token.model_validate(_shown(token)) for token in self._tokens.list()]
+
+    async def make(self, asked: schema.TokenRequest) -> schema.TokenMade:
+        """Makes one, which is valid once it is kept."""
+        if len(self._tokens) >= MAX_TOKENS:
+            raise Refusal("exhausted", f"there are {MAX_TOKENS} tokens: revoke some")
+        record, secret = Tokens.draw(asked.name, asked.role, asked.tenants, self._clock(), asked.ttl_s)
+        await self._store.put(_KIND, record.id, record.to_dict())
+        self._tokens.add(record)
+        return schema.TokenMade.model_validate({**_shown(record), "secret": secret})
+
+    async def revoke(self, id_: str) -> schema.Token:
+        """Revokes one: when this returns it is invalid, now and after a restart."""
+        token = self._tokens.get(id_)
+        if token is None:
+            raise Refusal("not-found", f"there is no token {id_!r}")
+        await self._store.remove(_KIND, id_)
+        self._tokens.revoke(id_)
+        for told in self._on_revoked:
+            told(f"token:{id_}")
+        return schema.Token.model_validate(_shown(token))
+
+    def on_revoked(self, told: Callable[[str], None]) -> None:
+        """Has `told` called with the key of each caller whose token is revoked."""
+        self._on_revoked.append(told)
+
+
+def _shown(token: TokenRecord) -> dict[str, Any]:
+    told = token.to_dict()
+    del told["digest"]
+    return told

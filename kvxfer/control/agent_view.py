@@ -1,0 +1,181 @@
+"""Agents as /v1 shows them: those that are attached, the daemon's own among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvxfer.control import schema
+from kvxfer.control.attachments import Attached, Attachments
+from kvxfer.control.problems import Refusal
+
+
+class AgentView:
+    """Finds agents by id or name, and calls them."""
+
+    def __init__(self, attachments: Attachments) -> None:
+        self._attachments = attachments
+
+    @property
+    def attached(self) -> Mapping[str, Attached]:
+        """Those that are attached, by id."""
+        return self._attachments.agents
+
+    def all(self) -> list[Attached]:
+        """Returns all of them, in the order in which they attached."""
+        return list(self._attachments.agents.values())
+
+    def find(self, agent: str) -> Attached:
+        """Returns an agent by its id, or by a name that one agent alone has.
+
+        Raises
+        ------
+        Refusal
+            ``not-found``, or ``conflict`` where several have the name.
+        """
+        if (found := self._attachments.agents.get(agent)) is not None:
+            return found
+        named = [each for each in self._attachments.agents.values() if each.name == agent]
+        if len(named) > 1:
+            raise Refusal("conflict", f"{len(named)} agents are called {agent!r}: name one by its id")
+        if not named:
+            raise Refusal("not-found", f"no agent {agent!r} is attached")
+        return named[0]
+
+    def some(self, agent: str | None) -> list[Attached]:
+        """Returns those that a filter names: all, one, or none."""
+        if agent is None:
+            return self.all()
+        return [each for each in self.all() if agent in (each.incarnation, each.name)]
+
+    async def call(
+        self, agent: Attached, verb: str, args: Mapping[str, Any], timeout_s: float = 10.0
+    ) -> dict[str, Any]:
+        """Has one do something: see `Attachments.call`."""
+        return await self._attachments.call(agent.incarnation, verb, args, timeout_s)
+
+    def name_of(self, id_: str) -> str:
+        """Returns an agent's name; ``""`` of one that is gone."""
+        agent = self._attachments.agents.get(id_)
+        return "" if agent is None else agent.name
+
+    def region_name(self, id_: str, region: int) -> str:
+        """Returns what a region is called; ``""`` where it is gone."""
+        agent = self.attached.get(id_)
+        regions = () if agent is None else agent.regions
+        return next((each["name"] for each in regions if each["id"] == region), "")
+
+    # ---- as the schema has it ----------------------------------------------------------------------
+
+    def shown(self) -> list[schema.Agent]:
+        """Returns all agents."""
+        return [schema.Agent.model_validate(_agent(each)) for each in self.all()]
+
+    def detail(self, agent: Attached) -> schema.AgentDetail:
+        """Returns one agent with what it told of itself."""
+        told = {**_agent(agent), "options": dict(agent.options), "stats": agent.stats}
+        return schema.AgentDetail.model_validate(told)
+
+    def regions(self, agent: Attached) -> list[schema.Region]:
+        """Returns an agent's regions."""
+        return [
+            schema.Region.model_validate(
+                {
+                    "agent": agent.incarnation,
+                    "agent_name": agent.name,
+                    "id": region["id"],
+                    "name": region["name"],
+                    "kind": region.get("kind", ""),
+                    "num_blocks": region["num_blocks"],
+                    "nbytes": region["nbytes"],
+                    "layout": region.get("layout"),
+                    "notes": region.get("notes", []),
+                }
+            )
+            for region in agent.regions
+        ]
+
+    def peers(self, agent: Attached) -> list[schema.Peer]:
+        """Returns an agent's sessions."""
+        return [
+            schema.Peer.model_validate(
+                {
+                    "agent": agent.incarnation,
+                    "agent_name": agent.name,
+                    "session": peer["session"],
+                    "id": peer["incarnation"],
+                    "name": peer["name"],
+                    "address": peer.get("address", ""),
+                    "rails": peer.get("rails", []),
+                    "paths": peer.get("paths", []),
+                    "notes": peer.get("notes", []),
+                    "regions": peer.get("regions", []),
+                }
+            )
+            for peer in agent.peers
+        ]
+
+    def rails(self, agent: Attached) -> list[schema.Rail]:
+        """Returns the rails of an agent's sessions."""
+        return [
+            schema.Rail(
+                agent=agent.incarnation,
+                agent_name=agent.name,
+                peer=peer["incarnation"],
+                peer_name=peer["name"],
+                session=peer["session"],
+                transport=transport,
+            )
+            for peer in agent.peers
+            for transport in peer.get("rails", ())
+        ]
+
+    def leases(self, agent: Attached) -> list[schema.Lease]:
+        """Returns the leases that an agent granted."""
+        return [
+            schema.Lease.model_validate(
+                {
+                    "id": lease_id(agent.incarnation, lease["lease"]),
+                    "agent": agent.incarnation,
+                    "agent_name": agent.name,
+                    "holder": lease.get("holder") or "",
+                    "session": lease.get("peer"),
+                    "region": lease["region"],
+                    "region_name": self.region_name(agent.incarnation, lease["region"]),
+                    "mode": lease["mode"],
+                    "num_blocks": lease.get("num_blocks"),
+                    "state": lease["state"],
+                    "seconds_left": lease.get("seconds_left"),
+                }
+            )
+            for lease in agent.leases
+        ]
+
+
+def _agent(agent: Attached) -> dict[str, Any]:
+    return {
+        "id": agent.incarnation,
+        "name": agent.name,
+        "address": agent.address,
+        "pid": agent.pid,
+        "uid": agent.uid,
+        "host": agent.host,
+        "version": agent.version,
+        "may": list(agent.may),
+        "draining": agent.draining,
+        "attached_at_s": agent.attached_at,
+        "regions": max(agent.num_regions, len(agent.regions)),
+        "peers": max(agent.num_peers, len(agent.peers)),
+        "leases": max(agent.num_leases, len(agent.leases)),
+        "records_dropped": agent.records_dropped,
+    }
+
+
+def lease_id(agent: str, number: int) -> str:
+    """Returns a lease's id: its agent's, and its number there, of which the secret half is not shown.
+
+    A bearer's number is what its token says: whoever knows it may use the lease. So it is hashed.
+    """
+    from hashlib import blake2b
+
+    return f"{agent}-{blake2b(b'%d' % number, key=bytes.fromhex(agent)[:64], digest_size=8).hexdigest()}"

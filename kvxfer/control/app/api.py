@@ -1,0 +1,127 @@
+"""How routes are made: each with a role, an id, its problems, and what a change needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.tokens import ROLES, Caller
+
+if TYPE_CHECKING:
+    from kvxfer.control.app.changes import Changes
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+_PROBLEM: Final = {
+    "description": "A problem (RFC 9457)",
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"4XX": _PROBLEM, "5XX": _PROBLEM}
+IDEMPOTENCY_KEY: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Of a POST that may be sent again: the first answer is given again",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$"},
+}
+
+
+def caller_of(request: Request) -> Caller:
+    """Returns who asks, as the guard found."""
+    caller = request.scope["kvxfer.caller"]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def require_all_tenants(caller: Caller, what: str) -> None:
+    """Refuses tokens of some tenants alone for what belongs to no tenant."""
+    if caller.tenants is not None:
+        raise Refusal("forbidden", f"{what} belongs to no tenant, and this token to {sorted(caller.tenants)}")
+
+
+class GuardedRoute(APIRoute):
+    """A route that refuses the wrong role before it reads a body, and records changes."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        """Returns FastAPI's handler behind those checks."""
+        inner = super().get_route_handler()
+        extra = self.openapi_extra or {}
+        role = extra.get("x-kvxfer-role")
+        if role is None:
+            return inner
+        assert role in ROLES
+        change = extra.get("x-kvxfer-change")
+        operation_id = self.operation_id or ""
+
+        async def guarded(request: Request) -> Response:
+            caller = caller_of(request)
+            if caller.may(role):
+                if change is None:
+                    return await inner(request)
+                changes: Changes = request.app.state.changes
+                return await changes.run(operation_id, change, caller, request, inner)
+            if change is not None:
+                request.app.state.changes.note_refused(operation_id, caller, request)
+            raise Refusal(
+                "forbidden", f"{operation_id} needs the role {role}, and {caller.name} has {caller.role}"
+            )
+
+        return guarded
+
+
+class Api:
+    """Adds routes to an application; a route without a role cannot be written."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        app.router.route_class = GuardedRoute
+
+    def get(self, path: str, role: str | None, **more: Any) -> Callable[[Handler], Handler]:
+        """Adds a route that changes nothing; `role` None is open to everybody who reaches the socket."""
+        return self._add("GET", path, role, None, more)
+
+    def change(
+        self, method: str, path: str, role: str, *, repeats: bool = True, **more: Any
+    ) -> Callable[[Handler], Handler]:
+        """Adds a route that changes something.
+
+        Parameters
+        ----------
+        repeats
+            Of a POST: whether its answer may be kept and given again under the same idempotency key. False
+            for answers with a secret of lasting value: the key is refused then.
+        """
+        return self._add(method, path, role, "repeats" if repeats else "once", more)
+
+    def _add(
+        self, method: str, path: str, role: str | None, change: str | None, more: dict[str, Any]
+    ) -> Callable[[Handler], Handler]:
+        extra: dict[str, Any] = {"security": []}
+        if role is not None:
+            extra = {"x-kvxfer-role": role, "security": [{"token": []}]}
+        if change is not None:
+            extra["x-kvxfer-change"] = change
+        if method == "POST":
+            extra["parameters"] = [IDEMPOTENCY_KEY]
+        responses = {**PROBLEMS, **more.pop("responses", {})}
+
+        def decorate(handler: Handler) -> Handler:
+            self._app.add_api_route(
+                path,
+                handler,
+                methods=[method],
+                operation_id=getattr(handler, "__name__", ""),
+                openapi_extra=extra,
+                responses=responses,
+                **more,
+            )
+            return handler
+
+        return decorate
+
+
+Inner = Callable[[Request], Awaitable[Response]]

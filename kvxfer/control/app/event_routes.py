@@ -1,0 +1,163 @@
+"""Server-sent events, resumable by index."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+from fastapi import Query, Request
+from starlette.responses import StreamingResponse
+
+from kvxfer.control import schema
+from kvxfer.control.app.api import Api, caller_of
+from kvxfer.control.node import NodeDaemon
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.event_log import Wanted
+from kvxfer.control.state.rates import OpenCounts
+from kvxfer.control.state.tokens import Caller
+
+#: Streams of each caller, and of all.
+MOST_STREAMS_EACH: Final = 128
+MOST_STREAMS: Final = 512
+# So that a stream whose client has vanished ends, and proxies keep one that is idle.
+_KEEPALIVE_S: Final = 15.0
+# Between looks of a stream that gets many: events come in tens, not one by one.
+_GATHER_S: Final = 0.05
+_MOST_AT_ONCE: Final = 256
+
+
+class EventStreams:
+    """Streams that are open."""
+
+    def __init__(self, daemon: NodeDaemon) -> None:
+        self._daemon = daemon
+        self._counts = OpenCounts(MOST_STREAMS_EACH, MOST_STREAMS)
+        self._closing = asyncio.Event()
+        self._wakers: dict[asyncio.Event, str] = {}
+        daemon.access.on_revoked(self._revoked)
+
+    @property
+    def num_open(self) -> int:
+        """How many there are."""
+        return self._counts.total
+
+    def close(self) -> None:
+        """Ends all of them."""
+        self._closing.set()
+        for woken in self._wakers:
+            woken.set()
+
+    def _revoked(self, key: str) -> None:
+        for woken, whose in self._wakers.items():
+            if whose == key:
+                woken.set()
+
+    def open(self, caller: Caller, after: int, topics: list[str]) -> StreamingResponse:
+        """Returns a stream of events above an index."""
+        if not self._counts.enter(caller.key):
+            raise Refusal(
+                "exhausted", f"{MOST_STREAMS_EACH} streams of {caller.name} (or {MOST_STREAMS}) are open"
+            )
+        return _Stream(self._run(caller, after, topics), lambda: self._counts.leave(caller.key))
+
+    async def _run(self, caller: Caller, after: int, topics: list[str]) -> AsyncIterator[bytes]:
+        events = self._daemon.events
+        wanted = Wanted(topics, caller.tenants)
+        woken = asyncio.Event()
+        self._wakers[woken] = caller.key
+        yield f": events from {after + 1} of {self._daemon.incarnation}\n\n".encode()
+        try:
+            while not self._closing.is_set() and self._daemon.access.is_valid(caller):
+                batch = events.read(after, wanted, _MOST_AT_ONCE)
+                after = batch.after
+                chunk = [event.encoded() for event in batch.events]
+                if batch.missed:
+                    told = json.dumps({"missed": batch.missed, "oldest": events.oldest})
+                    chunk.insert(0, f"event: missed\ndata: {told}\n\n".encode())
+                if chunk:
+                    yield b"".join(chunk)
+                if after < events.last:
+                    await asyncio.sleep(0)
+                    continue
+                woken.clear()
+                events.on_next(woken.set)
+                try:
+                    await asyncio.wait_for(woken.wait(), _KEEPALIVE_S)
+                except TimeoutError:
+                    # Also tells where to go on, though nothing matched.
+                    yield f": nothing\nid: {after}\n\n".encode()
+                    continue
+                await asyncio.sleep(_GATHER_S)
+        finally:
+            events.forget(woken.set)
+            del self._wakers[woken]
+
+
+class _Stream(StreamingResponse):
+    """One stream, which is counted from its opening to its end, however it ends."""
+
+    def __init__(self, content: AsyncIterator[bytes], leave: object) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._leave = leave
+
+    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.body_iterator.aclose()  # type: ignore[union-attr]
+            self._leave()  # type: ignore[operator]
+
+
+def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
+    """Adds them, and returns the streams."""
+    streams = EventStreams(daemon)
+
+    @api.get(
+        "/v1/events",
+        "read",
+        tags=["events"],
+        response_class=StreamingResponse,
+        responses={
+            200: {
+                "description": "Server-sent events: `id` is the index, `event` the topic, `data` an Event; or "
+                "`missed`: how many were overwritten before they could be sent",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            }
+        },
+    )
+    async def watch_events(
+        request: Request,
+        after: Annotated[
+            int | None, Query(ge=0, lt=2**63, description="Go on behind this index; default: from now on")
+        ] = None,
+        topic: Annotated[
+            list[Annotated[str, Query(max_length=64)]] | None,
+            Query(max_length=16, description="A topic, with those below it, e.g. `transfers`"),
+        ] = None,
+    ) -> StreamingResponse:
+        """What happens, as it happens. `Last-Event-ID` is taken for `after` where that is not given."""
+        last = request.headers.get("last-event-id", "")
+        if after is None and last.isascii() and last.isdigit() and len(last) < 19:
+            after = int(last)
+        return streams.open(caller_of(request), daemon.events.last if after is None else after, topic or [])
+
+    @api.get("/v1/events/recent", "read", tags=["events"])
+    async def list_events(
+        request: Request,
+        after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+        topic: Annotated[list[str] | None, Query(max_length=16)] = None,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    ) -> schema.Listed[schema.Event]:
+        """Events that are still there, oldest first; `next` is the index to go on behind."""
+        wanted = Wanted(topic or [], caller_of(request).tenants)
+        batch = daemon.events.read(after, wanted, limit)
+        items = [
+            schema.Event(index=event.index, topic=event.topic, at_s=event.at_s, data=dict(event.data))
+            for event in batch.events
+        ]
+        next_ = str(batch.after) if batch.after < daemon.events.last else None
+        return schema.Listed[schema.Event](items=items, next=next_)
+
+    return streams

@@ -1,0 +1,196 @@
+"""What stands before every route: where a request comes from, who sends it, and how much."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from kvxfer.control.access import Access
+from kvxfer.control.app.problem_answers import as_refusal, problem
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.rates import Rates
+from kvxfer.control.state.tokens import Caller
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: Of a request's body: 65,536 block ids for each end.
+MAX_BODY_NBYTES: Final = 2 * 1024 * 1024
+# A body that does not come holds memory and a connection.
+_BODY_TIMEOUT_S: Final = 30.0
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_OPEN: Final = frozenset({"/healthz", "/readyz", "/v1/openapi.json"})
+
+
+class Guard:
+    """ASGI middleware.
+
+    Parameters
+    ----------
+    hosts
+        Beside loopback's, the names and addresses under which this daemon may be asked for over TCP.
+    uids
+        Users who are admins over the unix socket.
+    rate, burst
+        Requests a second of each caller, and at once.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        hosts: Collection[str],
+        uids: Collection[int],
+        rate: float = 500.0,
+        burst: float = 1000.0,
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._hosts = _LOOPBACK | {host.lower() for host in hosts}
+        self._uids = frozenset(uids)
+        self._rates = Rates(rate, burst)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers it."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        try:
+            headers = _headers(scope)
+            uid = scope.get("kvxfer.uid")
+            if uid is None:
+                self._require_own_origin(scope, headers)
+            caller = self._caller(headers, uid)
+            if wait_s := self._rates.take(_key(caller, scope), time.monotonic()):
+                raise Refusal("rate-limited", "too many requests a second", retry_after_s=wait_s)
+            if caller is None and not _is_open(scope):
+                raise Refusal("unauthorized", _why(headers))
+            scope["kvxfer.caller"] = caller
+            receive = _bounded(receive, headers)
+        except Refusal as refusal:
+            await problem(refusal, scope["path"], {"Connection": "close"})(scope, receive, send)
+            return
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as error:
+            if started:
+                raise
+            await problem(as_refusal(error), scope["path"])(scope, receive, sending)
+
+    def _require_own_origin(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Refuses what a browser was made to send by another site, or by a name that leads here."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if _host_of(host) not in self._hosts:
+            raise Refusal("forbidden", f"this daemon is not asked for as {host!r}: see --host-name")
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").lower() != f"{scope['scheme']}://{host.lower()}":
+            raise Refusal("forbidden", "requests from other origins are not answered")
+        if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+            raise Refusal("forbidden", "requests from other sites are not answered")
+
+    def _caller(self, headers: dict[bytes, bytes], uid: int | None) -> Caller | None:
+        given = headers.get(b"authorization")
+        if given is not None:
+            kind, _, secret = given.decode("latin-1").partition(" ")
+            return self._access.of_secret(secret.strip()) if kind.lower() == "bearer" else None
+        if uid is not None and uid in self._uids:
+            return Caller(f"uid:{uid}", f"uid {uid}", "admin")
+        return None
+
+
+_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"cache-control", b"no-store"),
+)
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether anybody who reaches the socket may ask: for health, the API's description, and the page's files."""
+    path: str = scope["path"]
+    return path in _OPEN or (not path.startswith(("/v1/", "/metrics")) and scope["method"] in ("GET", "HEAD"))
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    """Returns the headers; of those that decide something, none may be there twice."""
+    found: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name in found and name in (
+            b"host",
+            b"origin",
+            b"authorization",
+            b"content-length",
+            b"idempotency-key",
+        ):
+            raise Refusal("invalid-argument", f"header {name.decode('latin-1')} is there twice")
+        found[name] = value
+    return found
+
+
+def _host_of(host: str) -> str:
+    """Returns a Host header's name, without brackets and port; ``""`` for what is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _key(caller: Caller | None, scope: Scope) -> str:
+    if caller is not None:
+        return caller.key
+    client = scope.get("client")
+    return f"from:{client[0] if client else 'unix'}"
+
+
+def _why(headers: dict[bytes, bytes]) -> str:
+    if b"authorization" in headers:
+        return "this token is not valid: wrong, expired or revoked"
+    return "send a token: Authorization: Bearer ..."
+
+
+def _bounded(receive: Receive, headers: dict[bytes, bytes]) -> Receive:
+    """Returns a `receive` that brings a body of bounded size in bounded time."""
+    told = headers.get(b"content-length", b"0")
+    if not told.isdigit() or int(told) > MAX_BODY_NBYTES:
+        raise Refusal("too-large", f"a body has {MAX_BODY_NBYTES} bytes at most")
+    nbytes = 0
+    deadline: float | None = None
+    is_whole = False
+
+    async def receiving() -> Message:
+        nonlocal nbytes, deadline, is_whole
+        if is_whole:
+            return await receive()
+        now = asyncio.get_running_loop().time()
+        deadline = now + _BODY_TIMEOUT_S if deadline is None else deadline
+        try:
+            message: Any = await asyncio.wait_for(receive(), deadline - now)
+        except TimeoutError:
+            raise Refusal("deadline", "the body did not come in time") from None
+        nbytes += len(message.get("body", b""))
+        if nbytes > MAX_BODY_NBYTES:
+            raise Refusal("too-large", f"a body has {MAX_BODY_NBYTES} bytes at most")
+        is_whole = not message.get("more_body", False)
+        return message  # type: ignore[no-any-return]
+
+    return receiving

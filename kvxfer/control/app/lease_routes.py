@@ -1,0 +1,47 @@
+"""Leases of agents' regions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Request
+
+from kvxfer.control import schema
+from kvxfer.control.app.agent_routes import AgentFilter, Cursor, Limit, paged
+from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.node import NodeDaemon
+
+LeaseId = Annotated[str, Path(min_length=1, max_length=128)]
+_WHAT = "a lease of an agent's region"
+
+
+def add_leases(api: Api, daemon: NodeDaemon) -> None:
+    """Adds them."""
+    grants = daemon.grants
+
+    @api.get("/v1/leases", "read", tags=["leases"])
+    async def list_leases(
+        agent: AgentFilter = None, cursor: Cursor = "", limit: Limit = 100
+    ) -> schema.Listed[schema.Lease]:
+        """Leases that hold or are ending, as agents told last."""
+        return paged(grants.shown(agent), cursor, limit)
+
+    @api.change("POST", "/v1/leases", "transfer", status_code=201, tags=["leases"])
+    async def grant_lease(request: Request, asked: schema.LeaseRequest) -> schema.LeaseGranted:
+        """Has an agent grant one, where its owner lets the daemon (``daemon_may``)."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return await grants.grant(asked)
+
+    @api.change("POST", "/v1/leases/{lease}/extend", "transfer", tags=["leases"])
+    async def extend_lease(
+        request: Request, lease: LeaseId, asked: schema.LeaseExtension
+    ) -> schema.LeaseEnded:
+        """Has it last `ttl_s` from now."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return await grants.extend(lease, asked.ttl_s)
+
+    @api.change("DELETE", "/v1/leases/{lease}", "transfer", tags=["leases"])
+    async def revoke_lease(request: Request, lease: LeaseId) -> schema.LeaseEnded:
+        """Ends it; when this answers, no byte under it can be read or land any more."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return await grants.revoke(lease)

@@ -1,0 +1,79 @@
+"""The node as a whole: what it is, its health, settings and drain."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from kvxfer.control import schema
+from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.node import NodeDaemon
+
+
+def add_node(api: Api, daemon: NodeDaemon) -> None:
+    """Adds them."""
+
+    @api.get("/healthz", None, tags=["node"])
+    async def healthz() -> schema.Health:
+        """Answers while the daemon runs."""
+        return schema.Health()
+
+    @api.get(
+        "/readyz",
+        None,
+        tags=["node"],
+        responses={503: {"model": schema.Readiness, "description": "Not ready, and why"}},
+    )
+    async def readyz(response: Response) -> schema.Readiness:
+        """Whether it takes work; status 503 where it does not, with the reasons."""
+        found = daemon.readiness()
+        response.status_code = 200 if found.ready else 503
+        return found
+
+    @api.get("/v1/node", "read", tags=["node"])
+    async def get_node() -> schema.Node:
+        """Which daemon this is."""
+        return daemon.shown()
+
+    @api.get("/v1/topology", "read", tags=["node"])
+    async def get_topology() -> schema.Topology:
+        """The machine, the agents on it, and who is connected to whom over which rails."""
+        return await daemon.topology()
+
+    @api.get("/v1/doctor", "read", tags=["node"])
+    async def get_doctor(
+        require: Annotated[
+            str, Query(max_length=256, description="Transports that must work, e.g. shm,tcp")
+        ] = "",
+    ) -> schema.Doctor:
+        """What ``kvxfer doctor`` finds; kept for ten seconds."""
+        return await daemon.doctor(tuple(name.strip() for name in require.split(",") if name.strip()))
+
+    @api.get("/v1/settings", "read", tags=["node"])
+    async def get_settings() -> schema.Settings:
+        """What can be changed while the daemon runs."""
+        return daemon.settings.shown()
+
+    @api.change("PATCH", "/v1/settings", "admin", tags=["node"])
+    async def change_settings(request: Request, asked: schema.SettingsChange) -> schema.Settings:
+        """Changes what is named, and nothing else."""
+        require_all_tenants(caller_of(request), "the node's settings")
+        return await daemon.settings.change(asked)
+
+    @api.get("/v1/drain", "read", tags=["node"])
+    async def get_drain() -> schema.Drain:
+        """Whether the node drains, and is ready to stop."""
+        return daemon.drains.shown()
+
+    @api.change("PUT", "/v1/drain", "admin", tags=["node"])
+    async def begin_drain(request: Request, asked: schema.DrainRequest) -> schema.Drain:
+        """Refuses new work from now on; what runs goes on."""
+        require_all_tenants(caller_of(request), "the node's drain")
+        return await daemon.drains.begin(asked.deadline_s)
+
+    @api.change("DELETE", "/v1/drain", "admin", tags=["node"])
+    async def end_drain(request: Request) -> schema.Drain:
+        """Takes it back."""
+        require_all_tenants(caller_of(request), "the node's drain")
+        return await daemon.drains.end()

@@ -1,0 +1,123 @@
+"""Pages of the host pool."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query, Request
+
+from kvxfer.control import schema
+from kvxfer.control.app.agent_routes import Cursor, Limit
+from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.node import NodeDaemon
+from kvxfer.control.page_desk import PageDesk
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.tokens import Caller
+
+PageLeaseId = Annotated[str, Path(min_length=1, max_length=32)]
+
+
+def add_pages(api: Api, daemon: NodeDaemon) -> None:
+    """Adds them."""
+
+    def pages() -> PageDesk:
+        if daemon.pages is None:
+            raise Refusal("unavailable", "this daemon keeps no pages: start it with --pool-gib")
+        return daemon.pages
+
+    def require(caller: Caller, tenant: str) -> None:
+        if not caller.sees(tenant):
+            raise Refusal("forbidden", f"{caller.name} has no right to pages of tenant {tenant!r}")
+
+    def require_as_many(asked: schema.ParkRequest | schema.FetchRequest) -> None:
+        if len(asked.keys) != len(asked.blocks):
+            raise Refusal("length-mismatch", f"{len(asked.keys)} keys for {len(asked.blocks)} blocks")
+
+    def note(topic: str, asked: schema.PagesRequest | schema.ParkRequest) -> None:
+        told = {"tenant": asked.tenant, "model": asked.model, "keys": len(asked.keys)}
+        daemon.note(topic, told, asked.tenant)
+
+    @api.get("/v1/pages", "read", tags=["pages"])
+    async def list_pages(
+        request: Request,
+        tenant: Annotated[str | None, Query(max_length=128)] = None,
+        cursor: Cursor = "",
+        limit: Limit = 100,
+    ) -> schema.Listed[schema.Page]:
+        """Pages in the order of their parking."""
+        if daemon.pages is None:
+            return schema.Listed[schema.Page](items=[])
+        return daemon.pages.list(caller_of(request).tenants, tenant, cursor, limit)
+
+    @api.change("POST", "/v1/pages/park", "transfer", tags=["pages"])
+    async def park_pages(request: Request, asked: schema.ParkRequest) -> schema.PagesDone:
+        """Copies blocks of an agent's region into the pool. What is answered is there to be fetched.
+
+        A token of some tenants needs a `lease`, which shows its right to the blocks.
+        """
+        caller = caller_of(request)
+        require(caller, asked.tenant)
+        if asked.lease is None:
+            require_all_tenants(caller, "what is parked without a lease")
+        daemon.drains.require_open()
+        require_as_many(asked)
+        done = await pages().park(asked)
+        note("pages.parked", asked)
+        return done
+
+    @api.change("POST", "/v1/pages/fetch", "transfer", tags=["pages"])
+    async def fetch_pages(request: Request, asked: schema.FetchRequest) -> schema.PagesDone:
+        """Copies pages into blocks of an agent's region: all of them, or none where one is missing."""
+        caller = caller_of(request)
+        require(caller, asked.tenant)
+        require_all_tenants(caller, "an agent's region")
+        daemon.drains.require_open()
+        require_as_many(asked)
+        return await pages().fetch(asked)
+
+    @api.change("POST", "/v1/pages/lease", "transfer", status_code=201, tags=["pages"])
+    async def lease_pages(request: Request, asked: schema.PageLeaseRequest) -> schema.PageLease:
+        """Grants a right to read pages, with the descriptors that ``agent.read`` takes."""
+        require(caller_of(request), asked.tenant)
+        daemon.drains.require_open()
+        return await pages().lease(asked)
+
+    @api.change("POST", "/v1/pages/lease/{lease}/extend", "transfer", tags=["pages"])
+    async def extend_page_lease(
+        request: Request, lease: PageLeaseId, asked: schema.LeaseExtension
+    ) -> schema.LeaseEnded:
+        """Has it last `ttl_s` from now."""
+        return await pages().extend(lease, asked.ttl_s, caller_of(request).tenants)
+
+    @api.change("DELETE", "/v1/pages/lease/{lease}", "transfer", tags=["pages"])
+    async def revoke_page_lease(request: Request, lease: PageLeaseId) -> schema.LeaseEnded:
+        """Ends such a right; when this answers nobody reads under it."""
+        return await pages().revoke(lease, caller_of(request).tenants)
+
+    @api.change("POST", "/v1/pages/pin", "transfer", tags=["pages"])
+    async def pin_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
+        """Keeps pages from being evicted."""
+        require(caller_of(request), asked.tenant)
+        return await pages().pin(asked, pinned=True)
+
+    @api.change("POST", "/v1/pages/unpin", "transfer", tags=["pages"])
+    async def unpin_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
+        """Lets them be evicted."""
+        require(caller_of(request), asked.tenant)
+        return await pages().pin(asked, pinned=False)
+
+    @api.change("POST", "/v1/pages/drop", "transfer", tags=["pages"])
+    async def drop_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
+        """Takes pages away; leases on them end, and when this answers nobody reads them."""
+        require(caller_of(request), asked.tenant)
+        done = await pages().drop(asked)
+        note("pages.dropped", asked)
+        return done
+
+    @api.get("/v1/pools", "read", tags=["pages"])
+    async def list_pools(request: Request) -> schema.Listed[schema.Pool]:
+        """The host pool, where there is one."""
+        desk = daemon.pages
+        return schema.Listed[schema.Pool](
+            items=[] if desk is None else list(desk.pools(caller_of(request).tenants))
+        )

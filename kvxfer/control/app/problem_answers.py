@@ -1,0 +1,109 @@
+"""Every error as application/problem+json."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from kvxfer.control.attachments import AgentGone, CallRefused
+from kvxfer.control.problems import TITLES, Refusal
+from kvxfer.errors import KvxferError
+from kvxfer.log import logger
+
+if TYPE_CHECKING:
+    from starlette.types import ExceptionHandler
+
+MEDIA_TYPE: Final = "application/problem+json"
+_OF_STATUS: Final = {400: "invalid-argument", 404: "not-found", 405: "method-not-allowed", 413: "too-large"}
+# What is said of a body that is wrong throughout.
+_MOST_FAULTS: Final = 4
+_MOST_CHARACTERS: Final = 2000
+
+
+def problem(refusal: Refusal, path: str, headers: dict[str, str] | None = None) -> Response:
+    """Returns the answer to a request that is refused."""
+    status = refusal.status
+    shown = {
+        "type": f"urn:kvxfer:problem:{refusal.code}",
+        "title": TITLES.get(status, "It failed"),
+        "status": status,
+        "detail": refusal.detail[:_MOST_CHARACTERS],
+        "code": refusal.code,
+        "instance": path,
+    }
+    headers = dict(headers or {})
+    if refusal.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
+    if status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="kvxfer"'
+    # ASCII: what was sent may hold halves of characters, which are no UTF-8.
+    return Response(json.dumps(shown).encode(), status, headers, MEDIA_TYPE)
+
+
+def as_refusal(error: Exception) -> Refusal:
+    """Returns what is said of an exception that a request ended with."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, CallRefused):
+        return Refusal(error.code, error.words)
+    if isinstance(error, AgentGone):
+        return Refusal("gone", f"{error}: what was asked may be done or not")
+    if isinstance(error, TimeoutError):
+        return Refusal("deadline", f"no answer in time: what was asked may be done yet{_and(error)}")
+    if isinstance(error, KvxferError):
+        return Refusal(error.code, str(error))
+    logger().error("a request failed by a mistake of the daemon's", exc_info=error)
+    return Refusal("internal", f"{type(error).__name__}: see the daemon's log")
+
+
+def add_problems(app: FastAPI) -> None:
+    """Has all exceptions answered as problems."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return problem(as_refusal(error), request.url.path)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return problem(Refusal("invalid-argument", _faults(error)), request.url.path)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = _OF_STATUS.get(error.status_code, "internal")
+        headers = dict(error.headers or {})
+        words = {
+            404: f"there is nothing at {request.url.path}",
+            405: f"{request.method} is no method of {request.url.path}",
+        }.get(error.status_code, str(error.detail))
+        return problem(Refusal(code, words), request.url.path, headers)
+
+    handlers: dict[type[Exception], ExceptionHandler] = {
+        RequestValidationError: invalid,
+        HTTPException: http,
+        Refusal: refused,
+        CallRefused: refused,
+        AgentGone: refused,
+        TimeoutError: refused,
+        KvxferError: refused,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+def _faults(error: RequestValidationError) -> str:
+    faults: list[Any] = list(error.errors())
+    words = [
+        f"{'.'.join(str(part) for part in fault.get('loc', ()))}: {fault.get('msg', 'is wrong')}"
+        for fault in faults[:_MOST_FAULTS]
+    ]
+    if len(faults) > _MOST_FAULTS:
+        words.append(f"and {len(faults) - _MOST_FAULTS} more")
+    return "; ".join(words)
+
+
+def _and(error: Exception) -> str:
+    return f" ({error})" if str(error) else ""

@@ -1,0 +1,48 @@
+"""Tokens, and who one is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Request
+
+from kvxfer.control import schema
+from kvxfer.control.app.agent_routes import Cursor, Limit, paged
+from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.node import NodeDaemon
+
+_WHAT = "the list of tokens"
+
+
+def add_tokens(api: Api, daemon: NodeDaemon) -> None:
+    """Adds them."""
+    access = daemon.access
+
+    @api.get("/v1/whoami", "read", tags=["tokens"])
+    async def whoami(request: Request) -> schema.WhoAmI:
+        """Who the daemon takes the caller for."""
+        caller = caller_of(request)
+        tenants = None if caller.tenants is None else sorted(caller.tenants)
+        return schema.WhoAmI.model_validate({"name": caller.name, "role": caller.role, "tenants": tenants})
+
+    @api.get("/v1/tokens", "admin", tags=["tokens"])
+    async def list_tokens(
+        request: Request, cursor: Cursor = "", limit: Limit = 100
+    ) -> schema.Listed[schema.Token]:
+        """Tokens that were made and not revoked, those that have expired as well."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return paged(access.shown(), cursor, limit)
+
+    @api.change("POST", "/v1/tokens", "admin", repeats=False, status_code=201, tags=["tokens"])
+    async def create_token(request: Request, asked: schema.TokenRequest) -> schema.TokenMade:
+        """Makes one; its secret is in this answer alone."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return await access.make(asked)
+
+    @api.change("DELETE", "/v1/tokens/{token}", "admin", tags=["tokens"])
+    async def revoke_token(
+        request: Request, token: Annotated[str, Path(min_length=1, max_length=64)]
+    ) -> schema.Token:
+        """Revokes it: the next request with it is refused, and its event streams end."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return await access.revoke(token)

@@ -1,0 +1,90 @@
+"""The audit log: one line of JSON for each change: who, what, when, with which result. Only ever appended to.
+
+A change is refused beforehand where its line would not find room. A line that cannot be written after all is kept
+in memory and written first when there is room again; until then no change is made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from kvxfer.control.problems import Refusal
+from kvxfer.log import logger
+
+#: A file is set aside when it is as large as that; so many are kept.
+MAX_NBYTES: Final = 16 * 1024 * 1024
+NUM_KEPT: Final = 8
+# Room that is left for lines of changes under way: some thousands.
+_LEAST_FREE_NBYTES: Final = 1 << 20
+
+
+class AuditLog:
+    """One file, ``audit.log``, and those that it was set aside as: ``audit.log.1`` is the newest of them."""
+
+    def __init__(self, path: Path, max_nbytes: int = MAX_NBYTES, kept: int = NUM_KEPT) -> None:
+        self._path = path
+        self._max_nbytes = max_nbytes
+        self._kept = kept
+        self._unwritten = bytearray()
+        self._file = self._open()
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def require_room(self) -> None:
+        """Refuses a change whose line could not be written.
+
+        Raises
+        ------
+        Refusal
+            ``unavailable``.
+        """
+        try:
+            free = os.fstatvfs(self._file)
+            if free.f_bavail * free.f_frsize < _LEAST_FREE_NBYTES:
+                raise OSError(f"less than {_LEAST_FREE_NBYTES >> 20} MiB are free")
+            self._write()
+        except OSError as error:
+            raise Refusal(
+                "unavailable",
+                f"no change is made while the audit log cannot be written ({self._path}: {error})",
+            ) from None
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Writes a line; where that fails it is kept for later."""
+        self._unwritten += json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            self._write()
+        except OSError as error:
+            logger().error("the audit log %s cannot be written: %s", self._path, error)
+
+    def _write(self) -> None:
+        while self._unwritten:
+            if os.fstat(self._file).st_size >= self._max_nbytes:
+                self._rotate()
+            # O_APPEND; a part of a line that was written is completed by the rest.
+            del self._unwritten[: os.write(self._file, self._unwritten)]
+
+    def _rotate(self) -> None:
+        for number in range(self._kept - 1, 0, -1):
+            older = self._numbered(number)
+            if older.exists():
+                older.replace(self._numbered(number + 1))
+        self._path.replace(self._numbered(1))
+        os.close(self._file)
+        self._file = -1
+        self._file = self._open()
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+    def _open(self) -> int:
+        return os.open(
+            self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )

@@ -1,0 +1,28 @@
+"""Whether an agent that a request names may be dialled."""
+
+from __future__ import annotations
+
+from kvxfer.address import SCHEME, Address
+from kvxfer.allowed_hosts import AllowedHosts
+from kvxfer.control.problems import Refusal
+from kvxfer.errors import UsageError
+
+
+def require_allowed(allowed: AllowedHosts, agent: str) -> None:
+    """Refuses an address that is not allowed; a name or an id, which is dialled by nobody here, passes.
+
+    Raises
+    ------
+    Refusal
+        ``forbidden``; ``invalid-argument`` for what looks like an address and is none of an agent's.
+    """
+    if "://" not in agent:
+        return
+    if not agent.startswith(SCHEME):
+        raise Refusal("invalid-argument", f"{agent!r} is no address of an agent: write {SCHEME}host:port")
+    try:
+        host = Address.parse(agent, "the address").host
+    except UsageError as error:
+        raise Refusal("invalid-argument", str(error)) from None
+    if not allowed.allow(host):
+        raise Refusal("forbidden", f"host {host} is none that this daemon dials ({allowed}): see --allow")

@@ -1,0 +1,131 @@
+"""Draining the node: new work is refused, what runs goes on, and then it is ready to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvxfer.control import schema
+from kvxfer.control.agent_view import AgentView
+from kvxfer.control.attachments import AgentGone, Attached, CallRefused
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.store import Store
+
+_KIND: Final = "node"
+_ID: Final = "drain"
+# Of telling one agent; all are told at the same time.
+_TELL_TIMEOUT_S: Final = 5.0
+
+
+class Drains:
+    """Whether the node drains. Kept over restarts: a drained node that is started again drains still.
+
+    Attributes
+    ----------
+    count_running
+        How many transfers of the daemon's own are under way; set by who knows.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        agents: AgentView,
+        note: Callable[[str, dict[str, Any]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._agents = agents
+        self._note = note
+        self._clock = clock
+        self._refused: dict[str, str] = {}
+        self._was_ready = False
+        self.count_running: Callable[[], int] = lambda: 0
+        self._deadline_at_s: float | None = store.load(_KIND).get(_ID)
+
+    @property
+    def draining(self) -> bool:
+        """Whether new work is refused."""
+        return self._deadline_at_s is not None
+
+    def require_open(self) -> None:
+        """Refuses new work while the node drains."""
+        if self.draining:
+            raise Refusal(
+                "draining", "this node drains: no new work is taken (DELETE /v1/drain takes it back)"
+            )
+
+    def shown(self) -> schema.Drain:
+        """Returns how far it is."""
+        running = self.count_running()
+        agents = []
+        for agent in self._agents.all():
+            count = _open_transfers(agent)
+            running += count if self.draining and agent.draining else 0
+            agents.append(
+                schema.DrainAgent(
+                    agent=agent.incarnation,
+                    name=agent.name,
+                    draining=agent.draining,
+                    open_transfers=count,
+                    refused=self._refused.get(agent.incarnation, ""),
+                )
+            )
+        late = self._deadline_at_s is not None and self._clock() >= self._deadline_at_s
+        return schema.Drain(
+            draining=self.draining,
+            ready=self.draining and (running == 0 or late),
+            deadline_at_s=self._deadline_at_s,
+            running=running,
+            agents=agents,
+        )
+
+    async def begin(self, deadline_s: float) -> schema.Drain:
+        """Refuses new work from now on, and asks the agents to do the same."""
+        deadline_at_s = self._clock() + deadline_s
+        await self._store.put(_KIND, _ID, deadline_at_s)
+        self._deadline_at_s = deadline_at_s
+        self._was_ready = False
+        await self._tell_all(deadline_s)
+        self._note("drain.begun", {"deadline_s": deadline_s})
+        self.look()
+        return self.shown()
+
+    async def end(self) -> schema.Drain:
+        """Takes it back."""
+        await self._store.remove(_KIND, _ID)
+        was = self.draining
+        self._deadline_at_s = None
+        if was:
+            await self._tell_all(None)
+            self._note("drain.ended", {})
+        return self.shown()
+
+    async def tell_new(self, agent: Attached) -> None:
+        """Tells an agent that attached while the node drains."""
+        if self._deadline_at_s is not None and not agent.draining:
+            await self._tell(agent, max(0.0, self._deadline_at_s - self._clock()))
+
+    def look(self) -> None:
+        """Says by an event when it is ready, once."""
+        if self.draining and not self._was_ready and self.shown().ready:
+            self._was_ready = True
+            self._note("drain.ready", {})
+
+    async def _tell_all(self, deadline_s: float | None) -> None:
+        self._refused.clear()
+        await asyncio.gather(*(self._tell(agent, deadline_s) for agent in self._agents.all()))
+
+    async def _tell(self, agent: Attached, deadline_s: float | None) -> None:
+        try:
+            await self._agents.call(agent, "drain", {"deadline_s": deadline_s}, _TELL_TIMEOUT_S)
+            self._refused.pop(agent.incarnation, None)
+        except CallRefused as error:
+            self._refused[agent.incarnation] = error.words
+        except (AgentGone, TimeoutError):
+            self._refused[agent.incarnation] = "it did not answer"
+
+
+def _open_transfers(agent: Attached) -> int:
+    stats = agent.stats
+    return int(stats.get("open_transfers", stats.get("transfers_open", 0)) or 0)

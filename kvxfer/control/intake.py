@@ -1,0 +1,154 @@
+"""What agents tell, on its way into tables, counts and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvxfer.control.attachments import Attached
+from kvxfer.control.state.event_log import EventLog
+from kvxfer.control.state.transfer_counts import TransferCounts
+from kvxfer.control.state.transfer_table import End, Entry, TransferTable, id_of
+from kvxfer.session.records import Record
+
+# A session's records may come before the session is told of, which agents do twice a second at most.
+_PATIENCE_S: Final = 2.0
+_MOST_HELD: Final = 10_000
+# Of sessions that have ended: their last records may follow.
+_MOST_SESSIONS: Final = 4096
+_MOST_LEASES: Final = 65536
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was told of one agent."""
+
+    sessions: dict[int, str] = field(default_factory=dict)
+    held: list[tuple[float, Record]] = field(default_factory=list)
+    leases: dict[int, str] = field(default_factory=dict)
+    records_dropped: int = 0
+
+
+class Intake:
+    """Takes what `Attachments` calls back with.
+
+    Parameters
+    ----------
+    on_ended
+        Called with each transfer of which an end has ended.
+    """
+
+    def __init__(
+        self,
+        table: TransferTable,
+        counts: TransferCounts,
+        events: EventLog,
+        clock: Callable[[], float],
+        on_ended: Callable[[Entry], None],
+    ) -> None:
+        self._table = table
+        self._counts = counts
+        self._events = events
+        self._clock = clock
+        self._on_ended = on_ended
+        self._known: dict[str, _Known] = {}
+        #: Leases that ran out, as far as they were seen to; of those that were revoked nothing is counted.
+        self.leases_expired = 0
+        #: Records that were lost before they came here.
+        self.records_dropped = 0
+
+    def records(self, agent: Attached, records: Iterable[Record]) -> None:
+        """Takes records of what has ended."""
+        now_s = self._clock()
+        known = self._of(agent)
+        for record in records:
+            self._counts.add(record)
+            if record.session and record.session not in known.sessions and len(known.held) < _MOST_HELD:
+                known.held.append((now_s, record))
+            else:
+                self._take(agent, known, record, now_s)
+        if known.held:
+            self._let_in(agent, known, now_s)
+        self._events.wake()
+
+    def changed(self, agent: Attached, what: frozenset[str]) -> None:
+        """Takes what has changed of an agent."""
+        now_s = self._clock()
+        known = self._of(agent)
+        data = {"agent": agent.incarnation, "name": agent.name}
+        if "attached" in what:
+            self._events.append(
+                "agents.attached", now_s, {**data, "pid": agent.pid, "version": agent.version}
+            )
+        if what & {"attached", "peers"}:
+            self._learn_sessions(agent, known)
+            self._let_in(agent, known, now_s)
+        if what & {"attached", "leases", "gone"}:
+            self._compare_leases(agent, known, now_s, gone="gone" in what)
+        self.records_dropped += max(0, agent.records_dropped - known.records_dropped)
+        known.records_dropped = agent.records_dropped
+        if "gone" in what:
+            for _, record in known.held:
+                self._take(agent, known, record, now_s)
+            del self._known[agent.incarnation]
+            self._events.append("agents.gone", now_s, data)
+        elif sections := sorted(what - {"attached", "stats"}):
+            self._events.append("agents.changed", now_s, {**data, "sections": sections})
+        self._events.wake()
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _of(self, agent: Attached) -> _Known:
+        if (known := self._known.get(agent.incarnation)) is None:
+            known = self._known[agent.incarnation] = _Known()
+            known.records_dropped = agent.records_dropped
+            self._learn_sessions(agent, known)
+        return known
+
+    def _learn_sessions(self, agent: Attached, known: _Known) -> None:
+        for peer in agent.peers:
+            known.sessions[peer["session"]] = peer["incarnation"]
+        while len(known.sessions) > _MOST_SESSIONS + len(agent.peers):
+            del known.sessions[next(iter(known.sessions))]
+
+    def _let_in(self, agent: Attached, known: _Known, now_s: float) -> None:
+        """Takes records that waited for their session, or have waited for too long."""
+        held, known.held = known.held, []
+        for since_s, record in held:
+            if record.session in known.sessions or now_s - since_s > _PATIENCE_S:
+                self._take(agent, known, record, now_s)
+            else:
+                known.held.append((since_s, record))
+
+    def _take(self, agent: Attached, known: _Known, record: Record, now_s: float) -> None:
+        peer = known.sessions.get(record.session, f"session{record.session}")
+        id_ = id_of(record, agent.incarnation, peer)
+        end = End(agent.incarnation, agent.name, agent.clock_offset_ns, record)
+        entry = self._table.add_end(id_, end, now_s)
+
+        def data() -> dict[str, Any]:
+            return {
+                "id": id_,
+                "agent": agent.incarnation,
+                "name": agent.name,
+                "role": record.role,
+                "outcome": record.outcome,
+                "code": record.code,
+                "nbytes": record.nbytes,
+                "rails": list(record.rails),
+                "context": record.context,
+                "total_us": (record.ended_ns - record.posted_ns) / 1e3 if record.posted_ns else None,
+            }
+
+        self._events.append(f"transfers.{record.outcome}", now_s, data, entry.tenant)
+        self._on_ended(entry)
+
+    def _compare_leases(self, agent: Attached, known: _Known, now_s: float, *, gone: bool) -> None:
+        now = {} if gone else {lease["lease"]: lease["state"] for lease in agent.leases[:_MOST_LEASES]}
+        data = {"agent": agent.incarnation, "name": agent.name}
+        if granted := len(now.keys() - known.leases.keys()):
+            self._events.append("leases.granted", now_s, {**data, "leases": granted})
+        if ended := len(known.leases.keys() - now.keys()):
+            self._events.append("leases.ended", now_s, {**data, "leases": ended})
+        known.leases = now

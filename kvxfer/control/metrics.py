@@ -1,0 +1,195 @@
+"""Figures of the daemon and its node for Prometheus, from what is known: no agent is asked for a scrape.
+
+docs/daemon.md lists the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import kvxfer
+from kvxfer.control.state.transfer_counts import BOUNDS_S
+from kvxfer.log import logger
+
+if TYPE_CHECKING:
+    from kvxfer.control.app.event_routes import EventStreams
+    from kvxfer.control.node import NodeDaemon
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """Makes the text. prometheus-client is loaded by the first scrape."""
+
+    def __init__(self, daemon: NodeDaemon, streams: EventStreams) -> None:
+        self._daemon = daemon
+        self._streams = streams
+
+    def text(self) -> bytes:
+        """Returns all figures. A group that fails is left out, and said so in the log: the others stand."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)  # type: ignore[arg-type]
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Any]:
+        """Yields families of metrics; prometheus-client calls it."""
+        for group in (self._node, self._agents, self._transfers, self._stages, self._leases, self._pages):
+            try:
+                yield from list(group())
+            except Exception:
+                logger().exception("metrics of %s are left out", group.__name__)
+
+    # ---- groups ------------------------------------------------------------------------------------
+
+    def _node(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        daemon = self._daemon
+        info = {"version": kvxfer.__version__, "node": daemon.options.node}
+        yield InfoMetricFamily("kvxfer_daemon", "Which daemon this is.", value=info)
+        yield GaugeMetricFamily(
+            "kvxfer_daemon_start_time_seconds", "When it started, since 1970.", daemon.started_at_s
+        )
+        yield GaugeMetricFamily(
+            "kvxfer_daemon_ready", "1 where /readyz answers 200.", float(daemon.readiness().ready)
+        )
+        yield GaugeMetricFamily(
+            "kvxfer_daemon_draining", "1 while new work is refused.", float(daemon.drains.draining)
+        )
+        yield GaugeMetricFamily(
+            "kvxfer_daemon_watchers", "Event streams that are open.", self._streams.num_open
+        )
+        first = daemon.events.oldest
+        yield GaugeMetricFamily(
+            "kvxfer_daemon_events_last_index", "Index of the newest event.", daemon.events.last
+        )
+        yield GaugeMetricFamily("kvxfer_daemon_events_oldest_index", "Of the oldest that is kept.", first)
+        yield CounterMetricFamily(
+            "kvxfer_daemon_records_dropped",
+            "Records of transfers that were lost on their way here.",
+            daemon.intake.records_dropped,
+        )
+
+    def _agents(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        agents = self._daemon.agents.all()
+        yield GaugeMetricFamily("kvxfer_agents", "Agents that are attached.", len(agents))
+        yield GaugeMetricFamily(
+            "kvxfer_agents_draining", "Those of them that drain.", sum(agent.draining for agent in agents)
+        )
+        labels = ["agent"]
+        regions = GaugeMetricFamily("kvxfer_agent_regions", "Regions of an agent.", labels=labels)
+        nbytes = GaugeMetricFamily("kvxfer_agent_region_bytes", "Bytes of its regions.", labels=labels)
+        peers = GaugeMetricFamily("kvxfer_agent_peers", "Sessions that it has open.", labels=labels)
+        rails = GaugeMetricFamily("kvxfer_agent_rails", "Rails that are up.", labels=["agent", "transport"])
+        for agent in agents:
+            regions.add_metric([agent.name], len(agent.regions))
+            nbytes.add_metric([agent.name], sum(region["nbytes"] for region in agent.regions))
+            peers.add_metric([agent.name], len(agent.peers))
+            counts: dict[str, int] = {}
+            for peer in agent.peers:
+                for rail in peer.get("rails", ()):
+                    counts[rail] = counts.get(rail, 0) + 1
+            for rail, count in counts.items():
+                rails.add_metric([agent.name, rail], count)
+        yield from (regions, nbytes, peers, rails)
+
+    def _transfers(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        counts = self._daemon.counts
+        ended = CounterMetricFamily(
+            "kvxfer_transfers_ended",
+            "Ends of transfers, and expectations, that ended; code is why (docs/errors.md).",
+            labels=["role", "outcome", "code"],
+        )
+        for key, count in sorted(counts.ended.items()):
+            ended.add_metric(list(key), count)
+        yield ended
+        nbytes = CounterMetricFamily(
+            "kvxfer_transfer_bytes", "Bytes of pages that were moved by ends that are done.", labels=["role"]
+        )
+        for role, count in sorted(counts.nbytes.items()):
+            nbytes.add_metric([role], count)
+        yield nbytes
+        yield CounterMetricFamily(
+            "kvxfer_transfers_lease_ended",
+            "Transfers that failed since a lease had ended: readers were late, and no rail is at fault.",
+            sum(count for (_, _, code), count in counts.ended.items() if code == "lease-ended"),
+        )
+        yield GaugeMetricFamily(
+            "kvxfer_transfers_running",
+            "Transfers made here that are under way.",
+            self._daemon.moves.count_running(),
+        )
+
+    def _stages(self) -> Iterator[Any]:
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = HistogramMetricFamily(
+            "kvxfer_transfer_stage_seconds",
+            "How long stages took: right, first_piece, moving, total.",
+            labels=["role", "stage"],
+        )
+        for (role, stage), histogram in sorted(self._daemon.counts.stages.items()):
+            total = 0
+            buckets = []
+            for bound, count in zip((*BOUNDS_S, "+Inf"), histogram.counts, strict=True):
+                total += count
+                buckets.append((str(float(bound)) if bound != "+Inf" else "+Inf", float(total)))
+            family.add_metric([role, stage], buckets, histogram.sum_ns / 1e9)
+        yield family
+
+    def _leases(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        requests = GaugeMetricFamily(
+            "kvxfer_exports_outstanding",
+            "Leases to read that hold: requests whose pages wait for their reader.",
+            labels=["agent"],
+        )
+        nbytes = GaugeMetricFamily(
+            "kvxfer_exports_outstanding_bytes", "Bytes of the pages under them.", labels=["agent"]
+        )
+        for agent in self._daemon.agents.all():
+            sizes = {region["id"]: region for region in agent.regions}
+            count = held = 0
+            for lease in agent.leases:
+                if lease["mode"] != "read":
+                    continue
+                count += 1
+                region = sizes.get(lease["region"])
+                if region is not None and region["num_blocks"]:
+                    blocks = lease.get("num_blocks")
+                    share = 1.0 if blocks is None else blocks / region["num_blocks"]
+                    held += int(region["nbytes"] * share)
+            requests.add_metric([agent.name], max(count, 0))
+            nbytes.add_metric([agent.name], held)
+        yield from (requests, nbytes)
+
+    def _pages(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        if self._daemon.pages is None:
+            return
+        for pool in self._daemon.pages.pools(None):
+            yield GaugeMetricFamily("kvxfer_pool_bytes", "Bytes of the host pool.", pool.nbytes)
+            yield GaugeMetricFamily(
+                "kvxfer_pool_used_bytes", "Bytes of it that hold pages.", pool.used_nbytes
+            )
+            yield GaugeMetricFamily(
+                "kvxfer_pool_pinned_bytes", "Bytes of pages that are pinned.", pool.pinned_nbytes
+            )
+            yield GaugeMetricFamily("kvxfer_pool_pages", "Pages in it.", pool.pages)
+            yield GaugeMetricFamily("kvxfer_pool_leases", "Leases of pages that hold.", pool.leases)
+            yield CounterMetricFamily("kvxfer_pool_parked", "Pages that were parked.", pool.parked_total)
+            yield CounterMetricFamily(
+                "kvxfer_pool_hits", "Pages that were asked for and there.", pool.hits_total
+            )
+            yield CounterMetricFamily("kvxfer_pool_misses", "Pages that were not.", pool.misses_total)
+            yield CounterMetricFamily("kvxfer_pool_evicted", "Pages that gave way.", pool.evicted_total)
+            yield CounterMetricFamily("kvxfer_pool_dropped", "Pages that were dropped.", pool.dropped_total)

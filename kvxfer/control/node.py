@@ -1,0 +1,272 @@
+"""The daemon's parts, put together; HTTP stands on it, and it knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import kvxfer
+from kvxfer.allowed_hosts import AllowedHosts
+from kvxfer.control import schema
+from kvxfer.control.access import Access
+from kvxfer.control.agent_view import AgentView
+from kvxfer.control.attachments import Attached, Attachments
+from kvxfer.control.audit_log import AuditLog
+from kvxfer.control.drains import Drains
+from kvxfer.control.grants import Grants
+from kvxfer.control.intake import Intake
+from kvxfer.control.live_settings import LiveSettings
+from kvxfer.control.moves import Moves
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.answers import Answers
+from kvxfer.control.state.event_log import RESERVE, EventLog
+from kvxfer.control.state.store import Store
+from kvxfer.control.state.transfer_counts import TransferCounts
+from kvxfer.control.state.transfer_table import CAPACITY, TransferTable
+from kvxfer.log import logger
+
+if TYPE_CHECKING:
+    from kvxfer.control.own_agent import OwnAgent
+    from kvxfer.control.page_desk import PageDesk
+    from kvxfer.control.page_pool import PagePool
+
+# An examination takes up to two seconds of a thread.
+_DOCTOR_KEPT_S: Final = 10.0
+_MOST_DOCTORS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Options of a daemon.
+
+    Attributes
+    ----------
+    node
+        Its name: unique among daemons that meet.
+    state
+        The folder of what outlives it: store, audit log, admin's token. 0700.
+    runtime
+        The folder of its sockets (0700), where agents look for it.
+    allow
+        Hosts that requests may have it dial (`kvxfer.allowed_hosts`).
+    require
+        Transports without which it is not ready.
+    most_transfers
+        Records of transfers that are kept; some 800 bytes each.
+    """
+
+    node: str
+    state: Path
+    runtime: Path
+    allow: AllowedHosts
+    require: tuple[str, ...] = ()
+    most_transfers: int = CAPACITY
+
+
+class NodeDaemon:
+    """All that the daemon knows and does. Make, `start`, then serve; `aclose` at the end.
+
+    Everything but the store's thread runs on one event loop.
+
+    Raises
+    ------
+    OSError, RuntimeError
+        The state's folder cannot be used.
+    """
+
+    def __init__(self, options: NodeOptions, clock: Callable[[], float] = time.time) -> None:
+        self.options = options
+        self.clock = clock
+        self.incarnation = secrets.token_hex(8)
+        self.started_at_s = clock()
+        self.allowed = options.allow
+        self.own: OwnAgent | None = None
+        self.pages: PageDesk | None = None
+        self._pool: PagePool | None = None
+        options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.store = Store(options.state / "daemon.sqlite")
+        self.store.begin_life()
+        self.audit = AuditLog(options.state / "audit.log")
+        self._reserved = max(1, self.store.load("node").get("events", 1))
+        self.events = EventLog(self._reserved)
+        self.counts = TransferCounts()
+        self.table = TransferTable(options.most_transfers)
+        self.attachments = Attachments(
+            options.runtime, on_records=self._on_records, on_change=self._on_change
+        )
+        self.agents = AgentView(self.attachments)
+        self.access = Access(self.store, options.state / "admin.token", clock)
+        self.answers = Answers(self.store)
+        self.drains = Drains(self.store, self.agents, self.note, clock)
+        self.moves = Moves(self.table, self.agents, self.drains, self.events, options.allow, clock)
+        self.grants = Grants(self.agents, self.drains, self.note)
+        self.intake = Intake(self.table, self.counts, self.events, clock, self.moves.on_ended)
+        self.settings = LiveSettings(self.store, self.agents, self.note, self._set_quotas)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._doctors: dict[tuple[str, ...], tuple[float, asyncio.Task[schema.Doctor]]] = {}
+        self._missing: tuple[str, ...] | None = None
+        self._keeping_index = False
+
+    async def start(self) -> None:
+        """Lets agents attach, and makes the first token where there is none."""
+        await self._keep_index()
+        await self.access.start()
+        await self.attachments.start()
+        self._missing = await asyncio.to_thread(_lacking, self.options.require)
+
+    async def add_own(self, own: OwnAgent, pool: PagePool | None) -> None:
+        """Takes the daemon's own agent, and its pool where it has one; closes them at the end."""
+        self.own, self._pool = own, pool
+        if pool is not None:
+            from kvxfer.control.page_desk import PageDesk
+
+            self.pages = PageDesk(pool, self.store, self.allowed)
+            self.settings.take_effect()
+
+    async def aclose(self) -> None:
+        """Ends all of it; agents carry on without it. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        if self._pool is not None:
+            await self._pool.aclose()
+        if self.own is not None:
+            await self.own.aclose()
+        await self.attachments.aclose()
+        try:
+            await self.store.put("node", "events", self.events.last + 1)
+        except Refusal as error:
+            logger().warning("%s", error)
+        await asyncio.to_thread(self.store.close)
+        self.audit.close()
+
+    # ---- events ------------------------------------------------------------------------------------
+
+    def note(self, topic: str, data: Mapping[str, Any], tenant: str | None = None) -> None:
+        """Adds one event, and tells the watchers."""
+        self.events.append(topic, self.clock(), data, tenant)
+        self.events.wake()
+        self._look_at_index()
+
+    def _on_records(self, agent: Attached, records: list[Any]) -> None:
+        self.intake.records(agent, records)
+        self._look_at_index()
+
+    def _on_change(self, agent: Attached, what: frozenset[str]) -> None:
+        self.intake.changed(agent, what)
+        if "gone" in what:
+            self.moves.on_gone(agent.incarnation)
+        elif "attached" in what and self.drains.draining:
+            self._spawn(self.drains.tell_new(agent))
+        if self.drains.draining:
+            self.drains.look()
+        self._look_at_index()
+
+    def _look_at_index(self) -> None:
+        """Sets indexes aside before they are used up."""
+        if self.events.last + RESERVE // 2 > self._reserved and not self._keeping_index:
+            self._keeping_index = True
+            self._spawn(self._keep_index())
+
+    async def _keep_index(self) -> None:
+        try:
+            reserved = self.events.last + 1 + RESERVE
+            await self.store.put("node", "events", reserved)
+            self._reserved = reserved
+        except Refusal as error:
+            logger().warning("indexes of events may be given twice after a crash: %s", error)
+            await asyncio.sleep(1)
+        finally:
+            self._keeping_index = False
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _set_quotas(self, before: Any, quotas: Mapping[str, int]) -> None:
+        if self.pages is not None:
+            self.pages.set_quotas(before, quotas)
+
+    # ---- what is told of it ------------------------------------------------------------------------
+
+    def shown(self) -> schema.Node:
+        """Returns which daemon this is."""
+        return schema.Node(
+            node=self.options.node,
+            incarnation=self.incarnation,
+            version=kvxfer.__version__,
+            agent=None if self.own is None else self.own.incarnation,
+            address="" if self.own is None else self.own.address,
+            started_at_s=self.started_at_s,
+            draining=self.drains.draining,
+        )
+
+    def readiness(self) -> schema.Readiness:
+        """Returns whether it takes work, and if not why: at once, from what is known."""
+        reasons = []
+        if self.drains.draining:
+            reasons.append("it drains")
+        if self.store.fault:
+            reasons.append(f"the store cannot be written: {self.store.fault}")
+        if self._missing is None:
+            reasons.append("it starts")
+        else:
+            reasons.extend(self._missing)
+        if self.own is not None and not self.own.address:
+            reasons.append(f"{self.own.name} has no address at which others reach it")
+        return schema.Readiness(ready=not reasons, reasons=reasons)
+
+    async def topology(self) -> schema.Topology:
+        """Returns the machine, its agents and who is connected to whom."""
+        doctor = await self.doctor(())
+        links = [
+            schema.Link(
+                source=agent.incarnation, destination=peer["incarnation"], rails=list(peer.get("rails", ()))
+            )
+            for agent in self.agents.all()
+            for peer in agent.peers
+        ]
+        return schema.Topology(
+            machine=doctor.machine, agents=[agent.incarnation for agent in self.agents.all()], links=links
+        )
+
+    async def doctor(self, require: tuple[str, ...]) -> schema.Doctor:
+        """Examines the machine in a thread; what was found is kept for ten seconds, and made once for all who ask."""
+        require = tuple(sorted(set(require)))
+        now_s = time.monotonic()
+        kept = self._doctors.get(require)
+        if kept is None or (kept[1].done() and now_s - kept[0] > _DOCTOR_KEPT_S):
+            if sum(not task.done() for _, task in self._doctors.values()) >= 2:
+                raise Refusal("exhausted", "two examinations are under way", retry_after_s=2)
+            if len(self._doctors) >= _MOST_DOCTORS:
+                self._doctors.clear()
+            task = asyncio.ensure_future(asyncio.to_thread(_examine, require))
+            kept = self._doctors[require] = (now_s, task)
+        return await asyncio.shield(kept[1])
+
+
+def _examine(require: tuple[str, ...]) -> schema.Doctor:
+    from kvxfer.doctor.report import examine
+
+    return schema.Doctor.model_validate(examine(require).to_dict())
+
+
+def _lacking(require: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns what is missing of transports that are required, in words."""
+    if not require:
+        return ()
+    from kvxfer.doctor.available_transports import check_names
+    from kvxfer.session.transport_registry import kinds
+
+    check_names(require)
+    known = kinds()
+    return tuple(
+        f"transport {name} is required and cannot be had: {known[name].why_off if name in known else 'not built'}"
+        for name in require
+        if name not in known or known[name].why_off
+    )

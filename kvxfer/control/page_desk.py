@@ -1,0 +1,217 @@
+"""The page pool as /v1 has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+
+from kvxfer.allowed_hosts import AllowedHosts
+from kvxfer.control import schema
+from kvxfer.control.dial_check import require_allowed
+from kvxfer.control.own_agent import RemotePlace
+from kvxfer.control.page_index import PageKey, document_of
+from kvxfer.control.page_pool import PageLease, PagePool, Salt
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.store import Store
+from kvxfer.lease_token import LeaseToken
+
+
+def digest_of_key(key: PageKey) -> bytes:
+    """Returns what is kept of a key over a restart."""
+    return blake2b("\0".join(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class PageDesk:
+    """Parks, fetches, leases, pins, drops and lists pages."""
+
+    def __init__(self, pool: PagePool, store: Store, allowed: AllowedHosts) -> None:
+        self._pool = pool
+        self._store = store
+        self._allowed = allowed
+        self._tenant_of_lease: dict[int, str] = {}
+
+    async def park(self, asked: schema.ParkRequest) -> schema.PagesDone:
+        """Copies blocks into the pool; what this returns is there."""
+        lease = None if asked.lease is None else LeaseToken.parse(asked.lease)
+        parked = await self._pool.park(
+            Salt(asked.tenant, asked.model, asked.revision),
+            self._place(asked.agent, asked.region),
+            asked.blocks,
+            asked.keys,
+            lease=lease,
+            pin=asked.pin,
+            timeout_s=asked.timeout_s,
+            context=asked.context,
+        )
+        new = {key.key for key in parked.new}
+        layout = (parked.new or parked.present)[0].layout
+        pages = [
+            schema.PageAnswer(key=key, state="parked" if key in new else "present") for key in asked.keys
+        ]
+        return schema.PagesDone(layout=layout, pages=pages, nbytes=self._nbytes(parked.new))
+
+    async def fetch(self, asked: schema.FetchRequest) -> schema.PagesDone:
+        """Writes pages into an agent's region: all of them, or none where one is not there."""
+        keys = _keys(asked)
+        missing = [key for key, page in zip(keys, self._pool.find(keys), strict=True) if page is None]
+        if missing:
+            answers = await self._missing(missing)
+            gone = sum(answer.state == "gone" for answer in answers)
+            raise Refusal(
+                "gone" if gone else "not-found",
+                f"{len(missing)} of {len(keys)} pages are not parked ({gone} were before the daemon's restart), "
+                f"the first is {missing[0].key!r}",
+            )
+        nbytes = await self._pool.push(
+            keys,
+            self._place(asked.agent, asked.region),
+            asked.blocks,
+            lease=None if asked.lease is None else LeaseToken.parse(asked.lease),
+            notify=asked.notify.encode(),
+            timeout_s=asked.timeout_s,
+            context=asked.context,
+        )
+        pages = [schema.PageAnswer(key=key.key, state="done") for key in keys]
+        return schema.PagesDone(layout=asked.layout, pages=pages, nbytes=nbytes)
+
+    async def lease(self, asked: schema.PageLeaseRequest) -> schema.PageLease:
+        """Grants a right to read those pages that are there."""
+        leased = self._pool.lease(_keys(asked), asked.holder, asked.ttl_s)
+        if leased.parts:
+            self._tenant_of_lease[leased.number] = asked.tenant
+            self._forget_ended()
+        return await self._shown(leased, asked.ttl_s)
+
+    async def extend(self, lease_id: str, ttl_s: float, tenants: frozenset[str] | None) -> schema.LeaseEnded:
+        """Begins a lease's time anew."""
+        self._pool.extend(self._number(lease_id, tenants), ttl_s)
+        return schema.LeaseEnded(id=lease_id, state="active")
+
+    async def revoke(self, lease_id: str, tenants: frozenset[str] | None) -> schema.LeaseEnded:
+        """Ends a lease; when this returns nobody reads under it."""
+        await self._pool.revoke(self._number(lease_id, tenants))
+        return schema.LeaseEnded(id=lease_id, state="revoked")
+
+    async def pin(self, asked: schema.PagesRequest, *, pinned: bool) -> schema.PagesDone:
+        """Keeps pages from giving way, or lets them."""
+        keys = _keys(asked)
+        return await self._done(asked, keys, self._pool.pin(keys, pinned))
+
+    async def drop(self, asked: schema.PagesRequest) -> schema.PagesDone:
+        """Takes pages away."""
+        keys = _keys(asked)
+        return await self._done(asked, keys, await self._pool.drop(keys))
+
+    def list(
+        self, tenants: frozenset[str] | None, tenant: str | None, cursor: str, limit: int
+    ) -> schema.Listed[schema.Page]:
+        """Returns pages in the order of their parking."""
+        if tenant is None and tenants is not None:
+            tenant = min(tenants)  # one at a time: a token names few
+            if len(tenants) > 1:
+                raise Refusal(
+                    "invalid-argument", f"this token has several tenants: name one of {sorted(tenants)}"
+                )
+        if tenant is not None and tenants is not None and tenant not in tenants:
+            return schema.Listed[schema.Page](items=[])
+        after = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 19 else 0
+        found = self._pool.pages(tenant, after, limit)
+        items = [schema.Page.model_validate(document_of(page)) for page in found]
+        next_ = str(found[-1].serial) if len(found) == limit else None
+        return schema.Listed[schema.Page].model_construct(items=items, next=next_)
+
+    def pools(self, tenants: frozenset[str] | None) -> Sequence[schema.Pool]:
+        """Returns the pool and what is in it; of tenants those that the caller may know of."""
+        stats = self._pool.stats()
+        index = stats.pages
+        uses = self._pool.tenants()
+        shown = schema.Pool(
+            name="host",
+            page_kind=stats.page_kind,
+            nbytes=index.nbytes,
+            used_nbytes=index.used_nbytes,
+            pinned_nbytes=index.pinned_nbytes,
+            pages=index.num_pages,
+            held=index.num_held,
+            leases=stats.num_leases,
+            parking=stats.num_parking,
+            tenants_nbytes={
+                tenant: use.nbytes for tenant, use in uses.items() if tenants is None or tenant in tenants
+            },
+            parked_total=index.num_parked,
+            hits_total=index.num_hits,
+            misses_total=index.num_misses,
+            evicted_total=index.num_evicted,
+            dropped_total=index.num_dropped,
+        )
+        return [shown]
+
+    def set_quotas(self, before: Iterable[str], quotas_nbytes: Mapping[str, int]) -> None:
+        """Bounds what each named tenant may park; those that were named before and are not now have no bound."""
+        for tenant in before:
+            if tenant not in quotas_nbytes:
+                self._pool.index.set_quota(tenant, None)
+        for tenant, nbytes in quotas_nbytes.items():
+            self._pool.index.set_quota(tenant, nbytes)
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _place(self, agent: str, region: str) -> RemotePlace:
+        require_allowed(self._allowed, agent)
+        return RemotePlace("", region, agent) if "://" in agent else RemotePlace(agent, region)
+
+    def _nbytes(self, keys: Iterable[PageKey]) -> int:
+        return sum(page.nbytes for page in self._pool.find(keys) if page is not None)
+
+    def _number(self, lease_id: str, tenants: frozenset[str] | None) -> int:
+        number = int(lease_id) if lease_id.isascii() and lease_id.isdigit() and len(lease_id) < 19 else 0
+        tenant = self._tenant_of_lease.get(number)
+        if number not in self._pool.leases or (tenants is not None and tenant not in tenants):
+            raise Refusal("not-found", f"there is no lease {lease_id!r} of pages (any more)")
+        return number
+
+    def _forget_ended(self) -> None:
+        if len(self._tenant_of_lease) > 2 * len(self._pool.leases) + 64:
+            self._tenant_of_lease = {
+                number: tenant
+                for number, tenant in self._tenant_of_lease.items()
+                if number in self._pool.leases
+            }
+
+    async def _missing(self, keys: Sequence[PageKey]) -> list[schema.PageAnswer]:
+        gone = await self._store.find_gone([digest_of_key(key) for key in keys])
+        return [
+            schema.PageAnswer(key=key.key, state="gone" if digest_of_key(key) in gone else "missing")
+            for key in keys
+        ]
+
+    async def _done(
+        self, asked: schema.PagesRequest, keys: Sequence[PageKey], there: Iterable[PageKey]
+    ) -> schema.PagesDone:
+        found = set(there)
+        missing = {
+            answer.key: answer for answer in await self._missing([key for key in keys if key not in found])
+        }
+        pages = [missing.get(key.key) or schema.PageAnswer(key=key.key, state="done") for key in keys]
+        return schema.PagesDone(layout=asked.layout, pages=pages)
+
+    async def _shown(self, leased: PageLease, ttl_s: float) -> schema.PageLease:
+        parts = [
+            schema.LeasedPart(
+                region=json.loads(part.region.to_bytes()),
+                keys=[key.key for key in part.keys],
+                blocks=part.blocks,
+                token=str(part.token),
+            )
+            for part in leased.parts
+        ]
+        missing = await self._missing(leased.missing)
+        return schema.PageLease(id=str(leased.number), seconds_left=ttl_s, parts=parts, missing=missing)
+
+
+def _keys(asked: schema.PagesRequest) -> list[PageKey]:
+    keys = [PageKey(asked.tenant, asked.model, asked.revision, asked.layout, key) for key in asked.keys]
+    if len(set(keys)) != len(keys):
+        raise Refusal("invalid-argument", "a key is named twice")
+    return keys

@@ -1,0 +1,65 @@
+"""Agents that are attached, with their regions, peers and rails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from kvxfer.control.schema.base import Told
+
+
+class Agent(Told):
+    id: str = Field(description="Its incarnation, in hexadecimal digits")
+    name: str
+    address: str
+    pid: int
+    uid: int
+    host: str
+    version: str
+    may: list[str]
+    draining: bool
+    attached_at_s: float
+    regions: int
+    peers: int
+    leases: int
+    records_dropped: int
+
+
+class AgentDetail(Agent):
+    options: dict[str, Any]
+    stats: dict[str, Any]
+
+
+class Region(Told):
+    agent: str
+    agent_name: str
+    id: int
+    name: str
+    kind: str
+    num_blocks: int
+    nbytes: int
+    layout: dict[str, Any] | None
+    notes: list[str]
+
+
+class Rail(Told):
+    agent: str
+    agent_name: str
+    peer: str
+    peer_name: str
+    session: int
+    transport: str
+
+
+class Peer(Told):
+    agent: str
+    agent_name: str
+    session: int
+    id: str = Field(description="Its incarnation")
+    name: str
+    address: str
+    rails: list[str]
+    paths: list[str]
+    notes: list[str]
+    regions: list[str]

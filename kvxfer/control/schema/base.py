@@ -1,0 +1,55 @@
+"""What all requests and answers share: bounded types, and the two kinds of models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+# As long as native code takes names and contexts (native/core: 128 bytes each).
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Context = Annotated[str, StringConstraints(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Address = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[\x21-\x7e]+$")]
+LeaseText = Annotated[str, StringConstraints(max_length=512, pattern=r"^kvxfer-lease-1\.[0-9A-Za-z._~%-]+$")]
+Key = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+Tenant = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9._:/@-]*$")]
+Block = Annotated[int, Field(ge=0, le=2**40)]
+# 65,536 ids of up to 13 digits are a body of 1 MiB (app/limits.py).
+Blocks = Annotated[list[Block], Field(min_length=1, max_length=65536)]
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+Role = Literal["read", "transfer", "admin"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+TransferState = Literal["pending", "done", "failed", "cancelled"]
+
+
+class Asked(BaseModel):
+    """What a client sends."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Told(BaseModel):
+    """What the daemon answers."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+
+
+Item = TypeVar("Item")
+
+
+class Listed(Told, Generic[Item]):
+    """One page of a list; `next` is the cursor of the one that follows, None at the end."""
+
+    items: list[Item]
+    next: str | None = None
+
+
+class Problem(Told):
+    """An error, as RFC 9457 has it; `code` is what programs test (docs/errors.md, docs/daemon.md)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    instance: str

@@ -1,0 +1,50 @@
+"""Leases of attached agents' regions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from kvxfer.control.schema.base import Asked, Blocks, Name, Seconds, Told
+
+
+class LeaseRequest(Asked):
+    agent: Name
+    region: Name
+    blocks: Blocks | None = Field(default=None, description="null: the whole region")
+    mode: Literal["read", "write"] = "read"
+    holder: Name | int | None = Field(
+        default=None, description="A name; null: who has the token; to write: a session's number"
+    )
+    ttl_s: Seconds = 30.0
+
+
+class LeaseExtension(Asked):
+    ttl_s: Seconds
+
+
+class Lease(Told):
+    """A lease; its `id` is not what opens pages: that is the token, which its grant answers alone."""
+
+    id: str
+    agent: str
+    agent_name: str
+    holder: str
+    session: int | None
+    region: int
+    region_name: str
+    mode: str
+    num_blocks: int | None
+    state: str
+    seconds_left: float | None
+
+
+class LeaseGranted(Told):
+    id: str
+    token: str = Field(description="Shown once; who has it may use the lease")
+
+
+class LeaseEnded(Told):
+    id: str
+    state: str

@@ -1,0 +1,116 @@
+"""The node as a whole: health, settings, drain, doctor, topology, events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvxfer.control.schema.base import Asked, LogLevel, Name, Role, Seconds, Tenant, Told
+
+
+class Node(Told):
+    """Which daemon answers; `incarnation` is another one after each start."""
+
+    node: str
+    incarnation: str
+    version: str
+    agent: str | None = Field(description="Id of the daemon's own agent; null where it has none")
+    address: str
+    started_at_s: float
+    draining: bool
+
+
+class Health(Told):
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(Told):
+    ready: bool
+    reasons: list[str]
+
+
+class WhoAmI(Told):
+    name: str
+    role: Role
+    tenants: list[str] | None = Field(description="null: every tenant")
+
+
+class Link(Told):
+    source: str
+    destination: str
+    rails: list[str]
+
+
+class Topology(Told):
+    machine: dict[str, Any]
+    agents: list[str]
+    links: list[Link]
+
+
+class Finding(Told):
+    subject: str
+    name: str
+    state: str
+    found: str
+    why: str
+    change: str
+
+
+class Doctor(Told):
+    """What ``kvxfer doctor --json`` prints."""
+
+    findings: list[Finding]
+    ok: bool
+    machine: dict[str, Any]
+
+
+class Settings(Told):
+    """What can be changed while the daemon runs. Kept over restarts, but the agents' own levels."""
+
+    log_level: LogLevel
+    agents_log_level: dict[str, LogLevel] = Field(description="By agent's id, of those that were set")
+    page_quotas_nbytes: dict[str, int] = Field(
+        description="By tenant; a tenant that is not named has no bound"
+    )
+
+
+class SettingsChange(Asked):
+    """What is left out stays; a quota of null is taken away."""
+
+    log_level: LogLevel | None = None
+    agents_log_level: dict[Name, LogLevel] | None = Field(default=None, max_length=256)
+    page_quotas_nbytes: dict[Tenant, Annotated[int, Field(ge=0, le=2**50)] | None] | None = Field(
+        default=None, max_length=1024
+    )
+
+
+class DrainRequest(Asked):
+    deadline_s: Seconds = 300.0
+
+
+class DrainAgent(Told):
+    agent: str
+    name: str
+    draining: bool
+    open_transfers: int
+    refused: str = Field(default="", description="Why it was not asked, in words")
+
+
+class Drain(Told):
+    """Whether new work is refused; `ready` once nothing runs any more."""
+
+    draining: bool
+    ready: bool
+    deadline_at_s: float | None = None
+    running: int = Field(description="Transfers that still run, of the daemon and of agents that drain")
+    agents: list[DrainAgent]
+
+
+class Event(Told):
+    """One of /v1/events; `index` grows by one each, over restarts as well."""
+
+    index: int
+    topic: str
+    at_s: float
+    data: dict[str, Any]

@@ -1,0 +1,136 @@
+"""Pages of the host pool, by key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from kvxfer.control.schema.base import (
+    Address,
+    Asked,
+    Block,
+    Context,
+    Key,
+    LeaseText,
+    Name,
+    Seconds,
+    Tenant,
+    Told,
+)
+
+Keys = Annotated[list[Key], Field(min_length=1, max_length=4096)]
+PageBlocks = Annotated[list[Block], Field(min_length=1, max_length=4096)]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Salt(Asked):
+    """What a key is salted by: pages of two salts never meet."""
+
+    tenant: Tenant = ""
+    model: Name
+    revision: Context = ""
+
+
+class ParkRequest(Salt):
+    """Copies blocks of an agent's region into the pool, one under each key."""
+
+    keys: Keys
+    agent: Address = Field(description="Name or id of an agent that is attached or connected, or an address")
+    region: Name
+    blocks: PageBlocks
+    lease: LeaseText | None = Field(default=None, description="null: the attached agent is asked for one")
+    pin: bool = False
+    timeout_s: Seconds = 30.0
+    context: Context = ""
+
+
+class PagesRequest(Salt):
+    """Which pages; `layout` is what parking them answered."""
+
+    keys: Keys
+    layout: Digest
+
+
+class PageLeaseRequest(PagesRequest):
+    """The right to read pages for a time, with what a reader needs for its own `agent.read`."""
+
+    holder: Name | None = None
+    ttl_s: Seconds = 30.0
+
+
+class FetchRequest(PagesRequest):
+    """Copies pages into blocks of an agent's region."""
+
+    agent: Address = Field(description="Name or id of an agent that is attached or connected, or an address")
+    region: Name
+    blocks: PageBlocks
+    lease: LeaseText | None = Field(default=None, description="A lease to write, where one is meant")
+    notify: Context = ""
+    timeout_s: Seconds = 30.0
+    context: Context = ""
+
+
+class Page(Told):
+    tenant: str
+    model: str
+    revision: str
+    layout: str = Field(description="Digest of what a page of its layout holds")
+    key: str
+    state: str
+    nbytes: int
+    pinned: bool
+    holds: int
+    fetches: int
+
+
+class PageAnswer(Told):
+    """What became of one key: ``parked``, ``present``, ``done``, ``missing``, or ``gone``.
+
+    A page that is ``gone`` was acknowledged by the daemon's life before this one.
+    """
+
+    key: str
+    state: str
+
+
+class PagesDone(Told):
+    layout: str
+    pages: list[PageAnswer]
+    nbytes: int = 0
+
+
+class LeasedPart(Told):
+    """Pages of one region: connect to it, and read `blocks` under `token`."""
+
+    region: dict[str, Any] = Field(description="`RegionDescriptor.to_bytes`, as JSON")
+    keys: list[str]
+    blocks: list[int]
+    token: str
+
+
+class PageLease(Told):
+    id: str
+    seconds_left: float
+    parts: list[LeasedPart]
+    missing: list[PageAnswer]
+
+
+class Pool(Told):
+    """The pool; `tenants_nbytes` is what each tenant has in it, with pages that are being parked."""
+
+    name: str
+    page_kind: str
+    nbytes: int
+    used_nbytes: int
+    pinned_nbytes: int
+    pages: int
+    held: int
+    leases: int
+    parking: int
+    tenants_nbytes: dict[str, int]
+    parked_total: int
+    hits_total: int
+    misses_total: int
+    evicted_total: int
+    dropped_total: int

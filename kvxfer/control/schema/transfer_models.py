@@ -1,0 +1,93 @@
+"""Transfers: how one is asked for, and what is known of both its ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kvxfer.control.schema.base import (
+    Address,
+    Asked,
+    Blocks,
+    Context,
+    LeaseText,
+    Name,
+    Seconds,
+    Tenant,
+    Told,
+    TransferState,
+)
+
+
+class TransferRequest(Asked):
+    """A copy of blocks between a region of `agent` and one of `remote_agent`, begun by `agent`."""
+
+    agent: Name = Field(description="Id or name of an attached agent, or of the daemon's own")
+    verb: Literal["read", "write"] = "read"
+    region: Name
+    remote_agent: Address = Field(description="Name or id of a peer, or an address that is allowed")
+    remote_region: Name
+    src_blocks: Blocks
+    dst_blocks: Blocks
+    layers: (
+        Annotated[list[Annotated[int, Field(ge=0, le=65536)]], Field(min_length=2, max_length=2)] | None
+    ) = None
+    lease: LeaseText | None = None
+    notify: Context | None = None
+    timeout_s: Seconds = 30.0
+    priority: Annotated[int, Field(ge=0, le=255)] = 0
+    context: Context = Field(default="", description="Whose request it is; may hold a W3C traceparent")
+    tenant: Tenant = ""
+
+
+class TransferEnd(Told):
+    """How one end ended. Durations count from `posted_at_s`; null for what did not happen or is not known."""
+
+    agent: str
+    agent_name: str
+    began_it: bool
+    region: int
+    region_name: str
+    outcome: TransferState
+    state: str
+    code: str
+    message: str
+    rails: list[str]
+    num_blocks: int
+    num_layers: int
+    nbytes: int
+    nbytes_done: int
+    posted_at_s: float
+    begun_after_us: float | None
+    first_piece_after_us: float | None
+    ended_after_us: float | None
+
+
+class Transfer(Told):
+    """Both ends of one copy, as far as their agents are attached here.
+
+    `id` is the same at every daemon that knows an end of it.
+    """
+
+    id: str
+    state: TransferState
+    code: str
+    message: str
+    context: str
+    trace_parent: str | None
+    tenant: str
+    priority: int
+    num_blocks: int
+    num_layers: int
+    nbytes: int
+    created_by: str | None = Field(description="The token's name, of one that was created here")
+    updated_at_s: float
+    source: TransferEnd | None
+    destination: TransferEnd | None
+    expectation: TransferEnd | None
+
+
+class Cancelled(Told):
+    id: str
+    found: bool = Field(description="False: it had ended")

@@ -1,0 +1,1 @@
+"""What the daemon knows: pure tables, told the time, and the store that keeps some of it."""

@@ -1,0 +1,202 @@
+"""What outlives the daemon: one SQLite file, written by one thread, which commits once for all that wait.
+
+Durable when the call that changed it has returned (a commit in WAL mode with ``synchronous=FULL``), also over
+``kill -9`` and a loss of power: tokens, settings, the drain, answers to idempotency keys, keys of pages whose
+parking was acknowledged, and up to which index events may have been given out. Not durable, by design: agents
+(they attach again), transfers' records, events, leases, and the pages themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from kvxfer.control.problems import Refusal
+from kvxfer.log import logger
+
+Result = TypeVar("Result")
+Work = Callable[[sqlite3.Connection], Result]
+
+_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS documents (kind TEXT, id TEXT, document TEXT NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, begun_at_s REAL NOT NULL, request TEXT NOT NULL,
+  status INTEGER, body BLOB);
+CREATE INDEX IF NOT EXISTS answers_by_age ON answers (begun_at_s);
+CREATE TABLE IF NOT EXISTS parked (key BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gone (key BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
+# What one commit is for, at most: a commit costs one or two writes to disk, whatever it is for.
+_MOST_AT_ONCE: Final = 256
+
+
+class Store:
+    """The file.
+
+    Parameters
+    ----------
+    path
+        Made (0600) where it is not there.
+
+    Raises
+    ------
+    RuntimeError
+        It cannot be opened: another version's, damaged, or no room for it. The words say which.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._queue: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
+        #: Why the last change failed; "" when it did not.
+        self.fault = ""
+        path.touch(mode=0o600)
+        try:
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5)
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, _VERSION):
+                raise RuntimeError(f"{path} is of version {version}, and this daemon knows {_VERSION}")
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.executescript(_SCHEMA)
+            self._connection.execute(f"PRAGMA user_version={_VERSION}")
+        except sqlite3.Error as error:
+            raise RuntimeError(f"{path} cannot be opened: {error}") from error
+        self._thread = threading.Thread(target=self._run, name="kvxfer-store", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Writes what waits, and ends the thread. Idempotent."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+            self._connection.close()
+
+    def submit(self, work: Work[Result]) -> Future[Result]:
+        """Has the thread do `work` in a transaction; the future is done when it is committed."""
+        done: Future[Result] = Future()
+        self._queue.put((work, done))
+        return done
+
+    async def run(self, work: Work[Result]) -> Result:
+        """Has it done, and waits until it is committed.
+
+        Raises
+        ------
+        Refusal
+            ``unavailable``: it cannot be written, e.g. for a full disk; nothing was changed.
+        """
+        try:
+            return await asyncio.wrap_future(self.submit(work))
+        except sqlite3.Error as error:
+            raise Refusal("unavailable", f"the daemon's store cannot be written: {error}") from None
+
+    # ---- documents: small JSON by kind and id ------------------------------------------------------
+
+    def load(self, kind: str) -> dict[str, Any]:
+        """Returns all documents of a kind, by id; blocks, for the start."""
+        work: Work[list[tuple[str, str]]] = lambda db: db.execute(  # noqa: E731
+            "SELECT id, document FROM documents WHERE kind = ?", (kind,)
+        ).fetchall()
+        return {id_: json.loads(text) for id_, text in self.submit(work).result()}
+
+    async def put(self, kind: str, id_: str, document: Any) -> None:
+        """Keeps a document; see `run`."""
+        await self.run(putting(kind, id_, document))
+
+    async def remove(self, kind: str, id_: str) -> None:
+        """Forgets one; see `run`."""
+        await self.run(lambda db: db.execute("DELETE FROM documents WHERE kind = ? AND id = ?", (kind, id_)))
+
+    # ---- keys of pages -----------------------------------------------------------------------------
+
+    def begin_life(self) -> None:
+        """Takes all pages that the daemon's last life acknowledged for gone, and forgets those before; blocks."""
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM gone")
+            db.execute("INSERT INTO gone SELECT key FROM parked")
+            db.execute("DELETE FROM parked")
+
+        self.submit(work).result()
+
+    async def find_gone(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Returns those of the keys that the last life acknowledged, and that are gone."""
+        if not keys:
+            return set()
+
+        def work(db: sqlite3.Connection) -> set[bytes]:
+            find = "SELECT 1 FROM gone WHERE key = ?"
+            return {key for key in keys if db.execute(find, (key,)).fetchone() is not None}
+
+        return await self.run(work)
+
+    async def add_parked(self, keys: Iterable[bytes]) -> None:
+        """Keeps keys of pages that are about to be acknowledged; see `run`."""
+        rows = [(key,) for key in keys]
+
+        def work(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT OR IGNORE INTO parked VALUES (?)", rows)
+            db.executemany("DELETE FROM gone WHERE key = ?", rows)
+
+        await self.run(work)
+
+    def drop_parked(self, keys: Iterable[bytes]) -> None:
+        """Forgets keys; soon, and without a word where that fails: they are said to be gone once too often."""
+        rows = [(key,) for key in keys]
+        self.submit(lambda db: db.executemany("DELETE FROM parked WHERE key = ?", rows))
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            batch = [self._queue.get()]
+            while len(batch) < _MOST_AT_ONCE and not self._queue.empty():
+                batch.append(self._queue.get())
+            going = None not in batch
+            self._commit([item for item in batch if item is not None])
+
+    def _commit(self, batch: list[tuple[Work[Any], Future[Any]]]) -> None:
+        """Does all of it in one transaction, or each in its own where that fails."""
+        if not batch:
+            return
+        results: list[Any] = []
+        db = self._connection
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            results = [work(db) for work, _ in batch]
+            db.execute("COMMIT")
+        except Exception as error:
+            self._roll_back()
+            if len(batch) > 1:
+                for item in batch:
+                    self._commit([item])
+                return
+            if str(error) != self.fault:
+                self.fault = str(error)
+                logger().error("the store %s cannot be written: %s", self._path, error)
+            batch[0][1].set_exception(error)
+            return
+        self.fault = ""
+        for (_, done), result in zip(batch, results, strict=True):
+            done.set_result(result)
+
+    def _roll_back(self) -> None:
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # SQLite has rolled back by itself
+
+
+def putting(kind: str, id_: str, document: Any) -> Work[Any]:
+    """Returns the work that keeps a document."""
+    text = json.dumps(document)
+    return lambda db: db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (kind, id_, text))

@@ -1,0 +1,136 @@
+"""Who may do what: tokens by the hash of their secret, roles, and scopes of tenants."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+#: Each role may do what those before it may.
+ROLES: Final = ("read", "transfer", "admin")
+#: Bits of a secret: nothing is gained by a slow hash of what cannot be guessed.
+_SECRET_NBYTES: Final = 32
+MAX_TOKENS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Attributes
+    ----------
+    key
+        By which limits are counted, and idempotency keys kept apart.
+    name
+        For people, and the audit log.
+    role
+        One of `ROLES`.
+    tenants
+        Whose pages and transfers it sees and makes; None for all.
+    """
+
+    key: str
+    name: str
+    role: str
+    tenants: frozenset[str] | None = None
+
+    def may(self, role: str) -> bool:
+        """Whether it may do what `role` may."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+    def sees(self, tenant: str) -> bool:
+        """Whether things of `tenant` are shown to it."""
+        return self.tenants is None or tenant in self.tenants
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """A token as it is kept: without its secret."""
+
+    id: str
+    name: str
+    role: str
+    tenants: tuple[str, ...] | None
+    digest: str
+    made_at_s: float
+    expires_at_s: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as JSON's types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> TokenRecord:
+        """Reads what `to_dict` made and JSON has carried."""
+        tenants = told["tenants"]
+        return cls(**{**told, "tenants": None if tenants is None else tuple(tenants)})
+
+
+class Tokens:
+    """All tokens there are. A change holds for the next request."""
+
+    def __init__(self, kept: Iterable[TokenRecord] = ()) -> None:
+        self._by_id = {token.id: token for token in kept}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def list(self) -> list[TokenRecord]:
+        """Returns all of them, in the order of their making."""
+        return sorted(self._by_id.values(), key=lambda token: (token.made_at_s, token.id))
+
+    @staticmethod
+    def draw(
+        name: str, role: str, tenants: Iterable[str] | None, now_s: float, ttl_s: float | None
+    ) -> tuple[TokenRecord, str]:
+        """Returns a new token, which `add` makes valid, and its secret, which is kept nowhere."""
+        id_ = secrets.token_hex(8)
+        secret = f"kvx_{id_}_{secrets.token_urlsafe(_SECRET_NBYTES)}"
+        record = TokenRecord(
+            id=id_,
+            name=name,
+            role=role,
+            tenants=None if tenants is None else tuple(sorted(set(tenants))),
+            digest=_digest(secret),
+            made_at_s=now_s,
+            expires_at_s=None if ttl_s is None else now_s + ttl_s,
+        )
+        return record, secret
+
+    def add(self, token: TokenRecord) -> None:
+        """Makes it valid."""
+        self._by_id[token.id] = token
+
+    def get(self, id_: str) -> TokenRecord | None:
+        """Returns the token of an id."""
+        return self._by_id.get(id_)
+
+    def revoke(self, id_: str) -> TokenRecord | None:
+        """Makes it invalid, and returns what it was."""
+        return self._by_id.pop(id_, None)
+
+    def find(self, secret: str, now_s: float) -> Caller | None:
+        """Returns whose secret it is; None for none, an expired or a revoked one.
+
+        The id in the secret finds its row: only the comparison with the hash tells right from wrong, and that
+        takes as long for every secret.
+        """
+        parts = secret.split("_", 2)
+        token = self._by_id.get(parts[1]) if len(parts) == 3 and parts[0] == "kvx" else None
+        expected = token.digest if token is not None else _NOBODY
+        if not hmac.compare_digest(_digest(secret), expected) or token is None:
+            return None
+        if token.expires_at_s is not None and now_s >= token.expires_at_s:
+            return None
+        tenants = None if token.tenants is None else frozenset(token.tenants)
+        return Caller(f"token:{token.id}", token.name, token.role, tenants)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_NOBODY: Final = _digest("")
