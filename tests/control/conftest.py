@@ -1,0 +1,40 @@
+"""Engines and daemons that end with their test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+from tests.control.engines import Daemon, Engine
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Callable[..., Engine]]:
+    """Makes engines in this process."""
+    made: list[Engine] = []
+
+    def make(*arguments: Any, **options: Any) -> Engine:
+        made.append(Engine(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.agent.aclose()
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[Callable[..., Daemon]]:
+    """Makes daemons' agents with pools in this process."""
+    made: list[Daemon] = []
+
+    def make(*arguments: Any, **options: Any) -> Daemon:
+        made.append(Daemon(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.aclose()
