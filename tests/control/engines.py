@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,15 @@ def options(transport: str | None = None, **changes: Any) -> AgentOptions:
     if transport is not None:
         changes["transports"] = (transport,)
     return AgentOptions(**{**PATIENT, **changes})
+
+
+async def until(is_over: Callable[[], object]) -> None:
+    """Waits until something is so."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            if is_over():
+                return
+            await asyncio.sleep(0.002)
 
 
 class Engine:
@@ -142,7 +151,9 @@ class Daemon:
             self.gone += [(key.key, why) for key in keys]
 
         self.pool = PagePool(
-            self.own, nbytes, **{"on_parked": on_parked, "on_dropped": on_dropped, "huge_pages": False, **more}
+            self.own,
+            nbytes,
+            **{"on_parked": on_parked, "on_dropped": on_dropped, "huge_pages": False, **more},
         )
 
     async def aclose(self) -> None:

@@ -33,7 +33,8 @@ def test_a_page_is_found_when_it_is_filled_and_not_before() -> None:
     reserved = index.reserve(keys("x"), PAGE, 0)
     assert index.find(keys("x")[0]) is None
     assert index.hold(keys("x"), 1) == ([], keys("x"))
-    assert index.pages() == [] and not index.drop(keys("x"))
+    assert index.pages() == []
+    assert not index.drop(keys("x"))
     assert index.reserve(keys("xy"), PAGE, 1).parking == keys("x")
     index.commit(reserved.pages, 2)
     assert index.find(keys("x")[0]) is reserved.pages[0]
@@ -43,7 +44,8 @@ def test_a_page_is_found_when_it_is_filled_and_not_before() -> None:
 def test_what_was_not_filled_gives_its_place_back() -> None:
     index = PageIndex(1, 40)
     index.abort(index.reserve(keys("wxyz"), PAGE, 0).pages)
-    assert index.stats().used_nbytes == 0 and not index.tenants()
+    assert index.stats().used_nbytes == 0
+    assert not index.tenants()
     assert park(index, keys("abcd"), 1) == ""
 
 
@@ -98,16 +100,19 @@ def test_a_slab_of_another_layout_gives_way_when_its_newest_page_is_older() -> N
     park(index, keys("efgh", layout="K"), 1)
     index.release(index.hold(keys("a"), 2)[0], 2)
     reserved = index.reserve(keys("i"), PAGE, 3)
-    assert names(reserved.evicted) == "b" and not reserved.formatted, "b is older than all of K's slab"
+    assert names(reserved.evicted) == "b", "it is older than the newest of the other slab"
+    assert not reserved.formatted
     index.commit(reserved.pages, 3)
     index.release(index.hold(keys("cd"), 4)[0], 4)
     index.release(index.hold(keys("ai"), 5)[0], 5)
     reserved = index.reserve(keys("j"), PAGE, 6)
-    assert names(reserved.evicted) == "efgh" and reserved.formatted == [1]
+    assert names(reserved.evicted) == "efgh"
+    assert reserved.formatted == [1]
     # A slab that is empty is taken before anything gives way.
     index.abort(reserved.pages)
     reserved = index.reserve(keys("k", layout="M"), PAGE, 7)
-    assert not reserved.evicted and reserved.formatted == [1]
+    assert not reserved.evicted
+    assert reserved.formatted == [1]
 
 
 def test_a_quota_is_kept_by_the_tenants_own_pages_and_by_no_others() -> None:
@@ -123,7 +128,8 @@ def test_a_quota_is_kept_by_the_tenants_own_pages_and_by_no_others() -> None:
     index.set_quota("a", 0)
     with pytest.raises(ExhaustedError):
         index.reserve(keys("g"), PAGE, 5)
-    assert index.tenants()["a"].nbytes == 50 and index.tenants()["b"].num_pages == 1
+    assert index.tenants()["a"].nbytes == 50
+    assert index.tenants()["b"].num_pages == 1
 
 
 def test_half_of_the_pool_may_be_pinned() -> None:
@@ -144,7 +150,9 @@ def test_what_is_dropped_while_it_is_held_keeps_its_place_until_the_last_lets_go
     first, _ = index.hold(keys("a"), 1)
     second, _ = index.hold(keys("a"), 1)
     (page,) = index.drop(keys("a"))
-    assert page.state is PageState.DROPPED and index.find(page.key) is None and index.pages() != [page]
+    assert page.state is PageState.DROPPED
+    assert index.find(page.key) is None
+    assert index.pages() != [page]
     assert park(index, keys("a"), 2) == "b", "the same key is another page, at another place"
     index.release(first, 3)
     with pytest.raises(ExhaustedError):
@@ -218,7 +226,9 @@ def test_its_books_are_right_whatever_happens(seed: int) -> None:
         index.release(group, 3000)  # type: ignore[arg-type]
     index.drop([page.key for page in index.pages()])
     assert index.stats().used_nbytes == index.stats().pinned_nbytes == index.stats().num_held == 0
-    assert not index.tenants() and not index._idle and not index._by_serial
+    assert not index.tenants()
+    assert not index._idle
+    assert not index._by_serial
 
 
 def _check_books(index: PageIndex, busy: list[object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,15 @@ SIZES = {"l": 3, "2": 2, "b": 6, "t": 8, "h": 4, "d": 16}
 ORDERS = ("l2bthd", "l2bhtd", "bl2thd", "lbth2d", "b2lhtd", "lb2thd")
 
 
-def layout(axes: str = "l2bthd", num_blocks: int = 6, **held: object) -> KVLayout:
+def layout(axes: str = "l2bthd", num_blocks: int = 6, **held: Any) -> KVLayout:
     memory = np.zeros([num_blocks if axis == "b" else SIZES[axis] for axis in axes], np.uint16)
-    return KVLayout.from_tensor(memory, axes, **held)  # type: ignore[arg-type]
+    return KVLayout.from_tensor(memory, axes, **held)
 
 
 def per_layer(axes: str) -> KVLayout:
-    return KVLayout.from_tensors([np.zeros([SIZES[axis] for axis in axes], np.uint16) for _ in range(3)], axes)
+    return KVLayout.from_tensors(
+        [np.zeros([SIZES[axis] for axis in axes], np.uint16) for _ in range(3)], axes
+    )
 
 
 def pairs() -> KVLayout:
@@ -61,10 +64,14 @@ def test_a_page_is_one_piece_of_the_slab_and_has_the_same_contents(name: str) ->
     source = LAYOUTS[name]
     slab = slab_layout(source, 5)
     assert digest_of(slab) == digest_of(source)
-    assert not differences(source, slab) and not differences(slab, source)
-    scales = 0 if slab.quantization is None else 4 * 3 * 2 * (4 if slab.quantization.per == "page_head" else 1)
+    assert not differences(source, slab)
+    assert not differences(slab, source)
+    scales = (
+        0 if slab.quantization is None else 4 * 3 * 2 * (4 if slab.quantization.per == "page_head" else 1)
+    )
     assert source.block_nbytes + scales <= page_nbytes(source) < source.block_nbytes + scales + 64
-    assert slab.block_stride == page_nbytes(source) and slab.nbytes <= 5 * page_nbytes(source)
+    assert slab.block_stride == page_nbytes(source)
+    assert slab.nbytes <= 5 * page_nbytes(source)
     assert slab_layout(slab, 5) == slab
     assert slab_layout(source, 1).num_blocks == 1
     # Between slabs a page goes in one run (and its scales).
@@ -74,7 +81,9 @@ def test_a_page_is_one_piece_of_the_slab_and_has_the_same_contents(name: str) ->
 
 def test_layouts_of_the_same_contents_have_one_digest() -> None:
     same = [LAYOUTS[name] for name in (*ORDERS, "a tensor for each layer", "keys and values in one row")]
-    assert len({digest_of(each) for each in [*same, pairs(), layout(num_blocks=9), layout(null_block=0)]}) == 1
+    assert (
+        len({digest_of(each) for each in [*same, pairs(), layout(num_blocks=9), layout(null_block=0)]}) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,10 +104,11 @@ def test_layouts_of_the_same_contents_have_one_digest() -> None:
     ],
     ids=str,
 )
-def test_other_contents_have_other_digests(change: dict[str, object]) -> None:
+def test_other_contents_have_other_digests(change: dict[str, Any]) -> None:
     plain = digest_of(layout())
     found = digest_of(layout(**change))
-    assert len(found) == 64 and found != plain
+    assert len(found) == 64
+    assert found != plain
     if len(change) > 1:
         fewer = dict(list(change.items())[:1])
         assert found != digest_of(layout(**fewer))
