@@ -103,7 +103,7 @@ async def test_pages_are_pushed_into_an_agents_region(
         await node.pool.push([done.new[0], *source.keys(["none"])], target.place, [0, 1], notify=b"x")
     with pytest.raises(TransferError) as refused:
         await node.pool.push(done.new[:1], target.place, [0], notify=b"other", timeout_s=0.2)
-    assert refused.value.code == "deadline"
+    assert refused.value.code in ("deadline", "not-permitted")  # by whichever end looks first
     assert node.pool.stats().pages.num_held == 0
 
 
