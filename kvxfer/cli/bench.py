@@ -26,6 +26,7 @@ from kvxfer.bench.handover.measure import HandoverOptions
 from kvxfer.bench.latency.delays import CommandsOptions, TriggerOptions
 from kvxfer.bench.latency.measure import LatencyOptions
 from kvxfer.bench.pages.measure import PagesOptions
+from kvxfer.bench.parking.measure import ParkingOptions
 from kvxfer.bench.plan.instructions import InstructionsOptions
 from kvxfer.bench.plan.measure import PlanOptions
 from kvxfer.bench.report import document, noise, results
@@ -92,6 +93,7 @@ _COMMANDS = (
         "serving.abandoned:parts",
         prepare="serving.systems:enter_environment",
     ),
+    _Command("parking", ParkingOptions, "parking.measure:run", "parking.measure:parts"),
     _Command("plan", PlanOptions, "plan.measure:run", "plan.measure:parts"),
     _Command("setup", SetupOptions, "setup.measure:run", "setup.measure:parts"),
     _Command("scale", ScaleOptions, "scale.measure:run", "scale.measure:parts"),

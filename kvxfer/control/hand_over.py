@@ -47,7 +47,7 @@ def shared_array(
     nbytes = math.prod(shape) * kind.itemsize
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(fd, max(nbytes, 1))
+        os.posix_fallocate(fd, 0, max(nbytes, 1))  # the pages are this process's, and not the daemon's
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         mapped = _SharedMap(fd, max(nbytes, 1))
     except BaseException:
@@ -124,7 +124,8 @@ def hand_over(
     Parameters
     ----------
     memory
-        An array that `shared_array` made, or a part of one; or a memfd that is sealed against shrinking.
+        An array that `shared_array` made, or a part of one; or a memfd that is filled, and sealed
+        against shrinking.
     layout
         Where its elements lie, counted from the array's first byte, or the memfd's.
     name

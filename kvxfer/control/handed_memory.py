@@ -35,7 +35,8 @@ _LINE_TIMEOUT_S: Final = 10.0
 _MOST_CONNECTIONS: Final = 1024
 _MOST_REGIONS: Final = 256
 _ACCEPT_AGAIN_S: Final = 0.1
-_HUGETLBFS: Final = 0x958458F6
+# Of st_blocks, whatever the file system's are.
+_STAT_BLOCK_NBYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class HandedMemory:
     own half of the connection (``shutdown``) is sent ``{"gone": true}`` when no byte is touched any more.
 
     The memfd must be sealed against shrinking (F_SEAL_SHRINK), or the daemon could be made to touch what is
-    not there. All methods belong to one event loop.
+    not there, and filled, so that its pages are charged to the process. All methods belong to one event loop.
 
     Parameters
     ----------
@@ -230,7 +231,7 @@ class HandedMemory:
         if not name.isprintable():
             raise invalid("name has letters that cannot be printed")
         layout = _layout_of(wanted.get("layout"))
-        if "cuda_ipc" in wanted:
+        if "cuda_handle" in wanted:
             raise UsageError("this daemon has no GPU, and takes memory of the host alone", code="unsupported")
         if len(fds) != 1:
             raise invalid(f"{len(fds)} descriptors came beside the line: send one, of a memfd")
@@ -284,6 +285,12 @@ class HandedMemory:
             raise UsageError(
                 f"{nbytes} bytes more would be over the {self._max_nbytes} that may be handed over",
                 code="exhausted",
+            )
+        # Of memory that was never written the daemon would take the pages, and be ended for it.
+        if at.st_blocks * _STAT_BLOCK_NBYTES < nbytes:
+            raise invalid(
+                f"the memfd has {at.st_blocks * _STAT_BLOCK_NBYTES} bytes of memory for {nbytes}: fill it, "
+                "or posix_fallocate it, before it is handed over"
             )
         begin = offset % mmap.ALLOCATIONGRANULARITY
         try:

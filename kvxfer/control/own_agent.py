@@ -89,7 +89,10 @@ class OwnLease:
 
 
 class OwnAgent:
-    """One agent of the daemon's, named ``daemon/<node>``.
+    """One agent of the daemon's, named ``daemon/<node>``, and behind it its role where it has one.
+
+    No agent connects to itself. So that pages of memory that was handed over can be parked in the same
+    daemon's pool, that memory is another agent's: one with a role.
 
     Its regions are slabs of the page pool and memory that processes have handed over; their names end with
     the node's (`region_name`), since two agents compare regions that they call by one name. All methods
@@ -99,6 +102,8 @@ class OwnAgent:
     ----------
     node
         The node's name, unique among daemons that meet; at most 48 bytes.
+    role
+        ``"memory"``, say; "" of the agent that has the pool. Text of ASCII letters.
     options
         As of any agent. The daemon may have it attach to itself as others do.
     allow
@@ -118,6 +123,7 @@ class OwnAgent:
         options: AgentOptions | None = None,
         *,
         allow: AllowedHosts | None = None,
+        role: str = "",
         directory: Directory | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
@@ -125,7 +131,8 @@ class OwnAgent:
             raise invalid(f"a node's name has 1 to {_MAX_NODE_NBYTES} bytes, not {node!r:.100}")
         self.node = node
         self.allow = allow or AllowedHosts()
-        self.agent = Agent(f"daemon/{node}", options, directory=directory, metadata=metadata)
+        name = f"daemon/{node}/{role}" if role else f"daemon/{node}"
+        self.agent = Agent(name, options, directory=directory, metadata=metadata)
         self._has_directory = directory is not None
         #: Leases that have not ended, by number. Read only.
         self.leases: dict[int, OwnLease] = {}

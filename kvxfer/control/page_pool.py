@@ -344,7 +344,7 @@ class PagePool:
         """Returns where pages are read."""
         if source.agent in (self._own.name, self._own.incarnation):
             raise UsageError(
-                "pages of the daemon's own agent are not read over a session: name another agent",
+                f"{self._own.name} has the pool itself: pages are parked from, and pushed to, other agents",
                 code="unsupported",
             )
         attached = self._attached(source.agent)

@@ -24,6 +24,7 @@ STAGES = {"post", "first_layer", "last_layer", "notification", "decode_may_start
 
 PAGES = ["pages", "--total-mib", "4", "--iterations", "2"]
 HANDOVER = ["handover", "--requests", "4", "--max-tokens", "64", "--prefill-ms-per-layer", "0.2"]
+PARKING = ["parking", "--total-mib", "4", "--layers", "4", "--iterations", "2"]
 PLAN = ["plan", "--layers", "4", "--blocks", "30", "--iterations", "3"]
 # -P: the installed package, whatever the working folder holds.
 PROGRAM = [sys.executable, "-P", "-m", "kvxfer.bench"]
@@ -159,6 +160,15 @@ def test_plan_is_reported(src: str, dst: str) -> None:
     check_figures(result, "compile_ms", "post_ms", "post_ns_per_page")
     assert result["num_tokens"] >= 30 * 16
     assert result["num_pages"] == 4 * 2 * 30
+
+
+@pytest.mark.parametrize(
+    ("order", "memory", "transport"), [("layers", "pool", "shm"), ("blocks", "foreign", "tcp")]
+)
+def test_pages_are_parked_and_fetched(order: str, memory: str, transport: str) -> None:
+    result = result_of(*PARKING, "--order", order, "--memory", memory, "--transport", transport)
+    check_figures(result, "park_gb_s", "fetch_gb_s", "copy_gb_s", "park_ratio", "fetch_nt_ratio")
+    assert result["num_pages"] * result["page_nbytes"] == 4 << 20
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

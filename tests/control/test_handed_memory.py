@@ -33,10 +33,10 @@ LARGE = (8, 2, 64, 64, 4, 128)  # 64 MiB: long enough under way to be interrupte
 class Memory:
     """An agent of a daemon's that takes memory, in a folder of its own."""
 
-    def __init__(self, folder: Path, node: str, **more: Any) -> None:
+    def __init__(self, folder: Path, node: str, role: str = "", **more: Any) -> None:
         folder.mkdir(mode=0o700)
         self.folder = folder
-        self.own = OwnAgent(node, options())
+        self.own = OwnAgent(node, options(), role=role)
         self.changes: list[tuple[str, bool]] = []
         self.handed = HandedMemory(
             folder, self.own, on_change=lambda each, came: self.changes.append((each.name, came)), **more
@@ -164,7 +164,8 @@ async def test_a_program_without_an_agent_parks_its_pages(
     memory: Callable[..., Any], process: Callable[..., Any], daemon: Callable[..., Daemon], seed: int
 ) -> None:
     """A daemon has two agents, of which one has the pool and the other what is handed over."""
-    node, taken = daemon("pages"), await memory("memory")
+    node, taken = daemon("node"), await memory("node", role="memory")
+    assert taken.own.name == "daemon/node/memory"
     program = await process(taken, seed=seed)
     lease = taken.own.grant(program.region, node.own.name, ttl_s=BOUND_S)
     done = await node.pool.park(SALT, program.place, range(4), ["a", "b", "c", "d"], lease=lease.token)
@@ -314,7 +315,7 @@ async def test_a_socket_that_was_left_is_taken_over(memory: Callable[..., Any], 
 
 def memfd(nbytes: int = 4096, seals: int | None = None, flags: int = os.MFD_ALLOW_SEALING) -> int:
     fd = os.memfd_create("test", flags | os.MFD_CLOEXEC)
-    os.ftruncate(fd, nbytes)
+    os.posix_fallocate(fd, 0, nbytes)
     if seals is None:
         seals = fcntl.F_SEAL_SHRINK
     if seals:
@@ -330,6 +331,13 @@ def document(**changes: Any) -> dict[str, Any]:
 
 def num_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def holes(_: Path) -> int:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(fd, 4096)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return fd
 
 
 def file_of(folder: Path) -> int:
@@ -352,6 +360,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], int], str]] = {
         lambda _: memfd(seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE),
         "cannot be mapped",
     ),
+    "memory that is not filled": ({}, holes, "has 0 bytes of memory"),
     "a file": ({}, file_of, "of a file"),
     "a pipe": ({}, pipe, "of no memory"),
     "a device": ({}, lambda _: os.open("/dev/zero", os.O_RDWR), "of no memory"),
@@ -381,7 +390,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], int], str]] = {
     "a long name": ({"name": "x" * 65}, lambda _: memfd(), "name is text"),
     "a name of two lines": ({"name": "a\nb"}, lambda _: memfd(), "cannot be printed"),
     "a name that is a number": ({"name": 7}, lambda _: memfd(), "name is text"),
-    "a handle of a GPU": ({"cuda_ipc": "00"}, lambda _: memfd(), "no GPU"),
+    "a handle of a GPU": ({"cuda_handle": "00"}, lambda _: memfd(), "no GPU"),
 }
 
 
