@@ -70,7 +70,7 @@ class Access:
 
     def shown(self) -> list[schema.Token]:
         """Returns all tokens, without their secrets."""
-        return [schema.Token.model_validate(_shown(token)) for token in self._tokens.list()]
+        return [schema.Token.model_validate(_shown(token)) for token in self._tokens.listed()]
 
     async def make(self, asked: schema.TokenRequest) -> schema.TokenMade:
         """Makes one, which is valid once it is kept."""

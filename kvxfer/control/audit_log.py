@@ -1,7 +1,7 @@
-"""The audit log: one line of JSON for each change: who, what, when, with which result. Only ever appended to.
+"""The audit log: one line of JSON for each change: who, what, when, with which result. Only appended to.
 
-A change is refused beforehand where its line would not find room. A line that cannot be written after all is kept
-in memory and written first when there is room again; until then no change is made.
+A change is refused beforehand where its line would not find room. A line that cannot be written after all is
+kept in memory and written first when there is room again; until then no change is made.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ class Drains:
         self._clock = clock
         self._refused: dict[str, str] = {}
         self._was_ready = False
+        self._stopping = False
         self.count_running: Callable[[], int] = lambda: 0
         self._deadline_at_s: float | None = store.load(_KIND).get(_ID)
 
@@ -100,6 +101,13 @@ class Drains:
             await self._tell_all(None)
             self._note("drain.ended", {})
         return self.shown()
+
+    async def stop_taking(self, timeout_s: float) -> None:
+        """Refuses new work since the daemon ends, and waits for what it began; kept over no restart."""
+        self._stopping = True
+        until_s = self._clock() + timeout_s
+        while self.count_running() and self._clock() < until_s:  # noqa: ASYNC110  # records may be lost
+            await asyncio.sleep(0.05)
 
     async def tell_new(self, agent: Attached) -> None:
         """Tells an agent that attached while the node drains."""

@@ -1,7 +1,7 @@
 """Settings that change while the daemon runs: levels of logs, and quotas of pages.
 
-Nothing else is settable, since nothing else has a mechanism: transfers have no rate limits, priorities stand in
-each transfer's request, and rails are what agents' options say.
+Nothing else is settable, since nothing else has a mechanism: transfers have no rate limits, priorities stand
+in each transfer's request, and rails are what agents' options say.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ docs/daemon.md lists the names.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import kvxfer
@@ -31,7 +32,7 @@ class Metrics:
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)  # type: ignore[arg-type]
+        registry.register(self)
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Any]:
@@ -135,12 +136,9 @@ class Metrics:
             "How long stages took: right, first_piece, moving, total.",
             labels=["role", "stage"],
         )
+        names = [*(str(float(bound)) for bound in BOUNDS_S), "+Inf"]
         for (role, stage), histogram in sorted(self._daemon.counts.stages.items()):
-            total = 0
-            buckets = []
-            for bound, count in zip((*BOUNDS_S, "+Inf"), histogram.counts, strict=True):
-                total += count
-                buckets.append((str(float(bound)) if bound != "+Inf" else "+Inf", float(total)))
+            buckets = list(zip(names, accumulate(histogram.counts), strict=True))
             family.add_metric([role, stage], buckets, histogram.sum_ns / 1e9)
         yield family
 

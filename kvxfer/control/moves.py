@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kvxfer.allowed_hosts import AllowedHosts
@@ -16,7 +16,16 @@ from kvxfer.control.problems import Refusal
 from kvxfer.control.state.event_log import EventLog
 from kvxfer.control.state.rates import OpenCounts
 from kvxfer.control.state.tokens import Caller
-from kvxfer.control.state.transfer_table import End, EndName, Entry, Filter, Made, TransferTable, transfer_id
+from kvxfer.control.state.transfer_table import (
+    END_NAMES,
+    End,
+    EndName,
+    Entry,
+    Filter,
+    Made,
+    TransferTable,
+    transfer_id,
+)
 from kvxfer.session.records import Record
 
 #: Transfers that each caller, and all together, may have under way here.
@@ -179,7 +188,7 @@ class Moves:
         told = await self._agents.call(agent, "move.cancel", args)
         return schema.Cancelled(id=id_, found=bool(told.get("found")))
 
-    def list(
+    def listed(
         self,
         caller: Caller,
         *,
@@ -194,7 +203,7 @@ class Moves:
         """Returns the newest first."""
         wanted = Filter(agent, state, context, tenant, caller.tenants, since_s)
         before = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 19 else None
-        found, next_ = self._table.list(wanted, before, limit)
+        found, next_ = self._table.listed(wanted, before, limit)
         return schema.Listed[schema.Transfer].model_construct(
             items=[self.shown(entry) for entry in found], next=None if next_ is None else str(next_)
         )
@@ -271,17 +280,17 @@ class Moves:
         entry = Entry(id_, 0, record.context, self._clock())
         known = self._table.get(id_)
         entry.made = None if known is None else known.made
-        return self._shown(entry, record, **ends)
+        return self._shown(entry, record, ends)
 
     def shown(self, entry: Entry) -> schema.Transfer:
         """Returns a transfer with both ends."""
-        ends = {name: entry.end(name) for name in ("source", "destination", "expectation")}
+        ends = {name: entry.end(name) for name in END_NAMES}
         told = ends["destination"] or ends["source"] or ends["expectation"]
         shown = {name: None if end is None else self._shown_end(end) for name, end in ends.items()}
-        return self._shown(entry, None if told is None else told.record, **shown)
+        return self._shown(entry, None if told is None else told.record, shown)
 
     def _shown(
-        self, entry: Entry, record: Record | None, **ends: schema.TransferEnd | None
+        self, entry: Entry, record: Record | None, ends: Mapping[EndName, schema.TransferEnd | None]
     ) -> schema.Transfer:
         made = entry.made
         gone = record is None and entry.outcome == "failed"
@@ -303,7 +312,9 @@ class Moves:
             nbytes=record.nbytes if record else 0,
             created_by=None if made is None else made.by,
             updated_at_s=entry.updated_at_s,
-            **ends,
+            source=ends["source"],
+            destination=ends["destination"],
+            expectation=ends["expectation"],
         )
 
     def _shown_end(self, end: End) -> schema.TransferEnd:

@@ -31,8 +31,10 @@ from kvxfer.control.state.transfer_table import CAPACITY, TransferTable
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
+    from kvxfer.control.handed_memory import Handed, HandedMemory
     from kvxfer.control.own_agent import OwnAgent
     from kvxfer.control.page_desk import PageDesk
+    from kvxfer.control.page_index import PageKey
     from kvxfer.control.page_pool import PagePool
 
 # An examination takes up to two seconds of a thread.
@@ -88,6 +90,7 @@ class NodeDaemon:
         self.own: OwnAgent | None = None
         self.pages: PageDesk | None = None
         self._pool: PagePool | None = None
+        self._memory: HandedMemory | None = None
         options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.store = Store(options.state / "daemon.sqlite")
         self.store.begin_life()
@@ -119,7 +122,7 @@ class NodeDaemon:
         await self.attachments.start()
         self._missing = await asyncio.to_thread(_lacking, self.options.require)
 
-    async def add_own(self, own: OwnAgent, pool: PagePool | None) -> None:
+    def add_own(self, own: OwnAgent, pool: PagePool | None) -> None:
         """Takes the daemon's own agent, and its pool where it has one; closes them at the end."""
         self.own, self._pool = own, pool
         if pool is not None:
@@ -128,10 +131,40 @@ class NodeDaemon:
             self.pages = PageDesk(pool, self.store, self.allowed)
             self.settings.take_effect()
 
+    async def add_memory(self) -> None:
+        """Lets processes hand memory to its own agent."""
+        assert self.own is not None
+        from kvxfer.control.handed_memory import HandedMemory
+
+        self._memory = HandedMemory(self.options.runtime, self.own, on_change=self._on_memory)
+        await self._memory.start()
+
+    def _on_memory(self, handed: Handed, came: bool) -> None:
+        data = {"region": handed.name, "pid": handed.pid, "nbytes": handed.nbytes}
+        self.note("memory.handed" if came else "memory.gone", data)
+
+    async def on_parked(self, keys: list[PageKey]) -> None:
+        """Keeps keys of pages before they are acknowledged."""
+        from kvxfer.control.page_desk import digest_of_key
+
+        await self.store.add_parked([digest_of_key(key) for key in keys])
+
+    def on_dropped(self, keys: list[PageKey], why: str) -> None:
+        """Forgets keys of pages that are there no more."""
+        from kvxfer.control.page_desk import digest_of_key
+
+        self.store.drop_parked([digest_of_key(key) for key in keys])
+        if why == "evicted":
+            for tenant in {key.tenant for key in keys}:
+                count = sum(key.tenant == tenant for key in keys)
+                self.note("pages.evicted", {"tenant": tenant, "keys": count}, tenant)
+
     async def aclose(self) -> None:
         """Ends all of it; agents carry on without it. Idempotent."""
         for task in self._tasks:
             task.cancel()
+        if self._memory is not None:
+            await self._memory.aclose()
         if self._pool is not None:
             await self._pool.aclose()
         if self.own is not None:
@@ -236,7 +269,7 @@ class NodeDaemon:
         )
 
     async def doctor(self, require: tuple[str, ...]) -> schema.Doctor:
-        """Examines the machine in a thread; what was found is kept for ten seconds, and made once for all who ask."""
+        """Examines the machine in a thread; what was found is kept for ten seconds, for all who ask."""
         require = tuple(sorted(set(require)))
         now_s = time.monotonic()
         kept = self._doctors.get(require)
@@ -265,8 +298,5 @@ def _lacking(require: tuple[str, ...]) -> tuple[str, ...]:
 
     check_names(require)
     known = kinds()
-    return tuple(
-        f"transport {name} is required and cannot be had: {known[name].why_off if name in known else 'not built'}"
-        for name in require
-        if name not in known or known[name].why_off
-    )
+    why = {name: known[name].why_off if name in known else "it is not built" for name in require}
+    return tuple(f"transport {name} is required: {words}" for name, words in why.items() if words)

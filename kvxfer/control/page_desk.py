@@ -60,7 +60,7 @@ class PageDesk:
             gone = sum(answer.state == "gone" for answer in answers)
             raise Refusal(
                 "gone" if gone else "not-found",
-                f"{len(missing)} of {len(keys)} pages are not parked ({gone} were before the daemon's restart), "
+                f"{len(missing)} of {len(keys)} pages are not parked ({gone} were before the restart); "
                 f"the first is {missing[0].key!r}",
             )
         nbytes = await self._pool.push(
@@ -103,7 +103,7 @@ class PageDesk:
         keys = _keys(asked)
         return await self._done(asked, keys, await self._pool.drop(keys))
 
-    def list(
+    def listed(
         self, tenants: frozenset[str] | None, tenant: str | None, cursor: str, limit: int
     ) -> schema.Listed[schema.Page]:
         """Returns pages in the order of their parking."""
@@ -148,7 +148,7 @@ class PageDesk:
         return [shown]
 
     def set_quotas(self, before: Iterable[str], quotas_nbytes: Mapping[str, int]) -> None:
-        """Bounds what each named tenant may park; those that were named before and are not now have no bound."""
+        """Bounds what each named tenant may park; one that was named `before` and is not now has no bound."""
         for tenant in before:
             if tenant not in quotas_nbytes:
                 self._pool.index.set_quota(tenant, None)

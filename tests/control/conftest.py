@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
+pytest.importorskip("fastapi", reason="kvxfer[control] is not installed")
+
 from tests.control.engines import Daemon, Engine
+from tests.control.serving import Served, serving
 
 
 @pytest.fixture
@@ -38,3 +42,10 @@ async def daemon() -> AsyncIterator[Callable[..., Daemon]]:
     yield make
     for each in made:
         await each.aclose()
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """A daemon that serves on the test's own loop, without agents."""
+    async with serving(tmp_path) as found:
+        yield found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Annotated, Final
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import Query, Request
 from starlette.responses import StreamingResponse
@@ -17,6 +17,9 @@ from kvxfer.control.problems import Refusal
 from kvxfer.control.state.event_log import Wanted
 from kvxfer.control.state.rates import OpenCounts
 from kvxfer.control.state.tokens import Caller
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 #: Streams of each caller, and of all.
 MOST_STREAMS_EACH: Final = 128
@@ -62,7 +65,7 @@ class EventStreams:
             )
         return _Stream(self._run(caller, after, topics), lambda: self._counts.leave(caller.key))
 
-    async def _run(self, caller: Caller, after: int, topics: list[str]) -> AsyncIterator[bytes]:
+    async def _run(self, caller: Caller, after: int, topics: list[str]) -> AsyncGenerator[bytes, None]:
         events = self._daemon.events
         wanted = Wanted(topics, caller.tenants)
         woken = asyncio.Event()
@@ -98,16 +101,18 @@ class EventStreams:
 class _Stream(StreamingResponse):
     """One stream, which is counted from its opening to its end, however it ends."""
 
-    def __init__(self, content: AsyncIterator[bytes], leave: object) -> None:
+    def __init__(self, content: AsyncGenerator[bytes, None], leave: Callable[[], None]) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._content = content
         self._leave = leave
 
-    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends until the client goes or the stream ends."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self.body_iterator.aclose()  # type: ignore[union-attr]
-            self._leave()  # type: ignore[operator]
+            await self._content.aclose()
+            self._leave()
 
 
 def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
@@ -121,8 +126,8 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
         response_class=StreamingResponse,
         responses={
             200: {
-                "description": "Server-sent events: `id` is the index, `event` the topic, `data` an Event; or "
-                "`missed`: how many were overwritten before they could be sent",
+                "description": "Server-sent events: `id` is the index, `event` the topic, `data` an Event; "
+                "or `missed`: how many were overwritten before they could be sent",
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
             }
         },

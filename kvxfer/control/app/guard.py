@@ -59,21 +59,6 @@ class Guard:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        try:
-            headers = _headers(scope)
-            uid = scope.get("kvxfer.uid")
-            if uid is None:
-                self._require_own_origin(scope, headers)
-            caller = self._caller(headers, uid)
-            if wait_s := self._rates.take(_key(caller, scope), time.monotonic()):
-                raise Refusal("rate-limited", "too many requests a second", retry_after_s=wait_s)
-            if caller is None and not _is_open(scope):
-                raise Refusal("unauthorized", _why(headers))
-            scope["kvxfer.caller"] = caller
-            receive = _bounded(receive, headers)
-        except Refusal as refusal:
-            await problem(refusal, scope["path"], {"Connection": "close"})(scope, receive, send)
-            return
         started = False
 
         async def sending(message: Message) -> None:
@@ -84,11 +69,30 @@ class Guard:
             await send(message)
 
         try:
+            receive = self._let_in(scope, receive)
+        except Refusal as refusal:
+            await problem(refusal, scope["path"], {"Connection": "close"})(scope, receive, sending)
+            return
+        try:
             await self._app(scope, receive, sending)
         except Exception as error:
             if started:
                 raise
             await problem(as_refusal(error), scope["path"])(scope, receive, sending)
+
+    def _let_in(self, scope: Scope, receive: Receive) -> Receive:
+        """Says who asks, and returns what brings the body; or refuses the request."""
+        headers = _headers(scope)
+        uid = scope.get("kvxfer.uid")
+        if uid is None:
+            self._require_own_origin(scope, headers)
+        caller = self._caller(headers, uid)
+        if wait_s := self._rates.take(_key(caller, scope), time.monotonic()):
+            raise Refusal("rate-limited", "too many requests a second", retry_after_s=wait_s)
+        if caller is None and not _is_open(scope):
+            raise Refusal("unauthorized", _why(headers))
+        scope["kvxfer.caller"] = caller
+        return _bounded(receive, headers)
 
     def _require_own_origin(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Refuses what a browser was made to send by another site, or by a name that leads here."""
@@ -126,7 +130,7 @@ _HEADERS: Final = (
 
 
 def _is_open(scope: Scope) -> bool:
-    """Whether anybody who reaches the socket may ask: for health, the API's description, and the page's files."""
+    """Whether anybody who reaches the socket may ask: health, the API's description, and the page's files."""
     path: str = scope["path"]
     return path in _OPEN or (not path.startswith(("/v1/", "/metrics")) and scope["method"] in ("GET", "HEAD"))
 

@@ -15,7 +15,7 @@ _FOLDER: Final = Path(__file__).parents[1] / "page"
 
 
 class PageFiles:
-    """Answers GET of ``/`` and of the names in a folder, and of nothing else: no path is ever put together."""
+    """Answers GET of ``/`` and of the names in a folder, and of nothing else: no path is put together."""
 
     def __init__(self, folder: Path = _FOLDER) -> None:
         self._folder = folder

@@ -44,7 +44,7 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
 
         Each call looks at a bounded number of them: a page may be short, or empty, and have a `next`.
         """
-        return moves.list(
+        return moves.listed(
             caller_of(request),
             agent=agent,
             state=state,

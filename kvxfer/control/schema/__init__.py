@@ -1,8 +1,8 @@
 """Requests and answers of /v1, checked at both ends.
 
 Requests are strict: a field that is not known here, or of another type, is refused. Answers may get more
-fields, which clients of today pass over. Times of day end in ``_at_s`` (seconds since 1970), durations in their
-unit.
+fields, which clients of today pass over. Times of day end in ``_at_s`` (seconds since 1970), durations in
+their unit.
 """
 
 from kvxfer.control.schema.agent_models import Agent, AgentDetail, Peer, Rail, Region

@@ -63,8 +63,8 @@ class Answers:
         if status is None:
             raise Refusal(
                 "conflict",
-                "the first request with this idempotency key failed, or the daemon ended, midway: it may be done "
-                "or not; look, and use another key",
+                "the first request with this idempotency key failed, or the daemon ended, midway: it may be "
+                "done or not; look, and use another key",
             )
         return Answer(status, body)
 
@@ -102,7 +102,8 @@ def _begin(
     db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, NULL, NULL)", (key, now_s, request))
     db.execute("DELETE FROM answers WHERE begun_at_s < ?", (now_s - KEPT_S,))
     db.execute(
-        "DELETE FROM answers WHERE key IN (SELECT key FROM answers ORDER BY begun_at_s DESC LIMIT -1 OFFSET ?)",
+        "DELETE FROM answers WHERE key IN "
+        "(SELECT key FROM answers ORDER BY begun_at_s DESC LIMIT -1 OFFSET ?)",
         (MOST,),
     )
     return None

@@ -26,7 +26,8 @@ Work = Callable[[sqlite3.Connection], Result]
 
 _VERSION: Final = 1
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS documents (kind TEXT, id TEXT, document TEXT NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS documents (kind TEXT, id TEXT, document TEXT NOT NULL, PRIMARY KEY (kind, id))
+  WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, begun_at_s REAL NOT NULL, request TEXT NOT NULL,
   status INTEGER, body BLOB);
 CREATE INDEX IF NOT EXISTS answers_by_age ON answers (begun_at_s);
@@ -117,7 +118,7 @@ class Store:
     # ---- keys of pages -----------------------------------------------------------------------------
 
     def begin_life(self) -> None:
-        """Takes all pages that the daemon's last life acknowledged for gone, and forgets those before; blocks."""
+        """Takes pages that the daemon's last life acknowledged for gone, and forgets those before; blocks."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM gone")
@@ -148,7 +149,7 @@ class Store:
         await self.run(work)
 
     def drop_parked(self, keys: Iterable[bytes]) -> None:
-        """Forgets keys; soon, and without a word where that fails: they are said to be gone once too often."""
+        """Forgets keys soon; where that fails, they are said to be gone once too often."""
         rows = [(key,) for key in keys]
         self.submit(lambda db: db.executemany("DELETE FROM parked WHERE key = ?", rows))
 

@@ -78,7 +78,7 @@ class Tokens:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def list(self) -> list[TokenRecord]:
+    def listed(self) -> list[TokenRecord]:
         """Returns all of them, in the order of their making."""
         return sorted(self._by_id.values(), key=lambda token: (token.made_at_s, token.id))
 

@@ -1,7 +1,7 @@
-"""Transfers of which an end has ended or which were made here: a bounded ring, joined by id, with two indexes.
+"""Transfers of which an end has ended or which were made here: a bounded ring, found by id and by context.
 
-An end is kept packed (about 200 bytes): a hundred thousand transfers with both ends are some 80 MB. The oldest
-give way.
+An end is kept packed (about 200 bytes): a hundred thousand transfers with both ends are some 80 MB. The
+oldest give way.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kvxfer.session.records import Record
 
 #: As many as are kept unless the daemon is told otherwise.
 CAPACITY: Final = 100_000
-#: Rows that one call of `list` looks at: about 5 ms.
+#: Rows that one call of `listed` looks at: about 5 ms.
 MOST_LOOKED_AT: Final = 10_000
 # https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACE: Final = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-# Of the digits of an incarnation (32): 64 random bits each name both agents well enough for a number between them.
+# Of an incarnation's 32 digits: 64 random bits of each agent and a number name a transfer well enough.
 _DIGITS: Final = 16
 
 EndName = Literal["source", "destination", "expectation"]
-_ENDS: Final[tuple[EndName, ...]] = ("source", "destination", "expectation")
+END_NAMES: Final[tuple[EndName, ...]] = ("source", "destination", "expectation")
 
 
 class End(NamedTuple):
@@ -70,18 +70,18 @@ class Entry:
 
     def end(self, name: EndName) -> End | None:
         """Returns what is known of one end."""
-        kept = self._ends[_ENDS.index(name)]
+        kept = self._ends[END_NAMES.index(name)]
         return None if kept is None else End(*kept[:3], Record._make(marshal.loads(kept[3])))
 
     def has(self, name: EndName) -> bool:
         """Whether that end has ended."""
-        return self._ends[_ENDS.index(name)] is not None
+        return self._ends[END_NAMES.index(name)] is not None
 
     def put(self, end: End, now_s: float) -> None:
         """Takes what an end told of its ending."""
         record = end.record
         packed = marshal.dumps(tuple(record))
-        self._ends[_ENDS.index(record.role)] = (end.agent, end.agent_name, end.clock_offset_ns, packed)
+        self._ends[END_NAMES.index(record.role)] = (end.agent, end.agent_name, end.clock_offset_ns, packed)
         # The destination knows whether the bytes are there; a source that failed says nothing of that.
         if record.role != "source" or self._ends[1] is None:
             self.outcome = record.outcome
@@ -187,15 +187,13 @@ class TransferTable:
         entry.made = made
         return entry
 
-    def list(self, wanted: Filter, before: int | None, limit: int) -> tuple[list[Entry], int | None]:
+    def listed(self, wanted: Filter, before: int | None, limit: int) -> tuple[list[Entry], int | None]:
         """Returns the newest entries first, those before a cursor, and the next cursor (None at the end)."""
         found: list[Entry] = []
-        looked_at = 0
         last = None
-        for entry in self._candidates(wanted.context, before):
+        for looked_at, entry in enumerate(self._candidates(wanted.context, before)):
             if looked_at >= MOST_LOOKED_AT or len(found) >= limit:
                 return found, last
-            looked_at += 1
             last = entry.seq
             if wanted(entry):
                 found.append(entry)

@@ -1,0 +1,67 @@
+"""``python -m kvxfer.control``: the daemon, where ``kvxfer serve`` is not installed (`kvxfer[cli]`)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from kvxfer.control.listening import DEFAULT_LISTEN, Tls
+from kvxfer.control.serve import ServeOptions, run
+from kvxfer.errors import KvxferError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs it; 2 where it cannot run as asked."""
+    parser = argparse.ArgumentParser(prog="python -m kvxfer.control", description="The node's daemon.")
+    parser.add_argument("--state", type=Path, help="folder of what outlives it")
+    parser.add_argument("--runtime", type=Path, help="folder of its sockets")
+    parser.add_argument("--node", help="the node's name; default: the host's")
+    parser.add_argument("--listen", default=DEFAULT_LISTEN, help='"host:port"; "" for the unix socket alone')
+    parser.add_argument("--host-name", action="append", default=[], help="a name under which it is asked for")
+    parser.add_argument("--tls-certificate", type=Path)
+    parser.add_argument("--tls-key", type=Path)
+    parser.add_argument("--tls-client-ca", type=Path)
+    parser.add_argument("--agent-listen", default="tcp://127.0.0.1:0", help="where its own agent listens")
+    parser.add_argument("--agent-advertise", help="at which address others reach it")
+    parser.add_argument("--secret", help="file of the agents' secret; default: KVXFER_SECRET or _FILE")
+    parser.add_argument("--pool-gib", type=float, default=0.0, help="size of the host pool")
+    parser.add_argument("--allow", help="hosts and networks that requests may have it dial, with commas")
+    parser.add_argument("--require", default="", help="transports without which it is not ready")
+    parser.add_argument("--no-agent", action="store_true", help="no agent of its own")
+    parser.add_argument("--most-transfers", type=int, default=ServeOptions().most_transfers)
+    parser.add_argument("--stop-after-s", type=float, default=ServeOptions().stop_after_s)
+    told = parser.parse_args(arguments)
+    if (told.tls_certificate is None) != (told.tls_key is None):
+        parser.error("--tls-certificate and --tls-key go together")
+    try:
+        options = ServeOptions(
+            state=told.state,
+            runtime=told.runtime,
+            node=told.node,
+            listen=told.listen,
+            tls=Tls(told.tls_certificate, told.tls_key, told.tls_client_ca) if told.tls_key else None,
+            host_names=tuple(told.host_name),
+            agent_listen=told.agent_listen,
+            agent_advertise=told.agent_advertise,
+            secret=Path(told.secret).read_bytes().strip() if told.secret else None,
+            pool_gib=told.pool_gib,
+            allow=None if told.allow is None else _names(told.allow),
+            require=_names(told.require),
+            own_agent=not told.no_agent,
+            most_transfers=told.most_transfers,
+            stop_after_s=told.stop_after_s,
+        )
+        run(options)
+    except (KvxferError, OSError, RuntimeError, ValueError) as error:
+        print(f"kvxfer: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""The daemon as a program: its parts, its sockets, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from uvicorn import Config
+
+from kvxfer.allowed_hosts import AllowedHosts
+from kvxfer.control.app.build import DaemonApp
+from kvxfer.control.http_protocol import BoundedProtocol, QuietServer
+from kvxfer.control.listening import (
+    API_SOCKET,
+    DEFAULT_LISTEN,
+    Tls,
+    is_loopback,
+    listen_tcp,
+    listen_unix,
+    parse_listen,
+    require_safe,
+)
+from kvxfer.control.node import NodeDaemon, NodeOptions
+from kvxfer.control.state.transfer_table import CAPACITY
+from kvxfer.log import logger
+
+if TYPE_CHECKING:
+    import socket
+
+# Requests that are under way when the daemon ends.
+_LAST_ANSWERS_S: Final = 3
+_MAX_HEADERS_NBYTES: Final = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Options of ``kvxfer serve``.
+
+    Attributes
+    ----------
+    state, runtime
+        Folders (`NodeOptions`); None for this user's own.
+    node
+        The node's name; None for the host's.
+    listen
+        ``"host:port"`` for REST beside the unix socket; ``""`` for that alone. Another host than loopback
+        needs `tls`.
+    tls
+        Certificates.
+    host_names
+        Names under which REST is asked for, where they are not the host that is listened on.
+    agent_listen, agent_advertise, secret
+        Of the daemon's own agent, as in `kvxfer.AgentOptions`.
+    pool_gib
+        Of the host pool; 0 for none.
+    allow
+        Hosts that requests may have it dial; None for this host and private networks.
+    require
+        Transports without which it is not ready.
+    own_agent
+        Whether it has an agent of its own: without one it moves nothing itself, and keeps no pages.
+    most_transfers
+        Records of transfers that are kept.
+    stop_after_s
+        How long transfers that it began may go on when it is told to end.
+    rate, burst
+        Requests a second of each caller, and at once.
+    """
+
+    state: Path | None = None
+    runtime: Path | None = None
+    node: str | None = None
+    listen: str = DEFAULT_LISTEN
+    tls: Tls | None = None
+    host_names: tuple[str, ...] = ()
+    agent_listen: str = "tcp://127.0.0.1:0"
+    agent_advertise: str | None = None
+    secret: bytes | str | None = field(default=None, repr=False)
+    pool_gib: float = 0.0
+    allow: tuple[str, ...] | None = None
+    require: tuple[str, ...] = ()
+    own_agent: bool = True
+    most_transfers: int = CAPACITY
+    stop_after_s: float = 10.0
+    rate: float = 500.0
+    burst: float = 1000.0
+
+
+def state_folder() -> Path:
+    """Returns where a daemon of this user keeps what outlives it, e.g. ``kvxfer`` in ``XDG_STATE_HOME``."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/kvxfer")
+    named = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".local/state") / "kvxfer"
+
+
+def _runtime_folder() -> Path:
+    from kvxfer.attachment.runtime_folder import runtime_folder
+
+    return runtime_folder()
+
+
+async def serve(
+    options: ServeOptions,
+    stop: asyncio.Event,
+    announce: Callable[[str], None] = lambda words: None,
+    on_ready: Callable[[NodeDaemon], None] = lambda daemon: None,
+) -> None:
+    """Runs a daemon until `stop` is set; then what it began has some seconds to end.
+
+    Parameters
+    ----------
+    announce
+        Called with sentences for people: where it listens, and where the first token is.
+    on_ready
+        Called once with the daemon when it serves.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, ``system``: it cannot listen, or may not without TLS.
+    OSError, RuntimeError
+        The folders cannot be used; ``BlockingIOError``: another daemon has them.
+    """
+    address = parse_listen(options.listen) if options.listen else None
+    if address is not None:
+        require_safe(address[0], options.tls)
+    runtime = options.runtime or _runtime_folder()
+    daemon = NodeDaemon(
+        NodeOptions(
+            node=options.node or platform.node() or "node",
+            state=options.state or state_folder(),
+            runtime=runtime,
+            allow=AllowedHosts(options.allow),
+            require=options.require,
+            most_transfers=options.most_transfers,
+        )
+    )
+    app: DaemonApp | None = None
+    servers: list[tuple[QuietServer, asyncio.Task[None]]] = []
+    try:
+        await daemon.start()
+        app = DaemonApp(
+            daemon,
+            hosts=_host_names(options, address),
+            uids={0, os.geteuid()},
+            rate=options.rate,
+            burst=options.burst,
+        )
+        servers.append(_begin(app, listen_unix(runtime / API_SOCKET), None))
+        announce(f"listening on {runtime / API_SOCKET}, for this user")
+        if address is not None:
+            listener = listen_tcp(*address)
+            host, port = listener.getsockname()[:2]
+            servers.append(_begin(app, listener, options.tls))
+            scheme = "http" if options.tls is None else "https"
+            host = f"[{host}]" if ":" in host else host
+            announce(f"listening on {scheme}://{host}:{port}, for who has a token")
+        if daemon.access.admin_file is not None:
+            announce(f"an admin's token is in {daemon.access.admin_file}")
+        if options.own_agent:
+            await _add_own(daemon, options, runtime)
+            assert daemon.own is not None
+            announce(f"agent {daemon.own.name} is at {daemon.own.address}")
+        announce("ready")
+        on_ready(daemon)
+        ends = [task for _, task in servers]
+        waiting = asyncio.create_task(stop.wait())
+        await asyncio.wait([waiting, *ends], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await daemon.drains.stop_taking(options.stop_after_s)
+    finally:
+        if app is not None:
+            app.close()
+        for server, _ in servers:
+            server.end()
+        for _, task in servers:
+            await asyncio.wait([task])
+        (runtime / API_SOCKET).unlink(missing_ok=True)
+        await daemon.aclose()
+
+
+def _host_names(options: ServeOptions, address: tuple[str, int] | None) -> set[str]:
+    names = set(options.host_names)
+    if address is not None and address[0] not in ("0.0.0.0", "::"):
+        names.add(address[0])
+    elif address is not None and not is_loopback(address[0]):
+        names |= {platform.node()}
+    return names
+
+
+def _begin(
+    app: DaemonApp, listener: socket.socket, tls: Tls | None
+) -> tuple[QuietServer, asyncio.Task[None]]:
+    import ssl
+
+    more: dict[str, Any] = {}
+    if tls is not None:
+        more = {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
+        if tls.client_ca is not None:
+            more |= {"ssl_ca_certs": str(tls.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    config = Config(
+        app.asgi,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=_LAST_ANSWERS_S,
+        h11_max_incomplete_event_size=_MAX_HEADERS_NBYTES,
+        **more,
+    )
+    server = QuietServer(config)
+    return server, asyncio.create_task(server.run_on(listener), name="http")
+
+
+async def _add_own(daemon: NodeDaemon, options: ServeOptions, runtime: Path) -> None:
+    """Makes the daemon's own agent, which attaches to it as others do, and its pool."""
+    from kvxfer.control.own_agent import OwnAgent
+    from kvxfer.control.page_pool import PagePool
+    from kvxfer.options import AgentOptions
+
+    agent_options = AgentOptions(
+        listen=options.agent_listen,
+        advertise=options.agent_advertise,
+        secret=options.secret,
+        daemon=str(runtime),
+        daemon_may=("show", "drain", "move", "grant", "settings"),
+    )
+    own = OwnAgent(daemon.options.node, agent_options, allow=daemon.allowed)
+    pool = None
+    if options.pool_gib > 0:
+        pool = PagePool(
+            own,
+            int(options.pool_gib * 2**30),
+            granter=daemon.attachments,
+            on_parked=daemon.on_parked,
+            on_dropped=daemon.on_dropped,
+        )
+    daemon.add_own(own, pool)
+    await daemon.add_memory()
+
+
+def run(options: ServeOptions, announce: Callable[[str], None] | None = None) -> None:
+    """Runs a daemon until SIGTERM or SIGINT; a second one ends it at once."""
+
+    def say(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def told() -> None:
+            if stop.is_set():
+                os._exit(130)
+            logger().info("told to end")
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, told)
+        await serve(options, stop, announce or say)
+
+    asyncio.run(main())

@@ -1,0 +1,160 @@
+"""A daemon in this process or in another, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx
+
+from kvxfer.control.node import NodeDaemon
+from kvxfer.control.serve import ServeOptions, serve
+
+BOUND_S = 60.0
+
+
+def options(folder: Path, **more: object) -> ServeOptions:
+    """Those of a daemon on a port that the system draws, without an agent of its own."""
+    plain = ServeOptions(
+        state=folder / "state",
+        runtime=folder / "run",
+        node="node-a",
+        listen="127.0.0.1:0",
+        own_agent=False,
+        stop_after_s=1.0,
+        rate=1e6,
+        burst=1e6,
+    )
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+@dataclass
+class Served:
+    """A daemon that serves in this process.
+
+    Attributes
+    ----------
+    url
+        Of its TCP listener.
+    socket
+        Its unix socket.
+    token
+        The first admin's.
+    """
+
+    daemon: NodeDaemon
+    url: str
+    socket: Path
+    token: str
+    said: list[str] = field(default_factory=list)
+
+    def unix(self, token: str | None = None) -> httpx.AsyncClient:
+        """Returns a client over the unix socket: this user, unless a token is given."""
+        return _client("http://node", token, httpx.AsyncHTTPTransport(uds=str(self.socket), verify=False))
+
+    def tcp(self, token: str | None = None) -> httpx.AsyncClient:
+        """Returns a client over TCP. Without certificates, which take long to read."""
+        return _client(self.url, token, httpx.AsyncHTTPTransport(verify=False))
+
+    async def make_token(self, role: str, **more: object) -> str:
+        """Returns the secret of a new token."""
+        async with self.unix() as client:
+            answer = await client.post("/v1/tokens", json={"name": role, "role": role, **more})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["secret"])
+
+
+def _client(url: str, token: str | None, transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(base_url=url, headers=headers, transport=transport, timeout=BOUND_S)
+
+
+def read_token(folder: Path) -> str:
+    """Returns the secret that a daemon's first start wrote."""
+    return (folder / "state/admin.token").read_text().strip()
+
+
+@asynccontextmanager
+async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
+    """Serves on the running loop."""
+    said: list[str] = []
+    stop = asyncio.Event()
+    ready: asyncio.Future[NodeDaemon] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(options(folder, **more), stop, said.append, ready.set_result))
+    try:
+        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED, timeout=BOUND_S)
+        if task.done():
+            await task
+        daemon = ready.result()
+        url = next(found[0] for words in said if (found := re.search(r"https?://\S+(?=,)", words)))
+        yield Served(daemon, url, folder / "run/api.sock", read_token(folder), said)
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, BOUND_S)
+
+
+@dataclass
+class Program:
+    """A daemon in another process."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    url: str
+    said: list[str]
+
+    @property
+    def token(self) -> str:
+        """The first admin's."""
+        return read_token(self.folder)
+
+    def client(self, token: str | None = None) -> httpx.Client:
+        """Returns a client over TCP."""
+        return httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {token or self.token}"}, timeout=BOUND_S
+        )
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Sends a signal, and returns the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(BOUND_S)
+
+
+@contextmanager
+def program(folder: Path, *arguments: str, agent: bool = False) -> Iterator[Program]:
+    """Runs ``python -m kvxfer.control`` until the block ends."""
+    command = [sys.executable, "-m", "kvxfer.control", "--state", str(folder / "state")]
+    command += ["--runtime", str(folder / "run"), "--node", "node-a", "--listen", "127.0.0.1:0"]
+    command += [] if agent else ["--no-agent"]
+    process = subprocess.Popen(
+        [*command, *arguments], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    # A full pipe would hold it up.
+    rest = threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True)
+    try:
+        for line in process.stderr:
+            said.append(line.strip())
+            if said[-1] == "ready":
+                break
+        else:
+            raise AssertionError(f"it did not start: {said}")
+        rest.start()
+        url = next(found[0] for words in said if (found := re.search(r"https?://\S+(?=,)", words)))
+        yield Program(process, folder, url, said)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(BOUND_S)
+        if rest.is_alive():
+            rest.join(BOUND_S)
+        process.stderr.close()

@@ -1,0 +1,167 @@
+"""Changes by REST: idempotency keys, the audit log, settings, the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from kvxfer.control.problems import Refusal
+from tests.control.serving import Served, program, serving
+from tests.control.test_access import ENDPOINTS, MOVE
+
+KEY = {"Idempotency-Key": "one"}
+
+
+def audit(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "state/audit.log").read_text().splitlines()]
+
+
+async def test_each_change_is_one_line_of_the_log(served: Served, tmp_path: Path) -> None:
+    token = await served.make_token("read")
+    before = len(audit(tmp_path))
+    expected = []
+    async with served.tcp(served.token) as client, served.tcp(token) as reader:
+        for (method, path), (_, body) in ENDPOINTS.items():
+            path = path.replace("{", "").replace("}", "")
+            if method != "GET":
+                answer = await client.request(method, path, json=body)
+                result = "done" if answer.status_code < 300 else answer.json()["code"]
+                expected.append((path, result))
+        await client.request("DELETE", "/v1/drain")
+        expected.append(("/v1/drain", "done"))
+        await reader.delete("/v1/drain")
+        expected.append(("/v1/drain", "forbidden"))
+        await client.get("/v1/tokens")
+        await client.put("/v1/drain", content=b"no json")
+    lines = audit(tmp_path)[before:]
+    assert [(line["path"], line["result"]) for line in lines] == expected
+    assert all({"at_s", "who", "name", "what", "from"} <= line.keys() for line in lines)
+    assert lines[-1]["who"] == f"token:{token.split('_')[1]}"
+    text = (tmp_path / "state/audit.log").read_text()
+    assert token not in text
+    assert served.token not in text
+
+
+async def test_a_post_with_a_key_is_done_once(served: Served) -> None:
+    async with served.unix() as client:
+        grant = {"agent": "nobody", "region": "kv"}
+        first = await client.post("/v1/leases", json=grant, headers=KEY)
+        assert first.status_code == 404, "nothing was done: the key is free again"
+        pin = {"model": "m", "keys": ["k"], "layout": "0" * 64}
+        for _ in range(2):
+            assert (await client.post("/v1/pages/pin", json=pin, headers=KEY)).json()["code"] == "unavailable"
+        made = await client.post("/v1/tokens", json={"name": "x"}, headers=KEY)
+        assert made.status_code == 201
+        again = await client.post("/v1/tokens", json={"name": "x"}, headers=KEY)
+        assert (again.status_code, again.json()["code"]) == (409, "conflict")
+        other = await client.post("/v1/tokens", json={"name": "y"}, headers=KEY)
+        assert (other.status_code, other.json()["code"]) == (409, "conflict")
+        names = [token["name"] for token in (await client.get("/v1/tokens")).json()["items"]]
+        assert sorted(names) == ["admin", "x"]
+    # Another caller's key is another key.
+    async with served.tcp(await served.make_token("admin")) as client:
+        assert (await client.post("/v1/tokens", json={"name": "z"}, headers=KEY)).status_code == 201
+        for key in ("", "ü".encode(), "a b", "x" * 129):
+            answer = await client.post("/v1/tokens", json={"name": "z"}, headers={"Idempotency-Key": key})
+            assert answer.status_code == 422, key
+
+
+async def test_settings_change_what_is_named_and_outlive_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, served.unix() as client:
+        quotas = {"red": 5, "blue": 6}
+        answer = await client.patch("/v1/settings", json={"page_quotas_nbytes": quotas})
+        assert answer.json() == {
+            "log_level": "info",
+            "agents_log_level": {},
+            "page_quotas_nbytes": quotas,
+        }
+        change = {"page_quotas_nbytes": {"red": None}, "log_level": "warning"}
+        assert (await client.patch("/v1/settings", json=change)).status_code == 200
+        for wrong in ({"log_level": "loud"}, {"page_quotas_nbytes": {"red": -1}}, {"rate": 1}, [], None):
+            assert (await client.patch("/v1/settings", json=wrong)).status_code == 422, wrong
+        unknown = await client.patch("/v1/settings", json={"agents_log_level": {"nobody": "debug"}})
+        assert unknown.json()["code"] == "not-found"
+    async with serving(tmp_path) as served, served.unix() as client:
+        found = (await client.get("/v1/settings")).json()
+        assert (found["log_level"], found["page_quotas_nbytes"]) == ("warning", {"blue": 6})
+        await client.patch("/v1/settings", json={"log_level": "info"})
+
+
+async def test_a_drain_refuses_new_work_and_is_taken_back(served: Served) -> None:
+    async with served.unix() as client:
+        assert (await client.get("/readyz")).status_code == 200
+        begun = (await client.put("/v1/drain", json={"deadline_s": 60.0})).json()
+        assert begun["draining"]
+        assert begun["ready"]
+        for path in ("/v1/transfers", "/v1/leases", "/v1/pages/park", "/v1/pages/fetch", "/v1/pages/lease"):
+            answer = await client.post(path, json=ENDPOINTS["POST", path][1])
+            assert (answer.status_code, answer.json()["code"]) == (503, "draining"), path
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["reasons"]) == (503, ["it drains"])
+        assert (await client.get("/healthz")).status_code == 200
+        ended = (await client.delete("/v1/drain")).json()
+        assert not ended["draining"]
+        assert (await client.post("/v1/transfers", json=MOVE)).json()["code"] == "not-found"
+        topics = [event["topic"] for event in (await client.get("/v1/events/recent")).json()["items"]]
+        assert [topic for topic in topics if topic.startswith("drain")] == [
+            "drain.begun",
+            "drain.ready",
+            "drain.ended",
+        ]
+
+
+def test_a_drained_node_that_is_killed_drains_still(tmp_path: Path) -> None:
+    with program(tmp_path) as daemon, daemon.client() as client:
+        assert client.put("/v1/drain", json={}).json()["draining"]
+        daemon.end(9)
+    with program(tmp_path) as daemon, daemon.client() as client:
+        assert client.get("/v1/drain").json()["draining"]
+        assert client.delete("/v1/drain").status_code == 200
+        daemon.end(9)
+    with program(tmp_path) as daemon, daemon.client() as client:
+        assert not client.get("/v1/drain").json()["draining"]
+
+
+async def test_a_full_disk_refuses_changes_and_nothing_else(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise Refusal("unavailable", "no room")
+
+    async with served.unix() as client:
+        monkeypatch.setattr(served.daemon.audit, "require_room", full)
+        for (method, path), (_, body) in ENDPOINTS.items():
+            path = path.replace("{", "").replace("}", "")
+            if method == "GET" and path != "/v1/events":
+                assert (await client.get(path)).status_code in (200, 404), path
+            elif method != "GET":
+                answer = await client.request(method, path, json=body)
+                assert (answer.status_code, answer.json()["code"]) == (503, "unavailable"), path
+
+
+async def test_an_index_is_never_given_twice(tmp_path: Path) -> None:
+    last = 0
+    for clean in (True, False, True):
+        if clean:
+            async with serving(tmp_path) as served, served.unix() as client:
+                await client.put("/v1/drain", json={})
+                await client.delete("/v1/drain")
+                events = (await client.get("/v1/events/recent")).json()["items"]
+        else:
+
+            def killed() -> list[dict[str, int]]:
+                with program(tmp_path) as daemon, daemon.client() as client:
+                    client.put("/v1/drain", json={})
+                    client.delete("/v1/drain")
+                    found: list[dict[str, int]] = client.get("/v1/events/recent").json()["items"]
+                    daemon.end(9)
+                    return found
+
+            events = await asyncio.to_thread(killed)
+        indexes = [event["index"] for event in events]
+        assert indexes == list(range(indexes[0], indexes[0] + len(indexes)))
+        assert indexes[0] > last
+        last = indexes[-1]
