@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvxfer.control.attachments import Attached
 from kvxfer.control.state.event_log import EventLog
 from kvxfer.control.state.transfer_counts import TransferCounts
-from kvxfer.control.state.transfer_table import End, Entry, TransferTable, id_of
+from kvxfer.control.state.transfer_table import End, PackedEnd, TransferTable, id_of, pack, unpack
 from kvxfer.session.records import Record
 
 # A session's records may come before the session is told of, which agents do twice a second at most.
@@ -36,7 +36,7 @@ class Intake:
     Parameters
     ----------
     on_ended
-        Called with each transfer of which an end has ended.
+        Called with the number of each transfer of which an end has ended; returns its tenant.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Intake:
         counts: TransferCounts,
         events: EventLog,
         clock: Callable[[], float],
-        on_ended: Callable[[Entry], None],
+        on_ended: Callable[[int], str],
     ) -> None:
         self._table = table
         self._counts = counts
@@ -125,24 +125,10 @@ class Intake:
         peer = known.sessions.get(record.session, f"session{record.session}")
         id_ = id_of(record, agent.incarnation, peer)
         end = End(agent.incarnation, agent.name, agent.clock_offset_ns, record)
-        entry = self._table.add_end(id_, end, now_s)
-
-        def data() -> dict[str, Any]:
-            return {
-                "id": id_,
-                "agent": agent.incarnation,
-                "name": agent.name,
-                "role": record.role,
-                "outcome": record.outcome,
-                "code": record.code,
-                "nbytes": record.nbytes,
-                "rails": list(record.rails),
-                "context": record.context,
-                "total_us": (record.ended_ns - record.posted_ns) / 1e3 if record.posted_ns else None,
-            }
-
-        self._events.append(f"transfers.{record.outcome}", now_s, data, entry.tenant)
-        self._on_ended(entry)
+        packed = pack(end)
+        seq = self._table.add_end(id_, end, packed, now_s)
+        tenant = self._on_ended(seq)
+        self._events.append(_TOPICS[record.outcome], now_s, (id_, packed), tenant, _told)
 
     def _compare_leases(self, agent: Attached, known: _Known, now_s: float, *, gone: bool) -> None:
         now = {} if gone else {lease["lease"]: lease["state"] for lease in agent.leases[:_MOST_LEASES]}
@@ -152,3 +138,25 @@ class Intake:
         if ended := len(known.leases.keys() - now.keys()):
             self._events.append("leases.ended", now_s, {**data, "leases": ended})
         known.leases = now
+
+
+_TOPICS: Final = {outcome: f"transfers.{outcome}" for outcome in ("pending", "done", "failed", "cancelled")}
+
+
+def _told(kept: tuple[str, PackedEnd]) -> dict[str, Any]:
+    """Returns what an event says of an end."""
+    id_, packed = kept
+    end = unpack(packed)
+    record = end.record
+    return {
+        "id": id_,
+        "agent": end.agent,
+        "name": end.agent_name,
+        "role": record.role,
+        "outcome": record.outcome,
+        "code": record.code,
+        "nbytes": record.nbytes,
+        "rails": list(record.rails),
+        "context": record.context,
+        "total_us": (record.ended_ns - record.posted_ns) / 1e3 if record.posted_ns else None,
+    }

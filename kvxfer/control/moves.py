@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from kvxfer.allowed_hosts import AllowedHosts
@@ -17,15 +17,15 @@ from kvxfer.control.state.event_log import EventLog
 from kvxfer.control.state.rates import OpenCounts
 from kvxfer.control.state.tokens import Caller
 from kvxfer.control.state.transfer_table import (
-    END_NAMES,
     End,
-    EndName,
     Entry,
     Filter,
     Made,
     TransferTable,
+    id_of,
     transfer_id,
 )
+from kvxfer.control.transfer_view import TransferView
 from kvxfer.session.records import Record
 
 #: Transfers that each caller, and all together, may have under way here.
@@ -50,14 +50,16 @@ class Moves:
         clock: Callable[[], float],
     ) -> None:
         self._table = table
+        self._view = TransferView(agents.region_name)
         self._agents = agents
         self._drains = drains
         self._events = events
         self._allowed = allowed
         self._clock = clock
         self._counts = OpenCounts(MOST_EACH, MOST)
-        self._running: dict[Entry, None] = {}
-        self._waiters: dict[Entry, set[asyncio.Event]] = {}
+        # By the transfers' numbers in the table.
+        self._running: dict[int, Made] = {}
+        self._waiters: dict[int, set[asyncio.Event]] = {}
         drains.count_running = self.count_running
 
     def count_running(self) -> int:
@@ -87,7 +89,7 @@ class Moves:
         except BaseException:
             self._counts.leave(caller.key)
             raise
-        return self.shown(entry)
+        return self._view.one(entry)
 
     def _made(
         self, asked: schema.TransferRequest, agent: Attached, told: dict[str, Any], caller: Caller
@@ -108,12 +110,11 @@ class Moves:
             until_s=now_s + asked.timeout_s + _GRACE_S,
         )
         entry = self._table.add_made(transfer_id(agent.incarnation, peer, made.transfer), made, now_s)
-        self._running[entry] = None
+        self._running[entry.seq] = made
         data = {"id": entry.id, "agent": agent.incarnation, "name": agent.name, "context": asked.context}
         self._events.append("transfers.created", now_s, data, asked.tenant)
         self._events.wake()
-        if entry.outcome != "pending":
-            self.on_ended(entry)  # its record was faster
+        self.on_ended(entry.seq)  # its record may have been faster
         return entry
 
     @staticmethod
@@ -123,37 +124,41 @@ class Moves:
                 return str(peer["incarnation"])
         return f"session{session}"
 
-    def on_ended(self, entry: Entry) -> None:
-        """Takes that an end of a transfer has ended."""
-        if entry in self._running and entry.outcome != "pending":
-            del self._running[entry]
-            assert entry.made is not None
-            self._counts.leave(entry.made.caller_key)
-            self._drains.look()
-        for event in self._waiters.get(entry, ()):
-            event.set()
+    def on_ended(self, seq: int) -> str:
+        """Takes that an end of a transfer may have ended; returns for whom it is."""
+        made = self._running.get(seq)
+        if made is None and seq not in self._waiters:
+            return self._table.tenant_of(seq)
+        entry = self._table.at(seq)
+        if entry is None or entry.outcome != "pending":
+            if made is not None:
+                del self._running[seq]
+                self._counts.leave(made.caller_key)
+                self._drains.look()
+            for event in self._waiters.get(seq, ()):
+                event.set()
+        return self._table.tenant_of(seq)
 
     def on_gone(self, agent: str) -> None:
         """Takes that an agent is gone: nothing more is heard of what it was told to begin."""
-        self._lose([entry for entry in self._running if entry.made and entry.made.agent == agent])
+        self._lose([seq for seq, made in self._running.items() if made.agent == agent])
 
     def sweep(self) -> None:
         """Gives up what must have ended, and of which nothing was heard: its record was lost."""
         now_s = self._clock()
-        self._lose([entry for entry in self._running if entry.made and entry.made.until_s < now_s])
+        self._lose([seq for seq, made in self._running.items() if made.until_s < now_s])
 
-    def _lose(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            entry.outcome = "failed"
-            entry.updated_at_s = self._clock()
-            self.on_ended(entry)
+    def _lose(self, seqs: Iterable[int]) -> None:
+        for seq in seqs:
+            self._table.fail(seq, self._clock())
+            self.on_ended(seq)
 
     async def get(self, id_: str, caller: Caller, wait_s: float) -> schema.Transfer:
         """Returns a transfer; where it is pending, up to `wait_s` later when it has ended."""
         entry = self._find(id_, caller)
         if wait_s and entry.outcome == "pending":
             ended = asyncio.Event()
-            waiters = self._waiters.setdefault(entry, set())
+            waiters = self._waiters.setdefault(entry.seq, set())
             waiters.add(ended)
             try:
                 await asyncio.wait_for(ended.wait(), wait_s)
@@ -162,8 +167,9 @@ class Moves:
             finally:
                 waiters.discard(ended)
                 if not waiters:
-                    self._waiters.pop(entry, None)
-        return self.shown(entry)
+                    self._waiters.pop(entry.seq, None)
+            entry = self._table.at(entry.seq) or entry
+        return self._view.one(entry)
 
     async def cancel(self, id_: str, caller: Caller) -> schema.Cancelled:
         """Cancels a transfer that was made here, or is open at an attached agent."""
@@ -181,9 +187,9 @@ class Moves:
                 raise Refusal("not-found", f"there is no transfer {id_!r}")
             agent, record = await self._find_open(id_)
             args = {
-                "session": record["session"],
-                "transfer": record["transfer"],
-                "is_source": record["role"] == "source",
+                "session": record.session,
+                "transfer": record.transfer,
+                "is_source": record.role == "source",
             }
         told = await self._agents.call(agent, "move.cancel", args)
         return schema.Cancelled(id=id_, found=bool(told.get("found")))
@@ -204,9 +210,7 @@ class Moves:
         wanted = Filter(agent, state, context, tenant, caller.tenants, since_s)
         before = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 19 else None
         found, next_ = self._table.listed(wanted, before, limit)
-        return schema.Listed[schema.Transfer].model_construct(
-            items=[self.shown(entry) for entry in found], next=None if next_ is None else str(next_)
-        )
+        return self._view.page(found, None if next_ is None else str(next_))
 
     async def list_open(
         self, caller: Caller, agent: str | None, limit: int
@@ -215,30 +219,26 @@ class Moves:
         if caller.tenants is not None:
             return schema.Listed[schema.Transfer](items=[])
         agents = self._agents.some(agent)
-        found: dict[str, schema.Transfer] = {}
+        told = []
         for each, records in zip(agents, await self._ask_open(agents, limit), strict=True):
             for record in records:
                 id_ = self._id_of(each, record)
-                shown = self._shown_open(id_, each, record, found.get(id_))
-                found[id_] = shown
-        return schema.Listed[schema.Transfer].model_construct(items=list(found.values())[:limit], next=None)
+                known = self._table.get(id_)
+                end = End(each.incarnation, each.name, each.clock_offset_ns, record)
+                told.append((id_, end, None if known is None else known.made))
+        return self._view.open(told, self._clock(), limit)
 
-    async def count_open(self, agent: Attached) -> int:
-        """Returns how many transfers an agent has open."""
-        (records,) = await self._ask_open([agent], 10_000)
-        return len(records)
-
-    async def _ask_open(self, agents: list[Attached], most: int) -> list[list[dict[str, Any]]]:
-        async def ask(agent: Attached) -> list[dict[str, Any]]:
+    async def _ask_open(self, agents: list[Attached], most: int) -> list[list[Record]]:
+        async def ask(agent: Attached) -> list[Record]:
             try:
                 told = await self._agents.call(agent, "show.transfers", {"most": most}, _OPEN_TIMEOUT_S)
             except (CallRefused, AgentGone, TimeoutError):
                 return []
-            return list(told.get("records", ()))
+            return [Record(**{**each, "rails": tuple(each["rails"])}) for each in told.get("records", ())]
 
         return await asyncio.gather(*(ask(agent) for agent in agents))
 
-    async def _find_open(self, id_: str) -> tuple[Attached, dict[str, Any]]:
+    async def _find_open(self, id_: str) -> tuple[Attached, Record]:
         agents = [agent for agent in self._agents.all() if agent.incarnation[:16] in id_]
         for agent, records in zip(agents, await self._ask_open(agents, 10_000), strict=True):
             for record in records:
@@ -246,101 +246,11 @@ class Moves:
                     return agent, record
         raise Refusal("not-found", f"there is no transfer {id_!r}")
 
-    def _id_of(self, agent: Attached, record: dict[str, Any]) -> str:
-        if record["role"] == "expectation":
-            return f"{agent.incarnation[:16]}-expected-{record['handle']}"
-        peer = self._peer_of(agent, record["session"])
-        ends = (agent.incarnation, peer) if record["ours"] else (peer, agent.incarnation)
-        return transfer_id(*ends, record["transfer"])
+    def _id_of(self, agent: Attached, record: Record) -> str:
+        return id_of(record, agent.incarnation, self._peer_of(agent, record.session))
 
     def _find(self, id_: str, caller: Caller) -> Entry:
         entry = self._table.get(id_)
         if entry is None or not caller.sees(entry.tenant):
             raise Refusal("not-found", f"there is no transfer {id_!r} (any more)")
         return entry
-
-    # ---- as the schema has it ----------------------------------------------------------------------
-
-    def _shown_open(
-        self, id_: str, agent: Attached, told: dict[str, Any], other: schema.Transfer | None
-    ) -> schema.Transfer:
-        record = Record(**{**told, "rails": tuple(told["rails"])})
-        ends: dict[EndName, schema.TransferEnd | None] = {
-            "source": None,
-            "destination": None,
-            "expectation": None,
-        }
-        if other is not None:
-            ends = {
-                "source": other.source,
-                "destination": other.destination,
-                "expectation": other.expectation,
-            }
-        ends[record.role] = self._shown_end(End(agent.incarnation, agent.name, agent.clock_offset_ns, record))
-        entry = Entry(id_, 0, record.context, self._clock())
-        known = self._table.get(id_)
-        entry.made = None if known is None else known.made
-        return self._shown(entry, record, ends)
-
-    def shown(self, entry: Entry) -> schema.Transfer:
-        """Returns a transfer with both ends."""
-        ends = {name: entry.end(name) for name in END_NAMES}
-        told = ends["destination"] or ends["source"] or ends["expectation"]
-        shown = {name: None if end is None else self._shown_end(end) for name, end in ends.items()}
-        return self._shown(entry, None if told is None else told.record, shown)
-
-    def _shown(
-        self, entry: Entry, record: Record | None, ends: Mapping[EndName, schema.TransferEnd | None]
-    ) -> schema.Transfer:
-        made = entry.made
-        gone = record is None and entry.outcome == "failed"
-        return schema.Transfer.model_construct(
-            id=entry.id,
-            state=entry.outcome,
-            code=record.code if record else "gone" if gone else "",
-            message=record.message
-            if record
-            else "nothing was heard of its end: its agent has gone, or lost the record"
-            if gone
-            else "",
-            context=entry.context,
-            trace_parent=entry.trace_parent,
-            tenant=entry.tenant,
-            priority=record.priority if record else made.priority if made else 0,
-            num_blocks=record.num_blocks if record else made.num_blocks if made else 0,
-            num_layers=record.num_layers if record else 0,
-            nbytes=record.nbytes if record else 0,
-            created_by=None if made is None else made.by,
-            updated_at_s=entry.updated_at_s,
-            source=ends["source"],
-            destination=ends["destination"],
-            expectation=ends["expectation"],
-        )
-
-    def _shown_end(self, end: End) -> schema.TransferEnd:
-        record = end.record
-        posted = record.posted_ns
-
-        def after_us(at_ns: int) -> float | None:
-            return (at_ns - posted) / 1e3 if at_ns and posted else None
-
-        return schema.TransferEnd.model_construct(
-            agent=end.agent,
-            agent_name=end.agent_name,
-            began_it=record.ours,
-            region=record.region,
-            region_name=self._agents.region_name(end.agent, record.region),
-            outcome=record.outcome,
-            state=record.state,
-            code=record.code,
-            message=record.message,
-            rails=list(record.rails),
-            num_blocks=record.num_blocks,
-            num_layers=record.num_layers,
-            nbytes=record.nbytes,
-            nbytes_done=record.nbytes_done,
-            posted_at_s=(posted + end.clock_offset_ns) / 1e9 if posted else 0.0,
-            begun_after_us=after_us(record.begun_ns),
-            first_piece_after_us=after_us(record.first_piece_ns),
-            ended_after_us=after_us(record.ended_ns),
-        )

@@ -90,7 +90,12 @@ def test_what_a_daemons_life_before_gave_out_is_missed() -> None:
 def test_an_event_is_made_once_when_it_is_wanted() -> None:
     made: list[int] = []
     log = EventLog()
-    log.append("a", 1.0, lambda: made.append(1) or {"x": 1})  # type: ignore[func-returns-value]
+
+    def make(data: int) -> dict[str, int]:
+        made.append(data)
+        return {"x": data}
+
+    log.append("a", 1.0, 1, None, make)
     assert not made
     first, again = log.read(0, ALL), log.read(0, ALL)
     texts = {event.encoded() for event in (*first.events, *again.events)}
@@ -98,7 +103,12 @@ def test_an_event_is_made_once_when_it_is_wanted() -> None:
     (text,) = texts
     lines = text.decode().split("\n")
     assert lines[:2] == ["id: 1", "event: a"]
-    assert json.loads(lines[2].removeprefix("data: ")) == {"index": 1, "topic": "a", "at_s": 1.0, "data": {"x": 1}}
+    assert json.loads(lines[2].removeprefix("data: ")) == {
+        "index": 1,
+        "topic": "a",
+        "at_s": 1.0,
+        "data": {"x": 1},
+    }
 
 
 def test_who_waits_is_called_once() -> None:

@@ -115,7 +115,8 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
     answers = Answers(store)
     store.submit(
         lambda db: db.executemany(
-            "INSERT INTO answers VALUES (?, ?, '', 200, '')", ((f"k{n}", 100.0 + n / 1e6) for n in range(MOST + 50))
+            "INSERT INTO answers VALUES (?, ?, '', 200, '')",
+            ((f"k{n}", 100.0 + n / 1e6) for n in range(MOST + 50)),
         )
     ).result()
     await answers.begin("new", "r", 200.0)

@@ -8,16 +8,24 @@ from kvxfer.control.state.transfer_counts import STAGES, TransferCounts
 from kvxfer.control.state.transfer_table import (
     MOST_LOOKED_AT,
     End,
+    Entry,
     Filter,
     Made,
     TransferTable,
     id_of,
+    pack,
     transfer_id,
 )
 from tests.control.records import record
 
 A, B = "a" * 32, "b" * 32
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def add(table: TransferTable, id_: str, told: End, now_s: float) -> Entry:
+    entry = table.at(table.add_end(id_, told, pack(told), now_s))
+    assert entry is not None
+    return entry
 
 
 def end(agent: str, **more: object) -> End:
@@ -37,7 +45,7 @@ def test_ends_join_in_either_order() -> None:
         table = TransferTable(10)
         ends = [end(A, role="source", ours=True), end(B, role="destination", ours=False, nbytes=5)]
         for number in order:
-            entry = table.add_end(transfer_id(A, B, 1), ends[number], 1.0)
+            entry = add(table, transfer_id(A, B, 1), ends[number], 1.0)
         assert len(table) == 1
         assert entry.end("source") == ends[0]
         assert entry.end("destination") == ends[1]
@@ -58,30 +66,30 @@ def test_the_destination_says_whether_the_bytes_are_there() -> None:
             for number in order:
                 role, outcome = both[number]
                 if outcome is not None:
-                    entry = table.add_end("x", end(A, role=role, outcome=outcome), 1.0)
+                    entry = add(table, "x", end(A, role=role, outcome=outcome), 1.0)
             assert entry.outcome == expected
 
 
 def test_a_number_that_is_used_again_is_another_transfer() -> None:
     table = TransferTable(10)
-    first = table.add_end("x", end(A, nbytes=1), 1.0)
-    second = table.add_end("x", end(A, nbytes=2), 2.0)
-    assert first is not second
-    assert table.get("x") is second
-    assert table.get(first.id) is first
+    first = add(table, "x", end(A, nbytes=1), 1.0)
+    second = add(table, "x", end(A, nbytes=2), 2.0)
+    assert first.seq != second.seq
+    assert table.get("x").seq == second.seq  # type: ignore[union-attr]
+    assert table.at(first.seq).id == f"x.{first.seq}"  # type: ignore[union-attr]
     assert len({entry.id for entry in table.listed(Filter(), None, 10)[0]}) == 2
 
 
 def test_the_oldest_give_way_and_leave_no_trace() -> None:
     table = TransferTable(100)
     for number in range(1000):
-        table.add_end(f"id{number}", end(A, context=f"req-{number % 7}"), float(number))
+        add(table, f"id{number}", end(A, context=f"req-{number % 7}"), float(number))
     assert len(table) == 100
     assert table.get("id899") is None
     assert table.get("id900") is not None
-    assert sum(len(kept) for kept in table._by_context.values()) == 100
+    assert sum(len(table.listed(Filter(context=f"req-{n}"), None, 1000)[0]) for n in range(7)) == 100
     for number in range(100):
-        table.add_end(f"more{number}", end(A, context=""), 2000.0)
+        add(table, f"more{number}", end(A, context=""), 2000.0)
     assert not table._by_context
 
 
@@ -89,13 +97,18 @@ def test_pages_of_a_list_are_whole_and_disjoint(seed: int) -> None:
     draw = random.Random(seed)
     table = TransferTable(1000)
     for number in range(1500):
-        table.add_end(f"id{number}", end(draw.choice((A, B)), outcome=draw.choice(("done", "failed"))), number)
-    for wanted in (Filter(), Filter(state="failed"), Filter(agent=A), Filter(agent="name of b", since_s=1200.0)):
-        expected = [entry for entry in table.listed(Filter(), None, 1000)[0] if wanted(entry)]
+        add(table, f"id{number}", end(draw.choice((A, B)), outcome=draw.choice(("done", "failed"))), number)
+    for wanted in (
+        Filter(),
+        Filter(state="failed"),
+        Filter(agent=A),
+        Filter(agent="name of b", since_s=1200.0),
+    ):
+        expected = [entry.seq for entry in table.listed(Filter(), None, 1000)[0] if wanted(entry)]
         found, cursor = [], None
         while True:
             some, cursor = table.listed(wanted, cursor, draw.randrange(1, 90))
-            found += some
+            found += [entry.seq for entry in some]
             if cursor is None:
                 break
         assert found == expected
@@ -104,24 +117,25 @@ def test_pages_of_a_list_are_whole_and_disjoint(seed: int) -> None:
 
 def test_a_call_looks_at_a_bounded_number() -> None:
     table = TransferTable(3 * MOST_LOOKED_AT)
-    first = table.add_end("the one", end(A, outcome="failed"), 0.0)
+    first = add(table, "the one", end(A, outcome="failed"), 0.0)
     for number in range(3 * MOST_LOOKED_AT - 1):
-        table.add_end(f"id{number}", end(A), 1.0)
+        add(table, f"id{number}", end(A), 1.0)
     pages, cursor = [], None
     while True:
         found, cursor = table.listed(Filter(state="failed"), cursor, 10)
-        pages.append(found)
+        pages.append([entry.seq for entry in found])
         if cursor is None:
             break
-    assert pages == [[], [], [first]]
+    assert pages == [[], [], [first.seq]]
 
 
 def test_a_request_is_found_by_its_context_and_by_its_trace() -> None:
     table = TransferTable(10)
-    entry = table.add_end("x", end(A, context=f"req-1 {TRACE}"), 1.0)
-    table.add_end("y", end(A, context="req-2"), 1.0)
+    entry = add(table, "x", end(A, context=f"req-1 {TRACE}"), 1.0)
+    add(table, "y", end(A, context="req-2"), 1.0)
     for context in (f"req-1 {TRACE}", "0af7651916cd43dd8448eb211c80319c"):
-        assert table.listed(Filter(context=context), None, 10) == ([entry], None)
+        found, cursor = table.listed(Filter(context=context), None, 10)
+        assert ([each.seq for each in found], cursor) == ([entry.seq], None)
     assert table.listed(Filter(context="req-"), None, 10) == ([], None)
     assert entry.trace_parent == TRACE
 
@@ -131,14 +145,16 @@ def test_what_was_made_here_and_its_record_meet_in_either_order() -> None:
     table = TransferTable(10)
     entry = table.add_made("x", made, 1.0)
     assert (entry.outcome, entry.tenant) == ("pending", "red")
-    assert table.add_end("x", end(A, role="destination"), 2.0) is entry
-    assert entry.outcome == "done"
+    joined = add(table, "x", end(A, role="destination"), 2.0)
+    assert (joined.seq, joined.outcome, joined.made) == (entry.seq, "done", made)
     table = TransferTable(10)
-    entry = table.add_end("x", end(A, role="destination"), 1.0)
-    assert table.add_made("x", made, 2.0) is entry
-    assert (entry.outcome, entry.made) == ("done", made)
+    entry = add(table, "x", end(A, role="destination"), 1.0)
+    joined = table.add_made("x", made, 2.0)
+    assert (joined.seq, joined.outcome, joined.made) == (entry.seq, "done", made)
     # Another session's of the same number.
-    assert table.add_made("x", made, 3.0) is not entry
+    assert table.add_made("x", made, 3.0).seq != entry.seq
+    table.fail(joined.seq, 4.0)
+    assert table.at(joined.seq).outcome == "failed"  # type: ignore[union-attr]
 
 
 def test_tenants_see_their_own() -> None:
@@ -151,8 +167,12 @@ def test_tenants_see_their_own() -> None:
 
 def test_stages_are_counted_as_far_as_they_are_known() -> None:
     counts = TransferCounts()
-    counts.add(record(role="destination", posted_ns=100, begun_ns=200, first_piece_ns=300, ended_ns=1300, nbytes=9))
-    counts.add(record(role="destination", posted_ns=100, ended_ns=2_000_000_100, outcome="failed", code="deadline"))
+    counts.add(
+        record(role="destination", posted_ns=100, begun_ns=200, first_piece_ns=300, ended_ns=1300, nbytes=9)
+    )
+    counts.add(
+        record(role="destination", posted_ns=100, ended_ns=2_000_000_100, outcome="failed", code="deadline")
+    )
     counts.add(record(role="expectation", ended_ns=5))
     assert counts.ended == {
         ("destination", "done", ""): 1,

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
+
 from kvxfer.control.access import Access
 from kvxfer.control.app.problem_answers import as_refusal, problem
 from kvxfer.control.problems import Refusal
@@ -75,6 +77,8 @@ class Guard:
             return
         try:
             await self._app(scope, receive, sending)
+        except ClientDisconnect:
+            return
         except Exception as error:
             if started:
                 raise
@@ -132,7 +136,7 @@ _HEADERS: Final = (
 def _is_open(scope: Scope) -> bool:
     """Whether anybody who reaches the socket may ask: health, the API's description, and the page's files."""
     path: str = scope["path"]
-    return path in _OPEN or (not path.startswith(("/v1/", "/metrics")) and scope["method"] in ("GET", "HEAD"))
+    return scope["method"] in ("GET", "HEAD") and (path in _OPEN or not path.startswith(("/v1/", "/metrics")))
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
@@ -148,6 +152,8 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
         ):
             raise Refusal("invalid-argument", f"header {name.decode('latin-1')} is there twice")
         found[name] = value
+    if b"transfer-encoding" in found and b"content-length" in found:
+        raise Refusal("invalid-argument", "a body has a length or is in chunks, not both")
     return found
 
 

@@ -21,29 +21,30 @@ _MOST_AT_ONCE: Final = 8192
 class EventRecord:
     """One event. Its data are made, and written as JSON, when the first watcher wants them."""
 
-    __slots__ = ("_data", "_encoded", "at_s", "index", "tenant", "topic")
+    __slots__ = ("_data", "_encoded", "_make", "at_s", "index", "tenant", "topic")
 
     def __init__(
         self,
         index: int,
         topic: str,
         at_s: float,
-        data: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        data: Any,
         tenant: str | None,
+        make: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> None:
         self.index = index
         self.topic = topic
         self.at_s = at_s
         self.tenant = tenant
         self._data = data
+        self._make = make
         self._encoded: bytes | None = None
 
     @property
     def data(self) -> Mapping[str, Any]:
         """What happened."""
-        if callable(self._data):
-            self._data = self._data()
-        return self._data
+        told: Mapping[str, Any] = self._data if self._make is None else self._make(self._data)
+        return told
 
     def encoded(self) -> bytes:
         """Returns it as a server-sent event."""
@@ -134,11 +135,18 @@ class EventLog:
         self,
         topic: str,
         now_s: float,
-        data: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        data: Any,
         tenant: str | None = None,
+        make: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Adds an event; `wake` tells the watchers, once for many."""
-        self._ring[self._next % self._capacity] = EventRecord(self._next, topic, now_s, data, tenant)
+        """Adds an event; `wake` tells the watchers, once for many.
+
+        Parameters
+        ----------
+        data
+            An object of JSON, or what `make` makes one of when somebody wants it.
+        """
+        self._ring[self._next % self._capacity] = EventRecord(self._next, topic, now_s, data, tenant, make)
         self._next += 1
 
     def wake(self) -> None:

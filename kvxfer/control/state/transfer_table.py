@@ -1,7 +1,8 @@
 """Transfers of which an end has ended or which were made here: a bounded ring, found by id and by context.
 
-An end is kept packed (about 200 bytes): a hundred thousand transfers with both ends are some 80 MB. The
-oldest give way.
+A hundred thousand transfers with both ends take about 100 MB, and no time of the garbage collector: a row is
+a plain tuple of texts, numbers and bytes, which it does not look at. `Entry` is a row for the time of a look.
+The oldest give way.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ _DIGITS: Final = 16
 
 EndName = Literal["source", "destination", "expectation"]
 END_NAMES: Final[tuple[EndName, ...]] = ("source", "destination", "expectation")
+_PLACES: Final = {"source": 5, "destination": 6, "expectation": 7}
+_SOURCE: Final = 5
+# Transfers of one context that are kept as a tuple: a deque takes 700 bytes.
+_FEW: Final = 8
 
 
 class End(NamedTuple):
@@ -54,38 +59,35 @@ class Made:
     until_s: float  # it has ended by then, though its record may be lost
 
 
+# An end as it is kept: agent, name, clock offset, and its record in 150 to 250 bytes.
+PackedEnd = tuple[str, str, int, bytes]
+# Id, sequence number, context, outcome, time of the last change, and the three ends.
+_Row = tuple[str, int, str, str, float, PackedEnd | None, PackedEnd | None, PackedEnd | None]
+
+
+def pack(end: End) -> PackedEnd:
+    """Returns an end as it is kept."""
+    return (end.agent, end.agent_name, end.clock_offset_ns, marshal.dumps(tuple(end.record)))
+
+
+def unpack(packed: PackedEnd) -> End:
+    """Returns what was packed."""
+    return End(*packed[:3], Record._make(marshal.loads(packed[3])))
+
+
 class Entry:
-    """One transfer."""
+    """One transfer, as it was when it was looked up."""
 
     __slots__ = ("_ends", "context", "id", "made", "outcome", "seq", "updated_at_s")
 
-    def __init__(self, id_: str, seq: int, context: str, now_s: float) -> None:
-        self.id = id_
-        self.seq = seq
-        self.context = context
-        self.made: Made | None = None
-        self.outcome: str = "pending"
-        self.updated_at_s = now_s
-        self._ends: list[tuple[str, str, int, bytes] | None] = [None, None, None]
+    def __init__(self, row: _Row, made: Made | None) -> None:
+        self.id, self.seq, self.context, self.outcome, self.updated_at_s, *self._ends = row
+        self.made = made
 
     def end(self, name: EndName) -> End | None:
         """Returns what is known of one end."""
         kept = self._ends[END_NAMES.index(name)]
-        return None if kept is None else End(*kept[:3], Record._make(marshal.loads(kept[3])))
-
-    def has(self, name: EndName) -> bool:
-        """Whether that end has ended."""
-        return self._ends[END_NAMES.index(name)] is not None
-
-    def put(self, end: End, now_s: float) -> None:
-        """Takes what an end told of its ending."""
-        record = end.record
-        packed = marshal.dumps(tuple(record))
-        self._ends[END_NAMES.index(record.role)] = (end.agent, end.agent_name, end.clock_offset_ns, packed)
-        # The destination knows whether the bytes are there; a source that failed says nothing of that.
-        if record.role != "source" or self._ends[1] is None:
-            self.outcome = record.outcome
-        self.updated_at_s = now_s
+        return None if kept is None else unpack(kept)
 
     @property
     def tenant(self) -> str:
@@ -152,89 +154,134 @@ class TransferTable:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._ring: list[Entry | None] = [None] * capacity
+        self._ring: list[_Row | None] = [None] * capacity
         self._next = 0
-        self._by_id: dict[str, Entry] = {}
-        self._by_context: dict[str, deque[Entry]] = {}
+        self._seq_by_id: dict[str, int] = {}
+        # One number, a few, or many of one context.
+        self._by_context: dict[str, int | tuple[int, ...] | deque[int]] = {}
+        self._made: dict[int, Made] = {}
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self._seq_by_id)
 
     def get(self, id_: str) -> Entry | None:
         """Returns a transfer by its id."""
-        return self._by_id.get(id_)
+        seq = self._seq_by_id.get(id_)
+        return None if seq is None else self._entry(seq)
 
-    def add_end(self, id_: str, end: End, now_s: float) -> Entry:
-        """Joins what an end told to what is known; returns the entry."""
-        name = end.record.role
-        entry = self._by_id.get(id_)
+    def at(self, seq: int) -> Entry | None:
+        """Returns a transfer by its number; None where it has given way."""
+        if not self._next - self._capacity <= seq < self._next:
+            return None
+        return self._entry(seq)
+
+    def tenant_of(self, seq: int) -> str:
+        """Returns for whom a transfer is; ``""`` where that is not known."""
+        made = self._made.get(seq)
+        return "" if made is None else made.tenant
+
+    def add_end(self, id_: str, end: End, packed: PackedEnd, now_s: float) -> int:
+        """Joins what an end told to what is known; returns the entry's number."""
+        place = _PLACES[end.record.role]
+        seq = self._seq_by_id.get(id_)
+        row = None if seq is None else self._ring[seq % self._capacity]
         # Numbers begin anew with each session of two agents: the ended one is set aside under another id.
-        if entry is not None and entry.has(name):
-            self._set_aside(entry)
-            entry = None
-        if entry is None:
-            entry = self._add(id_, end.record.context, now_s)
-        entry.put(end, now_s)
-        return entry
+        if row is not None and row[place] is not None:
+            self._set_aside(row)
+            row = None
+        if row is None:
+            row = self._add(id_, end.record.context, now_s)
+        fields = list(row)
+        fields[place] = packed
+        # The destination knows whether the bytes are there; a source that failed says nothing of that.
+        if place != _SOURCE or row[_PLACES["destination"]] is None:
+            fields[3] = end.record.outcome
+        fields[4] = now_s
+        self._ring[row[1] % self._capacity] = tuple(fields)  # type: ignore[assignment]
+        return row[1]
 
     def add_made(self, id_: str, made: Made, now_s: float) -> Entry:
         """Adds one that was made here; its record may have come before."""
-        entry = self._by_id.get(id_)
-        if entry is None or entry.made is not None:
-            if entry is not None:
-                self._set_aside(entry)
-            entry = self._add(id_, made.context, now_s)
-        entry.made = made
-        return entry
+        seq = self._seq_by_id.get(id_)
+        if seq is not None and seq in self._made:
+            row = self._ring[seq % self._capacity]
+            assert row is not None
+            self._set_aside(row)
+            seq = None
+        if seq is None:
+            seq = self._add(id_, made.context, now_s)[1]
+        self._made[seq] = made
+        return self._entry(seq)
+
+    def fail(self, seq: int, now_s: float) -> None:
+        """Gives up one that was made here, and of whose end nothing will be heard."""
+        row = self._ring[seq % self._capacity]
+        if row is not None and row[1] == seq:
+            self._ring[seq % self._capacity] = (*row[:3], "failed", now_s, *row[5:])
 
     def listed(self, wanted: Filter, before: int | None, limit: int) -> tuple[list[Entry], int | None]:
         """Returns the newest entries first, those before a cursor, and the next cursor (None at the end)."""
         found: list[Entry] = []
         last = None
-        for looked_at, entry in enumerate(self._candidates(wanted.context, before)):
+        for looked_at, seq in enumerate(self._candidates(wanted.context, before)):
             if looked_at >= MOST_LOOKED_AT or len(found) >= limit:
                 return found, last
-            last = entry.seq
+            last = seq
+            entry = self._entry(seq)
             if wanted(entry):
                 found.append(entry)
         return found, None
 
-    def _candidates(self, context: str | None, before: int | None) -> Iterator[Entry]:
+    def _candidates(self, context: str | None, before: int | None) -> Iterator[int]:
         if context is not None:
             kept = self._by_context.get(context, ())
-            yield from (entry for entry in reversed(kept) if before is None or entry.seq < before)
+            all_ = (kept,) if isinstance(kept, int) else kept
+            yield from (seq for seq in reversed(all_) if before is None or seq < before)
             return
-        seq = self._next if before is None else min(before, self._next)
-        oldest = max(0, self._next - self._capacity)
-        while seq > oldest:
-            seq -= 1
-            entry = self._ring[seq % self._capacity]
-            assert entry is not None
-            yield entry
+        newest = self._next if before is None else min(before, self._next)
+        yield from range(newest - 1, max(0, self._next - self._capacity) - 1, -1)
 
-    def _add(self, id_: str, context: str, now_s: float) -> Entry:
-        place = self._next % self._capacity
+    def _entry(self, seq: int) -> Entry:
+        row = self._ring[seq % self._capacity]
+        assert row is not None
+        return Entry(row, self._made.get(seq))
+
+    def _add(self, id_: str, context: str, now_s: float) -> _Row:
+        seq = self._next
+        place = seq % self._capacity
         if (oldest := self._ring[place]) is not None:
             self._forget(oldest)
-        entry = Entry(id_, self._next, context, now_s)
-        self._ring[place] = entry
+        row = self._ring[place] = (id_, seq, context, "pending", now_s, None, None, None)
         self._next += 1
-        self._by_id[id_] = entry
+        self._seq_by_id[id_] = seq
         for key in _keys(context):
-            self._by_context.setdefault(key, deque()).append(entry)
-        return entry
+            kept = self._by_context.get(key)
+            if kept is None:
+                self._by_context[key] = seq
+            elif isinstance(kept, deque):
+                kept.append(seq)
+            else:
+                some = (kept, seq) if isinstance(kept, int) else (*kept, seq)
+                self._by_context[key] = some if len(some) <= _FEW else deque(some)
+        return row
 
-    def _set_aside(self, entry: Entry) -> None:
-        del self._by_id[entry.id]
-        entry.id = f"{entry.id}.{entry.seq}"
-        self._by_id[entry.id] = entry
+    def _set_aside(self, row: _Row) -> None:
+        del self._seq_by_id[row[0]]
+        id_ = f"{row[0]}.{row[1]}"
+        self._ring[row[1] % self._capacity] = (id_, *row[1:])
+        self._seq_by_id[id_] = row[1]
 
-    def _forget(self, entry: Entry) -> None:
-        del self._by_id[entry.id]
-        for key in _keys(entry.context):
+    def _forget(self, row: _Row) -> None:
+        del self._seq_by_id[row[0]]
+        self._made.pop(row[1], None)
+        for key in _keys(row[2]):
+            # They give way in the order in which they came.
             kept = self._by_context[key]
-            kept.popleft()  # they give way in the order in which they came
-            if not kept:
+            if isinstance(kept, deque) and len(kept) > 1:
+                kept.popleft()
+            elif isinstance(kept, tuple) and len(kept) > 1:
+                self._by_context[key] = kept[1:]
+            else:
                 del self._by_context[key]
 
 

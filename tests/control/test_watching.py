@@ -1,0 +1,200 @@
+"""Event streams: resumed, filtered, late, many, and cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from kvxfer.control.app import event_routes
+from kvxfer.control.state.event_log import CAPACITY
+from tests.control.serving import BOUND_S, Served
+
+
+@asynccontextmanager
+async def watching(client: httpx.AsyncClient, **asked: Any) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """Opens a stream; what it yields are its events, as fields of server-sent events."""
+    async with client.stream("GET", "/v1/events", **asked) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield read(answer)
+
+
+async def read(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    event: dict[str, Any] = {}
+    async for line in answer.aiter_lines():
+        name, _, value = line.partition(": ")
+        if line and name:
+            event[name] = json.loads(value) if name == "data" else value
+        elif "data" in event:
+            yield event
+            event = {}
+        elif not line:
+            event = {}
+
+
+async def take(events: AsyncIterator[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    async with asyncio.timeout(BOUND_S):
+        return [await anext(events) for _ in range(count)]
+
+
+def note(served: Served, count: int, topic: str = "test.done", tenant: str | None = None) -> None:
+    for number in range(count):
+        served.daemon.events.append(topic, 1.0, {"number": number}, tenant)
+    served.daemon.events.wake()
+
+
+async def until(served: Served, streams: int) -> None:
+    """Waits until so many streams are open."""
+    async with asyncio.timeout(BOUND_S), served.unix() as client:
+        while True:
+            text = (await client.get("/metrics")).text
+            if f"kvxfer_daemon_watchers {float(streams)}" in text:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_events_come_as_they_happen_and_are_resumed_by_index(served: Served) -> None:
+    async with served.unix() as client:
+        async with watching(client) as events:
+            note(served, 3)
+            first = await take(events, 3)
+        assert [event["event"] for event in first] == ["test.done"] * 3
+        assert [event["data"]["index"] for event in first] == [int(event["id"]) for event in first]
+        note(served, 2)
+        for asked in (
+            {"headers": {"Last-Event-ID": first[1]["id"]}},
+            {"params": {"after": first[1]["id"]}},
+            {"params": {"after": first[1]["id"]}, "headers": {"Last-Event-ID": "1"}},
+        ):
+            async with watching(client, **asked) as events:
+                found = await take(events, 3)
+            assert [int(event["id"]) for event in found] == list(
+                range(int(first[2]["id"]), int(first[2]["id"]) + 3)
+            )
+
+
+async def test_topics_and_tenants_filter(served: Served) -> None:
+    token = await served.make_token("read", tenants=["red"])
+    topics = {"topic": ["pages", "drain"]}
+    async with served.tcp(token) as client, watching(client, params=topics) as events:
+        note(served, 1, "transfers.done", "red")
+        note(served, 1, "pages.parked", "blue")
+        note(served, 1, "pages.parked", "")
+        note(served, 1, "pages.parked", "red")
+        note(served, 1, "drain.begun")
+        assert [event["event"] for event in await take(events, 2)] == ["pages.parked", "drain.begun"]
+
+
+async def test_a_laggard_is_told_how_many_it_missed(served: Served) -> None:
+    last = served.daemon.events.last
+    async with served.unix() as client, watching(client, params={"after": last}) as events:
+        note(served, CAPACITY + 1000)
+        (missed,) = await take(events, 1)
+        assert missed["event"] == "missed"
+        assert missed["data"]["missed"] == 1000
+        found = await take(events, CAPACITY)
+        assert int(found[0]["id"]) == last + 1001
+        assert int(found[-1]["id"]) == last + 1000 + CAPACITY
+
+
+async def test_who_does_not_read_costs_a_bounded_buffer_and_is_told_later(served: Served) -> None:
+    """Its stream stands still while others go on; what it did not take is overwritten in one ring for all."""
+    host, port = served.url.removeprefix("http://").split(":")
+    ask = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {served.token}\r\n\r\n"
+    with socket.socket() as laggard:
+        laggard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        laggard.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(laggard, (host, int(port)))
+        await loop.sock_sendall(laggard, ask.encode())
+        await until(served, 1)
+        async with served.unix() as client, watching(client) as events:
+            for _ in range(6):
+                note(served, CAPACITY // 2)
+                await take(events, CAPACITY // 2)
+        text = b""
+        async with asyncio.timeout(BOUND_S):
+            while b"event: missed" not in text:
+                text = text[-100:] + await loop.sock_recv(laggard, 1 << 20)
+
+
+async def test_a_client_that_vanishes_leaves_nothing(served: Served) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    ask = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {served.token}\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    for how in ("closed", "reset", "half"):
+        with socket.socket() as client:
+            client.setblocking(False)
+            await loop.sock_connect(client, (host, int(port)))
+            await loop.sock_sendall(client, ask.encode())
+            await until(served, 1)
+            if how == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            elif how == "half":
+                note(served, 10)
+                await loop.sock_recv(client, 10)
+        await until(served, 0)
+    assert not served.daemon.events._wakers
+
+
+async def test_streams_end_with_their_token(served: Served) -> None:
+    token = await served.make_token("read")
+    async with served.tcp(token) as client, watching(client) as events:
+        note(served, 1)
+        await take(events, 1)
+        async with served.unix() as admin:
+            await admin.delete(f"/v1/tokens/{token.split('_')[1]}")
+        with pytest.raises(StopAsyncIteration):
+            await take(events, 1)
+    await until(served, 0)
+
+
+async def test_streams_of_each_caller_are_bounded(served: Served) -> None:
+    token = await served.make_token("read")
+    host, port = served.url.removeprefix("http://").split(":")
+    ask = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    clients = [socket.socket() for _ in range(event_routes.MOST_STREAMS_EACH)]
+    try:
+        for client in clients:
+            client.setblocking(False)
+            await loop.sock_connect(client, (host, int(port)))
+            await loop.sock_sendall(client, ask.encode())
+        await until(served, len(clients))
+        async with served.tcp(token) as one, served.unix() as other:
+            answer = await one.get("/v1/events")
+            assert (answer.status_code, answer.json()["code"]) == (429, "exhausted")
+            assert (await one.get("/v1/whoami")).status_code == 200
+            async with watching(other) as events:
+                note(served, 1)
+                await take(events, 1)
+    finally:
+        for client in clients:
+            client.close()
+    await until(served, 0)
+
+
+async def test_a_hundred_watchers_of_ten_thousand_events(served: Served) -> None:
+    """Each of ten groups watches a topic of its own, and sees all of it once."""
+
+    async def watch(group: int) -> list[int]:
+        async with served.unix() as client, watching(client, params={"topic": f"group{group}"}) as events:
+            return [int(event["id"]) for event in await take(events, 1000)]
+
+    watchers = [asyncio.create_task(watch(number % 10)) for number in range(100)]
+    await until(served, 100)
+    begin = served.daemon.events.last + 1
+    for _ in range(100):
+        for group in range(10):
+            note(served, 10, f"group{group}.done")
+        await asyncio.sleep(0.01)
+    for number, found in enumerate(await asyncio.gather(*watchers)):
+        group = number % 10
+        assert found == [begin + index for index in range(10_000) if index // 10 % 10 == group]
