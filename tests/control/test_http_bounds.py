@@ -320,7 +320,7 @@ async def test_a_hundred_thousand_records_are_listed_by_cursor(served: Served) -
     cursor = ""
     async with served.unix() as client:
         while True:
-            page = (await client.get("/v1/transfers", params={"cursor": cursor, "limit": 500})).json()
+            page = (await client.get("/v1/transfers", params={"cursor": cursor, "limit": 250})).json()
             seen += [item["id"] for item in page["items"]]
             if page["next"] is None:
                 break

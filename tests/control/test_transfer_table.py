@@ -11,6 +11,7 @@ from kvxfer.control.state.transfer_table import (
     Entry,
     Filter,
     Made,
+    Row,
     TransferTable,
     id_of,
     pack,
@@ -26,6 +27,10 @@ def add(table: TransferTable, id_: str, told: End, now_s: float) -> Entry:
     entry = table.at(table.add_end(id_, told, pack(told), now_s))
     assert entry is not None
     return entry
+
+
+def sorted_rows(table: TransferTable) -> list[Row]:
+    return sorted((row for row in table._ring if row is not None), key=lambda row: row[1])
 
 
 def end(agent: str, **more: object) -> End:
@@ -104,7 +109,7 @@ def test_pages_of_a_list_are_whole_and_disjoint(seed: int) -> None:
         Filter(agent=A),
         Filter(agent="name of b", since_s=1200.0),
     ):
-        expected = [entry.seq for entry in table.listed(Filter(), None, 1000)[0] if wanted(entry)]
+        expected = [row[1] for row in reversed(sorted_rows(table)) if wanted(row, None)]
         found, cursor = [], None
         while True:
             some, cursor = table.listed(wanted, cursor, draw.randrange(1, 90))

@@ -15,7 +15,7 @@ AgentId = Annotated[
     str, Path(min_length=1, max_length=128, description="Its id, or its name where one has it")
 ]
 Cursor = Annotated[str, Query(max_length=512, description="`next` of the page before")]
-Limit = Annotated[int, Query(ge=1, le=500)]
+Limit = Annotated[int, Query(ge=1, le=250)]
 AgentFilter = Annotated[str | None, Query(max_length=128, description="Id or name")]
 
 

@@ -153,7 +153,7 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
         request: Request,
         after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
         topic: Annotated[list[str] | None, Query(max_length=16)] = None,
-        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        limit: Annotated[int, Query(ge=1, le=250)] = 100,
     ) -> schema.Listed[schema.Event]:
         """Events that are still there, oldest first; `next` is the index to go on behind."""
         wanted = Wanted(topic or [], caller_of(request).tenants)

@@ -62,7 +62,7 @@ class Made:
 # An end as it is kept: agent, name, clock offset, and its record in 150 to 250 bytes.
 PackedEnd = tuple[str, str, int, bytes]
 # Id, sequence number, context, outcome, time of the last change, and the three ends.
-_Row = tuple[str, int, str, str, float, PackedEnd | None, PackedEnd | None, PackedEnd | None]
+Row = tuple[str, int, str, str, float, PackedEnd | None, PackedEnd | None, PackedEnd | None]
 
 
 def pack(end: End) -> PackedEnd:
@@ -80,7 +80,7 @@ class Entry:
 
     __slots__ = ("_ends", "context", "id", "made", "outcome", "seq", "updated_at_s")
 
-    def __init__(self, row: _Row, made: Made | None) -> None:
+    def __init__(self, row: Row, made: Made | None) -> None:
         self.id, self.seq, self.context, self.outcome, self.updated_at_s, *self._ends = row
         self.made = made
 
@@ -99,15 +99,6 @@ class Entry:
         """What its context holds of a trace."""
         found = _TRACE.search(self.context)
         return found[0] if found else None
-
-    @property
-    def agents(self) -> Iterator[tuple[str, str]]:
-        """Ids and names of the agents that told of it, or were told to begin it."""
-        for kept in self._ends:
-            if kept is not None:
-                yield kept[0], kept[1]
-        if self.made is not None:
-            yield self.made.agent, ""
 
 
 def transfer_id(initiator: str, other: str, number: int) -> str:
@@ -137,16 +128,20 @@ class Filter:
     tenants: frozenset[str] | None = None
     since_s: float | None = None
 
-    def __call__(self, entry: Entry) -> bool:
-        if self.state is not None and entry.outcome != self.state:
+    def __call__(self, row: Row, made: Made | None) -> bool:
+        if self.state is not None and row[3] != self.state:
             return False
-        if self.since_s is not None and entry.updated_at_s < self.since_s:
+        if self.since_s is not None and row[4] < self.since_s:
             return False
-        if self.tenant is not None and entry.tenant != self.tenant:
+        tenant = "" if made is None else made.tenant
+        if self.tenant is not None and tenant != self.tenant:
             return False
-        if self.tenants is not None and entry.tenant not in self.tenants:
+        if self.tenants is not None and tenant not in self.tenants:
             return False
-        return self.agent is None or any(self.agent in names for names in entry.agents)
+        agent = self.agent
+        if agent is None or (made is not None and agent == made.agent):
+            return True
+        return any(end is not None and agent in (end[0], end[1]) for end in row[5:])
 
 
 class TransferTable:
@@ -154,7 +149,7 @@ class TransferTable:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._ring: list[_Row | None] = [None] * capacity
+        self._ring: list[Row | None] = [None] * capacity
         self._next = 0
         self._seq_by_id: dict[str, int] = {}
         # One number, a few, or many of one context.
@@ -227,9 +222,10 @@ class TransferTable:
             if looked_at >= MOST_LOOKED_AT or len(found) >= limit:
                 return found, last
             last = seq
-            entry = self._entry(seq)
-            if wanted(entry):
-                found.append(entry)
+            row = self._ring[seq % self._capacity]
+            assert row is not None
+            if wanted(row, self._made.get(seq)):
+                found.append(self._entry(seq))
         return found, None
 
     def _candidates(self, context: str | None, before: int | None) -> Iterator[int]:
@@ -246,7 +242,7 @@ class TransferTable:
         assert row is not None
         return Entry(row, self._made.get(seq))
 
-    def _add(self, id_: str, context: str, now_s: float) -> _Row:
+    def _add(self, id_: str, context: str, now_s: float) -> Row:
         seq = self._next
         place = seq % self._capacity
         if (oldest := self._ring[place]) is not None:
@@ -265,13 +261,13 @@ class TransferTable:
                 self._by_context[key] = some if len(some) <= _FEW else deque(some)
         return row
 
-    def _set_aside(self, row: _Row) -> None:
+    def _set_aside(self, row: Row) -> None:
         del self._seq_by_id[row[0]]
         id_ = f"{row[0]}.{row[1]}"
         self._ring[row[1] % self._capacity] = (id_, *row[1:])
         self._seq_by_id[id_] = row[1]
 
-    def _forget(self, row: _Row) -> None:
+    def _forget(self, row: Row) -> None:
         del self._seq_by_id[row[0]]
         self._made.pop(row[1], None)
         for key in _keys(row[2]):
