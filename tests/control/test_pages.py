@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kvxfer import AgentOptions, KvxferError, LeaseToken, TransferError, UsageError
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
@@ -18,7 +20,9 @@ from kvxfer.control.page_index import PageKey
 from kvxfer.control.page_pool import Parked, Salt
 from kvxfer.errors import ExhaustedError, PeerError
 from tests.control.engines import BOUND_S, SALT, SHAPE, Attached, Daemon, Engine, options, until
+from tests.fault.node import Worker
 
+LARGE = (8, 2, 64, 32, 4, 128)  # 32 MiB
 ROOT = Path(__file__).resolve().parents[2]
 MakeEngine = Callable[..., Engine]
 MakeDaemon = Callable[..., Daemon]
@@ -29,6 +33,12 @@ SMALL_SLABS = {"slab_nbytes": SLAB}
 
 def names(count: int, first: int = 0) -> list[str]:
     return [f"k{number}" for number in range(first, first + count)]
+
+
+def node_pattern(seed: int, count: int) -> NDArray[np.uint64]:
+    """What `Node.fill` writes."""
+    with np.errstate(over="ignore"):
+        return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15 + 2 * seed)
 
 
 async def parked(daemon: Daemon, engine: Engine, count: int, first: int = 0, salt: Salt = SALT) -> Parked:
@@ -271,6 +281,44 @@ async def test_the_source_goes_in_the_middle(engine: MakeEngine, daemon: MakeDae
     assert not node.pool._parking
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_the_source_is_killed_in_the_middle(
+    engine: MakeEngine, daemon: MakeDaemon, transport: str, seed: int
+) -> None:
+    """What is acknowledged is whole; of the rest nothing stays, and the pool goes on."""
+    node = daemon(nbytes=1 << 27, slab_nbytes=1 << 24, agent_options=options(transport, silent_timeout_s=3.0))
+    source = await asyncio.to_thread(Worker, "prefill", transport, LARGE, silent_timeout_s=3.0)
+    try:
+        source.fill(seed)
+        source.grant("read", None, None)
+        token, address = source.token(), source.address()
+        place = RemotePlace("prefill", "kv", address)
+        await node.own.connect("prefill", address)
+        parks = [
+            asyncio.create_task(
+                node.pool.park(SALT, place, range(first, first + 16), names(16, first), lease=token)
+            )
+            for first in range(0, 64, 16)
+        ]
+        await asyncio.sleep(random.Random(seed).random() * 0.05)
+        await asyncio.to_thread(source.kill)
+        done = await asyncio.wait_for(asyncio.gather(*parks, return_exceptions=True), BOUND_S)
+    finally:
+        source.finish()
+    assert all(isinstance(each, Parked | KvxferError) for each in done), done
+    there = [key for each in done if isinstance(each, Parked) for key in each.new]
+    # Another slab's of a call that failed may have been whole, and stays.
+    assert {page.key for page in node.pool.pages()} >= set(there)
+    await until(lambda: not node.pool._parking and not node.pool._reaping)
+    assert sorted(node.there) == sorted(page.key.key for page in node.pool.pages())
+    reader = engine("decode", shape=LARGE, agent_options=options(transport))
+    pattern = engine("pattern", shape=LARGE)
+    pattern.cache.reshape(-1).view(np.uint64)[:] = node_pattern(seed, pattern.cache.size // 4)
+    for part in node.pool.lease([page.key for page in node.pool.pages()]).parts if node.there else ():
+        blocks = [int(key.key[1:]) for key in part.keys]
+        assert await reader.fetch(part, blocks) == pattern.sums(blocks)
+
+
 async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
     engine: MakeEngine, daemon: MakeDaemon
 ) -> None:
@@ -292,6 +340,10 @@ async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
         ({"keys": ["", "b"]}, "invalid-argument"),
         ({"blocks": [0, 24]}, "out-of-range"),
         ({"blocks": [], "keys": []}, "invalid-argument"),
+        ({"timeout_s": -1.0}, "invalid-argument"),
+        ({"timeout_s": math.nan}, "invalid-argument"),
+        ({"priority": 256}, "invalid-argument"),
+        ({"context": "x" * 257}, "invalid-argument"),
         ({"source": RemotePlace("prefill", "none")}, "unknown-region"),
         ({"source": RemotePlace("nobody", "kv")}, "unreachable"),
         ({"source": RemotePlace("daemon/n", "kv")}, "unsupported"),
