@@ -9,6 +9,7 @@
  * byte of each page is printed. When the program dies the daemon takes the region away by itself.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,15 +60,18 @@ static void send_line(int connection, const char* line, int fd) {
   control->cmsg_len = CMSG_LEN(sizeof fd);
   memcpy(CMSG_DATA(control), &fd, sizeof fd);
   const ssize_t sent = sendmsg(connection, &message, MSG_NOSIGNAL);
-  if (sent < 0 || (size_t)sent != strlen(line)) die("sendmsg"); /* so short a line goes whole */
+  if (sent < 0 && errno != EPIPE) die("sendmsg"); /* who refuses at once says why; so short a line goes whole */
 }
 
-/* Copies what the daemon says to standard output, up to a line's end or the connection's; returns how much. */
-static size_t show_line(int connection) {
+/* Copies one line that the daemon says to standard output; returns whether it is there, and no error. */
+static int show_line(int connection) {
+  char line[4096] = {0};
   size_t nbytes = 0;
-  for (char letter = 0; letter != '\n' && read(connection, &letter, 1) == 1; ++nbytes) putchar(letter);
+  while (nbytes < sizeof line - 1 && read(connection, line + nbytes, 1) == 1 && line[nbytes++] != '\n') {
+  }
+  fputs(line, stdout);
   fflush(stdout);
-  return nbytes;
+  return nbytes > 0 && strncmp(line, "{\"error\"", 8) != 0;
 }
 
 int main(int argc, char** argv) {
@@ -91,7 +95,7 @@ int main(int argc, char** argv) {
 
   const int connection = connect_to(argv[1]);
   send_line(connection, line, fd);
-  if (show_line(connection) == 0) die("the daemon ended the connection");
+  if (!show_line(connection)) return 1;
 
   char byte;
   while (read(STDIN_FILENO, &byte, 1) > 0) {

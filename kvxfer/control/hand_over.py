@@ -12,6 +12,7 @@ import mmap
 import os
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,8 +29,8 @@ class _SharedMap(mmap.mmap):
 
     fd: int
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # also while the interpreter ends
+        close(self.fd)
 
 
 def shared_array(
@@ -154,8 +155,11 @@ def hand_over(
             connection.connect(str(path))
             _require_own(connection, path)
             encoded = json.dumps(line).encode() + b"\n"
-            sent = socket.send_fds(connection, [encoded], [fd])
-            connection.sendall(encoded[sent:])
+            try:
+                sent = socket.send_fds(connection, [encoded], [fd])
+                connection.sendall(encoded[sent:])
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it refuses before it has read all, and says why
             told = _answer(connection)
         except OSError as error:
             raise PeerError(f"the daemon at {path} does not answer: {error}", code="unreachable") from None

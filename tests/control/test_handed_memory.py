@@ -212,6 +212,13 @@ async def test_the_example_in_c(memory: Callable[..., Any], tmp_path: Path) -> N
     assert json.loads(gone) == {"gone": True}
     assert first_bytes.split() == [str(47 if page == 1 else page) for page in range(64)]
     assert example.process.returncode == 0
+    taken = await memory("three", allowed_uids=[])
+    refused = await asyncio.create_subprocess_exec(
+        *(str(program), str(taken.handed.path), "pages"), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(refused.communicate(), BOUND_S)
+    assert json.loads(out)["error"]["code"] == "not-permitted"
+    assert refused.returncode == 1
 
 
 # ---- its end ----------------------------------------------------------------------------------
