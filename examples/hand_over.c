@@ -34,8 +34,7 @@ static unsigned char* make_memory(int* fd) {
   if (fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0) die("F_ADD_SEALS");
   unsigned char* memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
   if (memory == MAP_FAILED) die("mmap");
-  for (int page = 0; page < kPages; ++page)
-    memset(memory + (size_t)page * kPageBytes, page, kPageBytes);
+  for (int page = 0; page < kPages; ++page) memset(memory + (size_t)page * kPageBytes, page, kPageBytes);
   return memory;
 }
 
@@ -60,15 +59,15 @@ static void send_line(int connection, const char* line, int fd) {
   control->cmsg_len = CMSG_LEN(sizeof fd);
   memcpy(CMSG_DATA(control), &fd, sizeof fd);
   const ssize_t sent = sendmsg(connection, &message, MSG_NOSIGNAL);
-  if (sent < 0 && errno != EPIPE) die("sendmsg"); /* who refuses at once says why; so short a line goes whole */
+  if (sent < 0 && errno != EPIPE)
+    die("sendmsg"); /* who refuses at once says why; so short a line goes whole */
 }
 
 /* Copies one line that the daemon says to standard output; returns whether it is there, and no error. */
 static int show_line(int connection) {
   char line[4096] = {0};
   size_t nbytes = 0;
-  while (nbytes < sizeof line - 1 && read(connection, line + nbytes, 1) == 1 && line[nbytes++] != '\n') {
-  }
+  while (nbytes < sizeof line - 1 && read(connection, line + nbytes, 1) == 1 && line[nbytes++] != '\n') {}
   fputs(line, stdout);
   fflush(stdout);
   return nbytes > 0 && strncmp(line, "{\"error\"", 8) != 0;
@@ -83,14 +82,14 @@ int main(int argc, char** argv) {
   const unsigned char* memory = make_memory(&fd);
   /* A layout (kvxfer/LAYOUTS.md): pages of opaque bytes, one behind the other. */
   char line[1024];
-  const int length = snprintf(
-      line, sizeof line,
-      "{\"name\": \"%s\", \"layout\": {\"kvxfer_layout\": 2, \"dtype\": \"uint8\", \"itemsize\": 1, "
-      "\"num_blocks\": %d, \"block_tokens\": 1, \"num_kv\": 1, \"head_dim\": %d, "
-      "\"first_layer\": 0, \"num_layers\": 1, \"total_layers\": 1, "
-      "\"first_head\": 0, \"num_heads\": 1, \"total_heads\": 1, "
-      "\"block_stride\": %d, \"token_stride\": 0, \"head_stride\": 0, \"dim_stride\": 1}}\n",
-      argv[2], kPages, kPageBytes, kPageBytes);
+  const int length =
+      snprintf(line, sizeof line,
+               "{\"name\": \"%s\", \"layout\": {\"kvxfer_layout\": 2, \"dtype\": \"uint8\", \"itemsize\": 1, "
+               "\"num_blocks\": %d, \"block_tokens\": 1, \"num_kv\": 1, \"head_dim\": %d, "
+               "\"first_layer\": 0, \"num_layers\": 1, \"total_layers\": 1, "
+               "\"first_head\": 0, \"num_heads\": 1, \"total_heads\": 1, "
+               "\"block_stride\": %d, \"token_stride\": 0, \"head_stride\": 0, \"dim_stride\": 1}}\n",
+               argv[2], kPages, kPageBytes, kPageBytes);
   if (length < 0 || (size_t)length >= sizeof line) die("the name is too long");
 
   const int connection = connect_to(argv[1]);
@@ -98,8 +97,7 @@ int main(int argc, char** argv) {
   if (!show_line(connection)) return 1;
 
   char byte;
-  while (read(STDIN_FILENO, &byte, 1) > 0) {
-  }
+  while (read(STDIN_FILENO, &byte, 1) > 0) {}
   /* Taken back: when the daemon has said so it touches no byte of it any more. */
   shutdown(connection, SHUT_WR);
   show_line(connection);
