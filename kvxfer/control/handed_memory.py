@@ -71,7 +71,8 @@ class HandedMemory:
     A process connects, sends one line of JSON with a memfd beside it (SCM_RIGHTS), and gets one line back::
 
         {"name": "cache", "layout": {...}, "offset": 0, "nbytes": 1048576}
-        {"region": "memory/cache@node-3", "agent": "daemon/node-3", "incarnation": "...", "address": "tcp://..."}
+        {"region": "memory/cache@node-3", "agent": "daemon/node-3/memory", "incarnation": "...",
+         "address": "tcp://..."}
         {"error": {"code": "invalid-argument", "message": "..."}}
 
     The memory is a region for as long as the connection stands. When it ends, also by the process's death,
@@ -79,14 +80,17 @@ class HandedMemory:
     own half of the connection (``shutdown``) is sent ``{"gone": true}`` when no byte is touched any more.
 
     The memfd must be sealed against shrinking (F_SEAL_SHRINK), or the daemon could be made to touch what is
-    not there, and filled, so that its pages are charged to the process. All methods belong to one event loop.
+    not there, and filled, so that its pages are charged to the process. All methods belong to one event
+    loop.
 
     Parameters
     ----------
     folder
         Where the socket is made.
     own
-        The agent whose regions they become.
+        The daemon's agent. The memory becomes regions of its sibling ``daemon/<node>/memory`` (`agent`),
+        which lives from `start` to `aclose`: so the daemon's pool can park pages of it, as of any other
+        agent's.
     allowed_uids
         Users whose processes may hand over; None for the daemon's own and root.
     max_nbytes
@@ -105,7 +109,8 @@ class HandedMemory:
         on_change: Callable[[Handed, bool], None] | None = None,
     ) -> None:
         self._path = folder / SOCKET_NAME
-        self._own = own
+        self._parent = own
+        self._sibling: OwnAgent | None = None
         self._allowed_uids = frozenset((0, os.getuid()) if allowed_uids is None else allowed_uids)
         self._is_private = allowed_uids is None
         self._max_nbytes = _machine_nbytes() if max_nbytes is None else max_nbytes
@@ -119,6 +124,12 @@ class HandedMemory:
         self._names: set[str] = set()
 
     @property
+    def agent(self) -> OwnAgent:
+        """The agent whose regions they are; while it listens."""
+        assert self._sibling is not None, "start() makes it"
+        return self._sibling
+
+    @property
     def path(self) -> Path:
         """Of the socket."""
         return self._path
@@ -130,6 +141,8 @@ class HandedMemory:
         ------
         OSError
             The socket cannot be made.
+        KvxferError
+            The agent cannot.
         """
         if self._path.is_socket():
             self._path.unlink()
@@ -140,6 +153,11 @@ class HandedMemory:
             listener.bind(str(self._path))
             self._path.chmod(0o600 if self._is_private else 0o666)  # uids are looked at in any case
             listener.listen(1024)
+        except BaseException:
+            listener.close()
+            raise
+        try:
+            self._sibling = self._parent.sibling("memory")
         except BaseException:
             listener.close()
             raise
@@ -160,6 +178,7 @@ class HandedMemory:
             connection.cancel()
         while self._connections:
             await asyncio.wait(self._connections)
+        await self.agent.aclose()
 
     # ---- connections ------------------------------------------------------------------------
 
@@ -201,9 +220,9 @@ class HandedMemory:
                     connection,
                     {
                         "region": handed.name,
-                        "agent": self._own.name,
-                        "incarnation": self._own.incarnation,
-                        "address": self._own.address,
+                        "agent": self.agent.name,
+                        "incarnation": self.agent.incarnation,
+                        "address": self.agent.address,
                     },
                 )
                 await _ended(connection)
@@ -237,14 +256,14 @@ class HandedMemory:
             raise invalid(f"{len(fds)} descriptors came beside the line: send one, of a memfd")
         if len(self._names) >= _MOST_REGIONS:
             raise UsageError(f"{_MOST_REGIONS} memories are handed over already", code="exhausted")
-        region_name = self._own.region_name("memory", name)
+        region_name = self.agent.region_name("memory", name)
         if region_name in self._names:
             raise invalid(f"memory {name!r} is handed over already, by this or another process")
         self._names.add(region_name)  # before anything is waited for
         try:
             memory = self._map(fds[0], wanted, layout)
             try:
-                region = self._own.register(region_name, memory, layout)
+                region = self.agent.register(region_name, memory, layout)
             except BaseException:
                 self._nbytes -= len(memory)
                 raise
@@ -304,10 +323,10 @@ class HandedMemory:
         """Takes a region away from peers, and lets its memory go."""
         self.regions.pop(handed.name, None)
         try:
-            if not self._own.agent.closed:
+            if not self.agent.agent.closed:
                 await handed.region.deregister()
         except KvxferError as error:
-            if not self._own.agent.closed:
+            if not self.agent.agent.closed:
                 logger().error("kvxfer: %s: %s", handed.name, error)
         self._names.discard(handed.name)
         self._nbytes -= handed.nbytes

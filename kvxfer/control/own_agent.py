@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from kvxfer.address import Address
@@ -133,7 +133,7 @@ class OwnAgent:
         self.allow = allow or AllowedHosts()
         name = f"daemon/{node}/{role}" if role else f"daemon/{node}"
         self.agent = Agent(name, options, directory=directory, metadata=metadata)
-        self._has_directory = directory is not None
+        self._directory = directory
         #: Leases that have not ended, by number. Read only.
         self.leases: dict[int, OwnLease] = {}
         self._last_lease = 0
@@ -167,6 +167,30 @@ class OwnAgent:
     def incarnation(self) -> str:
         """In hexadecimal digits."""
         return self.agent.incarnation.hex()
+
+    def sibling(self, role: str) -> OwnAgent:
+        """Returns another agent of this daemon's, with the same options and a role; close it yourself.
+
+        Where this one listens on a port that was named, that listens on the next, and says so to peers.
+
+        Raises
+        ------
+        KvxferError
+            As making an agent does.
+        """
+        options = self.agent.options
+        return OwnAgent(
+            self.node,
+            replace(
+                options,
+                listen=_next_port(options.listen),
+                advertise=None if options.advertise is None else _next_port(options.advertise),
+            ),
+            role=role,
+            allow=self.allow,
+            directory=self._directory,
+            metadata=self.agent.entry.metadata,
+        )
 
     # ---- regions ----------------------------------------------------------------------------
 
@@ -238,7 +262,7 @@ class OwnAgent:
         if agent and (peer := self.peer(agent)) is not None:
             return peer
         if not address:
-            if not agent or not self._has_directory:
+            if not agent or self._directory is None:
                 raise PeerError(
                     f"no session is open with agent {agent!r}, and no address of it is known: name one",
                     code="unreachable",
@@ -446,6 +470,13 @@ class OwnAgent:
             self.leases.pop(own.number, None)
             if on_end is not None:
                 on_end(own)
+
+
+def _next_port(address: str) -> str:
+    if not address:
+        return ""
+    place = Address.parse(address, "address", port_needed=False)
+    return str(place._replace(port=place.port + 1)) if place.port else address
 
 
 def _ttl(ttl_s: float) -> float:

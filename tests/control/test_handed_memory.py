@@ -33,14 +33,19 @@ LARGE = (8, 2, 64, 64, 4, 128)  # 64 MiB: long enough under way to be interrupte
 class Memory:
     """An agent of a daemon's that takes memory, in a folder of its own."""
 
-    def __init__(self, folder: Path, node: str, role: str = "", **more: Any) -> None:
+    def __init__(self, folder: Path, node: str, **more: Any) -> None:
         folder.mkdir(mode=0o700)
         self.folder = folder
-        self.own = OwnAgent(node, options(), role=role)
+        self.parent = OwnAgent(node, options())
         self.changes: list[tuple[str, bool]] = []
         self.handed = HandedMemory(
-            folder, self.own, on_change=lambda each, came: self.changes.append((each.name, came)), **more
+            folder, self.parent, on_change=lambda each, came: self.changes.append((each.name, came)), **more
         )
+
+    @property
+    def own(self) -> OwnAgent:
+        """Whose regions they are."""
+        return self.handed.agent
 
     async def until(self, count: int) -> None:
         """Waits until so many memories are handed over."""
@@ -48,7 +53,7 @@ class Memory:
 
     async def aclose(self) -> None:
         await self.handed.aclose()
-        await self.own.aclose()
+        await self.parent.aclose()
 
 
 class Process:
@@ -140,7 +145,7 @@ async def test_pages_move_between_two_programs_that_have_no_agent(
     """Pull and push between two nodes, each fenced by a lease."""
     one, two = await memory("one"), await memory("two")
     here, there = await process(one, seed=seed), await process(two, seed=seed + 1, axes="l2bhtd")
-    assert (here.region, there.agent) == ("memory/cache@one", "daemon/two")
+    assert (here.region, there.agent) == ("memory/cache@one", "daemon/two/memory")
     # Pull: the owner of the pages grants them to the reader's name.
     lease = two.own.grant(there.region, one.own.name, range(4), ttl_s=BOUND_S)
     remote = await one.own.remote_region(there.place)
@@ -164,8 +169,7 @@ async def test_a_program_without_an_agent_parks_its_pages(
     memory: Callable[..., Any], process: Callable[..., Any], daemon: Callable[..., Daemon], seed: int
 ) -> None:
     """A daemon has two agents, of which one has the pool and the other what is handed over."""
-    node, taken = daemon("node"), await memory("node", role="memory")
-    assert taken.own.name == "daemon/node/memory"
+    node, taken = daemon("node"), await memory("node")
     program = await process(taken, seed=seed)
     lease = taken.own.grant(program.region, node.own.name, ttl_s=BOUND_S)
     done = await node.pool.park(SALT, program.place, range(4), ["a", "b", "c", "d"], lease=lease.token)
@@ -193,7 +197,7 @@ async def test_the_example_in_c(memory: Callable[..., Any], tmp_path: Path) -> N
     )
     try:
         told = json.loads(await example.line())
-        assert told["agent"] == "daemon/one"
+        assert told["agent"] == "daemon/one/memory"
         assert told["region"] == "memory/pages@one"
         array = shared_array((8, 1 << 16), np.uint8)
         layout = KVLayout.from_tensor(array, "bd")
