@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -56,6 +57,13 @@ nb::dict from_histogram(const Gate::Histogram& holds) {
 }
 
 constexpr std::uint32_t kMostCopyThreads = 64;
+
+// What is looked at in one hold of the gate: some 20 microseconds.
+constexpr std::size_t kViewsOfAHold = 64;
+
+nb::bytes bytes_of(const Record* records, std::size_t num) {
+  return {reinterpret_cast<const char*>(records), num * sizeof(Record)};
+}
 
 std::uint32_t to_num_ctas(nb::handle number) {
   const auto num = nb::cast<std::uint32_t>(number);
@@ -172,6 +180,63 @@ class PyAgentCore {
     return take(call([&](Engine& engine, Time now) { return engine.has_room(now, peer, nbytes); }));
   }
 
+  int watch_records(std::size_t capacity) const {
+    check(runtime_->check_alive());
+    Result<int> fd = [&] {
+      const WithoutGil released;
+      return runtime_->watch_records(capacity);
+    }();
+    return take(std::move(fd));
+  }
+  nb::bytes take_records(std::size_t max_records) const {
+    // Of a closed agent, too; in a forked child the lock may be held for ever.
+    if (const Status status = runtime_->check_alive(); status.code() == Code::kForked) raise(status);
+    RecordRing& ring = runtime_->records();
+    const std::size_t most = std::min(max_records, ring.size());
+    const auto taken = std::make_unique_for_overwrite<Record[]>(most);
+    return bytes_of(taken.get(), ring.take({taken.get(), most}));
+  }
+  nb::bytes open_transfers(std::size_t most) const {
+    std::vector<Record> found;
+    Engine::OpenPlace place;
+    while (found.size() < most && place.of != Engine::OpenPlace::Of::kNothing) {
+      std::array<Record, kViewsOfAHold> some{};  // zero, as they leave the process
+      const std::span<Record> room(some.data(), std::min(some.size(), most - found.size()));
+      const std::size_t num =
+          call([&](Engine& engine, Time) { return engine.open_transfers(place, room); });
+      found.insert(found.end(), room.begin(), room.begin() + static_cast<std::ptrdiff_t>(num));
+    }
+    return bytes_of(found.data(), found.size());
+  }
+  bool cancel_transfer(SessionKey peer, TransferId transfer, bool is_source) const {
+    return call([&](Engine& engine, Time now) { return engine.cancel_transfer(now, {peer, transfer}, is_source); });
+  }
+  nb::list leases(std::size_t most) const {
+    std::vector<LeaseView> views;
+    LeaseId last = 0;
+    for (bool more = true; more && views.size() < most;) {
+      std::vector<LeaseView> some;
+      more = call([&](Engine& engine, Time now) {
+        return engine.append_leases(now, last, std::min(kViewsOfAHold, most - views.size()), some);
+      });
+      std::move(some.begin(), some.end(), std::back_inserter(views));
+    }
+    nb::list out;
+    for (const LeaseView& view : views) {
+      nb::dict entry;
+      entry["lease"] = view.id;
+      entry["holder"] = view.name;
+      entry["peer"] = view.holder ? nb::cast(*view.holder) : nb::none();
+      entry["region"] = view.region;
+      entry["mode"] = view.mode == wire::LeaseMode::kRead ? "read" : "write";
+      entry["num_blocks"] = view.num_blocks ? nb::cast(*view.num_blocks) : nb::none();
+      entry["state"] = std::string(name_of(view.state));
+      entry["seconds_left"] = static_cast<double>(view.left_ns) * 1e-9;
+      out.append(entry);
+    }
+    return out;
+  }
+
   void close(double timeout_s) const {
     const WithoutGil released;
     runtime_->close(to_ns(timeout_s));
@@ -197,6 +262,7 @@ class PyAgentCore {
     out["events_dropped"] = runtime_->ring().num_events_dropped();
     out["notifications_dropped"] = runtime_->ring().num_dropped(MailKind::kNotification);
     out["messages_dropped"] = runtime_->ring().num_dropped(MailKind::kMessage);
+    out["records_dropped"] = runtime_->records().num_dropped();
     out["strangers"] = from_budget(runtime_->strangers());
     out["gate_longest_hold_ns"] = runtime_->longest_hold_ns();
     out["gate_holds"] = from_histogram(runtime_->holds());
@@ -465,6 +531,11 @@ void define_agent_core(nb::module_& m) {
       .def("close", &PyAgentCore::close, "timeout_s"_a)
       .def_prop_ro("ended", [](const PyAgentCore& c) { return c.runtime().ended(); })
       .def("stats", &PyAgentCore::stats)
+      .def("watch_records", &PyAgentCore::watch_records, "capacity"_a)
+      .def("take_records", &PyAgentCore::take_records, "max_records"_a = 256)
+      .def("open_transfers", &PyAgentCore::open_transfers, "most"_a)
+      .def("cancel_transfer", &PyAgentCore::cancel_transfer, "peer"_a, "transfer"_a, "is_source"_a)
+      .def("leases", &PyAgentCore::leases, "most"_a)
       .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
            "layout"_a, "device"_a, "owner"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)

@@ -430,6 +430,32 @@ std::optional<PeerView> Engine::peer(SessionKey key) const {
   return view;
 }
 
+std::size_t Engine::open_transfers(OpenPlace& place, std::span<Record> records) const noexcept {
+  using Of = OpenPlace::Of;
+  std::size_t num = 0;
+  const auto walk = [&](const auto& transfers, Of next, auto&& num_pieces) {
+    for (auto each = transfers.after(place.transfer); num != records.size() && each != transfers.end(); ++each) {
+      Records::describe(records[num++], *each->second, num_pieces(*each->second));
+      place.transfer = each->first;
+    }
+    if (num == records.size()) return;
+    place.transfer = {kNobody, 0};
+    place.of = next;
+  };
+  if (place.of == Of::kSources)
+    walk(sources_.all(), Of::kDestinations, [](const Source& source) { return source.num_sent; });
+  if (place.of == Of::kDestinations)
+    walk(destinations_.all(), Of::kExpectations,
+         [](const Destination& destination) { return destination.arrivals.num_in(); });
+  while (place.of == Of::kExpectations && num != records.size()) {
+    if (const Expectation* const expectation = expectations_.after(place.expectation))
+      Records::describe(records[num++], *expectation);
+    else
+      place.of = Of::kNothing;
+  }
+  return num;
+}
+
 EngineLoad Engine::load() const noexcept {
   return {rails_.num_works(), rails_.outstanding(), sources_.num_fences(),  expectations_.size(),
           leases_.size(),     handles_.size(),      redials_.num_waiting(), context_.timers.size(),

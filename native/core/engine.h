@@ -13,6 +13,7 @@
 //   regions          memory of ours          peer_regions  memory of peers, and the rails that reach it
 //   programs         copy programs between the two, checked
 //   handles          what our callers hold
+//   records          how each transfer ended, for who watches from beside
 //   tag memory       what became of tags that nobody waits for any more
 //   leases           rights that we granted  expectations  rights to one tag's writes
 //   admission        how many transfers of a session are open, and which of ours wait
@@ -47,6 +48,7 @@
 #include "core/engine/posting.h"
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
+#include "core/engine/records.h"
 #include "core/engine/redials.h"
 #include "core/engine/regions.h"
 #include "core/engine/sessions.h"
@@ -130,6 +132,8 @@ class Engine {
   void layers_ready(Time now, std::uint64_t handle, std::uint32_t layers);
   // Of a transfer or an expectation: its handle ends when nothing of it is under way any more.
   void cancel(Time now, std::uint64_t handle);
+  // This end of a transfer, whichever end posted it. False: it is not open (any more).
+  bool cancel_transfer(Time now, TransferKey key, bool is_source);
   Result<std::shared_ptr<Handle>> expect(Time now, wire::Bytes tag, RegionId region,
                                          std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                          std::uint32_t num_layers, const Needed& needed,
@@ -163,6 +167,20 @@ class Engine {
   }
   // By which rails pages come from a peer's region to ours; `converts`: by a program that does.
   Result<std::vector<RailWay>> ways(SessionKey peer, RegionId ours, RegionId theirs, bool converts) const;
+  // From now on each end of a transfer, and each expectation, leaves a record there when it ends. Null: nowhere.
+  void watch_records(RecordRing* ring) noexcept { records_.watch(ring); }
+  // What is open is walked in bounded holds of the gate, by who keeps the place. What begins or ends between two may
+  // be missed. Both return how much they found; of leases false says that those were all.
+  struct OpenPlace {
+    enum class Of { kSources, kDestinations, kExpectations, kNothing } of = Of::kSources;
+    TransferKey transfer{kNobody, 0};
+    Expectations::Place expectation{0, 0};
+  };
+  std::size_t open_transfers(OpenPlace& place, std::span<Record> records) const noexcept;
+  bool append_leases(Time now, LeaseId& last, std::size_t most, std::vector<LeaseView>& views) {
+    context_.now = now;
+    return leases_.append_views(last, most, views);
+  }
   const EngineStats& stats() const noexcept { return context_.stats; }
   EngineLoad load() const noexcept;
   std::size_t num_transfers() const noexcept { return sources_.size() + destinations_.size(); }
@@ -218,14 +236,15 @@ class Engine {
   PeerRegions peer_regions_{context_, sessions_, rails_};
   Programs programs_{sessions_, regions_, peer_regions_};
   Handles handles_{context_};
+  Records records_{context_};
   Leases leases_{context_, sessions_, regions_};
   TagMemory tag_memory_;
-  Expectations expectations_{context_, sessions_, regions_, leases_, handles_, tag_memory_};
+  Expectations expectations_{context_, sessions_, regions_, leases_, handles_, records_, tag_memory_};
   Admission admission_{context_.config};
   Draining draining_{context_, sessions_, rails_, regions_, leases_};
-  Sources sources_{context_, sessions_, rails_, programs_, leases_, admission_, handles_, draining_};
+  Sources sources_{context_, sessions_, rails_, programs_, leases_, admission_, handles_, records_, draining_};
   Destinations destinations_{context_, sessions_,     rails_,      peer_regions_, regions_, programs_,
-                             leases_,  expectations_, tag_memory_, admission_,    handles_, draining_};
+                             leases_,  expectations_, tag_memory_, admission_,    handles_, records_, draining_};
   Posting posting_{context_, sessions_, rails_,     regions_, peer_regions_, programs_,
                    leases_,  handles_,  admission_, sources_, destinations_};
   std::map<SessionKey, Status> leaving_;  // sessions that are lost, and of which something is left

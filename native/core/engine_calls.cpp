@@ -111,6 +111,18 @@ void Engine::cancel(Time now, std::uint64_t handle) {
   rails_.cancel_stopped();
 }
 
+bool Engine::cancel_transfer(Time now, TransferKey key, bool is_source) {
+  context_.now = now;
+  const auto end = [&](auto& part) {
+    const auto* const transfer = part.all().find(key);
+    if (transfer == nullptr || outcome_of(transfer->state) != Outcome::kPending) return false;
+    part.fail(key, TransferEvent::kCancel, {Code::kCancelled, "cancelled by its number"}, true);
+    rails_.cancel_stopped();
+    return true;
+  };
+  return is_source ? end(sources_) : end(destinations_);
+}
+
 Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region,
                                                std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                                std::uint32_t num_layers, const Needed& needed,

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "core/control/wire.h"
 #include "core/copy/executor.h"
 #include "core/event.h"
+#include "core/lease.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
@@ -114,6 +116,18 @@ struct RailWay {
   bool is_far = false;  // from our region's memory, which counts in its rank
   bool is_staged = false;  // our region's bytes pass memory of the host
   std::string why_not;  // "" where pages can come over it
+};
+
+// One that we granted, and that has not ended or whose works have not.
+struct LeaseView {
+  LeaseId id = 0;
+  std::optional<SessionKey> holder;  // none: its bearer's
+  std::string name;  // the holder's, or of those that may be its bearer; "" for any
+  RegionId region = 0;
+  wire::LeaseMode mode = wire::LeaseMode::kRead;
+  std::optional<std::uint32_t> num_blocks;  // none: the whole region
+  LeaseState state = LeaseState::kActive;
+  Time left_ns = 0;
 };
 
 struct EngineStats {

@@ -60,6 +60,7 @@ class Expectation {
   RegionId region() const noexcept { return region_; }
   const std::optional<SessionKey>& from() const noexcept { return from_; }
   const std::vector<std::uint32_t>& blocks() const noexcept { return blocks_; }
+  std::uint32_t num_layers() const noexcept { return num_layers_; }
 
  private:
   std::shared_ptr<Handle> handle_;

@@ -60,6 +60,11 @@ class Handle {
   std::vector<std::string> rails() const {
     return locked([&] { return rails_; });
   }
+  // f(context, rails), of which nothing is copied.
+  template <class F>
+  void read(F&& f) const {
+    locked([&] { f(context_, rails_); });
+  }
 
   bool has_layer(std::uint32_t layer) const noexcept { return layer - first_layer_ < arrived_.size(); }
   bool layer_arrived(std::uint32_t layer) const {

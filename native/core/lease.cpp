@@ -42,6 +42,7 @@ Lease::Lease(LeaseId id, LeaseTerms terms, std::uint32_t num_blocks, Time now)
       ttl_ns_(terms.ttl_ns),
       expires_at_(time_after(now, terms.ttl_ns)) {
   for (const std::uint32_t block : terms.blocks) blocks_.insert(block);
+  if (!terms.all_blocks) num_blocks_ = static_cast<std::uint32_t>(terms.blocks.size());
 }
 
 }  // namespace kvxfer

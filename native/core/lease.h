@@ -76,6 +76,8 @@ class Lease {
   bool active() const noexcept { return state_ == LeaseState::kActive; }
   bool renewable() const noexcept { return renewable_; }
   const SparseBitSet& blocks() const noexcept { return blocks_; }
+  // As they were named; none: the whole region.
+  std::optional<std::uint32_t> num_blocks() const noexcept { return num_blocks_; }
   Time ttl_ns() const noexcept { return ttl_ns_; }
   Time expires_at() const noexcept { return expires_at_; }
 
@@ -88,6 +90,7 @@ class Lease {
   LeaseState state_ = LeaseState::kActive;
   bool renewable_;
   SparseBitSet blocks_;
+  std::optional<std::uint32_t> num_blocks_;
   Time ttl_ns_, expires_at_;
 };
 

@@ -26,6 +26,7 @@
 #include "core/commands/trigger_watch.h"
 #include "core/completion_ring.h"
 #include "core/engine.h"
+#include "core/record_ring.h"
 #include "core/runtime/clock.h"
 #include "core/runtime/connections.h"
 #include "core/runtime/kept_memory.h"
@@ -52,6 +53,10 @@ class Runtime final : private EngineHost {
   // What connections hold that have proved nothing.
   Budget strangers();
   CompletionRing& ring() noexcept { return ring_; }
+  // Of what has ended, from any thread and without the gate; also once the agent is closed.
+  RecordRing& records() noexcept { return records_; }
+  // Keeps so many of what ends from now on; 0: none. Returns the descriptor that is readable while there are some.
+  Result<int> watch_records(std::size_t capacity);
   int gpu() const noexcept { return options_.gpus.empty() ? -1 : options_.gpus.front().device; }
 
   // Calls f(engine, now) under the gate, pumps, and flushes what it led to. Everything that a
@@ -240,6 +245,7 @@ class Runtime final : private EngineHost {
   Gate gate_;
   EpollReactor reactor_;
   CompletionRing ring_;
+  RecordRing records_;
   std::unique_ptr<FenceTable> fences_;
   std::shared_ptr<CopyWorkers> workers_;  // of rails and engine; null with copy_threads 1
   RailTable rails_;
@@ -256,6 +262,7 @@ class Runtime final : private EngineHost {
   bool sockets_quiet_ = false;  // nothing was there at the last look
   bool left_ = false;  // busy() as the last round left it
 
+  std::mutex watching_;  // of watch_records()
   mutable std::mutex streams_mutex_;
   std::shared_ptr<gpu::StreamWrites> stream_writes_;  // under it; with a GPU, as long as the agent is open
   TriggerWatch triggers_{[this] { rouse(); }};

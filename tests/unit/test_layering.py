@@ -259,6 +259,7 @@ PARTS_OF_THE_ENGINE = (
     "peer_regions",
     "programs",
     "handles",
+    "records",
     "leases",
     "tag_memory",
     "expectations",

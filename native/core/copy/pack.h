@@ -20,6 +20,8 @@ inline constexpr std::uint64_t kGatherBelowNbytes = 512;
 // Bytes of a piece as it crosses a stream; of one pair of a layer.
 std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexcept;
 std::uint64_t pair_nbytes(const CopyProgram& program, std::uint32_t layer, std::uint32_t grain) noexcept;
+// Of all of its pieces.
+std::uint64_t transfer_nbytes(const CopyProgram& program, const PieceGrid& grid) noexcept;
 
 // Are the stretches of this side so short on average, or in need of conversion (at the source)?
 bool gathers_src(const CopyProgram& program) noexcept;

@@ -41,6 +41,7 @@ class Arrivals {
 
   // ---- in
   bool has(std::uint32_t piece) const { return in_.contains(piece); }
+  std::uint32_t num_in() const noexcept { return num_in_; }
   bool has_all() const noexcept { return num_in_ == grid_.num_pieces(); }
   // True where it was its layer's last.
   bool add(std::uint32_t piece);

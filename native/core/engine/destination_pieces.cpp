@@ -190,7 +190,8 @@ void Destinations::completed(const Rails::Completed& work, const Completion& com
     return;
   }
   if (work.use == WorkUse::kFence) return fence_checked(destination, completion.code);
-  if (work.rail != nullptr && completion.code == Code::kOk) {
+  if (work.rail != nullptr && completion.code == Code::kOk &&
+      destination.rails.add(work.rail->capabilities().name)) {
     if (destination.handle) destination.handle->add_rail(work.rail->capabilities().name);
     if (destination.expectation) destination.expectation->handle()->add_rail(work.rail->capabilities().name);
   }
@@ -232,6 +233,7 @@ void Destinations::unreachable(Destination& destination, const Rails::Completed&
 // What came with its OFFER, under the right that was found in this call: nothing of it is under way.
 void Destinations::land(Destination& destination, wire::ByteSpan pages) {
   unpack_pages(*destination.move, pages);
+  destination.rails.add(kEagerRail);
   if (destination.expectation) destination.expectation->handle()->add_rail(kEagerRail);
   const std::uint32_t num_pieces = destination.move->grid.num_pieces();
   for (std::uint32_t piece = 0; piece < num_pieces; ++piece) piece_in(destination, piece);
@@ -249,8 +251,11 @@ void Destinations::redo(Destination& destination, std::uint32_t piece) {
 void Destinations::piece_in(Destination& destination, std::uint32_t piece) {
   ++context_.stats.pieces_in;
   if (destination.arrivals.has(piece)) return;  // redone work that the old rail had delivered after all
-  if (destination.handle) destination.handle->set_first_piece(context_.now);
-  if (destination.expectation) destination.expectation->handle()->set_first_piece(context_.now);
+  if (destination.first_piece_at == 0) {
+    destination.first_piece_at = context_.now;
+    if (destination.handle) destination.handle->set_first_piece(context_.now);
+    if (destination.expectation) destination.expectation->handle()->set_first_piece(context_.now);
+  }
   if (!destination.integrity) return count_piece(destination, piece);
   sums_.add(destination, {piece, 1});
 }

@@ -42,6 +42,7 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
 }  // namespace
 
 Destination& Destinations::add(std::unique_ptr<Destination> destination) {
+  destination->posted_at = context_.now;
   destination->set_timer(context_.timers, time_after(context_.now, destination->timeout_ns));
   return destinations_.add(std::move(destination));
 }
@@ -68,7 +69,11 @@ void Destinations::layers_ready(TransferKey key, std::uint32_t layers) {
 Status Destinations::on(Peer& peer, wire::Offer& offer) {
   wire::TransferSpec& spec = offer.spec;
   const TransferId id = spec.transfer;
+  auto owned = std::make_unique<Destination>();
+  owned->key = {peer.key(), id};
   const auto refuse = [&](const Status& why, const wire::Bytes& context) {
+    call_it(*owned, context);
+    records_.refused(*owned, spec, why);
     sessions_.refuse(peer, id, why, context);
     return Status();
   };
@@ -83,8 +88,6 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
                                  " are taken"};
   const Result<Programs::Use> use = programs_.find(peer, spec, Side::kDst);
   if (!use.ok()) return refuse(use.status(), {});
-  auto owned = std::make_unique<Destination>();
-  owned->key = {peer.key(), id};
   owned->state = TransferState::kParked;
   owned->take(spec, use.value().program->copies, *use.value().local, use.value().program->src);
   // Before anything is spent on it: is there a right, or one that may come?
@@ -196,6 +199,7 @@ void Destinations::let_in(const Expectation& expectation) {
 void Destinations::begin_moving(Destination& destination, wire::ByteSpan pages) {
   if (destination.state == TransferState::kParked)
     step(destination_transitions(), destination.state, TransferEvent::kAuthorized);
+  destination.begun_at = context_.now;
   parked_.remove(destination.parked);
   leases_.let_in(destination);
   const PieceGrid& grid = destination.move->grid;
@@ -293,6 +297,7 @@ void Destinations::drained(Destination& destination) {
   context_.timers.clear(destination.timer);
   if (destination.ours && !done) admission_.forget(destination);
   admission_.closed(destination);
+  records_.ended(destination, destination.arrivals.num_in());
   if (done && !destination.ours && !destination.notify.empty() && destination.expectation == nullptr &&
       sessions_.find(destination.key.first) != nullptr)
     context_.host.emit({.kind = EventKind::kNotification,

@@ -23,6 +23,7 @@
 #include "core/engine/peer_regions.h"
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
+#include "core/engine/records.h"
 #include "core/engine/sessions.h"
 #include "core/engine/sums.h"
 #include "core/engine/tag_memory.h"
@@ -58,7 +59,8 @@ class Destinations {
  public:
   Destinations(Context& context, Sessions& sessions, Rails& rails, PeerRegions& peer_regions,
                Regions& regions, Programs& programs, Leases& leases, Expectations& expectations,
-               TagMemory& tag_memory, Admission& admission, Handles& handles, Draining& draining)
+               TagMemory& tag_memory, Admission& admission, Handles& handles, Records& records,
+               Draining& draining)
       : context_(context),
         sessions_(sessions),
         rails_(rails),
@@ -70,6 +72,7 @@ class Destinations {
         tag_memory_(tag_memory),
         admission_(admission),
         handles_(handles),
+        records_(records),
         draining_(draining) {}
 
   // ---- ours: queued, then asked for with a REQUEST
@@ -156,6 +159,7 @@ class Destinations {
   TagMemory& tag_memory_;
   Admission& admission_;
   Handles& handles_;
+  Records& records_;
   Draining& draining_;
   TransferTable<Destination> destinations_;
   Parked parked_;

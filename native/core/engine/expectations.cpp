@@ -73,6 +73,13 @@ std::vector<std::uint64_t> Expectations::from(SessionKey session) const {
   return handles;
 }
 
+const Expectation* Expectations::after(Place& place) const {
+  const auto found = by_region_.upper_bound(place);
+  if (found == by_region_.end()) return nullptr;
+  place = *found;
+  return expectations_.at(place.second).expectation.get();
+}
+
 Status Expectations::late(std::uint64_t handle) {
   auto found = expectations_.find(handle);
   if (found == expectations_.end()) return {};
@@ -151,6 +158,7 @@ void Expectations::fenced(const Expectation& expectation, TransferState state, c
   context_.serve(kNobody, [&] {
     if (state != TransferState::kDone) failed = expectation.incomplete_blocks();
   });
+  records_.ended(expectation, state, why);
   context_.serve(kNobody, [&] { handles_.end(expectation.handle(), state, why, std::move(failed)); });
 }
 

@@ -16,6 +16,7 @@
 #include "core/engine/context.h"
 #include "core/engine/handles.h"
 #include "core/engine/leases.h"
+#include "core/engine/records.h"
 #include "core/engine/regions.h"
 #include "core/engine/sessions.h"
 #include "core/engine/tag_memory.h"
@@ -26,12 +27,13 @@ namespace kvxfer {
 class Expectations {
  public:
   Expectations(Context& context, Sessions& sessions, Regions& regions, Leases& leases, Handles& handles,
-               TagMemory& tag_memory)
+               Records& records, TagMemory& tag_memory)
       : context_(context),
         sessions_(sessions),
         regions_(regions),
         leases_(leases),
         handles_(handles),
+        records_(records),
         tag_memory_(tag_memory) {}
 
   // As Engine::expect.
@@ -46,6 +48,9 @@ class Expectations {
   std::vector<std::uint64_t> all() const;
   std::vector<std::uint64_t> of_region(RegionId region) const;
   std::vector<std::uint64_t> from(SessionKey session) const;
+  // The first behind a region's and a handle, by which it goes on; null for none.
+  using Place = std::pair<RegionId, std::uint64_t>;
+  const Expectation* after(Place& place) const;
   // On its timer: why it fails.
   Status late(std::uint64_t handle);
 
@@ -91,6 +96,7 @@ class Expectations {
   Regions& regions_;
   Leases& leases_;
   Handles& handles_;
+  Records& records_;
   TagMemory& tag_memory_;
   std::unordered_map<std::uint64_t, Expected> expectations_;  // by handle
   std::unordered_map<std::uint64_t, Ending> ending_;  // by handle

@@ -276,9 +276,11 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& wh
   auto found = leases_.find(id);
   if (found == leases_.end()) return std::nullopt;
   // First what waits for its works, which takes memory.
-  Ending& ending =
-      ending_.emplace(id, Ending{found->second.lease.holder(), LeaseState::kEnding, why, num_draining})
-          .first->second;
+  const Lease& taken = found->second.lease;
+  Ending& ending = ending_
+                       .emplace(id, Ending{taken.holder(), LeaseState::kEnding, why, num_draining, taken.region(),
+                                           taken.mode(), taken.num_blocks(), taken.bearer_name()})
+                       .first->second;
   const bool has_ended = !found->second.lease.step(event);
   ending.state = found->second.lease.state();
   if (has_ended || num_draining == 0) ending_.erase(id);
@@ -341,6 +343,34 @@ void Leases::told(const Peer& peer, const wire::Lease& lease) {
 LeaseId Leases::newest_told(SessionKey grantor) const {
   auto found = holders_.find(grantor);
   return found == holders_.end() ? 0 : found->second.newest_told;
+}
+
+// ---- views ---------------------------------------------------------------------------------------
+
+// Both maps are in order of their numbers: the next one is that of the two that comes first.
+bool Leases::append_views(LeaseId& last, std::size_t most, std::vector<LeaseView>& views) const {
+  auto active = leases_.upper_bound(last);
+  auto ending = ending_.upper_bound(last);
+  for (; most != 0 && (active != leases_.end() || ending != ending_.end()); --most) {
+    LeaseView view;
+    if (ending == ending_.end() || (active != leases_.end() && active->first < ending->first)) {
+      const Lease& lease = active->second.lease;
+      Time until = lease.expires_at();
+      if (lease.renewable()) until = std::max(until, time_after(heard_at(lease), lease.ttl_ns()));
+      view = {active->first,     lease.holder(),   lease.bearer_name(), lease.region(), lease.mode(),
+              lease.num_blocks(), lease.state(), std::max<Time>(until - context_.now, 0)};
+      ++active;
+    } else {
+      const Ending& lease = ending->second;
+      view = {ending->first,    lease.holder,        lease.bearer_name, lease.region, lease.mode,
+              lease.num_blocks, LeaseState::kEnding, 0};
+      ++ending;
+    }
+    last = view.id;
+    if (view.holder) view.name = name_of(*view.holder);
+    views.push_back(std::move(view));
+  }
+  return most == 0;
 }
 
 }  // namespace kvxfer

@@ -82,6 +82,9 @@ class Leases {
   void told(const Peer& peer, const wire::Lease& lease);
   LeaseId newest_told(SessionKey grantor) const;
 
+  // Appends those behind `last`, by which it goes on, at most so many. False: those were all.
+  bool append_views(LeaseId& last, std::size_t most, std::vector<LeaseView>& views) const;
+
   std::size_t size() const noexcept { return leases_.size() + ending_.size(); }
 
  private:
@@ -102,6 +105,10 @@ class Leases {
     LeaseState state;
     Status why;
     std::size_t num_draining;
+    RegionId region;
+    wire::LeaseMode mode;
+    std::optional<std::uint32_t> num_blocks;
+    std::string bearer_name;
   };
   const std::string& name_of(SessionKey peer) const;
   Time heard_at(const Lease& lease) const;  // its holder

@@ -14,6 +14,7 @@ constexpr std::uint64_t kRunNbytes = 64;
 }  // namespace
 
 Source& Sources::add(std::unique_ptr<Source> source) {
+  source->posted_at = context_.now;
   source->set_timer(context_.timers, time_after(context_.now, source->timeout_ns));
   return sources_.add(std::move(source));
 }
@@ -24,6 +25,7 @@ bool Sources::offer(Peer& peer, TransferKey key) {
   if (!fences.has_room(key.first)) return false;
   source.fence = fences.take(key.first);
   step(source_transitions(), source.state, TransferEvent::kTold);
+  source.begun_at = context_.now;
   wire::Offer offer{{}, source.layers_ready, source.fence->index, source.fence->generation};
   if (source.layers_ready < source.move->grid.num_layers ||
       !admission_.has_eager_room(key.first, source.eager_nbytes))
@@ -51,15 +53,16 @@ void Sources::layers_ready(TransferKey key, std::uint32_t layers) {
 Status Sources::on(Peer& peer, wire::Request& request) {
   wire::TransferSpec& spec = request.spec;
   const TransferId id = spec.transfer;
+  auto owned = std::make_unique<Source>();
+  Source& source = *owned;
+  source.key = {peer.key(), id};
   const auto refuse = [&](const Status& why) {
+    records_.refused(source, spec, why);
     sessions_.refuse(peer, id, why);
     return Status();
   };
   const Result<Programs::Use> use = programs_.find(peer, spec, Side::kSrc);
   if (!use.ok()) return refuse(use.status());
-  auto owned = std::make_unique<Source>();
-  Source& source = *owned;
-  source.key = {peer.key(), id};
   source.state = TransferState::kServing;
   source.take(spec, use.value().program->copies, *use.value().local, use.value().program->dst);
   source.layers_ready = source.move->grid.num_layers;
@@ -86,6 +89,7 @@ Status Sources::on(Peer& peer, wire::Request& request) {
   }
   const FenceSlots::Slot& fence = source.fence ? *source.fence : none;
   add(std::move(owned));
+  source.begun_at = context_.now;
   admission_.opened(source);
   leases_.let_in(source);
   const Leases::Window window = leases_.window(source);
@@ -150,7 +154,8 @@ void Sources::on(Peer& peer, const wire::Done& done) {
   Source* source = sources_.find({peer.key(), done.transfer});
   if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
   hear(*source, done.context);
-  if (source->eager_nbytes != 0 && source->num_credited == 0 && source->handle)  // nor dropped, and asked for
+  if (source->eager_nbytes != 0 && source->num_credited == 0 &&  // nor dropped, and asked for
+      source->rails.add(kEagerRail) && source->handle)
     source->handle->add_rail(kEagerRail);
   // A send of a piece that another rail brought, or that the peer asked for in vain, reads pages
   // that are the caller's again when the last of them has completed.
@@ -167,9 +172,12 @@ void Sources::sent(const Rails::Completed& work, const Completion& completion) {
   Source* source = sources_.find(work.transfer);
   if (source == nullptr) return;
   source->forget_work(completion.work);
-  if (completion.code == Code::kOk) ++context_.stats.pieces_sent;
-  if (completion.code == Code::kOk && source->handle && work.rail != nullptr)
-    source->handle->add_rail(work.rail->capabilities().name);
+  if (completion.code == Code::kOk) {
+    ++context_.stats.pieces_sent;
+    if (source->num_sent++ == 0) source->first_piece_at = context_.now;
+    if (work.rail != nullptr && source->rails.add(work.rail->capabilities().name) && source->handle)
+      source->handle->add_rail(work.rail->capabilities().name);
+  }
   // A piece that did not go out is the destination's to ask for again, where it hears of it by the rail's
   // end. Of one that this end cannot send it hears nothing: it waits for what never comes.
   if (completion.code != Code::kOk && completion.code != Code::kRailFailed &&
@@ -334,6 +342,7 @@ void Sources::drained(Source& source) {
   release_fence(source);
   context_.timers.clear(source.timer);
   if (source.ours && !done) admission_.forget(source);
+  records_.ended(source, source.num_sent);
   if (done && !source.ours && !source.notify.empty() && sessions_.find(source.key.first) != nullptr)
     context_.host.emit({.kind = EventKind::kNotification,
                         .peer = source.key.first,

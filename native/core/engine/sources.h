@@ -19,6 +19,7 @@
 #include "core/engine/leases.h"
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
+#include "core/engine/records.h"
 #include "core/engine/sessions.h"
 #include "core/engine/sums.h"
 #include "core/engine/transfer_end.h"
@@ -33,6 +34,7 @@ struct Source : TransferEnd {
   std::map<wire::RailName, std::list<Run>> to_send;  // by rail; lists: empty, they have allocated nothing
   std::uint64_t num_early = 0;  // of them, pieces over rails that were not up
   std::uint64_t num_credited = 0;  // pieces, those asked for again too
+  std::uint32_t num_sent = 0;  // likewise
   // Runs that wait to be sent and summed: beyond a few the peer is charged for as many as they were at most.
   std::size_t most_runs = 64;
   Charge runs;
@@ -41,7 +43,7 @@ struct Source : TransferEnd {
 class Sources {
  public:
   Sources(Context& context, Sessions& sessions, Rails& rails, Programs& programs, Leases& leases,
-          Admission& admission, Handles& handles, Draining& draining)
+          Admission& admission, Handles& handles, Records& records, Draining& draining)
       : context_(context),
         sessions_(sessions),
         rails_(rails),
@@ -49,6 +51,7 @@ class Sources {
         leases_(leases),
         admission_(admission),
         handles_(handles),
+        records_(records),
         draining_(draining),
         fences_(context, FenceTable::kSlots),
         old_fences_(context, FenceTable::kOldSlots) {}
@@ -106,6 +109,7 @@ class Sources {
   Leases& leases_;
   Admission& admission_;
   Handles& handles_;
+  Records& records_;
   Draining& draining_;
   FenceSlots fences_, old_fences_;  // of which a session has the one or the other
   TransferTable<Source> sources_;

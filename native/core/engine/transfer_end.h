@@ -15,6 +15,7 @@
 #include "core/handle.h"
 #include "core/lease.h"
 #include "core/linked_list.h"
+#include "core/rail_names.h"
 #include "core/region_table.h"
 #include "core/transfer.h"
 #include "kvxfer/budget.h"
@@ -45,6 +46,10 @@ struct TransferEnd : Linked<TransferEnd> {
   Time timeout_ns = 0;
   std::uint32_t layers_ready = 0;
   Status reason;  // once it fails
+  // Posted, or heard of; its bytes might move; the first piece had arrived, or was sent. 0: not yet, or not known here.
+  Time posted_at = 0, begun_at = 0, first_piece_at = 0;
+  RailNames rails;  // that brought it, as far as this end knows
+  bool is_recorded = false;  // how it ended: Records
   LeaseId lease = 0;  // as in TransferSpec
   bool lease_named = false;
   std::vector<LeaseId> leases;  // that allow it: Leases::find

@@ -37,6 +37,8 @@ class TransferTable {
   std::size_t size() const noexcept { return ends_.size(); }
   auto begin() const { return ends_.begin(); }
   auto end() const { return ends_.end(); }
+  // The first behind a key, which need not be there.
+  auto after(TransferKey key) const { return ends_.upper_bound(key); }
 
   // By its key, which no other has.
   End& add(std::unique_ptr<End> owned) {
