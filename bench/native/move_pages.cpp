@@ -1,7 +1,9 @@
 // Moves pages between two agents of one process and says nothing: its instructions are what is
 // counted (bench/plan/instructions.py). One thread drives both ends.
 //
-//   move_pages TRANSPORT PAGES PAGE_NBYTES TRANSFERS
+//   move_pages TRANSPORT PAGES PAGE_NBYTES TRANSFERS [OF_A_BATCH]
+//
+// With OF_A_BATCH both agents leave records of their transfers, which are taken so many at a time.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -60,14 +62,15 @@ struct End {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: move_pages TRANSPORT PAGES PAGE_NBYTES TRANSFERS\n");
+  if (argc != 5 && argc != 6) {
+    std::fprintf(stderr, "usage: move_pages TRANSPORT PAGES PAGE_NBYTES TRANSFERS [OF_A_BATCH]\n");
     return 2;
   }
   const std::string transport = argv[1];
   const auto num_pages = static_cast<std::uint32_t>(std::strtoul(argv[2], nullptr, 0));
   const std::uint64_t page_nbytes = std::strtoull(argv[3], nullptr, 0);
   const std::uint64_t num_transfers = std::strtoull(argv[4], nullptr, 0);
+  const std::uint64_t of_a_batch = argc == 6 ? std::strtoull(argv[5], nullptr, 0) : 0;
   End src("src", transport, num_pages, page_nbytes), dst("dst", transport, num_pages, page_nbytes);
   const auto both = [&] {
     src.runtime->poll();
@@ -87,6 +90,10 @@ int main(int argc, char** argv) {
   const std::uint32_t program = take(src.runtime->with_engine([&](Engine& engine, Time now) {
     return engine.install_program(now, there, true, src.region, dst.region, one_layer(page_nbytes));
   }));
+
+  if (of_a_batch != 0)
+    for (const End* end : {&src, &dst}) take(end->runtime->watch_records(2 * of_a_batch));
+  std::vector<Record> records(of_a_batch);
 
   // Neighbours at neither end, so that no two pages are one copy.
   std::vector<std::uint32_t> order(num_pages);
@@ -110,6 +117,9 @@ int main(int argc, char** argv) {
     }
     (void)src.runtime->ring().drain(256, false);
     (void)dst.runtime->ring().drain(256, false);
+    if (of_a_batch == 0 || (transfer + 1) % of_a_batch != 0) continue;
+    for (const End* end : {&src, &dst})
+      if (end->runtime->records().take(records) != of_a_batch) return 1;
   }
   return 0;
 }

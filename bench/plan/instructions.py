@@ -23,9 +23,11 @@ FIGURES = {
     "per_page_4_kib": "instructions for a page of 4 KiB, both ends together",
     "per_page_32_kib": "for one of 32 KiB",
     "per_transfer": "for a transfer of one page",
+    "per_transfer_with_records": "for one of which both ends leave records, taken 100 at a time",
 }
 _FEW_PAGES, _MANY_PAGES = 1024, 8192
 _FEW_TRANSFERS, _MANY_TRANSFERS = 10, 410
+_OF_A_BATCH = 100
 _RUNS = 5
 _TIMEOUT_S = 300.0
 
@@ -40,7 +42,7 @@ class InstructionsOptions:
 def run(options: InstructionsOptions, progress: Say) -> Message:
     """Counts, and returns `FIGURES` as one JSON object, rounded to what repeats."""
 
-    def per(name: str, few: tuple[int, int, int], many: tuple[int, int, int]) -> float:
+    def per(name: str, few: tuple[int, ...], many: tuple[int, ...]) -> float:
         progress(Progress(0, 1, name))
         counted = [min(_count(options, sizes) for _ in range(_RUNS)) for sizes in (few, many)]
         # One of the sizes differs.
@@ -52,9 +54,11 @@ def run(options: InstructionsOptions, progress: Say) -> Message:
             for kib in (4, 32)
         }
         transfers = (1, 4096, _FEW_TRANSFERS), (1, 4096, _MANY_TRANSFERS)
+        with_records = (*transfers[0], _OF_A_BATCH), (*transfers[1], _OF_A_BATCH)
         return {
             **{name: round(per(name, *sizes)) for name, sizes in pages.items()},
             "per_transfer": round(per("per_transfer", *transfers), -2),
+            "per_transfer_with_records": round(per("per_transfer_with_records", *with_records), -2),
         }
 
     return result_of("instructions", options, measure)

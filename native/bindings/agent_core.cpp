@@ -202,14 +202,14 @@ class PyAgentCore {
     while (found.size() < most && place.of != Engine::OpenPlace::Of::kNothing) {
       std::array<Record, kViewsOfAHold> some{};  // zero, as they leave the process
       const std::span<Record> room(some.data(), std::min(some.size(), most - found.size()));
-      const std::size_t num =
-          call([&](Engine& engine, Time) { return engine.open_transfers(place, room); });
+      const std::size_t num = call([&](Engine& engine, Time) { return engine.open_transfers(place, room); });
       found.insert(found.end(), room.begin(), room.begin() + static_cast<std::ptrdiff_t>(num));
     }
     return bytes_of(found.data(), found.size());
   }
   bool cancel_transfer(SessionKey peer, TransferId transfer, bool is_source) const {
-    return call([&](Engine& engine, Time now) { return engine.cancel_transfer(now, {peer, transfer}, is_source); });
+    return call(
+        [&](Engine& engine, Time now) { return engine.cancel_transfer(now, {peer, transfer}, is_source); });
   }
   nb::list leases(std::size_t most) const {
     std::vector<LeaseView> views;

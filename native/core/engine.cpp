@@ -434,7 +434,8 @@ std::size_t Engine::open_transfers(OpenPlace& place, std::span<Record> records) 
   using Of = OpenPlace::Of;
   std::size_t num = 0;
   const auto walk = [&](const auto& transfers, Of next, auto&& num_pieces) {
-    for (auto each = transfers.after(place.transfer); num != records.size() && each != transfers.end(); ++each) {
+    for (auto each = transfers.after(place.transfer); num != records.size() && each != transfers.end();
+         ++each) {
       Records::describe(records[num++], *each->second, num_pieces(*each->second));
       place.transfer = each->first;
     }

@@ -242,9 +242,11 @@ class Engine {
   Expectations expectations_{context_, sessions_, regions_, leases_, handles_, records_, tag_memory_};
   Admission admission_{context_.config};
   Draining draining_{context_, sessions_, rails_, regions_, leases_};
-  Sources sources_{context_, sessions_, rails_, programs_, leases_, admission_, handles_, records_, draining_};
-  Destinations destinations_{context_, sessions_,     rails_,      peer_regions_, regions_, programs_,
-                             leases_,  expectations_, tag_memory_, admission_,    handles_, records_, draining_};
+  Sources sources_{context_,   sessions_, rails_,   programs_, leases_,
+                   admission_, handles_,  records_, draining_};
+  Destinations destinations_{context_,  sessions_, rails_,        peer_regions_, regions_,
+                             programs_, leases_,   expectations_, tag_memory_,   admission_,
+                             handles_,  records_,  draining_};
   Posting posting_{context_, sessions_, rails_,     regions_, peer_regions_, programs_,
                    leases_,  handles_,  admission_, sources_, destinations_};
   std::map<SessionKey, Status> leaving_;  // sessions that are lost, and of which something is left

@@ -18,7 +18,7 @@ enum class RecordRole : std::uint8_t { kSource = 0, kDestination = 1, kExpectati
 
 struct Record {
   std::uint64_t transfer;  // its number in the session; of an expectation `handle`
-  std::uint64_t handle;    // our caller's, 0 for none
+  std::uint64_t handle;  // our caller's, 0 for none
   std::uint64_t region, remote_region;
   std::uint64_t nbytes;
   std::int64_t posted_ns, begun_ns, first_piece_ns, ended_ns;
@@ -51,7 +51,9 @@ struct Record {
   void set_context(std::span<const std::byte> bytes) noexcept {
     context_nbytes = put(context, bytes.data(), bytes.size());
   }
-  void set_message(std::string_view text) noexcept { message_nbytes = put(message, text.data(), text.size()); }
+  void set_message(std::string_view text) noexcept {
+    message_nbytes = put(message, text.data(), text.size());
+  }
 
  private:
   template <std::size_t kRoom>

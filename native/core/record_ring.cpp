@@ -19,10 +19,11 @@ constexpr std::size_t kOfAHold = 32;
 
 Result<int> RecordRing::resize(std::size_t capacity) {
   if (capacity > kMostCapacity)
-    return Status(Code::kInvalidArgument,
-                  "up to " + std::to_string(kMostCapacity) + " records are kept, not " + std::to_string(capacity));
+    return Status(Code::kInvalidArgument, "up to " + std::to_string(kMostCapacity) +
+                                              " records are kept, not " + std::to_string(capacity));
   // All zero, which the kernel sees to when a page is written: records leave the process, with what was there before.
-  decltype(records_) records(static_cast<Record*>(std::calloc(std::max<std::size_t>(capacity, 1), sizeof(Record))));
+  decltype(records_) records(
+      static_cast<Record*>(std::calloc(std::max<std::size_t>(capacity, 1), sizeof(Record))));
   if (records == nullptr)
     return Status(Code::kExhausted, "there is no memory for " + std::to_string(capacity) + " records");
   const std::lock_guard lock(mutex_);

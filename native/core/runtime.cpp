@@ -386,7 +386,8 @@ bool Runtime::revoke(LeaseId lease, Time timeout_ns) {
 }
 
 Result<int> Runtime::watch_records(std::size_t capacity) {
-  const std::lock_guard watching(watching_);  // the last of several that are called at a time is the one that holds
+  const std::lock_guard watching(
+      watching_);  // the last of several that are called at a time is the one that holds
   Result<int> fd = records_.resize(capacity);
   if (fd.ok())
     with_engine([&](Engine& engine, Time) { engine.watch_records(capacity == 0 ? nullptr : &records_); });

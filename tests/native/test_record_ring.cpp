@@ -104,7 +104,10 @@ TEST(texts_are_cut_and_names_of_rails_are_whole) {
   const std::vector<std::byte> context(256, std::byte{'c'});
   record.set_context(context);
   CHECK_EQ(record.context_nbytes, sizeof record.context);
-  struct Case { std::vector<std::string> names; std::string text; };
+  struct Case {
+    std::vector<std::string> names;
+    std::string text;
+  };
   const Case cases[] = {{{}, ""},
                         {{"shm"}, "shm"},
                         {{"shm", "tcp"}, "shm,tcp"},

@@ -108,10 +108,10 @@ const std::vector<Ending>& endings() {
          pair.write({}, {}, "req", "whose");
        },
        kDone, kDone},
-      {"refused write", true, [](Pair& pair) { pair.write(kFrom, kTo, "", "whose"); }, failed(Code::kNotPermitted),
-       failed(Code::kNotPermitted)},
-      {"refused read", false, [](Pair& pair) { pair.read(kFrom, kTo, "", "whose"); }, failed(Code::kNotPermitted),
-       failed(Code::kNotPermitted)},
+      {"refused write", true, [](Pair& pair) { pair.write(kFrom, kTo, "", "whose"); },
+       failed(Code::kNotPermitted), failed(Code::kNotPermitted)},
+      {"refused read", false, [](Pair& pair) { pair.read(kFrom, kTo, "", "whose"); },
+       failed(Code::kNotPermitted), failed(Code::kNotPermitted)},
       {"write that does not fit what is expected", true,
        [](Pair& pair) {
          pair.expect("req", {1});
@@ -120,8 +120,8 @@ const std::vector<Ending>& endings() {
        failed(Code::kRefused), failed(Code::kRefused)},
       {"parked write whose time is over", true, [](Pair& pair) { pair.write(kFrom, kTo, "req", "whose"); },
        failed(Code::kNotPermitted), failed(Code::kNotPermitted)},
-      {"write cancelled by its poster", true, [](Pair& pair) { pair.src.cancel(halfway(pair, true)); }, kCancelled,
-       failed(Code::kCancelled)},
+      {"write cancelled by its poster", true, [](Pair& pair) { pair.src.cancel(halfway(pair, true)); },
+       kCancelled, failed(Code::kCancelled)},
       {"read cancelled by its poster", false, [](Pair& pair) { pair.dst.cancel(halfway(pair, false)); },
        failed(Code::kCancelled), kCancelled},
       {"write cancelled by its number at the destination", true,
@@ -159,7 +159,8 @@ const std::vector<Ending>& endings() {
   return all;
 }
 
-void check_end(const Ending& ending, const Record& record, const End& expected, bool is_source, const Pair& pair) {
+void check_end(const Ending& ending, const Record& record, const End& expected, bool is_source,
+               const Pair& pair) {
   const Layout& layout = pair.src_layout;
   CHECK(record.role == (is_source ? RecordRole::kSource : RecordRole::kDestination));
   CHECK_EQ(record.outcome, expected.outcome);
@@ -196,7 +197,8 @@ TEST(each_end_leaves_one_record_however_it_ends_and_both_join) {
       pair.world.run_for(kSecond);
       const std::vector<Record> src = Watched::take(watched.at_src), dst = Watched::take(watched.at_dst);
       if (src.size() != 1 || dst.size() != 1)
-        FAIL(std::string(ending.name) + ": " + std::to_string(src.size()) + " and " + std::to_string(dst.size()));
+        FAIL(std::string(ending.name) + ": " + std::to_string(src.size()) + " and " +
+             std::to_string(dst.size()));
       REQUIRE(src.size() == 1 && dst.size() == 1);
       check_end(ending, src[0], ending.src, true, pair);
       check_end(ending, dst[0], ending.dst, false, pair);
@@ -230,21 +232,26 @@ TEST(what_is_abandoned_leaves_its_record_too) {
 }
 
 TEST(an_expectation_leaves_one_record) {
-  struct Case { const char* name; std::function<void(Pair&, const std::shared_ptr<Handle>&)> run; Outcome outcome; Code code; };
-  const Case cases[] = {
-      {"done", [](Pair& pair, const auto&) { pair.write(kFrom, kTo, "req", "w"); }, Outcome::kDone, Code::kOk},
-      {"cancelled", [](Pair& pair, const auto& handle) { pair.dst.cancel(handle); }, Outcome::kCancelled,
-       Code::kCancelled},
-      {"late", [](Pair&, const auto&) {}, Outcome::kFailed, Code::kDeadline},
-      {"cancelled while it is written",
-       [](Pair& pair, const auto& handle) {
-         pair.write(kFrom, kTo, "req", "w");
-         REQUIRE(pair.until_midway(kFrom.size()));
-         pair.dst.cancel(handle);
-       },
-       Outcome::kCancelled, Code::kCancelled},
-      {"closed", [](Pair& pair, const auto&) { pair.dst.engine().close(pair.dst.now()); }, Outcome::kFailed,
-       Code::kClosed}};
+  struct Case {
+    const char* name;
+    std::function<void(Pair&, const std::shared_ptr<Handle>&)> run;
+    Outcome outcome;
+    Code code;
+  };
+  const Case cases[] = {{"done", [](Pair& pair, const auto&) { pair.write(kFrom, kTo, "req", "w"); },
+                         Outcome::kDone, Code::kOk},
+                        {"cancelled", [](Pair& pair, const auto& handle) { pair.dst.cancel(handle); },
+                         Outcome::kCancelled, Code::kCancelled},
+                        {"late", [](Pair&, const auto&) {}, Outcome::kFailed, Code::kDeadline},
+                        {"cancelled while it is written",
+                         [](Pair& pair, const auto& handle) {
+                           pair.write(kFrom, kTo, "req", "w");
+                           REQUIRE(pair.until_midway(kFrom.size()));
+                           pair.dst.cancel(handle);
+                         },
+                         Outcome::kCancelled, Code::kCancelled},
+                        {"closed", [](Pair& pair, const auto&) { pair.dst.engine().close(pair.dst.now()); },
+                         Outcome::kFailed, Code::kClosed}};
   for (const auto& [name, run, outcome, code] : cases)
     on_every_watched([&, run = run, outcome = outcome, code = code](Watched& watched) {
       Pair& pair = watched.pair;

@@ -68,7 +68,8 @@ std::uint64_t transfer_nbytes(const CopyProgram& program, const PieceGrid& grid)
   std::uint64_t total = 0;
   for (const CopyLoop& loop : program.loops) {
     const std::uint32_t first = std::max(loop.first_layer, grid.first_layer);
-    const std::uint32_t last = std::min(loop.first_layer + loop.num_layers, grid.first_layer + grid.num_layers);
+    const std::uint32_t last =
+        std::min(loop.first_layer + loop.num_layers, grid.first_layer + grid.num_layers);
     const std::uint64_t num_pairs = loop.grain == kFine ? grid.num_fine : grid.num_pairs - grid.num_fine;
     if (first < last) total += (last - first) * num_pairs * packed_nbytes(loop, program.conversion_of(loop));
   }

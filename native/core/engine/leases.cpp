@@ -277,10 +277,11 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& wh
   if (found == leases_.end()) return std::nullopt;
   // First what waits for its works, which takes memory.
   const Lease& taken = found->second.lease;
-  Ending& ending = ending_
-                       .emplace(id, Ending{taken.holder(), LeaseState::kEnding, why, num_draining, taken.region(),
-                                           taken.mode(), taken.num_blocks(), taken.bearer_name()})
-                       .first->second;
+  Ending& ending =
+      ending_
+          .emplace(id, Ending{taken.holder(), LeaseState::kEnding, why, num_draining, taken.region(),
+                              taken.mode(), taken.num_blocks(), taken.bearer_name()})
+          .first->second;
   const bool has_ended = !found->second.lease.step(event);
   ending.state = found->second.lease.state();
   if (has_ended || num_draining == 0) ending_.erase(id);
@@ -357,13 +358,14 @@ bool Leases::append_views(LeaseId& last, std::size_t most, std::vector<LeaseView
       const Lease& lease = active->second.lease;
       Time until = lease.expires_at();
       if (lease.renewable()) until = std::max(until, time_after(heard_at(lease), lease.ttl_ns()));
-      view = {active->first,     lease.holder(),   lease.bearer_name(), lease.region(), lease.mode(),
-              lease.num_blocks(), lease.state(), std::max<Time>(until - context_.now, 0)};
+      view = {
+          active->first, lease.holder(),     lease.bearer_name(), lease.region(),
+          lease.mode(),  lease.num_blocks(), lease.state(),       std::max<Time>(until - context_.now, 0)};
       ++active;
     } else {
       const Ending& lease = ending->second;
-      view = {ending->first,    lease.holder,        lease.bearer_name, lease.region, lease.mode,
-              lease.num_blocks, LeaseState::kEnding, 0};
+      view = {ending->first, lease.holder,     lease.bearer_name,   lease.region,
+              lease.mode,    lease.num_blocks, LeaseState::kEnding, 0};
       ++ending;
     }
     last = view.id;

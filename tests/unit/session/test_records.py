@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-native = pytest.importorskip("kvxfer._native", reason="the native module is not built")
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import Agent, AgentOptions, KvxferError
-from kvxfer._native import AgentCore
+from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.session.records import RECORD_NBYTES, Record, decode
 from kvxfer.testing.pair import Pair, connected_pair
 
@@ -33,7 +33,7 @@ def take(core: AgentCore, most: int = 256) -> list[Record]:
 
 
 def await_records(agent: Agent, count: int) -> list[Record]:
-    """So many, as a daemon's link gets them: it sleeps on the descriptor, which has none for each transfer."""
+    """So many, as a daemon's link gets them: it sleeps on the descriptor, and takes what there is."""
     fd = core_of(agent).watch_records(64)
     taken: list[Record] = []
     while len(taken) < count:
@@ -90,7 +90,9 @@ def test_records_of_both_ends_join(transport: str) -> None:
 
 def test_a_failure_is_told_in_its_code_and_words() -> None:
     with watched("tcp") as pair:
-        write = pair.prefill.agent.write(pair.prefill.region, pair.prefill.remote, [0], [0], context="ü" * 100)
+        write = pair.prefill.agent.write(
+            pair.prefill.region, pair.prefill.remote, [0], [0], context="ü" * 100
+        )
         with pytest.raises(KvxferError) as caught:
             write.wait(BOUND_S)
         for cache in (pair.prefill, pair.decode):
@@ -143,7 +145,7 @@ def test_the_newest_are_kept_and_the_others_counted() -> None:
 
 
 def test_no_more_than_the_most_are_kept() -> None:
-    with Agent("alone") as agent, pytest.raises(native.NativeError):
+    with Agent("alone") as agent, pytest.raises(NativeError):
         core_of(agent).watch_records(1 << 17)
 
 
@@ -199,9 +201,9 @@ def test_a_forked_child_is_told_so() -> None:
             for ask in (core.take_records, lambda: core.watch_records(4), lambda: core.leases(1)):
                 try:
                     ask()
-                except native.NativeError as error:
+                except NativeError as error:
                     codes.append(error.args[0])
-            os._exit(0 if codes == [native.CODES["forked"]] * 3 else 1)
+            os._exit(0 if codes == [CODES["forked"]] * 3 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
