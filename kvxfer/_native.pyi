@@ -286,10 +286,11 @@ class AgentCore:
     def take_records(self, max_records: int = 256) -> bytes:
         """Takes the oldest records. From any thread, and after ``close``, without the gate."""
     def open_transfers(self, most: int) -> bytes:
-        """Records of what is open and of what drains: sources, destinations, then expectations, in the order of
-        their numbers. What begins or ends meanwhile may be missing."""
+        """Records of what is open and of what drains: sources, destinations, then expectations. What begins or ends
+        meanwhile may be missing."""
     def cancel_transfer(self, peer: int, transfer: int, is_source: bool) -> bool:
-        """Cancels this end of a transfer, whichever end posted it; the other fails with code "cancelled".
+        """Cancels this end of a transfer, whichever end posted it; the other fails with code "cancelled",
+        or "lease-ended" where it finds first that the source's pages are its own again.
         False: it is not open (any more). It ends, and leaves its record, when its works have."""
     def leases(self, most: int) -> list[dict[str, Any]]:
         """Leases that this agent granted and that have not ended, in the order of their numbers: ``lease``,

@@ -62,7 +62,7 @@ constexpr std::uint32_t kMostCopyThreads = 64;
 constexpr std::size_t kViewsOfAHold = 64;
 
 nb::bytes bytes_of(const Record* records, std::size_t num) {
-  return {reinterpret_cast<const char*>(records), num * sizeof(Record)};
+  return nb::bytes(static_cast<const void*>(records), num * sizeof(Record));
 }
 
 std::uint32_t to_num_ctas(nb::handle number) {

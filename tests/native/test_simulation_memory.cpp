@@ -2,6 +2,10 @@
 // goes on, and what the other peer has of it comes to its end untouched.
 #include "memory_failure.h"
 
+#include <set>
+#include <tuple>
+#include <vector>
+
 #include "simulated_pair.h"
 
 namespace simulation {
@@ -35,6 +39,8 @@ struct Scene {
     for (std::uint32_t block = 0; block < pair.src_layout.num_blocks; ++block)
       third.memory(third_region).fill(block, 5000 + block);
     pair.world.connect(third, pair.dst, rails);
+    REQUIRE(records.resize(64).ok());
+    pair.dst.engine().watch_records(&records);
     to_victim = third.session_with("decode");
     to_third = pair.dst.session_with("third");
     const auto installed =
@@ -72,7 +78,18 @@ struct Scene {
     return true;
   }
 
+  // No end that was taken up again left a second record.
+  void check_records() {
+    std::vector<Record> taken(64);
+    taken.resize(records.take(taken));
+    std::set<std::tuple<RecordRole, SessionKey, TransferId>> ends;
+    for (const Record& record : taken)
+      CHECK(ends.emplace(record.role, record.session, record.transfer).second);
+    CHECK(!ends.empty());
+  }
+
   static inline const Blocks kTheirs = {13, 14};
+  RecordRing records;  // the victim's
   Pair pair;
   Node& third;
   RegionId third_region = 0;
@@ -117,6 +134,7 @@ bool fail_the_nth(const std::vector<RailPlan>& rails, std::uint64_t n, std::uint
     for (const auto& handle : handles) CHECK_EQ(handle->outcome(), Outcome::kDone);
   pair.world.run_for(10 * kSecond);
   for (Node* node : {&pair.src, &pair.dst, &scene.third}) Pair::check_nothing_left(*node);
+  scene.check_records();
   if (check::state().num_failures != 0)
     std::printf("  with allocation %llu\n", static_cast<unsigned long long>(n));
   return met;

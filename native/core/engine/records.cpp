@@ -17,8 +17,9 @@ void set_end(Record& record, Outcome outcome, TransferState state, const Status&
   record.set_message(why.message());
 }
 
-// What is known of it before its tables are taken in.
-void set_begin(Record& record, const TransferEnd& transfer, const PieceGrid& grid) noexcept {
+// What is known of it before its tables are taken in. Inline: a call costs a tenth of a record.
+[[gnu::always_inline]] inline void set_begin(Record& record, const TransferEnd& transfer,
+                                             const PieceGrid& grid) noexcept {
   record.transfer = transfer.key.second;
   record.session = transfer.key.first;
   record.role = transfer.is_source() ? RecordRole::kSource : RecordRole::kDestination;
@@ -34,7 +35,8 @@ void set_begin(Record& record, const TransferEnd& transfer, const PieceGrid& gri
   record.reserved[0] = record.reserved[1] = 0;
 }
 
-void set_transfer(Record& record, const TransferEnd& transfer, std::uint32_t num_pieces) noexcept {
+[[gnu::always_inline]] inline void set_transfer(Record& record, const TransferEnd& transfer,
+                                                std::uint32_t num_pieces) noexcept {
   const Move& move = *transfer.move;
   set_begin(record, transfer, move.grid);
   record.remote_region = move.remote_region;

@@ -58,7 +58,7 @@ def watched(*transports: str) -> Iterator[Pair]:
 def test_records_of_both_ends_join(transport: str) -> None:
     with watched(transport) as pair:
         prefill, decode_end = pair.prefill, pair.decode
-        expected = decode_end.agent.expect(b"req", decode_end.region, [1, 2], context="of decode")
+        expected = decode_end.agent.expect(b"req", [1, 2], context="of decode")
         write = prefill.agent.write(
             prefill.region, prefill.remote, [4, 5], [1, 2], notify=b"req", priority=3, context="req-42"
         )
@@ -106,7 +106,7 @@ def test_a_failure_is_told_in_its_code_and_words() -> None:
 def test_what_a_closed_agent_ended_is_still_there() -> None:
     with watched("shm") as pair:
         prefill, core = pair.prefill, core_of(pair.prefill.agent)
-        prefill.agent.write(prefill.region, prefill.remote, [0], [0], hold=True)
+        prefill.agent.write(prefill.region, prefill.remote, [0], [0], notify=b"req", hold=True)
         prefill.agent.close()
         (record,) = take(core)
         assert (record.outcome, record.code) == ("failed", "closed")
@@ -156,7 +156,7 @@ def test_no_more_than_the_most_are_kept() -> None:
 def test_a_held_write_is_seen_and_cancelled(transport: str) -> None:
     with watched(transport) as pair:
         prefill, core = pair.prefill, core_of(pair.prefill.agent)
-        write = prefill.agent.write(prefill.region, prefill.remote, [4, 5], [1, 2], hold=True)
+        write = prefill.agent.write(prefill.region, prefill.remote, [4, 5], [1, 2], notify=b"req", hold=True)
         (seen,) = decode(core.open_transfers(8))
         assert (seen.role, seen.outcome, seen.state) == ("source", "pending", "serving")
         assert (seen.pieces_done, seen.nbytes_done, seen.ended_ns) == (0, 0, 0)
