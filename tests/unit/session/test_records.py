@@ -121,13 +121,12 @@ def test_nothing_is_kept_while_nobody_watches() -> None:
     with connected_pair(AgentOptions(transports=("shm",))) as pair:
         prefill, core = pair.prefill, core_of(pair.prefill.agent)
         pair.decode.region.grant(pair.decode.peer, mode="write", ttl_s=600)
-        post = lambda: prefill.agent.write(prefill.region, prefill.remote, [0], [0]).wait(BOUND_S)  # noqa: E731
-        post()
+        prefill.agent.write(prefill.region, prefill.remote, [0], [0]).wait(BOUND_S)
         assert take(core) == []
         core.watch_records(8)
-        post()
+        prefill.agent.write(prefill.region, prefill.remote, [0], [0]).wait(BOUND_S)
         core.watch_records(0)
-        post()
+        prefill.agent.write(prefill.region, prefill.remote, [0], [0]).wait(BOUND_S)
         assert len(take(core)) == 1  # what was kept before may still be taken
         assert prefill.agent.stats()["records_dropped"] == 0
 
