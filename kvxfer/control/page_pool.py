@@ -396,6 +396,7 @@ class PagePool:
         """Begins to make a slab a region of pages of `layout`."""
         before = self._regions.get(slab)
         task = asyncio.create_task(self._formatted(slab, layout, before), name=f"slab {slab}")
+        task.add_done_callback(_looked_at)  # those who waited may have been cancelled
         self._regions[slab] = task
 
     async def _formatted(self, slab: int, layout: KVLayout, before: asyncio.Task[Region] | None) -> Region:
@@ -704,8 +705,7 @@ class PagePool:
 
     def _spawned(self, task: asyncio.Task[Any]) -> None:
         self._jobs.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever waited has it, and nobody need wait
+        _looked_at(task)
 
     def _after(self, transfer: Transfer, then: Callable[[], None]) -> None:
         """Calls `then` when nothing of a transfer moves any more: now, where it has ended."""
@@ -854,6 +854,12 @@ async def _all_ended(transfers: list[Transfer]) -> None:
 def _raise_losses(transfers: list[Transfer]) -> None:
     if errors := [transfer.error for transfer in transfers if transfer.error is not None]:
         raise largest_loss(errors)
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Whoever waits for a task has its exception, and nobody need wait."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _closed() -> UsageError:

@@ -9,14 +9,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvxfer import AgentOptions, KvxferError, LeaseToken, TransferError, UsageError
+from kvxfer import (
+    Agent,
+    AgentOptions,
+    KVLayout,
+    KvxferError,
+    LeaseToken,
+    RegionDescriptor,
+    TransferError,
+    UsageError,
+)
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
 from kvxfer.control.page_index import PageKey
+from kvxfer.control.page_layout import page_nbytes
 from kvxfer.control.page_pool import Parked, Salt
 from kvxfer.errors import ExhaustedError, PeerError
 from tests.control.engines import BOUND_S, SALT, SHAPE, Attached, Daemon, Engine, options, until
@@ -79,6 +90,65 @@ async def test_what_one_agent_parks_another_fetches(
     assert found == wanted
     assert await node.pool.revoke(leased.number)
     assert not await node.pool.revoke(leased.number)
+
+
+def caches() -> dict[str, tuple[list[tuple[NDArray[Any], int]], Any, KVLayout]]:
+    """Caches of every kind: arrays with the axis of their blocks, what is registered, and the layout."""
+
+    def one(shape: tuple[int, ...], axes: str, element: Any = np.uint16, **held: Any) -> Any:
+        array = np.zeros(shape, element)
+        return [(array, axes.index("b"))], array, KVLayout.from_tensor(array, axes, **held)
+
+    def several(shape: tuple[int, ...], axes: str) -> Any:
+        arrays = [np.zeros(shape, np.uint16) for _ in range(3)]
+        return [(each, axes.index("b")) for each in arrays], arrays, KVLayout.from_tensors(arrays, axes)
+
+    pairs = [tuple(np.zeros((9, 8, 4, 16), np.uint16) for _ in range(2)) for _ in range(3)]
+    stored, scales = np.zeros((3, 2, 9, 8, 4, 16), np.uint8), np.zeros((3, 2, 9, 4), np.float32)
+    scaled = KVLayout.from_tensor(stored, "l2bthd", dtype="float8_e4m3fn", scales=scales, scale_axes="l2bh")
+    return {
+        "latent": one((3, 9, 8, 72), "lbtd"),
+        "keys and values in one row": one((3, 9, 8, 4, 32), "lbthc"),
+        "states": one((3, 9, 13), "lbd", "V3", dtype="opaque"),
+        "of a rank": one((3, 2, 9, 8, 4, 16), "l2bthd", total_heads=8, first_head=4, null_block=0),
+        "of context parallelism": one((3, 2, 9, 8, 4, 16), "l2bthd", cp_size=2, cp_rank=1),
+        "a tensor for each layer": several((2, 9, 8, 4, 16), "2bthd"),
+        "keys and values apart": (
+            [(each, 0) for pair in pairs for each in pair],
+            pairs,
+            KVLayout.from_tensors(pairs, "bthd"),
+        ),
+        "scales of heads": ([(stored, 2), (scales, 2)], [stored, scales], scaled),
+    }
+
+
+@pytest.mark.parametrize("name", caches())
+async def test_pages_of_every_kind_of_cache_come_back_as_they_were(
+    daemon: MakeDaemon, name: str, seed: int
+) -> None:
+    arrays, memory, layout = caches()[name]
+    random_bytes = np.random.default_rng(seed)
+    for array, _ in arrays:
+        # Scales are numbers, and bytes of any other kind are bytes.
+        values = random_bytes.integers(1, 100, array.size, np.uint8)
+        if array.dtype == np.float32:
+            array.reshape(-1)[:] = values
+        else:
+            raw = array.reshape(-1).view(np.uint8)
+            raw[:] = random_bytes.integers(0, 256, raw.size, np.uint8)
+    wanted = [np.take(array, range(1, 5), axis).tobytes() for array, axis in arrays]
+    node = daemon(slab_nbytes=3 * page_nbytes(layout))
+    with Agent("engine", options()) as agent:
+        region = agent.register("kv", memory, layout)
+        lease = region.grant(node.own.name, ttl_s=BOUND_S)
+        place = RemotePlace("engine", "kv", agent.address)
+        done = await node.pool.park(SALT, place, range(1, 5), names(4), lease=lease.token)
+        for part in node.pool.lease(done.new, "engine").parts:
+            into = [5 + int(key.key[1:]) for key in part.keys]
+            remote = RegionDescriptor.from_bytes(part.region.to_bytes())
+            await agent.connect(remote)
+            await agent.read(region, remote, part.blocks, into, lease=part.token)
+        assert [np.take(array, range(5, 9), axis).tobytes() for array, axis in arrays] == wanted
 
 
 async def test_a_second_node_fetches_from_the_first_and_keeps_what_it_fetched(
@@ -251,6 +321,28 @@ async def test_a_park_that_is_cancelled_gives_all_places_back(
         assert node.pool.stats().pages.used_nbytes in (0, 60 * source.layout.block_nbytes)
         assert done is None or node.pool.stats().pages.num_pages == 60
         await node.pool.drop(source.keys(names(60)))
+
+
+async def test_a_slab_that_cannot_be_made_is_made_by_the_next(
+    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, source = daemon(nbytes=SLAB, **SMALL_SLABS), engine("prefill")
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> None:
+            raise ExhaustedError("no region more", code="exhausted")
+
+        patch.setattr(node.own, "register", refuse)
+        lease = source.region.grant(None, ttl_s=BOUND_S)
+        parks = [
+            node.pool.park(SALT, source.place, [block], [f"k{block}"], lease=lease.token)
+            for block in range(3)
+        ]
+        assert [type(each) for each in await asyncio.gather(*parks, return_exceptions=True)] == [
+            ExhaustedError
+        ] * 3
+    assert node.pool.stats().pages.num_slabs_used == 0
+    assert len((await parked(node, source, 3)).new) == 3
 
 
 async def test_what_the_store_does_not_take_is_not_acknowledged(
