@@ -30,14 +30,18 @@ from kvxfer.options import default_copy_threads
 FIGURES = {
     "park_gb_s": "an engine's pages into the pool, acknowledged: one call of the pool",
     "fetch_gb_s": "the same pages out of it, from the asking for a lease to the read's end",
+    "read_gb_s": "the same pages by one read into memory of the engine's own layout, with no pool of pages",
     "copy_gb_s": "a plain copy of as much of the pool's memory to another part of it, page by page",
     "copy_nt_gb_s": "the same with non-temporal stores, by as many threads as agents copy with",
+    "park_read_ratio": "park beside the read of the same iteration, median",
+    "fetch_read_ratio": "fetch beside it",
     "park_ratio": "park beside the plain copy of the same iteration, median",
     "fetch_ratio": "fetch beside it",
     "park_nt_ratio": "park beside the copy with non-temporal stores",
     "fetch_nt_ratio": "fetch beside it",
 }
 _ORDERS = {"layers": "l2bthd", "blocks": "bl2thd"}
+_SUFFIXES = {"read": "_read", "copy": "", "copy_nt": "_nt"}
 _SALT = Salt("bench", "model", "1")
 
 
@@ -103,15 +107,19 @@ async def _measure(options: ParkingOptions, progress: Say) -> Message:
         ),
     )
     nbytes = num_pages * options.page_nbytes
-    pool = PagePool(own, nbytes + nbytes // 4, slab_nbytes=max(nbytes // 8, options.page_nbytes))
+    # One slab: pools are much larger than what one call parks.
+    pool = PagePool(own, nbytes, slab_nbytes=nbytes)
     chance = np.random.default_rng(options.seed)
-    rates: dict[str, list[float]] = {name: [] for name in ("park", "fetch", "copy", "copy_nt")}
+    rates: dict[str, list[float]] = {name: [] for name in ("park", "fetch", "read", "copy", "copy_nt")}
     copy = _Copy(num_pages, options.page_nbytes, chance)
+    shape = [num_pages if axis == "b" else sizes[axis] for axis in axes]
+    like = copy.into.view(np.uint16).reshape(shape)
+    own.register("like", like, kvxfer.KVLayout.from_tensor(like, axes, dtype="bfloat16"))
     try:
         with Worker(f"{engine_end.__name__.removeprefix('kvxfer.bench.')}:EngineEnd", fields) as engine:
             for iteration in range(-1, options.iterations):  # the first one faults memory in
                 progress(Progress(max(iteration, 0), options.iterations, "park, fetch, copy"))
-                took = await _once(options, pool, engine, chance, iteration)
+                took = await _once(options, own, pool, engine, chance, iteration)
                 took |= copy.run(threads)
                 if iteration >= 0:
                     for name, elapsed_ns in took.items():
@@ -120,9 +128,9 @@ async def _measure(options: ParkingOptions, progress: Say) -> Message:
         await pool.aclose()
         await own.aclose()
     ratios = {
-        f"{name}{kind.removeprefix('copy')}_ratio": median_ratio(rates[name], rates[kind])
+        f"{name}{_SUFFIXES[kind]}_ratio": median_ratio(rates[name], rates[kind])
         for name in ("park", "fetch")
-        for kind in ("copy", "copy_nt")
+        for kind in _SUFFIXES
     }
     return {
         "page_nbytes": options.page_nbytes,
@@ -134,9 +142,14 @@ async def _measure(options: ParkingOptions, progress: Say) -> Message:
 
 
 async def _once(
-    options: ParkingOptions, pool: PagePool, engine: Worker, chance: np.random.Generator, iteration: int
+    options: ParkingOptions,
+    own: OwnAgent,
+    pool: PagePool,
+    engine: Worker,
+    chance: np.random.Generator,
+    iteration: int,
 ) -> dict[str, int]:
-    """Parks half of the engine's blocks, fetches them into the other half, and drops them."""
+    """Parks half of the engine's blocks, fetches them into the other half, drops them, and reads them."""
     place = engine.call("place")
     token = kvxfer.LeaseToken.parse(place["token"])
     source, into = np.split(chance.permutation(2 * options.num_pages), 2)
@@ -167,7 +180,10 @@ async def _once(
     if engine.call("sums", blocks=into.tolist())["sums"] != sums:
         raise CheckFailedError("pages that were fetched are not those that were parked")
     await pool.drop(parked.new)
-    return took
+    remote = await own.remote_region(RemotePlace("engine", "kv", place["address"]))
+    started = time.perf_counter_ns()
+    await own.read("like", remote, source.tolist(), chance.permutation(options.num_pages), lease=token)
+    return took | {"read": time.perf_counter_ns() - started}
 
 
 class _Copy:
@@ -175,7 +191,7 @@ class _Copy:
 
     def __init__(self, num_pages: int, page_nbytes: int, chance: np.random.Generator) -> None:
         self._pool = kvxfer.Pool(2 * num_pages, page_nbytes, name="bench-copy")
-        self._source, self._into = (self._pool.array(num_pages * page_nbytes) for _ in range(2))
+        self._source, self.into = (self._pool.array(num_pages * page_nbytes) for _ in range(2))
         self._source[:] = 1
 
         def offsets() -> NDArray[np.uint64]:
@@ -186,7 +202,7 @@ class _Copy:
 
     def run(self, threads: int) -> dict[str, int]:
         """Copies both ways that there are, and returns the nanoseconds of each."""
-        into, source = memory.address_of(self._into), memory.address_of(self._source)
+        into, source = memory.address_of(self.into), memory.address_of(self._source)
         to, of = self._offsets
         return {
             "copy": _limits.copy_pages(into, source, to, of, self._page_nbytes),
