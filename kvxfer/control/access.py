@@ -81,9 +81,14 @@ class Access:
         self._tokens.add(record)
         return schema.TokenMade.model_validate({**_shown(record), "secret": secret})
 
-    async def revoke(self, id_: str) -> schema.Token:
-        """Revokes one: when this returns it is invalid, now and after a restart."""
+    async def revoke(self, id_: str, caller: Caller) -> schema.Token:
+        """Revokes one: when this returns it is invalid, now and after a restart.
+
+        Nobody revokes the token that asks: who changes tokens makes the new one first, and asks with that.
+        """
         token = self._tokens.get(id_)
+        if caller.key == f"token:{id_}":
+            raise Refusal("conflict", "this is the token that asks: make another, and revoke it with that")
         if token is None:
             raise Refusal("not-found", f"there is no token {id_!r}")
         await self._store.remove(_KIND, id_)

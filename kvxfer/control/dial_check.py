@@ -14,15 +14,15 @@ def require_allowed(allowed: AllowedHosts, agent: str) -> None:
     Raises
     ------
     Refusal
-        ``forbidden``; ``invalid-argument`` for what looks like an address and is none of an agent's.
+        ``forbidden``, also for what looks like an address and is none of an agent's.
     """
     if "://" not in agent:
         return
     if not agent.startswith(SCHEME):
-        raise Refusal("invalid-argument", f"{agent!r} is no address of an agent: write {SCHEME}host:port")
+        raise Refusal("forbidden", f"{agent!r} is no address of an agent: write {SCHEME}host:port")
     try:
         host = Address.parse(agent, "the address").host
     except UsageError as error:
-        raise Refusal("invalid-argument", str(error)) from None
+        raise Refusal("forbidden", str(error)) from None
     if not allowed.allow(host):
         raise Refusal("forbidden", f"host {host} is none that this daemon dials ({allowed}): see --allow")

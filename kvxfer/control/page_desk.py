@@ -14,6 +14,7 @@ from kvxfer.control.page_index import PageKey, document_of
 from kvxfer.control.page_pool import PageLease, PagePool, Salt
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.store import Store
+from kvxfer.errors import UsageError
 from kvxfer.lease_token import LeaseToken
 
 
@@ -33,13 +34,12 @@ class PageDesk:
 
     async def park(self, asked: schema.ParkRequest) -> schema.PagesDone:
         """Copies blocks into the pool; what this returns is there."""
-        lease = None if asked.lease is None else LeaseToken.parse(asked.lease)
         parked = await self._pool.park(
             Salt(asked.tenant, asked.model, asked.revision),
             self._place(asked.agent, asked.region),
             asked.blocks,
             asked.keys,
-            lease=lease,
+            lease=_token(asked.lease),
             pin=asked.pin,
             timeout_s=asked.timeout_s,
             context=asked.context,
@@ -67,7 +67,7 @@ class PageDesk:
             keys,
             self._place(asked.agent, asked.region),
             asked.blocks,
-            lease=None if asked.lease is None else LeaseToken.parse(asked.lease),
+            lease=_token(asked.lease),
             notify=asked.notify.encode(),
             timeout_s=asked.timeout_s,
             context=asked.context,
@@ -208,6 +208,15 @@ class PageDesk:
         ]
         missing = await self._missing(leased.missing)
         return schema.PageLease(id=str(leased.number), seconds_left=ttl_s, parts=parts, missing=missing)
+
+
+def _token(text: str | None) -> LeaseToken | None:
+    if text is None:
+        return None
+    try:
+        return LeaseToken.parse(text)
+    except UsageError as error:
+        raise Refusal("not-permitted", str(error)) from None
 
 
 def _keys(asked: schema.PagesRequest) -> list[PageKey]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import platform
 import signal
@@ -279,4 +280,6 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
             loop.add_signal_handler(number, told)
         await serve(options, stop, announce or say, started)
 
+    # It would warn of each request that is none: strangers could fill the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     asyncio.run(main())

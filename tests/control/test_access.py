@@ -46,7 +46,7 @@ ENDPOINTS: dict[tuple[str, str], tuple[str | None, Any]] = {
     ("GET", "/v1/rails"): ("read", None),
     ("POST", "/v1/transfers"): ("transfer", MOVE),
     ("GET", "/v1/transfers"): ("read", None),
-    ("GET", "/v1/transfers/open"): ("read", None),
+    ("GET", "/v1/open-transfers"): ("read", None),
     ("GET", "/v1/transfers/{transfer}"): ("read", None),
     ("DELETE", "/v1/transfers/{transfer}"): ("transfer", None),
     ("POST", "/v1/transfers/{transfer}/cancel"): ("transfer", None),
@@ -160,15 +160,15 @@ async def test_tenants_are_kept_apart(served: Served) -> None:
     async with served.tcp(token) as client, served.tcp(everybody) as other:
         pin = {**SALT, "layout": DIGEST}
         # No pool here: who gets as far is told that.
-        assert (await client.post("/v1/pages/pin", json={**pin, "tenant": "red"})).status_code == 503
+        assert (await client.post("/v1/pages/pin", json={**pin, "tenant": "red"})).status_code == 404
         for tenant in ("", "blue", "Red"):
             answer = await client.post("/v1/pages/pin", json={**pin, "tenant": tenant})
             assert answer.status_code == 403, tenant
         park = {**SALT, "tenant": "red", "agent": "a", "region": "kv", "blocks": [1]}
         assert (await client.post("/v1/pages/park", json=park)).status_code == 403  # no lease
         lease = {"lease": "kvxfer-lease-1.4000000000000001"}
-        assert (await client.post("/v1/pages/park", json={**park, **lease})).status_code == 503
-        assert (await other.post("/v1/pages/park", json=park)).status_code == 503
+        assert (await client.post("/v1/pages/park", json={**park, **lease})).status_code == 404
+        assert (await other.post("/v1/pages/park", json=park)).status_code == 404
         assert (await client.post("/v1/transfers", json=MOVE)).status_code == 403
         assert (await client.post("/v1/leases", json={"agent": "a", "region": "kv"})).status_code == 403
 

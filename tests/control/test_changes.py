@@ -52,7 +52,7 @@ async def test_a_post_with_a_key_is_done_once(served: Served) -> None:
         assert first.status_code == 404, "nothing was done: the key is free again"
         pin = {"model": "m", "keys": ["k"], "layout": "0" * 64}
         for _ in range(2):
-            assert (await client.post("/v1/pages/pin", json=pin, headers=KEY)).json()["code"] == "unavailable"
+            assert (await client.post("/v1/pages/pin", json=pin, headers=KEY)).json()["code"] == "not-found"
         made = await client.post("/v1/tokens", json={"name": "x"}, headers=KEY)
         assert made.status_code == 201
         again = await client.post("/v1/tokens", json={"name": "x"}, headers=KEY)

@@ -85,7 +85,7 @@ class DaemonApp:
             """Figures for Prometheus."""
             return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-        api.router.routes.append(PageFiles().route())
+        api.router.routes.extend(PageFiles().routes())
         made = api.openapi
 
         def described() -> dict[str, Any]:

@@ -21,14 +21,15 @@ class PageFiles:
         self._folder = folder
         self._files: dict[str, tuple[bytes, str]] | None = None
 
-    def route(self) -> Route:
-        """Returns the route, which comes after all others."""
-        return Route("/{name:path}", self._answer, methods=["GET"], include_in_schema=False)
+    def routes(self) -> list[Route]:
+        """Returns the routes, which come after all others: of files in the folder, and in its assets."""
+        paths = ("/", "/{name}", "/assets/{name}")
+        return [Route(path, self._answer, methods=["GET"], include_in_schema=False) for path in paths]
 
     async def _answer(self, request: Request) -> Response:
         if self._files is None:
             self._files = self._read()
-        name = request.path_params["name"] or "index.html"
+        name = request.url.path.removeprefix("/") or "index.html"
         if name not in self._files:
             raise Refusal("not-found", f"there is nothing at {request.url.path}")
         content, kind = self._files[name]

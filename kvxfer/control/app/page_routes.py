@@ -22,7 +22,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
 
     def pages() -> PageDesk:
         if daemon.pages is None:
-            raise Refusal("unavailable", "this daemon keeps no pages: start it with --pool-gib")
+            raise Refusal("not-found", "this daemon keeps no pages: start it with --pool-gib")
         return daemon.pages
 
     def require(caller: Caller, tenant: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from kvxfer.control.attachments import AgentGone, CallRefused
 from kvxfer.control.problems import TITLES, Refusal
@@ -57,6 +58,8 @@ def as_refusal(error: Exception) -> Refusal:
         return Refusal("deadline", f"no answer in time: what was asked may be done yet{_and(error)}")
     if isinstance(error, KvxferError):
         return Refusal(error.code, str(error))
+    if isinstance(error, HTTPException):
+        return Refusal(_OF_STATUS.get(error.status_code, "internal"), str(error.detail))
     logger().error("a request failed by a mistake of the daemon's", exc_info=error)
     return Refusal("internal", f"{type(error).__name__}: see the daemon's log")
 
@@ -75,6 +78,8 @@ def add_problems(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         code = _OF_STATUS.get(error.status_code, "internal")
         headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(sorted(_methods(app, request.url.path)))
         words = {
             404: f"there is nothing at {request.url.path}",
             405: f"{request.method} is no method of {request.url.path}",
@@ -92,6 +97,15 @@ def add_problems(app: FastAPI) -> None:
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
+
+
+def _methods(app: FastAPI, path: str) -> set[str]:
+    """Returns the methods of all routes of a path."""
+    found: set[str] = set()
+    for route in app.router.routes:
+        if isinstance(route, Route) and route.path_regex.match(path):
+            found |= route.methods or set()
+    return found
 
 
 def _faults(error: RequestValidationError) -> str:

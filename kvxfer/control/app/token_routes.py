@@ -45,4 +45,4 @@ def add_tokens(api: Api, daemon: NodeDaemon) -> None:
     ) -> schema.Token:
         """Revokes it: the next request with it is refused, and its event streams end."""
         require_all_tenants(caller_of(request), _WHAT)
-        return await access.revoke(token)
+        return await access.revoke(token, caller_of(request))

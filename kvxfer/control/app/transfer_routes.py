@@ -55,7 +55,7 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
             limit=limit,
         )
 
-    @api.get("/v1/transfers/open", "read", tags=["transfers"])
+    @api.get("/v1/open-transfers", "read", tags=["transfers"])
     async def list_open_transfers(
         request: Request, agent: AgentFilter = None, limit: Limit = 100
     ) -> schema.Listed[schema.Transfer]:

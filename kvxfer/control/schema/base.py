@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 # As long as native code takes names and contexts (native/core: 128 bytes each).
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Context = Annotated[str, StringConstraints(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Address = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[\x21-\x7e]+$")]
-LeaseText = Annotated[str, StringConstraints(max_length=512, pattern=r"^kvxfer-lease-1\.[0-9A-Za-z._~%-]+$")]
+LeaseText = Annotated[
+    str,
+    StringConstraints(
+        max_length=512, pattern=r"^kvxfer-lease-1\.[0-9a-f]{16}(\.[0-9a-f]{32}\.[A-Za-z0-9._~%-]+)?$"
+    ),
+]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
 Tenant = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9._:/@-]*$")]
 Block = Annotated[int, Field(ge=0, le=2**40)]
-# 65,536 ids of up to 13 digits are a body of 1 MiB (app/limits.py).
-Blocks = Annotated[list[Block], Field(min_length=1, max_length=65536)]
+
+
+def _whole(value: Any) -> Any:
+    """Returns 5 for 5.0, which is as whole in JSON; what is none is left for the check that follows."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and any(type(each) is float for each in value):
+        return [_whole(each) for each in value]
+    return value
+
+
+#: Before whole numbers, and lists of them.
+WHOLE: Final = BeforeValidator(_whole)
+# 65,536 ids of up to 13 digits for each end fit into a body (app/guard.py).
+Blocks = Annotated[list[Block], Field(min_length=1, max_length=65536), WHOLE]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Role = Literal["read", "transfer", "admin"]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvxfer.control.schema.base import Asked, Blocks, Name, Seconds, Told
+from kvxfer.control.schema.base import WHOLE, Asked, Blocks, Name, Seconds, Told
 
 
 class LeaseRequest(Asked):
@@ -14,7 +14,7 @@ class LeaseRequest(Asked):
     region: Name
     blocks: Blocks | None = Field(default=None, description="null: the whole region")
     mode: Literal["read", "write"] = "read"
-    holder: Name | int | None = Field(
+    holder: Name | Annotated[int, Field(ge=0, lt=2**63), WHOLE] | None = Field(
         default=None, description="A name; null: who has the token; to write: a session's number"
     )
     ttl_s: Seconds = 30.0

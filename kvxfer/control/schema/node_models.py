@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvxfer.control.schema.base import Asked, LogLevel, Name, Role, Seconds, Tenant, Told
+from kvxfer.control.schema.base import WHOLE, Asked, LogLevel, Name, Role, Seconds, Tenant, Told
 
 
 class Node(Told):
@@ -80,7 +80,7 @@ class SettingsChange(Asked):
 
     log_level: LogLevel | None = None
     agents_log_level: dict[Name, LogLevel] | None = Field(default=None, max_length=256)
-    page_quotas_nbytes: dict[Tenant, Annotated[int, Field(ge=0, le=2**50)] | None] | None = Field(
+    page_quotas_nbytes: dict[Tenant, Annotated[int, Field(ge=0, le=2**50), WHOLE] | None] | None = Field(
         default=None, max_length=1024
     )
 

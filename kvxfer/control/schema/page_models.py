@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from kvxfer.control.schema.base import (
+    WHOLE,
     Address,
     Asked,
     Block,
@@ -20,7 +21,7 @@ from kvxfer.control.schema.base import (
 )
 
 Keys = Annotated[list[Key], Field(min_length=1, max_length=4096)]
-PageBlocks = Annotated[list[Block], Field(min_length=1, max_length=4096)]
+PageBlocks = Annotated[list[Block], Field(min_length=1, max_length=4096), WHOLE]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvxfer.control.schema.base import (
+    WHOLE,
     Address,
     Asked,
     Blocks,
@@ -31,12 +32,13 @@ class TransferRequest(Asked):
     src_blocks: Blocks
     dst_blocks: Blocks
     layers: (
-        Annotated[list[Annotated[int, Field(ge=0, le=65536)]], Field(min_length=2, max_length=2)] | None
+        Annotated[list[Annotated[int, Field(ge=0, le=65536)]], Field(min_length=2, max_length=2), WHOLE]
+        | None
     ) = None
     lease: LeaseText | None = None
     notify: Context | None = None
     timeout_s: Seconds = 30.0
-    priority: Annotated[int, Field(ge=0, le=255)] = 0
+    priority: Annotated[int, Field(ge=0, le=255), WHOLE] = 0
     context: Context = Field(default="", description="Whose request it is; may hold a W3C traceparent")
     tenant: Tenant = ""
 

@@ -1,0 +1,48 @@
+"""Requests that the OpenAPI allows, and others, against a daemon: every answer is one that it promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.control.serving import program
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"
+)
+
+# A stream has no end, and a node that drains refuses the rest with 503, as it should.
+_LEFT_OUT = ("watch_events", "begin_drain")
+
+
+def run(folder: Path, seed: int, time_s: int) -> subprocess.CompletedProcess[str]:
+    with program(folder) as daemon:
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{daemon.url}/v1/openapi.json"),
+            *("--header", f"Authorization: Bearer {daemon.token}", "--checks", "all"),
+            *("--max-time", str(time_s), "--seed", str(seed), "--continue-on-failure", "--no-color"),
+            *("--request-timeout", "60", "--generation-database", "none"),
+        ]
+        for name in _LEFT_OUT:
+            command += ["--exclude-operation-id", name]
+        bound_s = time_s + 200
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=bound_s
+        )
+        assert daemon.process.poll() is None, daemon.said
+        assert not any("Traceback" in words for words in daemon.said), daemon.said
+    return done
+
+
+@pytest.mark.parametrize(
+    "time_s", [45, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_every_answer_is_one_that_the_openapi_promises(tmp_path: Path, seed: int, time_s: int) -> None:
+    done = run(tmp_path, seed, time_s)
+    # Some bodies have tens of thousands of numbers.
+    lines = [line[:1000] for line in (done.stdout + done.stderr).splitlines()]
+    assert done.returncode == 0, "\n".join(lines)

@@ -1,0 +1,192 @@
+"""The daemon as a program: where it listens, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvxfer.control.listening import Tls, parse_listen, require_safe
+from kvxfer.errors import UsageError
+from tests.control.serving import BOUND_S, program
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), ("host:65535", ("host", 65535))],
+)
+def test_listen_is_read(text: str, expected: tuple[str, int]) -> None:
+    assert parse_listen(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "host", ":80", "host:", "host:65536", "host:-1", "host:x", "host:٣"])
+def test_listen_is_refused_in_words(text: str) -> None:
+    with pytest.raises(UsageError, match="--listen"):
+        parse_listen(text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.example.org"])
+def test_other_hosts_reach_it_by_tls_alone(host: str) -> None:
+    with pytest.raises(UsageError, match="without TLS"):
+        require_safe(host, None)
+    require_safe(host, Tls(Path("c"), Path("k")))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_this_host_needs_none(host: str) -> None:
+    require_safe(host, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--listen", "0.0.0.0:0"], "without TLS"),
+        (["--listen", "nonsense"], "--listen"),
+        (["--listen", "192.0.2.1:1", "--tls-certificate", "c", "--tls-key", "k"], "cannot be listened on"),
+        (["--tls-key", "k"], "go together"),
+        (["--allow", "10.0.0.0/99"], "10.0.0.0/99"),
+        (["--secret", "/nothing"], "/nothing"),
+    ],
+)
+def test_it_says_why_it_does_not_start(tmp_path: Path, arguments: list[str], words: str) -> None:
+    command = [sys.executable, "-m", "kvxfer.control", "--state", str(tmp_path / "s")]
+    command += ["--runtime", str(tmp_path / "r"), "--no-agent", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "kvxfer.control", "--state", str(tmp_path / "s")]
+        command += ["--runtime", str(tmp_path / "r"), "--no-agent", "--listen", f"127.0.0.1:{port}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_when_told_to_and_leaves_no_socket(tmp_path: Path, number: signal.Signals) -> None:
+    with program(tmp_path) as daemon, daemon.client() as client:
+        assert client.get("/v1/node").status_code == 200
+        ends: list[int] = []
+
+        def watch() -> None:
+            with client.stream("GET", "/v1/events") as stream:
+                started.set()
+                ends.extend(1 for _ in stream.iter_lines())
+                ends.append(-1)
+
+        started = threading.Event()
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        assert started.wait(BOUND_S)
+        assert daemon.end(number) == 0
+        watcher.join(BOUND_S)
+        assert ends[-1] == -1, "the stream ended as a stream does"
+    assert not (tmp_path / "run/api.sock").exists()
+
+
+def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) -> None:
+    with program(tmp_path) as daemon:
+        daemon.end(signal.SIGKILL)
+    assert (tmp_path / "run/api.sock").exists()
+    with program(tmp_path):
+        transport = httpx.HTTPTransport(uds=str(tmp_path / "run/api.sock"))
+        with httpx.Client(transport=transport, base_url="http://node", timeout=BOUND_S) as client:
+            assert client.get("/v1/whoami").json()["role"] == "admin"
+
+
+def test_a_required_transport_that_cannot_be_had_is_a_reason(tmp_path: Path) -> None:
+    with program(tmp_path, "--require", "cuda_ipc") as daemon, daemon.client() as client:
+        ready = client.get("/readyz")
+        assert ready.status_code == 503
+        assert "cuda_ipc" in ready.json()["reasons"][0]
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Returns a certificate of 127.0.0.1 that signed itself, and its key."""
+    done = subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
+            *("-days", "2", "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", "key.pem", "-out", "cert.pem"),
+        ],
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        timeout=BOUND_S,
+    )
+    if done.returncode:
+        pytest.skip("openssl makes no certificate here")
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_tls_and_tokens(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    listen = ("--listen", "0.0.0.0:0", "--tls-certificate", str(cert), "--tls-key", str(key))
+    with program(tmp_path, *listen, "--host-name", "127.0.0.1") as daemon:
+        url = daemon.url.replace("0.0.0.0", "127.0.0.1")
+        assert url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(cert))
+        with httpx.Client(base_url=url, verify=trusted, timeout=BOUND_S) as client:
+            assert client.get("/v1/node").status_code == 401
+            header = {"Authorization": f"Bearer {daemon.token}"}
+            assert client.get("/v1/node", headers=header).status_code == 200
+            assert client.get("/v1/node", headers={**header, "Host": "node.evil.example"}).status_code == 403
+        plain = url.replace("https", "http")
+        with httpx.Client(base_url=plain, timeout=5) as client, pytest.raises(httpx.TransportError):
+            client.get("/healthz")
+
+
+def test_client_certificates_are_asked_for_beside_tokens(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    with program(
+        tmp_path, "--tls-certificate", str(cert), "--tls-key", str(key), "--tls-client-ca", str(cert)
+    ) as daemon:
+        header = {"Authorization": f"Bearer {daemon.token}"}
+        plain = ssl.create_default_context(cafile=str(cert))
+        stranger = httpx.Client(base_url=daemon.url, verify=plain, timeout=BOUND_S)
+        with stranger, pytest.raises(httpx.TransportError):
+            stranger.get("/v1/node", headers=header)
+        known = ssl.create_default_context(cafile=str(cert))
+        known.load_cert_chain(cert, key)
+        with httpx.Client(base_url=daemon.url, verify=known, timeout=BOUND_S) as client:
+            assert client.get("/v1/node", headers=header).status_code == 200
+            assert client.get("/v1/node").status_code == 401
+
+
+FULL = 3 * 1024 * 1024
+
+
+def test_with_no_room_on_the_disk_reads_go_on_and_changes_are_refused(tmp_path: Path) -> None:
+    """Files may grow no further, as on a full disk; later they may again."""
+    import resource
+
+    with program(tmp_path) as daemon, daemon.client() as client:
+        assert client.post("/v1/tokens", json={"name": "before"}).status_code == 201
+        limit = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (1, FULL))
+        for _ in range(3):
+            answer = client.post("/v1/tokens", json={"name": "during"})
+            assert (answer.status_code, answer.json()["code"]) == (503, "unavailable"), answer.text
+        answer = client.put("/v1/drain", json={})
+        assert answer.status_code == 503
+        for path in ("/v1/node", "/v1/tokens", "/v1/transfers", "/metrics", "/healthz", "/v1/drain"):
+            assert client.get(path).status_code == 200, path
+        assert not client.get("/v1/drain").json()["draining"]
+        assert limit
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (FULL, FULL))
+        assert client.post("/v1/tokens", json={"name": "after"}).status_code == 201
+        names = {token["name"] for token in client.get("/v1/tokens").json()["items"]}
+        assert names == {"admin", "before", "after"}
