@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # native/include/kvxfer/status.h: the numbers and their words. Held to it by a test.
 CODE_NAMES: Final[dict[int, str]] = {
@@ -76,7 +77,11 @@ class KvxferError(Exception):
         self.peer = peer
         self.rail = rail
         self.context = context
-        self.failed_blocks = np.empty(0, np.uint32) if failed_blocks is None else failed_blocks
+        if failed_blocks is None:
+            import numpy as np  # which takes a tenth of a second, and programs that move nothing lack
+
+            failed_blocks = np.empty(0, np.uint32)
+        self.failed_blocks = failed_blocks
 
     def __str__(self) -> str:
         # A peer's context may hold what would break a line of a log.

@@ -28,6 +28,7 @@ from kvxfer.control.state.event_log import RESERVE, EventLog
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import CAPACITY, TransferTable
+from kvxfer.errors import UsageError
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
@@ -286,7 +287,10 @@ class NodeDaemon:
 def _examine(require: tuple[str, ...]) -> schema.Doctor:
     from kvxfer.doctor.report import examine
 
-    return schema.Doctor.model_validate(examine(require).to_dict())
+    try:
+        return schema.Doctor.model_validate(examine(require).to_dict())
+    except UsageError as error:
+        raise Refusal("not-found", str(error)) from None
 
 
 def _lacking(require: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Path, Query, Request
 
@@ -10,9 +10,11 @@ from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import Cursor, Limit
 from kvxfer.control.app.api import Api, caller_of, require_all_tenants
 from kvxfer.control.node import NodeDaemon
-from kvxfer.control.page_desk import PageDesk
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.tokens import Caller
+
+if TYPE_CHECKING:
+    from kvxfer.control.page_desk import PageDesk
 
 PageLeaseId = Annotated[str, Path(min_length=1, max_length=32)]
 
