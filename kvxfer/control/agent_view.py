@@ -8,6 +8,7 @@ from typing import Any
 from kvxfer.control import schema
 from kvxfer.control.attachments import Attached, Attachments
 from kvxfer.control.problems import Refusal
+from kvxfer.session.records import Record
 
 
 class AgentView:
@@ -53,6 +54,10 @@ class AgentView:
     ) -> dict[str, Any]:
         """Has one do something: see `Attachments.call`."""
         return await self._attachments.call(agent.incarnation, verb, args, timeout_s)
+
+    async def open_transfers(self, agent: Attached, most: int, timeout_s: float) -> list[Record]:
+        """Returns what an agent has open: see `Attachments.open_transfers`."""
+        return await self._attachments.open_transfers(agent.incarnation, most, timeout_s)
 
     def name_of(self, id_: str) -> str:
         """Returns an agent's name; ``""`` of one that is gone."""
@@ -135,7 +140,7 @@ class AgentView:
         return [
             schema.Lease.model_validate(
                 {
-                    "id": lease_id(agent.incarnation, lease["lease"]),
+                    "id": lease_id(agent.incarnation, str(lease["lease"])),
                     "agent": agent.incarnation,
                     "agent_name": agent.name,
                     "holder": lease.get("holder") or "",
@@ -171,11 +176,6 @@ def _agent(agent: Attached) -> dict[str, Any]:
     }
 
 
-def lease_id(agent: str, number: int) -> str:
-    """Returns a lease's id: its agent's, and its number there, of which the secret half is not shown.
-
-    A bearer's number is what its token says: whoever knows it may use the lease. So it is hashed.
-    """
-    from hashlib import blake2b
-
-    return f"{agent}-{blake2b(b'%d' % number, key=bytes.fromhex(agent)[:64], digest_size=8).hexdigest()}"
+def lease_id(agent: str, lease: str) -> str:
+    """Returns a lease's id in /v1, of its agent's id of it: never the number that opens pages."""
+    return f"{agent}-{lease}"

@@ -135,5 +135,4 @@ class Drains:
 
 
 def _open_transfers(agent: Attached) -> int:
-    stats = agent.stats
-    return int(stats.get("open_transfers", stats.get("transfers_open", 0)) or 0)
+    return int(agent.stats.get("transfers_open", 0))

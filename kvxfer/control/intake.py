@@ -26,7 +26,7 @@ class _Known:
 
     sessions: dict[int, str] = field(default_factory=dict)
     held: list[tuple[float, Record]] = field(default_factory=list)
-    leases: dict[int, str] = field(default_factory=dict)
+    leases: dict[str, str] = field(default_factory=dict)
     records_dropped: int = 0
 
 
@@ -131,7 +131,7 @@ class Intake:
         self._events.append(_TOPICS[record.outcome], now_s, (id_, packed), tenant, _told)
 
     def _compare_leases(self, agent: Attached, known: _Known, now_s: float, *, gone: bool) -> None:
-        now = {} if gone else {lease["lease"]: lease["state"] for lease in agent.leases[:_MOST_LEASES]}
+        now = {} if gone else {str(lease["lease"]): lease["state"] for lease in agent.leases[:_MOST_LEASES]}
         data = {"agent": agent.incarnation, "name": agent.name}
         if granted := len(now.keys() - known.leases.keys()):
             self._events.append("leases.granted", now_s, {**data, "leases": granted})

@@ -23,7 +23,6 @@ from kvxfer.control.state.transfer_table import (
     Made,
     TransferTable,
     id_of,
-    transfer_id,
 )
 from kvxfer.control.transfer_view import TransferView
 from kvxfer.session.records import Record
@@ -33,6 +32,9 @@ MOST_EACH: Final = 256
 MOST: Final = 4096
 # Of an agent that is asked what is open.
 _OPEN_TIMEOUT_S: Final = 2.0
+_MOST_OPEN: Final = 1024
+# Of connecting, where that is needed, and posting.
+_POST_TIMEOUT_S: Final = 15.0
 # After its deadline a transfer drains, and its record is told.
 _GRACE_S: Final = 60.0
 
@@ -84,23 +86,20 @@ class Moves:
             )
         try:
             args = asked.model_dump(exclude={"agent", "verb", "tenant"}, exclude_none=True)
-            told = await self._agents.call(agent, f"move.{asked.verb}", args, min(asked.timeout_s, 30.0) + 1)
-            entry = self._made(asked, agent, told, caller)
+            args["remote_agent"] = self._place_of(asked.remote_agent, agent)
+            with self._table.making(agent.incarnation):
+                told = await self._agents.call(agent, f"move.{asked.verb}", args, _POST_TIMEOUT_S)
+                entry = self._made(asked, agent, told["handle"], caller)
         except BaseException:
             self._counts.leave(caller.key)
             raise
         return self._view.one(entry)
 
-    def _made(
-        self, asked: schema.TransferRequest, agent: Attached, told: dict[str, Any], caller: Caller
-    ) -> Entry:
+    def _made(self, asked: schema.TransferRequest, agent: Attached, handle: int, caller: Caller) -> Entry:
         now_s = self._clock()
-        peer = told.get("peer") or self._peer_of(agent, told["session"])
         made = Made(
             agent=agent.incarnation,
-            session=told["session"],
-            transfer=told["transfer"],
-            is_source=told["is_source"],
+            handle=handle,
             by=caller.name,
             caller_key=caller.key,
             tenant=asked.tenant,
@@ -109,13 +108,21 @@ class Moves:
             num_blocks=len(asked.src_blocks),
             until_s=now_s + asked.timeout_s + _GRACE_S,
         )
-        entry = self._table.add_made(transfer_id(agent.incarnation, peer, made.transfer), made, now_s)
+        entry = self._table.add_made(made, now_s)
         self._running[entry.seq] = made
         data = {"id": entry.id, "agent": agent.incarnation, "name": agent.name, "context": asked.context}
         self._events.append("transfers.created", now_s, data, asked.tenant)
         self._events.wake()
         self.on_ended(entry.seq)  # its record may have been faster
         return entry
+
+    def _place_of(self, remote: str, agent: Attached) -> str:
+        """Returns by what an agent finds another: one that is attached here has an address that is known."""
+        found = self._agents.some(remote)
+        if len(found) != 1 or not found[0].address:
+            return remote
+        known = any(peer["incarnation"] == found[0].incarnation for peer in agent.peers)
+        return found[0].incarnation if known else found[0].address
 
     @staticmethod
     def _peer_of(agent: Attached, session: int) -> str:
@@ -155,7 +162,11 @@ class Moves:
 
     async def get(self, id_: str, caller: Caller, wait_s: float) -> schema.Transfer:
         """Returns a transfer; where it is pending, up to `wait_s` later when it has ended."""
-        entry = self._find(id_, caller)
+        entry = self._entry(id_, caller)
+        if entry is None:
+            agent, record = await self._find_open(id_, caller)
+            told = (id_, self._end(agent, record), None)
+            return self._view.open([told], self._clock(), 1).items[0]
         if wait_s and entry.outcome == "pending":
             ended = asyncio.Event()
             waiters = self._waiters.setdefault(entry.seq, set())
@@ -173,24 +184,22 @@ class Moves:
 
     async def cancel(self, id_: str, caller: Caller) -> schema.Cancelled:
         """Cancels a transfer that was made here, or is open at an attached agent."""
-        entry = self._table.get(id_)
-        if entry is not None and not caller.sees(entry.tenant):
-            entry = None
-        if entry is not None and (entry.made is None or entry.outcome != "pending"):
-            return schema.Cancelled(id=id_, found=False)
+        entry = self._entry(id_, caller)
+        args: dict[str, Any]
         if entry is not None and entry.made is not None:
-            made = entry.made
-            agent = self._agents.find(made.agent)
-            args = {"session": made.session, "transfer": made.transfer, "is_source": made.is_source}
+            if entry.outcome != "pending":
+                return schema.Cancelled(id=id_, found=False)
+            agent = self._agents.find(entry.made.agent)
+            args = {"handle": entry.made.handle}
         else:
-            if caller.tenants is not None:
-                raise Refusal("not-found", f"there is no transfer {id_!r}")
-            agent, record = await self._find_open(id_)
-            args = {
-                "session": record.session,
-                "transfer": record.transfer,
-                "is_source": record.role == "source",
-            }
+            try:
+                agent, record = await self._find_open(id_, caller)
+            except Refusal:
+                if entry is None:
+                    raise
+                return schema.Cancelled(id=id_, found=False)
+            is_source = record.role == "source"
+            args = {"session": record.session, "transfer": record.transfer, "is_source": is_source}
         told = await self._agents.call(agent, "move.cancel", args)
         return schema.Cancelled(id=id_, found=bool(told.get("found")))
 
@@ -224,33 +233,34 @@ class Moves:
             for record in records:
                 id_ = self._id_of(each, record)
                 known = self._table.get(id_)
-                end = End(each.incarnation, each.name, each.clock_offset_ns, record)
-                told.append((id_, end, None if known is None else known.made))
+                told.append((id_, self._end(each, record), None if known is None else known.made))
         return self._view.open(told, self._clock(), limit)
 
     async def _ask_open(self, agents: list[Attached], most: int) -> list[list[Record]]:
         async def ask(agent: Attached) -> list[Record]:
             try:
-                told = await self._agents.call(agent, "show.transfers", {"most": most}, _OPEN_TIMEOUT_S)
+                return await self._agents.open_transfers(agent, most, _OPEN_TIMEOUT_S)
             except (CallRefused, AgentGone, TimeoutError):
                 return []
-            return [Record(**{**each, "rails": tuple(each["rails"])}) for each in told.get("records", ())]
 
         return await asyncio.gather(*(ask(agent) for agent in agents))
 
-    async def _find_open(self, id_: str) -> tuple[Attached, Record]:
-        agents = [agent for agent in self._agents.all() if agent.incarnation[:16] in id_]
-        for agent, records in zip(agents, await self._ask_open(agents, 10_000), strict=True):
-            for record in records:
-                if self._id_of(agent, record) == id_:
-                    return agent, record
-        raise Refusal("not-found", f"there is no transfer {id_!r}")
+    async def _find_open(self, id_: str, caller: Caller) -> tuple[Attached, Record]:
+        if caller.tenants is None:
+            agents = [agent for agent in self._agents.all() if agent.incarnation[:16] in id_]
+            for agent, records in zip(agents, await self._ask_open(agents, _MOST_OPEN), strict=True):
+                for record in records:
+                    if self._id_of(agent, record) == id_:
+                        return agent, record
+        raise Refusal("not-found", f"there is no transfer {id_!r} (any more)")
 
     def _id_of(self, agent: Attached, record: Record) -> str:
         return id_of(record, agent.incarnation, self._peer_of(agent, record.session))
 
-    def _find(self, id_: str, caller: Caller) -> Entry:
+    @staticmethod
+    def _end(agent: Attached, record: Record) -> End:
+        return End(agent.incarnation, agent.name, agent.clock_offset_ns, record)
+
+    def _entry(self, id_: str, caller: Caller) -> Entry | None:
         entry = self._table.get(id_)
-        if entry is None or not caller.sees(entry.tenant):
-            raise Refusal("not-found", f"there is no transfer {id_!r} (any more)")
-        return entry
+        return entry if entry is not None and caller.sees(entry.tenant) else None

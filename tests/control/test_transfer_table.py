@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from kvxfer.control.state.transfer_counts import STAGES, TransferCounts
@@ -145,27 +146,50 @@ def test_a_request_is_found_by_its_context_and_by_its_trace() -> None:
     assert entry.trace_parent == TRACE
 
 
-def test_what_was_made_here_and_its_record_meet_in_either_order() -> None:
-    made = Made(A, 1, 7, False, "me", "token:1", "red", "req", 0, 1, 99.0)
+MADE = Made(A, 5, "me", "token:1", "red", "req", 0, 1, 99.0)
+
+
+def test_what_was_made_here_its_record_and_the_other_ends_meet_in_any_order() -> None:
+    wire = transfer_id(A, B, 7)
+    mine, theirs = end(A, role="destination", handle=5), end(B, role="source", ours=False, handle=0)
+    for order in itertools.permutations(("made", "mine", "theirs")):
+        table = TransferTable(10)
+        with table.making(A):
+            for step in order:
+                if step == "made":
+                    made = table.add_made(MADE, 1.0)
+                else:
+                    told = mine if step == "mine" else theirs
+                    table.add_end(wire, told, pack(told), 2.0)
+        assert len(table) == 1, order
+        for id_ in (made.id, wire):
+            entry = table.get(id_)
+            assert entry is not None, order
+            assert (entry.id, entry.made, entry.outcome) == (f"{'a' * 16}-handle-5", MADE, "done")
+            assert (entry.end("source"), entry.end("destination")) == (theirs, mine)
+        (found,), _ = table.listed(Filter(tenant="red"), None, 10)
+        assert found.id == made.id
+        for number in range(30):
+            add(table, f"id{number}", end(A, context="x"), 3.0)
+        assert (len(table), table._made, table._wire_ids, table._seq_by_handle) == (10, {}, {}, {})
+        assert table.get(wire) is None
+
+
+def test_of_what_was_made_here_nothing_may_be_heard() -> None:
     table = TransferTable(10)
-    entry = table.add_made("x", made, 1.0)
-    assert (entry.outcome, entry.tenant) == ("pending", "red")
-    joined = add(table, "x", end(A, role="destination"), 2.0)
-    assert (joined.seq, joined.outcome, joined.made) == (entry.seq, "done", made)
-    table = TransferTable(10)
-    entry = add(table, "x", end(A, role="destination"), 1.0)
-    joined = table.add_made("x", made, 2.0)
-    assert (joined.seq, joined.outcome, joined.made) == (entry.seq, "done", made)
-    # Another session's of the same number.
-    assert table.add_made("x", made, 3.0).seq != entry.seq
-    table.fail(joined.seq, 4.0)
-    assert table.at(joined.seq).outcome == "failed"  # type: ignore[union-attr]
+    with table.making(A):
+        made = table.add_made(MADE, 1.0)
+    assert (made.outcome, made.tenant) == ("pending", "red")
+    table.fail(made.seq, 4.0)
+    entry = table.at(made.seq)
+    assert entry is not None
+    assert entry.outcome == "failed"
 
 
 def test_tenants_see_their_own() -> None:
     table = TransferTable(10)
     for tenant in ("red", "blue", ""):
-        table.add_made(f"id {tenant}", Made(A, 1, 7, False, "me", "k", tenant, "", 0, 1, 9.0), 1.0)
+        table.add_made(Made(A, ord(tenant[:1] or "-"), "me", "k", tenant, "", 0, 1, 9.0), 1.0)
     for tenants, expected in ((None, 3), (frozenset({"red"}), 1), (frozenset({"green"}), 0)):
         assert len(table.listed(Filter(tenants=tenants), None, 10)[0]) == expected
 

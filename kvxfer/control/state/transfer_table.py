@@ -11,6 +11,7 @@ import marshal
 import re
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -31,6 +32,8 @@ _PLACES: Final = {"source": 5, "destination": 6, "expectation": 7}
 _SOURCE: Final = 5
 # Transfers of one context that are kept as a tuple: a deque takes 700 bytes.
 _FEW: Final = 8
+# Records of one agent that may come while it is told to begin a transfer.
+_MOST_EARLY: Final = 65536
 
 
 class End(NamedTuple):
@@ -47,9 +50,7 @@ class Made:
     """What is known of a transfer that was made here: how to cancel it, and for whom it is."""
 
     agent: str
-    session: int
-    transfer: int
-    is_source: bool
+    handle: int
     by: str
     caller_key: str
     tenant: str
@@ -155,9 +156,14 @@ class TransferTable:
         # One number, a few, or many of one context.
         self._by_context: dict[str, int | tuple[int, ...] | deque[int]] = {}
         self._made: dict[int, Made] = {}
+        self._seq_by_handle: dict[tuple[str, int], int] = {}
+        # The id that both ends have, of those that were made here and have another as well.
+        self._wire_ids: dict[int, str] = {}
+        # Of agents that are just being told to begin transfers: handles of records that came meanwhile.
+        self._early: dict[str, dict[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._seq_by_id)
+        return len(self._seq_by_id) - len(self._wire_ids)
 
     def get(self, id_: str) -> Entry | None:
         """Returns a transfer by its id."""
@@ -177,7 +183,10 @@ class TransferTable:
 
     def add_end(self, id_: str, end: End, packed: PackedEnd, now_s: float) -> int:
         """Joins what an end told to what is known; returns the entry's number."""
-        place = _PLACES[end.record.role]
+        record = end.record
+        place = _PLACES[record.role]
+        if record.handle:
+            self._know_handle(id_, end.agent, record.handle)
         seq = self._seq_by_id.get(id_)
         row = None if seq is None else self._ring[seq % self._capacity]
         # Numbers begin anew with each session of two agents: the ended one is set aside under another id.
@@ -185,28 +194,59 @@ class TransferTable:
             self._set_aside(row)
             row = None
         if row is None:
-            row = self._add(id_, end.record.context, now_s)
+            row = self._add(id_, record.context, now_s)
+        if record.handle and (early := self._early.get(end.agent)) is not None and len(early) < _MOST_EARLY:
+            early[record.handle] = row[1]
         fields = list(row)
         fields[place] = packed
         # The destination knows whether the bytes are there; a source that failed says nothing of that.
         if place != _SOURCE or row[_PLACES["destination"]] is None:
-            fields[3] = end.record.outcome
+            fields[3] = record.outcome
         fields[4] = now_s
         self._ring[row[1] % self._capacity] = tuple(fields)  # type: ignore[assignment]
         return row[1]
 
-    def add_made(self, id_: str, made: Made, now_s: float) -> Entry:
-        """Adds one that was made here; its record may have come before."""
-        seq = self._seq_by_id.get(id_)
-        if seq is not None and seq in self._made:
-            row = self._ring[seq % self._capacity]
-            assert row is not None
-            self._set_aside(row)
-            seq = None
-        if seq is None:
+    @contextmanager
+    def making(self, agent: str) -> Iterator[None]:
+        """Remembers what an agent tells meanwhile: the record may come before the answer."""
+        outer = self._early.get(agent)
+        if outer is None:
+            self._early[agent] = {}
+        try:
+            yield
+        finally:
+            if outer is None:
+                del self._early[agent]
+
+    def add_made(self, made: Made, now_s: float) -> Entry:
+        """Adds one that was made here, within `making`."""
+        id_ = f"{made.agent[:_DIGITS]}-handle-{made.handle}"
+        seq = self._early.get(made.agent, {}).get(made.handle)
+        if seq is None or self.at(seq) is None:
             seq = self._add(id_, made.context, now_s)[1]
+            self._seq_by_handle[made.agent, made.handle] = seq
+        else:
+            row = self._row(seq)
+            self._wire_ids[seq] = row[0]
+            self._seq_by_id[id_] = seq
+            self._ring[seq % self._capacity] = (id_, *row[1:])
         self._made[seq] = made
         return self._entry(seq)
+
+    def _know_handle(self, id_: str, agent: str, handle: int) -> None:
+        """Joins the transfer that both ends know by an id to one that was made here."""
+        seq = self._seq_by_handle.pop((agent, handle), None)
+        if seq is None:
+            return
+        other = self._seq_by_id.get(id_)
+        if other is not None and other != seq:
+            told, row = self._row(other), self._row(seq)
+            outcome = told[3] if told[_PLACES["destination"]] is not None else row[3]
+            self._ring[seq % self._capacity] = (*row[:3], outcome, row[4], *told[5:])
+            self._forget(told)
+            self._ring[other % self._capacity] = ("", other, "", "", 0.0, None, None, None)
+        self._seq_by_id[id_] = seq
+        self._wire_ids[seq] = id_
 
     def fail(self, seq: int, now_s: float) -> None:
         """Gives up one that was made here, and of whose end nothing will be heard."""
@@ -222,9 +262,8 @@ class TransferTable:
             if looked_at >= MOST_LOOKED_AT or len(found) >= limit:
                 return found, last
             last = seq
-            row = self._ring[seq % self._capacity]
-            assert row is not None
-            if wanted(row, self._made.get(seq)):
+            row = self._row(seq)
+            if row[0] and wanted(row, self._made.get(seq)):
                 found.append(self._entry(seq))
         return found, None
 
@@ -237,10 +276,13 @@ class TransferTable:
         newest = self._next if before is None else min(before, self._next)
         yield from range(newest - 1, max(0, self._next - self._capacity) - 1, -1)
 
-    def _entry(self, seq: int) -> Entry:
+    def _row(self, seq: int) -> Row:
         row = self._ring[seq % self._capacity]
         assert row is not None
-        return Entry(row, self._made.get(seq))
+        return row
+
+    def _entry(self, seq: int) -> Entry:
+        return Entry(self._row(seq), self._made.get(seq))
 
     def _add(self, id_: str, context: str, now_s: float) -> Row:
         seq = self._next
@@ -262,21 +304,28 @@ class TransferTable:
         return row
 
     def _set_aside(self, row: Row) -> None:
+        if (wire_id := self._wire_ids.pop(row[1], None)) is not None:
+            del self._seq_by_id[wire_id]  # it has another
+            return
         del self._seq_by_id[row[0]]
         id_ = f"{row[0]}.{row[1]}"
         self._ring[row[1] % self._capacity] = (id_, *row[1:])
         self._seq_by_id[id_] = row[1]
 
     def _forget(self, row: Row) -> None:
+        if not row[0]:
+            return
         del self._seq_by_id[row[0]]
-        self._made.pop(row[1], None)
+        if (made := self._made.pop(row[1], None)) is not None:
+            self._seq_by_handle.pop((made.agent, made.handle), None)
+            if (wire_id := self._wire_ids.pop(row[1], None)) is not None:
+                del self._seq_by_id[wire_id]
         for key in _keys(row[2]):
-            # They give way in the order in which they came.
             kept = self._by_context[key]
             if isinstance(kept, deque) and len(kept) > 1:
-                kept.popleft()
+                kept.remove(row[1])  # the first, unless it was joined to another
             elif isinstance(kept, tuple) and len(kept) > 1:
-                self._by_context[key] = kept[1:]
+                self._by_context[key] = tuple(seq for seq in kept if seq != row[1])
             else:
                 del self._by_context[key]
 
