@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kvxfer
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
-from kvxfer.control.access import Access
+from kvxfer.control.token_access import Access
 from kvxfer.control.agent_view import AgentView
 from kvxfer.control.attachments import Attached, Attachments
 from kvxfer.control.audit_log import AuditLog

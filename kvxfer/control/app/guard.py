@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 
-from kvxfer.control.access import Access
+from kvxfer.control.token_access import Access
 from kvxfer.control.app.problem_answers import as_refusal, problem
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.rates import Rates
@@ -169,7 +169,7 @@ def _key(caller: Caller | None, scope: Scope) -> str:
     if caller is not None:
         return caller.key
     client = scope.get("client")
-    return f"from:{client[0] if client else 'unix'}"
+    return f"from:{client[0] if client else 'socket'}"
 
 
 def _why(headers: dict[bytes, bytes]) -> str:

@@ -1,0 +1,63 @@
+"""docs/daemon.md is held to the daemon: codes, figures, topics, options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvxfer.control.problems import STATUSES
+from kvxfer.errors import CODE_NAMES
+from tests.control.records import attached, record
+from tests.control.serving import Served
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/daemon.md").read_text()
+SOURCES = Path(__file__).parents[2] / "kvxfer/control"
+
+
+def test_each_code_of_the_daemons_own_is_explained_with_its_status() -> None:
+    told = {code: int(status) for code, status in re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", DOCUMENT, re.M)}
+    assert told == {code: status for code, status in STATUSES.items() if code not in CODE_NAMES.values()}
+    assert set(CODE_NAMES.values()) - set(STATUSES) <= {"forked", "system"}, "these are answered as 502"
+
+
+async def test_each_figure_is_explained(served: Served) -> None:
+    peer = {"session": 1, "incarnation": "b" * 32, "name": "b", "rails": ["x"]}
+    region = {"id": 1, "name": "kv", "nbytes": 100, "num_blocks": 10}
+    lease = {"lease": "b1", "mode": "read", "num_blocks": 2, "region": 1, "state": "active"}
+    agent = attached("a" * 32, "a", peers=[peer], regions=[region], leases=[lease])
+    served.daemon.attachments.agents[agent.incarnation] = agent
+    served.daemon.intake.records(agent, [record(posted_ns=1, begun_ns=2, first_piece_ns=3, ended_ns=4)])
+    async with served.unix() as client:
+        text = (await client.get("/metrics")).text
+    served.daemon.attachments.agents.clear()
+    assert 'kvxfer_exports_outstanding_bytes{agent="a"} 20.0' in text
+    assert 'kvxfer_transfer_stage_seconds_count{role="source",stage="total"} 1.0' in text
+    shown = {name.removesuffix("_bucket") for name in re.findall(r"^(kvxfer_\w+)[{ ]", text, re.M)}
+    shown -= {"kvxfer_transfer_stage_seconds_count", "kvxfer_transfer_stage_seconds_sum"}
+    rows = re.findall(r"^\| (`kvxfer_.*?) \|", DOCUMENT, re.M)
+    told = {name for row in rows for name in re.findall(r"`(kvxfer_\w+)`", row)}
+    of_pools = {name for name in told if name.startswith("kvxfer_pool_")}
+    assert shown == told - of_pools
+    source = (SOURCES / "scrape.py").read_text()
+    assert of_pools == {
+        f"{name}_total" if kind == "Counter" else name
+        for kind, name in re.findall(r'(Counter|Gauge)MetricFamily\(\s*"(kvxfer_pool_\w+)"', source)
+    }
+
+
+TOPIC = r"(?:agents|transfers|leases|pages|memory|drain|settings)\.[a-z]+"
+
+
+def test_each_topic_is_explained() -> None:
+    section = DOCUMENT.partition("## Events")[2].partition("## Settings")[0]
+    told = set(re.findall(f"`({TOPIC})`", section))
+    found = {"transfers.done", "transfers.failed", "transfers.cancelled"}
+    for path in SOURCES.rglob("*.py"):
+        found |= set(re.findall(f'"({TOPIC})"', path.read_text()))
+    assert told == found - {"settings.set"}, "which is what an agent is asked for"
+
+
+def test_each_option_is_one_of_the_programs() -> None:
+    program = (SOURCES / "__main__.py").read_text()
+    for option in set(re.findall(r"`(--[a-z-]+)", DOCUMENT)):
+        assert f'"{option}"' in program, option
