@@ -281,10 +281,16 @@ class AgentCore:
         """From now on each end of a transfer and each expectation that ends leaves a record, of which the
         newest ``capacity`` (65,536 at most) are kept. 0: none any more.
 
-        Returns a descriptor of the agent's, the same each time: readable while there are records. It is written
-        once when the first comes, not for each."""
+        Returns a descriptor of the agent's, the same each time: readable while there are records, or something
+        else has changed since they were taken. It is written once when the first comes, not for each."""
     def take_records(self, max_records: int = 256) -> bytes:
         """Takes the oldest records. From any thread, and after ``close``, without the gate."""
+    def note_change(self) -> None:
+        """Counts a change that native code does not know of, e.g. of the names of regions."""
+    @property
+    def num_changes(self) -> int:
+        """How often peers came or went, they or this agent registered or lost regions, or leases were granted or
+        ended."""
     def open_transfers(self, most: int) -> bytes:
         """Records of what is open and of what drains: sources, destinations, then expectations. What begins or ends
         meanwhile may be missing."""
@@ -376,6 +382,9 @@ class AgentCore:
     # Leases that this agent grants.
     def grant(self, grant: Grant) -> int:
         """The lease's number: counted, or of a bearer's below 2**63 and not to be guessed."""
+    def extend_lease(self, lease: int, ttl_s: float) -> bool:
+        """It lasts for so long from now on, or longer where it would have; its holder is not told. False: it has
+        ended."""
     def revoke(self, lease: int, timeout_s: float) -> bool:
         """Fences: when it returns True no byte moves under the lease. Idempotent.
 

@@ -70,6 +70,7 @@ class RegionTable:
         )
         region = Region(self._completions, region_id, descriptor, found.views, self._gone)
         self._regions[region_id] = region
+        self._core.note_change()
         return region
 
     def by_name(self) -> Mapping[str, Region]:
@@ -133,4 +134,5 @@ class RegionTable:
 
     def _gone(self, region: Region) -> None:
         self._regions.pop(region.id, None)
+        self._core.note_change()
         self._programs.forget_region(region.id)

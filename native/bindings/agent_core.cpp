@@ -196,6 +196,10 @@ class PyAgentCore {
     const auto taken = std::make_unique_for_overwrite<Record[]>(most);
     return bytes_of(taken.get(), ring.take({taken.get(), most}));
   }
+  void note_change() const {
+    if (runtime_->check_alive().code() != Code::kForked) runtime_->records().note_change();
+  }
+  std::uint64_t num_changes() const { return runtime_->records().num_changes(); }
   nb::bytes open_transfers(std::size_t most) const {
     std::vector<Record> found;
     Engine::OpenPlace place;
@@ -463,7 +467,16 @@ class PyAgentCore {
 
   LeaseId grant(nb::handle asked) const {
     Grant of{asked};
-    return take(call([&](Engine& engine, Time now) { return engine.grant(now, std::move(of.terms)); }));
+    const LeaseId lease =
+        take(call([&](Engine& engine, Time now) { return engine.grant(now, std::move(of.terms)); }));
+    runtime_->records().note_change();
+    return lease;
+  }
+  bool extend_lease(LeaseId lease, double ttl_s) const {
+    const bool is_extended =
+        call([&](Engine& engine, Time now) { return engine.extend(now, lease, to_ns(ttl_s)); });
+    if (is_extended) runtime_->records().note_change();
+    return is_extended;
   }
   bool revoke(LeaseId lease, double timeout_s) const {
     check(runtime_->check_alive());
@@ -533,6 +546,8 @@ void define_agent_core(nb::module_& m) {
       .def("stats", &PyAgentCore::stats)
       .def("watch_records", &PyAgentCore::watch_records, "capacity"_a)
       .def("take_records", &PyAgentCore::take_records, "max_records"_a = 256)
+      .def("note_change", &PyAgentCore::note_change)
+      .def_prop_ro("num_changes", &PyAgentCore::num_changes)
       .def("open_transfers", &PyAgentCore::open_transfers, "most"_a)
       .def("cancel_transfer", &PyAgentCore::cancel_transfer, "peer"_a, "transfer"_a, "is_source"_a)
       .def("leases", &PyAgentCore::leases, "most"_a)
@@ -559,6 +574,7 @@ void define_agent_core(nb::module_& m) {
       .def("after_event", &PyAgentCore::after_event, "event"_a)
       .def("expect", &PyAgentCore::expect, "expected"_a)
       .def("grant", &PyAgentCore::grant, "grant"_a)
+      .def("extend_lease", &PyAgentCore::extend_lease, "lease"_a, "ttl_s"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)
       .def("await_told", &PyAgentCore::await_told, "lease"_a)
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);

@@ -143,6 +143,8 @@ class Engine {
   // is handed on by other ways and cannot be guessed. Such a lease is one to read, and not renewable. Who has
   // to hand the id on before the grant draws it (`bearer_id`: kBearerBit and 62 random bits).
   Result<LeaseId> grant(Time now, LeaseTerms terms);
+  // It lasts for `ttl_ns` from now on, or longer where it would have. Its holder is not told. False: it has ended.
+  bool extend(Time now, LeaseId lease, Time ttl_ns);
   // The right ends at once. Blocks under it are their owner's again when its state is no longer kEnding;
   // kLeaseEnded is emitted then.
   void revoke(Time now, LeaseId lease);

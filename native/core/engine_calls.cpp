@@ -153,6 +153,11 @@ Result<LeaseId> Engine::grant(Time now, LeaseTerms terms) {
   return id;
 }
 
+bool Engine::extend(Time now, LeaseId lease, Time ttl_ns) {
+  context_.now = now;
+  return leases_.extend(lease, ttl_ns);
+}
+
 void Engine::revoke(Time now, LeaseId lease) {
   context_.now = now;
   end_lease(lease, LeaseEvent::kRevoke, {Code::kLeaseEnded, "the lease was revoked"});

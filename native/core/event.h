@@ -28,6 +28,12 @@ enum class EventKind : std::uint8_t {
   kLog,           // message: one line for the log
 };
 
+// Whether it changes what an agent tells of itself to who watches from beside (RecordRing::note_change).
+constexpr bool is_of_state(EventKind kind) noexcept {
+  return kind == EventKind::kPeerUp || kind == EventKind::kPeerLost || kind == EventKind::kRegion ||
+         kind == EventKind::kRegionGone || kind == EventKind::kLeaseEnded;
+}
+
 struct Event {
   EventKind kind = EventKind::kEnded;
   std::uint64_t handle = 0;

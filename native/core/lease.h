@@ -66,6 +66,8 @@ class Lease {
     if (renewable_ && step(LeaseEvent::kHeartbeat))
       expires_at_ = std::max(expires_at_, time_after(at, ttl_ns_));
   }
+  // It ends no earlier than then; its timer finds that out.
+  void extend(Time until) noexcept { expires_at_ = std::max(expires_at_, until); }
 
   LeaseId id() const noexcept { return id_; }
   std::optional<SessionKey> holder() const noexcept { return holder_; }

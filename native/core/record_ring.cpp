@@ -58,25 +58,39 @@ void RecordRing::copy_out(std::span<Record> into) noexcept {
 
 std::size_t RecordRing::take(std::span<Record> into) noexcept {
   std::size_t num_taken = 0;
-  while (num_taken != into.size()) {
+  do {
     const std::lock_guard lock(mutex_);
     const std::size_t num = std::min({into.size() - num_taken, size_, kOfAHold});
-    if (num == 0) break;
-    copy_out(into.subspan(num_taken, num));
-    num_taken += num;
-    first_ = first_ + num < capacity_ ? first_ + num : first_ + num - capacity_;
-    size_ -= num;
+    if (num != 0) {
+      copy_out(into.subspan(num_taken, num));
+      num_taken += num;
+      first_ = first_ + num < capacity_ ? first_ + num : first_ + num - capacity_;
+      size_ -= num;
+    }
     if (size_ != 0) continue;
-    std::uint64_t count;
-    [[maybe_unused]] const ssize_t done = ::read(fd_.get(), &count, sizeof count);
+    if (num != 0 || has_changed_) quiet();
     break;
-  }
+  } while (num_taken != into.size());
   return num_taken;
+}
+
+void RecordRing::note_change() noexcept {
+  num_changes_.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex_);
+  if (capacity_ == 0 || has_changed_) return;
+  has_changed_ = true;
+  if (size_ == 0) signal();
 }
 
 std::size_t RecordRing::size() const noexcept {
   const std::lock_guard lock(mutex_);
   return size_;
+}
+
+void RecordRing::quiet() noexcept {
+  has_changed_ = false;
+  std::uint64_t count;
+  [[maybe_unused]] const ssize_t done = ::read(fd_.get(), &count, sizeof count);
 }
 
 void RecordRing::signal() noexcept {

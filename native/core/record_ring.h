@@ -1,4 +1,4 @@
-// The records of what ended last, and the descriptor that says that there are some.
+// The records of what ended last, and the descriptor that says that there are some, or that something else changed.
 //
 // Who ends a transfer holds the progress gate, who takes records does not: between them stands a lock of its own,
 // which is held for as long as a few records take to be copied.
@@ -35,10 +35,14 @@ class RecordRing {
     if (size_ == capacity_) {
       first_ = first_ + 1 == capacity_ ? 0 : first_ + 1;
       num_dropped_.fetch_add(1, std::memory_order_relaxed);
-    } else if (size_++ == 0) {
+    } else if (size_++ == 0 && !has_changed_) {
       signal();
     }
   }
+  // Something of which there are no records has changed: a peer, a region, a lease. Whoever watches is woken, once
+  // until it takes what there is.
+  void note_change() noexcept;
+  std::uint64_t num_changes() const noexcept { return num_changes_.load(std::memory_order_relaxed); }
   // The oldest, as many as there are and fit. Where that was all, the descriptor is readable no more.
   std::size_t take(std::span<Record> into) noexcept;
   std::size_t size() const noexcept;
@@ -47,13 +51,15 @@ class RecordRing {
  private:
   void copy_out(std::span<Record> into) noexcept;
   void signal() noexcept;
+  void quiet() noexcept;
   mutable std::mutex mutex_;
   struct Free {
     void operator()(Record* records) const noexcept { std::free(records); }
   };
   std::unique_ptr<Record[], Free> records_;
   std::size_t capacity_ = 0, first_ = 0, size_ = 0;
-  std::atomic<std::uint64_t> num_dropped_{0};
+  bool has_changed_ = false;  // since records were taken, and the descriptor says so
+  std::atomic<std::uint64_t> num_dropped_{0}, num_changes_{0};
   GuardedFd fd_;  // once somebody watches
 };
 

@@ -472,6 +472,7 @@ void Runtime::close_session(SessionKey session) {
 }
 
 void Runtime::emit(Event event) {
+  if (is_of_state(event.kind)) records_.note_change();
   if (event.kind == EventKind::kPeerUp) connections_.has_come_up(event.peer);
   if (event.kind == EventKind::kEnded) commands_.on_ended(event.handle);
   // Of a stranger that never became a peer there is nothing to tell a caller, only a log.

@@ -74,6 +74,28 @@ TEST(the_descriptor_is_readable_while_there_are_records) {
   CHECK(readable(fd.value()));
 }
 
+TEST(a_change_is_told_once_until_who_watches_has_looked) {
+  RecordRing ring;
+  ring.note_change();  // nobody watches
+  const Result<int> fd = ring.resize(4);
+  CHECK(!readable(fd.value()));
+  for (const bool with_record : {false, true}) {
+    ring.note_change();
+    ring.note_change();
+    if (with_record) push(ring, 1);
+    CHECK(readable(fd.value()));
+    CHECK_EQ(take(ring, 0).size(), 0u);
+    CHECK_EQ(readable(fd.value()), with_record);
+    CHECK_EQ(take(ring, 4).size(), with_record ? 1u : 0u);
+    CHECK(!readable(fd.value()));
+  }
+  push(ring, 2);
+  ring.note_change();
+  CHECK_EQ(take(ring, 4).size(), 1u);
+  CHECK(!readable(fd.value()));
+  CHECK_EQ(ring.num_changes(), 6u);
+}
+
 TEST(another_capacity_keeps_the_newest_and_the_descriptor) {
   RecordRing ring;
   const Result<int> fd = ring.resize(4);

@@ -119,6 +119,7 @@ class CoreControls:
         self.known: dict[int, dict[str, Any]] = {}
         self.regions_of: dict[int, list[dict[str, Any]]] = {}
         self.num_regions = 0
+        self.num_changes = 0
         self.opens_at_once = False  # sessions that it begins
 
     def happen(self, kind: str, **values: Any) -> None:
@@ -239,6 +240,9 @@ class FakeCore(CoreControls):
         self.calls.append(("register", (name, spans, num_blocks, footprint, layout, device, owner)))
         self.num_regions += 1
         return self.num_regions
+
+    def note_change(self) -> None:
+        self.num_changes += 1
 
     def region_kind(self, region: int) -> str:
         return "foreign"

@@ -257,6 +257,13 @@ std::vector<LeaseId> Leases::of_holder(SessionKey holder) const {
   return {found->second.leases.begin(), found->second.leases.end()};
 }
 
+bool Leases::extend(LeaseId id, Time ttl_ns) {
+  auto found = leases_.find(id);
+  if (found == leases_.end() || !found->second.lease.active()) return false;
+  found->second.lease.extend(time_after(context_.now, ttl_ns));
+  return true;
+}
+
 bool Leases::has_expired(LeaseId id, Status& why) {
   auto found = leases_.find(id);
   if (found == leases_.end()) return false;

@@ -33,6 +33,8 @@ class Leases {
 
   // As Engine::grant; a holder is told. `holder` is that of the terms, null where they name none.
   Result<LeaseId> grant(Peer* holder, LeaseTerms terms);
+  // As Engine::extend.
+  bool extend(LeaseId id, Time ttl_ns);
   std::optional<LeaseState> state(LeaseId id) const;
   // As Engine::await_told.
   bool await_told(LeaseId id);
