@@ -26,6 +26,7 @@ from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.session.accepting import Accepting
 from kvxfer.session.completion import MESSAGE, NOTIFICATION, Completions
 from kvxfer.session.connecting import Connecting
+from kvxfer.session.drain import Drain, OnDraining
 from kvxfer.session.inbox import Inbox
 from kvxfer.session.name_lookup import NameLookup
 from kvxfer.session.peer_table import PeerTable
@@ -37,6 +38,7 @@ from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:
     from kvxfer._native import Event
+    from kvxfer.attachment.link import Attachment
     from kvxfer.gpu.command_ring import CommandRing
     from kvxfer.gpu.trigger import StartsAfter
     from kvxfer.lease_token import LeaseToken
@@ -110,6 +112,9 @@ class Agent:
         if secret is not None:
             options = replace(options, secret=secret)
         native = options.to_native()
+        from kvxfer.attachment.runtime_folder import socket_of  # by pathlib, as options' secrets
+
+        daemon = socket_of(options.daemon)
         if options.device is not None:
             from kvxfer.gpu import part
 
@@ -125,6 +130,7 @@ class Agent:
                 code="system",
             ) from None
         self._publication: Publication | None = None
+        self._attachment: Attachment | None = None
         try:
             self._start(name, options, directory, metadata or {})
         except BaseException:
@@ -132,6 +138,12 @@ class Agent:
             with suppress(Exception):  # what was published in part, or will be late
                 self._withdraw(0.0)
             raise
+        if daemon is not None:
+            from kvxfer.attachment.link import Attachment
+
+            parts = self._core, self._entry, options, self._peers, self._regions, self._drain
+            self._attachment = Attachment(daemon, *parts, agent=self)
+            self._attachment.begin()
 
     def _start(
         self, name: str, options: AgentOptions, directory: Directory | None, metadata: Mapping[str, str]
@@ -141,6 +153,7 @@ class Agent:
         if note:
             logger().warning("kvxfer: %s: %s", name, note)
         self._entry = Entry(name, address, self._core.incarnation, metadata)
+        self._drain = Drain()
         self._names = NameLookup(directory)
         self._programs = ProgramCache(self._core)
         self._completions = Completions(self._core, name, options.spin_us, self._on_event)
@@ -228,6 +241,22 @@ class Agent:
         """Whether it can do nothing any more (closed, or in the child of a fork)."""
         return self._completions.lost
 
+    @property
+    def draining(self) -> float | None:
+        """Until when it was asked to drain, by `time.monotonic`; None where it was not, or no longer is.
+
+        The node's daemon asks (``kvxfer drain``; `AgentOptions.daemon`). The agent itself goes on as before:
+        its owner takes on no new requests, and lets those that run end by then.
+        """
+        return self._drain.until
+
+    def on_draining(self, callback: OnDraining) -> None:
+        """Has `callback` called with `draining` whenever that changes.
+
+        By a thread of the agent's, which it must not hold up. It is kept as long as the agent.
+        """
+        self._drain.call(callback)
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Ends everything and says goodbye to peers. Idempotent.
 
@@ -296,6 +325,8 @@ class Agent:
             # An interrupt may come in between. Before the native end memory is served.
             if self._core.ended:
                 self._shut()
+                if self._attachment is not None:
+                    self._attachment.end(timeout_s)
 
     def _shut(self) -> None:
         self._regions.let_go()

@@ -18,6 +18,8 @@ SHM_PEERS: Final[tuple[str, ...]] = get_args(ShmPeers)
 _MOST_CTAS = 65535
 _MOST_GPU = 1023
 _MOST_COPY_THREADS = 64
+#: Families of what a node's daemon asks of an agent.
+DAEMON_VERBS: Final = ("show", "drain", "move", "grant", "settings")
 
 
 def _default_spin_us() -> int:
@@ -130,6 +132,18 @@ class AgentOptions:
         (``gate_longest_hold_ns`` and ``gate_holds`` of `Agent.stats`). It costs two system calls for every
         call and every round; without it two readings of the processor's clock, and a system call for what
         took long by that.
+    daemon
+        The node's daemon that the agent attaches to (``kvxfer serve``): its runtime folder or its socket,
+        which is called until it answers. None: the one whose socket is there when the agent is made, in
+        ``KVXFER_DAEMON_DIR``, or else in this user's runtime folder (``kvxfer`` in ``XDG_RUNTIME_DIR``,
+        ``/tmp/kvxfer-<uid>``) or root's (``/run/kvxfer``); with an empty ``KVXFER_DAEMON_DIR`` none.
+        ``""``: none. A daemon of another user than this one or root is not obeyed. Attached, the agent has a
+        thread of its own for it, which sleeps while nothing happens; without, none.
+    daemon_may
+        What the agent does for the daemon: ``"show"`` its state and transfers; ``"drain"``, which sets
+        `Agent.draining`; ``"move"`` pages between its regions and peers'; ``"grant"`` leases on its regions,
+        and end any; ``"settings"``, such as the log's level. All else is refused in words. With ``"move"``
+        and ``"grant"`` whoever may ask the daemon reads and overwrites its caches.
     faults
         Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. For tests alone.
     """
@@ -160,6 +174,8 @@ class AgentOptions:
     max_transfers_per_peer: int = 4096
     eager_nbytes: int = 8192
     meter_gate: bool = False
+    daemon: str | None = None
+    daemon_may: tuple[str, ...] = ("show", "drain")
     faults: str = ""
 
     @property
@@ -222,13 +238,18 @@ class AgentOptions:
             raise invalid(
                 f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least {least}"
             )
-        for option in ("transports", "require"):
+        check_kind(self.daemon, "option daemon", str | None, 'a folder, a socket, None, or "" for no daemon')
+        for option in ("transports", "require", "daemon_may"):
             if isinstance(named := getattr(self, option), str):
                 raise invalid(f"option {option} is {named!r}: write ({named!r},)")
         registry.check(self.transports, self.transport_options)
         for kind in self.require:
             if kind not in self.transports:
                 raise invalid(f"option require has {kind!r}, which is none of transports {self.transports}")
+        check_kind(self.daemon_may, "option daemon_may", tuple | list, f"some of {DAEMON_VERBS}")
+        for family in self.daemon_may:
+            if family not in DAEMON_VERBS:
+                raise invalid(f"option daemon_may has {family!r}, which is none of {DAEMON_VERBS}")
         if self.shm_peers not in SHM_PEERS:
             raise invalid(
                 f"option shm_peers is {self.shm_peers!r}: write {' or '.join(map(repr, SHM_PEERS))}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -12,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from kvxfer.session.bell import Bell
 from kvxfer.session.completion import LOOK_AGAIN_S, Completions, Key, Wake, nap_s, resolve
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Watch:
 
     def _sleep_blocking(self, deadline: float | None) -> None:
         """Sleeps on the descriptors of several agents, as blocking calls of one agent do on one."""
-        bell = _Bell()
+        bell = Bell()
         self._wake = bell.ring
         agents = [agent for agent in self._agents if not agent.lost]
         poller = select.poll()
@@ -114,29 +113,3 @@ class Watch:
             for agent in agents:
                 agent.sleepers(-1)
             bell.close()
-
-
-class _Bell:
-    """A descriptor that other threads make readable; one that rings late touches no other descriptor.
-
-    Negative where none is left: who sleeps looks again by itself then.
-    """
-
-    def __init__(self) -> None:
-        try:
-            self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except OSError:
-            self.fd = -1
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def ring(self) -> None:
-        with self._lock:
-            if not self._closed and self.fd >= 0:
-                os.eventfd_write(self.fd, 1)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if self.fd >= 0:
-                os.close(self.fd)

@@ -20,12 +20,17 @@ MAY_KNOW = {
     "plan": {"errors", "layout", "memory"},
     "directory": {"address", "errors", "layout"},  # of layouts the schema of JSON objects alone
 }
+# What the agent's and the daemon's side of the attachment stand on knows of neither.
+SPOKEN = {"frames": set[str](), "runtime_folder": {"errors"}, "connection": {"attachment"}}
 # What stands on all others, and the agent, which brings them together.
 ABOVE = {"agent", "bench", "cli", "connectors", "control", "doctor", "testing"}
 # Those that talk to the native core, each for its own noun.
 MAY_IMPORT_NATIVE = {
     "agent.py",
     "arguments.py",
+    "attachment/agent_state.py",
+    "attachment/calls.py",
+    "attachment/link.py",
     "gpu/calibration.py",
     "gpu/command_ring.py",
     "gpu/copy_stream.py",
@@ -136,6 +141,11 @@ def known_to(path: Path) -> set[str]:
 def test_folders_know_those_below_them_alone(folder: str) -> None:
     for path in python_files(PACKAGE / folder):
         assert known_to(path) <= MAY_KNOW[folder] | {folder}, path
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_what_agent_and_daemon_speak_knows_neither(name: str) -> None:
+    assert known_to(PACKAGE / "attachment" / f"{name}.py") <= SPOKEN[name]
 
 
 def test_the_agent_is_known_by_those_above_it_alone() -> None:

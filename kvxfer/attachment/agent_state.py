@@ -1,0 +1,234 @@
+"""What an agent tells of itself: who it is, and sections of its state that have changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+from kvxfer._native import NativeError, __version__
+from kvxfer.attachment.frames import MAX_PAYLOAD_NBYTES, VERSION
+
+if TYPE_CHECKING:
+    from kvxfer._native import AgentCore
+    from kvxfer.directory import Entry
+    from kvxfer.options import AgentOptions
+    from kvxfer.region import Region
+    from kvxfer.session.drain import Drain
+    from kvxfer.session.peer_table import PeerTable
+    from kvxfer.session.region_table import RegionTable
+
+# Of very many the first are told, and how many there are: a message is one frame, of a MiB.
+_MOST_REGIONS: Final = 64
+_MOST_PEERS: Final = 512
+_MOST_LEASES: Final = 1024
+# Of layouts that were told whole, together; those beyond are left out, and read from the agent's own entry.
+_MOST_LAYOUTS_NBYTES: Final = 512 << 10
+_MOST_NAMES: Final = 16
+_MOST_LETTERS: Final = 400
+# native/core/lease.h: kBearerBit. Above it a number is what opens the pages.
+_BEARER_BIT: Final = 1 << 62
+
+
+def hello(entry: Entry, options: AgentOptions) -> dict[str, Any]:
+    """Returns what an agent says first."""
+    return {
+        "t": "hello",
+        "v": VERSION,
+        "name": entry.name,
+        "incarnation": entry.incarnation.hex(),
+        "address": entry.address,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "version": __version__,
+        "may": list(options.daemon_may),
+        "options": _without_secret(options),
+    }
+
+
+def _without_secret(options: AgentOptions) -> dict[str, Any]:
+    shown = {name: getattr(options, name) for name in options.__slots__}
+    shown["secret"] = None if options.secret is None else "..."
+    shown["transport_options"] = dict(options.transport_options)
+    return shown
+
+
+def lease_id(number: int) -> str:
+    """Returns by what the daemon knows a lease. The number of a bearer's opens pages, and is not told."""
+    if number < _BEARER_BIT:
+        return str(number)
+    return "b" + blake2b(number.to_bytes(8), digest_size=8).hexdigest()
+
+
+class AgentState:
+    """Sections of one agent's state, and what the daemon was told of them last.
+
+    Used by one thread. Where native code says that the agent is closed, `NativeError` comes out.
+    """
+
+    def __init__(self, core: AgentCore, peers: PeerTable, regions: RegionTable, drain: Drain) -> None:
+        self._core = core
+        self._peers = peers
+        self._regions = regions
+        self._drain = drain
+        self._told: dict[str, Any] = {}
+        self._described: dict[int, dict[str, Any]] = {}
+        self._looked_at: tuple[int, ...] = ()
+
+    def forget(self) -> None:
+        """Has everything told anew: there is another daemon, or the same that forgot."""
+        self._told.clear()
+        self._looked_at = ()
+
+    def changed(self) -> dict[str, Any]:
+        """Returns the sections that differ from those told last; it counts them as told."""
+        stats = self._stats()
+        # While transfers alone go on, this is all that is looked at: peers and regions may be many.
+        changes = self._core.num_changes, stats["rails_lost"], stats["rails_redialled"]
+        sections = {"stats": stats, **self._draining()}
+        if changes != self._looked_at:
+            self._looked_at = changes  # before the look: what changes meanwhile is seen by the next
+            sections |= self._parts()
+        found = {}
+        for name, value in sections.items():
+            compared = [_lasting(row) for row in value] if name == "leases" else value
+            if name not in self._told or self._told[name] != compared:
+                self._told[name], found[name] = compared, value
+        return found and {**found, **_clocks()}
+
+    def now(self) -> dict[str, Any]:
+        """Returns all of it, as it is now."""
+        return {"stats": self._stats(), **self._draining(), **self._parts(), **_clocks()}
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _draining(self) -> dict[str, Any]:
+        until = self._drain.until
+        return {
+            "draining": until is not None,
+            "draining_until_ns": None if until is None else int(min(until, 1e9) * 1e9),
+        }
+
+    def _parts(self) -> dict[str, Any]:
+        regions = list(self._regions.by_name().values())
+        peer_ids = sorted(self._core.peers())
+        leases = self._core.leases(_MOST_LEASES + 1)
+        return {
+            "regions": self._told_regions(regions),
+            "num_regions": len(regions),
+            "peers": [row for peer in peer_ids[:_MOST_PEERS] if (row := self._peer(peer)) is not None],
+            "num_peers": len(peer_ids),
+            "leases": [_lease(row) for row in leases[:_MOST_LEASES]],
+            "num_leases": len(leases),
+        }
+
+    def _stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = dict(self._core.stats())
+        # A key of JSON is text, and infinity none of its numbers.
+        stats["gate_holds"] = {str(bound): holds for bound, holds in stats["gate_holds"].items()}
+        stats["strangers"] = {name: list(pair) for name, pair in stats["strangers"].items()}
+        return stats
+
+    def _told_regions(self, regions: list[Region]) -> list[dict[str, Any]]:
+        before, self._described = self._described, {}
+        left_nbytes = _MOST_LAYOUTS_NBYTES
+        for region in regions[:_MOST_REGIONS]:
+            row = before.get(region.id)
+            if row is None:
+                row = self._region(region, left_nbytes)
+                if row is None:
+                    continue
+            left_nbytes -= row["layout_nbytes"]
+            self._described[region.id] = row
+        return list(self._described.values())
+
+    def _region(self, region: Region, left_nbytes: int) -> dict[str, Any] | None:
+        encoded = region.layout.to_bytes()
+        try:
+            kind, notes = self._core.region_kind(region.id), self._core.region_notes(region.id)
+        except NativeError:
+            return None  # deregistered meanwhile
+        return {
+            "id": region.id,
+            "name": region.name,
+            "kind": kind,
+            "num_blocks": region.num_blocks,
+            "nbytes": region.nbytes,
+            "layout": json.loads(encoded) if len(encoded) <= left_nbytes else None,
+            "layout_nbytes": len(encoded),
+            "notes": _cut(notes),
+        }
+
+    def _peer(self, session: int) -> dict[str, Any] | None:
+        try:
+            info = self._core.peer(session)
+            if info["state"] != "open":
+                return None
+            regions = self._core.peer_regions(session)
+        except NativeError:
+            return None  # lost meanwhile
+        peer = self._peers.get(session)
+        return {
+            "session": session,
+            "name": info["name"],
+            "incarnation": info["incarnation"].hex(),
+            "address": "" if peer is None else peer.address,
+            "is_ours": info["is_ours"],
+            "rails": list(info["rails"]),
+            "paths": _cut(info["paths"]),
+            "notes": _cut(info["notes"]),
+            "regions": [{"id": each["id"], "name": each["name"]} for each in regions[:_MOST_NAMES]],
+            "num_regions": len(regions),
+        }
+
+
+def fitted(sections: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields messages that together tell these sections, each of which a frame holds; none of no section.
+
+    Of a section that is longer alone the first rows are told.
+    """
+    whole = {"t": "state", **sections}
+    if not sections:
+        return
+    if _fits(whole):
+        yield whole
+        return
+    clocks = {name: sections[name] for name in _clocks()}
+    for name, value in sections.items():
+        while not _fits({"t": "state", name: value, **clocks}):
+            value = value[: len(value) // 2]
+        yield {"t": "state", name: value, **clocks}
+
+
+def _fits(message: Mapping[str, Any]) -> bool:
+    return len(json.dumps(message)) <= MAX_PAYLOAD_NBYTES
+
+
+def _lasting(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a lease what does not change by itself: heartbeats of its holder start its time anew."""
+    return {name: value for name, value in row.items() if name != "seconds_left"}
+
+
+def _lease(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "lease": lease_id(row["lease"]),
+        "holder": row["holder"],
+        "session": row["peer"],
+        "region": row["region"],
+        "mode": row["mode"],
+        "num_blocks": row["num_blocks"],
+        "state": row["state"],
+        "seconds_left": row["seconds_left"],
+    }
+
+
+def _cut(sentences: list[str]) -> list[str]:
+    return [sentence[:_MOST_LETTERS] for sentence in sentences[:_MOST_NAMES]]
+
+
+def _clocks() -> dict[str, int]:
+    return {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}

@@ -1,0 +1,291 @@
+"""What the daemon asks of an agent, done as far as the agent's owner lets it."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer.arguments import check_kind, count, seconds
+from kvxfer.attachment.agent_state import AgentState, lease_id
+from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, translate
+from kvxfer.lease_token import LeaseToken
+from kvxfer.log import logger
+
+if TYPE_CHECKING:
+    from kvxfer.peer import Peer
+    from kvxfer.region import Region, RegionDescriptor
+    from kvxfer.session.drain import Drain
+    from kvxfer.transfer import Transfer
+
+#: An answer: a JSON object.
+Answer = dict[str, Any]
+#: What takes longer than a post does, for a thread of its own.
+Later = Callable[[], Answer]
+
+#: Of records 1.4 times as many bytes in base64: they fit into a frame.
+_MOST_OPEN: Final = 1024
+_MOST_POSTED: Final = 65_536
+_MOST_LEASES: Final = 1 << 20
+_LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+# Of `Agent.write` and `Agent.read`, as their keywords, beside those that name regions and blocks.
+_TERMS: Final = frozenset({"layers", "heads", "tokens", "timeout_s", "priority", "context"})
+_MOVE: Final = frozenset({"region", "remote_agent", "remote_region", "src_blocks", "dst_blocks"})
+_MOVE_MAY: Final = _TERMS | {"lease", "notify"}
+
+
+class Verbs(Protocol):
+    """The agent's own verbs, which what the daemon asks goes by."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def regions(self) -> Mapping[str, Region]: ...
+    @property
+    def peers(self) -> tuple[Peer, ...]: ...
+    @property
+    def read(self) -> Callable[..., Transfer]: ...
+    @property
+    def write(self) -> Callable[..., Transfer]: ...
+    def connect_blocking(self, target: str, timeout_s: float | None = None) -> Peer: ...
+
+
+class Calls:
+    """Does what the daemon asks of one agent.
+
+    Parameters
+    ----------
+    may
+        Families of verbs that it does: `AgentOptions.daemon_may`.
+    """
+
+    def __init__(
+        self, core: AgentCore, agent: Verbs, state: AgentState, drain: Drain, may: tuple[str, ...]
+    ) -> None:
+        self._core = core
+        self._agent = agent
+        self._state = state
+        self._drain = drain
+        self._may = may
+        # Transfers that were posted here, by the number of their handle, until they have ended.
+        self._posted: dict[int, Transfer] = {}
+        self._swept_at = 64
+        self._lock = threading.Lock()  # of posting: calls that connected first have threads of their own
+        self._verbs: dict[str, Callable[[Mapping[str, Any], float], Answer | Later]] = {
+            "show.state": self._show_state,
+            "show.transfers": self._show_transfers,
+            "drain": self._ask_drain,
+            "move.read": self._read,
+            "move.write": self._write,
+            "move.cancel": self._cancel,
+            "grant.grant": self._grant,
+            "grant.extend": self._extend,
+            "grant.revoke": self._revoke,
+            "settings.set": self._set,
+        }
+
+    def answer(self, verb: str, args: Mapping[str, Any], timeout_s: float) -> Answer | Later:
+        """Does what is asked, or returns what does it and may take up to `timeout_s`.
+
+        Raises
+        ------
+        KvxferError
+            ``not-permitted``: the agent's owner does not let the daemon. ``unsupported``: there is no such
+            verb. All else that `Agent`'s verbs raise.
+        TimeoutError
+            It took longer.
+        """
+        family = verb.partition(".")[0]
+        if verb not in self._verbs:
+            raise UsageError(f"agents of this version know no verb {verb!r}", code="unsupported")
+        if family not in self._may:
+            raise UsageError(
+                f"agent {self._agent.name!r} does not let the daemon {family}: its owner names that in "
+                f"AgentOptions(daemon_may={(*self._may, family)!r})",
+                code="not-permitted",
+            )
+        return self._verbs[verb](args, timeout_s)
+
+    # ---- show, drain, settings --------------------------------------------------------------
+
+    def _show_state(self, args: Mapping[str, Any], timeout_s: float) -> Answer:
+        _only(args, frozenset())
+        return self._state.now()
+
+    def _show_transfers(self, args: Mapping[str, Any], timeout_s: float) -> Answer:
+        _only(args, frozenset(), {"most"})
+        most = count(args.get("most", 256), "most", 0, _MOST_OPEN)
+        return {"records": base64.b64encode(self._core.open_transfers(most)).decode()}
+
+    def _ask_drain(self, args: Mapping[str, Any], timeout_s: float) -> Answer:
+        _only(args, {"deadline_s"})
+        left_s = args["deadline_s"]
+        self._drain.ask(None if left_s is None else time.monotonic() + seconds(left_s, "deadline_s"))
+        return {}
+
+    def _set(self, args: Mapping[str, Any], timeout_s: float) -> Answer:
+        _only(args, frozenset(), {"log_level"})
+        if (level := args.get("log_level")) is not None:
+            if level not in _LOG_LEVELS:
+                raise invalid(f"log_level is {level!r}: write one of {', '.join(_LOG_LEVELS)}")
+            logger().setLevel(level.upper())
+        return {}
+
+    # ---- move -------------------------------------------------------------------------------
+
+    def _read(self, args: Mapping[str, Any], timeout_s: float) -> Answer | Later:
+        return self._move(args, timeout_s, is_write=False)
+
+    def _write(self, args: Mapping[str, Any], timeout_s: float) -> Answer | Later:
+        return self._move(args, timeout_s, is_write=True)
+
+    def _move(self, args: Mapping[str, Any], timeout_s: float, *, is_write: bool) -> Answer | Later:
+        _only(args, _MOVE, _MOVE_MAY)
+        region = self._region(args["region"])
+        for name in ("remote_agent", "remote_region"):
+            check_kind(args[name], name, str, "text")
+        if (peer := self._connected(args["remote_agent"])) is not None:
+            return self._post(region, peer, args, is_write)
+
+        # A name's lookup, the dialling and the handshake: nobody else waits for it.
+        def connect_and_post() -> Answer:
+            begun = self._agent.connect_blocking(args["remote_agent"], timeout_s)
+            return self._post(region, begun, args, is_write)
+
+        return connect_and_post
+
+    def _post(self, region: Region, peer: Peer, args: Mapping[str, Any], is_write: bool) -> Answer:
+        terms = {name: args[name] for name in _TERMS if args.get(name) is not None}
+        if args.get("lease") is not None:
+            terms["lease"] = LeaseToken.parse(args["lease"])
+        if (notify := args.get("notify")) is not None:
+            check_kind(notify, "notify", str, "text")
+            terms["notify"] = notify.encode()
+        post = self._agent.write if is_write else self._agent.read
+        remote = _remote_region(peer, args["remote_region"])
+        with self._lock:
+            if len(self._posted) >= self._swept_at:
+                self._posted = {key: each for key, each in self._posted.items() if not each._is_final()}
+                self._swept_at = min(2 * len(self._posted) + 64, _MOST_POSTED)
+            if len(self._posted) >= _MOST_POSTED:
+                raise ExhaustedError(
+                    f"{_MOST_POSTED} transfers that were asked for are open", code="exhausted"
+                )
+            transfer = post(region, remote, _ids(args, "src_blocks"), _ids(args, "dst_blocks"), **terms)
+            number = transfer._handle.id
+            self._posted[number] = transfer
+        return {"session": peer.id, "handle": number, "is_source": is_write}
+
+    def _cancel(self, args: Mapping[str, Any], timeout_s: float) -> Answer:
+        if "handle" in args:
+            _only(args, {"handle"})
+            number = count(args["handle"], "handle", 1, 2**63)
+            found = self._posted.get(number)
+            if found is None or found._is_final():
+                return {"found": False}
+            found.cancel()
+            return {"found": True}
+        _only(args, {"session", "transfer", "is_source"})
+        session, transfer = (count(args[name], name, 0, 2**63) for name in ("session", "transfer"))
+        check_kind(args["is_source"], "is_source", bool, "true or false")
+        return {"found": self._core.cancel_transfer(session, transfer, args["is_source"])}
+
+    def _region(self, name: object) -> Region:
+        check_kind(name, "region", str, "a region's name")
+        regions = self._agent.regions
+        if not isinstance(name, str) or name not in regions:
+            raise UsageError(
+                f"agent {self._agent.name!r} has no region {name!r} (it has: "
+                f"{', '.join(sorted(regions)) or 'none'})",
+                code="unknown-region",
+            )
+        return regions[name]
+
+    def _connected(self, agent: str) -> Peer | None:
+        """Returns the newest open session with an agent, by its address, incarnation or name."""
+        for peer in reversed(self._agent.peers):
+            if agent in (peer.address, peer.incarnation.hex(), peer.name):
+                return peer
+        if len(agent) == 32 and set(agent) <= set("0123456789abcdef"):
+            raise PeerError(
+                f"agent {self._agent.name!r} has no session with incarnation {agent}: name its address",
+                code="unreachable",
+                peer=agent,
+            )
+        return None
+
+    # ---- grant ------------------------------------------------------------------------------
+
+    def _grant(self, args: Mapping[str, Any], timeout_s: float) -> Answer:
+        _only(args, {"region", "holder"}, {"session", "blocks", "mode", "ttl_s"})
+        holder: Peer | str | None = args["holder"]
+        if args.get("session") is not None:
+            number = count(args["session"], "session", 0, 2**63)
+            named = [peer for peer in self._agent.peers if peer.id == number]
+            if not named:
+                raise PeerError(f"no session {number} is open", code="peer-lost")
+            holder = named[0]
+        terms = {name: args[name] for name in ("mode", "ttl_s") if args.get(name) is not None}
+        blocks = None if args.get("blocks") is None else _ids(args, "blocks")
+        lease = self._region(args["region"]).grant(holder, blocks, **terms)
+        return {"lease": lease_id(lease.token._number), "token": str(lease.token)}
+
+    def _extend(self, args: Mapping[str, Any], timeout_s: float) -> Answer:
+        _only(args, {"lease", "ttl_s"})
+        ttl_s = seconds(args["ttl_s"], "ttl_s")
+        number = self._lease(args["lease"])
+        return {"found": number is not None and self._core.extend_lease(number, ttl_s)}
+
+    def _revoke(self, args: Mapping[str, Any], timeout_s: float) -> Later:
+        _only(args, {"lease"})
+        number = self._lease(args["lease"])
+
+        # The fence waits for a slice of a copy, and for a device longer.
+        def revoke() -> Answer:
+            if number is None:
+                return {"found": False}
+            try:
+                if not self._core.revoke(number, min(timeout_s, 1e6)):
+                    raise TimeoutError(
+                        f"lease {args['lease']} is revoked, but a device still copies under it"
+                    )
+            except NativeError as error:
+                if error.args[0] == CODES["invalid-argument"]:
+                    return {"found": False}  # it has ended meanwhile
+                raise translate(error) from None
+            return {"found": True}
+
+        return revoke
+
+    def _lease(self, lease: Any) -> int | None:
+        """Returns the number of an active lease by its id; None where there is none."""
+        check_kind(lease, "lease", str, "a lease's id, as the agent told it")
+        for row in self._core.leases(_MOST_LEASES):
+            if lease_id(row["lease"]) == lease:
+                return int(row["lease"])
+        return None
+
+
+def _only(args: Mapping[str, Any], needed: Iterable[str], optional: Iterable[str] = frozenset()) -> None:
+    """Raises where arguments are left out, or are there that the verb has not."""
+    needed = frozenset(needed)
+    if missing := needed - args.keys():
+        raise invalid(f"arguments are missing: {', '.join(sorted(missing))}")
+    if beyond := args.keys() - needed - frozenset(optional):
+        raise invalid(f"there are no arguments {', '.join(map(repr, sorted(beyond)))} of this verb")
+
+
+def _ids(args: Mapping[str, Any], name: str) -> list[int]:
+    check_kind(args[name], name, list, "a list of block ids")
+    ids: list[int] = args[name]
+    return ids
+
+
+def _remote_region(peer: Peer, name: str) -> RegionDescriptor:
+    try:
+        return peer.regions[name]
+    except KeyError as error:
+        raise UsageError(str(error.args[0]), code="unknown-region", peer=peer.name) from None

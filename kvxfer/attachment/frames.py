@@ -1,0 +1,103 @@
+"""What goes over the daemon's socket: frames of a header and a payload, either way.
+
+A frame is its payload's length (u32, little endian), its kind (u8), and the payload: one JSON object, with
+its name under ``"t"``, or whole records (`kvxfer.session.records`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import Any, Final, NoReturn
+
+#: Of what agent and daemon say to each other; an end that hears another says so and ends the connection.
+VERSION: Final = 1
+#: A stranger's header makes nobody keep more.
+MAX_PAYLOAD_NBYTES: Final = 1 << 20
+
+_HEADER: Final = struct.Struct("<IB")
+
+
+class FrameKind(IntEnum):
+    """What a payload is."""
+
+    JSON = 0
+    RECORDS = 1
+
+
+class Malformed(ValueError):  # noqa: N818
+    """The other end said what none says that is in its senses; the connection is to be ended."""
+
+
+def frame(kind: FrameKind, payload: bytes) -> bytes:
+    """Returns a frame.
+
+    Raises
+    ------
+    ValueError
+        The payload is longer than `MAX_PAYLOAD_NBYTES`.
+    """
+    if len(payload) > MAX_PAYLOAD_NBYTES:
+        raise ValueError(f"a frame of {len(payload)} bytes is longer than {MAX_PAYLOAD_NBYTES}")
+    return _HEADER.pack(len(payload), kind) + payload
+
+
+def json_frame(message: Mapping[str, Any]) -> bytes:
+    """Returns the frame of a JSON object; raises `ValueError` as `frame` does."""
+    return frame(FrameKind.JSON, json.dumps(message, separators=(",", ":"), allow_nan=False).encode())
+
+
+class FrameReader:
+    """Cuts what comes into frames; keeps less than one frame."""
+
+    def __init__(self) -> None:
+        self._left = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yields the frames that are whole now. Whoever stops in between leaves the rest to the next call.
+
+        Raises
+        ------
+        Malformed
+            A header of another kind, or of a longer payload than there are. Nothing more can be read.
+        """
+        self._left += data
+        while len(self._left) >= _HEADER.size:
+            nbytes, number = _HEADER.unpack_from(self._left)
+            if nbytes > MAX_PAYLOAD_NBYTES:
+                raise Malformed(
+                    f"a frame of {nbytes} bytes was announced, {MAX_PAYLOAD_NBYTES} at most are taken"
+                )
+            try:
+                kind = FrameKind(number)
+            except ValueError:
+                raise Malformed(f"a frame of kind {number} came, which there is not") from None
+            end = _HEADER.size + nbytes
+            if len(self._left) < end:
+                return
+            payload = bytes(self._left[_HEADER.size : end])
+            del self._left[:end]
+            yield kind, payload
+
+
+def message_of(payload: bytes) -> dict[str, Any]:
+    """Returns the JSON object of a frame, which has a text under ``"t"``.
+
+    Raises
+    ------
+    Malformed
+        It is none.
+    """
+    try:
+        message = json.loads(payload, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"a frame holds no JSON: {type(error).__name__}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("t"), str):
+        raise Malformed('a frame holds no JSON object with a text under "t"')
+    return message
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

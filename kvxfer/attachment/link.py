@@ -1,0 +1,445 @@
+"""An agent's link to its node's daemon: one thread, which sleeps while there is nothing to tell or to do."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kvxfer._native import NativeError
+from kvxfer.attachment.agent_state import AgentState, fitted, hello
+from kvxfer.attachment.calls import Answer, Calls, Later
+from kvxfer.attachment.connection import Connection, dial
+from kvxfer.attachment.frames import Malformed
+from kvxfer.errors import KvxferError, translate
+from kvxfer.log import logger
+from kvxfer.session.bell import Bell
+
+if TYPE_CHECKING:
+    from kvxfer._native import AgentCore
+    from kvxfer.attachment.calls import Verbs
+    from kvxfer.directory import Entry
+    from kvxfer.options import AgentOptions
+    from kvxfer.session.drain import Drain
+    from kvxfer.session.peer_table import PeerTable
+    from kvxfer.session.region_table import RegionTable
+
+# Records of 4 s at 1,000 transfers a second, 1.6 MB; what a daemon that hangs misses beyond is counted.
+_RECORDS_KEPT: Final = 4096
+_RECORDS_IN_FRAME: Final = 256
+_RECORDS_INTERVAL_S: Final = 0.05
+_STATE_INTERVAL_S: Final = 0.5
+_FIRST_RETRY_S: Final = 0.2
+_LONGEST_RETRY_S: Final = 5.0
+# A daemon that is away for longer is not waited for with records: transfers make none until it is back.
+_RECORDS_WANTED_S: Final = 60.0
+_MOST_CALLS: Final = 16
+_LONGEST_CALL_S: Final = 60.0
+_MAX_ID_NBYTES: Final = 64
+
+
+class Attachment:
+    """Tells the daemon of an agent's state and transfers, and does what the daemon may ask.
+
+    It never holds up the agent: all is done by its thread and, where a call has to wait, by one for that
+    call, 16 at a time. A daemon that is away is called again, after 0.2 s and less and less often, until
+    every 5 s; one that hangs is told nothing until it reads, and the oldest records are dropped and counted.
+    One that says what none says is left, and called again.
+
+    Parameters
+    ----------
+    path
+        The daemon's socket.
+    core, peers, regions, drain
+        Of the agent.
+    agent
+        Its verbs.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        core: AgentCore,
+        entry: Entry,
+        options: AgentOptions,
+        peers: PeerTable,
+        regions: RegionTable,
+        drain: Drain,
+        agent: Verbs,
+    ) -> None:
+        self.core = core
+        self.greeting = hello(entry, options)
+        self.state = AgentState(core, peers, regions, drain)
+        self.calls = Calls(core, agent, self.state, drain, options.daemon_may)
+        self._link = _Link(path, entry.name, weakref.ref(self))
+        # An agent that is dropped ends it: the link holds no reference while it sleeps.
+        weakref.finalize(self, self._link.stop)
+
+    def begin(self) -> None:
+        """Starts the thread. Where the system gives none, the log says so, and no daemon hears of it."""
+        try:
+            self._link.start()
+        except (OSError, RuntimeError) as error:
+            logger().warning("kvxfer: %s attaches to no daemon: %s", self.greeting["name"], error)
+
+    def news(self) -> None:
+        """Has the state looked at, and told where it has changed."""
+        self._link.news()
+
+    def end(self, timeout_s: float) -> None:
+        """Tells what is left, as far as the daemon takes it at once, and ends the thread. Idempotent."""
+        self._link.stop()
+        self._link.join(timeout_s)
+
+
+class _Link:
+    """The thread of one `Attachment`, which it looks at while it has something to do."""
+
+    def __init__(self, path: Path, name: str, attachment: weakref.ref[Attachment]) -> None:
+        self._path = path
+        self._name = name
+        self._attachment = attachment
+        self._bell = Bell()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._connection: Connection | None = None
+        self._records_fd = -1
+        self._has_news = False  # told by `news`, or by the end of a call
+        self.last_words = ""
+        self.errands = threading.BoundedSemaphore(_MOST_CALLS)  # of all connections together
+        _links.add(self)
+
+    # ---- for other threads ------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self._bell.fd < 0:
+            raise OSError("no descriptor is left")
+        self._thread = threading.Thread(target=self._run, name="kvxfer-daemon", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._bell.ring()
+
+    def join(self, timeout_s: float) -> None:
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def news(self) -> None:
+        self._has_news = True
+        self._bell.ring()
+
+    def forked(self) -> None:
+        """In the child: the daemon must hear of the parent's end, though the child lives on."""
+        self._stopped = True
+        self._bell.forked()
+        if self._connection is not None:
+            self._connection.close()
+        if self._records_fd >= 0:
+            os.close(self._records_fd)
+            self._records_fd = -1
+
+    # ---- the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        retry_s = _FIRST_RETRY_S
+        away_since = time.monotonic()
+        try:
+            while not self.stopped():
+                conversation = None
+                try:
+                    self._connection = dial(self._path)
+                    conversation = _Conversation(self, self._connection)
+                    try:
+                        conversation.hold()
+                    finally:
+                        self._connection.close()
+                        self._connection = None
+                except (Malformed, PermissionError) as error:
+                    self._tell_once(str(error), is_odd=True)
+                    # Its welcome is none: it is called again less and less often.
+                    conversation = None
+                except OSError as error:
+                    self._tell_once(str(error))
+                if self.stopped():
+                    return
+                if conversation is not None and conversation.is_welcome:
+                    retry_s, away_since = _FIRST_RETRY_S, time.monotonic()
+                elif time.monotonic() - away_since > _RECORDS_WANTED_S:
+                    self._watch_records(0)
+                # 200 agents of a daemon that restarts do not all come at once.
+                self._sleep(retry_s * (1 + os.urandom(1)[0] / 512))
+                retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+        finally:
+            self._bell.close()
+            if self._records_fd >= 0:
+                os.close(self._records_fd)
+                self._records_fd = -1
+
+    def _sleep(self, left_s: float) -> None:
+        until = time.monotonic() + left_s
+        poller = select.poll()
+        poller.register(self._bell.fd, select.POLLIN)
+        while not self.stopped() and (left_s := until - time.monotonic()) > 0:
+            if poller.poll(left_s * 1000):
+                self._bell.quiet()
+
+    def _tell_once(self, words: str, *, is_odd: bool = False) -> None:
+        """Logs why there is no daemon, once for each reason."""
+        if words != self.last_words and not self.stopped():
+            log = logger().warning if is_odd else logger().info
+            log("kvxfer: %s is not attached to its daemon: %s", self._name, words)
+        self.last_words = words
+
+    def _watch_records(self, capacity: int) -> None:
+        """Has native code keep records, or none; `_records_fd` is then what tells of them, or -1."""
+        attachment = self._attachment()
+        if attachment is None or (capacity == 0) == (self._records_fd < 0):
+            return
+        try:
+            fd = attachment.core.watch_records(capacity)
+        except NativeError:
+            return  # the agent closes
+        if capacity:
+            # The descriptor itself goes with the agent, at any time.
+            self._records_fd = os.dup(fd)
+        else:
+            os.close(self._records_fd)
+            self._records_fd = -1
+
+
+class _Conversation:
+    """One connection to a daemon, from the greeting to its end.
+
+    Attributes
+    ----------
+    is_welcome
+        The daemon has taken the agent.
+    """
+
+    def __init__(self, link: _Link, connection: Connection) -> None:
+        self._link = link
+        self._connection = connection
+        self._poller = select.poll()
+        self._events: dict[int, int] = {}
+        self.is_welcome = False
+        self._has_records = False
+        self._has_state = False
+        self._records_due = self._state_due = 0.0
+        self._answers: deque[dict[str, Any]] = deque()  # of threads that calls have of their own
+
+    def hold(self) -> None:
+        """Talks until the agent ends.
+
+        Raises
+        ------
+        Malformed
+            The daemon says what none says.
+        PermissionError
+            The daemon refuses the agent.
+        OSError
+            The connection is over.
+        """
+        attachment = self._link._attachment()
+        if attachment is None:
+            return
+        self._connection.send(attachment.greeting)
+        attachment.state.forget()
+        del attachment
+        self._watch(self._link._bell.fd, select.POLLIN)
+        while not self._link.stopped():
+            self._hear(self._wait(self._work()))
+        self._say_last()
+
+    # ---- the rounds -------------------------------------------------------------------------
+
+    def _work(self) -> float | None:
+        """Says what is due; returns after how many seconds more will be, None for none."""
+        while self._answers:
+            self._reply(self._answers.popleft())
+        if not self.is_welcome:
+            return None
+        now = time.monotonic()
+        link, connection = self._link, self._connection
+        if link._has_news:
+            link._has_news = False
+            self._has_state = True
+        if connection.has_room and (attachment := link._attachment()) is not None:
+            if self._has_records and now >= self._records_due:
+                self._records_due = now + _RECORDS_INTERVAL_S
+                self._has_records = not self._say_records(attachment)
+                self._has_state = True
+            if self._has_state and now >= self._state_due:
+                self._state_due = now + _STATE_INTERVAL_S
+                self._has_state = False
+                self._say_state(attachment)
+        if not connection.has_room:
+            return None  # until the daemon reads
+        due = [self._records_due] if self._has_records else []
+        if self._has_state:
+            due.append(self._state_due)
+        return max(min(due) - now, 0.0) if due else None
+
+    def _wait(self, left_s: float | None) -> dict[int, int]:
+        """Sleeps for so long at most; returns which descriptors have what."""
+        out = select.POLLOUT if self._connection.has_queued else 0
+        self._watch(self._connection.fd, select.POLLIN | out)
+        if self._link._records_fd >= 0:
+            # It stays readable until the records are taken.
+            self._watch(self._link._records_fd, 0 if self._has_records else select.POLLIN)
+        # Rounded up: a round that comes a part of a millisecond too early would be one for nothing.
+        return dict(self._poller.poll(None if left_s is None else int(left_s * 1000) + 1))
+
+    def _hear(self, ready: dict[int, int]) -> None:
+        if self._link._bell.fd in ready:
+            self._link._bell.quiet()
+        if ready.get(self._link._records_fd):
+            self._has_records = True
+        events = ready.get(self._connection.fd, 0)
+        if events & select.POLLOUT:
+            self._connection.flush()
+        if events & ~select.POLLOUT:
+            for message in self._connection.receive():
+                self._obey(message)
+
+    def _watch(self, fd: int, events: int) -> None:
+        before = self._events.get(fd, 0)
+        self._events[fd] = events
+        if events and events != before:
+            self._poller.register(fd, events)
+        elif before and not events:
+            self._poller.unregister(fd)
+
+    # ---- what is said -----------------------------------------------------------------------
+
+    def _say_records(self, attachment: Attachment) -> bool:
+        """Tells records that are there, as long as the daemon reads; returns whether there are no more."""
+        while records := attachment.core.take_records(_RECORDS_IN_FRAME):
+            self._connection.send_records(records)
+            if not self._connection.has_room:
+                return False
+        return True
+
+    def _say_state(self, attachment: Attachment) -> None:
+        try:
+            changed = attachment.state.changed()
+        except NativeError:
+            return  # the agent closes: records of what ends with it may still come
+        for message in fitted(changed):
+            self._connection.send(message)
+
+    def _say_last(self) -> None:
+        """What transfers became that ended with the agent."""
+        attachment = self._link._attachment()
+        if attachment is not None and self.is_welcome and self._connection.has_room:
+            self._say_records(attachment)
+
+    def _reply(self, answer: dict[str, Any]) -> None:
+        try:
+            self._connection.send(answer)
+        except ValueError as error:
+            self._connection.send(_failed(answer["id"], "exhausted", f"the answer does not fit: {error}"))
+
+    # ---- what is heard ----------------------------------------------------------------------
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        kind = message["t"]
+        if kind == "welcome" and not self.is_welcome:
+            self.is_welcome = self._has_state = self._has_records = True
+            self._link.last_words = ""
+            self._link._watch_records(_RECORDS_KEPT)
+        elif kind == "refused":
+            raise PermissionError(f"the daemon refuses it: {str(message.get('words'))[:200]}")
+        elif kind == "call" and self.is_welcome:
+            self._call(message)
+        else:
+            raise Malformed(f"the daemon said {kind[:40]!r}")
+
+    def _call(self, message: dict[str, Any]) -> None:
+        number, verb, args = message.get("id"), message.get("verb"), message.get("args")
+        timeout_s = message.get("timeout_s", _LONGEST_CALL_S)
+        if not (isinstance(number, int) and isinstance(verb, str) and isinstance(args, dict)):
+            raise Malformed("a call has no id, verb or arguments")
+        if type(timeout_s) not in (int, float) or not timeout_s > 0:
+            raise Malformed("a call has no time")
+        attachment = self._link._attachment()
+        if attachment is None:
+            return
+
+        calls, within_s = attachment.calls, min(timeout_s, _LONGEST_CALL_S)
+        later: list[Later] = []
+
+        def first() -> Answer:
+            answer = calls.answer(verb, args, within_s)
+            if callable(answer):
+                later.append(answer)
+                return {}
+            return answer
+
+        answer = _outcome(number, first)
+        if later:
+            self._begin(later[0], number)
+        else:
+            self._reply(answer)
+            self._has_state = True
+
+    def _begin(self, errand: Later, number: int) -> None:
+        """Has a thread do what may take long."""
+        answers, link = self._answers, self._link
+        if not link.errands.acquire(blocking=False):
+            words = f"{_MOST_CALLS} calls of agent {link._name!r} are under way: ask again later"
+            self._reply(_failed(number, "exhausted", words))
+            return
+
+        def run() -> None:
+            try:
+                answers.append(_outcome(number, errand))
+            finally:
+                link.errands.release()
+            link.news()
+
+        try:
+            threading.Thread(target=run, name="kvxfer-call", daemon=True).start()
+        except RuntimeError as error:
+            link.errands.release()
+            self._reply(_failed(number, "system", f"no thread can be started: {error}"))
+
+
+def _outcome(number: int, errand: Later) -> dict[str, Any]:
+    """Returns the reply of a call: what it answers, or how it failed."""
+    try:
+        return {"t": "reply", "id": number, "answer": errand()}
+    except KvxferError as error:
+        return _failed(number, error.code, str(error.args[0]))
+    except TimeoutError as error:
+        return _failed(number, "deadline", str(error))
+    except NativeError as error:
+        told = translate(error)
+        return _failed(number, told.code, str(told.args[0]))
+    except Exception as error:
+        logger().exception("kvxfer: a call of the daemon failed")
+        return _failed(number, "internal", f"{type(error).__name__}: {error}")
+
+
+def _failed(number: int, code: str, words: str) -> dict[str, Any]:
+    return {"t": "reply", "id": number, "code": code, "words": words[:2000]}
+
+
+_links: weakref.WeakSet[_Link] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for link in list(_links):
+        link.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
