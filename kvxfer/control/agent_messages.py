@@ -1,0 +1,173 @@
+"""What agents tell of themselves, read as a stranger's words: kinds and bounds are checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from kvxfer.attachment.frames import VERSION, Malformed
+
+_MOST_ROWS: Final = 1024
+_MAX_NAME_NBYTES: Final = 128
+_MAX_WORD: Final = 512
+_MAX_OPTIONS_NBYTES: Final = 16 << 10
+_MAX_INTEGER: Final = 1 << 64
+
+
+class Hello(NamedTuple):
+    """What an agent says first."""
+
+    name: str
+    incarnation: str
+    address: str
+    host: str
+    version: str
+    may: tuple[str, ...]
+    options: dict[str, Any]
+
+
+def hello_of(message: Mapping[str, Any]) -> Hello:
+    """Reads a hello; raises `Malformed` where it is none, or of another version."""
+    if message.get("v") != VERSION:
+        raise Malformed(f"it speaks version {str(message.get('v'))[:20]}, and this daemon {VERSION}")
+    incarnation = _word(message.get("incarnation"))
+    if len(incarnation) != 32 or not set(incarnation) <= set("0123456789abcdef"):
+        raise Malformed("its incarnation is none")
+    name = _word(message.get("name"))
+    if not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
+        raise Malformed("its name is none")
+    options = message.get("options")
+    if not isinstance(options, dict) or len(json.dumps(options)) > _MAX_OPTIONS_NBYTES:
+        raise Malformed("its options are none")
+    return Hello(
+        name=name,
+        incarnation=incarnation,
+        address=_word(message.get("address")),
+        host=_word(message.get("host")),
+        version=_word(message.get("version")),
+        may=tuple(_words(message.get("may"))),
+        options=options,
+    )
+
+
+def sections_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of `Attached` that a state tells, checked; raises `Malformed`."""
+    found = {name: read(message[name]) for name, read in _SECTIONS.items() if name in message}
+    if "unix_ns" in message and "monotonic_ns" in message:
+        found["clock_offset_ns"] = _integer(message["unix_ns"]) - _integer(message["monotonic_ns"])
+    if "stats" in found:
+        found["records_dropped"] = _integer(found["stats"].get("records_dropped", 0))
+    return found
+
+
+Reader = Callable[[Any], Any]
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_WORD:
+        raise Malformed("a text is none, or too long")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Malformed("a text holds half a character") from None
+    return value
+
+
+def _words(value: Any) -> list[str]:
+    if not isinstance(value, list) or len(value) > _MOST_ROWS:
+        raise Malformed("a list of texts is none, or too long")
+    return [_word(each) for each in value]
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not -_MAX_INTEGER < value < _MAX_INTEGER:
+        raise Malformed("a whole number is none, or too large")
+    return value
+
+
+def _number_or_none(value: Any) -> float | None:
+    if value is not None and type(value) not in (int, float):
+        raise Malformed("a number is none")
+    return value  # type: ignore[no-any-return]
+
+
+def _integer_or_none(value: Any) -> int | None:
+    return None if value is None else _integer(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Malformed("true or false is neither")
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed("an object is none")
+    return value
+
+
+def _object_or_none(value: Any) -> dict[str, Any] | None:
+    return None if value is None else _object(value)
+
+
+def _rows(fields: Mapping[str, Reader]) -> Reader:
+    def read(value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, list) or len(value) > _MOST_ROWS:
+            raise Malformed("a list is none, or too long")
+        rows = []
+        for row in value:
+            if not isinstance(row, dict) or fields.keys() - row.keys():
+                raise Malformed("a row is none, or lacks fields")
+            rows.append({name: one(row[name]) for name, one in fields.items()})
+        return rows
+
+    return read
+
+
+_SECTIONS: Final[dict[str, Reader]] = {
+    "regions": _rows(
+        {
+            "id": _integer,
+            "name": _word,
+            "kind": _word,
+            "num_blocks": _integer,
+            "nbytes": _integer,
+            "layout": _object_or_none,
+            "notes": _words,
+        }
+    ),
+    "peers": _rows(
+        {
+            "session": _integer,
+            "name": _word,
+            "incarnation": _word,
+            "address": _word,
+            "is_ours": _flag,
+            "rails": _words,
+            "paths": _words,
+            "notes": _words,
+            "regions": _rows({"id": _integer, "name": _word}),
+            "num_regions": _integer,
+        }
+    ),
+    "leases": _rows(
+        {
+            "lease": _word,
+            "holder": _word,
+            "session": _integer_or_none,
+            "region": _integer,
+            "mode": _word,
+            "num_blocks": _integer_or_none,
+            "state": _word,
+            "seconds_left": _number_or_none,
+        }
+    ),
+    "stats": _object,
+    "draining": _flag,
+    "draining_until_ns": _integer_or_none,
+    "num_regions": _integer,
+    "num_peers": _integer,
+    "num_leases": _integer,
+}

@@ -1,0 +1,92 @@
+"""A daemon's side of the attachment in a process of its own, to be stopped and killed.
+
+``python -m tests.control.daemon_process FOLDER`` prints a line once it listens, and for each line that it
+reads one JSON object: of each agent by name, how many records came, and some of what it told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, Self
+
+from kvxfer.control.attachments import Attached, Attachments
+from kvxfer.session.records import Record
+
+ROOT = Path(__file__).parents[2]
+
+
+async def serve(folder: Path) -> None:
+    records: Counter[str] = Counter()
+
+    def count(attached: Attached, told: list[Record]) -> None:
+        records[attached.name] += len(told)
+
+    attachments = Attachments(folder, on_records=count, on_change=lambda attached, changed: None)
+    await attachments.start()
+    print("ready", flush=True)
+    loop = asyncio.get_running_loop()
+    while await loop.run_in_executor(None, sys.stdin.readline):
+        told = {
+            attached.name: {
+                "records": records[attached.name],
+                "dropped": attached.records_dropped,
+                "regions": attached.num_regions,
+                "peers": attached.num_peers,
+                "draining": attached.draining,
+            }
+            for attached in attachments.agents.values()
+        }
+        print(json.dumps(told), flush=True)
+    await attachments.aclose()
+
+
+class DaemonProcess:
+    """Such a process."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "tests.control.daemon_process", os.fspath(folder)]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        found: dict[str, dict[str, Any]] = json.loads(self._process.stdout.readline())
+        return found
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    @property
+    def rss_nbytes(self) -> int:
+        fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))

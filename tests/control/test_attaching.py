@@ -1,0 +1,408 @@
+"""The agent's side: what it tells of itself, and what it does for the daemon, as far as its owner lets it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvxfer import Agent, AgentOptions, LeaseToken, Peer, Region
+from kvxfer.control.attachments import AgentGone, CallRefused
+from kvxfer.errors import KvxferError
+from tests.control.daemons import Daemon
+from tests.control.raw_ends import BOUND_S, until
+
+EVERYTHING = ("show", "drain", "move", "grant", "settings")
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as made:
+        yield made
+
+
+def options(at: Daemon, **changes: Any) -> AgentOptions:
+    return AgentOptions(
+        **{"daemon": str(at.folder), "daemon_may": EVERYTHING, "secret": "this is not to be told", **changes}
+    )
+
+
+class Pair:
+    """Two attached agents, each with a region ``"kv"`` of 8 blocks, and no session yet."""
+
+    def __init__(self, daemon: Daemon, **changes: Any) -> None:
+        self.agents = [Agent(name, options(daemon, **changes)) for name in ("here", "there")]
+        self.here, self.there = self.agents
+        self.memory = [np.zeros((8, 256), np.uint8) for _ in self.agents]
+        self.regions: list[Region] = [
+            agent.register("kv", memory) for agent, memory in zip(self.agents, self.memory, strict=True)
+        ]
+
+    def connect(self) -> Peer:
+        return self.here.connect_blocking(self.there.address)
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self.agents:
+            agent.close()
+
+
+@pytest.fixture
+def pair(daemon: Daemon) -> Iterator[Pair]:
+    with Pair(daemon) as made:
+        yield made
+
+
+def link_thread(agent: Agent) -> threading.Thread | None:
+    return None if agent._attachment is None else agent._attachment._link._thread
+
+
+# ---- what is told ---------------------------------------------------------------------------------
+
+
+def test_an_agent_tells_who_it_is_and_no_secret(daemon: Daemon, pair: Pair) -> None:
+    told = daemon.agent("here")
+    assert (told.incarnation, told.address) == (pair.here.incarnation.hex(), pair.here.address)
+    assert (told.pid, told.uid, told.may) == (os.getpid(), os.geteuid(), EVERYTHING)
+    assert told.options["transfer_timeout_s"] == 30.0
+    assert "this is not to be told" not in repr(told)
+    assert abs(told.clock_offset_ns - (time.time_ns() - time.monotonic_ns())) < 10**9
+
+
+def test_regions_peers_and_leases_are_told_as_they_change(daemon: Daemon, pair: Pair) -> None:
+    here, there = daemon.agent("here"), daemon.agent("there")
+    until(lambda: [row["name"] for row in here.regions] == ["kv"])
+    assert here.regions[0]["layout"]["num_blocks"] == 8
+    peer = pair.connect()
+    until(lambda: here.peers and there.peers)
+    assert (here.peers[0]["name"], here.peers[0]["is_ours"], here.peers[0]["address"]) == (
+        "there",
+        True,
+        pair.there.address,
+    )
+    assert here.peers[0]["rails"] == list(peer.rails)
+    assert [row["name"] for row in there.peers[0]["regions"]] == ["kv"]
+    lease = pair.regions[0].grant(peer)
+    until(lambda: here.leases)
+    assert (here.leases[0]["holder"], here.leases[0]["state"]) == ("there", "active")
+    lease.revoke_blocking()
+    until(lambda: not here.leases)
+    other = pair.here.register("other", np.zeros((1, 16), np.uint8))
+    until(lambda: here.num_regions == 2)
+    other.deregister_blocking()
+    until(lambda: here.num_regions == 1)
+    peer.disconnect()
+    until(lambda: not here.peers and not there.peers)
+
+
+def test_a_bearers_lease_is_told_without_what_opens_it(daemon: Daemon, pair: Pair) -> None:
+    token = pair.regions[0].grant(None).token
+    told = daemon.agent("here")
+    until(lambda: told.leases)
+    number = str(token).split(".")[1]
+    assert number not in repr(told.leases)
+    assert str(int(number, 16)) not in repr(told.leases)
+    assert daemon.call("here", "grant.revoke", lease=told.leases[0]["lease"]) == {"found": True}
+    until(lambda: not told.leases)
+
+
+def test_both_ends_of_a_transfer_are_told(daemon: Daemon, pair: Pair) -> None:
+    peer = pair.connect()
+    lease = pair.there.accept_blocking("here")
+    pair.regions[1].grant(lease, mode="write").wait(BOUND_S)
+    pair.here.write(pair.regions[0], peer.regions["kv"], [1, 2], [3, 4], context="req-7").wait(BOUND_S)
+    until(lambda: len(daemon.records) == 2)
+    told = dict(daemon.records)
+    assert (told["here"].role, told["there"].role) == ("source", "destination")
+    assert {record.context for record in told.values()} == {"req-7"}
+    assert {record.transfer for record in told.values()} == {told["here"].transfer}
+    until(lambda: daemon.agent("here").stats["transfers_done"] == 1)
+
+
+def test_what_ends_with_the_agent_is_told(daemon: Daemon) -> None:
+    with Pair(daemon) as pair:
+        daemon.agent("here")
+        pair.here.expect(b"never", [1])
+        pair.here.close()
+        until(lambda: any(record.code == "closed" for _, record in daemon.records))
+        until(lambda: daemon.find("here") is None)
+
+
+def test_without_a_daemon_there_is_no_thread(monkeypatch: pytest.MonkeyPatch, daemon: Daemon) -> None:
+    monkeypatch.setenv("KVXFER_DAEMON_DIR", str(daemon.folder))
+    with Agent("found") as agent:
+        assert link_thread(agent) is not None
+        daemon.agent("found")
+    with Agent("never", AgentOptions(daemon="")) as agent:
+        assert agent._attachment is None
+    monkeypatch.setenv("KVXFER_DAEMON_DIR", str(daemon.folder / "none"))
+    with Agent("alone") as agent:
+        assert agent._attachment is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvxfer-daemon"]
+
+
+# ---- what is done ---------------------------------------------------------------------------------
+
+
+def test_state_and_open_transfers_are_shown(daemon: Daemon, pair: Pair) -> None:
+    pair.here.expect(b"tag", [1, 2], context="req-8")
+    assert daemon.call("here", "show.state")["stats"]["transfers_open"] >= 0
+    assert daemon.attachments is not None
+    found = daemon.do(daemon.attachments.open_transfers(pair.here.incarnation.hex()))
+    assert [(record.role, record.outcome, record.context) for record in found] == [
+        ("expectation", "pending", "req-8")
+    ]
+
+
+def test_draining_is_asked_and_taken_back(daemon: Daemon, pair: Pair) -> None:
+    heard: list[float | None] = []
+    pair.here.on_draining(lambda until: 1 / 0)
+    pair.here.on_draining(heard.append)
+    before = time.monotonic()
+    daemon.call("here", "drain", deadline_s=60)
+    due = pair.here.draining or 0.0
+    assert before + 60 <= due <= time.monotonic() + 60
+    until(lambda: daemon.agent("here").draining)
+    assert daemon.agent("here").draining_until_ns == int(due * 1e9)
+    daemon.call("here", "drain", deadline_s=None)
+    assert pair.here.draining is None
+    until(lambda: not daemon.agent("here").draining)
+    assert [each is None for each in heard] == [False, True]
+    assert pair.there.draining is None
+
+
+def test_pages_are_moved_both_ways_and_tables_are_checked(daemon: Daemon, pair: Pair) -> None:
+    """The daemon asks; the agents connect, and a lease of the other lets it."""
+    pair.memory[1][:] = np.arange(8, dtype=np.uint8)[:, None]
+    token = daemon.call("there", "grant.grant", region="kv", holder="here", blocks=[5, 6])["token"]
+    moved: dict[str, Any] = {
+        "region": "kv",
+        "remote_agent": pair.there.address,
+        "remote_region": "kv",
+        "src_blocks": [5, 6],
+        "dst_blocks": [0, 1],
+    }
+    posted = daemon.call("here", "move.read", **moved, lease=token, context="by REST", priority=3)
+    until(lambda: any(name == "here" for name, _ in daemon.records))
+    [record] = [record for name, record in daemon.records if name == "here"]
+    assert (record.session, record.handle, record.outcome) == (posted["session"], posted["handle"], "done")
+    assert (record.context, record.priority) == ("by REST", 3)
+    assert pair.memory[0][:2, 0].tolist() == [5, 6]
+
+    session = daemon.call("there", "show.state")["peers"][0]["session"]
+    daemon.call("there", "grant.grant", region="kv", holder=None, session=session, mode="write")
+    pair.memory[0][7] = 77
+    moved |= {"remote_agent": "there", "src_blocks": [7], "dst_blocks": [2]}
+    daemon.call("here", "move.write", **moved, layers=[0], notify="told")
+    assert pair.there.notification_blocking(BOUND_S).payload == b"told"
+    assert pair.memory[1][2, 0] == 77
+
+    moved["dst_blocks"] = [8]
+    assert refused(daemon, "move.write", **moved) == "out-of-range"
+
+
+def test_what_was_asked_for_is_cancelled(daemon: Daemon, pair: Pair) -> None:
+    pair.connect()
+    moved = {**MOVED, "notify": "never expected"}  # so it waits
+    posted = daemon.call("here", "move.write", **moved)
+    assert daemon.call("here", "move.cancel", handle=posted["handle"]) == {"found": True}
+    until(lambda: any(record.outcome == "cancelled" for name, record in daemon.records if name == "here"))
+    assert daemon.call("here", "move.cancel", handle=posted["handle"]) == {"found": False}
+    posted = daemon.call("here", "move.write", **moved)
+    assert daemon.attachments is not None
+    [record] = daemon.do(daemon.attachments.open_transfers(pair.here.incarnation.hex()))
+    assert record.handle == posted["handle"]
+    key: dict[str, Any] = {"session": record.session, "transfer": record.transfer, "is_source": True}
+    assert daemon.call("here", "move.cancel", **key) == {"found": True}
+
+
+def test_the_logs_level_is_set(daemon: Daemon, pair: Pair) -> None:
+    log = logging.getLogger("kvxfer")
+    before = log.level
+    try:
+        daemon.call("here", "settings.set", log_level="error")
+        assert log.level == logging.ERROR
+    finally:
+        log.setLevel(before)
+
+
+# ---- what is refused ------------------------------------------------------------------------------
+
+
+def refused(daemon: Daemon, verb: str, **args: Any) -> str:
+    with pytest.raises(CallRefused) as caught:
+        daemon.call("here", verb, **args)
+    assert caught.value.words
+    return caught.value.code
+
+
+@pytest.mark.parametrize("may", [(), ("show", "drain"), ("move",)])
+def test_an_agent_does_what_its_owner_lets_it(may: tuple[str, ...], daemon: Daemon) -> None:
+    verbs = {"show.state", "show.transfers", "drain", "move.read", "move.write", "move.cancel"}
+    verbs |= {"grant.grant", "grant.revoke", "settings.set"}
+    with Agent("here", options(daemon, daemon_may=may)):
+        daemon.agent("here")
+        for verb in sorted(verbs):
+            if verb.partition(".")[0] not in may:
+                with pytest.raises(CallRefused, match="its owner names that in") as caught:
+                    daemon.call("here", verb, deadline_s=1)
+                assert caught.value.code == "not-permitted"
+
+
+MOVED: dict[str, Any] = {
+    "region": "kv",
+    "remote_agent": "there",
+    "remote_region": "kv",
+    "src_blocks": [1],
+    "dst_blocks": [1],
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "code"),
+    [
+        ("show.secrets", {}, "unsupported"),
+        ("__init__", {}, "unsupported"),
+        ("show.state", {"more": 1}, "invalid-argument"),
+        ("show.transfers", {"most": -1}, "invalid-argument"),
+        ("show.transfers", {"most": 10**9}, "invalid-argument"),
+        ("drain", {}, "invalid-argument"),
+        ("drain", {"deadline_s": -1}, "invalid-argument"),
+        ("drain", {"deadline_s": "soon"}, "invalid-argument"),
+        ("move.write", {}, "invalid-argument"),
+        ("move.write", MOVED | {"after": 1}, "invalid-argument"),
+        ("move.write", MOVED | {"region": "none"}, "unknown-region"),
+        ("move.write", MOVED | {"region": 1}, "invalid-argument"),
+        ("move.write", MOVED | {"remote_region": "none"}, "unknown-region"),
+        ("move.write", MOVED | {"remote_agent": "who"}, "invalid-argument"),
+        ("move.write", MOVED | {"remote_agent": "f" * 32}, "unreachable"),
+        ("move.write", MOVED | {"remote_agent": "tcp://127.0.0.1:1"}, "unreachable"),
+        ("move.write", MOVED | {"remote_agent": {}}, "invalid-argument"),
+        ("move.write", MOVED | {"src_blocks": "1"}, "invalid-argument"),
+        ("move.write", MOVED | {"src_blocks": [1.5]}, "invalid-argument"),
+        ("move.write", MOVED | {"src_blocks": [1, 2]}, "length-mismatch"),
+        ("move.write", MOVED | {"lease": "not a token"}, "invalid-argument"),
+        ("move.write", MOVED | {"notify": 1}, "invalid-argument"),
+        ("move.write", MOVED | {"layers": "all"}, "invalid-argument"),
+        ("move.write", MOVED | {"priority": 256}, "invalid-argument"),
+        ("move.write", MOVED | {"timeout_s": -1}, "invalid-argument"),
+        ("move.cancel", {"handle": "1"}, "invalid-argument"),
+        ("move.cancel", {"session": 1}, "invalid-argument"),
+        ("grant.grant", {"region": "kv", "holder": None, "mode": "write"}, "invalid-argument"),
+        ("grant.grant", {"region": "kv", "holder": None, "session": 99}, "peer-lost"),
+        ("grant.grant", {"region": "kv", "holder": None, "blocks": [8]}, "out-of-range"),
+        ("grant.revoke", {"lease": 1}, "invalid-argument"),
+        ("settings.set", {"log_level": "loud"}, "invalid-argument"),
+        ("settings.set", {"rate": 1}, "invalid-argument"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(
+    verb: str, args: dict[str, Any], code: str, daemon: Daemon, pair: Pair
+) -> None:
+    pair.connect()
+    assert refused(daemon, verb, **args) == code
+    assert daemon.call("here", "move.cancel", handle=10**6) == {"found": False}
+    assert daemon.call("here", "grant.revoke", lease="99") == {"found": False}
+
+
+# ---- ends -----------------------------------------------------------------------------------------
+
+
+def test_a_call_under_way_ends_with_the_agent(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dial that hangs, here, holds up neither the link nor the agent's close."""
+    entered, release = threading.Event(), threading.Event()
+
+    def hang(self: Agent, target: str, timeout_s: float | None = None) -> Peer:
+        entered.set()
+        release.wait(BOUND_S)
+        raise KvxferError("too late", code="unreachable")
+
+    monkeypatch.setattr(Agent, "connect_blocking", hang)
+    with Pair(daemon) as pair:
+        daemon.agent("here")
+        ended: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                daemon.call("here", "move.write", **MOVED)
+            except BaseException as error:
+                ended.append(error)
+
+        asking = [threading.Thread(target=ask) for _ in range(17)]
+        for each in asking:
+            each.start()
+        assert entered.wait(BOUND_S)
+        until(lambda: ended)  # of 17 at a time the last is refused
+        assert isinstance(ended[0], CallRefused)
+        assert ended[0].code == "exhausted"
+        daemon.call("here", "drain", deadline_s=1)
+        pair.here.close()
+        for each in asking:
+            each.join(BOUND_S)
+        assert [type(error) for error in ended[1:]] == 16 * [AgentGone]
+        release.set()
+        until(lambda: not [each for each in threading.enumerate() if each.name == "kvxfer-call"])
+
+
+def test_an_agent_that_is_dropped_is_gone(daemon: Daemon) -> None:
+    agent = Agent("dropped", options(daemon))
+    daemon.agent("dropped")
+    thread = link_thread(agent)
+    assert thread is not None
+    del agent
+    gc.collect()
+    thread.join(BOUND_S)
+    assert not thread.is_alive()
+    until(lambda: daemon.find("dropped") is None)
+
+
+def test_closing_leaves_no_descriptor_and_no_thread(daemon: Daemon) -> None:
+    with Pair(daemon):
+        pass  # what is made once
+    gc.collect()
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    for _ in range(5):
+        with Pair(daemon) as pair:
+            daemon.agent("here")
+            pair.connect()
+    until(lambda: not daemon.attachments.agents)  # type: ignore[union-attr]
+    del pair
+    gc.collect()
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvxfer-")]
+
+
+def test_a_token_of_a_granted_lease_can_be_read(daemon: Daemon, pair: Pair) -> None:
+    granted = daemon.call("here", "grant.grant", region="kv", holder="who", ttl_s=60, mode="read")
+    assert LeaseToken.parse(granted["token"]).agent == "here"
+    assert daemon.call("here", "grant.extend", lease=granted["lease"], ttl_s=10) == {"found": True}
+    [row] = daemon.call("here", "show.state")["leases"]
+    assert row["seconds_left"] > 30, "it is made no shorter"
+    assert daemon.call("here", "grant.extend", lease=granted["lease"], ttl_s=3600) == {"found": True}
+    [row] = daemon.call("here", "show.state")["leases"]
+    assert 3000 < row["seconds_left"] <= 3600
+    assert daemon.call("here", "grant.revoke", lease=granted["lease"]) == {"found": True}
+    assert daemon.call("here", "grant.extend", lease=granted["lease"], ttl_s=60) == {"found": False}
+
+
+def test_an_extended_lease_outlives_its_first_time(daemon: Daemon, pair: Pair) -> None:
+    short = daemon.call("here", "grant.grant", region="kv", holder="who", ttl_s=0.2)
+    long = daemon.call("here", "grant.grant", region="kv", holder="who", ttl_s=0.2)
+    daemon.call("here", "grant.extend", lease=long["lease"], ttl_s=3600)
+    until(lambda: len(daemon.call("here", "show.state")["leases"]) == 1)
+    assert daemon.call("here", "show.state")["leases"][0]["lease"] == long["lease"] != short["lease"]
+
+
+def test_the_folder_may_be_a_socket(daemon: Daemon) -> None:
+    with Agent("by-socket", options(daemon, daemon=str(Path(daemon.folder) / "agents.sock"))):
+        daemon.agent("by-socket")
