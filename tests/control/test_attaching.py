@@ -105,6 +105,16 @@ def test_regions_peers_and_leases_are_told_as_they_change(daemon: Daemon, pair: 
     until(lambda: not here.peers and not there.peers)
 
 
+def test_of_very_many_regions_the_first_are_told(daemon: Daemon) -> None:
+    with Agent("many", options(daemon)) as agent:
+        memory = np.zeros((1, 16), np.uint8)
+        for number in range(70):
+            agent.register(f"region-{number}", memory)
+        told = daemon.agent("many")
+        until(lambda: told.num_regions == 70)
+        assert [row["name"] for row in told.regions] == [f"region-{number}" for number in range(64)]
+
+
 def test_a_bearers_lease_is_told_without_what_opens_it(daemon: Daemon, pair: Pair) -> None:
     token = pair.regions[0].grant(None).token
     told = daemon.agent("here")
