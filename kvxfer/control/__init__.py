@@ -1,1 +1,29 @@
 """The node's daemon: what it knows of the agents that attach, and what it answers by REST."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvxfer.control.client import AsyncClient as AsyncClient
+    from kvxfer.control.client import Client as Client
+    from kvxfer.control.client_error import ControlError as ControlError
+    from kvxfer.control.client_events import Missed as Missed
+    from kvxfer.control.client_exchange import Retry as Retry
+
+# Who hands memory over needs none of what these need.
+_PLACES = {
+    "AsyncClient": "client",
+    "Client": "client",
+    "ControlError": "client_error",
+    "Missed": "client_events",
+    "Retry": "client_exchange",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -1,0 +1,448 @@
+"""The daemon's REST as Python: `Client`, and `AsyncClient` with the same methods as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import httpx
+
+import kvxfer
+from kvxfer.control import client_calls as calls
+from kvxfer.control import schema
+from kvxfer.control.client_calls import Call
+from kvxfer.control.client_error import UNREACHABLE, ControlError
+from kvxfer.control.client_events import SILENT_S, EventCursor, Missed
+from kvxfer.control.client_exchange import Outcome, Retry, exchange, unanswered
+from kvxfer.control.daemon_place import DaemonPlace
+
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+_CONNECT_TIMEOUT_S: Final = 5.0
+_HEADERS: Final = {"User-Agent": f"kvxfer/{kvxfer.__version__}"}
+
+
+def _sync(call: Callable[Asked, Call[Answer]]) -> Callable[Concatenate[Client, Asked], Answer]:
+    """Makes a method of a call."""
+
+    @wraps(call)
+    def method(self: Client, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+        return self.call(call(*args, **kwargs))
+
+    return method
+
+
+def _each(
+    call: Callable[Asked, Call[schema.Listed[Item]]],
+) -> Callable[Concatenate[Client, Asked], Iterator[Item]]:
+    """Makes a method that goes through all pages of a list."""
+
+    @wraps(call)
+    def method(self: Client, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Iterator[Item]:
+        page = call(*args, **kwargs)
+        while True:
+            listed = self.call(page)
+            yield from listed.items
+            if listed.next is None:
+                return
+            page = page.at(listed.next)
+
+    return method
+
+
+def _awaited(
+    call: Callable[Asked, Call[Answer]],
+) -> Callable[Concatenate[AsyncClient, Asked], Awaitable[Answer]]:
+    """Makes a coroutine of a call."""
+
+    @wraps(call)
+    async def method(self: AsyncClient, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+        return await self.call(call(*args, **kwargs))
+
+    return method
+
+
+def _async_each(
+    call: Callable[Asked, Call[schema.Listed[Item]]],
+) -> Callable[Concatenate[AsyncClient, Asked], AsyncIterator[Item]]:
+    """Makes an asynchronous iterator through all pages of a list."""
+
+    @wraps(call)
+    async def method(self: AsyncClient, /, *args: Asked.args, **kwargs: Asked.kwargs) -> AsyncIterator[Item]:
+        page = call(*args, **kwargs)
+        while True:
+            listed = await self.call(page)
+            for item in listed.items:
+                yield item
+            if listed.next is None:
+                return
+            page = page.at(listed.next)
+
+    return method
+
+
+class Client:
+    """Asks one daemon, and waits for its answers. May be used by several threads.
+
+    Each operation of the OpenAPI document is a method of its name; those that are called as their things
+    (`transfers`, `agents`) go through all pages of a list. What may be sent again without harm is, for some
+    seconds (`retry`); POSTs carry idempotency keys.
+
+    Parameters
+    ----------
+    daemon
+        A URL, or a unix socket's path; None for ``KVXFER_DAEMON_URL``, else this user's own daemon.
+    token
+        Needed over TCP.
+    verify
+        Certificates that are trusted: a file's path, or True for the system's.
+    certificate
+        Of the client, where the daemon wants one: paths of it and its key.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: `daemon` is no place.
+    ControlError
+        By all methods: see there.
+    """
+
+    def __init__(
+        self,
+        daemon: str | os.PathLike[str] | None = None,
+        *,
+        token: str | None = None,
+        retry: Retry | None = None,
+        verify: str | bool = True,
+        certificate: tuple[str, str] | None = None,
+    ) -> None:
+        #: Which daemon it asks.
+        self.place = DaemonPlace.parse(daemon)
+        self._retry = retry or Retry()
+        tls: Any = _tls(verify, certificate) if self.place.url.startswith("https:") else False
+        transport = httpx.HTTPTransport(uds=self.place.socket) if self.place.socket else None
+        self._http = httpx.Client(
+            base_url=self.place.url,
+            headers=_headers(token),
+            transport=transport,
+            verify=tls,
+            timeout=_CONNECT_TIMEOUT_S,
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.place}>"
+
+    def close(self) -> None:
+        """Ends its connections. Idempotent."""
+        self._http.close()
+
+    def call(self, call: Call[Answer]) -> Answer:
+        """Sends a call and returns its answer."""
+        steps = exchange(call, self._retry, str(self.place))
+        outcome: Outcome = None
+        try:
+            while True:
+                step = steps.send(outcome)
+                if isinstance(step, float):
+                    time.sleep(step)
+                    outcome = None
+                else:
+                    outcome = self._send(call, step)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+    def _send(self, call: Call[Any], headers: dict[str, str]) -> Outcome:
+        try:
+            return self._http.request(**_request(call, headers))
+        except httpx.TransportError as error:
+            return error
+
+    def events(
+        self, *, topic: Iterable[str] = (), after: int | None = None, reconnect: bool = True
+    ) -> Generator[schema.Event | Missed, None, None]:
+        """Goes through events as they happen, without an end; where the connection breaks it is made anew.
+
+        Parameters
+        ----------
+        topic
+            Topics, each with those below it, e.g. ``["transfers"]``; none for all.
+        after
+            Go on behind this index; None: from now on.
+        reconnect
+            False: raises where the connection breaks.
+
+        Yields
+        ------
+        Event or Missed
+            `Missed` comes in the place of events that were overwritten before they could be sent.
+
+        Raises
+        ------
+        ControlError
+            The daemon refuses.
+        """
+        cursor = EventCursor(tuple(topic), after)
+        while True:
+            try:
+                with self._http.stream("GET", "/v1/events", **_stream(cursor)) as response:
+                    if response.status_code != 200:
+                        raise ControlError.of_answer(response.status_code, response.read())
+                    cursor.begin()
+                    for chunk in response.iter_bytes():
+                        yield from cursor.feed(chunk)
+                error = ControlError(UNREACHABLE, "The daemon did not answer", "the stream ended", 0)
+            except ControlError as refused:
+                error = refused
+            except httpx.TransportError as broken:
+                error = unanswered(broken, str(self.place))
+            wait_s = cursor.failed(error.status)
+            if wait_s < 0 or not reconnect:
+                raise error
+            time.sleep(wait_s)
+
+    # ---- by name -----------------------------------------------------------------------------------
+
+    healthz = _sync(calls.healthz)
+    readyz = _sync(calls.readyz)
+    get_node = _sync(calls.get_node)
+    get_topology = _sync(calls.get_topology)
+    get_doctor = _sync(calls.get_doctor)
+    get_metrics = _sync(calls.get_metrics)
+    get_settings = _sync(calls.get_settings)
+    change_settings = _sync(calls.change_settings)
+    get_drain = _sync(calls.get_drain)
+    begin_drain = _sync(calls.begin_drain)
+    end_drain = _sync(calls.end_drain)
+    list_agents = _sync(calls.list_agents)
+    get_agent = _sync(calls.get_agent)
+    list_agent_regions = _sync(calls.list_agent_regions)
+    list_agent_peers = _sync(calls.list_agent_peers)
+    list_regions = _sync(calls.list_regions)
+    list_peers = _sync(calls.list_peers)
+    list_rails = _sync(calls.list_rails)
+    create_transfer = _sync(calls.create_transfer)
+    list_transfers = _sync(calls.list_transfers)
+    list_open_transfers = _sync(calls.list_open_transfers)
+    get_transfer = _sync(calls.get_transfer)
+    delete_transfer = _sync(calls.delete_transfer)
+    cancel_transfer = _sync(calls.cancel_transfer)
+    list_leases = _sync(calls.list_leases)
+    grant_lease = _sync(calls.grant_lease)
+    extend_lease = _sync(calls.extend_lease)
+    revoke_lease = _sync(calls.revoke_lease)
+    list_pages = _sync(calls.list_pages)
+    list_pools = _sync(calls.list_pools)
+    park_pages = _sync(calls.park_pages)
+    fetch_pages = _sync(calls.fetch_pages)
+    lease_pages = _sync(calls.lease_pages)
+    extend_page_lease = _sync(calls.extend_page_lease)
+    revoke_page_lease = _sync(calls.revoke_page_lease)
+    pin_pages = _sync(calls.pin_pages)
+    unpin_pages = _sync(calls.unpin_pages)
+    drop_pages = _sync(calls.drop_pages)
+    whoami = _sync(calls.whoami)
+    list_tokens = _sync(calls.list_tokens)
+    create_token = _sync(calls.create_token)
+    revoke_token = _sync(calls.revoke_token)
+    list_events = _sync(calls.list_events)
+
+    agents = _each(calls.list_agents)
+    regions = _each(calls.list_regions)
+    peers = _each(calls.list_peers)
+    rails = _each(calls.list_rails)
+    transfers = _each(calls.list_transfers)
+    leases = _each(calls.list_leases)
+    pages = _each(calls.list_pages)
+    tokens = _each(calls.list_tokens)
+
+
+class AsyncClient:
+    """As `Client`, for one event loop: methods are coroutines, and lists asynchronous iterators."""
+
+    def __init__(
+        self,
+        daemon: str | os.PathLike[str] | None = None,
+        *,
+        token: str | None = None,
+        retry: Retry | None = None,
+        verify: str | bool = True,
+        certificate: tuple[str, str] | None = None,
+    ) -> None:
+        #: Which daemon it asks.
+        self.place = DaemonPlace.parse(daemon)
+        self._retry = retry or Retry()
+        tls: Any = _tls(verify, certificate) if self.place.url.startswith("https:") else False
+        transport = httpx.AsyncHTTPTransport(uds=self.place.socket) if self.place.socket else None
+        self._http = httpx.AsyncClient(
+            base_url=self.place.url,
+            headers=_headers(token),
+            transport=transport,
+            verify=tls,
+            timeout=_CONNECT_TIMEOUT_S,
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient of {self.place}>"
+
+    async def aclose(self) -> None:
+        """Ends its connections. Idempotent."""
+        await self._http.aclose()
+
+    async def call(self, call: Call[Answer]) -> Answer:
+        """Sends a call and returns its answer."""
+        steps = exchange(call, self._retry, str(self.place))
+        outcome: Outcome = None
+        try:
+            while True:
+                step = steps.send(outcome)
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                    outcome = None
+                else:
+                    outcome = await self._send(call, step)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+    async def _send(self, call: Call[Any], headers: dict[str, str]) -> Outcome:
+        try:
+            return await self._http.request(**_request(call, headers))
+        except httpx.TransportError as error:
+            return error
+
+    async def events(
+        self, *, topic: Iterable[str] = (), after: int | None = None, reconnect: bool = True
+    ) -> AsyncGenerator[schema.Event | Missed, None]:
+        """As `Client.events`."""
+        cursor = EventCursor(tuple(topic), after)
+        while True:
+            try:
+                async with self._http.stream("GET", "/v1/events", **_stream(cursor)) as response:
+                    if response.status_code != 200:
+                        raise ControlError.of_answer(response.status_code, await response.aread())
+                    cursor.begin()
+                    async for chunk in response.aiter_bytes():
+                        for event in cursor.feed(chunk):
+                            yield event
+                error = ControlError(UNREACHABLE, "The daemon did not answer", "the stream ended", 0)
+            except ControlError as refused:
+                error = refused
+            except httpx.TransportError as broken:
+                error = unanswered(broken, str(self.place))
+            wait_s = cursor.failed(error.status)
+            if wait_s < 0 or not reconnect:
+                raise error
+            await asyncio.sleep(wait_s)
+
+    # ---- by name -----------------------------------------------------------------------------------
+
+    healthz = _awaited(calls.healthz)
+    readyz = _awaited(calls.readyz)
+    get_node = _awaited(calls.get_node)
+    get_topology = _awaited(calls.get_topology)
+    get_doctor = _awaited(calls.get_doctor)
+    get_metrics = _awaited(calls.get_metrics)
+    get_settings = _awaited(calls.get_settings)
+    change_settings = _awaited(calls.change_settings)
+    get_drain = _awaited(calls.get_drain)
+    begin_drain = _awaited(calls.begin_drain)
+    end_drain = _awaited(calls.end_drain)
+    list_agents = _awaited(calls.list_agents)
+    get_agent = _awaited(calls.get_agent)
+    list_agent_regions = _awaited(calls.list_agent_regions)
+    list_agent_peers = _awaited(calls.list_agent_peers)
+    list_regions = _awaited(calls.list_regions)
+    list_peers = _awaited(calls.list_peers)
+    list_rails = _awaited(calls.list_rails)
+    create_transfer = _awaited(calls.create_transfer)
+    list_transfers = _awaited(calls.list_transfers)
+    list_open_transfers = _awaited(calls.list_open_transfers)
+    get_transfer = _awaited(calls.get_transfer)
+    delete_transfer = _awaited(calls.delete_transfer)
+    cancel_transfer = _awaited(calls.cancel_transfer)
+    list_leases = _awaited(calls.list_leases)
+    grant_lease = _awaited(calls.grant_lease)
+    extend_lease = _awaited(calls.extend_lease)
+    revoke_lease = _awaited(calls.revoke_lease)
+    list_pages = _awaited(calls.list_pages)
+    list_pools = _awaited(calls.list_pools)
+    park_pages = _awaited(calls.park_pages)
+    fetch_pages = _awaited(calls.fetch_pages)
+    lease_pages = _awaited(calls.lease_pages)
+    extend_page_lease = _awaited(calls.extend_page_lease)
+    revoke_page_lease = _awaited(calls.revoke_page_lease)
+    pin_pages = _awaited(calls.pin_pages)
+    unpin_pages = _awaited(calls.unpin_pages)
+    drop_pages = _awaited(calls.drop_pages)
+    whoami = _awaited(calls.whoami)
+    list_tokens = _awaited(calls.list_tokens)
+    create_token = _awaited(calls.create_token)
+    revoke_token = _awaited(calls.revoke_token)
+    list_events = _awaited(calls.list_events)
+
+    agents = _async_each(calls.list_agents)
+    regions = _async_each(calls.list_regions)
+    peers = _async_each(calls.list_peers)
+    rails = _async_each(calls.list_rails)
+    transfers = _async_each(calls.list_transfers)
+    leases = _async_each(calls.list_leases)
+    pages = _async_each(calls.list_pages)
+    tokens = _async_each(calls.list_tokens)
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    return _HEADERS if token is None else {**_HEADERS, "Authorization": f"Bearer {token}"}
+
+
+def _tls(verify: str | bool, certificate: tuple[str, str] | None) -> Any:
+    import ssl
+
+    context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    if verify is False:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    return context
+
+
+def _request(call: Call[Any], headers: dict[str, str]) -> dict[str, Any]:
+    kind = {} if call.body is None else {"Content-Type": "application/json"}
+    return {
+        "method": call.method,
+        "url": call.path,
+        "params": list(call.params),
+        "content": call.body,
+        "headers": {**headers, **kind},
+        "timeout": httpx.Timeout(_CONNECT_TIMEOUT_S, read=call.timeout_s),
+    }
+
+
+def _stream(cursor: EventCursor) -> dict[str, Any]:
+    return {"params": cursor.params, "timeout": httpx.Timeout(_CONNECT_TIMEOUT_S, read=SILENT_S)}

@@ -1,0 +1,93 @@
+"""How a call becomes an answer: when it is sent again, and what its end is. Without I/O, for both clients."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import httpx
+
+from kvxfer.control.client_calls import Call
+from kvxfer.control.client_error import UNREACHABLE, ControlError
+
+Answer = TypeVar("Answer")
+#: What a driver does next: sends the call with these headers, or waits so many seconds.
+Step = dict[str, str] | float
+#: What a driver gives back: what came of sending, or None of waiting.
+Outcome = httpx.Response | httpx.TransportError | None
+
+_FIRST_WAIT_S: Final = 0.1
+_LONGEST_WAIT_S: Final = 2.0
+# A second one may find the first one done, and then says "not found".
+_ONCE: Final = "DELETE"
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often a call is sent.
+
+    Attributes
+    ----------
+    attempts
+        At most; 1 for never again.
+    most_s
+        For how long all waits together may last.
+    """
+
+    attempts: int = 4
+    most_s: float = 5.0
+
+
+def exchange(call: Call[Answer], retry: Retry, where: str) -> Generator[Step, Outcome, Answer]:
+    """Has a call sent, again where that is safe and may help, and returns its answer.
+
+    A POST carries an idempotency key, the same each time. Sent again is what did not reach the daemon, whose
+    answer was lost (not of a DELETE), or what the daemon says to ask again later (``Retry-After``).
+
+    Raises
+    ------
+    ControlError
+        What the last answer said, or that there was none.
+    """
+    headers = {"Idempotency-Key": secrets.token_hex(16)} if call.method == "POST" else {}
+    waited_s = 0.0
+    for attempt in range(retry.attempts):
+        outcome = yield headers
+        wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
+        if isinstance(outcome, httpx.Response):
+            if outcome.is_success or outcome.status_code in call.also:
+                return call.read(outcome.content)
+            error = ControlError.of_answer(outcome.status_code, outcome.content)
+            told_s = _seconds(outcome.headers.get("retry-after", ""))
+            if told_s is None:
+                raise error
+            wait_s = max(wait_s, told_s)
+        else:
+            assert outcome is not None
+            error = unanswered(outcome, where)
+            reached = not isinstance(outcome, httpx.ConnectError | httpx.ConnectTimeout)
+            if isinstance(outcome, httpx.ReadTimeout) or (reached and call.method == _ONCE):
+                raise error
+        if attempt + 1 == retry.attempts or waited_s + wait_s > retry.most_s:
+            raise error
+        waited_s += wait_s
+        yield wait_s
+    raise AssertionError("the last attempt returns or raises")
+
+
+def unanswered(error: httpx.TransportError, where: str) -> ControlError:
+    """Returns what is said where no answer came."""
+    title = "The daemon did not answer"
+    words = str(error) or type(error).__name__
+    if isinstance(error, httpx.ReadTimeout):
+        return ControlError("deadline", title, f"{where} did not answer in time: it may be done or not", 0)
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        detail = f"no daemon answers at {where} ({words}): start one (kvxfer serve), or name another"
+        return ControlError(UNREACHABLE, title, detail, 0)
+    return ControlError(UNREACHABLE, title, f"the connection to {where} ended: {words}", 0)
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None

@@ -1,0 +1,82 @@
+"""Where a daemon is asked, and with which token."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from kvxfer.attachment.runtime_folder import runtime_folder
+from kvxfer.errors import invalid
+
+_URL: Final = "KVXFER_DAEMON_URL"
+_TOKEN_FILE: Final = "KVXFER_TOKEN_FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonPlace:
+    """A daemon's REST.
+
+    Attributes
+    ----------
+    url
+        ``"http://host:port"``, or ``"https://..."``; over a unix socket ``"http://localhost"``.
+    socket
+        The unix socket's path; ``""`` for TCP.
+    """
+
+    url: str
+    socket: str = ""
+
+    def __str__(self) -> str:
+        return f"unix:{self.socket}" if self.socket else self.url
+
+    @classmethod
+    def parse(cls, text: str | os.PathLike[str] | None = None) -> DaemonPlace:
+        """Reads a URL, ``"unix:/path"``, or a path.
+
+        Parameters
+        ----------
+        text
+            None or ``""``: ``KVXFER_DAEMON_URL``, else the socket of this user's daemon. A path of a folder
+            stands for the socket in it.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: it is none of these.
+        """
+        named = os.fspath(text) if text else os.environ.get(_URL, "")
+        if not named:
+            return cls("http://localhost", str(runtime_folder() / "api.sock"))
+        if named.startswith("unix:") or "://" not in named:
+            path = Path(named.removeprefix("unix:").removeprefix("//"))
+            return cls("http://localhost", str(path / "api.sock" if path.is_dir() else path))
+        parts = urlsplit(named)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise invalid(f'{named!r} is no daemon: write "http://host:port", "https://..." or "unix:/path"')
+        if parts.username is not None or parts.password is not None:
+            raise invalid(f"a daemon's URL holds no password: name a file with a token, or set {_TOKEN_FILE}")
+        return cls(named.rstrip("/"))
+
+
+def token_of(file: str | os.PathLike[str] | None = None) -> str | None:
+    """Returns the token in a file, or in the one that ``KVXFER_TOKEN_FILE`` names; None where none is named.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: it cannot be read, or is empty.
+    """
+    path = os.fspath(file) if file else os.environ.get(_TOKEN_FILE, "")
+    if not path:
+        return None
+    try:
+        token = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"the token's file cannot be read: {error}") from None
+    if not token.isascii() or not token.isprintable() or not token:
+        raise invalid(f"{path} holds no token")
+    return token
