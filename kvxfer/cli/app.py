@@ -9,7 +9,7 @@ import typer
 
 import kvxfer
 from kvxfer.bench.errors import BenchError
-from kvxfer.cli import doctor
+from kvxfer.cli import control, doctor, move, serve, top
 from kvxfer.errors import KvxferError
 
 # 0: done; 1: a check failed; 2: it could not run as asked.
@@ -43,6 +43,20 @@ def _add_bench() -> None:
 
 _add_bench()
 app.command()(doctor.doctor)
+app.command()(serve.serve)
+for _command in (
+    control.agents,
+    control.regions,
+    control.peers,
+    control.transfers,
+    control.leases,
+    control.pages,
+    control.tokens,
+    control.drain,
+    move.move,
+    top.top,
+):
+    app.command(rich_help_panel="Of a node's daemon")(_command)
 
 
 def _show_version(wanted: bool) -> None:

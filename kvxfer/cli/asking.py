@@ -1,0 +1,136 @@
+"""What commands that ask a daemon have in common: which one, how its answers are shown, what errors say."""
+
+from __future__ import annotations
+
+import json as json_of
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from kvxfer.control.client import Client
+
+DaemonOption = Annotated[
+    str,
+    typer.Option(
+        "--daemon",
+        metavar="URL|SOCKET",
+        help="http(s)://host:port, or a unix socket. Default: KVXFER_DAEMON_URL, else this user's.",
+    ),
+]
+TokenFileOption = Annotated[
+    str, typer.Option(metavar="FILE", help="File with a token, for TCP. Default: KVXFER_TOKEN_FILE.")
+]
+CaFileOption = Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust, of https.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one object on a line for each thing.")]
+AgentOption = Annotated[str, typer.Option(metavar="AGENT", help="Of this agent alone: its id or name.")]
+LimitOption = Annotated[int, typer.Option(min=1, help="How many at most.")]
+
+# Of tables in files and pipes, where nobody says how wide a line may be.
+_WIDTH = 160
+# What to do next, where the daemon's words do not say so.
+_HINTS = {
+    "unauthorized": "name a file with a token: --token-file, or KVXFER_TOKEN_FILE",
+    "forbidden": "kvxfer tokens --help says how an admin makes one that may",
+    "draining": "kvxfer drain --undo takes it back",
+}
+
+Row = TypeVar("Row", bound="BaseModel")
+
+
+@contextmanager
+def asking(daemon: str, token_file: str, ca_file: str = "") -> Iterator[Client]:
+    """Lends a client; its errors get a word on what to do next."""
+    from kvxfer.control.client import Client
+    from kvxfer.control.client_error import ControlError
+    from kvxfer.control.daemon_place import token_of
+
+    with Client(daemon or None, token=token_of(token_file), verify=ca_file or True) as client:
+        try:
+            yield client
+        except ControlError as error:
+            if (hint := _HINTS.get(error.code)) is not None:
+                words = f"{error.detail}; {hint}"
+                raise ControlError(error.code, error.title, words, error.status) from None
+            raise
+
+
+def print_json(shown: Any) -> None:
+    """Prints one thing as one line of JSON."""
+    plain = shown.model_dump(mode="json") if hasattr(shown, "model_dump") else shown
+    print(json_of.dumps(plain), flush=True)
+
+
+def print_rows(
+    rows: Iterable[Row],
+    columns: Sequence[tuple[str, Callable[[Row], object]]],
+    *,
+    as_json: bool,
+    nothing: str,
+) -> None:
+    """Prints a list as a table, or as JSON lines; where there is nothing, says so on stderr."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name, _ in columns:
+        table.add_column(name, overflow="fold", justify="left")
+    for row in rows:
+        table.add_row(*(Text(plain(read(row))) for _, read in columns))
+    if table.row_count:
+        console().print(table)
+    else:
+        print(nothing, file=sys.stderr)
+
+
+def console() -> Any:
+    """Returns where tables are printed."""
+    from rich.console import Console
+
+    found = Console(highlight=False, markup=False, emoji=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_WIDTH)
+
+
+def plain(value: object) -> str:
+    """Returns text that a terminal shows and does not obey, whatever an agent calls itself."""
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def in_bytes(nbytes: float | None) -> str:
+    """Returns a size for people, in powers of 1024."""
+    if nbytes is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def in_time(us: float | None) -> str:
+    """Returns a duration for people, of microseconds."""
+    if us is None:
+        return "-"
+    if us < 1e3:
+        return f"{us:.0f} us"
+    return f"{us / 1e3:.1f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
+
+
+def ago(at_s: float) -> str:
+    """Returns how long ago a time of day was."""
+    return in_time(max(0.0, time.time() - at_s) * 1e6)

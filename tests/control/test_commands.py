@@ -1,0 +1,311 @@
+"""Commands over a daemon's REST as a user starts them: real processes, real agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer", reason="kvxfer[cli] is not installed")
+
+import kvxfer
+from kvxfer.cli.asking import in_bytes, in_time, plain
+from kvxfer.cli.move import Place
+from kvxfer.control import Client, schema
+from kvxfer.control.hand_over import hand_over, shared_array
+from kvxfer.control.live_rates import LinkRate, LiveRates
+from kvxfer.errors import UsageError
+from tests.control.serving import Program, program
+from tests.control.waiting import until
+
+BOUND_S = 90.0
+SHAPE = (2, 2, 16, 8, 2, 8)  # [layers, keys and values, blocks, tokens, heads, dims]
+HOSTILE = "\x1b[2J[red]decode"
+COMMANDS = (
+    ("agents",),
+    ("regions",),
+    ("peers",),
+    ("transfers",),
+    ("transfers", "--open"),
+    ("leases",),
+    ("pages",),
+    ("pages", "--pool"),
+    ("tokens",),
+    ("drain", "--show"),
+    ("top", "--count", "1", "--interval-s", "0.1"),
+)
+
+
+def run(*arguments: str, daemon: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
+    if daemon:
+        environment["KVXFER_DAEMON_URL"] = daemon
+    # -P: the installed package, whatever the working folder holds.
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "kvxfer", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+        env={**kept, **environment},
+    )
+
+
+def told(*arguments: str, daemon: str) -> list[Any]:
+    """Returns what a command prints with --json, which succeeds."""
+    done = run(*arguments, "--json", daemon=daemon)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@dataclass
+class Node:
+    """A daemon with an agent that has a region of 16 blocks, each full of its number and what is added."""
+
+    daemon: Program
+    agent: kvxfer.Agent
+    memory: np.ndarray[Any, Any]
+
+    @property
+    def place(self) -> str:
+        return f"unix:{self.daemon.folder}/run/api.sock"
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+    """Two daemons, each with one agent, which do not know each other."""
+    folders = [tmp_path_factory.mktemp("node") for _ in range(2)]
+    with program(folders[0]) as one, program(folders[1]) as two:
+        may = ("show", "move", "grant")
+        options = [kvxfer.AgentOptions(daemon=str(each / "run"), daemon_may=may) for each in folders]
+        with kvxfer.Agent("prefill-0", options[0]) as a, kvxfer.Agent(HOSTILE, options[1]) as b:
+            found = [Node(one, a, np.zeros(SHAPE, np.float32)), Node(two, b, np.zeros(SHAPE, np.float32))]
+            for node in found:
+                node.agent.register(
+                    "kv", node.memory, kvxfer.KVLayout.from_tensor(node.memory, axes="l2bthd")
+                )
+                with Client(node.place) as client:
+                    until(lambda: list(client.regions()), "the agent is not attached")
+            yield found
+
+
+@pytest.fixture
+def filled(nodes: list[Node]) -> list[Node]:
+    for node, first in zip(nodes, (1, -100), strict=True):
+        node.memory[:] = (first + np.arange(SHAPE[2]))[None, None, :, None, None, None]
+    return nodes
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_every_list_is_there_for_people_and_for_programs(
+    nodes: list[Node], arguments: tuple[str, ...]
+) -> None:
+    done = run(*arguments, daemon=nodes[0].place)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout or done.stderr
+    told(*arguments, daemon=nodes[0].place)
+
+
+@pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
+def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) -> None:
+    src = f"{filled[0].place}#prefill-0/kv:3-5,0"
+    dst = f"{filled[1].place}#{filled[1].agent.incarnation.hex()}/kv:7,9,1,2"
+    (transfer,) = told("move", src, dst, *(["--push"] if push else []), "--context", "req-1", daemon="")
+    assert transfer["state"] == "done"
+    moved = filled[1].memory[:, :, [7, 9, 1, 2]]
+    assert (moved == filled[0].memory[:, :, [3, 4, 5, 0]]).all()
+    assert (filled[1].memory[:, :, 3] == -97).all()
+    for node in filled:
+        with Client(node.place) as client:
+            # It was for this transfer alone.
+            until(lambda: not list(client.leases()), "the lease stays")
+    at = filled[0 if push else 1].place
+    # Both ends are known by one id, and each tells its stages.
+    (known,) = told("transfers", transfer["id"], daemon=at)
+    assert known["context"] == "req-1"
+    shown = run("transfers", transfer["id"], daemon=at)
+    assert "begun" in shown.stdout
+    assert "\x1b" not in shown.stdout
+
+
+@pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
+def test_memory_that_was_handed_over_moves_without_an_agent(tmp_path: Path, push: bool) -> None:
+    """The smallest cluster: two daemons, and a program at each that has memory and no agent."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    with (
+        program(folders[0], "--node", "node-a", agent=True),
+        program(folders[1], "--node", "node-b", agent=True),
+    ):
+        memory = [shared_array(SHAPE, np.float32, name) for name in ("src", "dst")]
+        memory[0][:] = np.arange(SHAPE[2])[None, None, :, None, None, None]
+        handed = [
+            hand_over(each, kvxfer.KVLayout.from_tensor(each, axes="l2bthd"), name, daemon=folder / "run")
+            for each, name, folder in zip(memory, ("src", "dst"), folders, strict=True)
+        ]
+        try:
+            ends = [
+                f"unix:{folder}/run/api.sock#/{each.region}"
+                for folder, each in zip(folders, handed, strict=True)
+            ]
+            done = run("move", f"{ends[0]}:4-7", f"{ends[1]}:0-3", *(["--push"] if push else []))
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert (memory[1][:, :, :4] == memory[0][:, :, 4:8]).all()
+            assert not memory[1][:, :, 4:].any()
+        finally:
+            for each in handed:
+                each.close()
+
+
+def test_a_move_says_what_it_did(filled: list[Node]) -> None:
+    src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
+    done = run("move", src, dst)
+    assert done.returncode == 0, done.stderr
+    for words in ("lease to read 1 blocks of kv of prefill-0", "done", "moved ", "/s"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "words"),
+    [
+        ("prefill-0", "x/kv", "write [daemon#]agent/region[:blocks]"),
+        ("prefill-0/kv:0", "prefill-0/kv:1,2", "name as many of both"),
+        ("prefill-0/kv:5-3", "prefill-0/kv:0", "are none"),
+        ("prefill-0/none:0", "prefill-0/kv:0", "kvxfer regions lists them"),
+        ("prefill-0/kv:99", "prefill-0/kv:0", "99"),
+        ("unix:/nowhere.sock#a/b:0", "prefill-0/kv:0", "no daemon answers at unix:/nowhere.sock"),
+    ],
+)
+def test_a_move_that_cannot_be_is_refused_in_one_line(
+    nodes: list[Node], src: str, dst: str, words: str
+) -> None:
+    done = run("move", src, dst, daemon=nodes[0].place)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_agents_call_themselves_does_not_reach_the_terminal(nodes: list[Node]) -> None:
+    for command in ("agents", "regions", "top"):
+        done = run(command, daemon=nodes[1].place)
+        assert "\x1b" not in done.stdout
+        assert "\\x1b[2J[red]decode" in done.stdout
+
+
+def test_a_transfer_is_cancelled_by_its_id(nodes: list[Node]) -> None:
+    with Client(nodes[0].place) as client:
+        # Nobody grants what it waits for.
+        made = client.create_transfer(
+            schema.TransferRequest(
+                agent="prefill-0",
+                verb="write",
+                region="kv",
+                remote_agent=nodes[1].agent.address,
+                remote_region="kv",
+                src_blocks=[0],
+                dst_blocks=[0],
+                notify="nobody-expects-it",
+                timeout_s=BOUND_S,
+            )
+        )
+        assert "prefill-0/kv" in run("transfers", "--open", daemon=nodes[0].place).stdout
+        assert told("transfers", made.id, "--cancel", daemon=nodes[0].place)[0]["found"]
+        assert client.get_transfer(made.id, wait_s=30).state == "cancelled"
+    done = run("transfers", made.id, "--cancel", daemon=nodes[0].place)
+    assert "it had ended" in done.stdout
+
+
+def test_a_node_is_drained_and_taken_back(tmp_path: Path) -> None:
+    with program(tmp_path):
+        place = f"unix:{tmp_path}/run/api.sock"
+        assert told("drain", "--wait", daemon=place)[0]["ready"]
+        assert "takes work" in run("drain", "--undo", daemon=place).stdout
+
+
+def test_tokens_are_made_into_files_and_used_from_them(nodes: list[Node], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    done = run("tokens", "--create", "eyes", "--out", str(file), daemon=nodes[0].place)
+    assert done.returncode == 0, done.stderr
+    assert file.stat().st_mode & 0o777 == 0o600
+    url = nodes[0].daemon.url
+    assert run("agents", "--token-file", str(file), daemon=url).returncode == 0
+    assert run("agents", daemon=url, KVXFER_TOKEN_FILE=str(file)).returncode == 0
+    for arguments, words in (
+        (("agents",), "--token-file, or KVXFER_TOKEN_FILE"),
+        (("drain", "--token-file", str(file)), "needs the role admin"),
+        (("agents", "--token-file", "/nowhere"), "cannot be read"),
+    ):
+        done = run(*arguments, daemon=url)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_that_is_there_is_not_written_over(nodes: list[Node], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("mine")
+    done = run("tokens", "--create", "eyes", "--out", str(file), daemon=nodes[0].place)
+    assert done.returncode == 2
+    assert file.read_text() == "mine"
+
+
+def test_help_is_quick_for_it_loads_nothing_that_it_does_not_need() -> None:
+    code = (
+        "import sys; sys.argv = ['kvxfer', '--help']\ntry:\n import kvxfer.cli; kvxfer.cli.main()\nfinally:\n"
+    )
+    code += " print([name for name in ('httpx', 'pydantic', 'fastapi', 'rich.live') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "daemon", "name", "blocks"),
+    [
+        ("a/kv:0-2,7", "", "a/kv", (0, 1, 2, 7)),
+        ("a/kv", "", "a/kv", None),
+        ("http://h:1#/memory/x@n:3", "http://h:1", "/memory/x@n", (3,)),
+        ("unix:/run/a.sock#daemon/n/pool:1@n", "unix:/run/a.sock", "daemon/n/pool:1@n", None),
+    ],
+)
+def test_places(text: str, daemon: str, name: str, blocks: tuple[int, ...] | None) -> None:
+    assert Place.parse(text) == Place(daemon, name, blocks)
+
+
+@pytest.mark.parametrize("text", ["kv:0", "a/kv:3-1", "a/kv:0-99999999999"])
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(UsageError):
+        Place.parse(text)
+
+
+def test_figures_and_texts_for_people() -> None:
+    assert [in_bytes(n) for n in (None, 0, 1023, 1536, 2**30)] == ["-", "0 B", "1023 B", "1.5 KiB", "1.0 GiB"]
+    assert [in_time(us) for us in (None, 12.0, 1500.0, 2.5e6)] == ["-", "12 us", "1.5 ms", "2.50 s"]
+    assert plain(["a\x1b", 1]) == "a\\x1b, 1"
+
+
+def test_rates_count_a_transfer_once_whichever_end_tells() -> None:
+    one, other = "1" * 32, "2" * 32
+    rates = LiveRates(0.0)
+
+    def ended(number: int, agent: str, role: str) -> dict[str, Any]:
+        return {"id": f"{one[:16]}-{other[:16]}-{number}", "agent": agent, "role": role, "nbytes": 1000}
+
+    rates.add(ended(1, one, "source"), 10.0)
+    rates.add(ended(1, other, "destination"), 10.0)
+    rates.add(ended(2, other, "source"), 12.0)
+    rates.add(ended(3, other, "expectation"), 12.0)
+    assert rates.links(12.0) == [
+        LinkRate(one[:16], other[:16], 200.0, 0.2),
+        LinkRate(other[:16], one[:16], 200.0, 0.2),
+    ]
+    assert rates.links(16.0) == [LinkRate(other[:16], one[:16], 200.0, 0.2)]
+    assert rates.links(99.0) == []
