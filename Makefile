@@ -10,6 +10,7 @@
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
 #   make test-rdma     tests that need RDMA, in a machine under qemu with two Soft-RoCE devices;
 #                      RDMA_TESTS="slow or not slow" as at night
+#   make test-page     the daemon's page for people in a real Chromium
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
@@ -88,7 +89,7 @@ export REQUIREMENTS
 # What is installed for tests, to the version; users have the ranges of pyproject.toml.
 CONSTRAINTS := tests/constraints.txt
 
-.PHONY: demo demo-vllm bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-rdma test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
+.PHONY: demo demo-vllm bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-rdma test-page test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ lint: $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(VENV)/bin/basedpyright --pythonpath $(PY) --project tests/typing
 
 unit: $(VENV)/dev.stamp $(VENV)/module.stamp
-	$(PY) -m pytest -m "not slow and not gpu and not rdma" -n $(WORKERS) $(ARGS)
+	$(PY) -m pytest -m "not slow and not gpu and not rdma and not browser" -n $(WORKERS) $(ARGS)
 
 # The Python tests over modules that are built under ASan and UBSan, in an environment that has no more of its own.
 # The interpreter is not built so: the run-time libraries come before it.
@@ -207,6 +208,11 @@ test-rdma: $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.ci/rdma-packages
 	$(PY) -m tests.rdma.machine --files build/rdma --limit-s 1800 -- $(PY) -m pytest -m "rdma and ($(RDMA_TESTS))" \
 	  -o cache_dir=build/rdma/pytest $(RDMA_SUITES) $(ARGS)
+
+# The daemon's page in a real Chromium, without a screen; KVXFER_SCREENSHOTS=folder keeps pictures of it.
+test-page: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@.ci/browser-packages
+	$(PY) -m pytest -m browser tests/control $(ARGS)
 
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
 fuzz: native-build-asan

@@ -144,13 +144,17 @@ def rdma() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-rdma"))
 
 
+def page() -> Iterable[Outcome]:
+    yield run(Suite.of_pytest("test-page"))
+
+
 def vllm() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-vllm"))
 
 
 #: In order: the demo first, while nothing is installed but what it installs itself; lint, native and unit are
 #: what `make test` is.
-STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (demo, lint, native, unit, rdma, vllm)
+STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (demo, lint, native, unit, page, rdma, vllm)
 
 
 def main(wanted: list[str]) -> int:

@@ -69,7 +69,7 @@ class EventCursor:
         """Returns after how many seconds to open the stream again; negative: never."""
         if status in _FINAL:
             return -1.0
-        wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._failures, 10))
+        wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * (1 << min(self._failures, 10)))
         self._failures += 1
         return wait_s
 

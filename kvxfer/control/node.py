@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import kvxfer
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
-from kvxfer.control.token_access import Access
 from kvxfer.control.agent_view import AgentView
 from kvxfer.control.attachments import Attached, Attachments
 from kvxfer.control.audit_log import AuditLog
@@ -28,6 +27,7 @@ from kvxfer.control.state.event_log import RESERVE, EventLog
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import CAPACITY, TransferTable
+from kvxfer.control.token_access import Access
 from kvxfer.errors import UsageError
 from kvxfer.log import logger
 

@@ -20,9 +20,9 @@ from kvxfer.control.app.page_routes import add_pages
 from kvxfer.control.app.problem_answers import add_problems
 from kvxfer.control.app.token_routes import add_tokens
 from kvxfer.control.app.transfer_routes import add_transfers
-from kvxfer.control.scrape import CONTENT_TYPE, Metrics
 from kvxfer.control.node import NodeDaemon
 from kvxfer.control.schema import Problem
+from kvxfer.control.scrape import CONTENT_TYPE, Metrics
 
 
 class DaemonApp:

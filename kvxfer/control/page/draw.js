@@ -1,0 +1,128 @@
+// Elements. All that an agent said of itself becomes text nodes and attributes of text, never markup.
+
+import { bytes, duration } from "./words.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function element(name, attributes = {}, ...content) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...content);
+  return made;
+}
+
+function svg(name, attributes) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+// Sets text only where it differs, so that a selection or a reader is not disturbed.
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// Makes the rows of a table those of `items`: rows are kept by key, and with them the focus in them.
+export function rows(body, items, keyOf, fill) {
+  const kept = new Map(Array.from(body.children, (row) => [row.dataset.key, row]));
+  const keys = new Set(items.map(keyOf));
+  // First, so that rows that stay are not moved: that would take the focus from them.
+  for (const [key, row] of kept) if (!keys.has(key)) row.remove();
+  let place = body.firstElementChild;
+  for (const item of items) {
+    const key = keyOf(item);
+    let row = kept.get(key);
+    if (!row) {
+      row = element("tr");
+      row.dataset.key = key;
+    }
+    fill(row, item);
+    if (row === place) place = place.nextElementSibling;
+    else body.insertBefore(row, place);
+  }
+}
+
+// Puts text, or a node that is made anew only when `mark` changes, into a row's cells.
+export function cells(row, values) {
+  values.forEach((value, index) => {
+    let cell = row.children[index];
+    if (!cell) {
+      cell = element(index === 0 ? "th" : "td", index === 0 ? { scope: "row" } : {});
+      row.append(cell);
+    }
+    if (value !== null && typeof value === "object") {
+      if (cell.dataset.mark === value.mark) return;
+      cell.dataset.mark = value.mark;
+      cell.className = value.kind || "";
+      cell.replaceChildren(...value.make());
+    } else {
+      say(cell, String(value ?? "-"));
+    }
+  });
+}
+
+// The stages of a transfer's ends: [word, end] pairs, each a line with its parts, over one scale.
+export function timeline(transfer, nowS, { brief = false } = {}) {
+  const ends = endsOf(transfer);
+  const first = Math.min(...ends.map(([, end]) => end.posted_at_s || Infinity));
+  const spans = ends.map(([word, end]) => spanOf(word, end, first, nowS));
+  const total = Math.max(1, ...spans.map((span) => span.offset + span.ended));
+  const picture = svg("svg", {
+    viewBox: `0 0 1000 ${spans.length * 14}`,
+    preserveAspectRatio: "none",
+    height: spans.length * 12,
+    role: "img",
+    "aria-label": spans.map((span) => span.words).join("; "),
+  });
+  spans.forEach((span, line) => {
+    const y = line * 14 + 2;
+    picture.append(svg("rect", { class: "track", x: 0, y, width: 1000, height: 9 }));
+    let from = 0;
+    for (const [kind, until] of [["waits", span.begun], ["asks", span.firstPiece], ["moves", span.ended]]) {
+      if (until > from) {
+        const x = ((span.offset + from) / total) * 1000;
+        const width = Math.max(3, ((until - from) / total) * 1000);
+        picture.append(svg("rect", { class: kind, x: Math.min(x, 997), y, width, height: 9 }));
+        from = until;
+      }
+    }
+  });
+  // The destination knows when the pages were there.
+  const said = brief ? spans.filter((span) => span.word === "destination" || spans.length === 1) : spans;
+  return [picture, ...said.map((span) => element("small", { "aria-hidden": "true" }, span.words))];
+}
+
+export function endsOf(transfer) {
+  const words = { source: "source", destination: "destination", expectation: "expected" };
+  return Object.entries(words)
+    .map(([name, word]) => [word, transfer[name]])
+    .filter(([, end]) => end);
+}
+
+function spanOf(word, end, firstS, nowS) {
+  const offset = end.posted_at_s ? (end.posted_at_s - firstS) * 1e6 : 0;
+  const isOpen = end.ended_after_us === null;
+  const ended = isOpen ? Math.max(0, (nowS - (end.posted_at_s || nowS)) * 1e6) : end.ended_after_us;
+  const firstPiece = end.first_piece_after_us ?? (isOpen ? ended : end.begun_after_us ?? ended);
+  const begun = Math.min(end.begun_after_us ?? firstPiece, firstPiece);
+  const told = [];
+  if (end.begun_after_us !== null) told.push(`begun ${duration(end.begun_after_us)}`);
+  if (end.first_piece_after_us !== null) told.push(`first piece ${duration(end.first_piece_after_us)}`);
+  told.push(isOpen ? `${end.state}, ${bytes(end.nbytes_done)}` : `${end.outcome} ${duration(ended)}`);
+  return { word, offset, begun, firstPiece, ended, words: `${word}: ${told.join(", ")}` };
+}
+
+export function curve(points) {
+  const most = Math.max(1, ...points);
+  const step = 100 / (points.length - 1);
+  const line = points.map((point, index) => `${(index * step).toFixed(1)},${(23 - (point / most) * 22).toFixed(1)}`);
+  const picture = svg("svg", {
+    class: "spark",
+    viewBox: "0 0 100 24",
+    preserveAspectRatio: "none",
+    role: "img",
+    "aria-label": `at most ${bytes(most)}/s in the last minute`,
+  });
+  picture.append(svg("polyline", { class: "curve", points: line.join(" ") }));
+  return picture;
+}
