@@ -114,7 +114,7 @@ class AgentView:
                     "rails": peer.get("rails", []),
                     "paths": peer.get("paths", []),
                     "notes": peer.get("notes", []),
-                    "regions": peer.get("regions", []),
+                    "regions": [region["name"] for region in peer.get("regions", ())],
                 }
             )
             for peer in agent.peers

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 
 from kvxfer.control.app.problem_answers import as_refusal, problem
+from kvxfer.control.token_access import Access
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.rates import Rates
 from kvxfer.control.state.tokens import Caller
@@ -61,12 +62,12 @@ class Guard:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        started = False
+        has_ended = False
 
         async def sending(message: Message) -> None:
-            nonlocal started
+            nonlocal has_ended
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
-                started = True
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
@@ -79,10 +80,10 @@ class Guard:
             await self._app(scope, receive, sending)
         except ClientDisconnect:
             return
-        except Exception as error:
-            if started:
+        except Exception:
+            # It is answered and logged; what broke off midway ends the connection.
+            if not has_ended:
                 raise
-            await problem(as_refusal(error), scope["path"])(scope, receive, sending)
 
     def _let_in(self, scope: Scope, receive: Receive) -> Receive:
         """Says who asks, and returns what brings the body; or refuses the request."""

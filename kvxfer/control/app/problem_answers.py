@@ -94,6 +94,7 @@ def add_problems(app: FastAPI) -> None:
         AgentGone: refused,
         TimeoutError: refused,
         KvxferError: refused,
+        Exception: refused,
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)

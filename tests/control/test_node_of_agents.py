@@ -1,0 +1,285 @@
+"""A daemon with agents that are attached: what REST shows of them, and has them do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from kvxfer import Agent, AgentOptions, LeaseToken, Region, RegionDescriptor
+from tests.control.serving import BOUND_S, Served, serving
+
+EVERYTHING = ("show", "drain", "move", "grant", "settings")
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Node:
+    """A daemon, a client of it, and agents ``here`` and ``there``, each with 16 blocks of 1 KiB."""
+
+    def __init__(self, served: Served, client: httpx.AsyncClient, agents: list[Agent]) -> None:
+        self.served = served
+        self.client = client
+        self.here, self.there = agents
+        self.memory = {agent.name: np.zeros((16, 1024), np.uint8) for agent in agents}
+        self.regions: dict[str, Region] = {
+            agent.name: agent.register("kv", self.memory[agent.name]) for agent in agents
+        }
+
+    async def get(self, path: str, **params: Any) -> Any:
+        answer = await self.client.get(path, params=params)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def until(self, path: str, is_so: Callable[[Any], bool], **params: Any) -> Any:
+        """Returns what a path answers once that is so."""
+        async with asyncio.timeout(BOUND_S):
+            for _ in itertools.count():
+                if is_so(found := await self.get(path, **params)):
+                    return found
+                await asyncio.sleep(0.02)
+
+    async def move(self, **changes: Any) -> httpx.Response:
+        asked = {
+            "agent": "here",
+            "region": "kv",
+            "remote_agent": "there",
+            "remote_region": "kv",
+            "src_blocks": [1, 2],
+            "dst_blocks": [3, 4],
+        }
+        return await self.client.post("/v1/transfers", json={**asked, **changes})
+
+    async def lease(self, agent: str = "there", **changes: Any) -> dict[str, Any]:
+        answer = await self.client.post("/v1/leases", json={"agent": agent, "region": "kv", **changes})
+        assert answer.status_code == 201, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+@asynccontextmanager
+async def node_of_agents(folder: Path, may: tuple[str, ...] = EVERYTHING, **more: Any) -> AsyncIterator[Node]:
+    async with serving(folder, **more) as served, served.unix() as client, AsyncExitStack() as stack:
+        options = AgentOptions(daemon=str(folder / "run"), daemon_may=may)
+        agents = [await stack.enter_async_context(Agent(name, options)) for name in ("here", "there")]
+        node = Node(served, client, agents)
+        await node.until(
+            "/v1/regions", lambda found: sum(region["name"] == "kv" for region in found["items"]) == 2
+        )
+        yield node
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with node_of_agents(tmp_path) as made:
+        yield made
+
+
+async def test_agents_are_shown_with_their_regions_peers_and_rails(node: Node) -> None:
+    await node.here.connect(node.there.address)
+    items = (await node.get("/v1/agents"))["items"]
+    assert [(item["name"], item["id"]) for item in items] == [
+        (agent.name, agent.incarnation.hex()) for agent in (node.here, node.there)
+    ]
+    detail = await node.get("/v1/agents/here")
+    assert detail["options"]["daemon_may"] == list(EVERYTHING)
+    assert "secret" not in str(detail["options"]) or detail["options"]["secret"] is None
+    assert await node.get(f"/v1/agents/{node.here.incarnation.hex()}")
+    (region,) = (await node.get("/v1/agents/here/regions"))["items"]
+    assert (region["name"], region["num_blocks"], region["nbytes"]) == ("kv", 16, 16 * 1024)
+    assert region["layout"]
+    found = await node.until("/v1/agents/here/peers", lambda found: found["items"])
+    assert (found["items"][0]["name"], found["items"][0]["regions"]) == ("there", ["kv"])
+    rails = await node.until("/v1/rails", lambda found: found["items"], agent="there")
+    assert rails["items"][0]["peer_name"] == "here"
+    topology = await node.until("/v1/topology", lambda found: len(found["links"]) == 2)
+    assert len(topology["agents"]) == 2
+    assert (await node.client.get("/v1/agents/nobody")).status_code == 404
+
+
+async def test_pages_are_moved_by_rest_under_a_lease(node: Node) -> None:
+    node.memory["there"][[1, 2]] = 7
+    lease = await node.lease(blocks=[1, 2])
+    made = (await node.move(lease=lease["token"], context=f"req {TRACE}", tenant="red")).json()
+    assert made["created_by"] == f"uid {os.getuid()}"
+    done = await node.get(f"/v1/transfers/{made['id']}", wait_s=30)
+    assert (done["state"], done["tenant"], done["trace_parent"]) == ("done", "red", TRACE)
+    assert (node.memory["here"][[3, 4]] == 7).all()
+    whole = await node.until(f"/v1/transfers/{made['id']}", lambda found: found["source"] is not None)
+    assert (whole["source"]["agent_name"], whole["destination"]["agent_name"]) == ("there", "here")
+    assert whole["destination"]["ended_after_us"] > 0
+    assert whole["destination"]["region_name"] == whole["source"]["region_name"] == "kv"
+    assert whole["nbytes"] == 2048
+    for search in ({"context": "0af7651916cd43dd8448eb211c80319c"}, {"tenant": "red"}, {"agent": "there"}):
+        (found,) = (await node.get("/v1/transfers", **search))["items"]
+        assert found["id"] == made["id"], search
+    assert (await node.client.delete(f"/v1/transfers/{made['id']}")).json()["found"] is False
+
+
+async def test_what_agents_move_by_themselves_is_joined(node: Node) -> None:
+    peer = await node.here.connect(node.there.address)
+    node.regions["there"].grant(None, [1], ttl_s=30).token  # noqa: B018
+    token = node.regions["there"].grant(None, [1, 2], ttl_s=30).token
+    await node.here.read(node.regions["here"], peer.regions["kv"], [1], [2], lease=token, context="mine")
+    found = await node.until(
+        "/v1/transfers",
+        lambda found: found["items"] and found["items"][0]["source"] and found["items"][0]["destination"],
+        context="mine",
+    )
+    (item,) = found["items"]
+    assert item["created_by"] is None
+    assert item["destination"]["began_it"]
+    assert not item["source"]["began_it"]
+
+
+async def test_a_transfer_that_waits_is_shown_open_and_cancelled(node: Node) -> None:
+    """A write with a tag that nobody expects yet."""
+    await node.here.connect(node.there.address)
+    made = (await node.move(verb="write", notify="tag", context="waits", timeout_s=120.0)).json()
+    assert made["state"] == "pending"
+    open_ = await node.until("/v1/open-transfers", lambda found: found["items"], agent="here")
+    assert open_["items"][0]["context"] == "waits"
+    assert (await node.get("/v1/drain"))["running"] == 1
+    assert (await node.client.post(f"/v1/transfers/{made['id']}/cancel")).json()["found"]
+    ended = await node.get(f"/v1/transfers/{made['id']}", wait_s=30)
+    assert (ended["state"], ended["code"]) == ("cancelled", "cancelled")
+    assert (await node.get("/v1/drain"))["running"] == 0
+
+
+async def test_a_transfer_of_an_agents_own_is_cancelled_by_its_id(node: Node) -> None:
+    peer = await node.here.connect(node.there.address)
+    transfer = node.here.write(
+        node.regions["here"], peer.regions["kv"], [1], [2], notify=b"tag", timeout_s=120.0
+    )
+    found = await node.until("/v1/open-transfers", lambda found: found["items"], agent="here")
+    (item,) = found["items"]
+    assert (await node.get(f"/v1/transfers/{item['id']}"))["state"] == "pending"
+    assert (await node.client.delete(f"/v1/transfers/{item['id']}")).json()["found"]
+    with pytest.raises(Exception, match="cancel"):
+        await transfer
+
+
+async def test_leases_are_listed_extended_and_revoked_and_no_number_is_told(node: Node) -> None:
+    lease = await node.lease(blocks=[1], ttl_s=600.0)
+    number = LeaseToken.parse(lease["token"])._number
+    found = await node.until("/v1/leases", lambda found: found["items"])
+    (item,) = found["items"]
+    assert (item["id"], item["agent_name"], item["num_blocks"]) == (lease["id"], "there", 1)
+    assert str(number) not in str(found)
+    assert f"{number:x}" not in str(found)
+    text = (await node.client.get("/metrics")).text
+    assert 'kvxfer_exports_outstanding_bytes{agent="there"} 1024.0' in text
+    extended = await node.client.post(f"/v1/leases/{lease['id']}/extend", json={"ttl_s": 900.0})
+    assert extended.status_code == 200, extended.text
+    assert (await node.client.delete(f"/v1/leases/{lease['id']}")).json()["state"] == "revoked"
+    assert (await node.client.delete(f"/v1/leases/{lease['id']}")).status_code == 404
+    await node.until("/v1/leases", lambda found: not found["items"])
+    assert (await node.client.delete("/v1/leases/nothing")).status_code == 404
+
+
+async def test_what_an_owner_does_not_let_the_daemon_do_is_refused_in_words(tmp_path: Path) -> None:
+    async with node_of_agents(tmp_path, may=("show",)) as node:
+        for answer in (
+            await node.move(),
+            await node.client.post("/v1/leases", json={"agent": "here", "region": "kv"}),
+            await node.client.patch("/v1/settings", json={"agents_log_level": {"here": "debug"}}),
+        ):
+            assert (answer.status_code, answer.json()["code"]) == (403, "not-permitted")
+            assert "daemon_may" in answer.json()["detail"]
+        drain = (await node.client.put("/v1/drain", json={"deadline_s": 60.0})).json()
+        assert all("daemon_may" in agent["refused"] for agent in drain["agents"])
+
+
+async def test_a_drain_reaches_the_agents_and_is_taken_back(node: Node) -> None:
+    await node.client.put("/v1/drain", json={"deadline_s": 60.0})
+    assert node.here.draining
+    assert node.there.draining
+    found = await node.until("/v1/drain", lambda found: all(agent["draining"] for agent in found["agents"]))
+    assert found["ready"]
+    await node.client.delete("/v1/drain")
+    assert not node.here.draining
+
+
+async def test_an_agent_that_closes_is_gone_and_ends_what_it_was_told_to_begin(node: Node) -> None:
+    await node.here.connect(node.there.address)
+    made = (await node.move(verb="write", notify="tag", timeout_s=600.0)).json()
+    await node.here.aclose()
+    await node.until("/v1/agents", lambda found: len(found["items"]) == 1)
+    ended = await node.get(f"/v1/transfers/{made['id']}", wait_s=30)
+    assert ended["state"] in ("failed", "cancelled")
+    assert (await node.get("/v1/drain"))["running"] == 0
+    topics = [event["topic"] for event in (await node.get("/v1/events/recent", topic="agents"))["items"]]
+    assert topics.count("agents.attached") == 2
+    assert topics[-1] == "agents.gone"
+
+
+async def test_codes_of_agents_come_through(node: Node) -> None:
+    await node.here.connect(node.there.address)
+    for changes, status, code in (
+        ({"region": "nothing"}, 404, "unknown-region"),
+        ({"remote_region": "nothing"}, 404, "unknown-region"),
+        ({"agent": "nobody"}, 404, "not-found"),
+        ({"src_blocks": [99, 1]}, 409, "out-of-range"),
+        ({"dst_blocks": [1, 1]}, 409, "duplicate-block"),
+        ({"dst_blocks": [1]}, 409, "length-mismatch"),
+        ({"remote_agent": "f" * 32}, 502, "unreachable"),
+        ({"remote_agent": "tcp://127.0.0.1:1"}, 502, "unreachable"),
+    ):
+        answer = await node.move(**changes)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), (changes, answer.text)
+
+
+async def test_pages_are_parked_leased_fetched_pinned_and_dropped(tmp_path: Path) -> None:
+    async with node_of_agents(tmp_path, own_agent=True, pool_gib=1 / 64) as node:
+        node.memory["here"][5] = 9
+        salt = {"model": "m", "tenant": "red"}
+        park = {**salt, "keys": ["k1"], "agent": "here", "region": "kv", "blocks": [5]}
+        parked = await node.client.post("/v1/pages/park", json=park)
+        assert parked.status_code == 200, parked.text
+        assert [page["state"] for page in parked.json()["pages"]] == ["parked"]
+        assert (await node.client.post("/v1/pages/park", json=park)).json()["pages"][0]["state"] == "present"
+        which = {**salt, "keys": ["k1"], "layout": parked.json()["layout"]}
+        fetch = {**which, "agent": "there", "region": "kv", "blocks": [6]}
+        write = await node.lease("there", blocks=[6])
+        fetched = await node.client.post("/v1/pages/fetch", json=fetch)
+        # The pool writes: the agent's owner expects the tag, or lets it by a lease to write.
+        assert fetched.status_code in (200, 403), fetched.text
+        await node.client.delete(f"/v1/leases/{write['id']}")
+        leased = (await node.client.post("/v1/pages/lease", json={**which, "keys": ["k1", "k2"]})).json()
+        assert [page["state"] for page in leased["missing"]] == ["missing"]
+        (part,) = leased["parts"]
+        descriptor = RegionDescriptor.from_bytes(json.dumps(part["region"]).encode())
+        peer = await node.there.connect(descriptor.address)
+        token = LeaseToken.parse(part["token"])
+        await node.there.read(
+            node.regions["there"], peer.regions[descriptor.name], part["blocks"], [6], lease=token
+        )
+        assert (node.memory["there"][6] == 9).all()
+        (page,) = (await node.get("/v1/pages", tenant="red"))["items"]
+        assert (page["key"], page["holds"]) == ("k1", 1)
+        assert (await node.get("/v1/pools"))["items"][0]["pages"] == 1
+        assert (await node.client.delete(f"/v1/pages/lease/{leased['id']}")).status_code == 200
+        for verb in ("pin", "unpin", "drop"):
+            done = await node.client.post(f"/v1/pages/{verb}", json=which)
+            assert done.json()["pages"] == [{"key": "k1", "state": "done"}], verb
+        assert (await node.client.post("/v1/pages/pin", json=which)).json()["pages"][0]["state"] == "missing"
+    async with serving(tmp_path, own_agent=True, pool_gib=1 / 64) as served, served.unix() as client:
+        assert (await client.post("/v1/pages/pin", json=which)).json()["pages"][0]["state"] == "missing"
+
+
+async def test_pages_that_were_acknowledged_are_gone_after_a_restart(tmp_path: Path) -> None:
+    async with node_of_agents(tmp_path, own_agent=True, pool_gib=1 / 64) as node:
+        park = {"model": "m", "keys": ["k1"], "agent": "here", "region": "kv", "blocks": [5]}
+        layout = (await node.client.post("/v1/pages/park", json=park)).json()["layout"]
+    async with serving(tmp_path, own_agent=True, pool_gib=1 / 64) as served, served.unix() as client:
+        which = {"model": "m", "keys": ["k1", "k2"], "layout": layout}
+        answer = (await client.post("/v1/pages/pin", json=which)).json()
+        assert [page["state"] for page in answer["pages"]] == ["gone", "missing"]
