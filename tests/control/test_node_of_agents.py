@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -42,7 +41,7 @@ class Node:
     async def until(self, path: str, is_so: Callable[[Any], bool], **params: Any) -> Any:
         """Returns what a path answers once that is so."""
         async with asyncio.timeout(BOUND_S):
-            for _ in itertools.count():
+            while True:
                 if is_so(found := await self.get(path, **params)):
                     return found
                 await asyncio.sleep(0.02)

@@ -92,7 +92,7 @@ async def main() -> None:
             stats: kvxfer.AgentStats = decode.stats()
             print(stats["peers"][0]["budget"], kvxfer.plan.footprint(layout), kvxfer.gpu.include_path())
             print(kvxfer.plan.compile_program(ranks[0].region.layout, layout).explain())
-            words: str = decode.explain(region, remote)
+            words: str = ranks[0].agent.explain(ranks[0].region, peers[0].regions["kv"])
             print(words)
             states = {peer.state for peer in decode.peers}
             assert states == {kvxfer.PeerState.OPEN}
