@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -91,7 +92,8 @@ async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
     ready: asyncio.Future[NodeDaemon] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(options(folder, **more), stop, said.append, ready.set_result))
     try:
-        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED, timeout=BOUND_S)
+        both: list[asyncio.Future[Any]] = [task, ready]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED, timeout=BOUND_S)
         if task.done():
             await task
         daemon = ready.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,8 +65,8 @@ async def test_a_post_with_a_key_is_done_once(served: Served) -> None:
     # Another caller's key is another key.
     async with served.tcp(await served.make_token("admin")) as client:
         assert (await client.post("/v1/tokens", json={"name": "z"}, headers=KEY)).status_code == 201
-        for key in ("", "ü".encode(), "a b", "x" * 129):
-            answer = await client.post("/v1/tokens", json={"name": "z"}, headers={"Idempotency-Key": key})
+        for key in (b"", "ü".encode(), b"a b", b"x" * 129):
+            answer = await client.post("/v1/tokens", json={"name": "z"}, headers={b"Idempotency-Key": key})
             assert answer.status_code == 422, key
 
 
@@ -80,7 +81,14 @@ async def test_settings_change_what_is_named_and_outlive_a_restart(tmp_path: Pat
         }
         change = {"page_quotas_nbytes": {"red": None}, "log_level": "warning"}
         assert (await client.patch("/v1/settings", json=change)).status_code == 200
-        for wrong in ({"log_level": "loud"}, {"page_quotas_nbytes": {"red": -1}}, {"rate": 1}, [], None):
+        wrongs: list[Any] = [
+            {"log_level": "loud"},
+            {"page_quotas_nbytes": {"red": -1}},
+            {"rate": 1},
+            [],
+            None,
+        ]
+        for wrong in wrongs:
             assert (await client.patch("/v1/settings", json=wrong)).status_code == 422, wrong
         unknown = await client.patch("/v1/settings", json={"agents_log_level": {"nobody": "debug"}})
         assert unknown.json()["code"] == "not-found"

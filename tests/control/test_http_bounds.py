@@ -13,6 +13,7 @@ import pytest
 
 from kvxfer.control import http_protocol
 from kvxfer.control.app import guard
+from tests.control.records import attached, record
 from tests.control.serving import BOUND_S, Served, serving
 from tests.control.test_access import DIGEST, MOVE, SALT
 
@@ -280,17 +281,11 @@ async def test_methods_that_are_not_there_say_which_are(served: Served) -> None:
     ],
 )
 async def test_no_address_is_dialled_that_is_not_allowed(served: Served, address: str, code: str) -> None:
-    served.daemon.attachments.agents["a" * 32] = _nobody()
+    served.daemon.attachments.agents["a" * 32] = attached("a" * 32, "a")
     async with served.unix() as client:
         answer = await client.post("/v1/transfers", json={**MOVE, "agent": "a" * 32, "remote_agent": address})
         assert answer.json()["code"] == code, answer.text
     served.daemon.attachments.agents.clear()
-
-
-def _nobody():  # type: ignore[no-untyped-def]
-    from tests.control.records import attached
-
-    return attached("a" * 32, "a")
 
 
 async def test_rates_are_bounded_for_each_caller(tmp_path: Path) -> None:
@@ -308,8 +303,6 @@ async def test_rates_are_bounded_for_each_caller(tmp_path: Path) -> None:
 
 
 async def test_a_hundred_thousand_records_are_listed_by_cursor(served: Served) -> None:
-    from tests.control.records import attached, record
-
     agent = attached("a" * 32, "a", peers=[{"session": 1, "incarnation": "b" * 32, "name": "b"}])
     for begin in range(0, 100_000, 1000):
         served.daemon.intake.records(

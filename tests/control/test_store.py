@@ -63,8 +63,8 @@ async def test_pages_of_the_life_before_are_gone_and_no_older_ones(tmp_path: Pat
     for life, (parked, dropped) in enumerate([((b"a", b"b"), (b"b",)), ((b"c",), ()), ((), ())]):
         store = Store(tmp_path / "db")
         store.begin_life()
-        expected = ({}, {b"a"}, {b"c"})[life]
-        assert await store.find_gone([b"a", b"b", b"c"]) == set(expected)
+        expected: set[bytes] = ({b"a"}, {b"c"})[life - 1] if life else set()
+        assert await store.find_gone([b"a", b"b", b"c"]) == expected
         await store.add_parked(parked)
         store.drop_parked(dropped)
         store.close()

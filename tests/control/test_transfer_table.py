@@ -31,7 +31,7 @@ def add(table: TransferTable, id_: str, told: End, now_s: float) -> Entry:
 
 
 def sorted_rows(table: TransferTable) -> list[Row]:
-    return sorted((row for row in table._ring if row is not None), key=lambda row: row[1])
+    return sorted(table._ring, key=lambda row: row[1])
 
 
 def end(agent: str, **more: object) -> End:

@@ -55,9 +55,6 @@ class EventRecord:
         return self._encoded
 
 
-_NONE: Final = EventRecord(0, "", 0.0, {}, None)
-
-
 class Batch(NamedTuple):
     """What a watcher gets at once.
 
@@ -115,8 +112,7 @@ class EventLog:
 
     def __init__(self, first: int = 1, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        # Of places that were not filled yet nothing is read.
-        self._ring: list[EventRecord] = [_NONE] * capacity
+        self._ring: list[EventRecord] = []  # grows to its capacity
         self._first = first
         self._next = first
         self._wakers: set[Callable[[], None]] = set()
@@ -146,8 +142,15 @@ class EventLog:
         data
             An object of JSON, or what `make` makes one of when somebody wants it.
         """
-        self._ring[self._next % self._capacity] = EventRecord(self._next, topic, now_s, data, tenant, make)
+        event = EventRecord(self._next, topic, now_s, data, tenant, make)
+        if len(self._ring) < self._capacity:
+            self._ring.append(event)
+        else:
+            self._ring[self._place(self._next)] = event
         self._next += 1
+
+    def _place(self, index: int) -> int:
+        return (index - self._first) % self._capacity
 
     def wake(self) -> None:
         """Calls who waits for events, each once."""
@@ -173,7 +176,7 @@ class EventLog:
         begin = max(after + 1, self.oldest)
         missed = begin - after - 1
         end = min(self._next, begin + _MOST_AT_ONCE)
-        here, there = begin % self._capacity, end % self._capacity
+        here, there = self._place(begin), self._place(end)
         if begin == end:
             return Batch((), end - 1, missed)
         ring = self._ring

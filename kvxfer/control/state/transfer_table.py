@@ -150,7 +150,7 @@ class TransferTable:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._ring: list[Row | None] = [None] * capacity
+        self._ring: list[Row] = []  # grows to its capacity
         self._next = 0
         self._seq_by_id: dict[str, int] = {}
         # One number, a few, or many of one context.
@@ -172,7 +172,7 @@ class TransferTable:
 
     def at(self, seq: int) -> Entry | None:
         """Returns a transfer by its number; None where it has given way."""
-        if not self._next - self._capacity <= seq < self._next:
+        if not max(0, self._next - self._capacity) <= seq < self._next:
             return None
         return self._entry(seq)
 
@@ -251,7 +251,7 @@ class TransferTable:
     def fail(self, seq: int, now_s: float) -> None:
         """Gives up one that was made here, and of whose end nothing will be heard."""
         row = self._ring[seq % self._capacity]
-        if row is not None and row[1] == seq:
+        if row[1] == seq:
             self._ring[seq % self._capacity] = (*row[:3], "failed", now_s, *row[5:])
 
     def listed(self, wanted: Filter, before: int | None, limit: int) -> tuple[list[Entry], int | None]:
@@ -277,9 +277,7 @@ class TransferTable:
         yield from range(newest - 1, max(0, self._next - self._capacity) - 1, -1)
 
     def _row(self, seq: int) -> Row:
-        row = self._ring[seq % self._capacity]
-        assert row is not None
-        return row
+        return self._ring[seq % self._capacity]
 
     def _entry(self, seq: int) -> Entry:
         return Entry(self._row(seq), self._made.get(seq))
@@ -287,9 +285,12 @@ class TransferTable:
     def _add(self, id_: str, context: str, now_s: float) -> Row:
         seq = self._next
         place = seq % self._capacity
-        if (oldest := self._ring[place]) is not None:
-            self._forget(oldest)
-        row = self._ring[place] = (id_, seq, context, "pending", now_s, None, None, None)
+        row: Row = (id_, seq, context, "pending", now_s, None, None, None)
+        if place == len(self._ring):
+            self._ring.append(row)
+        else:
+            self._forget(self._ring[place])
+            self._ring[place] = row
         self._next += 1
         self._seq_by_id[id_] = seq
         for key in _keys(context):
