@@ -32,8 +32,9 @@ constexpr std::size_t kTakenAtOnce = 32, kTakenRounds = 4;
 // What is cancelled ends with its last request, in far less than a millisecond; where the peer is dead, or the
 // network, only a reset ends it.
 constexpr std::chrono::milliseconds kStopBound{200};
-// A WRITE's end takes the other agent, which may have other things to do.
-constexpr std::chrono::milliseconds kWriteStopBound{1000};
+// A WRITE's end takes the other agent, which goes on until it hears of it, with what it was asked for: 64 pieces of
+// 512 KiB, which 100 Mb/s carry in 3 s. (A second was too short for two rails over Soft-RoCE in an emulated machine.)
+constexpr std::chrono::milliseconds kWriteStopBound{3000};
 // Queue pairs that are reset flush what they had at once. Where that does not happen they are destroyed, after which
 // the device touches no memory for them either.
 constexpr std::chrono::milliseconds kFlushBound{500};
