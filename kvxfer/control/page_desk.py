@@ -34,6 +34,8 @@ class PageDesk:
 
     async def park(self, asked: schema.ParkRequest) -> schema.PagesDone:
         """Copies blocks into the pool; what this returns is there."""
+        if len(set(asked.keys)) != len(asked.keys):
+            raise Refusal("conflict", "a key is named twice")
         parked = await self._pool.park(
             Salt(asked.tenant, asked.model, asked.revision),
             self._place(asked.agent, asked.region),
@@ -110,9 +112,7 @@ class PageDesk:
         if tenant is None and tenants is not None:
             tenant = min(tenants)  # one at a time: a token names few
             if len(tenants) > 1:
-                raise Refusal(
-                    "invalid-argument", f"this token has several tenants: name one of {sorted(tenants)}"
-                )
+                raise Refusal("conflict", f"this token has several tenants: name one of {sorted(tenants)}")
         if tenant is not None and tenants is not None and tenant not in tenants:
             return schema.Listed[schema.Page](items=[])
         after = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 19 else 0
@@ -222,5 +222,5 @@ def _token(text: str | None) -> LeaseToken | None:
 def _keys(asked: schema.PagesRequest) -> list[PageKey]:
     keys = [PageKey(asked.tenant, asked.model, asked.revision, asked.layout, key) for key in asked.keys]
     if len(set(keys)) != len(keys):
-        raise Refusal("invalid-argument", "a key is named twice")
+        raise Refusal("conflict", "a key is named twice")
     return keys

@@ -73,15 +73,15 @@ class Refusal(Exception):  # noqa: N818  # an answer, and often no error of the 
         What happened, for people.
     retry_after_s
         When to ask again, where that is known.
+    status
+        The HTTP status.
     """
 
-    def __init__(self, code: str, detail: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, code: str, detail: str, *, retry_after_s: float | None = None, status: int | None = None
+    ) -> None:
         super().__init__(f"{detail} [{code}]")
+        self.status = STATUSES.get(code, 502) if status is None else status
         self.code = code
         self.detail = detail
         self.retry_after_s = retry_after_s
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return STATUSES.get(self.code, 502)

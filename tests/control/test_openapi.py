@@ -20,7 +20,7 @@ _LEFT_OUT = ("watch_events", "begin_drain")
 
 
 def run(folder: Path, seed: int, time_s: int) -> subprocess.CompletedProcess[str]:
-    with program(folder) as daemon:
+    with program(folder, "--pool-gib", "0.01", agent=True) as daemon:
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{daemon.url}/v1/openapi.json"),
             *("--header", f"Authorization: Bearer {daemon.token}", "--checks", "all"),

@@ -64,6 +64,9 @@ def test_the_destination_says_whether_the_bytes_are_there() -> None:
         ("failed", "done", "done"),
         ("done", "failed", "failed"),
         ("failed", None, "failed"),
+        ("cancelled", "done", "done"),
+        ("cancelled", "failed", "cancelled"),
+        ("failed", "cancelled", "cancelled"),
         (None, "cancelled", "cancelled"),
     ):
         for order in ((0, 1), (1, 0)):

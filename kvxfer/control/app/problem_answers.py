@@ -51,17 +51,22 @@ def as_refusal(error: Exception) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, CallRefused):
-        return Refusal(error.code, error.words)
+        return _of_agent(error.code, error.words)
     if isinstance(error, AgentGone):
         return Refusal("gone", f"{error}: what was asked may be done or not")
     if isinstance(error, TimeoutError):
         return Refusal("deadline", f"no answer in time: what was asked may be done yet{_and(error)}")
     if isinstance(error, KvxferError):
-        return Refusal(error.code, str(error))
+        return _of_agent(error.code, str(error))
     if isinstance(error, HTTPException):
         return Refusal(_OF_STATUS.get(error.status_code, "internal"), str(error.detail))
     logger().error("a request failed by a mistake of the daemon's", exc_info=error)
     return Refusal("internal", f"{type(error).__name__}: see the daemon's log")
+
+
+def _of_agent(code: str, words: str) -> Refusal:
+    """Returns what an agent refused: a request that is right by the schema does not fit what is there."""
+    return Refusal(code, words, status=409 if code == "invalid-argument" else None)
 
 
 def add_problems(app: FastAPI) -> None:

@@ -30,6 +30,7 @@ EndName = Literal["source", "destination", "expectation"]
 END_NAMES: Final[tuple[EndName, ...]] = ("source", "destination", "expectation")
 _PLACES: Final = {"source": 5, "destination": 6, "expectation": 7}
 _SOURCE: Final = 5
+_DESTINATION: Final = 6
 # Transfers of one context that are kept as a tuple: a deque takes 700 bytes.
 _FEW: Final = 8
 # Records of one agent that may come while it is told to begin a transfer.
@@ -199,9 +200,7 @@ class TransferTable:
             early[record.handle] = row[1]
         fields = list(row)
         fields[place] = packed
-        # The destination knows whether the bytes are there; a source that failed says nothing of that.
-        if place != _SOURCE or row[_PLACES["destination"]] is None:
-            fields[3] = record.outcome
+        fields[3] = _outcome(row, place, record.outcome)
         fields[4] = now_s
         self._ring[row[1] % self._capacity] = tuple(fields)  # type: ignore[assignment]
         return row[1]
@@ -241,8 +240,7 @@ class TransferTable:
         other = self._seq_by_id.get(id_)
         if other is not None and other != seq:
             told, row = self._row(other), self._row(seq)
-            outcome = told[3] if told[_PLACES["destination"]] is not None else row[3]
-            self._ring[seq % self._capacity] = (*row[:3], outcome, row[4], *told[5:])
+            self._ring[seq % self._capacity] = (*row[:3], *told[3:])
             self._forget(told)
             self._ring[other % self._capacity] = ("", other, "", "", 0.0, None, None, None)
         self._seq_by_id[id_] = seq
@@ -329,6 +327,20 @@ class TransferTable:
                 self._by_context[key] = tuple(seq for seq in kept if seq != row[1])
             else:
                 del self._by_context[key]
+
+
+def _outcome(row: Row, place: int, told: str) -> str:
+    """Returns how a transfer ended, of which another end is told.
+
+    The destination knows whether the bytes are there; a source that failed says nothing of that. What one end
+    cancelled fails at the other.
+    """
+    before = row[3]
+    other = row[_DESTINATION if place == _SOURCE else _SOURCE]
+    if other is None:
+        return told
+    destination = before if place == _SOURCE else told
+    return "cancelled" if destination != "done" and "cancelled" in (before, told) else destination
 
 
 def _keys(context: str) -> tuple[str, ...]:
