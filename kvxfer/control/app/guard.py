@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 
-from kvxfer.control.app.problem_answers import as_refusal, problem
+from kvxfer.control.app.problem_answers import problem
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.rates import Rates
 from kvxfer.control.state.tokens import Caller
