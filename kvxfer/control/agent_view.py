@@ -144,7 +144,7 @@ class AgentView:
                     "agent": agent.incarnation,
                     "agent_name": agent.name,
                     "holder": lease.get("holder") or "",
-                    "session": lease.get("peer"),
+                    "session": lease.get("session"),
                     "region": lease["region"],
                     "region_name": self.region_name(agent.incarnation, lease["region"]),
                     "mode": lease["mode"],
