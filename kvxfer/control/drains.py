@@ -110,9 +110,10 @@ class Drains:
             await asyncio.sleep(0.05)
 
     async def tell_new(self, agent: Attached) -> None:
-        """Tells an agent that attached while the node drains."""
-        if self._deadline_at_s is not None and not agent.draining:
-            await self._tell(agent, max(0.0, self._deadline_at_s - self._clock()))
+        """Tells an agent that attached what it missed: that the node drains, or does no longer."""
+        if agent.draining != self.draining:
+            at_s = self._deadline_at_s
+            await self._tell(agent, None if at_s is None else max(0.0, at_s - self._clock()))
 
     def look(self) -> None:
         """Says by an event when it is ready, once."""

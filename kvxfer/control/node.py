@@ -194,7 +194,9 @@ class NodeDaemon:
         self.intake.changed(agent, what)
         if "gone" in what:
             self.moves.on_gone(agent.incarnation)
-        elif "attached" in what and self.drains.draining:
+        elif "attached" in what if self.drains.draining else agent.draining and "draining" in what:
+            # Where the node does not, an agent drains that missed the end of it, e.g. since a daemon was
+            # killed between keeping that and telling.
             self._spawn(self.drains.tell_new(agent))
         if self.drains.draining:
             self.drains.look()
