@@ -93,7 +93,7 @@ class End:
 
 def move(
     src: Annotated[
-        str, typer.Argument(metavar="SRC", help="[daemon#]agent/region[:blocks], e.g. a/kv:0-7,9")
+        str, typer.Argument(metavar="SRC", help="daemon#agent/region:blocks, e.g. /run/kvxfer#a/kv:0-7,9")
     ],
     dst: Annotated[str, typer.Argument(metavar="DST", help="The same of where they go.")],
     push: Annotated[
@@ -115,8 +115,8 @@ def move(
 ) -> None:
     """Move blocks from a region at one daemon to a region at another; status 1 when it fails.
 
-    A place is [daemon#]agent/region[:blocks]; without a daemon --daemon is meant, and /region is one of the
-    daemon's own, as memory is that was handed over. Blocks that are left out are all of the region's.
+    A place is daemon#agent/region:blocks. Without daemon# it is at --daemon; /region is one of the daemon's
+    own, as memory is that was handed over; without :blocks all of the region's are meant.
     The lease that it needs is granted for it, and ends with it.
     """
     source, destination = Place.parse(src), Place.parse(dst)

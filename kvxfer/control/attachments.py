@@ -189,6 +189,10 @@ class Attachments:
             self._server = await loop.create_unix_server(
                 lambda: _Line(self, loop), sock=listening, backlog=_MOST_AGENTS
             )
+        except BlockingIOError as error:
+            listening.close()
+            self._unlock()
+            raise BlockingIOError(error.errno, "another daemon has the folder", str(self._folder)) from None
         except BaseException:
             listening.close()
             self._unlock()

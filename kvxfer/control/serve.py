@@ -186,7 +186,8 @@ async def serve(
             server.end()
         for _, task in servers:
             await asyncio.wait([task])
-        (runtime / API_SOCKET).unlink(missing_ok=True)
+        if app is not None:  # otherwise it may be another daemon's, which has the folder
+            (runtime / API_SOCKET).unlink(missing_ok=True)
         await daemon.aclose()
 
 

@@ -108,6 +108,21 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) -> None:
             assert client.get("/v1/whoami").json()["role"] == "admin"
 
 
+@pytest.mark.parametrize("shared", ["--state", "--runtime"])
+def test_a_folder_of_another_daemon_is_refused_and_stays_that_ones(tmp_path: Path, shared: str) -> None:
+    folders = {"--state": tmp_path / "state", "--runtime": tmp_path / "run"}
+    with program(tmp_path) as daemon, daemon.client() as client:
+        command = [sys.executable, "-m", "kvxfer.control", "--listen", "", "--no-agent"]
+        for option, folder in folders.items():
+            command += [option, str(folder if option == shared else tmp_path / "other")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
+        assert done.returncode == 2
+        assert "another daemon has" in done.stderr
+        assert str(folders[shared]) in done.stderr
+        assert (tmp_path / "run/api.sock").exists()
+        assert client.get("/v1/node").status_code == 200
+
+
 def test_a_required_transport_that_cannot_be_had_is_a_reason(tmp_path: Path) -> None:
     with program(tmp_path, "--require", "cuda_ipc") as daemon, daemon.client() as client:
         ready = client.get("/readyz")

@@ -9,7 +9,9 @@ parking was acknowledged, and up to which index events may have been given out. 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import queue
 import sqlite3
 import threading
@@ -49,7 +51,8 @@ class Store:
     Raises
     ------
     RuntimeError
-        It cannot be opened: another version's, damaged, or no room for it. The words say which.
+        It cannot be opened: another daemon has it, another version's, damaged, or no room for it. The words
+        say which.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,6 +60,21 @@ class Store:
         self._queue: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
         #: Why the last change failed; "" when it did not.
         self.fault = ""
+        # Two daemons would end each other's lives. It goes with the process, however that ends.
+        self._lock_fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._open(path)
+        except BlockingIOError:
+            os.close(self._lock_fd)
+            raise RuntimeError(f"another daemon has {path.parent}: name another folder (--state)") from None
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+        self._thread = threading.Thread(target=self._run, name="kvxfer-store", daemon=True)
+        self._thread.start()
+
+    def _open(self, path: Path) -> None:
         path.touch(mode=0o600)
         try:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5)
@@ -69,8 +87,6 @@ class Store:
             self._connection.execute(f"PRAGMA user_version={_VERSION}")
         except sqlite3.Error as error:
             raise RuntimeError(f"{path} cannot be opened: {error}") from error
-        self._thread = threading.Thread(target=self._run, name="kvxfer-store", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Writes what waits, and ends the thread. Idempotent."""
@@ -78,6 +94,7 @@ class Store:
             self._queue.put(None)
             self._thread.join()
             self._connection.close()
+            os.close(self._lock_fd)
 
     def submit(self, work: Work[Result]) -> Future[Result]:
         """Has the thread do `work` in a transaction; the future is done when it is committed."""
