@@ -34,6 +34,8 @@ LimitOption = Annotated[int, typer.Option(min=1, help="How many at most.")]
 
 # Of tables in files and pipes, where nobody says how wide a line may be.
 _WIDTH = 160
+# Columns of ids.
+_WHOLE = frozenset({"ID", "TRANSFER", "LEASE"})
 # What to do next, where the daemon's words do not say so.
 _HINTS = {
     "unauthorized": "name a file with a token: --token-file, or KVXFER_TOKEN_FILE",
@@ -84,7 +86,8 @@ def print_rows(
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, _ in columns:
-        table.add_column(name, overflow="fold", justify="left")
+        # Ids are copied into the next command: they stay in one piece, and other columns give way.
+        table.add_column(name, overflow="fold", justify="left", no_wrap=name in _WHOLE)
     for row in rows:
         table.add_row(*(Text(plain(read(row))) for _, read in columns))
     if table.row_count:

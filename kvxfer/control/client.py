@@ -19,7 +19,7 @@ from kvxfer.control.client_calls import Call
 from kvxfer.control.client_error import UNREACHABLE, ControlError
 from kvxfer.control.client_events import SILENT_S, EventCursor, Missed
 from kvxfer.control.client_exchange import Outcome, Retry, exchange, unanswered
-from kvxfer.control.daemon_place import DaemonPlace
+from kvxfer.control.daemon_place import DaemonPlace, token_of
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
@@ -100,7 +100,7 @@ class Client:
     daemon
         A URL, or a unix socket's path; None for ``KVXFER_DAEMON_URL``, else this user's own daemon.
     token
-        Needed over TCP.
+        Needed over TCP; None takes there what the file holds that ``KVXFER_TOKEN_FILE`` names.
     verify
         Certificates that are trusted: a file's path, or True for the system's.
     certificate
@@ -109,7 +109,7 @@ class Client:
     Raises
     ------
     UsageError
-        ``invalid-argument``: `daemon` is no place.
+        ``invalid-argument``: `daemon` is no place, or the token's file cannot be read.
     ControlError
         By all methods: see there.
     """
@@ -130,7 +130,7 @@ class Client:
         transport = httpx.HTTPTransport(uds=self.place.socket) if self.place.socket else None
         self._http = httpx.Client(
             base_url=self.place.url,
-            headers=_headers(token),
+            headers=_headers(token, self.place),
             transport=transport,
             verify=tls,
             timeout=_CONNECT_TIMEOUT_S,
@@ -292,7 +292,7 @@ class AsyncClient:
         transport = httpx.AsyncHTTPTransport(uds=self.place.socket) if self.place.socket else None
         self._http = httpx.AsyncClient(
             base_url=self.place.url,
-            headers=_headers(token),
+            headers=_headers(token, self.place),
             transport=transport,
             verify=tls,
             timeout=_CONNECT_TIMEOUT_S,
@@ -416,7 +416,9 @@ class AsyncClient:
     tokens = _async_each(calls.list_tokens)
 
 
-def _headers(token: str | None) -> dict[str, str]:
+def _headers(token: str | None, place: DaemonPlace) -> dict[str, str]:
+    if token is None and not place.socket:
+        token = token_of()
     return _HEADERS if token is None else {**_HEADERS, "Authorization": f"Bearer {token}"}
 
 
