@@ -83,7 +83,9 @@ TEST(posting_many_pages_keeps_the_gate_for_a_fraction_of_a_millisecond) {
           TransferRequest request = both.request(write, src);
           request.dst_ids = dst;
           for (End* end : {&both.src, &both.dst}) end->runtime->forget_holds();
-          REQUIRE(is_done(both.end(write).post(std::move(request))));
+          const auto posted = both.end(write).try_post(std::move(request));
+          REQUIRE_OK(posted);
+          REQUIRE(is_done(posted.value()));
           for (const int i : {0, 1})
             longest[i] = std::max(longest[i], (i == 0 ? both.src : both.dst).runtime->longest_hold_ns());
         }
