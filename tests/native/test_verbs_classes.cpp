@@ -134,7 +134,7 @@ TEST(queue_pairs_of_both_ends_are_set_up_as_their_classes_say) {
     for (const int device : {0, 1}) CHECK_EQ(travel(fabric, device), "104/0/0 26/3/20 26/3/20 ");
     CHECK(a.transport->path_to(b_at_a).ends_with(
         ", priorities 0 to 63: 1 queue pair, traffic class 104; 64 to 255: 2 queue pairs, traffic class 26, "
-        "service level 3, 100 Gb/s"));
+        "service level 3, 100 Gb/s, by READ"));
     CHECK_EQ(a.transport->capabilities().classes.of(kUrgent), 0u);
     CHECK_EQ(a.transport->capabilities().classes.of(kBulk), 1u);
   }
@@ -142,7 +142,7 @@ TEST(queue_pairs_of_both_ends_are_set_up_as_their_classes_say) {
   const auto [b_at_a, a_at_b] = connect_both(a, b);
   CHECK_EQ(travel(fabric, 0), "7/0/0 7/0/0 7/0/0 7/0/0 ");
   CHECK_EQ(travel(fabric, 1), "0/0/0 0/0/0 0/0/0 0/0/0 ");
-  CHECK(a.transport->path_to(b_at_a).ends_with(" (nic1 port 1)"));
+  CHECK(a.transport->path_to(b_at_a).ends_with(" (nic1 port 1), by READ"));
   CHECK_EQ(a.transport->capabilities().classes.size(), 1u);
 }
 
@@ -174,7 +174,7 @@ TEST(ends_whose_classes_differ_have_one) {
     CHECK_EQ(travel(fabric, 0).substr(0, 6), "7/0/0 ");
     CHECK_EQ(travel(fabric, 0).find("26/"), std::string::npos);
     for (const auto& [end, peer] : {std::pair(&a, b_at_a), std::pair(&b, a_at_b)})
-      CHECK(end->transport->path_to(peer).ends_with("so that there is one class"));
+      CHECK(end->transport->path_to(peer).ends_with("so that there is one class, by READ"));
     REQUIRE_OK(a.transport->attach(b_at_a, from.remote()));
     std::vector<std::uint32_t> ids(64);
     std::iota(ids.begin(), ids.end(), 0u);

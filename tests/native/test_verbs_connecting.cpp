@@ -119,7 +119,7 @@ TEST(a_set_up_that_took_long_ends_as_any_other) {
       CHECK(says(told, std::strerror(error)));
     } else {
       scene.until([&] { return scene.lost.event(CompletionKind::kRailUp) != nullptr; });
-      CHECK(scene.rails.dst.transport->path_to(lost).ends_with("(nic2 port 1)"));
+      CHECK(scene.rails.dst.transport->path_to(lost).ends_with("(nic2 port 1), by READ"));
     }
     scene.others_are_undisturbed();
   }
