@@ -264,9 +264,10 @@ TEST(transfers_of_one_class_wait_for_none_of_another) {
         std::vector<std::shared_ptr<Handle>> standing;
         for (int i = 0; i < 12; ++i)
           standing.push_back(post(bulk_stands ? kBulk : kUrgent));  // 16 pieces each
+        // A window of one rail, at least: the other may have been found to be slower, and then has fewer.
         REQUIRE(await([&] {
           return both.dst.runtime->with_engine(
-              [](Engine& engine, Time) { return engine.load().outstanding_pieces >= 2 * 64; });
+              [](Engine& engine, Time) { return engine.load().outstanding_pieces >= 64; });
         }));
         CHECK(is_done(post(bulk_stands ? kUrgent : kBulk)));
         CHECK(both.src.memory == both.dst.memory);
