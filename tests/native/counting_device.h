@@ -731,7 +731,7 @@ inline int Fabric::find_way(const abi::Gid& to) {
   const Inside inside;
   std::unique_lock lock(mutex_);
   if (wayless_gid_ >= 0 && (to.raw[0] == 0) == (wayless_gid_ == 2)) return EHOSTUNREACH;
-  if (int{to.raw[15]} != stalled_device_ + 1) return 0;
+  if (stalled_device_ < 0 || int{to.raw[15]} != stalled_device_ + 1) return 0;
   ++num_stalled_;
   let_go_.wait(lock, [&, before = num_let_go_] { return num_let_go_ != before; });
   --num_stalled_;
