@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -34,6 +35,10 @@ settings.load_profile("kvxfer")
 # that it starts. Tests of Ctrl-C need one that is heard.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Agents of tests attach to no daemon that this machine happens to have; a test that wants one names it.
+os.environ.setdefault("KVXFER_DAEMON_DIR", "")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -181,7 +181,8 @@ class AgentState:
             "rails": list(info["rails"]),
             "paths": _cut(info["paths"]),
             "notes": _cut(info["notes"]),
-            "regions": [{"id": each["id"], "name": each["name"]} for each in regions[:_MOST_NAMES]],
+            "regions": [each["name"] for each in regions[:_MOST_NAMES]],
+            "region_ids": [each["id"] for each in regions[:_MOST_NAMES]],
             "num_regions": len(regions),
         }
 
@@ -217,7 +218,7 @@ def _lease(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "lease": lease_id(row["lease"]),
         "holder": row["holder"],
-        "session": row["peer"],
+        "peer": row["peer"],
         "region": row["region"],
         "mode": row["mode"],
         "num_blocks": row["num_blocks"],

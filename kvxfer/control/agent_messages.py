@@ -80,6 +80,12 @@ def _words(value: Any) -> list[str]:
     return [_word(each) for each in value]
 
 
+def _integers(value: Any) -> list[int]:
+    if not isinstance(value, list) or len(value) > _MOST_ROWS:
+        raise Malformed("a list of numbers is none, or too long")
+    return [_integer(each) for each in value]
+
+
 def _integer(value: Any) -> int:
     if type(value) is not int or not -_MAX_INTEGER < value < _MAX_INTEGER:
         raise Malformed("a whole number is none, or too large")
@@ -148,7 +154,8 @@ _SECTIONS: Final[dict[str, Reader]] = {
             "rails": _words,
             "paths": _words,
             "notes": _words,
-            "regions": _rows({"id": _integer, "name": _word}),
+            "regions": _words,
+            "region_ids": _integers,
             "num_regions": _integer,
         }
     ),
@@ -156,7 +163,7 @@ _SECTIONS: Final[dict[str, Reader]] = {
         {
             "lease": _word,
             "holder": _word,
-            "session": _integer_or_none,
+            "peer": _integer_or_none,
             "region": _integer,
             "mode": _word,
             "num_blocks": _integer_or_none,

@@ -77,14 +77,18 @@ class Attached:
         Seconds since 1970.
     regions
         Objects with ``id``, ``name``, ``kind`` ("pool", "foreign", "gpu"), ``num_blocks``, ``nbytes``,
-        ``layout`` (`KVLayout` as its JSON document) and ``notes``.
+        ``layout`` (`KVLayout` as its JSON document; None where those of all others fill half a MiB) and
+        ``notes``.
     peers
         One for each session: ``session`` (number), ``name``, ``incarnation``, ``address``, ``is_ours``,
-        ``rails``, ``paths``, ``notes``, ``regions`` (names), ``budget``.
+        ``rails``, ``paths``, ``notes``, ``regions`` and ``region_ids`` (names and numbers of the first 16),
+        ``num_regions``.
     leases
-        As ``AgentCore.leases`` has them.
+        Those that it granted and that have not ended: ``lease`` (an id, no token), ``holder``, ``peer`` (its
+        session, or None), ``region`` (number), ``mode``, ``num_blocks``, ``state``, and ``seconds_left`` when that was told;
+        heartbeats that start a lease's time anew are not told.
     stats
-        `Agent.stats` without the peers.
+        `Agent.stats` without the programs and the peers.
     draining, draining_until_ns
         Whether it was asked to drain, and until when, by CLOCK_MONOTONIC.
     num_regions, num_peers, num_leases

@@ -91,10 +91,15 @@ def test_regions_peers_and_leases_are_told_as_they_change(daemon: Daemon, pair: 
         pair.there.address,
     )
     assert here.peers[0]["rails"] == list(peer.rails)
-    assert [row["name"] for row in there.peers[0]["regions"]] == ["kv"]
+    assert there.peers[0]["regions"] == ["kv"]
+    assert there.peers[0]["region_ids"] == [pair.regions[0].id]
     lease = pair.regions[0].grant(peer)
     until(lambda: here.leases)
-    assert (here.leases[0]["holder"], here.leases[0]["state"]) == ("there", "active")
+    assert (here.leases[0]["holder"], here.leases[0]["peer"], here.leases[0]["state"]) == (
+        "there",
+        peer.id,
+        "active",
+    )
     lease.revoke_blocking()
     until(lambda: not here.leases)
     other = pair.here.register("other", np.zeros((1, 16), np.uint8))
