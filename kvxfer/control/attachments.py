@@ -85,8 +85,8 @@ class Attached:
         ``num_regions``.
     leases
         Those that it granted and that have not ended: ``lease`` (an id, no token), ``holder``, ``peer`` (its
-        session, or None), ``region`` (number), ``mode``, ``num_blocks``, ``state``, and ``seconds_left`` as of
-        when that was told: heartbeats that start a lease's time anew are not told.
+        session, or None), ``region`` (number), ``mode``, ``num_blocks``, ``state``, and ``seconds_left``
+        as of when that was told: heartbeats that start a lease's time anew are not told.
     stats
         `Agent.stats` without the programs and the peers.
     draining, draining_until_ns

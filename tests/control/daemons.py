@@ -63,6 +63,9 @@ class Daemon:
     def on_records(self, attached: Attached, records: list[Record]) -> None:
         self.records += [(attached.name, record) for record in records]
 
+    def records_of(self, name: str) -> list[Record]:
+        return [record for agent, record in self.records if agent == name]
+
     def on_change(self, attached: Attached, changed: frozenset[str]) -> None:
         self.changes.append((attached.name, changed))
 
