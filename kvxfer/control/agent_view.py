@@ -114,7 +114,7 @@ class AgentView:
                     "rails": peer.get("rails", []),
                     "paths": peer.get("paths", []),
                     "notes": peer.get("notes", []),
-                    "regions": [region["name"] for region in peer.get("regions", ())],
+                    "regions": list(peer.get("regions", ())),
                 }
             )
             for peer in agent.peers
@@ -144,7 +144,7 @@ class AgentView:
                     "agent": agent.incarnation,
                     "agent_name": agent.name,
                     "holder": lease.get("holder") or "",
-                    "session": lease.get("session"),
+                    "session": lease.get("peer"),
                     "region": lease["region"],
                     "region_name": self.region_name(agent.incarnation, lease["region"]),
                     "mode": lease["mode"],
