@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kvxfer.control import schema
 from kvxfer.control.agent_view import AgentView, lease_id
-from kvxfer.control.attachments import Attached
+from kvxfer.control.attachments import Attached, CallRefused
 from kvxfer.control.drains import Drains
 from kvxfer.control.problems import Refusal
 
@@ -38,7 +38,12 @@ class Grants:
         args = asked.model_dump(exclude={"agent"})
         if isinstance(asked.holder, int):
             args |= {"holder": None, "session": asked.holder}
-        told = await self._agents.call(agent, "grant.grant", args)
+        try:
+            told = await self._agents.call(agent, "grant.grant", args)
+        except CallRefused as refused:
+            if refused.code == "peer-lost":  # the holder that was named, of whom nothing was asked
+                raise Refusal("conflict", refused.words) from None
+            raise
         id_ = lease_id(agent.incarnation, str(told["lease"]))
         self._note("leases.created", {"id": id_, "agent": agent.incarnation, "name": agent.name})
         return schema.LeaseGranted(id=id_, token=told["token"])

@@ -38,11 +38,15 @@ def run(folder: Path, seed: int, time_s: int) -> subprocess.CompletedProcess[str
     return done
 
 
+# By day the same requests each time: what seeds of the night's own find stops no change that is not its cause.
 @pytest.mark.parametrize(
-    "time_s", [45, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    ("time_s", "is_fresh"),
+    [(45, False), pytest.param(600, True, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
-def test_every_answer_is_one_that_the_openapi_promises(tmp_path: Path, seed: int, time_s: int) -> None:
-    done = run(tmp_path, seed, time_s)
+def test_every_answer_is_one_that_the_openapi_promises(
+    tmp_path: Path, seed: int, time_s: int, is_fresh: bool
+) -> None:
+    done = run(tmp_path, seed if is_fresh else 1, time_s)
     # Some bodies have tens of thousands of numbers.
     lines = [line[:1000] for line in (done.stdout + done.stderr).splitlines()]
     assert done.returncode == 0, "\n".join(lines)

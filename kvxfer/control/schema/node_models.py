@@ -79,10 +79,20 @@ class SettingsChange(Asked):
     """What is left out stays; a quota of null is taken away."""
 
     log_level: LogLevel | None = None
-    agents_log_level: dict[Name, LogLevel] | None = Field(default=None, max_length=256)
-    page_quotas_nbytes: dict[Tenant, Annotated[int, Field(ge=0, le=2**50), WHOLE] | None] | None = Field(
-        default=None, max_length=1024
-    )
+    # Without `additionalProperties` a schema lets keys of another pattern have any value.
+    agents_log_level: (
+        Annotated[
+            dict[Name, LogLevel], Field(max_length=256, json_schema_extra={"additionalProperties": False})
+        ]
+        | None
+    ) = None
+    page_quotas_nbytes: (
+        Annotated[
+            dict[Tenant, Annotated[int, Field(ge=0, le=2**50), WHOLE] | None],
+            Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+        ]
+        | None
+    ) = None
 
 
 class DrainRequest(Asked):
