@@ -38,7 +38,7 @@ def run(folder: Path, seed: int, time_s: int) -> subprocess.CompletedProcess[str
     return done
 
 
-# By day the same requests each time: what seeds of the night's own find stops no change that is not its cause.
+# By day the same requests each time: what other seeds find at night stops no change that is not its cause.
 @pytest.mark.parametrize(
     ("time_s", "is_fresh"),
     [(45, False), pytest.param(600, True, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
