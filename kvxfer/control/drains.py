@@ -40,7 +40,7 @@ class Drains:
         self._clock = clock
         self._refused: dict[str, str] = {}
         self._was_ready = False
-        self._stopping = False
+        self._ends = False
         self.count_running: Callable[[], int] = lambda: 0
         self._deadline_at_s: float | None = store.load(_KIND).get(_ID)
 
@@ -49,8 +49,15 @@ class Drains:
         """Whether new work is refused."""
         return self._deadline_at_s is not None
 
+    @property
+    def ends(self) -> bool:
+        """Whether the daemon ends: new work is refused then as well."""
+        return self._ends
+
     def require_open(self) -> None:
-        """Refuses new work while the node drains."""
+        """Refuses new work while the node drains, or the daemon ends."""
+        if self._ends:
+            raise Refusal("draining", "this daemon ends: no new work is taken")
         if self.draining:
             raise Refusal(
                 "draining", "this node drains: no new work is taken (DELETE /v1/drain takes it back)"
@@ -104,7 +111,7 @@ class Drains:
 
     async def stop_taking(self, timeout_s: float) -> None:
         """Refuses new work since the daemon ends, and waits for what it began; kept over no restart."""
-        self._stopping = True
+        self._ends = True
         until_s = self._clock() + timeout_s
         while self.count_running() and self._clock() < until_s:  # noqa: ASYNC110  # records may be lost
             await asyncio.sleep(0.05)

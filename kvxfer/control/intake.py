@@ -53,8 +53,6 @@ class Intake:
         self._clock = clock
         self._on_ended = on_ended
         self._known: dict[str, _Known] = {}
-        #: Leases that ran out, as far as they were seen to; of those that were revoked nothing is counted.
-        self.leases_expired = 0
         #: Records that were lost before they came here.
         self.records_dropped = 0
 

@@ -245,6 +245,8 @@ class NodeDaemon:
     def readiness(self) -> schema.Readiness:
         """Returns whether it takes work, and if not why: at once, from what is known."""
         reasons = []
+        if self.drains.ends:
+            reasons.append("it ends")
         if self.drains.draining:
             reasons.append("it drains")
         if self.store.fault:

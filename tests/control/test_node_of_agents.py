@@ -153,6 +153,22 @@ async def test_a_transfer_that_waits_is_shown_open_and_cancelled(node: Node) -> 
     assert (await node.get("/v1/drain"))["running"] == 0
 
 
+async def test_a_daemon_that_ends_takes_nothing_new_and_waits_for_what_it_began(node: Node) -> None:
+    await node.here.connect(node.there.address)
+    made = (await node.move(verb="write", notify="tag", timeout_s=120.0)).json()
+    ending = asyncio.create_task(node.served.daemon.drains.stop_taking(BOUND_S))
+    await asyncio.sleep(0)
+    asked = {"agent": "there", "region": "kv"}
+    refused = [await node.move(), await node.client.post("/v1/leases", json=asked)]
+    assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [(503, "draining")] * 2
+    assert "it ends" in (await node.client.get("/readyz")).json()["reasons"]
+    assert not ending.done()
+    await node.client.post(f"/v1/transfers/{made['id']}/cancel")
+    async with asyncio.timeout(BOUND_S):
+        await ending
+    assert not node.served.daemon.drains.count_running()
+
+
 async def test_a_transfer_of_an_agents_own_is_cancelled_by_its_id(node: Node) -> None:
     peer = await node.here.connect(node.there.address)
     transfer = node.here.write(

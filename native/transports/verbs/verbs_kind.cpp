@@ -29,10 +29,8 @@ constexpr TransportOption kOptions[] = {
     {"traffic_class", "traffic class of packets on RoCE and between subnets", std::int64_t{0}, 0, 255},
     {"classes",
      "priorities with queue pairs of their own, alike at both ends, as \"0-63: pairs=2 traffic_class=104; "
-     "64-255: "
-     "pairs=2 traffic_class=26 service_level=1 rate_gbps=100\"; what one does not name is as for all; empty: "
-     "one "
-     "class",
+     "64-255: pairs=2 traffic_class=26 service_level=1 rate_gbps=100\"; what one does not name is as for "
+     "all; empty: one class",
      ""},
     {"hop_limit", "routers that packets may pass", std::int64_t{64}, 1, 255},
     {"mtu", "bytes of a packet at most; 0: what the port is set to", std::int64_t{0}, 0, 4096},
