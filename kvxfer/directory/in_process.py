@@ -51,6 +51,7 @@ class InProcessDirectory:
         self._deadlines: list[tuple[float, str]] = []  # a heap; one or more for each entry that ends
         self._waiting: dict[str, list[Future[Entry]]] = {}
         self._watches: weakref.WeakSet[_Watch] = weakref.WeakSet()
+        self._ended = ""
 
     def __repr__(self) -> str:
         return f"<InProcessDirectory {', '.join(entry.name for entry in self.list()) or 'empty'}>"
@@ -126,6 +127,17 @@ class InProcessDirectory:
         """Yields the same, blocking until there are any."""
         return self._watch(prefix, timeout_s)
 
+    def end(self, why: str) -> None:
+        """Raises `PeerError` (``unreachable``) with `why` to those who wait, and to those who come later."""
+        with self._lock:
+            self._ended = why
+            waiting = [future for futures in self._waiting.values() for future in futures]
+            for watch in self._watches:
+                watch.wake()
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(PeerError(why, code="unreachable"))
+
     # ---- those who wait ---------------------------------------------------------------------
 
     def _ask(self, name: str) -> Future[Entry]:
@@ -136,6 +148,8 @@ class InProcessDirectory:
             self._forget_ended()
             held = self._held.get(name)
             if held is None:
+                if self._ended:
+                    raise PeerError(self._ended, code="unreachable", peer=name)
                 self._waiting.setdefault(name, []).append(future)
         if held is not None:
             future.set_result(held.entry)
@@ -174,6 +188,8 @@ class InProcessDirectory:
             now = self._forget_ended()
             if (change := watch.pending.take()) is not None:
                 return change
+            if self._ended:
+                raise PeerError(self._ended, code="unreachable")
             watch.waiter = Future()
             return watch.waiter, self._deadlines[0][0] - now if self._deadlines else _NEVER
 

@@ -18,7 +18,7 @@ MAY_KNOW = {
     "layout": {"errors"},
     "memory": {"errors", "arguments", "_native", "layout"},
     "plan": {"errors", "layout", "memory"},
-    "directory": {"address", "errors", "layout"},  # of layouts the schema of JSON objects alone
+    "directory": {"address", "errors", "layout", "log"},  # of layouts the schema of JSON objects alone
 }
 # What the agent's and the daemon's side of the attachment stand on knows of neither.
 SPOKEN = {"frames": set[str](), "runtime_folder": {"errors"}, "connection": {"attachment"}}

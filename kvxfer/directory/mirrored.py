@@ -1,0 +1,314 @@
+"""A directory elsewhere, with a copy of its entries here that look-ups are answered from."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from kvxfer.directory.change import Change
+from kvxfer.directory.distant import Distant, Snapshot, Update
+from kvxfer.directory.entry import Entry
+from kvxfer.directory.in_process import InProcessDirectory
+from kvxfer.errors import PeerError, invalid
+from kvxfer.log import logger
+
+_T = TypeVar("_T")
+
+#: How often it asks whether the other end still answers, and keeps what it published without a time.
+KEEP_EVERY_S: Final = 3.0
+# Longer than any one call to the other end takes, which has limits of its own.
+_CALL_S: Final = 15.0
+# Until the first answer, `list` waits.
+_FIRST_ANSWER_S: Final = 5.0
+# A write is seen in the copy within this time, or later.
+_SEEN_WITHIN_S: Final = 2.0
+# Between attempts to be answered again; up to half longer, so that agents do not come all at once.
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 1.0
+
+
+class MirroredDirectory:
+    """A `Directory` whose entries lie elsewhere.
+
+    One thread follows the other end and keeps a copy, which `list`, `resolve` and `watch` are answered from:
+    a look-up costs a dictionary's, and goes on while the other end is away, with what was known then. An
+    entry names an incarnation, so an old one leads to no other agent: `Agent.connect` refuses whom it does
+    not mean. Writes wait for the other end, and until the copy has them.
+
+    What is published without a time is kept until `close`, and published again where the other end lost it,
+    unless another agent has taken the name. A process that dies without `close` is forgotten in seconds.
+
+    Parameters
+    ----------
+    distant
+        The other end, of which this object has all calls.
+    """
+
+    def __init__(self, distant: Distant) -> None:
+        self._distant = distant
+        self._copy = InProcessDirectory()
+        self._known: dict[str, Entry] = {}
+        self._kept: dict[str, Entry] = {}  # published here without a time
+        self._seen = 0
+        self._seers: list[tuple[int, asyncio.Future[None]]] = []
+        self._answered = threading.Event()
+        self._lost_at: float | None = time.monotonic()
+        self._why = "it has not answered yet"
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._following: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="kvxfer-directory", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._begin(), self._loop)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._distant.where}{f', {why}' if (why := self.away) else ''}>"
+
+    def __enter__(self) -> MirroredDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def away(self) -> str:
+        """Since when the other end is not heard, and why, in words; ``""`` while it is."""
+        if (since := self._lost_at) is None:
+            return ""
+        return f"not heard for {time.monotonic() - since:.1f} s: {self._why}"
+
+    def close(self) -> None:
+        """Forgets what was published here without a time, and stops following. Idempotent.
+
+        Whoever waits for a name or a change gets `PeerError`. Close the agents that use it before: they
+        withdraw their entries.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(PeerError):
+            self._call(self._end())
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CALL_S)
+        self._copy.end(f"the directory at {self._distant.where} was closed")
+
+    # ---- Directory --------------------------------------------------------------------------
+
+    def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
+        """Makes `entry` the one of its name there, and waits until the copy has it."""
+        # `not >`: NaN is no time either.
+        if ttl_s is not None and not ttl_s > 0:
+            raise invalid(f"ttl_s is {ttl_s!r}, not a positive number of seconds")
+        return self._call(self._publish(entry, ttl_s, replace))
+
+    def withdraw(self, name: str, incarnation: bytes) -> None:
+        """Forgets the entry of `name` there if it is this incarnation's."""
+        self._call(self._withdraw(name, incarnation))
+
+    async def resolve(self, name: str, timeout_s: float) -> Entry:
+        """Returns the entry of `name`, waiting for it to be published."""
+        try:
+            return await self._copy.resolve(name, timeout_s)
+        except PeerError as error:
+            raise self._with_reason(error) from None
+
+    def resolve_blocking(self, name: str, timeout_s: float) -> Entry:
+        """Returns the entry of `name`, blocking until it is published."""
+        try:
+            return self._copy.resolve_blocking(name, timeout_s)
+        except PeerError as error:
+            raise self._with_reason(error) from None
+
+    def list(self, prefix: str = "") -> tuple[Entry, ...]:
+        """Returns the entries whose names begin with `prefix`, in the order of their names.
+
+        As they were known last; before the other end has answered once it waits for up to five seconds.
+        """
+        if not self._answered.wait(_FIRST_ANSWER_S):
+            raise PeerError(f"the directory at {self._distant.where} is {self.away}", code="unreachable")
+        return self._copy.list(prefix)
+
+    def watch(self, prefix: str = "", timeout_s: float | None = None) -> AsyncIterator[Change]:
+        """Yields changes of entries whose names begin with `prefix`, for one reader."""
+        return self._copy.watch(prefix, timeout_s)
+
+    def watch_blocking(self, prefix: str = "", timeout_s: float | None = None) -> Iterator[Change]:
+        """Yields the same, blocking until there are any."""
+        return self._copy.watch_blocking(prefix, timeout_s)
+
+    def _with_reason(self, error: PeerError) -> PeerError:
+        if not (away := self.away):
+            return error
+        words = f"{error.args[0]}; the directory at {self._distant.where} is {away}"
+        return PeerError(words, code=error.code, peer=error.peer)
+
+    # ---- writes, on the loop ----------------------------------------------------------------
+
+    def _call(self, call: Coroutine[Any, Any, _T]) -> _T:
+        if not self._thread.is_alive():
+            call.close()
+            raise PeerError(f"the directory at {self._distant.where} was closed", code="unreachable")
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result(_CALL_S)
+        except TimeoutError:
+            future.cancel()
+            raise PeerError(
+                f"the directory at {self._distant.where} did not answer within {_CALL_S:g} s",
+                code="unreachable",
+            ) from None
+
+    async def _publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> bool:
+        revision = await self._distant.publish(entry, ttl_s, replace)
+        if revision is None:
+            self._kept.pop(entry.name, None)
+            return False
+        if ttl_s is None:
+            self._kept[entry.name] = entry
+        else:
+            self._kept.pop(entry.name, None)
+        await self._until_seen(revision)
+        return True
+
+    async def _withdraw(self, name: str, incarnation: bytes) -> None:
+        kept = self._kept.get(name)
+        if kept is not None and kept.incarnation == incarnation:
+            del self._kept[name]  # also where it is not answered: it ends with its lease
+        await self._until_seen(await self._distant.withdraw(name, incarnation))
+
+    async def _until_seen(self, revision: int) -> None:
+        if revision <= self._seen:
+            return
+        seen: asyncio.Future[None] = self._loop.create_future()
+        self._seers.append((revision, seen))
+        with suppress(TimeoutError):  # the copy has it later
+            await asyncio.wait_for(seen, _SEEN_WITHIN_S)
+        self._seers = [each for each in self._seers if not each[1].done()]
+
+    # ---- following, on the loop -------------------------------------------------------------
+
+    async def _one_contact(self) -> None:
+        """Follows the other end from a snapshot on until it is not heard any more, which it raises."""
+        await self._keep_all()
+        snapshot = await self._distant.snapshot()
+        self._take(snapshot)
+        self._heard()
+        tasks = (
+            asyncio.ensure_future(self._take_updates(snapshot.revision)),
+            asyncio.ensure_future(self._go_on_keeping()),
+        )
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _take_updates(self, after: int) -> None:
+        async for updates in self._distant.updates(after):
+            self._update(updates)
+
+    async def _go_on_keeping(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            await self._keep_all()
+
+    async def _keep_all(self) -> None:
+        if await self._distant.keep():
+            return
+        for entry in tuple(self._kept.values()):
+            if await self._distant.publish(entry, None, replace=False) is None:
+                self._is_taken(entry)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        for name in self._known.keys() - snapshot.entries.keys():
+            self._set(name, None)
+        for name, entry in snapshot.entries.items():
+            self._set(name, entry)
+        self._see(snapshot.revision)
+
+    def _update(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            self._set(update.name, update.entry)
+        if updates:
+            self._see(updates[-1].revision)
+
+    def _set(self, name: str, entry: Entry | None) -> None:
+        if entry is None:
+            if (known := self._known.pop(name, None)) is not None:
+                self._copy.withdraw(name, known.incarnation)
+            return
+        self._known[name] = entry
+        self._copy.publish(entry)
+        if (kept := self._kept.get(name)) is not None and kept.incarnation != entry.incarnation:
+            self._is_taken(kept)
+
+    def _is_taken(self, entry: Entry) -> None:
+        if self._kept.pop(entry.name, None) is not None:
+            logger().warning("kvxfer: another agent has the name %s in the directory", entry.name)
+
+    def _see(self, revision: int) -> None:
+        self._seen = revision
+        for wanted, seen in self._seers:
+            if wanted <= revision and not seen.done():
+                seen.set_result(None)
+
+    def _heard(self) -> None:
+        if self._answered.is_set() and self._lost_at is not None:
+            logger().info("kvxfer: the directory at %s answers again", self._distant.where)
+        self._lost_at = None
+        self._answered.set()
+
+    def _lost(self, error: Exception) -> None:
+        words = str(error.args[0]) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+            logger().warning("kvxfer: %s; what is known of it stays", words)
+        self._why = words
+
+    async def _begin(self) -> None:
+        self._following = asyncio.ensure_future(self._follow())
+
+    async def _follow(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                await self._one_contact()
+                continue  # a snapshot has to be taken
+            except Exception as error:
+                if self._lost_at is None:
+                    pause_s = _FIRST_PAUSE_S
+                self._lost(error)
+            await self._distant.renew()
+            await asyncio.sleep(pause_s * random.uniform(1.0, 1.5))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _end(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        await self._distant.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        for task in (tasks := asyncio.all_tasks(loop)):
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()

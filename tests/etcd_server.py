@@ -1,0 +1,170 @@
+"""Real etcd servers, for tests of directories."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import pytest
+
+_BOUND_S: Final = 60.0
+_FINDER: Final = Path(__file__).parents[1] / ".ci" / "etcd"
+
+
+@functools.cache
+def program() -> str:
+    """Returns where etcd is; skips the test where it cannot be had."""
+    found = subprocess.run([_FINDER], capture_output=True, text=True, timeout=300, check=False).stdout.strip()
+    if not found:
+        pytest.skip("no etcd (Debian's etcd-server)")
+    return found
+
+
+def free_ports(number: int) -> list[int]:
+    """Returns ports of loopback that are free now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Member:
+    """One server of a cluster, that can be killed, stopped and started again.
+
+    Parameters
+    ----------
+    name, peers
+        Its name, and the peer URLs of all members by name.
+    port
+        Where clients reach it.
+    host, inside
+        The address that it listens on, and the command that runs it there.
+    tls
+        Its options for TLS towards clients.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        peers: dict[str, str],
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        inside: Sequence[str] = (),
+        tls: Sequence[str] = (),
+    ) -> None:
+        self.at = f"{host}:{port}"
+        self._scheme = "https" if tls else "http"
+        self._folder = tempfile.TemporaryDirectory()
+        self._command = [
+            *inside,
+            program(),
+            f"--name={name}",
+            f"--listen-client-urls={self._scheme}://{self.at}",
+            f"--advertise-client-urls={self._scheme}://{self.at}",
+            f"--listen-peer-urls={peers[name]}",
+            f"--initial-advertise-peer-urls={peers[name]}",
+            "--initial-cluster=" + ",".join(f"{each}={url}" for each, url in peers.items()),
+            *tls,
+        ]
+        self._inside = bool(inside)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._life = 0
+        self._log = Path(self._folder.name) / "log"
+
+    def start(self, *, empty: bool = False) -> None:
+        """Starts it, with what it had or with nothing."""
+        self._life += empty
+        data = Path(self._folder.name) / f"data-{self._life}"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, f"--data-dir={data}"], stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def until_healthy(self) -> None:
+        """Waits until it answers, and its cluster has a leader."""
+        until = time.monotonic() + _BOUND_S
+        while time.monotonic() < until:
+            try:
+                with urllib.request.urlopen(f"http://{self.at}/health", timeout=2) as answer:
+                    if json.load(answer).get("health") == "true":
+                        return
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.05)
+        raise AssertionError(self._log.read_text()[-4000:])
+
+    def until_listening(self) -> None:
+        """Waits until its port is open."""
+        host, _, port = self.at.rpartition(":")
+        until = time.monotonic() + _BOUND_S
+        while time.monotonic() < until:
+            try:
+                socket.create_connection((host, int(port)), 2).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError(self._log.read_text()[-4000:])
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(_BOUND_S)
+            self._process = None
+
+    def stop(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+class Cluster:
+    """Some members on loopback; ``with`` starts and ends them."""
+
+    def __init__(self, size: int = 1, tls: Sequence[str] = ()) -> None:
+        ports = free_ports(2 * size)
+        peers = {f"m{number}": f"http://127.0.0.1:{ports[number]}" for number in range(size)}
+        self.members = [
+            Member(name, peers, ports[size + number], tls=tls) for number, name in enumerate(peers)
+        ]
+        self._tls = bool(tls)
+
+    def url(self, prefix: str = "test") -> str:
+        return f"etcd://{','.join(member.at for member in self.members)}/{prefix}"
+
+    def __enter__(self) -> Self:
+        try:
+            for member in self.members:
+                member.start()
+            for member in self.members:
+                member.until_listening() if self._tls else member.until_healthy()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.members:
+            member.end()

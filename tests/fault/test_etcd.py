@@ -1,0 +1,321 @@
+"""A directory in etcd, whose servers are killed, stopped, emptied and cut off: agents go on, and what changed
+meanwhile is right afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvxfer import Agent, KVLayout
+from kvxfer.directory import Entry
+from kvxfer.directory.etcd import EtcdDirectory
+from kvxfer.errors import PeerError
+from kvxfer.testing.directories import BOUND_S, entry
+from tests.etcd_server import Cluster, Member, free_ports
+from tests.fault.cable import Cable, why_not
+
+
+def until(what: str, is_so: Callable[[], object]) -> None:
+    pause = threading.Event()
+    for _ in range(int(BOUND_S * 100)):
+        if is_so():
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"{what}: not within {BOUND_S:g} s")
+
+
+def names(directory: EtcdDirectory) -> list[str]:
+    return [each.name for each in directory.list()]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as started:
+        yield started
+
+
+def test_etcd_is_killed_and_costs_no_session_and_no_transfer(cluster: Cluster) -> None:
+    """Known names are found meanwhile, and others are refused with the reason."""
+    (etcd,) = cluster.members
+    pages = [np.zeros((4, 1024), np.uint8) for _ in range(2)]
+    pages[0][:] = 7
+    with (
+        EtcdDirectory(cluster.url()) as one,
+        EtcdDirectory(cluster.url()) as other,
+        Agent("prefill", directory=one) as prefill,
+        Agent("decode", directory=other) as decode,
+    ):
+        layout = KVLayout.from_tensor(pages[0].reshape(1, 4, 1, 1, 1024), axes="lbthd")
+        source, destination = (
+            agent.register("kv", cache, layout) for agent, cache in zip((prefill, decode), pages, strict=True)
+        )
+        until("prefill is known", lambda: "prefill" in names(other))
+        peer = decode.connect_blocking("prefill")
+        etcd.kill()
+        until("it is noticed", lambda: other.away)
+        source.grant(prefill.peers[0], blocks=[1, 2], mode="read", ttl_s=BOUND_S)
+        decode.read(destination, peer.regions["kv"], src_blocks=[1, 2], dst_blocks=[0, 3]).wait(BOUND_S)
+        assert pages[1][0].all()
+        assert other.resolve_blocking("prefill", 0.0) == prefill.entry
+        with pytest.raises(PeerError, match=r"etcd at 127\.0\.0\.1:\d+ is not heard for .* s: etcd does not"):
+            decode.connect_blocking("nobody", 1.5)
+        with pytest.raises(PeerError, match="etcd does not answer") as refused:
+            other.publish(entry("late"))
+        assert refused.value.code == "unreachable"
+        etcd.start()
+        until("it is heard again", lambda: not one.away and not other.away)
+        assert names(one) == names(other) == ["decode", "prefill"]
+
+
+@pytest.mark.parametrize("how", ["kept its data", "lost its data"])
+def test_what_changed_while_etcd_was_away_is_right_afterwards(cluster: Cluster, how: str) -> None:
+    """Who was closed meanwhile is forgotten, who lives is there, and a successor keeps its name."""
+    (etcd,) = cluster.members
+    with EtcdDirectory(cluster.url()) as stays, EtcdDirectory(cluster.url()) as loses:
+        goes = EtcdDirectory(cluster.url())
+        for directory, name in ((stays, "stays"), (loses, "moves"), (goes, "goes")):
+            directory.publish(entry(name))
+        until("all are known", lambda: len(names(stays)) == 3)
+        etcd.kill()
+        until("it is noticed", lambda: stays.away and loses.away)
+        goes.close()
+        etcd.start(empty=how == "lost its data")
+        with EtcdDirectory(cluster.url()) as successor:
+            until("a successor has the name", lambda: _tries(successor, entry("moves", 2)))
+            for directory in (stays, loses, successor):
+                until(
+                    "they agree",
+                    lambda directory=directory: directory.list() == (entry("moves", 2), entry("stays")),
+                )
+        until("the successor has gone", lambda: names(stays) == ["stays"])
+
+
+def _tries(directory: EtcdDirectory, said: Entry) -> bool:
+    try:
+        return directory.publish(said)
+    except PeerError:
+        return False
+
+
+def test_a_server_that_stops_is_given_up_and_comes_back(cluster: Cluster) -> None:
+    """Its sockets stay open, and say nothing."""
+    (etcd,) = cluster.members
+    with EtcdDirectory(cluster.url()) as directory:
+        directory.publish(entry("a"))
+        etcd.stop()
+        until("it is noticed", lambda: directory.away)
+        assert names(directory) == ["a"]
+        with pytest.raises(PeerError, match="etcd does not answer"):
+            directory.publish(entry("b"))
+        etcd.go_on()
+        until("it is heard again", lambda: not directory.away)
+        directory.publish(entry("b"))
+        assert "b" in names(directory)
+
+
+def test_an_entry_whose_process_is_killed_is_forgotten(cluster: Cluster) -> None:
+    program = (
+        "import sys\n"
+        "from kvxfer.directory.etcd import EtcdDirectory\n"
+        "from kvxfer.testing.directories import entry\n"
+        "EtcdDirectory(sys.argv[1]).publish(entry('dead'))\n"
+        "print('published', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with EtcdDirectory(cluster.url()) as reader:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, cluster.url()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"published\n"
+            until("it is known", lambda: names(reader) == ["dead"])
+        finally:
+            child.kill()
+            child.communicate()
+        until("it is forgotten", lambda: not names(reader))
+
+
+def test_one_of_three_servers_dies_and_the_others_are_followed(seed: int) -> None:
+    """Each in turn is killed, or stopped, and comes back; entries that are published meanwhile are seen."""
+    with Cluster(3) as cluster, EtcdDirectory(cluster.url()) as one, EtcdDirectory(cluster.url()) as other:
+        one.publish(entry("stays"))
+        for turn, member in enumerate(cluster.members):
+            is_killed = bool((seed >> turn) & 1)
+            member.kill() if is_killed else member.stop()
+            said = entry(f"a{turn}")
+            until("it is written elsewhere", lambda said=said: _tries(one, said))
+            until("it is seen elsewhere", lambda said=said: said.name in names(other))
+            member.start() if is_killed else member.go_on()
+            member.until_healthy()
+        assert names(other) == ["a0", "a1", "a2", "stays"]
+
+
+def test_a_partition_is_survived() -> None:
+    """etcd is on another host, and the cable is cut for longer than leases hold."""
+    if reason := why_not():
+        pytest.skip(f"two hosts on this one: {reason}")
+    with Cable() as cable:
+        port = free_ports(1)[0]
+        there = ("nsenter", "-t", str(cable.there.pid), "-n")
+        etcd = Member("m0", {"m0": "http://127.0.0.1:2380"}, port, host=cable.there.ipv4, inside=there)
+        program = (
+            "import sys\n"
+            "from kvxfer.directory.etcd import EtcdDirectory\n"
+            "from kvxfer.testing.directories import entry\n"
+            "with EtcdDirectory(sys.argv[1]) as directory:\n"
+            "    for line in sys.stdin:\n"
+            "        verb, _, name = line.strip().partition(' ')\n"
+            "        if verb == 'publish':\n"
+            "            directory.publish(entry(name))\n"
+            "        if verb == 'away':\n"
+            "            print('yes' if directory.away else 'no', flush=True)\n"
+            "        else:\n"
+            "            print(*(each.name for each in directory.list()), flush=True)\n"
+        )
+        url = f"etcd://{etcd.at}/test"
+        hosts = [
+            subprocess.Popen(
+                ["nsenter", "-t", str(host.pid), "-n", sys.executable, "-c", program, url],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for host in (cable.here, cable.there)
+        ]
+
+        def ask(number: int, line: str) -> list[str]:
+            host = hosts[number]
+            assert host.stdin is not None
+            assert host.stdout is not None
+            host.stdin.write(line + "\n")
+            host.stdin.flush()
+            return host.stdout.readline().split()
+
+        etcd.start()
+        try:
+            assert ask(1, "publish near") == ["near"]
+            assert ask(0, "publish far") == ["far", "near"]
+            cable.cut()
+            until("it is noticed", lambda: ask(0, "away") == ["yes"])
+            until("its lease has ended", lambda: ask(1, "list") == ["near"])
+            assert ask(1, "publish new") == ["near", "new"]
+            assert ask(0, "list") == ["far", "near"]
+            cable.mend()
+            until("all is known there", lambda: ask(0, "list") == ["far", "near", "new"])
+            until("all is known here", lambda: ask(1, "list") == ["far", "near", "new"])
+        finally:
+            for host in hosts:
+                host.kill()
+                host.communicate()
+            etcd.end()
+
+
+_NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
+
+
+# ---- TLS ------------------------------------------------------------------------------------------
+
+
+class Authority:
+    """A CA of the test's, and what it signs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        self._openssl(f"req -x509 {_NEW_KEY} -subj /CN={folder.name} -days 2 -keyout ca.key -out ca.pem")
+        self.ca = folder / "ca.pem"
+
+    def sign(self, name: str) -> tuple[Path, Path]:
+        """Returns a certificate for loopback, and its key."""
+        (self._folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
+        self._openssl(f"req {_NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr")
+        signing = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san"
+        self._openssl(f"x509 -req -in {name}.csr {signing} -out {name}.pem")
+        return self._folder / f"{name}.pem", self._folder / f"{name}.key"
+
+    def _openssl(self, arguments: str) -> None:
+        command = ["openssl", *arguments.split()]
+        subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=60)
+
+
+def test_tls_with_certificates_of_both(tmp_path: Path) -> None:
+    """A certificate of another authority is refused, as is none; one that is renewed is read anew."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    certificate, key = ours.sign("server")
+    tls = (f"--cert-file={certificate}", f"--key-file={key}", f"--trusted-ca-file={ours.ca}",
+           "--client-cert-auth")  # fmt: skip
+    with Cluster(tls=tls) as cluster:
+        client, client_key = ours.sign("client")
+        foreign, foreign_key = others.sign("client")
+        options = f"ca={ours.ca}&certificate={client}&key={client_key}"
+        with EtcdDirectory(f"{cluster.url()}?{options}") as directory:
+            directory.publish(entry("a"))
+            assert names(directory) == ["a"]
+        refused = {
+            "": "etcd does not answer",
+            f"?ca={ours.ca}": "etcd does not answer",
+            f"?ca={others.ca}&certificate={client}&key={client_key}": "certificate verify failed",
+            f"?ca={ours.ca}&certificate={foreign}&key={foreign_key}": "etcd does not answer",
+            f"?ca={tmp_path}/none&certificate={client}&key={client_key}": "certificates for etcd",
+        }
+        for wrong, words in refused.items():
+            with (
+                EtcdDirectory(cluster.url() + wrong) as directory,
+                pytest.raises(PeerError, match=words),
+            ):
+                directory.publish(entry("b"))
+        # The file was wrong, and is mended while the directory is there.
+        mended = tmp_path / "mended.pem"
+        shutil.copy(foreign, mended)
+        with EtcdDirectory(
+            f"{cluster.url()}?ca={ours.ca}&certificate={mended}&key={tmp_path}/mended.key"
+        ) as late:
+            shutil.copy(foreign_key, tmp_path / "mended.key")
+            until("it has been tried", lambda: "etcd does not answer" in late.away)
+            for source, target in ((client, mended), (client_key, tmp_path / "mended.key")):
+                shutil.copy(source, f"{target}.new")
+                Path(f"{target}.new").replace(target)
+            until("it is heard", lambda: not late.away)
+            late.publish(entry("c"))
+
+
+def test_a_server_that_is_no_etcd_is_refused(tmp_path: Path) -> None:
+    """What answers there answers nonsense, or nothing, or for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answers = [
+            b"",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+            b"HTTP/1.1 404 no\r\n\r\n",
+            b"\xff" * 64,
+        ]
+
+        def serve() -> None:
+            for turn in range(1 << 20):
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                with client:
+                    client.sendall(answers[turn % len(answers)])
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with EtcdDirectory(f"etcd://127.0.0.1:{server.getsockname()[1]}") as directory:
+            for _ in answers:
+                with pytest.raises(PeerError) as refused:
+                    directory.publish(entry("a"))
+                assert refused.value.code == "unreachable"
+            assert directory.away
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(BOUND_S)
