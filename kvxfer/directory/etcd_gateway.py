@@ -52,6 +52,29 @@ class Pair:
     lease: int
 
 
+class _Connections:
+    """Connections that are dropped when their last user is done: one that opens meanwhile would stay open."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._num_users = 0
+        self._is_dropped = False
+
+    async def drop(self) -> None:
+        self._is_dropped = True
+        if not self._num_users:
+            await self._http.aclose()
+
+    async def __aenter__(self) -> httpx.AsyncClient:
+        self._num_users += 1
+        return self._http
+
+    async def __aexit__(self, *error: object) -> None:
+        self._num_users -= 1
+        if self._is_dropped and not self._num_users:
+            await self._http.aclose()
+
+
 class EtcdGateway:
     """Calls servers of one cluster, the one that answered last first. Of one event loop.
 
@@ -68,7 +91,7 @@ class EtcdGateway:
     def __init__(self, servers: Sequence[str], certificates: Certificates | None = None) -> None:
         self._servers = list(servers)
         self._certificates = certificates
-        self._http: httpx.AsyncClient | None = None
+        self._connections: _Connections | None = None
 
     @property
     def where(self) -> str:
@@ -131,11 +154,12 @@ class EtcdGateway:
             }
         }
         server = self._servers[0]
-        request = self._client().stream(
-            "POST", self._url(server, "watch"), json=asked, timeout=httpx.Timeout(_ANSWER_S, read=None)
-        )
+        url, timeout = self._url(server, "watch"), httpx.Timeout(_ANSWER_S, read=None)
         try:
-            async with request as response:
+            async with (
+                self._connected() as http,
+                http.stream("POST", url, json=asked, timeout=timeout) as response,
+            ):
                 if response.status_code != httpx.codes.OK:
                     await response.aread()
                     raise self._unreachable({server: _refusal(response)})
@@ -153,9 +177,9 @@ class EtcdGateway:
 
     async def close(self) -> None:
         """Drops connections. Later calls make others, by certificates that are read anew."""
-        if (http := self._http) is not None:
-            self._http = None
-            await http.aclose()
+        if (connections := self._connections) is not None:
+            self._connections = None
+            await connections.drop()
 
     # ---- inside -----------------------------------------------------------------------------
 
@@ -163,7 +187,8 @@ class EtcdGateway:
         why: dict[str, str] = {}
         for server in tuple(self._servers):
             try:
-                response = await self._client().post(self._url(server, what), json=asked)
+                async with self._connected() as http:
+                    response = await http.post(self._url(server, what), json=asked)
                 answer = response.json()
             except (httpx.HTTPError, OSError, ValueError) as error:
                 why[server] = _words(error)
@@ -177,16 +202,18 @@ class EtcdGateway:
             why[server] = _refusal(response)
         raise self._unreachable(why)
 
-    def _client(self) -> httpx.AsyncClient:
-        if self._http is None:
+    def _connected(self) -> _Connections:
+        if self._connections is None:
             try:
                 verify = False if self._certificates is None else self._certificates.context()
             except OSError as error:  # ssl.SSLError is one
                 raise PeerError(f"certificates for {self.where}: {error}", code="unreachable") from error
             timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
             # Proxies of the environment are for the web.
-            self._http = httpx.AsyncClient(verify=verify, timeout=timeout, trust_env=False)
-        return self._http
+            self._connections = _Connections(
+                httpx.AsyncClient(verify=verify, timeout=timeout, trust_env=False)
+            )
+        return self._connections
 
     def _url(self, server: str, what: str) -> str:
         return f"{'http' if self._certificates is None else 'https'}://{server}/v3/{what}"
