@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from kvxfer.control.attachments import Attached
 from kvxfer.control.state.event_log import EventLog
+from kvxfer.control.state.lease_counts import LeaseCounts
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import End, PackedEnd, TransferTable, id_of, pack, unpack
 from kvxfer.session.records import Record
@@ -55,6 +56,8 @@ class Intake:
         self._known: dict[str, _Known] = {}
         #: Records that were lost before they came here.
         self.records_dropped = 0
+        #: How leases of agents ended.
+        self.lease_counts = LeaseCounts()
 
     def records(self, agent: Attached, records: Iterable[Record]) -> None:
         """Takes records of what has ended."""
@@ -84,6 +87,8 @@ class Intake:
             self._let_in(agent, known, now_s)
         if what & {"attached", "leases", "gone"}:
             self._compare_leases(agent, known, now_s, gone="gone" in what)
+        if "leases_ended" in what:
+            self.lease_counts.take(agent.incarnation, agent.leases_ended)
         self.records_dropped += max(0, agent.records_dropped - known.records_dropped)
         known.records_dropped = agent.records_dropped
         if "gone" in what:
@@ -91,7 +96,7 @@ class Intake:
                 self._take(agent, known, record, now_s)
             del self._known[agent.incarnation]
             self._events.append("agents.gone", now_s, data)
-        elif sections := sorted(what - {"attached", "stats"}):
+        elif sections := sorted(what - {"attached", "stats", "leases_ended"}):
             self._events.append("agents.changed", now_s, {**data, "sections": sections})
         self._events.wake()
 
