@@ -109,6 +109,30 @@ class AgentState:
         """Returns all of it, as it is now."""
         return {"stats": self._stats(), **self._draining(), **self._parts(), **_clocks()}
 
+    def peer(self, session: int) -> dict[str, Any] | None:
+        """Returns what is told of one session; None where it is not open. From any thread."""
+        try:
+            info = self._core.peer(session)
+            if info["state"] != "open":
+                return None
+            regions = self._core.peer_regions(session)
+        except NativeError:
+            return None  # lost meanwhile
+        peer = self._peers.get(session)
+        return {
+            "session": session,
+            "name": info["name"],
+            "incarnation": info["incarnation"].hex(),
+            "address": "" if peer is None else peer.address,
+            "is_ours": info["is_ours"],
+            "rails": list(info["rails"]),
+            "paths": _cut(info["paths"]),
+            "notes": _cut(info["notes"]),
+            "regions": [each["name"] for each in regions[:_MOST_NAMES]],
+            "region_ids": [each["id"] for each in regions[:_MOST_NAMES]],
+            "num_regions": len(regions),
+        }
+
     # ---- inside -----------------------------------------------------------------------------
 
     def _draining(self) -> dict[str, Any]:
@@ -126,7 +150,7 @@ class AgentState:
         return {
             "regions": self._told_regions(regions),
             "num_regions": len(regions),
-            "peers": [row for peer in peer_ids[:_MOST_PEERS] if (row := self._peer(peer)) is not None],
+            "peers": [row for peer in peer_ids[:_MOST_PEERS] if (row := self.peer(peer)) is not None],
             "num_peers": len(peer_ids),
             "leases": [_lease(row) for row in leases[:_MOST_LEASES]],
             "num_leases": len(leases),
@@ -183,29 +207,6 @@ class AgentState:
             "layout": json.loads(encoded) if len(encoded) <= left_nbytes else None,
             "layout_nbytes": len(encoded),
             "notes": _cut(notes),
-        }
-
-    def _peer(self, session: int) -> dict[str, Any] | None:
-        try:
-            info = self._core.peer(session)
-            if info["state"] != "open":
-                return None
-            regions = self._core.peer_regions(session)
-        except NativeError:
-            return None  # lost meanwhile
-        peer = self._peers.get(session)
-        return {
-            "session": session,
-            "name": info["name"],
-            "incarnation": info["incarnation"].hex(),
-            "address": "" if peer is None else peer.address,
-            "is_ours": info["is_ours"],
-            "rails": list(info["rails"]),
-            "paths": _cut(info["paths"]),
-            "notes": _cut(info["notes"]),
-            "regions": [each["name"] for each in regions[:_MOST_NAMES]],
-            "region_ids": [each["id"] for each in regions[:_MOST_NAMES]],
-            "num_regions": len(regions),
         }
 
 

@@ -152,8 +152,8 @@ def transfers(
                 [
                     ("TRANSFER", lambda row: row.id),
                     ("STATE", lambda row: f"{row.state} [{row.code}]" if row.code else row.state),
-                    ("FROM", lambda row: _end(row.source)),
-                    ("TO", lambda row: _end(row.destination)),
+                    ("FROM", lambda row: _end(row.source, row.destination)),
+                    ("TO", lambda row: _end(row.destination or row.expectation, row.source)),
                     ("BLOCKS", lambda row: row.num_blocks),
                     ("SIZE", lambda row: in_bytes(row.nbytes)),
                     ("TOOK", lambda row: in_time(took_us(row))),
@@ -200,12 +200,14 @@ def told_of(transfer: schema.Transfer) -> list[str]:
         + (f", tenant {transfer.tenant}" if transfer.tenant else "")
     )
     ends = (
-        ("from", transfer.source),
-        ("to", transfer.destination),
-        ("expected by", transfer.expectation),
+        ("from", transfer.source, transfer.destination),
+        ("to", transfer.destination, transfer.source),
+        ("expected by", transfer.expectation, None),
     )
-    for word, end in ends:
+    for word, end, other in ends:
         if end is None:
+            if other is not None and (name := _end(None, other)) is not None:
+                lines.append(f"  {word} {plain(name)}, whose daemon has its stages")
             continue
         lines.append(
             f"  {word} {plain(end.region_name) or end.region} of {plain(end.agent_name) or end.agent}"
@@ -447,8 +449,13 @@ def _state(text: str) -> Any:
     return text or None
 
 
-def _end(end: schema.TransferEnd | None) -> str | None:
-    return None if end is None else f"{end.agent_name or end.agent[:8]}/{end.region_name or end.region}"
+def _end(end: schema.TransferEnd | None, other: schema.TransferEnd | None) -> str | None:
+    """Returns what an end is called; of one that is attached elsewhere, as the other end calls it."""
+    if end is not None:
+        return f"{end.agent_name or end.agent[:8]}/{end.region_name or end.region}"
+    if other is None or not other.peer:
+        return None
+    return f"{other.peer_name}/{other.remote_region_name or other.remote_region or '?'}"
 
 
 def _until(at_s: float | None) -> str:

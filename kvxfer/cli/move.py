@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +31,8 @@ _WAIT_S = 20.0
 # After its deadline a transfer drains; then its record is told.
 _GRACE_S = 20.0
 _LOOK_S = 0.05
+# Agents tell of an end within half a second.
+_TOLD_S = 2.0
 _BLOCKS = re.compile(r"^(?P<place>.+):(?P<blocks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)$")
 
 
@@ -143,7 +145,7 @@ def move(
         }
         steps = _push if push else _pull
         with steps(begin, end, request, say) as (client, made):
-            transfer = _ended(client, made, timeout_s)
+            transfer = _with_both_ends(_ended(client, made, timeout_s), begin.client, end.client)
         if json:
             print_json(transfer)
         else:
@@ -232,9 +234,12 @@ def _create(by: End, other: End, verb: str, request: Request, remote_agent: str 
 
 def _session(begin: End, end: End, request: Request) -> int:
     """Returns the number that the destination's agent has for its newest session with the source's."""
+    from kvxfer.control import schema
+
     until_s = time.monotonic() + float(str(request["timeout_s"]))
     if (found := _newest_session(begin, end)) is None:
-        _connect(begin, end, request)
+        asked = schema.ConnectRequest(remote_agent=end.agent.address or end.agent.id)
+        begin.client.connect_agent(begin.agent.id, asked)
     while found is None:
         if time.monotonic() > until_s:
             raise UsageError(
@@ -250,24 +255,32 @@ def _newest_session(begin: End, end: End) -> int | None:
     return found[-1] if found else None
 
 
-def _connect(begin: End, end: End, request: Request) -> None:
-    """Has the source's agent connect to the destination's: by what it refuses to post once it has."""
-    from kvxfer.control.client_error import ControlError
-
-    unknown = replace(end, region=end.region.model_copy(update={"name": "none, to connect alone"}))
-    try:
-        _create(begin, unknown, "write", request)
-    except ControlError as error:
-        if error.code != "unknown-region":
-            raise
-
-
 def _ended(client: Client, transfer: str, timeout_s: float) -> schema.Transfer:
     until_s = time.monotonic() + timeout_s + _GRACE_S
     found = client.get_transfer(transfer, wait_s=min(_WAIT_S, timeout_s + 1))
     while found.state == "pending" and time.monotonic() < until_s:
         found = client.get_transfer(transfer, wait_s=_WAIT_S)
     return found
+
+
+def _with_both_ends(transfer: schema.Transfer, *clients: Client) -> schema.Transfer:
+    """Returns a transfer with the end that another daemon knows; one that is not told in time stays out."""
+    from kvxfer.control.client_error import ControlError
+
+    until_s = time.monotonic() + _TOLD_S
+    while transfer.source is None or transfer.destination is None:
+        for client in clients:
+            try:
+                told = client.get_transfer(transfer.id)
+            except ControlError:
+                continue  # the end was not told yet; and what moved has moved
+            ends = {"source": transfer.source or told.source}
+            ends["destination"] = transfer.destination or told.destination
+            transfer = transfer.model_copy(update=ends)
+        if transfer.id == transfer.made_id or time.monotonic() > until_s:
+            break
+        time.sleep(_LOOK_S)
+    return transfer
 
 
 def _revoke(client: Client, lease: str) -> None:

@@ -62,6 +62,12 @@ def sections_of(message: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def peer_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the session that an agent's answer tells of, checked; raises `Malformed`."""
+    (row,) = _SECTIONS["peers"]([answer.get("peer")])
+    return dict(row)
+
+
 Reader = Callable[[Any], Any]
 
 

@@ -238,6 +238,8 @@ class Attachments:
               handle tells the end.
             - ``move.cancel`` {handle} of one that was posted so, or {session, transfer, is_source} as records
               have them: ``{"found": bool}``
+            - ``move.connect`` {remote_agent}: named as above. Returns the session that is open, or a new one:
+              ``{"peer": row}``, as in `Attached.peers`
             - ``grant.grant`` {region, holder, session, blocks, mode, ttl_s}: `holder` is a name or None; with
               `session`, which alone may write, it is that peer. ``{"lease": id, "token": text}``
             - ``grant.extend`` {lease, ttl_s}: it ends no earlier than that from now. ``{"found": bool}``

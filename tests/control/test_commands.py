@@ -128,12 +128,20 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
             # It was for this transfer alone.
             until(lambda: not list(client.leases()), "the lease stays")
     at = filled[0 if push else 1].place
-    # Both ends are known by one id, and each tells its stages.
-    (known,) = told("transfers", transfer["id"], daemon=at)
-    assert known["context"] == "req-1"
+    # Both ends are known by one id, and each tells its stages to its own daemon.
+    assert transfer["source"]["agent_name"] == "prefill-0"
+    assert transfer["destination"]["agent_name"] == HOSTILE
+    for node in filled:
+        (known,) = told("transfers", transfer["id"], daemon=node.place)
+        assert known["context"] == "req-1"
+    assert told("transfers", transfer["made_id"], daemon=at)[0]["id"] == transfer["id"]
     shown = run("transfers", transfer["id"], daemon=at)
     assert "begun" in shown.stdout
+    assert "whose daemon has its stages" in shown.stdout
     assert "\x1b" not in shown.stdout
+    listed = run("transfers", "--context", "req-1", daemon=at).stdout
+    assert "prefill-0/kv" in listed
+    assert "decode/kv" in listed
 
 
 @pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
@@ -168,7 +176,10 @@ def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
     done = run("move", src, dst)
     assert done.returncode == 0, done.stderr
-    for words in ("lease to read 1 blocks of kv of prefill-0", "done", "moved ", "/s"):
+    for words in (
+        *("lease to read 1 blocks of kv of prefill-0", "done", "moved ", "/s"),
+        *("  from kv of prefill-0: done", "  to kv of \\x1b[2J[red]decode (began it): done"),
+    ):
         assert words in done.stdout
 
 
