@@ -26,7 +26,7 @@ class EndNames:
         self._names: dict[tuple[int, int, int], Names] = {}
 
     def learn(self, agent: Attached) -> None:
-        """Takes what the agent tells of regions and peers; what it tells no more is remembered for a while."""
+        """Takes what the agent tells of regions and peers; what has gone is remembered for a while."""
         self._names.clear()
         for region in agent.regions:
             self._regions[region["id"]] = region["name"]

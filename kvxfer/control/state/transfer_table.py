@@ -37,7 +37,7 @@ _FEW: Final = 8
 _MOST_EARLY: Final = 65536
 
 
-# Of an end: its region, the incarnation and name of its peer, and the peer's region; "" for what is not known.
+# Of an end: its region, its peer's incarnation and name, and the peer's region; "" for what is not known.
 # A plain tuple, which ends between the same regions share: the garbage collector does not look at it.
 Names = tuple[str, str, str, str]
 NO_NAMES: Final[Names] = ("", "", "", "")
