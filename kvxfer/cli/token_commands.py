@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ from kvxfer.cli.asking import (
 from kvxfer.errors import invalid
 
 if TYPE_CHECKING:
+    from kvxfer.control import schema
     from kvxfer.control.client import Client
 
 
@@ -33,6 +34,14 @@ def tokens(
     create: Annotated[str, typer.Option(metavar="NAME", help="Make one of this name.")] = "",
     role: Annotated[str, typer.Option(help="What it may: read, transfer or admin.")] = "read",
     tenant: Annotated[list[str] | None, typer.Option(help="For this tenant alone; may be repeated.")] = None,
+    certificate: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Instead of a secret: who connects with this certificate, DNS:..., URI:..., CN:... or "
+            "SHA256:...",
+        ),
+    ] = "",
     ttl_s: Annotated[float, typer.Option(min=0.0, help="How long it is valid; 0: until revoked.")] = 0.0,
     out: Annotated[str, typer.Option(metavar="FILE", help="Write the new token there (0600).")] = "",
     daemon: DaemonOption = "",
@@ -43,13 +52,24 @@ def tokens(
     """List tokens; make one, which is written to a file or stdout once; revoke one."""
     if revoke and not token:
         raise invalid("--revoke needs a token's id: kvxfer tokens lists them")
+    if certificate and (not create or out):
+        raise invalid("--certificate goes with --create, and has no secret for --out")
     if create and role not in ("read", "transfer", "admin"):
         raise invalid(f"--role is read, transfer or admin, not {role!r}")
+    from kvxfer.control import schema
+
     with asking(daemon, token_file, ca_file) as client:
         if revoke:
             print_one(client.revoke_token(token), json)
         elif create:
-            _create_token(client, create, role, tenant, ttl_s, out, as_json=json)
+            asked = schema.TokenRequest(
+                name=create,
+                role=role,  # type: ignore[arg-type]
+                tenants=tenant or None,
+                certificate=certificate or None,
+                ttl_s=ttl_s or None,
+            )
+            _create_token(client, asked, out, as_json=json)
         else:
             print_rows(
                 client.tokens(),
@@ -58,6 +78,7 @@ def tokens(
                     ("NAME", lambda row: row.name),
                     ("ROLE", lambda row: row.role),
                     ("TENANTS", lambda row: "all" if row.tenants is None else row.tenants),
+                    ("CERTIFICATE", lambda row: row.certificate),
                     ("MADE", lambda row: ago(row.made_at_s) + " ago"),
                     ("EXPIRES", lambda row: _until(row.expires_at_s)),
                 ],
@@ -66,18 +87,7 @@ def tokens(
             )
 
 
-def _create_token(
-    client: Client,
-    name: str,
-    role: Any,
-    tenants: list[str] | None,
-    ttl_s: float,
-    out: str,
-    *,
-    as_json: bool,
-) -> None:
-    from kvxfer.control import schema
-
+def _create_token(client: Client, asked: schema.TokenRequest, out: str, *, as_json: bool) -> None:
     made = None
     if out:
         # Before the token is made: one whose secret can be written nowhere is of no use.
@@ -86,11 +96,9 @@ def _create_token(
         except OSError as error:
             raise invalid(f"--out {out} cannot be made: {error.strerror}") from None
     try:
-        made = client.create_token(
-            schema.TokenRequest(name=name, role=role, tenants=tenants or None, ttl_s=ttl_s or None)
-        )
+        made = client.create_token(asked)
         if out:
-            os.write(file, made.secret.encode() + b"\n")
+            os.write(file, str(made.secret).encode() + b"\n")
     finally:
         if out:
             os.close(file)
@@ -100,6 +108,8 @@ def _create_token(
         print(f"token {made.id} is in {out}", file=sys.stderr)
     elif as_json:
         print_json(made)
+    elif made.secret is None:
+        print(f"token {made.id} is for certificate {made.certificate}")
     else:
         print(made.secret)
 
