@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from kvxfer._native import NativeError, __version__
+from kvxfer._native import CODES, NativeError, __version__
 from kvxfer.attachment.frames import MAX_PAYLOAD_NBYTES, VERSION
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _MOST_LEASES: Final = 1024
 # Of layouts that were told whole, together; those beyond are left out, and read from the agent's own entry.
 _MOST_LAYOUTS_NBYTES: Final = 512 << 10
 _MOST_NAMES: Final = 16
+# How a lease ends: `kvxfer.LeaseState`.
+_ENDS: Final = ("expired", "revoked", "peer-lost", "region-gone", "ended")
 _MOST_LETTERS: Final = 400
 # native/core/lease.h: kBearerBit. Above it a number is what opens the pages.
 _BEARER_BIT: Final = 1 << 62
@@ -78,6 +80,9 @@ class AgentState:
         self._told: dict[str, Any] = {}
         self._described: dict[int, dict[str, Any]] = {}
         self._looked_at: tuple[int, ...] = ()
+        # Leases that were there at the last look, and how many have ended since the first, by how.
+        self._held: set[int] = set()
+        self._ended = dict.fromkeys(_ENDS, 0)
 
     def forget(self) -> None:
         """Has everything told anew: there is another daemon, or the same that forgot."""
@@ -104,6 +109,30 @@ class AgentState:
         """Returns all of it, as it is now."""
         return {"stats": self._stats(), **self._draining(), **self._parts(), **_clocks()}
 
+    def peer(self, session: int) -> dict[str, Any] | None:
+        """Returns what is told of one session; None where it is not open. From any thread."""
+        try:
+            info = self._core.peer(session)
+            if info["state"] != "open":
+                return None
+            regions = self._core.peer_regions(session)
+        except NativeError:
+            return None  # lost meanwhile
+        peer = self._peers.get(session)
+        return {
+            "session": session,
+            "name": info["name"],
+            "incarnation": info["incarnation"].hex(),
+            "address": "" if peer is None else peer.address,
+            "is_ours": info["is_ours"],
+            "rails": list(info["rails"]),
+            "paths": _cut(info["paths"]),
+            "notes": _cut(info["notes"]),
+            "regions": [each["name"] for each in regions[:_MOST_NAMES]],
+            "region_ids": [each["id"] for each in regions[:_MOST_NAMES]],
+            "num_regions": len(regions),
+        }
+
     # ---- inside -----------------------------------------------------------------------------
 
     def _draining(self) -> dict[str, Any]:
@@ -117,14 +146,31 @@ class AgentState:
         regions = list(self._regions.by_name().values())
         peer_ids = sorted(self._core.peers())
         leases = self._core.leases(_MOST_LEASES + 1)
+        self._count_ended({row["lease"] for row in leases})
         return {
             "regions": self._told_regions(regions),
             "num_regions": len(regions),
-            "peers": [row for peer in peer_ids[:_MOST_PEERS] if (row := self._peer(peer)) is not None],
+            "peers": [row for peer in peer_ids[:_MOST_PEERS] if (row := self.peer(peer)) is not None],
             "num_peers": len(peer_ids),
             "leases": [_lease(row) for row in leases[:_MOST_LEASES]],
             "num_leases": len(leases),
+            "leases_ended": dict(self._ended),
         }
+
+    def _count_ended(self, held: set[int]) -> None:
+        """Counts the leases that have ended since the last look. One that came and went in between is not."""
+        for number in self._held - held:
+            try:
+                state = self._core.lease_state(number)
+            except NativeError as error:
+                if error.args[0] != CODES["invalid-argument"]:
+                    raise
+                state = "ended"  # so many others since that native code does not know how
+            if state in self._ended:
+                self._ended[state] += 1
+            elif len(held) < 2 * _MOST_LEASES:
+                held.add(number)  # it holds still, behind those that are listed
+        self._held = held
 
     def _stats(self) -> dict[str, Any]:
         stats: dict[str, Any] = dict(self._core.stats())
@@ -161,29 +207,6 @@ class AgentState:
             "layout": json.loads(encoded) if len(encoded) <= left_nbytes else None,
             "layout_nbytes": len(encoded),
             "notes": _cut(notes),
-        }
-
-    def _peer(self, session: int) -> dict[str, Any] | None:
-        try:
-            info = self._core.peer(session)
-            if info["state"] != "open":
-                return None
-            regions = self._core.peer_regions(session)
-        except NativeError:
-            return None  # lost meanwhile
-        peer = self._peers.get(session)
-        return {
-            "session": session,
-            "name": info["name"],
-            "incarnation": info["incarnation"].hex(),
-            "address": "" if peer is None else peer.address,
-            "is_ours": info["is_ours"],
-            "rails": list(info["rails"]),
-            "paths": _cut(info["paths"]),
-            "notes": _cut(info["notes"]),
-            "regions": [each["name"] for each in regions[:_MOST_NAMES]],
-            "region_ids": [each["id"] for each in regions[:_MOST_NAMES]],
-            "num_regions": len(regions),
         }
 
 

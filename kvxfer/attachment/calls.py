@@ -81,6 +81,7 @@ class Calls:
             "move.read": self._read,
             "move.write": self._write,
             "move.cancel": self._cancel,
+            "move.connect": self._connect,
             "grant.grant": self._grant,
             "grant.extend": self._extend,
             "grant.revoke": self._revoke,
@@ -156,6 +157,20 @@ class Calls:
             return self._post(region, begun, args, is_write)
 
         return connect_and_post
+
+    def _connect(self, args: Mapping[str, Any], timeout_s: float) -> Answer | Later:
+        _only(args, {"remote_agent"})
+        agent = args["remote_agent"]
+        check_kind(agent, "remote_agent", str, "text")
+        if (peer := self._connected(agent)) is not None:
+            return self._told_of(peer)
+        return lambda: self._told_of(self._agent.connect_blocking(agent, timeout_s))
+
+    def _told_of(self, peer: Peer) -> Answer:
+        row = self._state.peer(peer.id)
+        if row is None:
+            raise PeerError(f"peer {peer.name!r} was lost at once", code="peer-lost", peer=peer.name)
+        return {"peer": row}
 
     def _post(self, region: Region, peer: Peer, args: Mapping[str, Any], is_write: bool) -> Answer:
         terms = {name: args[name] for name in _TERMS if args.get(name) is not None}

@@ -9,7 +9,18 @@ import typer
 
 import kvxfer
 from kvxfer.bench.errors import BenchError
-from kvxfer.cli import control, doctor, move, serve, top
+from kvxfer.cli import (
+    agent_commands,
+    doctor,
+    drain_command,
+    lease_commands,
+    move,
+    page_commands,
+    serve,
+    token_commands,
+    top,
+    transfer_commands,
+)
 from kvxfer.errors import KvxferError
 
 # 0: done; 1: a check failed; 2: it could not run as asked.
@@ -44,19 +55,20 @@ def _add_bench() -> None:
 _add_bench()
 app.command()(doctor.doctor)
 app.command()(serve.serve)
+_PANEL = "Of a node's daemon"
 for _command in (
-    control.agents,
-    control.regions,
-    control.peers,
-    control.transfers,
-    control.leases,
-    control.pages,
-    control.tokens,
-    control.drain,
+    agent_commands.agents,
+    agent_commands.regions,
+    agent_commands.peers,
+    transfer_commands.transfers,
+    token_commands.tokens,
+    drain_command.drain,
     move.move,
     top.top,
 ):
-    app.command(rich_help_panel="Of a node's daemon")(_command)
+    app.command(rich_help_panel=_PANEL)(_command)
+app.add_typer(lease_commands.app, name="leases", rich_help_panel=_PANEL)
+app.add_typer(page_commands.app, name="pages", rich_help_panel=_PANEL)
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from kvxfer.errors import invalid
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -32,6 +34,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one object
 AgentOption = Annotated[str, typer.Option(metavar="AGENT", help="Of this agent alone: its id or name.")]
 LimitOption = Annotated[int, typer.Option(min=1, help="How many at most.")]
 
+#: Exit status: what was asked for was not reached. 2 is "could not run as asked" (app.py).
+FAILED = 1
 # Of tables in files and pipes, where nobody says how wide a line may be.
 _WIDTH = 160
 # Columns of ids.
@@ -46,9 +50,37 @@ _HINTS = {
 Row = TypeVar("Row", bound="BaseModel")
 
 
+def lists_alone(context: typer.Context) -> bool:
+    """Whether a noun is named without a verb, which lists its things.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: options stand before the verb, where they would say nothing.
+    """
+    if context.invoked_subcommand is None:
+        return True
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            verb, option = context.invoked_subcommand, f"--{name.replace('_', '-')}"
+            raise invalid(
+                f"{option} says nothing before {verb}: write {context.command_path} {verb} {option}"
+            )
+    return False
+
+
 @contextmanager
 def asking(daemon: str, token_file: str, ca_file: str = "") -> Iterator[Client]:
-    """Lends a client; its errors get a word on what to do next."""
+    """Lends a client; its errors get a word on what to do next.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: what was asked with it is none that a daemon takes.
+    """
+    from pydantic import ValidationError
+
     from kvxfer.control.client import Client
     from kvxfer.control.client_error import ControlError
     from kvxfer.control.daemon_place import token_of
@@ -61,6 +93,10 @@ def asking(daemon: str, token_file: str, ca_file: str = "") -> Iterator[Client]:
                 words = f"{error.detail}; {hint}"
                 raise ControlError(error.code, error.title, words, error.status) from None
             raise
+        except ValidationError as error:
+            fault: Any = error.errors()[0]
+            words = f"{'.'.join(map(str, fault['loc']))} is {fault['input']!r:.100}: {fault['msg']}"
+            raise invalid(words) from None
 
 
 def print_json(shown: Any) -> None:
@@ -94,6 +130,19 @@ def print_rows(
         console().print(table)
     else:
         print(nothing, file=sys.stderr)
+
+
+def print_one(shown: Any, as_json: bool) -> None:
+    """Prints one thing, a field on a line, or as JSON."""
+    if as_json:
+        print_json(shown)
+        return
+    told = shown.model_dump(mode="json")
+    width = max(map(len, told))
+    for name, value in told.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key}={each}" for key, each in value.items()) or None
+        print(f"{name:{width}}  {plain(value)}")
 
 
 def console() -> Any:

@@ -29,7 +29,10 @@ def serve(
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Clients need a certificate of it, and a token.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Clients need a certificate of it; a token may be for one (kvxfer tokens)."
+        ),
     ] = None,
     agent_listen: Annotated[
         str, typer.Option(metavar="tcp://HOST:PORT", help="Where its own agent listens.")

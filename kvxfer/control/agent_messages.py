@@ -11,6 +11,7 @@ from kvxfer.attachment.frames import VERSION, Malformed
 _MOST_ROWS: Final = 1024
 _MAX_NAME_NBYTES: Final = 128
 _MAX_WORD: Final = 512
+_MOST_COUNTS: Final = 16
 _MAX_OPTIONS_NBYTES: Final = 16 << 10
 _MAX_INTEGER: Final = 1 << 64
 
@@ -61,6 +62,12 @@ def sections_of(message: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def peer_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the session that an agent's answer tells of, checked; raises `Malformed`."""
+    (row,) = _SECTIONS["peers"]([answer.get("peer")])
+    return dict(row)
+
+
 Reader = Callable[[Any], Any]
 
 
@@ -100,6 +107,13 @@ def _number_or_none(value: Any) -> float | None:
 
 def _integer_or_none(value: Any) -> int | None:
     return None if value is None else _integer(value)
+
+
+def _counts(value: Any) -> dict[str, int]:
+    told = _object(value)
+    if len(told) > _MOST_COUNTS:
+        raise Malformed("counts are too many")
+    return {_word(name): _integer(count) for name, count in told.items()}
 
 
 def _flag(value: Any) -> bool:
@@ -177,4 +191,5 @@ _SECTIONS: Final[dict[str, Reader]] = {
     "num_regions": _integer,
     "num_peers": _integer,
     "num_leases": _integer,
+    "leases_ended": _counts,
 }

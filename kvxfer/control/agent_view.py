@@ -102,23 +102,24 @@ class AgentView:
 
     def peers(self, agent: Attached) -> list[schema.Peer]:
         """Returns an agent's sessions."""
-        return [
-            schema.Peer.model_validate(
-                {
-                    "agent": agent.incarnation,
-                    "agent_name": agent.name,
-                    "session": peer["session"],
-                    "id": peer["incarnation"],
-                    "name": peer["name"],
-                    "address": peer.get("address", ""),
-                    "rails": peer.get("rails", []),
-                    "paths": peer.get("paths", []),
-                    "notes": peer.get("notes", []),
-                    "regions": list(peer.get("regions", ())),
-                }
-            )
-            for peer in agent.peers
-        ]
+        return [self.peer(agent, row) for row in agent.peers]
+
+    def peer(self, agent: Attached, row: Mapping[str, Any]) -> schema.Peer:
+        """Returns one of them, as the agent told it."""
+        return schema.Peer.model_validate(
+            {
+                "agent": agent.incarnation,
+                "agent_name": agent.name,
+                "session": row["session"],
+                "id": row["incarnation"],
+                "name": row["name"],
+                "address": row.get("address", ""),
+                "rails": row.get("rails", []),
+                "paths": row.get("paths", []),
+                "notes": row.get("notes", []),
+                "regions": list(row.get("regions", ())),
+            }
+        )
 
     def rails(self, agent: Attached) -> list[schema.Rail]:
         """Returns the rails of an agent's sessions."""

@@ -93,6 +93,9 @@ class Attached:
         Whether it was asked to drain, and until when, by CLOCK_MONOTONIC.
     num_regions, num_peers, num_leases
         How many there are: of very many the first are told.
+    leases_ended
+        How many have ended since the agent was made, by how (`kvxfer.LeaseState`); those that came and went
+        between two looks, half a second apart, are not among them.
     clock_offset_ns
         What to add to its CLOCK_MONOTONIC for nanoseconds since 1970.
     records_dropped
@@ -118,6 +121,7 @@ class Attached:
     num_regions: int = 0
     num_peers: int = 0
     num_leases: int = 0
+    leases_ended: dict[str, int] = field(default_factory=dict)
     clock_offset_ns: int = 0
     records_dropped: int = 0
 
@@ -137,8 +141,8 @@ class Attachments:
         Called with the agent and records of transfers and expectations that have ended, oldest first.
     on_change
         Called with the agent and the names of what has changed: ``"attached"`` (all of it), ``"gone"``
-        (it is in `agents` no more), or some of ``"regions"``, ``"peers"``, ``"leases"``, ``"stats"``,
-        ``"draining"``.
+        (it is in `agents` no more), or some of ``"regions"``, ``"peers"``, ``"leases"``,
+        ``"leases_ended"``, ``"stats"``, ``"draining"``.
     allowed_uids
         Users whose agents may attach; None for the daemon's own and root.
     """
@@ -234,6 +238,8 @@ class Attachments:
               handle tells the end.
             - ``move.cancel`` {handle} of one that was posted so, or {session, transfer, is_source} as records
               have them: ``{"found": bool}``
+            - ``move.connect`` {remote_agent}: named as above. Returns the session that is open, or a new one:
+              ``{"peer": row}``, as in `Attached.peers`
             - ``grant.grant`` {region, holder, session, blocks, mode, ttl_s}: `holder` is a name or None; with
               `session`, which alone may write, it is that peer. ``{"lease": id, "token": text}``
             - ``grant.extend`` {lease, ttl_s}: it ends no earlier than that from now. ``{"found": bool}``
@@ -503,7 +509,7 @@ class _Line(asyncio.Protocol):
         self._owner.on_change(self._attached, changed)
 
 
-_CHANGES: Final = frozenset({"regions", "peers", "leases", "stats", "draining"})
+_CHANGES: Final = frozenset({"regions", "peers", "leases", "leases_ended", "stats", "draining"})
 
 
 def _make_folder(folder: Path, mode: int) -> None:

@@ -19,7 +19,8 @@ from kvxfer.control.client_calls import Call
 from kvxfer.control.client_error import UNREACHABLE, ControlError
 from kvxfer.control.client_events import SILENT_S, EventCursor, Missed
 from kvxfer.control.client_exchange import Outcome, Retry, exchange, unanswered
-from kvxfer.control.daemon_place import DaemonPlace, token_of
+from kvxfer.control.daemon_place import DaemonPlace, certificate_of, token_of
+from kvxfer.errors import invalid
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
@@ -100,16 +101,18 @@ class Client:
     daemon
         A URL, or a unix socket's path; None for ``KVXFER_DAEMON_URL``, else this user's own daemon.
     token
-        Needed over TCP; None takes there what the file holds that ``KVXFER_TOKEN_FILE`` names.
+        Over TCP it is needed, or a certificate that stands for one; None takes there what the file holds that
+        ``KVXFER_TOKEN_FILE`` names.
     verify
         Certificates that are trusted: a file's path, or True for the system's.
     certificate
-        Of the client, where the daemon wants one: paths of it and its key.
+        Of the client, where the daemon wants one: paths of it and its key. None for what
+        ``KVXFER_CERTIFICATE_FILE`` and ``KVXFER_KEY_FILE`` name.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: `daemon` is no place, or the token's file cannot be read.
+        ``invalid-argument``: `daemon` is no place, or a file cannot be read, of a token or certificates.
     ControlError
         By all methods: see there.
     """
@@ -234,6 +237,7 @@ class Client:
     get_agent = _sync(calls.get_agent)
     list_agent_regions = _sync(calls.list_agent_regions)
     list_agent_peers = _sync(calls.list_agent_peers)
+    connect_agent = _sync(calls.connect_agent)
     list_regions = _sync(calls.list_regions)
     list_peers = _sync(calls.list_peers)
     list_rails = _sync(calls.list_rails)
@@ -377,6 +381,7 @@ class AsyncClient:
     get_agent = _awaited(calls.get_agent)
     list_agent_regions = _awaited(calls.list_agent_regions)
     list_agent_peers = _awaited(calls.list_agent_peers)
+    connect_agent = _awaited(calls.connect_agent)
     list_regions = _awaited(calls.list_regions)
     list_peers = _awaited(calls.list_peers)
     list_rails = _awaited(calls.list_rails)
@@ -425,12 +430,16 @@ def _headers(token: str | None, place: DaemonPlace) -> dict[str, str]:
 def _tls(verify: str | bool, certificate: tuple[str, str] | None) -> Any:
     import ssl
 
-    context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    certificate = certificate or certificate_of()
+    try:
+        context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+        if certificate is not None:
+            context.load_cert_chain(*certificate)
+    except OSError as error:  # SSLError among them
+        raise invalid(f"certificates cannot be read ({verify}, {certificate}): {error}") from None
     if verify is False:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    if certificate is not None:
-        context.load_cert_chain(*certificate)
     return context
 
 

@@ -135,6 +135,12 @@ def list_agent_peers(agent: str, *, cursor: str = "", limit: int = 100) -> Call[
     return _get(_path("/v1/agents/{}/peers", agent), schema.Listed[schema.Peer], cursor=cursor, limit=limit)
 
 
+def connect_agent(agent: str, asked: schema.ConnectRequest) -> Call[schema.Peer]:
+    """Has an agent connect to another; returns the session, or the one that is open already."""
+    made = _send("POST", _path("/v1/agents/{}/peers", agent), schema.Peer, asked)
+    return replace(made, timeout_s=asked.timeout_s + PATIENCE_S)
+
+
 def list_regions(
     agent: str | None = None, *, cursor: str = "", limit: int = 100
 ) -> Call[schema.Listed[schema.Region]]:

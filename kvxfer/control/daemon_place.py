@@ -1,4 +1,4 @@
-"""Where a daemon is asked, and with which token."""
+"""Where a daemon is asked, and with which token or certificate."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from kvxfer.errors import invalid
 
 _URL: Final = "KVXFER_DAEMON_URL"
 _TOKEN_FILE: Final = "KVXFER_TOKEN_FILE"
+_CERTIFICATE_FILE: Final = "KVXFER_CERTIFICATE_FILE"
+_KEY_FILE: Final = "KVXFER_KEY_FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,12 @@ def token_of(file: str | os.PathLike[str] | None = None) -> str | None:
     if not token.isascii() or not token.isprintable() or not token:
         raise invalid(f"{path} holds no token")
     return token
+
+
+def certificate_of() -> tuple[str, str] | None:
+    """Returns the files of a certificate and its key that the environment names; None where it names none.
+
+    ``KVXFER_CERTIFICATE_FILE`` alone holds both.
+    """
+    certificate = os.environ.get(_CERTIFICATE_FILE, "")
+    return (certificate, os.environ.get(_KEY_FILE) or certificate) if certificate else None

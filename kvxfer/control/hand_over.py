@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from kvxfer.attachment.runtime_folder import runtime_folder
 from kvxfer.errors import CODE_NAMES, KvxferError, PeerError, class_of, invalid
 from kvxfer.layout.kv_layout import KVLayout
 
@@ -200,14 +201,7 @@ def _place_of(memory: NDArray[Any]) -> tuple[int, int, int]:
 
 
 def _socket_of(daemon: str | os.PathLike[str] | None) -> Path:
-    if daemon is not None:
-        path = Path(daemon)
-    elif given := os.environ.get("KVXFER_DAEMON_DIR"):
-        path = Path(given)
-    elif given := os.environ.get("XDG_RUNTIME_DIR"):
-        path = Path(given, "kvxfer")
-    else:
-        path = Path("/run/kvxfer" if os.getuid() == 0 else f"/tmp/kvxfer-{os.getuid()}")
+    path = runtime_folder() if daemon is None else Path(daemon)
     return path if path.suffix == ".sock" else path / "memory.sock"
 
 

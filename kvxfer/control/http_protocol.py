@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kvxfer.control.state.client_certificate import ClientCertificate
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,14 +26,14 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class _Known:
-    """An application whose requests say which user they are of."""
+    """An application whose requests say who is at the other end of the connection."""
 
-    def __init__(self, app: ASGIApp, uid: int) -> None:
+    def __init__(self, app: ASGIApp, **known: object) -> None:
         self._app = app
-        self._uid = uid
+        self._known = {f"kvxfer.{name}": value for name, value in known.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["kvxfer.uid"] = self._uid
+        scope.update(self._known)
         await self._app(scope, receive, send)
 
 
@@ -51,7 +54,9 @@ class BoundedProtocol(H11Protocol):
         end: socket.socket | None = transport.get_extra_info("socket")
         if end is not None and end.family == socket.AF_UNIX:
             told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            self.app = _Known(self.app, _CREDENTIALS.unpack(told)[1])
+            self.app = _Known(self.app, uid=_CREDENTIALS.unpack(told)[1])
+        if (tls := transport.get_extra_info("ssl_object")) is not None and (found := _certificate_of(tls)):
+            self.app = _Known(self.app, certificate=found)
         self._wait_for_request()
 
     def data_received(self, data: bytes) -> None:
@@ -91,6 +96,12 @@ class BoundedProtocol(H11Protocol):
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+
+
+def _certificate_of(tls: ssl.SSLObject) -> ClientCertificate | None:
+    """Returns the certificate that the client has shown; None where it was asked for none."""
+    encoded = tls.getpeercert(binary_form=True)
+    return None if encoded is None else ClientCertificate.read(encoded, tls.getpeercert())
 
 
 class QuietServer(Server):

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvxfer.control.attachments import Attached
+from kvxfer.control.end_names import EndNames
 from kvxfer.control.state.event_log import EventLog
+from kvxfer.control.state.lease_counts import LeaseCounts
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import End, PackedEnd, TransferTable, id_of, pack, unpack
 from kvxfer.session.records import Record
@@ -15,8 +17,6 @@ from kvxfer.session.records import Record
 # A session's records may come before the session is told of, which agents do twice a second at most.
 _PATIENCE_S: Final = 2.0
 _MOST_HELD: Final = 10_000
-# Of sessions that have ended: their last records may follow.
-_MOST_SESSIONS: Final = 4096
 _MOST_LEASES: Final = 65536
 
 
@@ -24,7 +24,7 @@ _MOST_LEASES: Final = 65536
 class _Known:
     """What was told of one agent."""
 
-    sessions: dict[int, str] = field(default_factory=dict)
+    names: EndNames = field(default_factory=EndNames)
     held: list[tuple[float, Record]] = field(default_factory=list)
     leases: dict[str, str] = field(default_factory=dict)
     records_dropped: int = 0
@@ -55,6 +55,8 @@ class Intake:
         self._known: dict[str, _Known] = {}
         #: Records that were lost before they came here.
         self.records_dropped = 0
+        #: How leases of agents ended.
+        self.lease_counts = LeaseCounts()
 
     def records(self, agent: Attached, records: Iterable[Record]) -> None:
         """Takes records of what has ended."""
@@ -62,7 +64,7 @@ class Intake:
         known = self._of(agent)
         for record in records:
             self._counts.add(record)
-            if record.session and record.session not in known.sessions and len(known.held) < _MOST_HELD:
+            if record.session and not known.names.peer(record.session) and len(known.held) < _MOST_HELD:
                 known.held.append((now_s, record))
             else:
                 self._take(agent, known, record, now_s)
@@ -79,11 +81,13 @@ class Intake:
             self._events.append(
                 "agents.attached", now_s, {**data, "pid": agent.pid, "version": agent.version}
             )
-        if what & {"attached", "peers"}:
-            self._learn_sessions(agent, known)
+        if what & {"attached", "peers", "regions"}:
+            known.names.learn(agent)
             self._let_in(agent, known, now_s)
         if what & {"attached", "leases", "gone"}:
             self._compare_leases(agent, known, now_s, gone="gone" in what)
+        if "leases_ended" in what:
+            self.lease_counts.take(agent.incarnation, agent.leases_ended)
         self.records_dropped += max(0, agent.records_dropped - known.records_dropped)
         known.records_dropped = agent.records_dropped
         if "gone" in what:
@@ -91,7 +95,7 @@ class Intake:
                 self._take(agent, known, record, now_s)
             del self._known[agent.incarnation]
             self._events.append("agents.gone", now_s, data)
-        elif sections := sorted(what - {"attached", "stats"}):
+        elif sections := sorted(what - {"attached", "stats", "leases_ended"}):
             self._events.append("agents.changed", now_s, {**data, "sections": sections})
         self._events.wake()
 
@@ -101,32 +105,28 @@ class Intake:
         if (known := self._known.get(agent.incarnation)) is None:
             known = self._known[agent.incarnation] = _Known()
             known.records_dropped = agent.records_dropped
-            self._learn_sessions(agent, known)
+            known.names.learn(agent)
         return known
-
-    def _learn_sessions(self, agent: Attached, known: _Known) -> None:
-        for peer in agent.peers:
-            known.sessions[peer["session"]] = peer["incarnation"]
-        while len(known.sessions) > _MOST_SESSIONS + len(agent.peers):
-            del known.sessions[next(iter(known.sessions))]
 
     def _let_in(self, agent: Attached, known: _Known, now_s: float) -> None:
         """Takes records that waited for their session, or have waited for too long."""
         held, known.held = known.held, []
         for since_s, record in held:
-            if record.session in known.sessions or now_s - since_s > _PATIENCE_S:
+            if known.names.peer(record.session) or now_s - since_s > _PATIENCE_S:
                 self._take(agent, known, record, now_s)
             else:
                 known.held.append((since_s, record))
 
     def _take(self, agent: Attached, known: _Known, record: Record, now_s: float) -> None:
-        peer = known.sessions.get(record.session, f"session{record.session}")
+        peer = known.names.peer(record.session) or f"session{record.session}"
         id_ = id_of(record, agent.incarnation, peer)
-        end = End(agent.incarnation, agent.name, agent.clock_offset_ns, record)
+        end = End(agent.incarnation, agent.name, agent.clock_offset_ns, record, known.names.of(record))
         packed = pack(end)
         seq = self._table.add_end(id_, end, packed, now_s)
         tenant = self._on_ended(seq)
-        self._events.append(_TOPICS[record.outcome], now_s, (id_, packed), tenant, _told)
+        self._events.append(
+            _TOPICS[record.outcome], now_s, (id_, self._table.made_id_of(seq), packed), tenant, _told
+        )
 
     def _compare_leases(self, agent: Attached, known: _Known, now_s: float, *, gone: bool) -> None:
         now = {} if gone else {str(lease["lease"]): lease["state"] for lease in agent.leases[:_MOST_LEASES]}
@@ -141,15 +141,18 @@ class Intake:
 _TOPICS: Final = {outcome: f"transfers.{outcome}" for outcome in ("pending", "done", "failed", "cancelled")}
 
 
-def _told(kept: tuple[str, PackedEnd]) -> dict[str, Any]:
+def _told(kept: tuple[str, str | None, PackedEnd]) -> dict[str, Any]:
     """Returns what an event says of an end."""
-    id_, packed = kept
+    id_, made_id, packed = kept
     end = unpack(packed)
     record = end.record
     return {
         "id": id_,
+        "made_id": made_id,
         "agent": end.agent,
         "name": end.agent_name,
+        "peer": end.peer,
+        "peer_name": end.peer_name,
         "role": record.role,
         "outcome": record.outcome,
         "code": record.code,

@@ -25,7 +25,8 @@ class Tls:
     certificate, key
         Of the daemon, in PEM; the certificate with those that lead to its root.
     client_ca
-        Where it is given, clients need a certificate of it, and a token all the same.
+        Where it is given, clients need a certificate of it. Who sends no token has the role of the token that
+        is for the certificate.
     """
 
     certificate: Path

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
+from kvxfer.control.agent_dials import AgentDials
 from kvxfer.control.agent_view import AgentView
 from kvxfer.control.attachments import AgentGone, Attached, CallRefused
-from kvxfer.control.dial_check import require_allowed
 from kvxfer.control.drains import Drains
+from kvxfer.control.end_names import EndNames
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.event_log import EventLog
 from kvxfer.control.state.rates import OpenCounts
@@ -48,7 +48,7 @@ class Moves:
         agents: AgentView,
         drains: Drains,
         events: EventLog,
-        allowed: AllowedHosts,
+        dials: AgentDials,
         clock: Callable[[], float],
     ) -> None:
         self._table = table
@@ -56,7 +56,7 @@ class Moves:
         self._agents = agents
         self._drains = drains
         self._events = events
-        self._allowed = allowed
+        self._dials = dials
         self._clock = clock
         self._counts = OpenCounts(MOST_EACH, MOST)
         # By the transfers' numbers in the table.
@@ -79,14 +79,14 @@ class Moves:
                 f"{len(asked.src_blocks)} src_blocks for {len(asked.dst_blocks)} dst_blocks",
             )
         agent = self._agents.find(asked.agent)
-        require_allowed(self._allowed, asked.remote_agent)
+        place = self._dials.place_of(asked.remote_agent, agent)
         if not self._counts.enter(caller.key):
             raise Refusal(
                 "exhausted", f"{MOST_EACH} transfers of {caller.name} (or {MOST} of all) are under way"
             )
         try:
             args = asked.model_dump(exclude={"agent", "verb", "tenant"}, exclude_none=True)
-            args["remote_agent"] = self._place_of(asked.remote_agent, agent)
+            args["remote_agent"] = place
             with self._table.making(agent.incarnation):
                 told = await self._agents.call(agent, f"move.{asked.verb}", args, _POST_TIMEOUT_S)
                 entry = self._made(asked, agent, told["handle"], caller)
@@ -116,20 +116,13 @@ class Moves:
         self.on_ended(entry.seq)  # its record may have been faster
         return entry
 
-    def _place_of(self, remote: str, agent: Attached) -> str:
-        """Returns by what an agent finds another: one that is attached here has an address that is known."""
-        found = self._agents.some(remote)
-        if len(found) != 1 or not found[0].address:
-            return remote
-        known = any(peer["incarnation"] == found[0].incarnation for peer in agent.peers)
-        return found[0].incarnation if known else found[0].address
-
     @staticmethod
     def _peer_of(agent: Attached, session: int) -> str:
+        """Returns the incarnation of a session's peer; ``""`` where it was not told yet."""
         for peer in agent.peers:
             if peer["session"] == session:
                 return str(peer["incarnation"])
-        return f"session{session}"
+        return ""
 
     def on_ended(self, seq: int) -> str:
         """Takes that an end of a transfer may have ended; returns for whom it is."""
@@ -165,7 +158,8 @@ class Moves:
         entry = self._entry(id_, caller)
         if entry is None:
             agent, record = await self._find_open(id_, caller)
-            told = (id_, self._end(agent, record), None)
+            entry = self._entry(id_, caller)
+            told = (id_, self._end(agent, record, _names(agent)), None if entry is None else entry.made)
             return self._view.open([told], self._clock(), 1).items[0]
         if wait_s and entry.outcome == "pending":
             ended = asyncio.Event()
@@ -188,7 +182,7 @@ class Moves:
         args: dict[str, Any]
         if entry is not None and entry.made is not None:
             if entry.outcome != "pending":
-                return schema.Cancelled(id=id_, found=False)
+                return schema.Cancelled(id=entry.id, found=False)
             agent = self._agents.find(entry.made.agent)
             args = {"handle": entry.made.handle}
         else:
@@ -197,11 +191,11 @@ class Moves:
             except Refusal:
                 if entry is None:
                     raise
-                return schema.Cancelled(id=id_, found=False)
+                return schema.Cancelled(id=entry.id, found=False)
             is_source = record.role == "source"
             args = {"session": record.session, "transfer": record.transfer, "is_source": is_source}
         told = await self._agents.call(agent, "move.cancel", args)
-        return schema.Cancelled(id=id_, found=bool(told.get("found")))
+        return schema.Cancelled(id=id_ if entry is None else entry.id, found=bool(told.get("found")))
 
     def listed(
         self,
@@ -230,10 +224,10 @@ class Moves:
         agents = self._agents.some(agent)
         told = []
         for each, records in zip(agents, await self._ask_open(agents, limit), strict=True):
+            names = _names(each)
             for record in records:
-                id_ = self._id_of(each, record)
-                known = self._table.get(id_)
-                told.append((id_, self._end(each, record), None if known is None else known.made))
+                known = self._table.get(id_ := self._id_of(each, record))
+                told.append((id_, self._end(each, record, names), None if known is None else known.made))
         return self._view.open(told, self._clock(), limit)
 
     async def _ask_open(self, agents: list[Attached], most: int) -> list[list[Record]]:
@@ -255,12 +249,23 @@ class Moves:
         raise Refusal("not-found", f"there is no transfer {id_!r} (any more)")
 
     def _id_of(self, agent: Attached, record: Record) -> str:
-        return id_of(record, agent.incarnation, self._peer_of(agent, record.session))
+        peer = self._peer_of(agent, record.session)
+        if not peer:  # told of a moment later
+            return id_of(record, agent.incarnation, f"session{record.session}")
+        id_ = id_of(record, agent.incarnation, peer)
+        self._table.know(id_, agent.incarnation, record)
+        return id_
 
     @staticmethod
-    def _end(agent: Attached, record: Record) -> End:
-        return End(agent.incarnation, agent.name, agent.clock_offset_ns, record)
+    def _end(agent: Attached, record: Record, names: EndNames) -> End:
+        return End(agent.incarnation, agent.name, agent.clock_offset_ns, record, names.of(record))
 
     def _entry(self, id_: str, caller: Caller) -> Entry | None:
         entry = self._table.get(id_)
         return entry if entry is not None and caller.sees(entry.tenant) else None
+
+
+def _names(agent: Attached) -> EndNames:
+    found = EndNames()
+    found.learn(agent)
+    return found

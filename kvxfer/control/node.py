@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kvxfer
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
+from kvxfer.control.agent_dials import AgentDials
 from kvxfer.control.agent_view import AgentView
 from kvxfer.control.attachments import Attached, Attachments
 from kvxfer.control.audit_log import AuditLog
@@ -107,7 +108,8 @@ class NodeDaemon:
         self.access = Access(self.store, options.state / "admin.token", clock)
         self.answers = Answers(self.store)
         self.drains = Drains(self.store, self.agents, self.note, clock)
-        self.moves = Moves(self.table, self.agents, self.drains, self.events, options.allow, clock)
+        self.dials = AgentDials(self.agents, self.drains, options.allow)
+        self.moves = Moves(self.table, self.agents, self.drains, self.events, self.dials, clock)
         self.grants = Grants(self.agents, self.drains, self.note)
         self.intake = Intake(self.table, self.counts, self.events, clock, self.moves.on_ended)
         self.settings = LiveSettings(self.store, self.agents, self.note, self._set_quotas)
@@ -126,6 +128,7 @@ class NodeDaemon:
     def add_own(self, own: OwnAgent, pool: PagePool | None) -> None:
         """Takes the daemon's own agent, and its pool where it has one; closes them at the end."""
         self.own, self._pool = own, pool
+        own.on_expired = lambda: self.intake.lease_counts.note_expired(own.incarnation)
         if pool is not None:
             from kvxfer.control.page_desk import PageDesk
 

@@ -137,6 +137,8 @@ class OwnAgent:
         #: Leases that have not ended, by number. Read only.
         self.leases: dict[int, OwnLease] = {}
         self._last_lease = 0
+        #: Called when a lease has run out, which the agent itself takes for revoked. Must not block.
+        self.on_expired: Callable[[], None] | None = None
         self._dials: dict[str, asyncio.Task[Peer]] = {}
         self._dials_of_host: dict[str, int] = {}
         self._at_address: dict[str, Peer] = {}
@@ -443,6 +445,8 @@ class OwnAgent:
         return own
 
     def _expire(self, own: OwnLease) -> None:
+        if not own.end and self.on_expired is not None:
+            self.on_expired()
         self._end(own, "expired")
 
     def _end(self, own: OwnLease, how: str) -> None:

@@ -143,8 +143,14 @@ class Metrics:
         yield family
 
     def _leases(self) -> Iterator[Any]:
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        ended = CounterMetricFamily(
+            "kvxfer_leases_ended", "Leases of agents that ended, by how.", labels=["how"]
+        )
+        for how, count in self._daemon.intake.lease_counts.ended.items():
+            ended.add_metric([how], count)
+        yield ended
         requests = GaugeMetricFamily(
             "kvxfer_exports_outstanding",
             "Leases to read that hold: requests whose pages wait for their reader.",

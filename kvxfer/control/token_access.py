@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kvxfer.control import schema
 from kvxfer.control.problems import Refusal
+from kvxfer.control.state.client_certificate import ClientCertificate, plain_name
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.tokens import MAX_TOKENS, Caller, TokenRecord, Tokens
 
@@ -28,6 +29,7 @@ class Access:
         self._store = store
         self._clock = clock
         self._tokens = Tokens(TokenRecord.from_dict(told) for told in store.load(_KIND).values())
+        self._making: set[str] = set()  # names of certificates whose tokens are being kept
         self._on_revoked: list[Callable[[str], None]] = []
         #: Where the admin's token was written by this start; None by a later one.
         self.admin_file: Path | None = None
@@ -60,11 +62,17 @@ class Access:
         """Returns whose token it is."""
         return self._tokens.find(secret, self._clock())
 
+    def of_certificate(self, certificate: ClientCertificate) -> Caller | None:
+        """Returns whose certificate it is."""
+        return self._tokens.of_certificate(certificate, self._clock())
+
     def is_valid(self, caller: Caller) -> bool:
         """Whether who was let in earlier would be let in now."""
         kind, _, id_ = caller.key.partition(":")
         if kind != "token":
             return True
+        if caller.until_s is not None and self._clock() >= caller.until_s:
+            return False
         token = self._tokens.get(id_)
         return token is not None and (token.expires_at_s is None or self._clock() < token.expires_at_s)
 
@@ -74,12 +82,28 @@ class Access:
 
     async def make(self, asked: schema.TokenRequest) -> schema.TokenMade:
         """Makes one, which is valid once it is kept."""
+        if asked.certificate is None:
+            return await self._make(asked, None)
+        name = plain_name(asked.certificate)
+        if name is None:
+            raise Refusal("invalid-argument", f"{asked.certificate!r} names no certificate")
+        if self._tokens.has_certificate(name) or name in self._making:
+            raise Refusal("conflict", f"there is a token for {name} already: revoke that, or name another")
+        self._making.add(name)
+        try:
+            return await self._make(asked, name)
+        finally:
+            self._making.discard(name)
+
+    async def _make(self, asked: schema.TokenRequest, certificate: str | None) -> schema.TokenMade:
         if len(self._tokens) >= MAX_TOKENS:
             raise Refusal("exhausted", f"there are {MAX_TOKENS} tokens: revoke some")
-        record, secret = Tokens.draw(asked.name, asked.role, asked.tenants, self._clock(), asked.ttl_s)
+        record, secret = Tokens.draw(
+            asked.name, asked.role, asked.tenants, self._clock(), asked.ttl_s, certificate
+        )
         await self._store.put(_KIND, record.id, record.to_dict())
         self._tokens.add(record)
-        return schema.TokenMade.model_validate({**_shown(record), "secret": secret})
+        return schema.TokenMade.model_validate({**_shown(record), "secret": secret or None})
 
     async def revoke(self, id_: str, caller: Caller) -> schema.Token:
         """Revokes one: when this returns it is invalid, now and after a restart.

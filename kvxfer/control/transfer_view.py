@@ -56,6 +56,7 @@ class TransferView:
         made = entry.made
         shown: dict[str, Any] = {
             "id": entry.id,
+            "made_id": None if made is None else made.id,
             "state": entry.outcome,
             "context": entry.context,
             "trace_parent": entry.trace_parent,
@@ -82,7 +83,8 @@ class TransferView:
         record = end.record
         posted = record.posted_ns
         place = (end.agent, record.region)
-        if (name := names.get(place)) is None:
+        # A record may have come before its region was told of.
+        if not (name := end.region_name) and (name := names.get(place, "")) == "":
             name = names[place] = self._region_name(*place)
         return {
             "agent": end.agent,
@@ -90,6 +92,10 @@ class TransferView:
             "began_it": record.ours,
             "region": record.region,
             "region_name": name,
+            "peer": end.peer,
+            "peer_name": end.peer_name,
+            "remote_region": record.remote_region,
+            "remote_region_name": end.remote_region_name,
             "outcome": record.outcome,
             "state": record.state,
             "code": record.code,

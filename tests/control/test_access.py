@@ -41,6 +41,7 @@ ENDPOINTS: dict[tuple[str, str], tuple[str | None, Any]] = {
     ("GET", "/v1/agents/{agent}"): ("read", None),
     ("GET", "/v1/agents/{agent}/regions"): ("read", None),
     ("GET", "/v1/agents/{agent}/peers"): ("read", None),
+    ("POST", "/v1/agents/{agent}/peers"): ("transfer", {"remote_agent": "b"}),
     ("GET", "/v1/regions"): ("read", None),
     ("GET", "/v1/peers"): ("read", None),
     ("GET", "/v1/rails"): ("read", None),
@@ -171,6 +172,7 @@ async def test_tenants_are_kept_apart(served: Served) -> None:
         assert (await other.post("/v1/pages/park", json=park)).status_code == 404
         assert (await client.post("/v1/transfers", json=MOVE)).status_code == 403
         assert (await client.post("/v1/leases", json={"agent": "a", "region": "kv"})).status_code == 403
+        assert (await client.post("/v1/agents/a/peers", json={"remote_agent": "b"})).status_code == 403
 
 
 async def test_a_tenants_admin_changes_nothing_of_all(served: Served) -> None:

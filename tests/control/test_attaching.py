@@ -264,7 +264,7 @@ def refused(daemon: Daemon, verb: str, **args: Any) -> str:
 @pytest.mark.parametrize("may", [(), ("show", "drain"), ("move",)])
 def test_an_agent_does_what_its_owner_lets_it(may: tuple[str, ...], daemon: Daemon) -> None:
     verbs = {"show.state", "show.transfers", "drain", "move.read", "move.write", "move.cancel"}
-    verbs |= {"grant.grant", "grant.revoke", "settings.set"}
+    verbs |= {"move.connect", "grant.grant", "grant.revoke", "settings.set"}
     with Agent("here", options(daemon, daemon_may=may)):
         daemon.agent("here")
         for verb in sorted(verbs):
@@ -311,6 +311,10 @@ MOVED: dict[str, Any] = {
         ("move.write", MOVED | {"layers": "all"}, "invalid-argument"),
         ("move.write", MOVED | {"priority": 256}, "invalid-argument"),
         ("move.write", MOVED | {"timeout_s": -1}, "invalid-argument"),
+        ("move.connect", {}, "invalid-argument"),
+        ("move.connect", {"remote_agent": 1}, "invalid-argument"),
+        ("move.connect", {"remote_agent": "who"}, "invalid-argument"),
+        ("move.connect", {"remote_agent": "tcp://127.0.0.1:1"}, "unreachable"),
         ("move.cancel", {"handle": "1"}, "invalid-argument"),
         ("move.cancel", {"session": 1}, "invalid-argument"),
         ("grant.grant", {"region": "kv", "holder": None, "mode": "write"}, "invalid-argument"),

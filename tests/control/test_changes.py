@@ -104,8 +104,11 @@ async def test_a_drain_refuses_new_work_and_is_taken_back(served: Served) -> Non
         begun = (await client.put("/v1/drain", json={"deadline_s": 60.0})).json()
         assert begun["draining"]
         assert begun["ready"]
-        for path in ("/v1/transfers", "/v1/leases", "/v1/pages/park", "/v1/pages/fetch", "/v1/pages/lease"):
-            answer = await client.post(path, json=ENDPOINTS["POST", path][1])
+        for path in (
+            *("/v1/transfers", "/v1/leases", "/v1/agents/{agent}/peers"),
+            *("/v1/pages/park", "/v1/pages/fetch", "/v1/pages/lease"),
+        ):
+            answer = await client.post(path.strip("{}"), json=ENDPOINTS["POST", path][1])
             assert (answer.status_code, answer.json()["code"]) == (503, "draining"), path
         ready = await client.get("/readyz")
         assert (ready.status_code, ready.json()["reasons"]) == (503, ["it drains"])

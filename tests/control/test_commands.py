@@ -18,7 +18,7 @@ pytest.importorskip("typer", reason="kvxfer[cli] is not installed")
 
 import kvxfer
 from kvxfer.cli.asking import in_bytes, in_time, plain
-from kvxfer.cli.move import Place
+from kvxfer.cli.region_place import Place
 from kvxfer.control import Client, schema
 from kvxfer.control.hand_over import hand_over, shared_array
 from kvxfer.control.live_rates import LinkRate, LiveRates
@@ -128,12 +128,20 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
             # It was for this transfer alone.
             until(lambda: not list(client.leases()), "the lease stays")
     at = filled[0 if push else 1].place
-    # Both ends are known by one id, and each tells its stages.
-    (known,) = told("transfers", transfer["id"], daemon=at)
-    assert known["context"] == "req-1"
+    # Both ends are known by one id, and each tells its stages to its own daemon.
+    assert transfer["source"]["agent_name"] == "prefill-0"
+    assert transfer["destination"]["agent_name"] == HOSTILE
+    for node in filled:
+        (known,) = told("transfers", transfer["id"], daemon=node.place)
+        assert known["context"] == "req-1"
+    assert told("transfers", transfer["made_id"], daemon=at)[0]["id"] == transfer["id"]
     shown = run("transfers", transfer["id"], daemon=at)
     assert "begun" in shown.stdout
+    assert "whose daemon has its stages" in shown.stdout
     assert "\x1b" not in shown.stdout
+    listed = run("transfers", "--context", "req-1", daemon=at).stdout
+    assert "prefill-0/kv" in listed
+    assert "decode/kv" in listed
 
 
 @pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
@@ -168,7 +176,10 @@ def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
     done = run("move", src, dst)
     assert done.returncode == 0, done.stderr
-    for words in ("lease to read 1 blocks of kv of prefill-0", "done", "moved ", "/s"):
+    for words in (
+        *("lease to read 1 blocks of kv of prefill-0", "done", "moved ", "/s"),
+        *("  from kv of prefill-0: done", "  to kv of \\x1b[2J[red]decode (began it): done"),
+    ):
         assert words in done.stdout
 
 
@@ -220,6 +231,77 @@ def test_a_transfer_is_cancelled_by_its_id(nodes: list[Node]) -> None:
         assert client.get_transfer(made.id, wait_s=30).state == "cancelled"
     done = run("transfers", made.id, "--cancel", daemon=nodes[0].place)
     assert "it had ended" in done.stdout
+
+
+def test_leases_are_granted_extended_and_revoked(nodes: list[Node]) -> None:
+    place = nodes[0].place
+    done = run("leases", "grant", "prefill-0/kv:3-5", "--holder", "x", "--ttl-s", "60", daemon=place)
+    assert done.returncode == 0, done.stderr
+    assert kvxfer.LeaseToken.parse(done.stdout.strip())
+    lease = done.stderr.split()[-1]
+    (row,) = until(lambda: told("leases", daemon=place), "the lease is not told")
+    assert (row["id"], row["holder"], row["num_blocks"], row["mode"]) == (lease, "x", 3, "read")
+    assert "active for 120.00 s" in run("leases", "extend", lease, "--ttl-s", "120", daemon=place).stdout
+    assert told("leases", "revoke", lease, daemon=place)[0]["state"] == "revoked"
+    until(lambda: not told("leases", daemon=place), "the lease stays")
+    for arguments, words in (
+        (("revoke", lease), "there is no lease"),
+        (("extend", lease, "--ttl-s", "1"), "there is no lease"),
+        (("grant", "prefill-0/kv:99"), "99"),
+        (("grant", "prefill-0/none"), "kvxfer regions lists them"),
+        (("grant", "prefill-0/kv", "--holder", "a", "--session", "1"), "name one"),
+        (("grant", "prefill-0/kv", "--session", "99"), "no session 99"),
+        (("--agent", "x", "revoke", lease), "write kvxfer leases revoke --agent"),
+    ):
+        done = run("leases", *arguments, daemon=place)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), (arguments, done.stderr)
+        assert words in done.stderr
+
+
+def test_pages_are_parked_fetched_pinned_and_dropped(tmp_path: Path) -> None:
+    may = ("show", "move", "grant")
+    with program(tmp_path, "--pool-gib", "0.03125", agent=True):
+        place = f"unix:{tmp_path}/run/api.sock"
+        options = kvxfer.AgentOptions(daemon=str(tmp_path / "run"), daemon_may=may)
+        with kvxfer.Agent("a", options) as agent, Client(place) as client:
+            memory = np.zeros(SHAPE, np.float32)
+            memory[:] = np.arange(SHAPE[2])[None, None, :, None, None, None]
+            agent.register("kv", memory, kvxfer.KVLayout.from_tensor(memory, axes="l2bthd"))
+            until(lambda: list(client.regions("a")), "the agent is not attached")
+            of = ("--model", "m", "--tenant", "red")
+            (parked,) = told("pages", "park", "a/kv:7,9", "x", "y", *of, "--context", "req-1", daemon=place)
+            assert [page["state"] for page in parked["pages"]] == ["parked", "parked"]
+            done = run("pages", "fetch", "a/kv:1,2", "y", "x", *of, daemon=place)
+            assert done.returncode == 0, done.stderr
+            assert f"layout {parked['layout']}, " in done.stdout
+            assert (memory[:, :, [1, 2]] == memory[:, :, [9, 7]]).all()
+            for verb, states in (("pin", ["done", "done"]), ("drop", ["done", "done"])):
+                short = parked["layout"][:12]
+                (done_,) = told("pages", verb, "x", "y", *of, "--layout", short, daemon=place)
+                assert [page["state"] for page in done_["pages"]] == states, verb
+            done = run("pages", "pin", "x", *of, "--layout", parked["layout"], "--undo", daemon=place)
+            assert (done.returncode, "missing" in done.stdout) == (1, True), done.stderr
+            for arguments, words in (
+                (("pin", "x", *of), "not parked for model 'm'"),
+                (("park", "a/kv:1", "x", "y", *of), "2 keys for 1 blocks"),
+                (("park", "a/kv:1", "x y", *of), "keys.0 is 'x y'"),
+                (("fetch", "a/kv:1", "x", *of, "--layout", parked["layout"]), "1 of 1 pages are not parked"),
+            ):
+                done = run("pages", *arguments, daemon=place)
+                assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), (arguments, done.stderr)
+                assert words in done.stderr
+
+
+@pytest.mark.parametrize("noun", ["leases", "pages"])
+def test_each_verb_shows_an_example(noun: str) -> None:
+    import typer.main
+
+    from kvxfer.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    for name, verb in group.commands[noun].commands.items():
+        assert f"kvxfer {noun} {name} " in verb.epilog, name
+        assert "--json" in {option for parameter in verb.params for option in parameter.opts}, name
 
 
 def test_a_node_is_drained_and_taken_back(tmp_path: Path) -> None:

@@ -283,9 +283,42 @@ async def test_methods_that_are_not_there_say_which_are(served: Served) -> None:
 async def test_no_address_is_dialled_that_is_not_allowed(served: Served, address: str, code: str) -> None:
     served.daemon.attachments.agents["a" * 32] = attached("a" * 32, "a")
     async with served.unix() as client:
-        answer = await client.post("/v1/transfers", json={**MOVE, "agent": "a" * 32, "remote_agent": address})
-        assert answer.json()["code"] == code, answer.text
+        dialled = {"remote_agent": address}
+        for path, asked in (
+            ("/v1/transfers", {**MOVE, "agent": "a" * 32, **dialled}),
+            (f"/v1/agents/{'a' * 32}/peers", dialled),
+        ):
+            answer = await client.post(path, json=asked)
+            assert answer.json()["code"] == code, answer.text
     served.daemon.attachments.agents.clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (None, 415),
+        ("", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("text/json", 415),
+        ("application/jsonp", 415),
+        ("application/xml; note=application/json", 415),
+        ("application/json", 201),
+        ("Application/JSON; charset=utf-8", 201),
+        ("application/vnd.kvxfer+json", 201),
+    ],
+)
+async def test_a_body_that_is_not_said_to_be_json_is_told_so(
+    served: Served, kind: str | None, status: int
+) -> None:
+    async with served.unix() as client:
+        headers = {} if kind is None else {"Content-Type": kind}
+        answer = await client.post("/v1/tokens", content=b'{"name": "x"}', headers=headers)
+        assert answer.status_code == status, answer.text
+        if status == 415:
+            assert answer.json()["code"] == "unsupported-media-type"
+            assert "Content-Type: application/json" in answer.json()["detail"]
+        # Where there is no body, that is what is wrong.
+        assert (await client.post("/v1/tokens", headers=headers)).status_code == 422
 
 
 async def test_rates_are_bounded_for_each_caller(tmp_path: Path) -> None:

@@ -117,9 +117,20 @@ async def test_pages_are_moved_by_rest_under_a_lease(node: Node) -> None:
     assert whole["destination"]["ended_after_us"] > 0
     assert whole["destination"]["region_name"] == whole["source"]["region_name"] == "kv"
     assert whole["nbytes"] == 2048
+    # What was made, and both ends know by one id of their own: either finds it.
+    assert (whole["made_id"], whole["id"] != made["id"]) == (made["id"], True)
+    assert await node.get(f"/v1/transfers/{whole['id']}") == whole
+    events = (await node.get("/v1/events/recent", topic="transfers.done"))["items"]
+    assert {(each["data"]["id"], each["data"]["made_id"]) for each in events} == {(whole["id"], made["id"])}
+    for one, other in (("source", "destination"), ("destination", "source")):
+        assert whole[one]["peer"] == whole[other]["agent"]
+        assert (whole[one]["peer_name"], whole[one]["remote_region_name"]) == (
+            whole[other]["agent_name"],
+            "kv",
+        )
     for search in ({"context": "0af7651916cd43dd8448eb211c80319c"}, {"tenant": "red"}, {"agent": "there"}):
         (found,) = (await node.get("/v1/transfers", **search))["items"]
-        assert found["id"] == made["id"], search
+        assert found["id"] == whole["id"], search
     assert (await node.client.delete(f"/v1/transfers/{made['id']}")).json()["found"] is False
 
 
@@ -250,6 +261,52 @@ async def test_codes_of_agents_come_through(node: Node) -> None:
     ):
         answer = await node.move(**changes)
         assert (answer.status_code, answer.json()["code"]) == (status, code), (changes, answer.text)
+
+
+async def test_an_agent_connects_by_rest_once(node: Node) -> None:
+    async def connect(remote: str, agent: str = "here") -> httpx.Response:
+        return await node.client.post(f"/v1/agents/{agent}/peers", json={"remote_agent": remote})
+
+    made = await connect("there")
+    assert made.status_code == 200, made.text
+    found = made.json()
+    assert (found["agent_name"], found["name"], found["regions"]) == ("here", "there", ["kv"])
+    assert found["id"] == node.there.incarnation.hex()
+    assert found["rails"]
+    for remote in ("there", node.there.address, node.there.incarnation.hex()):
+        assert (await connect(remote)).json()["session"] == found["session"], remote
+    await node.until("/v1/peers", lambda told: len(told["items"]) == 2)
+    back = (await connect("here", "there")).json()
+    assert back["id"] == node.here.incarnation.hex()
+    assert len(node.there.peers) == 1
+    for agent, remote, status, code in (
+        ("nobody", "there", 404, "not-found"),
+        ("here", "who", 409, "invalid-argument"),
+        ("here", "f" * 32, 502, "unreachable"),
+        ("here", "tcp://127.0.0.1:1", 502, "unreachable"),
+    ):
+        answer = await connect(remote, agent)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+
+
+async def test_an_agent_whose_owner_lets_nothing_be_moved_connects_to_nobody(tmp_path: Path) -> None:
+    async with node_of_agents(tmp_path, may=("show", "grant")) as node:
+        answer = await node.client.post("/v1/agents/here/peers", json={"remote_agent": "there"})
+        assert (answer.status_code, answer.json()["code"]) == (403, "not-permitted")
+        assert not node.here.peers
+
+
+async def test_a_region_keeps_its_name_in_records_when_it_has_gone(node: Node) -> None:
+    lease = await node.lease(blocks=[1, 2])
+    made = (await node.move(lease=lease["token"])).json()
+    await node.until(f"/v1/transfers/{made['id']}", lambda found: found["source"] and found["destination"])
+    await node.regions["there"].deregister()
+    await node.there.aclose()
+    await node.until("/v1/agents", lambda found: len(found["items"]) == 1)
+    found = await node.get(f"/v1/transfers/{made['id']}")
+    for end, name in (("source", "there"), ("destination", "here")):
+        assert (found[end]["region_name"], found[end]["agent_name"]) == ("kv", name)
+        assert found[end]["remote_region_name"] == "kv"
 
 
 async def test_pages_are_parked_leased_fetched_pinned_and_dropped(tmp_path: Path) -> None:

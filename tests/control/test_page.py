@@ -275,6 +275,7 @@ def test_a_node_is_drained_once_that_is_confirmed(page: Page, daemon: Program) -
 def test_who_may_only_read_gets_no_controls(page: Page, daemon: Program, pair: Pair) -> None:
     with Client(daemon.folder / "run") as client:
         reader = client.create_token(schema.TokenRequest(name="eyes", role="read"))
+    assert reader.secret is not None
     page.open(daemon.url, reader.secret)
     held = pair.write("req-held", hold=True)
     page.row("open", "req-held")

@@ -165,17 +165,39 @@ def test_what_was_made_here_its_record_and_the_other_ends_meet_in_any_order() ->
                     told = mine if step == "mine" else theirs
                     table.add_end(wire, told, pack(told), 2.0)
         assert len(table) == 1, order
-        for id_ in (made.id, wire):
+        for id_ in (MADE.id, wire):
             entry = table.get(id_)
             assert entry is not None, order
-            assert (entry.id, entry.made, entry.outcome) == (f"{'a' * 16}-handle-5", MADE, "done")
+            assert (entry.id, entry.made, entry.outcome) == (wire, MADE, "done")
             assert (entry.end("source"), entry.end("destination")) == (theirs, mine)
         (found,), _ = table.listed(Filter(tenant="red"), None, 10)
-        assert found.id == made.id
+        assert (found.id, made.seq) == (wire, found.seq)
         for number in range(30):
             add(table, f"id{number}", end(A, context="x"), 3.0)
-        assert (len(table), table._made, table._wire_ids, table._seq_by_handle) == (10, {}, {}, {})
-        assert table.get(wire) is None
+        assert (len(table), table._made, table._made_ids, table._seq_by_handle) == (10, {}, {}, {})
+        assert table.get(wire) is table.get(MADE.id) is None
+
+
+def test_a_number_of_another_session_is_not_taken_for_what_was_made_here() -> None:
+    wire = transfer_id(A, B, 7)
+    table = TransferTable(10)
+    before = [end(A, role="destination", handle=3), end(B, role="source", ours=False, handle=0)]
+    for told in before:
+        add(table, wire, told, 1.0)
+    with table.making(A):
+        made = table.add_made(MADE, 2.0)
+    now = end(A, role="destination", handle=5, nbytes=9)
+    entry = add(table, wire, now, 3.0)
+    assert (entry.seq, entry.made, entry.end("destination"), entry.end("source")) == (
+        made.seq,
+        MADE,
+        now,
+        None,
+    )
+    old = table.at(made.seq - 1)
+    assert old is not None
+    assert (old.id, old.made, old.end("destination"), old.end("source")) == (f"{wire}.0", None, *before)
+    assert len(table) == 2
 
 
 def test_of_what_was_made_here_nothing_may_be_heard() -> None:

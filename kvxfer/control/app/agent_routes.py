@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, TypeVar
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
 
 from kvxfer.control import schema
-from kvxfer.control.app.api import Api
+from kvxfer.control.app.api import Api, caller_of, require_all_tenants
 from kvxfer.control.node import NodeDaemon
 
 Item = TypeVar("Item")
@@ -55,6 +55,15 @@ def add_agents(api: Api, daemon: NodeDaemon) -> None:
     ) -> schema.Listed[schema.Peer]:
         """Sessions of one agent, with their rails."""
         return paged(agents.peers(agents.find(agent)), cursor, limit)
+
+    @api.change("POST", "/v1/agents/{agent}/peers", "transfer", tags=["agents"])
+    async def connect_agent(request: Request, agent: AgentId, asked: schema.ConnectRequest) -> schema.Peer:
+        """Has an agent connect to another, where its owner lets the daemon move pages.
+
+        Answers the session; where one is open already, that.
+        """
+        require_all_tenants(caller_of(request), "a session of an agent's")
+        return await daemon.dials.connect(agent, asked)
 
     @api.get("/v1/regions", "read", tags=["agents"])
     async def list_regions(

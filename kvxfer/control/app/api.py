@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
+_JSON: Final = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.ASCII | re.IGNORECASE)
 _PROBLEM: Final = {
     "description": "A problem (RFC 9457)",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
@@ -61,7 +63,8 @@ class GuardedRoute(APIRoute):
             caller = caller_of(request)
             if caller.may(role):
                 # Here, since FastAPI would call a body that is refused one that cannot be read.
-                await request.body()
+                if await request.body() and self.body_field is not None:
+                    _require_json(request)
                 if change is None:
                     return await inner(request)
                 changes: Changes = request.app.state.changes
@@ -73,6 +76,13 @@ class GuardedRoute(APIRoute):
             )
 
         return guarded
+
+
+def _require_json(request: Request) -> None:
+    kind = request.headers.get("content-type")
+    if kind is None or _JSON.fullmatch(kind) is None:
+        found = "has no Content-Type" if kind is None else f"is {kind[:100]!r} by its Content-Type"
+        raise Refusal("unsupported-media-type", f"the body {found}: send Content-Type: application/json")
 
 
 class Api:

@@ -83,6 +83,8 @@ class Changes:
             "path": request.url.path[:512],
             "result": result,
         }
+        if caller.certificate:
+            line["certificate"] = caller.certificate
         if request.client is not None:
             line["from"] = request.client.host
         if isinstance(more := request.scope.get("kvxfer.audit"), dict):

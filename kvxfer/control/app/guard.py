@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from kvxfer.control.app.problem_answers import problem
 from kvxfer.control.problems import Refusal
+from kvxfer.control.state.client_certificate import ClientCertificate
 from kvxfer.control.state.rates import Rates
 from kvxfer.control.state.tokens import Caller
 from kvxfer.control.token_access import Access
@@ -90,11 +91,12 @@ class Guard:
         uid = scope.get("kvxfer.uid")
         if uid is None:
             self._require_own_origin(scope, headers)
-        caller = self._caller(headers, uid)
+        certificate = scope.get("kvxfer.certificate")
+        caller = self._caller(headers, uid, certificate)
         if wait_s := self._rates.take(_key(caller, scope), time.monotonic()):
             raise Refusal("rate-limited", "too many requests a second", retry_after_s=wait_s)
         if caller is None and not _is_open(scope):
-            raise Refusal("unauthorized", _why(headers))
+            raise Refusal("unauthorized", _why(headers, certificate))
         scope["kvxfer.caller"] = caller
         return _bounded(receive, headers)
 
@@ -109,14 +111,16 @@ class Guard:
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             raise Refusal("forbidden", "requests from other sites are not answered")
 
-    def _caller(self, headers: dict[bytes, bytes], uid: int | None) -> Caller | None:
+    def _caller(
+        self, headers: dict[bytes, bytes], uid: int | None, certificate: ClientCertificate | None
+    ) -> Caller | None:
         given = headers.get(b"authorization")
         if given is not None:
             kind, _, secret = given.decode("latin-1").partition(" ")
             return self._access.of_secret(secret.strip()) if kind.lower() == "bearer" else None
         if uid is not None and uid in self._uids:
             return Caller(f"uid:{uid}", f"uid {uid}", "admin")
-        return None
+        return None if certificate is None else self._access.of_certificate(certificate)
 
 
 _HEADERS: Final = (
@@ -172,9 +176,15 @@ def _key(caller: Caller | None, scope: Scope) -> str:
     return f"from:{client[0] if client else 'socket'}"
 
 
-def _why(headers: dict[bytes, bytes]) -> str:
+def _why(headers: dict[bytes, bytes], certificate: ClientCertificate | None) -> str:
     if b"authorization" in headers:
         return "this token is not valid: wrong, expired or revoked"
+    if certificate is not None:
+        names = ", ".join([*sorted(certificate.names)[:4], f"SHA256:{certificate.digest}"])
+        return (
+            f"no token here is for this certificate ({names}), or several are, or it has expired: an admin "
+            "makes one with its name, or send a token"
+        )
     return "send a token: Authorization: Bearer ..."
 
 

@@ -3,7 +3,7 @@
 import { Daemon, Problem } from "./daemon.js";
 import { cells, curve, element, endsOf, rows, say, timeline } from "./draw.js";
 import { Rates } from "./rates.js";
-import { bytes, duration, isAgent, short, since } from "./words.js";
+import { bytes, duration, short, since } from "./words.js";
 
 const TOPICS = ["transfers", "agents", "leases", "drain", "pages"];
 const MOST_ENDED = 40;
@@ -299,13 +299,12 @@ function table(name, items, keyOf, fill) {
   $(`${name}-rows`).parentElement.tHead.hidden = items.length === 0;
 }
 
-// An end that is not attached here is known by its id alone, which stands in the transfer's.
+// An end that is not attached here is known by what the other end calls it.
 function whoAndWhere(transfer) {
-  const [one, other] = transfer.id.split("-");
   const end = (mine, theirs) => {
     if (mine) return `${mine.agent_name || nameOf(mine.agent)}: ${mine.region_name || `region ${mine.region}`}`;
-    const id = theirs && (theirs.agent.slice(0, 16) === one ? other : one);
-    return id && isAgent(id) ? nameOf(id) : "-";
+    if (!theirs || !theirs.peer_name) return "-";
+    return theirs.peer_name + (theirs.remote_region_name ? `: ${theirs.remote_region_name}` : "");
   };
   return [
     { mark: transfer.id, make: () => [detailButton(transfer.id)] },

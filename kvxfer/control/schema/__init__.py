@@ -5,7 +5,7 @@ fields, which clients of today pass over. Times of day end in ``_at_s`` (seconds
 their unit.
 """
 
-from kvxfer.control.schema.agent_models import Agent, AgentDetail, Peer, Rail, Region
+from kvxfer.control.schema.agent_models import Agent, AgentDetail, ConnectRequest, Peer, Rail, Region
 from kvxfer.control.schema.base import (
     Address,
     Asked,
@@ -66,6 +66,7 @@ __all__ = [
     "Block",
     "Blocks",
     "Cancelled",
+    "ConnectRequest",
     "Context",
     "Doctor",
     "Drain",

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from kvxfer.control.schema.base import Told
+from kvxfer.control.schema.base import Address, Asked, Seconds, Told
 
 
 class Agent(Told):
@@ -50,6 +50,15 @@ class Rail(Told):
     peer_name: str
     session: int
     transport: str
+
+
+class ConnectRequest(Asked):
+    """A session of one agent with another."""
+
+    remote_agent: Address = Field(
+        description="Name or id of an attached agent, or an address that is allowed"
+    )
+    timeout_s: Seconds = 15.0
 
 
 class Peer(Told):

@@ -50,7 +50,11 @@ class TransferEnd(Told):
     agent_name: str
     began_it: bool
     region: int
-    region_name: str
+    region_name: str = Field(description='As it was registered; "" where that is not known')
+    peer: str = Field(description="Id of the agent at the other end, attached here or not")
+    peer_name: str
+    remote_region: int
+    remote_region_name: str
     outcome: TransferState
     state: str
     code: str
@@ -69,10 +73,12 @@ class TransferEnd(Told):
 class Transfer(Told):
     """Both ends of one copy, as far as their agents are attached here.
 
-    `id` is the same at every daemon that knows an end of it.
+    `id` is the same at every daemon that knows an end of it. Of one that was made here and of which no agent
+    has told yet it is `made_id`, by which it is found ever after.
     """
 
     id: str
+    made_id: str | None = Field(description="What its making answered, of one that was created here")
     state: TransferState
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""Who may do what: tokens by the hash of their secret, roles, and scopes of tenants."""
+"""Who may do what: tokens by the hash of their secret or a certificate's name, roles, scopes of tenants."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from kvxfer.control.state.client_certificate import ClientCertificate
 
 #: Each role may do what those before it may.
 ROLES: Final = ("read", "transfer", "admin")
@@ -30,12 +32,18 @@ class Caller:
         One of `ROLES`.
     tenants
         Whose pages and transfers it sees and makes; None for all.
+    certificate
+        Digest of the certificate that shows who it is; ``""`` where a token or the socket does.
+    until_s
+        When that certificate expires.
     """
 
     key: str
     name: str
     role: str
     tenants: frozenset[str] | None = None
+    certificate: str = ""
+    until_s: float | None = None
 
     def may(self, role: str) -> bool:
         """Whether it may do what `role` may."""
@@ -48,7 +56,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token as it is kept: without its secret."""
+    """A token as it is kept: without its secret. One for a certificate has none: `certificate` names that."""
 
     id: str
     name: str
@@ -57,6 +65,7 @@ class TokenRecord:
     digest: str
     made_at_s: float
     expires_at_s: float | None
+    certificate: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as JSON's types."""
@@ -73,7 +82,10 @@ class Tokens:
     """All tokens there are. A change holds for the next request."""
 
     def __init__(self, kept: Iterable[TokenRecord] = ()) -> None:
-        self._by_id = {token.id: token for token in kept}
+        self._by_id: dict[str, TokenRecord] = {}
+        self._by_certificate: dict[str, TokenRecord] = {}
+        for token in kept:
+            self.add(token)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -84,25 +96,36 @@ class Tokens:
 
     @staticmethod
     def draw(
-        name: str, role: str, tenants: Iterable[str] | None, now_s: float, ttl_s: float | None
+        name: str,
+        role: str,
+        tenants: Iterable[str] | None,
+        now_s: float,
+        ttl_s: float | None,
+        certificate: str | None = None,
     ) -> tuple[TokenRecord, str]:
-        """Returns a new token, which `add` makes valid, and its secret, which is kept nowhere."""
+        """Returns a new token, which `add` makes valid, and its secret, which is kept nowhere.
+
+        With the name of a certificate the secret is ``""``, and lets nobody in.
+        """
         id_ = secrets.token_hex(8)
-        secret = f"kvx_{id_}_{secrets.token_urlsafe(_SECRET_NBYTES)}"
+        secret = f"kvx_{id_}_{secrets.token_urlsafe(_SECRET_NBYTES)}" if certificate is None else ""
         record = TokenRecord(
             id=id_,
             name=name,
             role=role,
             tenants=None if tenants is None else tuple(sorted(set(tenants))),
-            digest=_digest(secret),
+            digest=_digest(secret) if secret else "",
             made_at_s=now_s,
             expires_at_s=None if ttl_s is None else now_s + ttl_s,
+            certificate=certificate,
         )
         return record, secret
 
     def add(self, token: TokenRecord) -> None:
         """Makes it valid."""
         self._by_id[token.id] = token
+        if token.certificate is not None:
+            self._by_certificate[token.certificate] = token
 
     def get(self, id_: str) -> TokenRecord | None:
         """Returns the token of an id."""
@@ -110,7 +133,30 @@ class Tokens:
 
     def revoke(self, id_: str) -> TokenRecord | None:
         """Makes it invalid, and returns what it was."""
-        return self._by_id.pop(id_, None)
+        token = self._by_id.pop(id_, None)
+        if token is not None and token.certificate is not None:
+            del self._by_certificate[token.certificate]
+        return token
+
+    def has_certificate(self, name: str) -> bool:
+        """Whether a token is a certificate's of this name."""
+        return name in self._by_certificate
+
+    def of_certificate(self, certificate: ClientCertificate, now_s: float) -> Caller | None:
+        """Returns who has a certificate; None for nobody, and where it is expired or its token is.
+
+        A token of its digest counts before those of its names. Of a certificate whose names are several
+        tokens' it is not known who has it, which is nobody.
+        """
+        if now_s >= certificate.until_s:
+            return None
+        exact = self._by_certificate.get(f"SHA256:{certificate.digest}")
+        found = [exact] if exact is not None else list(map(self._by_certificate.get, certificate.names))
+        valid = [token for token in found if token is not None and _holds(token, now_s)]
+        if len(valid) != 1:
+            return None
+        (token,) = valid
+        return _caller(token, certificate.digest, certificate.until_s)
 
     def find(self, secret: str, now_s: float) -> Caller | None:
         """Returns whose secret it is; None for none, an expired or a revoked one.
@@ -123,10 +169,16 @@ class Tokens:
         expected = token.digest if token is not None else _NOBODY
         if not hmac.compare_digest(_digest(secret), expected) or token is None:
             return None
-        if token.expires_at_s is not None and now_s >= token.expires_at_s:
-            return None
-        tenants = None if token.tenants is None else frozenset(token.tenants)
-        return Caller(f"token:{token.id}", token.name, token.role, tenants)
+        return _caller(token) if _holds(token, now_s) else None
+
+
+def _holds(token: TokenRecord, now_s: float) -> bool:
+    return token.expires_at_s is None or now_s < token.expires_at_s
+
+
+def _caller(token: TokenRecord, certificate: str = "", until_s: float | None = None) -> Caller:
+    tenants = None if token.tenants is None else frozenset(token.tenants)
+    return Caller(f"token:{token.id}", token.name, token.role, tenants, certificate, until_s)
 
 
 def _digest(secret: str) -> str:

@@ -37,6 +37,12 @@ _FEW: Final = 8
 _MOST_EARLY: Final = 65536
 
 
+# Of an end: its region, its peer's incarnation and name, and the peer's region; "" for what is not known.
+# A plain tuple, which ends between the same regions share: the garbage collector does not look at it.
+Names = tuple[str, str, str, str]
+NO_NAMES: Final[Names] = ("", "", "", "")
+
+
 class End(NamedTuple):
     """One end, as its agent told it."""
 
@@ -44,6 +50,27 @@ class End(NamedTuple):
     agent_name: str
     clock_offset_ns: int
     record: Record
+    names: Names = NO_NAMES
+
+    @property
+    def region_name(self) -> str:
+        """What its region was called, also where that is gone."""
+        return self.names[0]
+
+    @property
+    def peer(self) -> str:
+        """The incarnation of the agent at the other end."""
+        return self.names[1]
+
+    @property
+    def peer_name(self) -> str:
+        """What that is called."""
+        return self.names[2]
+
+    @property
+    def remote_region_name(self) -> str:
+        """What the region at the other end is called."""
+        return self.names[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +87,27 @@ class Made:
     num_blocks: int
     until_s: float  # it has ended by then, though its record may be lost
 
+    @property
+    def id(self) -> str:
+        """By which it is known until an agent tells of its ends, and found ever after."""
+        return f"{self.agent[:_DIGITS]}-handle-{self.handle}"
 
-# An end as it is kept: agent, name, clock offset, and its record in 150 to 250 bytes.
-PackedEnd = tuple[str, str, int, bytes]
+
+# An end as it is kept: agent, name, clock offset, names, and its record in 150 to 250 bytes.
+PackedEnd = tuple[str, str, int, Names, bytes]
 # Id, sequence number, context, outcome, time of the last change, and the three ends.
 Row = tuple[str, int, str, str, float, PackedEnd | None, PackedEnd | None, PackedEnd | None]
 
 
 def pack(end: End) -> PackedEnd:
     """Returns an end as it is kept."""
-    return (end.agent, end.agent_name, end.clock_offset_ns, marshal.dumps(tuple(end.record)))
+    return (*end[:3], end.names, marshal.dumps(tuple(end.record)))
 
 
 def unpack(packed: PackedEnd) -> End:
     """Returns what was packed."""
-    return End(*packed[:3], Record._make(marshal.loads(packed[3])))
+    agent, name, offset_ns, names, record = packed
+    return End(agent, name, offset_ns, Record._make(marshal.loads(record)), names)
 
 
 class Entry:
@@ -158,16 +191,16 @@ class TransferTable:
         self._by_context: dict[str, int | tuple[int, ...] | deque[int]] = {}
         self._made: dict[int, Made] = {}
         self._seq_by_handle: dict[tuple[str, int], int] = {}
-        # The id that both ends have, of those that were made here and have another as well.
-        self._wire_ids: dict[int, str] = {}
+        # The id that making them answered, of those that both ends know by another now.
+        self._made_ids: dict[int, str] = {}
         # Of agents that are just being told to begin transfers: handles of records that came meanwhile.
         self._early: dict[str, dict[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._seq_by_id) - len(self._wire_ids)
+        return len(self._seq_by_id) - len(self._made_ids)
 
     def get(self, id_: str) -> Entry | None:
-        """Returns a transfer by its id."""
+        """Returns a transfer by its id, or by the one that making it answered."""
         seq = self._seq_by_id.get(id_)
         return None if seq is None else self._entry(seq)
 
@@ -182,12 +215,16 @@ class TransferTable:
         made = self._made.get(seq)
         return "" if made is None else made.tenant
 
+    def made_id_of(self, seq: int) -> str | None:
+        """Returns the id that making a transfer answered; None of one that was not made here."""
+        made = self._made.get(seq)
+        return None if made is None else made.id
+
     def add_end(self, id_: str, end: End, packed: PackedEnd, now_s: float) -> int:
         """Joins what an end told to what is known; returns the entry's number."""
         record = end.record
         place = _PLACES[record.role]
-        if record.handle:
-            self._know_handle(id_, end.agent, record.handle)
+        self.know(id_, end.agent, record)
         seq = self._seq_by_id.get(id_)
         row = None if seq is None else self._ring[seq % self._capacity]
         # Numbers begin anew with each session of two agents: the ended one is set aside under another id.
@@ -219,32 +256,34 @@ class TransferTable:
 
     def add_made(self, made: Made, now_s: float) -> Entry:
         """Adds one that was made here, within `making`."""
-        id_ = f"{made.agent[:_DIGITS]}-handle-{made.handle}"
         seq = self._early.get(made.agent, {}).get(made.handle)
         if seq is None or self.at(seq) is None:
-            seq = self._add(id_, made.context, now_s)[1]
+            seq = self._add(made.id, made.context, now_s)[1]
             self._seq_by_handle[made.agent, made.handle] = seq
         else:
-            row = self._row(seq)
-            self._wire_ids[seq] = row[0]
-            self._seq_by_id[id_] = seq
-            self._ring[seq % self._capacity] = (id_, *row[1:])
+            self._made_ids[seq] = made.id
+            self._seq_by_id[made.id] = seq
         self._made[seq] = made
         return self._entry(seq)
 
-    def _know_handle(self, id_: str, agent: str, handle: int) -> None:
-        """Joins the transfer that both ends know by an id to one that was made here."""
-        seq = self._seq_by_handle.pop((agent, handle), None)
+    def know(self, id_: str, agent: str, record: Record) -> None:
+        """Gives a transfer that was made here the id by which both ends know it, and what was told of it."""
+        seq = self._seq_by_handle.pop((agent, record.handle), None) if record.handle else None
         if seq is None:
             return
         other = self._seq_by_id.get(id_)
-        if other is not None and other != seq:
-            told, row = self._row(other), self._row(seq)
-            self._ring[seq % self._capacity] = (*row[:3], *told[3:])
-            self._forget(told)
-            self._ring[other % self._capacity] = ("", other, "", "", 0.0, None, None, None)
+        row = self._row(seq)
+        if other is not None:
+            told = self._row(other)
+            if told[_PLACES[record.role]] is None:
+                row = (*row[:3], *told[3:])
+                self._forget(told)
+                self._ring[other % self._capacity] = ("", other, "", "", 0.0, None, None, None)
+            else:
+                self._set_aside(told)  # of another session of these two, whose numbers begin anew
+        self._made_ids[seq] = row[0]
         self._seq_by_id[id_] = seq
-        self._wire_ids[seq] = id_
+        self._ring[seq % self._capacity] = (id_, *row[1:])
 
     def fail(self, seq: int, now_s: float) -> None:
         """Gives up one that was made here, and of whose end nothing will be heard."""
@@ -303,9 +342,6 @@ class TransferTable:
         return row
 
     def _set_aside(self, row: Row) -> None:
-        if (wire_id := self._wire_ids.pop(row[1], None)) is not None:
-            del self._seq_by_id[wire_id]  # it has another
-            return
         del self._seq_by_id[row[0]]
         id_ = f"{row[0]}.{row[1]}"
         self._ring[row[1] % self._capacity] = (id_, *row[1:])
@@ -317,8 +353,8 @@ class TransferTable:
         del self._seq_by_id[row[0]]
         if (made := self._made.pop(row[1], None)) is not None:
             self._seq_by_handle.pop((made.agent, made.handle), None)
-            if (wire_id := self._wire_ids.pop(row[1], None)) is not None:
-                del self._seq_by_id[wire_id]
+            if (made_id := self._made_ids.pop(row[1], None)) is not None:
+                del self._seq_by_id[made_id]
         for key in _keys(row[2]):
             kept = self._by_context[key]
             if isinstance(kept, deque) and len(kept) > 1:

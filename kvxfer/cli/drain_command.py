@@ -1,0 +1,59 @@
+"""``kvxfer drain``: has a node refuse new work, waits until it is ready to stop, takes that back."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from kvxfer.cli.asking import (
+    FAILED,
+    CaFileOption,
+    DaemonOption,
+    JsonOption,
+    TokenFileOption,
+    asking,
+    plain,
+    print_json,
+)
+from kvxfer.errors import invalid
+
+_LOOK_S = 0.5
+
+
+def drain(
+    deadline_s: Annotated[float, typer.Option(min=0.1, help="How long what runs may go on.")] = 300.0,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it is ready to stop.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take a drain back.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Say how far it is, and change nothing.")] = False,
+    daemon: DaemonOption = "",
+    token_file: TokenFileOption = "",
+    ca_file: CaFileOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Have a node refuse new work and finish what runs; status 1 with --wait if it is not ready in time."""
+    if undo and (wait or show):
+        raise invalid("--undo stands alone")
+    with asking(daemon, token_file, ca_file) as client:
+        if undo:
+            found = client.end_drain()
+        elif show:
+            found = client.get_drain()
+        else:
+            found = client.begin_drain(deadline_s)
+        until_s = time.monotonic() + deadline_s
+        while wait and not found.ready and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+            found = client.get_drain()
+    if json:
+        print_json(found)
+    else:
+        words = "ready to stop" if found.ready else f"drains: {found.running} transfers run"
+        print(words if found.draining else "takes work")
+        for each in found.agents:
+            if each.refused:
+                print(f"  {plain(each.name)} was not drained: {plain(each.refused)}", file=sys.stderr)
+    if wait and not found.ready:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,83 @@
+"""A lease to write blocks, granted for one command to the session of two agents, which it opens."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvxfer.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvxfer.cli.region_place import PlacedRegion
+    from kvxfer.control import schema
+    from kvxfer.control.client import Client
+
+_LOOK_S = 0.05
+# Agents tell of a session within half a second.
+_TOLD_S = 15.0
+
+
+@contextmanager
+def right_to_write(into: PlacedRegion, client: Client, writer: schema.Agent, ttl_s: float) -> Iterator[str]:
+    """Lends the token of a lease to write blocks, which ends with the block.
+
+    Parameters
+    ----------
+    into
+        The region, and which of its blocks.
+    client, writer
+        The agent that is to write, and the daemon to which it is attached.
+    """
+    from kvxfer.control import schema
+
+    lease = into.client.grant_lease(
+        schema.LeaseRequest(
+            agent=into.agent.id,
+            region=into.region.name,
+            blocks=into.blocks,
+            mode="write",
+            holder=_session(into, client, writer),
+            ttl_s=ttl_s,
+        )
+    )
+    try:
+        yield lease.token
+    finally:
+        revoke_quietly(into.client, lease.id)
+
+
+def revoke_quietly(client: Client, lease: str) -> None:
+    """Ends a lease; where that fails, says so on stderr."""
+    from kvxfer.control.client_error import ControlError
+
+    try:
+        client.revoke_lease(lease)
+    except ControlError as error:
+        if error.code not in ("not-found", "lease-ended"):
+            print(f"kvxfer: lease {lease} was not revoked, and runs out: {error}", file=sys.stderr)
+
+
+def _session(into: PlacedRegion, client: Client, writer: schema.Agent) -> int:
+    """Returns the number that the region's agent has for its newest session with the writer."""
+    from kvxfer.control import schema
+
+    if (found := _newest_session(into, writer)) is None:
+        remote = into.agent.address or into.agent.id
+        client.connect_agent(writer.id, schema.ConnectRequest(remote_agent=remote))
+    until_s = time.monotonic() + _TOLD_S
+    while found is None:
+        if time.monotonic() > until_s:
+            raise UsageError(
+                f"{into.agent.name} did not tell of a session with {writer.name}", code="deadline"
+            )
+        time.sleep(_LOOK_S)
+        found = _newest_session(into, writer)
+    return found
+
+
+def _newest_session(into: PlacedRegion, writer: schema.Agent) -> int | None:
+    found = [peer.session for peer in into.client.peers(into.agent.id) if peer.id == writer.id]
+    return found[-1] if found else None

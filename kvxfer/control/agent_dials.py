@@ -1,0 +1,49 @@
+"""Has agents connect to others: by an address that is allowed, or by the name of one that is attached."""
+
+from __future__ import annotations
+
+from kvxfer.allowed_hosts import AllowedHosts
+from kvxfer.attachment.frames import Malformed
+from kvxfer.control import schema
+from kvxfer.control.agent_messages import peer_of
+from kvxfer.control.agent_view import AgentView
+from kvxfer.control.attachments import Attached
+from kvxfer.control.dial_check import require_allowed
+from kvxfer.control.drains import Drains
+from kvxfer.control.problems import Refusal
+
+
+class AgentDials:
+    """Says where agents find each other, and has them connect."""
+
+    def __init__(self, agents: AgentView, drains: Drains, allowed: AllowedHosts) -> None:
+        self._agents = agents
+        self._drains = drains
+        self._allowed = allowed
+
+    def place_of(self, remote: str, agent: Attached) -> str:
+        """Returns by what an agent finds another: one that is attached here has an address that is known.
+
+        Raises
+        ------
+        Refusal
+            ``forbidden``: an address that is not allowed.
+        """
+        require_allowed(self._allowed, remote)
+        found = self._agents.some(remote)
+        if len(found) != 1 or not found[0].address:
+            return remote
+        known = any(peer["incarnation"] == found[0].incarnation for peer in agent.peers)
+        return found[0].incarnation if known else found[0].address
+
+    async def connect(self, name: str, asked: schema.ConnectRequest) -> schema.Peer:
+        """Has an agent connect to another; returns the session, or the newest of those that are open."""
+        self._drains.require_open()
+        agent = self._agents.find(name)
+        args = {"remote_agent": self.place_of(asked.remote_agent, agent)}
+        told = await self._agents.call(agent, "move.connect", args, asked.timeout_s)
+        try:
+            row = peer_of(told)
+        except Malformed as error:
+            raise Refusal("protocol", f"agent {agent.name!r} answered with no session: {error}") from None
+        return self._agents.peer(agent, row)
