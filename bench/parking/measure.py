@@ -23,8 +23,9 @@ from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import MIB, median_ratio, spread
+from kvxfer.control.host_pool.page import Salt
+from kvxfer.control.host_pool.page_pool import PagePool
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
-from kvxfer.control.page_pool import PagePool, Salt
 from kvxfer.errors import invalid
 from kvxfer.options import default_copy_threads
 

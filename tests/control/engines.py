@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import Agent, AgentOptions, KVLayout, LeaseToken, RegionDescriptor
+from kvxfer.control.host_pool.page import PageKey, Salt
+from kvxfer.control.host_pool.page_layout import digest_of
+from kvxfer.control.host_pool.page_leases import LeasedPages
+from kvxfer.control.host_pool.page_pool import PagePool
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
-from kvxfer.control.page_index import PageKey
-from kvxfer.control.page_layout import digest_of
-from kvxfer.control.page_pool import LeasedPages, PagePool, Salt
 from kvxfer.lease import Lease
 
 # Layers, K and V, blocks, tokens, heads, dim.
