@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvxfer import KVLayout, Quantization
-from kvxfer.control.host_pool.page_layout import digest_of, page_nbytes, pool_layout
+from kvxfer.control.host_pool.page_layout import layout_digest, page_nbytes, pool_layout
 from kvxfer.plan.compile import compile_program, differences
 
 SIZES = {"l": 3, "2": 2, "b": 6, "t": 8, "h": 4, "d": 16}
@@ -63,7 +63,7 @@ LAYOUTS = {
 def test_a_page_is_one_piece_of_the_slab_and_has_the_same_contents(name: str) -> None:
     source = LAYOUTS[name]
     slab = pool_layout(source, 5)
-    assert digest_of(slab) == digest_of(source)
+    assert layout_digest(slab) == layout_digest(source)
     assert not differences(source, slab)
     assert not differences(slab, source)
     scales = (
@@ -97,9 +97,8 @@ def test_few_large_pages_fill_a_slab(slab_nbytes: float, num_pages: int) -> None
 
 def test_layouts_of_the_same_contents_have_one_digest() -> None:
     same = [LAYOUTS[name] for name in (*ORDERS, "a tensor for each layer", "keys and values in one row")]
-    assert (
-        len({digest_of(each) for each in [*same, pairs(), layout(num_blocks=9), layout(null_block=0)]}) == 1
-    )
+    same += [pairs(), layout(num_blocks=9), layout(null_block=0)]
+    assert len({layout_digest(each) for each in same}) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,16 +120,16 @@ def test_layouts_of_the_same_contents_have_one_digest() -> None:
     ids=str,
 )
 def test_other_contents_have_other_digests(change: dict[str, Any]) -> None:
-    plain = digest_of(layout())
-    found = digest_of(layout(**change))
+    plain = layout_digest(layout())
+    found = layout_digest(layout(**change))
     assert len(found) == 64
     assert found != plain
     if len(change) > 1:
         fewer = dict(list(change.items())[:1])
-        assert found != digest_of(layout(**fewer))
+        assert found != layout_digest(layout(**fewer))
 
 
 def test_a_digest_is_as_it_was() -> None:
     """Keys of pages outlive a daemon, and are compared between nodes."""
-    assert digest_of(layout()) == "8708e11805c8fb9ea909d129b82d1dbdbce9b980063675e7998692cc36f2586a"
-    assert digest_of(replace(layout(), model="m")) != digest_of(layout())
+    assert layout_digest(layout()) == "8708e11805c8fb9ea909d129b82d1dbdbce9b980063675e7998692cc36f2586a"
+    assert layout_digest(replace(layout(), model="m")) != layout_digest(layout())

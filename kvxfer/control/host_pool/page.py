@@ -27,7 +27,7 @@ class PageKey(NamedTuple):
     Attributes
     ----------
     layout
-        `page_layout.digest_of` what the page holds.
+        `page_layout.layout_digest` what the page holds.
     key
         The caller's own name of it, e.g. a hash of the tokens up to its end.
     """

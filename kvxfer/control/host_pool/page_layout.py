@@ -23,9 +23,10 @@ _CONTENT: Final = (
 )
 
 
-def digest_of(layout: KVLayout) -> str:
-    """Returns what stands for the contents of one page: 64 hexadecimal digits.
+def layout_digest(layout: KVLayout) -> str:
+    """Returns what stands for the contents of one page: 64 hexadecimal digits, the ``layout`` of its key.
 
+    The daemon answers it to who parks; an engine that only fetches computes it of its own cache's layout.
     Equal for any two layouts whose blocks hold the same elements, however many there are and wherever they
     lie: the same slice of layers, heads and context parallelism, tokens a block, dtype and scales.
     """

@@ -12,7 +12,7 @@ import numpy as np
 from kvxfer.control.host_pool.filling import Filling
 from kvxfer.control.host_pool.page import Page, PageKey, PageState, Salt
 from kvxfer.control.host_pool.page_index import IndexStats, PageIndex
-from kvxfer.control.host_pool.page_layout import digest_of, page_nbytes
+from kvxfer.control.host_pool.page_layout import layout_digest, page_nbytes
 from kvxfer.control.host_pool.page_leases import PageLease, PageLeases
 from kvxfer.control.host_pool.page_news import OnDropped, OnParked, PageNews
 from kvxfer.control.host_pool.page_sources import Granter, PageSources
@@ -205,7 +205,7 @@ class PagePool:
         how: Mapping[str, Any],
     ) -> Parked:
         source = await self._sources.find(place)
-        digest = digest_of(source.region.layout)
+        digest = layout_digest(source.region.layout)
         nbytes = page_nbytes(source.region.layout, self.index.slab_nbytes)
         wanted = {PageKey(*salt, digest, key): block for key, block in zip(keys, blocks, strict=True)}
         if len(wanted) != len(keys):
