@@ -109,6 +109,6 @@ def check_keys(keys: Sequence[PageKey]) -> None:
         raise invalid("pages that are parked together are of one tenant, model, revision and layout")
     if len(set(keys)) != len(keys):
         raise invalid("a key is named twice among pages that are to be parked")
-    for key in keys:
-        if not key.key or any(len(part.encode(errors="surrogatepass")) > MAX_KEY_NBYTES for part in key):
-            raise invalid(f"a page's key has 1 to {MAX_KEY_NBYTES} bytes, as its tenant, model and revision")
+    texts = [*keys[0][:4], *(key.key for key in keys)]
+    if not all(texts[4:]) or any(len(text.encode(errors="surrogatepass")) > MAX_KEY_NBYTES for text in texts):
+        raise invalid(f"a page's key has 1 to {MAX_KEY_NBYTES} bytes, as its tenant, model and revision")

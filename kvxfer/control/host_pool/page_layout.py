@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,8 @@ from kvxfer.layout.quantization import SCALE_NBYTES, Quantization
 # A page begins at a cache line, so that copies of one never touch another's.
 _ALIGNMENT_NBYTES: Final = 64
 _VERSION: Final = 1
+# Layouts of which the answer is kept: each call that parks asks, and it takes 0.1 ms to find.
+_MOST_KEPT: Final = 64
 _CONTENT: Final = (
     *("dtype", "itemsize", "block_tokens", "num_kv", "head_dim"),
     *("first_layer", "num_layers", "total_layers", "first_head", "num_heads", "total_heads"),
@@ -23,6 +26,7 @@ _CONTENT: Final = (
 )
 
 
+@lru_cache(_MOST_KEPT)
 def layout_digest(layout: KVLayout) -> str:
     """Returns what stands for the contents of one page: 64 hexadecimal digits, the ``layout`` of its key.
 
@@ -38,6 +42,7 @@ def layout_digest(layout: KVLayout) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@lru_cache(_MOST_KEPT)
 def page_nbytes(layout: KVLayout, slab_nbytes: int = 0) -> int:
     """Returns how many bytes of the pool one page of `layout` takes: from its first byte to the next one's.
 
