@@ -133,6 +133,22 @@ def test_a_quota_is_kept_by_the_tenants_own_pages_and_by_no_others() -> None:
     assert index.tenants()["b"].num_pages == 1
 
 
+def test_pages_that_are_being_filled_are_of_their_tenants_quota_and_give_way_to_none() -> None:
+    index = PageIndex(1, 80, quotas={"a": 30})
+    filling = index.reserve(keys("abc"), PAGE, 0).pages
+    with pytest.raises(ExhaustedError, match="quota of tenant 'a'"):
+        index.reserve(keys("d"), PAGE, 1)
+    index.set_quota("a", 10)  # holds from the next parking on
+    index.commit(filling, 2)
+    assert index.stats().used_nbytes == 30
+    assert park(index, keys("d"), 3) == "abc"
+    index.set_quota("a", 20)
+    filling = index.reserve(keys("e"), PAGE, 4).pages
+    assert park(index, keys("f"), 5) == "d"
+    index.abort(filling)
+    assert park(index, keys("e"), 6) == ""
+
+
 def test_half_of_the_pool_may_be_pinned() -> None:
     index = PageIndex(1, 40)
     park(index, keys("abcd"), 0)
