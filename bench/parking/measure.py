@@ -23,8 +23,10 @@ from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import MIB, median_ratio, spread
+from kvxfer.control.host_pool.page import Salt
+from kvxfer.control.host_pool.page_pool import PagePool
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
-from kvxfer.control.page_pool import PagePool, Salt
+from kvxfer.errors import invalid
 from kvxfer.options import default_copy_threads
 
 FIGURES = {
@@ -62,10 +64,13 @@ class ParkingOptions:
     transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
     iterations: Annotated[int, Option("Of each, in turns.", at_least=1)] = 7
     copy_threads: Annotated[int, Option("Of each agent; 0 for its default.", at_least=0)] = 0
+    slabs: Annotated[int, Option("Of the pool, among which the pages of one call lie.", at_least=1)] = 1
     seed: Seed = 1
 
     def __post_init__(self) -> None:
         check(self)
+        if self.slabs > self.num_pages:
+            raise invalid(f"{self.num_pages} pages do not lie in {self.slabs} slabs")
 
     @property
     def page_nbytes(self) -> int:
@@ -107,8 +112,8 @@ async def _measure(options: ParkingOptions, progress: Say) -> Message:
         ),
     )
     nbytes = num_pages * options.page_nbytes
-    # One slab: pools are much larger than what one call parks.
-    pool = PagePool(own, nbytes, slab_nbytes=nbytes)
+    slab_nbytes = -(-num_pages // options.slabs) * options.page_nbytes
+    pool = PagePool(own, options.slabs * slab_nbytes, slab_nbytes=slab_nbytes)
     chance = np.random.default_rng(options.seed)
     rates: dict[str, list[float]] = {name: [] for name in ("park", "fetch", "read", "copy", "copy_nt")}
     copy = _Copy(num_pages, options.page_nbytes, chance)

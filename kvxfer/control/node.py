@@ -34,10 +34,10 @@ from kvxfer.log import logger
 
 if TYPE_CHECKING:
     from kvxfer.control.handed_memory import Handed, HandedMemory
+    from kvxfer.control.host_pool.page import PageKey
+    from kvxfer.control.host_pool.page_desk import PageDesk
+    from kvxfer.control.host_pool.page_pool import PagePool
     from kvxfer.control.own_agent import OwnAgent
-    from kvxfer.control.page_desk import PageDesk
-    from kvxfer.control.page_index import PageKey
-    from kvxfer.control.page_pool import PagePool
 
 # An examination takes up to two seconds of a thread.
 _DOCTOR_KEPT_S: Final = 10.0
@@ -130,7 +130,7 @@ class NodeDaemon:
         self.own, self._pool = own, pool
         own.on_expired = lambda: self.intake.lease_counts.note_expired(own.incarnation)
         if pool is not None:
-            from kvxfer.control.page_desk import PageDesk
+            from kvxfer.control.host_pool.page_desk import PageDesk
 
             self.pages = PageDesk(pool, self.store, self.allowed)
             self.settings.take_effect()
@@ -149,13 +149,13 @@ class NodeDaemon:
 
     async def on_parked(self, keys: list[PageKey]) -> None:
         """Keeps keys of pages before they are acknowledged."""
-        from kvxfer.control.page_desk import digest_of_key
+        from kvxfer.control.host_pool.page_desk import digest_of_key
 
         await self.store.add_parked([digest_of_key(key) for key in keys])
 
     def on_dropped(self, keys: list[PageKey], why: str) -> None:
         """Forgets keys of pages that are there no more."""
-        from kvxfer.control.page_desk import digest_of_key
+        from kvxfer.control.host_pool.page_desk import digest_of_key
 
         self.store.drop_parked([digest_of_key(key) for key in keys])
         if why == "evicted":

@@ -266,7 +266,8 @@ class OwnAgent:
         if not address:
             if not agent or self._directory is None:
                 raise PeerError(
-                    f"no session is open with agent {agent!r}, and no address of it is known: name one",
+                    f"no session is open with agent {agent!r}, and no address of it is known: name one that "
+                    "`kvxfer agents` lists, or an address",
                     code="unreachable",
                     peer=agent,
                 )

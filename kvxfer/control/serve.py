@@ -245,7 +245,7 @@ async def _add_own(daemon: NodeDaemon, options: ServeOptions, runtime: Path) -> 
     own = OwnAgent(daemon.options.node, agent_options, allow=daemon.allowed)
     pool = None
     if options.pool_gib > 0:
-        from kvxfer.control.page_pool import PagePool
+        from kvxfer.control.host_pool.page_pool import PagePool
 
         pool = PagePool(
             own,

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import Agent, AgentOptions, KVLayout, LeaseToken, RegionDescriptor
+from kvxfer.control.host_pool.page import PageKey, Salt
+from kvxfer.control.host_pool.page_layout import layout_digest
+from kvxfer.control.host_pool.page_leases import LeasedPages
+from kvxfer.control.host_pool.page_pool import PagePool
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
-from kvxfer.control.page_index import PageKey
-from kvxfer.control.page_layout import digest_of
-from kvxfer.control.page_pool import LeasedPages, PagePool, Salt
 from kvxfer.lease import Lease
 
 # Layers, K and V, blocks, tokens, heads, dim.
@@ -77,7 +78,7 @@ class Engine:
 
     def keys(self, names: Sequence[str], salt: Salt = SALT) -> list[PageKey]:
         """Returns keys of pages of its layout."""
-        return [PageKey(*salt, digest_of(self.layout), name) for name in names]
+        return [PageKey(*salt, layout_digest(self.layout), name) for name in names]
 
     async def fetch(self, part: LeasedPages, blocks: Sequence[int] | None = None) -> list[int]:
         """Reads leased pages, as an engine on any node would, and returns their checksums here."""

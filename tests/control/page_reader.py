@@ -9,8 +9,8 @@ from kvxfer import LeaseToken, RegionDescriptor
 from tests.control.engines import Engine, options
 
 
-def main(name: str, token: str, region: str, blocks: str) -> None:
-    engine = Engine(name, agent_options=options())
+def main(name: str, token: str, region: str, blocks: str, transport: str) -> None:
+    engine = Engine(name, agent_options=options(transport or None))
     remote = RegionDescriptor.from_bytes(region.encode())
     ids = [int(block) for block in blocks.split(",")]
     engine.agent.connect_blocking(remote, 30.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +13,8 @@ import httpx
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, LeaseToken, Region, RegionDescriptor
+from kvxfer import Agent, AgentOptions, LeaseToken, Region
+from kvxfer.control import layout_digest, schema
 from tests.control.serving import BOUND_S, Served, serving
 
 EVERYTHING = ("show", "drain", "move", "grant", "settings")
@@ -318,27 +318,28 @@ async def test_pages_are_parked_leased_fetched_pinned_and_dropped(tmp_path: Path
         assert parked.status_code == 200, parked.text
         assert [page["state"] for page in parked.json()["pages"]] == ["parked"]
         assert (await node.client.post("/v1/pages/park", json=park)).json()["pages"][0]["state"] == "present"
-        which = {**salt, "keys": ["k1"], "layout": parked.json()["layout"]}
+        unknown = await node.client.post("/v1/pages/park", json={**park, "keys": ["k2"], "agent": "nobody"})
+        assert unknown.status_code == 502
+        assert "`kvxfer agents`" in unknown.json()["detail"]
+        which = {**salt, "keys": ["k1"], "layout": layout_digest(node.regions["here"].layout)}
+        assert parked.json()["layout"] == which["layout"]
         fetch = {**which, "agent": "there", "region": "kv", "blocks": [6]}
         write = await node.lease("there", blocks=[6])
         fetched = await node.client.post("/v1/pages/fetch", json=fetch)
         # The pool writes: the agent's owner expects the tag, or lets it by a lease to write.
         assert fetched.status_code in (200, 403), fetched.text
         await node.client.delete(f"/v1/leases/{write['id']}")
-        leased = (await node.client.post("/v1/pages/lease", json={**which, "keys": ["k1", "k2"]})).json()
-        assert [page["state"] for page in leased["missing"]] == ["missing"]
-        (part,) = leased["parts"]
-        descriptor = RegionDescriptor.from_bytes(json.dumps(part["region"]).encode())
-        peer = await node.there.connect(descriptor.address)
-        token = LeaseToken.parse(part["token"])
-        await node.there.read(
-            node.regions["there"], peer.regions[descriptor.name], part["blocks"], [6], lease=token
-        )
+        answer = await node.client.post("/v1/pages/lease", json={**which, "keys": ["k1", "k2"]})
+        leased = schema.PageLease.model_validate(answer.json())
+        assert [page.state for page in leased.missing] == ["missing"]
+        (part,) = leased.parts
+        await node.there.connect(part.descriptor())
+        await node.there.read(node.regions["there"], part.descriptor(), part.blocks, [6], lease=part.lease())
         assert (node.memory["there"][6] == 9).all()
         (page,) = (await node.get("/v1/pages", tenant="red"))["items"]
         assert (page["key"], page["holds"]) == ("k1", 1)
         assert (await node.get("/v1/pools"))["items"][0]["pages"] == 1
-        assert (await node.client.delete(f"/v1/pages/lease/{leased['id']}")).status_code == 200
+        assert (await node.client.delete(f"/v1/pages/lease/{leased.id}")).status_code == 200
         for verb in ("pin", "unpin", "drop"):
             done = await node.client.post(f"/v1/pages/{verb}", json=which)
             assert done.json()["pages"] == [{"key": "k1", "state": "done"}], verb

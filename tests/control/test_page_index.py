@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from kvxfer.control.page_index import MAX_KEY_NBYTES, PageIndex, PageKey, PageState
+from kvxfer.control.host_pool.page import MAX_KEY_NBYTES, Page, PageKey, PageState
+from kvxfer.control.host_pool.page_index import PageIndex
 from kvxfer.errors import ExhaustedError, UsageError
 
 PAGE = 10
@@ -101,18 +102,18 @@ def test_a_slab_of_another_layout_gives_way_when_its_newest_page_is_older() -> N
     index.release(index.hold(keys("a"), 2)[0], 2)
     reserved = index.reserve(keys("i"), PAGE, 3)
     assert names(reserved.evicted) == "b", "it is older than the newest of the other slab"
-    assert not reserved.formatted
+    assert index.layouts == {"L": 1, "K": 1}
     index.commit(reserved.pages, 3)
     index.release(index.hold(keys("cd"), 4)[0], 4)
     index.release(index.hold(keys("ai"), 5)[0], 5)
     reserved = index.reserve(keys("j"), PAGE, 6)
     assert names(reserved.evicted) == "efgh"
-    assert reserved.formatted == [1]
+    assert index.layouts == {"L": 2}
     # A slab that is empty is taken before anything gives way.
     index.abort(reserved.pages)
     reserved = index.reserve(keys("k", layout="M"), PAGE, 7)
     assert not reserved.evicted
-    assert reserved.formatted == [1]
+    assert index.layouts == {"L": 1, "M": 1}
 
 
 def test_a_quota_is_kept_by_the_tenants_own_pages_and_by_no_others() -> None:
@@ -130,6 +131,22 @@ def test_a_quota_is_kept_by_the_tenants_own_pages_and_by_no_others() -> None:
         index.reserve(keys("g"), PAGE, 5)
     assert index.tenants()["a"].nbytes == 50
     assert index.tenants()["b"].num_pages == 1
+
+
+def test_pages_that_are_being_filled_are_of_their_tenants_quota_and_give_way_to_none() -> None:
+    index = PageIndex(1, 80, quotas={"a": 30})
+    filling = index.reserve(keys("abc"), PAGE, 0).pages
+    with pytest.raises(ExhaustedError, match="quota of tenant 'a'"):
+        index.reserve(keys("d"), PAGE, 1)
+    index.set_quota("a", 10)  # holds from the next parking on
+    index.commit(filling, 2)
+    assert index.stats().used_nbytes == 30
+    assert park(index, keys("d"), 3) == "abc"
+    index.set_quota("a", 20)
+    filling = index.reserve(keys("e"), PAGE, 4).pages
+    assert park(index, keys("f"), 5) == "d"
+    index.abort(filling)
+    assert park(index, keys("e"), 6) == ""
 
 
 def test_half_of_the_pool_may_be_pinned() -> None:
@@ -191,58 +208,82 @@ def test_what_cannot_be_parked_is_refused(wanted: list[PageKey], page_nbytes: in
     assert index.stats().used_nbytes == 0
 
 
+@pytest.mark.parametrize(("page_nbytes", "num_blocks"), [(10, 16), (13, 9), (27, 2), (30, 3), (40, 4)])
+def test_pages_lie_on_one_grid_and_reach_over_no_slabs_end(page_nbytes: int, num_blocks: int) -> None:
+    index = PageIndex(4, 40)
+    wanted = keys("abcdefghijklmnop")
+    with pytest.raises(ExhaustedError, match=f"room to {num_blocks}:"):
+        index.reserve([*wanted, *keys("q")], page_nbytes, 0)
+    pages = index.reserve(wanted[:num_blocks], page_nbytes, 0).pages
+    for page in pages:
+        begin = page.block * page_nbytes
+        assert page.slab * 40 <= begin < begin + page_nbytes <= (page.slab + 1) * 40
+    # A slab in which no page of a layout has room is left alone for another's.
+    index.abort(pages)
+    assert len(index.reserve(keys("abcdefghijklmnop", layout="K"), PAGE, 1).pages) == 16
+
+
+SIZES = {"L": PAGE, "K": 7, "M": 13}
+
+
 def test_its_books_are_right_whatever_happens(seed: int) -> None:
     """Places are given once, and figures are what they are counted to be."""
     chance = random.Random(seed)
     index = PageIndex(4, 40, quotas={"b": 60}, max_pinned_nbytes=50)
-    parking: list[object] = []
-    held: list[object] = []
+    parking: list[list[Page]] = []
+    held: list[list[Page]] = []
     for now in range(3000):
         tenant, layout = chance.choice("abc"), chance.choice("LKM")
         some = keys("".join(chance.sample("abcdefgh", chance.randint(1, 4))), tenant, layout)
         try:
             match chance.randrange(7):
                 case 0 | 1:
-                    parking.append(index.reserve(some, PAGE, now).pages)
+                    parking.append(index.reserve(some, SIZES[layout], now).pages)
                 case 2:
                     if parking:
-                        index.commit(parking.pop(chance.randrange(len(parking))), now)  # type: ignore[arg-type]
+                        index.commit(parking.pop(chance.randrange(len(parking))), now)
                 case 3:
                     if parking:
-                        index.abort(parking.pop(chance.randrange(len(parking))))  # type: ignore[arg-type]
+                        index.abort(parking.pop(chance.randrange(len(parking))))
                 case 4:
                     held.append(index.hold(some, now)[0])
                 case 5:
                     if held:
-                        index.release(held.pop(chance.randrange(len(held))), now)  # type: ignore[arg-type]
+                        index.release(held.pop(chance.randrange(len(held))), now)
                 case 6:
                     index.drop(some) if chance.random() < 0.3 else index.pin(some, chance.random() < 0.4)
         except ExhaustedError:
             pass
-        _check_books(index, [page for group in [*parking, *held] for page in group])  # type: ignore[attr-defined]
+        _check_books(index, [page for group in [*parking, *held] for page in group])
     for group in parking:
-        index.abort(group)  # type: ignore[arg-type]
+        index.abort(group)
     for group in held:
-        index.release(group, 3000)  # type: ignore[arg-type]
+        index.release(group, 3000)
     index.drop([page.key for page in index.pages()])
     assert index.stats().used_nbytes == index.stats().pinned_nbytes == index.stats().num_held == 0
     assert not index.tenants()
-    assert not index._idle
+    assert not index._idle._of_layout
+    assert not index._idle._of_tenant
     assert not index._by_serial
 
 
-def _check_books(index: PageIndex, busy: list[object]) -> None:
+def _check_books(index: PageIndex, busy: list[Page]) -> None:
     pages = {*index._pages.values(), *busy}  # those that were dropped and are held are in the latter alone
-    places = Counter((page.slab, page.block) for page in pages)  # type: ignore[attr-defined]
-    assert not places or max(places.values()) == 1
-    assert index.stats().used_nbytes == PAGE * len(pages)
-    for slab in index._slabs:
-        inside = [page for page in pages if page.slab == slab.number]  # type: ignore[attr-defined]
+    taken = Counter(byte for page in pages for byte in _bytes_of(page))
+    assert not taken or max(taken.values()) == 1, "no two pages, of whichever layouts, have one byte"
+    assert index.stats().used_nbytes == len(taken)
+    for slab in index._slabs._all:
+        inside = [page for page in pages if page.slab == slab.number]
         assert slab.num_pages == len(inside)
-        assert slab.num_busy == sum(not page.is_idle for page in inside)  # type: ignore[attr-defined]
+        assert slab.num_busy == sum(not page.is_idle for page in inside)
         assert not slab.layout or len(slab.free) + len(inside) == slab.num_blocks
-        assert {page.key.layout for page in inside} <= {slab.layout}  # type: ignore[attr-defined]
-    idle = {page for page in pages if page.is_idle}  # type: ignore[attr-defined]
-    assert {page for order in index._idle.values() for page in order} == idle
-    assert {page for use in index.tenants().values() for page in use.idle} == idle
-    assert index.stats().pinned_nbytes == PAGE * sum(page.is_pinned for page in pages)  # type: ignore[attr-defined]
+        assert {page.key.layout for page in inside} <= {slab.layout}
+    idle = {page for page in pages if page.is_idle}
+    for orders in (index._idle._of_layout, index._idle._of_tenant):
+        assert {page for order in orders.values() for page in order} == idle
+    assert index.stats().pinned_nbytes == sum(page.nbytes for page in pages if page.is_pinned)
+    assert index.layouts == Counter(slab.layout for slab in index._slabs._all if slab.layout)
+
+
+def _bytes_of(page: Page) -> range:
+    return range(page.block * page.nbytes, (page.block + 1) * page.nbytes)

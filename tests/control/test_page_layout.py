@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvxfer import KVLayout, Quantization
-from kvxfer.control.page_layout import digest_of, page_nbytes, slab_layout
+from kvxfer.control.host_pool.page_layout import layout_digest, page_nbytes, pool_layout
 from kvxfer.plan.compile import compile_program, differences
 
 SIZES = {"l": 3, "2": 2, "b": 6, "t": 8, "h": 4, "d": 16}
@@ -62,8 +62,8 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_page_is_one_piece_of_the_slab_and_has_the_same_contents(name: str) -> None:
     source = LAYOUTS[name]
-    slab = slab_layout(source, 5)
-    assert digest_of(slab) == digest_of(source)
+    slab = pool_layout(source, 5)
+    assert layout_digest(slab) == layout_digest(source)
     assert not differences(source, slab)
     assert not differences(slab, source)
     scales = (
@@ -72,18 +72,33 @@ def test_a_page_is_one_piece_of_the_slab_and_has_the_same_contents(name: str) ->
     assert source.block_nbytes + scales <= page_nbytes(source) < source.block_nbytes + scales + 64
     assert slab.block_stride == page_nbytes(source)
     assert slab.nbytes <= 5 * page_nbytes(source)
-    assert slab_layout(slab, 5) == slab
-    assert slab_layout(source, 1).num_blocks == 1
+    assert pool_layout(slab, 5) == slab
+    assert pool_layout(source, 1).num_blocks == 1
     # Between slabs a page goes in one run (and its scales).
-    loops = compile_program(slab, slab_layout(slab, 7)).loops
+    loops = compile_program(slab, pool_layout(slab, 7)).loops
     assert len(loops) <= 2
+
+
+@pytest.mark.parametrize(
+    ("slab_nbytes", "num_pages"), [(1.0, 1), (1.9, 1), (2.5, 2), (3.2, 2), (4.3, 4), (25.6, 25)], ids=str
+)
+def test_few_large_pages_fill_a_slab(slab_nbytes: float, num_pages: int) -> None:
+    """All slabs have one grid: a page that would reach over a slab's end is lost, at most one of each."""
+    least = page_nbytes(layout())
+    slab = round(slab_nbytes * least) // 256 * 256
+    apart = page_nbytes(layout(), slab)
+    assert least <= apart <= slab
+    for number in range(64):
+        begin = number * slab
+        inside = (begin + slab) // apart - -(-begin // apart)
+        assert inside >= (num_pages if num_pages < 5 else num_pages - 1), number
+    assert pool_layout(layout(), 9, apart).block_stride == apart
 
 
 def test_layouts_of_the_same_contents_have_one_digest() -> None:
     same = [LAYOUTS[name] for name in (*ORDERS, "a tensor for each layer", "keys and values in one row")]
-    assert (
-        len({digest_of(each) for each in [*same, pairs(), layout(num_blocks=9), layout(null_block=0)]}) == 1
-    )
+    same += [pairs(), layout(num_blocks=9), layout(null_block=0)]
+    assert len({layout_digest(each) for each in same}) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,16 +120,16 @@ def test_layouts_of_the_same_contents_have_one_digest() -> None:
     ids=str,
 )
 def test_other_contents_have_other_digests(change: dict[str, Any]) -> None:
-    plain = digest_of(layout())
-    found = digest_of(layout(**change))
+    plain = layout_digest(layout())
+    found = layout_digest(layout(**change))
     assert len(found) == 64
     assert found != plain
     if len(change) > 1:
         fewer = dict(list(change.items())[:1])
-        assert found != digest_of(layout(**fewer))
+        assert found != layout_digest(layout(**fewer))
 
 
 def test_a_digest_is_as_it_was() -> None:
     """Keys of pages outlive a daemon, and are compared between nodes."""
-    assert digest_of(layout()) == "8708e11805c8fb9ea909d129b82d1dbdbce9b980063675e7998692cc36f2586a"
-    assert digest_of(replace(layout(), model="m")) != digest_of(layout())
+    assert layout_digest(layout()) == "8708e11805c8fb9ea909d129b82d1dbdbce9b980063675e7998692cc36f2586a"
+    assert layout_digest(replace(layout(), model="m")) != layout_digest(layout())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +23,16 @@ from kvxfer import (
     KVLayout,
     KvxferError,
     LeaseToken,
+    Region,
     RegionDescriptor,
     TransferError,
     UsageError,
 )
+from kvxfer.control.host_pool.page import PageKey, Salt
+from kvxfer.control.host_pool.page_layout import page_nbytes
+from kvxfer.control.host_pool.page_leases import LeasedPages
+from kvxfer.control.host_pool.page_pool import Parked
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
-from kvxfer.control.page_index import PageKey
-from kvxfer.control.page_layout import page_nbytes
-from kvxfer.control.page_pool import Parked, Salt
 from kvxfer.errors import ExhaustedError, PeerError
 from tests.control.engines import BOUND_S, SALT, SHAPE, Attached, Daemon, Engine, options, until
 from tests.fault.node import Worker
@@ -83,11 +87,9 @@ async def test_what_one_agent_parks_another_fetches(
     first.fill(seed + 1)  # the engine goes on with its blocks
     leased = node.pool.lease([*done.new, *first.keys(["none"])], "decode")
     assert leased.missing == first.keys(["none"])
-    assert len(leased.parts) == 3
-    found: dict[PageKey, int] = {}
-    for part in leased.parts:
-        found.update(zip(part.keys, await second.fetch(part), strict=True))
-    assert found == wanted
+    assert len({page.slab for page in node.pool.pages()}) == 3
+    (part,) = leased.parts
+    assert dict(zip(part.keys, await second.fetch(part), strict=True)) == wanted
     assert await node.pool.revoke(leased.number)
     assert not await node.pool.revoke(leased.number)
 
@@ -257,8 +259,9 @@ async def test_two_that_park_the_same_key_at_once_read_it_once(
     assert [len(each.new) + len(each.present) for each in done] == [4, 4, 5]
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_the_second_parks_what_the_first_could_not(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+    engine: MakeEngine, daemon: MakeDaemon, is_cancelled: bool, seed: int
 ) -> None:
     node, source, bad = daemon(), engine("prefill"), engine("bad")
     source.fill(seed)
@@ -267,7 +270,11 @@ async def test_the_second_parks_what_the_first_could_not(
     lease = source.region.grant(None, ttl_s=BOUND_S)
     first = asyncio.create_task(node.pool.park(SALT, bad.place, [0], ["k"], lease=LeaseToken.draw()))
     second = asyncio.create_task(node.pool.park(SALT, source.place, [0], ["k"], lease=lease.token))
-    with pytest.raises(TransferError):
+    if is_cancelled:
+        while not node.pool.stats().num_parking:
+            await asyncio.sleep(0)
+        first.cancel()
+    with pytest.raises((TransferError, asyncio.CancelledError)):
         await first
     done = await second
     assert done.new == source.keys(["k"])
@@ -279,22 +286,19 @@ async def test_the_second_parks_what_the_first_could_not(
 # ---- what fails -------------------------------------------------------------------------------
 
 
-async def test_a_park_that_fails_half_way_keeps_what_was_read(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+async def test_a_park_that_fails_keeps_nothing_of_what_it_read(
+    engine: MakeEngine, daemon: MakeDaemon
 ) -> None:
     node, source = daemon(**SMALL_SLABS), engine("prefill")
-    source.fill(seed)
-    lease = source.region.grant(
-        node.own.name, range(7), ttl_s=BOUND_S
-    )  # the second slab's are not among them
+    lease = source.region.grant(node.own.name, range(7), ttl_s=BOUND_S)  # of ten
+    there = await parked(node, source, 1)
     with pytest.raises(TransferError) as failed:
         await node.pool.park(SALT, source.place, range(10), names(10), lease=lease.token)
     assert failed.value.code == "not-permitted"
-    there = [page.key.key for page in node.pool.pages()]
-    assert there == node.there == names(5)
-    assert node.pool.stats().pages.used_nbytes == 5 * source.layout.block_nbytes
-    (part,) = node.pool.lease(source.keys(there)).parts
-    assert await source.fetch(part, range(10, 15)) == source.sums(range(5))
+    assert [page.key for page in node.pool.pages()] == there.new
+    assert node.there == names(1)
+    assert node.pool.stats().pages.used_nbytes == source.layout.block_nbytes
+    assert (await parked(node, source, 10)).present == there.new
 
 
 async def test_a_park_that_is_cancelled_gives_all_places_back(
@@ -315,15 +319,15 @@ async def test_a_park_that_is_cancelled_gives_all_places_back(
             done = await park
         except asyncio.CancelledError:
             done = None
-        while node.pool._jobs or node.pool._reaping:
-            await asyncio.wait(node.pool._jobs | node.pool._reaping)
-        assert not node.pool._parking
+        while await node.pool._jobs.one_ended():
+            pass
+        assert not node.pool.stats().num_parking
         assert node.pool.stats().pages.used_nbytes in (0, 60 * source.layout.block_nbytes)
         assert done is None or node.pool.stats().pages.num_pages == 60
         await node.pool.drop(source.keys(names(60)))
 
 
-async def test_a_slab_that_cannot_be_made_is_made_by_the_next(
+async def test_a_region_that_cannot_be_made_is_made_by_the_next(
     engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, source = daemon(nbytes=SLAB, **SMALL_SLABS), engine("prefill")
@@ -341,7 +345,7 @@ async def test_a_slab_that_cannot_be_made_is_made_by_the_next(
         assert [type(each) for each in await asyncio.gather(*parks, return_exceptions=True)] == [
             ExhaustedError
         ] * 3
-    assert node.pool.stats().pages.num_slabs_used == 0
+    assert node.pool.stats().pages.used_nbytes == 0
     assert len((await parked(node, source, 3)).new) == 3
 
 
@@ -370,7 +374,7 @@ async def test_the_source_goes_in_the_middle(engine: MakeEngine, daemon: MakeDae
         await park
     except KvxferError:
         assert node.pool.stats().pages.used_nbytes == 0
-    assert not node.pool._parking
+    assert not node.pool.stats().num_parking
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -399,9 +403,8 @@ async def test_the_source_is_killed_in_the_middle(
         source.finish()
     assert all(isinstance(each, Parked | KvxferError) for each in done), done
     there = [key for each in done if isinstance(each, Parked) for key in each.new]
-    # Another slab's of a call that failed may have been whole, and stays.
-    assert {page.key for page in node.pool.pages()} >= set(there)
-    await until(lambda: not node.pool._parking and not node.pool._reaping)
+    assert {page.key for page in node.pool.pages()} == set(there)
+    await until(lambda: not node.pool.stats().num_parking)
     assert sorted(node.there) == sorted(page.key.key for page in node.pool.pages())
     reader = engine("decode", shape=LARGE, agent_options=options(transport))
     pattern = engine("pattern", shape=LARGE)
@@ -456,7 +459,7 @@ async def test_what_is_wrong_with_a_request_is_said(
         await node.pool.park(**asked)  # type: ignore[arg-type]
     assert refused.value.code == code
     assert node.pool.stats().pages.used_nbytes == 0
-    assert not node.pool._parking
+    assert not node.pool.stats().num_parking
 
 
 # ---- what gives way ---------------------------------------------------------------------------
@@ -493,7 +496,7 @@ async def test_slabs_go_from_one_layout_to_another(engine: MakeEngine, daemon: M
             assert await source.fetch(part, range(12, 12 + len(at))) == source.sums(at)
         for number in list(node.pool.leases):
             await node.pool.revoke(number)
-    assert len(node.own.agent.regions) == 2
+    assert len(node.own.agent.regions) == 1, "the other layout has no slab"
     await node.pool.drop([page.key for page in node.pool.pages()])
     assert node.pool.stats().pages.used_nbytes == 0
 
@@ -501,55 +504,63 @@ async def test_slabs_go_from_one_layout_to_another(engine: MakeEngine, daemon: M
 async def test_parks_leases_and_drops_at_once_never_show_other_bytes(
     engine: MakeEngine, daemon: MakeDaemon, seed: int
 ) -> None:
-    """Eviction races with fetches: what a lease covers is what was parked under the key."""
+    """Eviction races with fetches, slabs go between two layouts: what a lease covers is what was parked."""
     node = daemon(nbytes=3 * SLAB, **SMALL_SLABS)
-    source, readers = engine("prefill"), [engine(f"reader-{number}") for number in range(3)]
-    source.fill(seed)
-    sums = dict(zip(names(24), source.sums(range(24)), strict=True))
-    grant = source.region.grant(None, ttl_s=60.0)
+    shapes = SHAPE, (5, *SHAPE[1:])
+    sources = [engine(f"prefill-{number}", shape=shape) for number, shape in enumerate(shapes)]
+    sums = []
+    for number, source in enumerate(sources):
+        source.fill(seed + number)
+        sums.append(dict(zip(names(24), source.sums(range(24)), strict=True)))
+    grants = [source.region.grant(None, ttl_s=60.0) for source in sources]
     chance = random.Random(seed)
-    fetched = 0
+    fetched = [0, 0]
     codes: set[str] = set()
     parking = 2
 
-    async def parks() -> None:
+    async def parks(which: int) -> None:
         nonlocal parking
         for _ in range(40):
             blocks = chance.sample(range(24), 4)
+            keys = [f"k{block}" for block in blocks]
             try:
-                await node.pool.park(
-                    SALT, source.place, blocks, [f"k{block}" for block in blocks], lease=grant.token
-                )
+                await node.pool.park(SALT, sources[which].place, blocks, keys, lease=grants[which].token)
             except ExhaustedError:
                 await asyncio.sleep(0.001)
         parking -= 1
 
-    async def fetches(reader: Engine) -> None:
-        nonlocal fetched
+    async def fetches(which: int, reader: Engine) -> None:
         while parking:
-            leased = node.pool.lease(source.keys(chance.sample(names(24), 3)), reader.agent.name)
+            leased = node.pool.lease(reader.keys(chance.sample(names(24), 3)), reader.agent.name)
             for part in leased.parts:
                 try:
                     found = await reader.fetch(part)
                 except TransferError as error:
                     codes.add(error.code)
                     continue
-                assert found == [sums[key.key] for key in part.keys]
-                fetched += len(found)
+                assert found == [sums[which][key.key] for key in part.keys]
+                fetched[which] += len(found)
             await node.pool.revoke(leased.number)
             await asyncio.sleep(0)
 
     async def drops() -> None:
         for _ in range(20):
-            await node.pool.drop(source.keys(chance.sample(names(24), 2)), revoke=chance.random() < 0.5)
+            keys = chance.choice(sources).keys(chance.sample(names(24), 2))
+            await node.pool.drop(keys, revoke=chance.random() < 0.5)
             await asyncio.sleep(0.001)
 
+    readers = [
+        fetches(which, engine(f"reader-{which}-{number}", shape=shape))
+        for which, shape in enumerate(shapes)
+        for number in range(2)
+    ]
     async with asyncio.timeout(BOUND_S):
-        await asyncio.gather(parks(), parks(), drops(), *map(fetches, readers))
-    assert fetched
+        await asyncio.gather(parks(0), parks(1), drops(), *readers)
+    assert all(fetched)
     assert codes <= {"lease-ended", "not-permitted"}
     assert node.pool.stats().pages.num_held == 0
-    assert not node.pool._parking
+    assert not node.pool.stats().num_parking
+    assert len(node.own.agent.regions) <= 2
 
 
 async def test_drop_is_a_fence(engine: MakeEngine, daemon: MakeDaemon) -> None:
@@ -577,7 +588,7 @@ async def test_a_lease_ends_by_its_time_and_is_extended(engine: MakeEngine, daem
     before = leased.expires_at
     assert node.pool.extend(leased.number, 0.3).expires_at > before
     await reader.fetch(leased.parts[0])
-    await leased._ended.wait()
+    await leased.ended.wait()
     assert not node.pool.leases
     assert node.pool.stats().pages.num_held == 0
     with pytest.raises(UsageError, match="has ended"):
@@ -605,25 +616,56 @@ async def test_a_reader_that_is_killed_gives_its_pages_back_with_its_leases_time
     source.fill(seed)
     done = await parked(node, source, 5)
     leased = node.pool.lease(done.new, "reader", 60.0)
-    (part,) = leased.parts
-    reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.control.page_reader", "reader", str(part.token)),
-        *(part.region.to_bytes().decode(), ",".join(map(str, part.blocks))),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert reader.stdout is not None
-    try:
-        line = await asyncio.wait_for(reader.stdout.readline(), BOUND_S)
-        assert [int(each) for each in line.split()] == source.sums(range(5))
-    finally:
-        reader.kill()
-        await reader.communicate()
+    reader, line = await reading(leased.parts[0])
+    reader.kill()
+    await reader.communicate()
+    assert [int(each) for each in line.split()] == source.sums(range(5))
     with pytest.raises(ExhaustedError):  # it might yet be reading
         await parked(node, source, 1, first=5)
     node.pool.extend(leased.number, 0.05)
-    await asyncio.wait_for(leased._ended.wait(), BOUND_S)
+    await asyncio.wait_for(leased.ended.wait(), BOUND_S)
     assert len((await parked(node, source, 5, first=5)).new) == 5
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_reader_that_stands_still_is_fenced_and_never_shows_other_pages(
+    engine: MakeEngine, daemon: MakeDaemon, transport: str, seed: int
+) -> None:
+    """Its pages are dropped, and others lie in their places before it goes on."""
+    node = daemon(nbytes=SLAB, agent_options=options(transport), **SMALL_SLABS)
+    source = engine("prefill", agent_options=options(transport))
+    source.fill(seed)
+    done = await parked(node, source, 5)
+    (part,) = node.pool.lease(done.new, "reader", 60.0).parts
+    reader, first = await reading(part, transport)
+    try:
+        await asyncio.sleep(random.Random(seed).random() * 0.01)
+        reader.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(BOUND_S):
+            assert await node.pool.drop(done.new) == done.new
+        assert len((await parked(node, source, 5, first=5)).new) == 5
+        reader.send_signal(signal.SIGCONT)
+        lines, errors = await asyncio.wait_for(reader.communicate(), BOUND_S)
+    finally:
+        if reader.returncode is None:
+            reader.kill()
+            await reader.communicate()
+    wanted = source.sums(range(5))
+    assert all([int(each) for each in line.split()] == wanted for line in [first, *lines.splitlines()])
+    assert b"[lease-ended" in errors or b"[not-permitted" in errors
+
+
+async def reading(part: LeasedPages, transport: str = "") -> tuple[asyncio.subprocess.Process, bytes]:
+    """Starts a process that reads leased pages again and again; returns it and its first line."""
+    reader = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.control.page_reader", "reader", str(part.token)),
+        *(part.region.to_bytes().decode(), ",".join(map(str, part.blocks)), transport),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert reader.stdout is not None
+    return reader, await asyncio.wait_for(reader.stdout.readline(), BOUND_S)
 
 
 async def test_what_ends_with_the_pool(engine: MakeEngine, daemon: MakeDaemon) -> None:
@@ -646,6 +688,32 @@ async def test_what_ends_with_the_pool(engine: MakeEngine, daemon: MakeDaemon) -
     assert not node.own.agent.regions
     assert not node.own.leases
     await node.pool.aclose()
+
+
+async def test_the_pools_end_waits_for_a_region_that_is_being_made(
+    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device may be pinning the memory."""
+    node, source = daemon(), engine("prefill")
+    begun, go_on, register = asyncio.Event(), threading.Event(), node.own.register
+    loop = asyncio.get_running_loop()
+
+    def slow(*what: Any) -> Region:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(BOUND_S)
+        return register(*what)
+
+    monkeypatch.setattr(node.own, "register", slow)
+    parks = asyncio.create_task(parked(node, source, 1))
+    await begun.wait()
+    closing = asyncio.create_task(node.pool.aclose())
+    with pytest.raises(UsageError, match="closed"):
+        await parks
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    go_on.set()
+    await closing
+    assert not node.own.agent.regions
 
 
 async def test_agents_of_two_nodes_with_other_models_meet(engine: MakeEngine, daemon: MakeDaemon) -> None:

@@ -168,6 +168,24 @@ def test_every_name_of_a_module_stands_once() -> None:
     assert once == sorted(set(once) - folders)
 
 
+# Each knows those before it alone, in the order in which a page meets them (its ``__init__``).
+PARTS_OF_THE_HOST_POOL = (
+    *("page", "page_layout", "slabs", "idle_pages", "tenants", "page_index"),
+    *("pool_jobs", "page_news", "page_sources", "pool_regions", "filling", "page_leases"),
+    *("page_pool", "page_desk"),
+)
+
+
+def test_parts_of_the_host_pool_know_those_before_them_alone() -> None:
+    folder = PACKAGE / "control" / "host_pool"
+    order = {name: place for place, name in enumerate(PARTS_OF_THE_HOST_POOL)}
+    assert {path.stem for path in folder.glob("*.py")} == {*order, "__init__"}
+    for path in folder.glob("*.py"):
+        for module in imports(path, types_too=True):
+            if module.startswith("kvxfer.control.host_pool."):
+                assert order[module.split(".")[3]] < order[path.stem], f"{path} imports {module}"
+
+
 def test_only_the_core_modules_know_the_native_one() -> None:
     for path in python_files(PACKAGE):
         if any(module.startswith("kvxfer._native") for module in imports(path)):

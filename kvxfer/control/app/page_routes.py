@@ -14,7 +14,7 @@ from kvxfer.control.problems import Refusal
 from kvxfer.control.state.tokens import Caller
 
 if TYPE_CHECKING:
-    from kvxfer.control.page_desk import PageDesk
+    from kvxfer.control.host_pool.page_desk import PageDesk
 
 PageLeaseId = Annotated[str, Path(min_length=1, max_length=32)]
 

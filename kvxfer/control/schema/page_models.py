@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, StringConstraints
 
@@ -19,6 +20,10 @@ from kvxfer.control.schema.base import (
     Tenant,
     Told,
 )
+
+if TYPE_CHECKING:
+    from kvxfer.lease_token import LeaseToken
+    from kvxfer.region import RegionDescriptor
 
 Keys = Annotated[list[Key], Field(min_length=1, max_length=4096)]
 PageBlocks = Annotated[list[Block], Field(min_length=1, max_length=4096), WHOLE]
@@ -108,6 +113,18 @@ class LeasedPart(Told):
     keys: list[str]
     blocks: list[int]
     token: str
+
+    def descriptor(self) -> RegionDescriptor:
+        """Returns the region, for `Agent.connect` and `Agent.read`."""
+        from kvxfer.region import RegionDescriptor
+
+        return RegionDescriptor.from_bytes(json.dumps(self.region).encode())
+
+    def lease(self) -> LeaseToken:
+        """Returns the token, for the ``lease=`` of `Agent.read`."""
+        from kvxfer.lease_token import LeaseToken
+
+        return LeaseToken.parse(self.token)
 
 
 class PageLease(Told):

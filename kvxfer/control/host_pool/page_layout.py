@@ -1,10 +1,12 @@
-"""What a page holds, as a digest, and how a slab of pages lies in the pool."""
+"""What a page holds, as a digest, and how pages of one layout lie in the pool."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +17,8 @@ from kvxfer.layout.quantization import SCALE_NBYTES, Quantization
 # A page begins at a cache line, so that copies of one never touch another's.
 _ALIGNMENT_NBYTES: Final = 64
 _VERSION: Final = 1
+# Layouts of which the answer is kept: each call that parks asks, and it takes 0.1 ms to find.
+_MOST_KEPT: Final = 64
 _CONTENT: Final = (
     *("dtype", "itemsize", "block_tokens", "num_kv", "head_dim"),
     *("first_layer", "num_layers", "total_layers", "first_head", "num_heads", "total_heads"),
@@ -22,9 +26,11 @@ _CONTENT: Final = (
 )
 
 
-def digest_of(layout: KVLayout) -> str:
-    """Returns what stands for the contents of one page: 64 hexadecimal digits.
+@lru_cache(_MOST_KEPT)
+def layout_digest(layout: KVLayout) -> str:
+    """Returns what stands for the contents of one page: 64 hexadecimal digits, the ``layout`` of its key.
 
+    The daemon answers it to who parks; an engine that only fetches computes it of its own cache's layout.
     Equal for any two layouts whose blocks hold the same elements, however many there are and wherever they
     lie: the same slice of layers, heads and context parallelism, tokens a block, dtype and scales.
     """
@@ -36,31 +42,52 @@ def digest_of(layout: KVLayout) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def slab_layout(layout: KVLayout, num_blocks: int) -> KVLayout:
-    """Returns how a slab of pages of `layout` lies: page after page, each in one piece.
+@lru_cache(_MOST_KEPT)
+def page_nbytes(layout: KVLayout, slab_nbytes: int = 0) -> int:
+    """Returns how many bytes of the pool one page of `layout` takes: from its first byte to the next one's.
+
+    Pages of all slabs lie on one grid. Where it costs a slab one page at most the grid's lines are the slabs'
+    ends as well: few pages of a slab, which were large, would else be lost where they reach over its end.
+    """
+    least = pool_layout(layout, 2).block_stride
+    most = slab_nbytes // least
+    for count in range(most, max(most - 2, 0), -1):
+        if slab_nbytes % (count * math.lcm(_ALIGNMENT_NBYTES, layout.itemsize)) == 0:
+            return slab_nbytes // count
+    return least
+
+
+def pool_layout(layout: KVLayout, num_blocks: int, nbytes: int = 0) -> KVLayout:
+    """Returns how pages of `layout` lie in the pool: one after the other, each in one piece.
 
     Within a page the axes have the order of `layout`, so that what is contiguous there stays so. Scales of
     pages follow the elements.
+
+    Parameters
+    ----------
+    num_blocks
+        How many there are.
+    nbytes
+        What each takes, as `page_nbytes` says; 0 for the least.
     """
     strides: dict[str, int] = {}
-    nbytes = layout.itemsize
+    used_nbytes = layout.itemsize
     for axis, count in _inner_axes(layout):
-        strides[axis] = nbytes if count > 1 else 0
-        nbytes *= count
+        strides[axis] = used_nbytes if count > 1 else 0
+        used_nbytes *= count
     quantization = layout.quantization
     if quantization is not None and quantization.in_memory:
-        quantization, nbytes = _scales_behind(layout, quantization, nbytes)
-    block_stride = -(-nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
-    # Of 3-byte elements, say, no cache line is a multiple.
-    block_stride = (
-        -(-nbytes // layout.itemsize) * layout.itemsize if block_stride % layout.itemsize else block_stride
-    )
+        quantization, used_nbytes = _scales_behind(layout, quantization, used_nbytes)
+    block_stride = nbytes or -(-used_nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
+    if block_stride % layout.itemsize:  # of 3-byte elements, say, no cache line is a multiple
+        block_stride = -(-used_nbytes // layout.itemsize) * layout.itemsize
+    block_stride = block_stride if num_blocks > 1 else 0
     if quantization is not None and quantization.in_memory:
-        quantization = replace(quantization, block_stride=block_stride if num_blocks > 1 else 0)
+        quantization = replace(quantization, block_stride=block_stride)
     return replace(
         layout,
         num_blocks=num_blocks,
-        block_stride=block_stride if num_blocks > 1 else 0,
+        block_stride=block_stride,
         token_stride=strides["token"],
         head_stride=strides["head"],
         dim_stride=strides["dim"],
@@ -71,11 +98,6 @@ def slab_layout(layout: KVLayout, num_blocks: int) -> KVLayout:
         quantization=quantization,
         null_block=-1,
     )
-
-
-def page_nbytes(layout: KVLayout) -> int:
-    """Returns how many bytes of the pool one page of `layout` takes."""
-    return slab_layout(layout, 2).block_stride
 
 
 def _inner_axes(layout: KVLayout) -> list[tuple[str, int]]:

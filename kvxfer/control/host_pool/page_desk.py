@@ -9,9 +9,10 @@ from hashlib import blake2b
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
 from kvxfer.control.dial_check import require_allowed
+from kvxfer.control.host_pool.page import PageKey, Salt
+from kvxfer.control.host_pool.page_leases import PageLease
+from kvxfer.control.host_pool.page_pool import PagePool
 from kvxfer.control.own_agent import RemotePlace
-from kvxfer.control.page_index import PageKey, document_of
-from kvxfer.control.page_pool import PageLease, PagePool, Salt
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.store import Store
 from kvxfer.errors import UsageError
@@ -117,7 +118,7 @@ class PageDesk:
             return schema.Listed[schema.Page](items=[])
         after = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 19 else 0
         found = self._pool.pages(tenant, after, limit)
-        items = [schema.Page.model_validate(document_of(page)) for page in found]
+        items = [schema.Page.model_validate(page.document()) for page in found]
         next_ = str(found[-1].serial) if len(found) == limit else None
         return schema.Listed[schema.Page].model_construct(items=items, next=next_)
 

@@ -1,0 +1,103 @@
+"""Places that were reserved for pages, from their reading to their commit or their giving back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from kvxfer.control.host_pool.page import Page, PageKey
+from kvxfer.control.host_pool.page_index import PageIndex
+from kvxfer.control.host_pool.page_news import PageNews
+from kvxfer.control.host_pool.page_sources import BorrowedLease, PageSource, PageSources
+from kvxfer.control.host_pool.pool_jobs import PoolJobs
+from kvxfer.control.host_pool.pool_regions import PoolRegions
+from kvxfer.control.own_agent import OwnAgent
+from kvxfer.lease_token import LeaseToken
+from kvxfer.transfer import Transfer
+
+
+class Filling:
+    """Reads pages into their places; who wants the same ones waits for the end of that."""
+
+    def __init__(
+        self,
+        own: OwnAgent,
+        index: PageIndex,
+        regions: PoolRegions,
+        sources: PageSources,
+        jobs: PoolJobs,
+        news: PageNews,
+    ) -> None:
+        self._own = own
+        self._index = index
+        self._regions = regions
+        self._sources = sources
+        self._jobs = jobs
+        self._news = news
+        self._ended: dict[PageKey, asyncio.Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+    def of(self, keys: Iterable[PageKey]) -> list[asyncio.Event]:
+        """Returns of pages that others fill what is set when they have, or could not."""
+        return [self._ended[key] for key in keys]
+
+    async def fill(
+        self,
+        pages: list[Page],
+        source: PageSource,
+        blocks: Sequence[int],
+        lease: LeaseToken | None,
+        **how: Any,
+    ) -> None:
+        """Reads pages by one transfer, and makes them visible: all, or none, whose places are given back.
+
+        Call it in the step of the event loop that has reserved them.
+
+        Parameters
+        ----------
+        blocks
+            Of the source's region, one for each page.
+        lease
+            What allows the read; None asks the source's agent for one, if it is attached.
+        how
+            As `Agent.read` takes it, with ``timeout_s``.
+        """
+        keys = [page.key for page in pages]
+        self._ended.update((key, asyncio.Event()) for key in keys)
+        borrowed: BorrowedLease | None = None
+        transfer: Transfer | None = None
+        is_told = is_filled = False
+        try:
+            region = await self._regions.get(keys[0].layout, source.region.layout)
+            if lease is None:
+                borrowed = await self._sources.borrow(source, blocks, how["timeout_s"])
+                lease = None if borrowed is None else borrowed.token
+            into = [page.block for page in pages]
+            transfer = self._own.agent.read(region, source.region, blocks, into, lease=lease, **how)
+            await transfer
+            is_told = True
+            await self._news.parked(keys)
+            self._index.commit(pages, time.monotonic())
+            is_filled = True
+        finally:
+            if borrowed is not None:
+                self._jobs.spawn(self._sources.give_back(borrowed))
+            if is_filled:
+                self._wake(keys)
+            else:
+                if is_told:
+                    self._news.dropped(keys, "dropped")
+                self._jobs.after(transfer, partial(self._abort, pages))
+
+    def _abort(self, pages: list[Page]) -> None:
+        self._index.abort(pages)
+        self._wake(page.key for page in pages)
+
+    def _wake(self, keys: Iterable[PageKey]) -> None:
+        for key in keys:
+            self._ended.pop(key).set()

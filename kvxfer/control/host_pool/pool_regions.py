@@ -1,0 +1,76 @@
+"""The pool's memory as regions of the daemon's agent: one for each layout that has slabs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.control.host_pool.page_layout import page_nbytes, pool_layout
+from kvxfer.control.host_pool.pool_jobs import looked_at
+from kvxfer.control.own_agent import OwnAgent
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.region import Region
+
+
+class PoolRegions:
+    """Registers the pool's memory anew for each layout, and lets regions go whose last slab went to another.
+
+    A region has all of the pool, on the grid of its pages, so that one lease and one transfer are enough for
+    pages of several slabs. Those of two layouts lie over each other: a page's memory is used under the one
+    whose slab it is of, as `PageIndex` says.
+    """
+
+    def __init__(self, own: OwnAgent, memory: NDArray[np.uint8], slab_nbytes: int) -> None:
+        self._own = own
+        self._memory = memory
+        self._slab_nbytes = slab_nbytes
+        self._made: dict[str, asyncio.Task[Region]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._num_made = 0
+
+    def __getitem__(self, digest: str) -> Region:
+        """Returns the region of a layout that has parked pages."""
+        return self._made[digest].result()
+
+    async def get(self, digest: str, layout: KVLayout) -> Region:
+        """Returns the region of a layout, making it where it is not there; cancelling leaves it to others.
+
+        A device takes long to pin a large pool: that goes on in a thread.
+
+        Raises
+        ------
+        KvxferError
+            As `Agent.register`; the next call tries again.
+        """
+        task = self._made.get(digest)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            nbytes = page_nbytes(layout, self._slab_nbytes)
+            lies = pool_layout(layout, len(self._memory) // nbytes, nbytes)
+            self._num_made += 1
+            name = self._own.region_name("pool", str(self._num_made))
+            making = asyncio.to_thread(self._own.register, name, self._memory, lies)
+            task = self._made[digest] = asyncio.create_task(making, name=name)
+            task.add_done_callback(looked_at)  # those who waited may have been cancelled
+        return await asyncio.shield(task)
+
+    def keep(self, digests: Container[str]) -> None:
+        """Lets regions of other layouts go; none of their pages is parked, being parked or read."""
+        for digest in [digest for digest in self._made if digest not in digests]:
+            ending = asyncio.create_task(self._end(self._made.pop(digest)))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def _end(self, task: asyncio.Task[Region]) -> None:
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None and not self._own.agent.closed:
+            await task.result().deregister()
+
+    async def aclose(self) -> None:
+        """Lets all regions go; none is read any more after that."""
+        self.keep(())
+        if self._ending:
+            await asyncio.wait(self._ending)
+        self._memory = np.empty(0, np.uint8)
