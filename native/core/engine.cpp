@@ -76,6 +76,8 @@ void Engine::end_starved() noexcept {
 // A name that is open is not taken over while the process that opened it answers. One that restarted is a new peer:
 // its old connection ends by itself, mostly at once, or stays silent.
 void Engine::opened(Peer& peer) {
+  limits_.has_opened(peer);
+  destinations_.judge_pace(peer.key());
   if (sessions_.older_namesakes(peer).empty()) return admit(peer);
   sessions_.hold(peer);
 }
@@ -141,6 +143,7 @@ void Engine::lose(SessionKey key, Status reason) {
   if (!is_of_peer(reason.code()) && reason.code() != Code::kClosed)
     reason = {peer->was_open() ? Code::kPeerLost : Code::kUnreachable, reason.message()};
   leaving_.insert_or_assign(key, reason);
+  limits_.remove_session(key);
   sessions_.remove(key, reason);
   let_go(key, reason);
 }
@@ -346,7 +349,8 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
       if (Status why; leases_.has_expired(due.a, why)) end_lease(due.a, LeaseEvent::kExpire, why);
       break;
     case TimerKind::kExpectation:
-      if (const Status why = expectations_.late(due.a); !why.ok()) {
+      if (Status why = expectations_.late(due.a); !why.ok()) {
+        why = {why.code(), why.message() + destinations_.pace_in_words(*expectations_.find(due.a))};
         expectations_.give_up(due.a, why);
         destinations_.end_expectation(due.a, TransferState::kFailed, why);
       }
@@ -368,6 +372,10 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
       break;
     }
     case TimerKind::kRedial: redials_.dial(key, static_cast<std::uint16_t>(due.b)); break;
+    case TimerKind::kPace:
+      limits_.on_timer(key);
+      destinations_.judge_pace(key);
+      break;
     case TimerKind::kPath:
       if (Peer* peer = sessions_.find(key)) {
         end_pathless(*peer);

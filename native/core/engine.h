@@ -8,6 +8,7 @@
 //   context          time of the call, timers, counters, the host
 //   sessions         conversations with peers: frames in and out
 //   messages         bytes between callers, without a transfer
+//   peer limits      what peers are limited to, by their names
 //   rails            the rails of peers, and works under way on them
 //   redials          when those are dialled again that were lost
 //   regions          memory of ours          peer_regions  memory of peers, and the rails that reach it
@@ -44,6 +45,7 @@
 #include "core/engine/handles.h"
 #include "core/engine/leases.h"
 #include "core/engine/messages.h"
+#include "core/engine/peer_limits.h"
 #include "core/engine/peer_regions.h"
 #include "core/engine/posting.h"
 #include "core/engine/programs.h"
@@ -161,6 +163,10 @@ class Engine {
   // Our caller took one whose event `tells`, and its charge was released.
   void message_taken(Time now, SessionKey peer);
 
+  // ---- what peers are limited to, by name; holds for sessions that are open, and for those that come
+  Status limit_peer(Time now, const std::string& name, const PeerLimit& limit);
+  std::vector<std::pair<std::string, PeerLimit>> peer_limits() const { return limits_.all(); }
+
   // ---- views
   std::optional<PeerView> peer(SessionKey key) const;
   std::vector<SessionKey> open_peers() const { return sessions_.up(); }
@@ -232,6 +238,7 @@ class Engine {
   Context context_;
   Sessions sessions_{context_};
   Messages messages_{context_, sessions_};
+  PeerLimits limits_{context_, sessions_};
   Rails rails_{context_};
   Redials redials_{context_, rails_};
   Regions regions_{context_};
@@ -246,9 +253,9 @@ class Engine {
   Draining draining_{context_, sessions_, rails_, regions_, leases_};
   Sources sources_{context_,   sessions_, rails_,   programs_, leases_,
                    admission_, handles_,  records_, draining_};
-  Destinations destinations_{context_,  sessions_, rails_,        peer_regions_, regions_,
-                             programs_, leases_,   expectations_, tag_memory_,   admission_,
-                             handles_,  records_,  draining_};
+  Destinations destinations_{context_,   sessions_, limits_,  rails_,        peer_regions_,
+                             regions_,   programs_, leases_,  expectations_, tag_memory_,
+                             admission_, handles_,  records_, draining_};
   Posting posting_{context_, sessions_, rails_,     regions_, peer_regions_, programs_,
                    leases_,  handles_,  admission_, sources_, destinations_};
   std::map<SessionKey, Status> leaving_;  // sessions that are lost, and of which something is left
