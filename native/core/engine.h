@@ -99,9 +99,19 @@ class Engine {
   // ---- rails
   void rail_up(Time now, SessionKey key, const RailInfo& rail);
   // One that session_open started or dial_rail dialled; without a name it is not dialled again.
-  void rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note);
+  // `transport`: its name, where it is known.
+  void rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note,
+                   std::string_view transport = {});
   void rail_down(Time now, RailId rail, const std::string& why);
   void on_completion(Time now, const Completion& completion);    // CompletionKind::kWork
+  // All rails of one transport. Off: those that are up go down as lost ones do, none is dialled, and what peers dial
+  // is refused (is_off). Nothing is done where the agent requires it, or a session would end with its last rail:
+  // kUnsupported names the peers. On: those that this end dials are dialled at once.
+  Status switch_rails(Time now, const std::string& transport, bool on);
+  bool is_off(std::string_view transport) const { return rails_.is_off(transport); }
+  std::vector<std::string> rails_off() const { return rails_.all_off(); }
+  // A rail that a peer dialled was refused for that.
+  void refused_rail(Time now, SessionKey key, const wire::RailName& rail, std::string_view transport);
 
   // ---- time
   void on_time(Time now);
@@ -215,7 +225,8 @@ class Engine {
   void rail_down(Rail& gone, const std::string& why);
   void take_down(Rail& rail);
   void log(std::string words) { context_.host.emit({.kind = EventKind::kLog, .message = std::move(words)}); }
-  void note_redial(Peer& peer, const wire::RailName& rail, std::string words);
+  void rail_failed(Peer& peer, std::optional<wire::RailName> rail, std::string note, bool is_off);
+  void note_redial(Peer& peer, const wire::RailName& rail, std::string words, bool is_off);
   // Calls what a peer, or its rail, led to: with the time of the call, and what it ends for want of memory ended.
   template <class Work>
   void serve(Time now, SessionKey key, Work&& work) {
