@@ -16,6 +16,10 @@ std::string in_words(const Rail& rail) {
   return std::string(rail.capabilities().name) + " rail " + std::to_string(rail.info().name.index);
 }
 
+std::string words_of_off(std::string_view transport, const wire::RailName& rail) {
+  return std::string(transport) + " rail " + std::to_string(rail.index) + " is switched off here";
+}
+
 }  // namespace
 
 // ---- connections --------------------------------------------------------------------------------
@@ -76,6 +80,8 @@ void Engine::end_starved() noexcept {
 // A name that is open is not taken over while the process that opened it answers. One that restarted is a new peer:
 // its old connection ends by itself, mostly at once, or stays silent.
 void Engine::opened(Peer& peer) {
+  limits_.has_opened(peer);
+  destinations_.judge_pace(peer.key());
   if (sessions_.older_namesakes(peer).empty()) return admit(peer);
   sessions_.hold(peer);
 }
@@ -141,6 +147,7 @@ void Engine::lose(SessionKey key, Status reason) {
   if (!is_of_peer(reason.code()) && reason.code() != Code::kClosed)
     reason = {peer->was_open() ? Code::kPeerLost : Code::kUnreachable, reason.message()};
   leaving_.insert_or_assign(key, reason);
+  limits_.remove_session(key);
   sessions_.remove(key, reason);
   let_go(key, reason);
 }
@@ -179,6 +186,11 @@ void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
   serve(now, key, [&] {
     Peer* peer = sessions_.find(key);
     if (peer == nullptr || rails_.is_over(key, info.name)) return context_.host.drop_rail(info.id);
+    if (const std::string_view transport = info.capabilities.name; rails_.is_off(transport)) {
+      // It was on its way when that was said.
+      context_.host.drop_rail(info.id);
+      return rail_failed(*peer, info.name, words_of_off(transport, info.name), true);
+    }
     // Who dials a rail anew has lost the one before, though we have not noticed.
     if (Rail* const before = rails_.at(key, info.name.index)) {
       context_.host.drop_rail(before->id());
@@ -198,20 +210,72 @@ void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
   });
 }
 
-void Engine::rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note) {
+void Engine::rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note,
+                         std::string_view transport) {
   serve(now, key, [&] {
-    Peer* peer = sessions_.find(key);
-    if (peer == nullptr) return;
-    if (rail) {
-      rails_.give_up(key, *rail);
-      note_redial(*peer, *rail, std::move(note));
-      if (rail->life != 0) return;
-    } else {
-      sessions_.note(*peer, std::move(note));
-    }
-    sessions_.rail_settled(*peer);
-    end_pathless(*peer);
-    check_up(*peer);
+    if (Peer* peer = sessions_.find(key)) rail_failed(*peer, rail, std::move(note), rails_.is_off(transport));
+  });
+}
+
+void Engine::rail_failed(Peer& peer, std::optional<wire::RailName> rail, std::string note, bool is_off) {
+  if (rail) {
+    rails_.give_up(peer.key(), *rail);
+    note_redial(peer, *rail, std::move(note), is_off);
+    if (rail->life != 0) return;
+  } else {
+    sessions_.note(peer, std::move(note));
+  }
+  sessions_.rail_settled(peer);
+  end_pathless(peer);
+  check_up(peer);
+}
+
+// ---- switched off -------------------------------------------------------------------------------
+
+Status Engine::switch_rails(Time now, const std::string& transport, bool on) {
+  context_.now = now;
+  if (on != rails_.is_off(transport)) return {};
+  if (on) {
+    rails_.set_off(transport, false);
+    log("rails of " + transport + " are switched on");
+    redials_.dial_held();  // those that are off for another name are held again
+    return {};
+  }
+  const auto is_it = [&](const Rail* rail) { return rail->capabilities().name == transport; };
+  const std::vector<std::string>& required = context_.config.required_transports;
+  if (std::find(required.begin(), required.end(), transport) != required.end())
+    return {Code::kUnsupported, "this agent requires " + transport + ": its sessions would end without it"};
+  std::string last;
+  std::vector<RailId> up;
+  for (const SessionKey key : sessions_.keys()) {
+    const std::vector<Rail*>& rails = rails_.of(key);
+    if (rails.empty()) continue;
+    if (std::all_of(rails.begin(), rails.end(), is_it))
+      last += (last.empty() ? "" : ", ") + quoted(sessions_.find(key)->name());
+    for (const Rail* rail : rails)
+      if (is_it(rail)) up.push_back(rail->id());
+  }
+  if (!last.empty())
+    return {Code::kUnsupported, "sessions have no rails but those of " + transport +
+                                    ", and would end: those with " + last +
+                                    "; disconnect them first, or have another transport connect them"};
+  rails_.set_off(transport, true);
+  log("rails of " + transport + " are switched off");
+  for (const RailId id : up) {
+    Rail* const rail = rails_.find(id);
+    if (rail == nullptr) continue;  // its session has ended with another
+    context_.serve(rail->session(), [&] {
+      context_.host.drop_rail(id);
+      rail_down(*rail, "it was switched off here");
+    });
+  }
+  end_starved();
+  return {};
+}
+
+void Engine::refused_rail(Time now, SessionKey key, const wire::RailName& rail, std::string_view transport) {
+  serve(now, key, [&] {
+    if (Peer* peer = sessions_.find(key)) note_redial(*peer, rail, words_of_off(transport, rail), true);
   });
 }
 
@@ -239,7 +303,7 @@ void Engine::rail_down(Rail& gone, const std::string& why) {
                        "the last " + kind + " rail to " + quoted(peer->name()) +
                            " is gone, which this agent requires: " + words);
   sessions_.send(*peer, wire::RailDown{name});
-  note_redial(*peer, name, words);
+  note_redial(*peer, name, words, rails_.is_off(kind));
   log("others to " + quoted(peer->name()) + " carry on: " + peer->rail_note(name.index));
   context_.timers.arm(time_after(context_.now, kAfterRailDown), TimerKind::kPath, key);
 }
@@ -252,10 +316,16 @@ void Engine::take_down(Rail& rail) {
 }
 
 // The end that opened the session dials; the other says that it waits.
-void Engine::note_redial(Peer& peer, const wire::RailName& rail, std::string words) {
-  words += peer.role() == SessionRole::kInitiator
-               ? "; dialled again in " + std::to_string(redials_.again(peer.key(), rail) / 1'000'000) + " ms"
-               : "; the peer dials it again";
+void Engine::note_redial(Peer& peer, const wire::RailName& rail, std::string words, bool is_off) {
+  const bool is_ours = peer.role() == SessionRole::kInitiator;
+  if (is_off) {
+    words += is_ours ? "; dialled when it is switched on" : "; the peer's dials are refused until it is on";
+    if (is_ours) redials_.hold(peer.key(), rail);
+  } else {
+    words +=
+        is_ours ? "; dialled again in " + std::to_string(redials_.again(peer.key(), rail) / 1'000'000) + " ms"
+                : "; the peer dials it again";
+  }
   sessions_.note_rail(peer, rail.index, std::move(words));
 }
 
@@ -346,7 +416,8 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
       if (Status why; leases_.has_expired(due.a, why)) end_lease(due.a, LeaseEvent::kExpire, why);
       break;
     case TimerKind::kExpectation:
-      if (const Status why = expectations_.late(due.a); !why.ok()) {
+      if (Status why = expectations_.late(due.a); !why.ok()) {
+        why = {why.code(), why.message() + destinations_.pace_in_words(*expectations_.find(due.a))};
         expectations_.give_up(due.a, why);
         destinations_.end_expectation(due.a, TransferState::kFailed, why);
       }
@@ -368,6 +439,10 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
       break;
     }
     case TimerKind::kRedial: redials_.dial(key, static_cast<std::uint16_t>(due.b)); break;
+    case TimerKind::kPace:
+      limits_.on_timer(key);
+      destinations_.judge_pace(key);
+      break;
     case TimerKind::kPath:
       if (Peer* peer = sessions_.find(key)) {
         end_pathless(*peer);

@@ -8,6 +8,7 @@
 //   context          time of the call, timers, counters, the host
 //   sessions         conversations with peers: frames in and out
 //   messages         bytes between callers, without a transfer
+//   peer limits      what peers are limited to, by their names
 //   rails            the rails of peers, and works under way on them
 //   redials          when those are dialled again that were lost
 //   regions          memory of ours          peer_regions  memory of peers, and the rails that reach it
@@ -44,6 +45,7 @@
 #include "core/engine/handles.h"
 #include "core/engine/leases.h"
 #include "core/engine/messages.h"
+#include "core/engine/peer_limits.h"
 #include "core/engine/peer_regions.h"
 #include "core/engine/posting.h"
 #include "core/engine/programs.h"
@@ -97,9 +99,19 @@ class Engine {
   // ---- rails
   void rail_up(Time now, SessionKey key, const RailInfo& rail);
   // One that session_open started or dial_rail dialled; without a name it is not dialled again.
-  void rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note);
+  // `transport`: its name, where it is known.
+  void rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note,
+                   std::string_view transport = {});
   void rail_down(Time now, RailId rail, const std::string& why);
   void on_completion(Time now, const Completion& completion);    // CompletionKind::kWork
+  // All rails of one transport. Off: those that are up go down as lost ones do, none is dialled, and what peers dial
+  // is refused (is_off). Nothing is done where the agent requires it, or a session would end with its last rail:
+  // kUnsupported names the peers. On: those that this end dials are dialled at once.
+  Status switch_rails(Time now, const std::string& transport, bool on);
+  bool is_off(std::string_view transport) const { return rails_.is_off(transport); }
+  std::vector<std::string> rails_off() const { return rails_.all_off(); }
+  // A rail that a peer dialled was refused for that.
+  void refused_rail(Time now, SessionKey key, const wire::RailName& rail, std::string_view transport);
 
   // ---- time
   void on_time(Time now);
@@ -161,6 +173,10 @@ class Engine {
   // Our caller took one whose event `tells`, and its charge was released.
   void message_taken(Time now, SessionKey peer);
 
+  // ---- what peers are limited to, by name; holds for sessions that are open, and for those that come
+  Status limit_peer(Time now, const std::string& name, const PeerLimit& limit);
+  std::vector<std::pair<std::string, PeerLimit>> peer_limits() const { return limits_.all(); }
+
   // ---- views
   std::optional<PeerView> peer(SessionKey key) const;
   std::vector<SessionKey> open_peers() const { return sessions_.up(); }
@@ -209,7 +225,8 @@ class Engine {
   void rail_down(Rail& gone, const std::string& why);
   void take_down(Rail& rail);
   void log(std::string words) { context_.host.emit({.kind = EventKind::kLog, .message = std::move(words)}); }
-  void note_redial(Peer& peer, const wire::RailName& rail, std::string words);
+  void rail_failed(Peer& peer, std::optional<wire::RailName> rail, std::string note, bool is_off);
+  void note_redial(Peer& peer, const wire::RailName& rail, std::string words, bool is_off);
   // Calls what a peer, or its rail, led to: with the time of the call, and what it ends for want of memory ended.
   template <class Work>
   void serve(Time now, SessionKey key, Work&& work) {
@@ -232,6 +249,7 @@ class Engine {
   Context context_;
   Sessions sessions_{context_};
   Messages messages_{context_, sessions_};
+  PeerLimits limits_{context_, sessions_};
   Rails rails_{context_};
   Redials redials_{context_, rails_};
   Regions regions_{context_};
@@ -246,9 +264,9 @@ class Engine {
   Draining draining_{context_, sessions_, rails_, regions_, leases_};
   Sources sources_{context_,   sessions_, rails_,   programs_, leases_,
                    admission_, handles_,  records_, draining_};
-  Destinations destinations_{context_,  sessions_, rails_,        peer_regions_, regions_,
-                             programs_, leases_,   expectations_, tag_memory_,   admission_,
-                             handles_,  records_,  draining_};
+  Destinations destinations_{context_,   sessions_, limits_,  rails_,        peer_regions_,
+                             regions_,   programs_, leases_,  expectations_, tag_memory_,
+                             admission_, handles_,  records_, draining_};
   Posting posting_{context_, sessions_, rails_,     regions_, peer_regions_, programs_,
                    leases_,  handles_,  admission_, sources_, destinations_};
   std::map<SessionKey, Status> leaving_;  // sessions that are lost, and of which something is left

@@ -169,6 +169,14 @@ bool Engine::await_told(Time now, LeaseId lease) {
   return leases_.await_told(lease);
 }
 
+Status Engine::limit_peer(Time now, const std::string& name, const PeerLimit& limit) {
+  context_.now = now;
+  const Result<std::vector<SessionKey>> sessions = limits_.set(name, limit);
+  if (!sessions.ok()) return sessions.status();
+  for (const SessionKey key : sessions.value()) destinations_.judge_pace(key);
+  return {};
+}
+
 Status Engine::send_message(Time now, SessionKey key, wire::Bytes payload) {
   context_.now = now;
   if (closed_) return Status(Code::kClosed, "the agent is closed");

@@ -91,6 +91,12 @@ struct TransferRequest {
   wire::Bytes context = {};  // whose request it is, at most wire::kMaxContext bytes of UTF-8
 };
 
+// What a peer is limited to, by its name.
+struct PeerLimit {
+  std::uint64_t max_bytes_per_s = 0;  // of pages that this agent takes from it; 0: any
+  bool operator==(const PeerLimit&) const = default;
+};
+
 struct PeerView {
   std::string name;
   wire::Id128 incarnation{};

@@ -401,6 +401,20 @@ void Runtime::message_taken(SessionKey peer) {
   });
 }
 
+Status Runtime::switch_rails(const std::string& transport, bool on) {
+  if (Status status = check_alive(); !status.ok()) return status;
+  std::string names;
+  bool is_known = false;
+  for (const std::string& name : self_.transports) {
+    names += (names.empty() ? "" : ", ") + name;
+    is_known = is_known || name == transport;
+  }
+  if (!is_known)
+    return {Code::kInvalidArgument,
+            "agent '" + options_.name + "' has no transport '" + transport + "': it has " + names};
+  return with_engine([&](Engine& engine, Time at) { return engine.switch_rails(at, transport, on); });
+}
+
 void Runtime::cancel(const Handle& handle) {
   const CallerTurn turn(*this);
   engine_->cancel(turn.now, handle.id());

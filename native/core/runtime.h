@@ -126,6 +126,8 @@ class Runtime final : private EngineHost {
 
   // One of its messages was taken from ring(), and it `tells`.
   void message_taken(SessionKey peer);
+  // Engine::switch_rails, of a transport that the agent has; kInvalidArgument of another.
+  Status switch_rails(const std::string& transport, bool on);
 
   bool poll();  // one round on the caller's thread; whether anything moved or came in
   // Readable while sockets have something to read or may be written to.

@@ -40,9 +40,11 @@ inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
   link->name = rail;
   link->ends[0] = {.node = this, .life = life_, .session = session, .memories = memories_, .fences = fences_};
   Node* other = connection.other;
-  const auto fails = [this, session, rail](std::string why) {
-    run_soon(moment(), [this, session, rail, why] { engine_->rail_failed(now(), session, rail, why); });
+  const auto fails = [this, session, rail, name = plan.capabilities.name](std::string why) {
+    run_soon(moment(),
+             [this, session, rail, why, name] { engine_->rail_failed(now(), session, rail, why, name); });
   };
+  if (engine_->is_off(plan.capabilities.name)) return fails("switched off here");
   if (!plan.comes_up || network_.random().below(100) < lost_rail_percent)
     return fails("a rail could not be connected");
   const SessionKey theirs = connection.pipe->key(1);
@@ -56,6 +58,10 @@ inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
                      if (found == other->connections_.end() || found->second.pipe != pipe ||
                          other->engine_->session(theirs) == nullptr)
                        return fails("no such session");
+                     if (const auto name = link->capabilities.name; other->engine_->is_off(name)) {
+                       other->engine_->refused_rail(other->now(), theirs, link->name, name);
+                       return fails("it was refused");
+                     }
                      link->ends[1] = {.node = other,
                                       .life = other->life_,
                                       .session = theirs,

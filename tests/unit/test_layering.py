@@ -283,6 +283,8 @@ PARTS_OF_THE_ENGINE = (
     "context",
     "sessions",
     "messages",
+    "pace",
+    "peer_limits",
     "transfer_end",
     "transfer_table",
     "parked",

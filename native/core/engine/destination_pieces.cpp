@@ -60,6 +60,10 @@ void Destinations::post_pieces() {
 
 // Posts at most one piece of this session's. True where it did.
 bool Destinations::post_next(SessionKey session) {
+  if (limits_.has_paced() && !limits_.may_post(session)) {
+    turns_.hold(session);
+    return false;
+  }
   // A class of priorities for which there is no room keeps none of a later one from its turn.
   unsigned from = 0;
   const auto first = [&] {
@@ -104,6 +108,8 @@ bool Destinations::post_next(SessionKey session) {
       continue;
     }
     destination->arrivals.posted_next();
+    if (limits_.has_paced())
+      limits_.took(session, piece_nbytes(*work.move->program, work.move->grid.piece(*piece)));
     if (!fetched || destination->integrity) {
       mark(*destination);
       destination->to_credit.emplace_back(fetched ? wire::RailName(wire::kNoRail) : rail->info().name,
@@ -233,6 +239,7 @@ void Destinations::unreachable(Destination& destination, const Rails::Completed&
 // What came with its OFFER, under the right that was found in this call: nothing of it is under way.
 void Destinations::land(Destination& destination, wire::ByteSpan pages) {
   unpack_pages(*destination.move, pages);
+  limits_.took(destination.key.first, pages.size());
   destination.rails.add(kEagerRail);
   if (destination.expectation) destination.expectation->handle()->add_rail(kEagerRail);
   const std::uint32_t num_pieces = destination.move->grid.num_pieces();

@@ -222,6 +222,8 @@ void Destinations::on_timer(TransferKey key) {
   if (is_draining(destination->state)) return draining_.tell(*destination);
   Status why{Code::kDeadline, std::string("the transfer's time was over while it was ") +
                                   std::string(name_of(destination->state))};
+  if (destination->state == TransferState::kMoving)
+    why = {Code::kDeadline, why.message() + limits_.in_words(key.first)};
   if (destination->layers_ready < destination->move->grid.num_layers)
     why = {Code::kDeadline, destination->unreleased(destination->ours ? "here" : "at the source")};
   if (destination->state == TransferState::kParked) {
@@ -335,6 +337,16 @@ void Destinations::end_expectation(std::uint64_t handle, TransferState state, St
                             : why;
   for (const TransferKey& writer : writers)
     context_.serve(writer.first, [&] { fail(writer, TransferEvent::kFail, reason, true); });
+}
+
+std::string Destinations::pace_in_words(const Expectation& expectation) const {
+  if (!limits_.has_paced()) return "";
+  for (const Writer* each = expectation.writers().first(); each != nullptr;
+       each = LinkedList<Writer>::after(*each))
+    if (std::string words = limits_.in_words(static_cast<const Destination*>(each)->key.first);
+        !words.empty())
+      return words;
+  return "";
 }
 
 // As Sources::let_streams_go.

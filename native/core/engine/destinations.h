@@ -20,6 +20,7 @@
 #include "core/engine/handles.h"
 #include "core/engine/leases.h"
 #include "core/engine/parked.h"
+#include "core/engine/peer_limits.h"
 #include "core/engine/peer_regions.h"
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
@@ -57,12 +58,13 @@ struct Destination : TransferEnd, Writer {
 
 class Destinations {
  public:
-  Destinations(Context& context, Sessions& sessions, Rails& rails, PeerRegions& peer_regions,
-               Regions& regions, Programs& programs, Leases& leases, Expectations& expectations,
-               TagMemory& tag_memory, Admission& admission, Handles& handles, Records& records,
-               Draining& draining)
+  Destinations(Context& context, Sessions& sessions, PeerLimits& limits, Rails& rails,
+               PeerRegions& peer_regions, Regions& regions, Programs& programs, Leases& leases,
+               Expectations& expectations, TagMemory& tag_memory, Admission& admission, Handles& handles,
+               Records& records, Draining& draining)
       : context_(context),
         sessions_(sessions),
+        limits_(limits),
         rails_(rails),
         peer_regions_(peer_regions),
         regions_(regions),
@@ -108,6 +110,13 @@ class Destinations {
   // Its writers lose their right; its handle ends when the last of them has drained.
   void end_expectation(std::uint64_t handle, TransferState state, Status why);
   void remove_session(SessionKey session) { turns_.remove_session(session); }
+  // Its limit was set or changed, or lets it post again.
+  void judge_pace(SessionKey session) {
+    turns_.set_apart(session, limits_.is_paced(session));
+    turns_.let_go(session);
+  }
+  // Behind why an expectation was late: at what rate those of its writers come that are limited.
+  std::string pace_in_words(const Expectation& expectation) const;
   void let_streams_go();
   void abandon();  // what is posted completes no more
 
@@ -150,6 +159,7 @@ class Destinations {
 
   Context& context_;
   Sessions& sessions_;
+  PeerLimits& limits_;
   Rails& rails_;
   PeerRegions& peer_regions_;
   Regions& regions_;

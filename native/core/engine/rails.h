@@ -7,11 +7,13 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -85,6 +87,16 @@ class Rails {
   void remove(Rail& rail);  // it went down
   void drop_session(SessionKey session);  // and drops its rails
 
+  // ---- switched off, by the name of their transport: none of it comes up
+  bool is_off(std::string_view transport) const { return !off_.empty() && off_.contains(transport); }
+  void set_off(const std::string& transport, bool off) {
+    if (off)
+      off_.insert(transport);
+    else
+      off_.erase(transport);
+  }
+  std::vector<std::string> all_off() const { return {off_.begin(), off_.end()}; }
+
   // ---- not up: what an index was last used for
   void expect(SessionKey session, const wire::RailName& rail);  // it is dialled again
   void give_up(SessionKey session, const wire::RailName& rail);  // it did not come up
@@ -156,6 +168,7 @@ class Rails {
 
   Context& context_;
   std::map<RailId, Rail> rails_;
+  std::set<std::string, std::less<>> off_;
   std::map<SessionKey, OfSession> sessions_;
   std::unordered_map<WorkId, Record> works_;
   SpareNodes<std::unordered_map<WorkId, Record>> spare_works_;

@@ -30,6 +30,17 @@ void Redials::dial(SessionKey session, std::uint16_t index) {
   context_.host.dial_rail(session, {index, place.life});
 }
 
+void Redials::hold(SessionKey session, const wire::RailName& rail) {
+  Place& place = places_[{session, rail.index}];
+  context_.timers.clear(place.timer);
+  place = {.life = rail.life + 1, .is_held = true};
+}
+
+void Redials::dial_held() {
+  for (auto& [key, place] : places_)
+    if (std::exchange(place.is_held, false)) dial(key.first, key.second);
+}
+
 void Redials::remove_session(SessionKey session) {
   const auto first = places_.lower_bound({session, 0}), last = places_.upper_bound({session, wire::kNoRail});
   for (auto it = first; it != last; ++it) context_.timers.clear(it->second.timer);

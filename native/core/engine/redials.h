@@ -26,6 +26,9 @@ class Redials {
   // rails that were lost together are not dialled together.
   Time again(SessionKey session, const wire::RailName& rail);
   void dial(SessionKey session, std::uint16_t index);  // on its timer
+  // It was lost or did not come up, and is not dialled before all that are held are.
+  void hold(SessionKey session, const wire::RailName& rail);
+  void dial_held();
   void remove_session(SessionKey session);
   std::size_t num_waiting() const noexcept;
 
@@ -34,6 +37,7 @@ class Redials {
     std::uint32_t life = 0;
     Time wait = 0;
     std::optional<Time> up_at;
+    bool is_held = false;
     Timers::Timer timer;
   };
   using Key = std::pair<SessionKey, std::uint16_t>;  // and its index

@@ -85,6 +85,13 @@ std::vector<SessionKey> Sessions::up() const {
   return keys;
 }
 
+std::vector<SessionKey> Sessions::named(const std::string& name) const {
+  std::vector<SessionKey> keys;
+  for (auto named = names_.lower_bound({name, 0}); named != names_.end() && named->first == name; ++named)
+    keys.push_back(named->second);
+  return keys;
+}
+
 std::vector<SessionKey> Sessions::older_namesakes(const Peer& peer) const {
   const wire::Identity& identity = peer.session().peer();
   std::vector<SessionKey> older;

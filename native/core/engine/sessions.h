@@ -89,6 +89,7 @@ class Sessions {
   std::vector<SessionKey> keys() const;
   SessionKey next_key() const noexcept { return next_key_; }  // sessions are numbered as they come
   std::vector<SessionKey> up() const;  // those that callers were told of
+  std::vector<SessionKey> named(const std::string& name) const;  // open ones with peers of that name
 
   // ---- names: a newcomer waits while an older session of its name, of another process, may still answer
   std::vector<SessionKey> older_namesakes(const Peer& peer) const;  // that do not wait themselves

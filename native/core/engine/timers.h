@@ -22,6 +22,7 @@ enum class TimerKind : std::uint8_t {
   kRail,  // rail: pieces are due on it
   kRedial,  // session, rail index: it is dialled again
   kPath,  // session: a rail went down a while ago
+  kPace,  // session: it may post pieces again
 };
 
 class Timers {

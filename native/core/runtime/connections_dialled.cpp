@@ -145,6 +145,9 @@ void Connections::dial_rail(SessionKey key, const wire::RailName& rail) {
 Status Connections::start_rail(SessionKey key, const wire::RailName& rail, const Connection& control) {
   const std::size_t transport = control.rails[rail.index];
   const std::string_view name = rails_.kind(transport).name;
+  if (engine_->is_off(name))
+    return {Code::kRailFailed,
+            std::string(name) + " rail " + std::to_string(rail.index) + " is switched off here"};
   const Session& session = *engine_->session(key);
   bool connecting = false;
   const bool is_tcp = rails_.kind(transport).socket == RailSocket::kTcp;
@@ -202,6 +205,10 @@ void Connections::on_rail_hello(Connection& connection, const wire::RailHello& h
     return drop(connection, "RAIL_HELLO for " + hello.transport + ": " + status.message());
   if (!session->verify_rail_hello(hello))
     return drop(connection, "RAIL_HELLO whose proof is wrong or was used before");
+  if (engine_->is_off(hello.transport)) {
+    engine_->refused_rail(monotonic_now(), key, hello.rail, hello.transport);
+    return drop(connection, "");
+  }
   rails_.drop_unready(key, hello.rail.index);
   const std::shared_ptr<Budget> budget = engine_->budget(key);
   Charge descriptor = Charge::take(budget, Resource::kDescriptors, 1);
@@ -236,8 +243,15 @@ void Connections::hand_over(Connection& connection, bool initiator, Charge descr
 }
 
 void Connections::tell_failed_rails(Time now) {
-  for (FailedRail& failed : std::exchange(failed_rails_, {}))
-    engine_->rail_failed(now, failed.session, failed.name, std::move(failed.note));
+  for (FailedRail& failed : std::exchange(failed_rails_, {})) {
+    // Of a rail that was dialled here it is known whose it is.
+    const auto control = controls_.find(failed.session);
+    const bool is_ours =
+        failed.name && control != controls_.end() && failed.name->index < control->second->rails.size();
+    engine_->rail_failed(
+        now, failed.session, failed.name, std::move(failed.note),
+        is_ours ? rails_.kind(control->second->rails[failed.name->index]).name : std::string_view());
+  }
 }
 
 }  // namespace kvxfer

@@ -166,7 +166,8 @@ void RailTable::expire(Time now, const std::string& limit, Engine& engine) {
     unbind(place);
     engine.rail_failed(now, session, rail,
                        std::string(kind_of_[place.first]->name) + " rail " + std::to_string(rail.index) +
-                           ": the peer's end was not ready within " + limit);
+                           ": the peer's end was not ready within " + limit,
+                       kind_of_[place.first]->name);
   }
 }
 
@@ -235,7 +236,7 @@ void RailTable::handle(std::size_t transport, const Completion& completion, Time
     if (id != 0)
       engine.rail_down(now, id, why);
     else
-      engine.rail_failed(now, session, name, why);
+      engine.rail_failed(now, session, name, why, kind_of_[transport]->name);
   } catch (const std::bad_alloc&) {
     engine.starve(now, session);
   }

@@ -1,0 +1,83 @@
+#include "core/engine/peer_limits.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvxfer {
+namespace {
+
+// Where the bucket has enough sooner, several pieces go at once instead: a wake-up costs more than a small piece.
+constexpr Time kLeastRest = 1'000'000;
+
+}  // namespace
+
+Result<std::vector<SessionKey>> PeerLimits::set(const std::string& name, const PeerLimit& limit) {
+  if (limit != PeerLimit() && !names_.contains(name) && names_.size() == kMostNames)
+    return Status(Code::kExhausted, "as many as " + std::to_string(kMostNames) +
+                                        " names of peers are limited: take some limits away");
+  const std::vector<SessionKey> sessions = sessions_.named(name);
+  for (const SessionKey session : sessions) remove_session(session);
+  if (limit == PeerLimit()) {
+    names_.erase(name);
+    return sessions;
+  }
+  OfName& of_name = names_[name];
+  of_name.limit = limit;
+  of_name.pace.set(context_.now, limit.max_bytes_per_s);
+  for (const SessionKey session : sessions) has_opened(*sessions_.find(session));
+  return sessions;
+}
+
+PeerLimit PeerLimits::of(const std::string& name) const {
+  const auto found = names_.find(name);
+  return found == names_.end() ? PeerLimit() : found->second.limit;
+}
+
+std::vector<std::pair<std::string, PeerLimit>> PeerLimits::all() const {
+  std::vector<std::pair<std::string, PeerLimit>> all;
+  for (const auto& [name, of_name] : names_) all.emplace_back(name, of_name.limit);
+  return all;
+}
+
+void PeerLimits::has_opened(const Peer& peer) {
+  if (const auto found = names_.find(peer.name());
+      found != names_.end() && found->second.limit.max_bytes_per_s != 0)
+    paced_.emplace(peer.key(), Paced{&found->second, {}});
+}
+
+void PeerLimits::remove_session(SessionKey session) {
+  const auto found = paced_.find(session);
+  if (found == paced_.end()) return;
+  context_.timers.clear(found->second.timer);
+  paced_.erase(found);
+}
+
+bool PeerLimits::may_post(SessionKey session) {
+  const auto found = paced_.find(session);
+  if (found == paced_.end()) return true;
+  Paced& paced = found->second;
+  const Pace& pace = paced.of_name->pace;
+  if (pace.is_free(context_.now)) return true;
+  if (!paced.timer)
+    context_.timers.set(paced.timer, std::max(pace.free_at(), time_after(context_.now, kLeastRest)),
+                        TimerKind::kPace, session);
+  return false;
+}
+
+void PeerLimits::took(SessionKey session, std::uint64_t nbytes) {
+  if (const auto found = paced_.find(session); found != paced_.end())
+    found->second.of_name->pace.spend(context_.now, nbytes);
+}
+
+void PeerLimits::on_timer(SessionKey session) {
+  if (const auto found = paced_.find(session); found != paced_.end()) found->second.timer.reset();
+}
+
+std::string PeerLimits::in_words(SessionKey session) const {
+  const auto found = paced_.find(session);
+  if (found == paced_.end()) return "";
+  return ", at no more than " + std::to_string(found->second.of_name->limit.max_bytes_per_s) +
+         " bytes a second, to which this agent limits " + quoted(sessions_.find(session)->name());
+}
+
+}  // namespace kvxfer

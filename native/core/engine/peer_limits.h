@@ -1,0 +1,60 @@
+// What peers are limited to, by their names: for sessions that are open, and for those that come.
+//
+// A rate holds what this agent takes from a peer, since the owner of the destination says when a piece moves: all
+// sessions with peers of one name share one bucket. What comes unasked (pages of a small write in its OFFER) has come
+// already: it is counted, and what follows waits for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/pace.h"
+#include "core/engine/sessions.h"
+
+namespace kvxfer {
+
+class PeerLimits {
+ public:
+  static constexpr std::size_t kMostNames = 4096;
+
+  PeerLimits(Context& context, Sessions& sessions) : context_(context), sessions_(sessions) {}
+
+  // Replaces what that name was limited to. Returns its sessions, whose turns are to be judged anew.
+  Result<std::vector<SessionKey>> set(const std::string& name, const PeerLimit& limit);
+  PeerLimit of(const std::string& name) const;
+  std::vector<std::pair<std::string, PeerLimit>> all() const;
+  void has_opened(const Peer& peer);  // it is found by its name
+  void remove_session(SessionKey session);
+
+  // ---- pieces
+  bool has_paced() const noexcept { return !paced_.empty(); }  // some session; where not, ask no more
+  bool is_paced(SessionKey session) const { return has_paced() && paced_.contains(session); }
+  // May one be posted? Where not, a timer of the session's is armed: kPace.
+  bool may_post(SessionKey session);
+  void took(SessionKey session, std::uint64_t nbytes);
+  void on_timer(SessionKey session);
+  // Behind why a transfer was late: at what rate. "" of a session that is not limited.
+  std::string in_words(SessionKey session) const;
+
+ private:
+  struct OfName {
+    PeerLimit limit;
+    Pace pace;
+  };
+  struct Paced {
+    OfName* of_name;
+    Timers::Timer timer;
+  };
+
+  Context& context_;
+  Sessions& sessions_;
+  std::map<std::string, OfName> names_;
+  std::map<SessionKey, Paced> paced_;  // open sessions that have a rate
+};
+
+}  // namespace kvxfer
