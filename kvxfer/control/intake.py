@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvxfer.control.attachments import Attached
+from kvxfer.control.attached import Attached
 from kvxfer.control.state.event_log import EventLog
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import End, PackedEnd, TransferTable, id_of, pack, unpack

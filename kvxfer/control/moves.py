@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
+from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.agent_view import AgentView
-from kvxfer.control.attachments import AgentGone, Attached, CallRefused
+from kvxfer.control.attached import Attached
 from kvxfer.control.dial_check import require_allowed
 from kvxfer.control.drains import Drains
 from kvxfer.control.problems import Refusal

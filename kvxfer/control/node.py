@@ -14,7 +14,8 @@ import kvxfer
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
 from kvxfer.control.agent_view import AgentView
-from kvxfer.control.attachments import Attached, Attachments
+from kvxfer.control.attached import Attached
+from kvxfer.control.attachments import Attachments
 from kvxfer.control.audit_log import AuditLog
 from kvxfer.control.drains import Drains
 from kvxfer.control.grants import Grants
