@@ -126,7 +126,7 @@ class Intake:
         packed = pack(end)
         seq = self._table.add_end(id_, end, packed, now_s)
         tenant = self._on_ended(seq)
-        self._events.append(_TOPICS[record.outcome], now_s, (id_, packed), tenant, _told)
+        self._events.append_packed(_TOPICS[record.outcome], now_s, (id_, packed), tenant)
 
     def _compare_leases(self, agent: Attached, known: _Known, now_s: float, *, gone: bool) -> None:
         now = {} if gone else {str(lease["lease"]): lease["state"] for lease in agent.leases[:_MOST_LEASES]}
@@ -141,7 +141,7 @@ class Intake:
 _TOPICS: Final = {outcome: f"transfers.{outcome}" for outcome in ("pending", "done", "failed", "cancelled")}
 
 
-def _told(kept: tuple[str, PackedEnd]) -> dict[str, Any]:
+def told_of_end(kept: tuple[str, PackedEnd]) -> dict[str, Any]:
     """Returns what an event says of an end."""
     id_, packed = kept
     end = unpack(packed)
