@@ -23,11 +23,14 @@ FIGURES = {
     "per_page_4_kib": "instructions for a page of 4 KiB, both ends together",
     "per_page_32_kib": "for one of 32 KiB",
     "per_transfer": "for a transfer of one page",
-    "per_transfer_with_records": "for one of which both ends leave records, taken 100 at a time",
+    "records_per_transfer": "more, where both ends leave records of it, taken 100 at a time",
 }
 _FEW_PAGES, _MANY_PAGES = 1024, 8192
 _FEW_TRANSFERS, _MANY_TRANSFERS = 10, 410
 _OF_A_BATCH = 100
+# What threads do in between depends on when they get a processor, by more than records cost: they are counted
+# inside what writes and takes them.
+_OF_RECORDS = ("kvxfer::Records::write*", "kvxfer::RecordRing::take*")
 _RUNS = 5
 _TIMEOUT_S = 300.0
 
@@ -42,9 +45,9 @@ class InstructionsOptions:
 def run(options: InstructionsOptions, progress: Say) -> Message:
     """Counts, and returns `FIGURES` as one JSON object, rounded to what repeats."""
 
-    def per(name: str, few: tuple[int, ...], many: tuple[int, ...]) -> float:
+    def per(name: str, few: tuple[int, ...], many: tuple[int, ...], inside: tuple[str, ...] = ()) -> float:
         progress(Progress(0, 1, name))
-        counted = [min(_count(options, sizes) for _ in range(_RUNS)) for sizes in (few, many)]
+        counted = [min(_count(options, sizes, inside) for _ in range(_RUNS)) for sizes in (few, many)]
         # One of the sizes differs.
         return (counted[1] - counted[0]) / (sum(many) - sum(few))
 
@@ -54,11 +57,11 @@ def run(options: InstructionsOptions, progress: Say) -> Message:
             for kib in (4, 32)
         }
         transfers = (1, 4096, _FEW_TRANSFERS), (1, 4096, _MANY_TRANSFERS)
-        with_records = (*transfers[0], _OF_A_BATCH), (*transfers[1], _OF_A_BATCH)
+        with_records = [(1, 4096, count, _OF_A_BATCH) for count in (_OF_A_BATCH, 5 * _OF_A_BATCH)]
         return {
             **{name: round(per(name, *sizes)) for name, sizes in pages.items()},
             "per_transfer": round(per("per_transfer", *transfers), -2),
-            "per_transfer_with_records": round(per("per_transfer_with_records", *with_records), -2),
+            "records_per_transfer": round(per("records_per_transfer", *with_records, _OF_RECORDS)),
         }
 
     return result_of("instructions", options, measure)
@@ -69,15 +72,19 @@ def parts(result: Message) -> Iterator[Part]:
     yield figures_table(result, FIGURES, ("",))
 
 
-def _count(options: InstructionsOptions, sizes: tuple[int, ...]) -> int:
-    """Returns the instructions of one run of ``move_pages``, both agents and all threads together."""
+def _count(options: InstructionsOptions, sizes: tuple[int, ...], inside: tuple[str, ...]) -> int:
+    """Returns the instructions of one run of ``move_pages``, both agents and all threads together.
+
+    With ``inside`` those count alone that were run in these functions, and in what they called.
+    """
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise BenchError("valgrind is not installed: apt install valgrind")
-    counted = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", options.program]
+    counted = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+    counted += [f"--toggle-collect={name}" for name in inside]
     try:
         done = subprocess.run(
-            [*counted, "loopback", *map(str, sizes)],
+            [*counted, options.program, "loopback", *map(str, sizes)],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

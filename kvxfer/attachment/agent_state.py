@@ -89,6 +89,10 @@ class AgentState:
         self._told.clear()
         self._looked_at = ()
 
+    def may_have_changed(self) -> bool:
+        """Whether a peer, a region or a lease came or went since the last look; figures aside."""
+        return self._looked_at[:1] != (self._core.num_changes,)
+
     def changed(self) -> dict[str, Any]:
         """Returns the sections that differ from those told last; it counts them as told."""
         stats = self._stats()

@@ -19,6 +19,7 @@ from kvxfer.attachment.frames import Malformed
 from kvxfer.errors import KvxferError, translate
 from kvxfer.log import logger
 from kvxfer.session.bell import Bell
+from kvxfer.session.records import RECORD_NBYTES
 
 if TYPE_CHECKING:
     from kvxfer._native import AgentCore
@@ -29,11 +30,20 @@ if TYPE_CHECKING:
     from kvxfer.session.peer_table import PeerTable
     from kvxfer.session.region_table import RegionTable
 
+#: By which it is known among a process's threads.
+LINK_THREAD: Final = "kvxfer-daemon"
 # Records of 4 s at 1,000 transfers a second, 1.6 MB; what a daemon that hangs misses beyond is counted.
 _RECORDS_KEPT: Final = 4096
 _RECORDS_IN_FRAME: Final = 256
+# Records are gathered for a while, and for longer where they fill a frame then: a round costs what a hundred
+# records do. Of few, and after the daemon has asked for something, none waits longer than the shorter time.
 _RECORDS_INTERVAL_S: Final = 0.05
+_LONGEST_INTERVAL_S: Final = 0.25
+_FEW_RECORDS: Final = 16
+_HURRY_S: Final = 1.0
 _STATE_INTERVAL_S: Final = 0.5
+# Of figures alone, which change with every transfer.
+_STATS_INTERVAL_S: Final = 2.0
 _FIRST_RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 5.0
 # A daemon that is away for longer is not waited for with records: transfers make none until it is back.
@@ -119,7 +129,7 @@ class _Link:
     def start(self) -> None:
         if self._bell.fd < 0:
             raise OSError("no descriptor is left")
-        self._thread = threading.Thread(target=self._run, name="kvxfer-daemon", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=LINK_THREAD, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -232,9 +242,11 @@ class _Conversation:
         self._poller = select.poll()
         self._events: dict[int, int] = {}
         self.is_welcome = False
-        self._has_records = False
-        self._has_state = False
-        self._records_due = self._state_due = 0.0
+        self._has_records = False  # or may have: it looks when they are due
+        self._has_state = self._has_stats = False
+        self._records_due = self._state_due = self._stats_due = 0.0
+        self._interval_s = _RECORDS_INTERVAL_S
+        self._hurries_until = 0.0
         self._answers: deque[dict[str, Any]] = deque()  # of threads that calls have of their own
 
     def hold(self) -> None:
@@ -275,19 +287,31 @@ class _Conversation:
             self._has_state = True
         if connection.has_room and (attachment := link._attachment()) is not None:
             if self._has_records and now >= self._records_due:
-                self._records_due = now + _RECORDS_INTERVAL_S
-                self._has_records = not self._say_records(attachment)
-                self._has_state = True
-            if self._has_state and now >= self._state_due:
-                self._state_due = now + _STATE_INTERVAL_S
-                self._has_state = False
+                self._gather(self._say_records(attachment), now)
+                self._has_stats = True
+                self._has_state = self._has_state or attachment.state.may_have_changed()
+            if (self._has_state and now >= self._state_due) or (self._has_stats and now >= self._stats_due):
+                self._state_due, self._stats_due = now + _STATE_INTERVAL_S, now + _STATS_INTERVAL_S
+                self._has_state = self._has_stats = False
                 self._say_state(attachment)
         if not connection.has_room:
             return None  # until the daemon reads
         due = [self._records_due] if self._has_records else []
         if self._has_state:
             due.append(self._state_due)
+        if self._has_stats:
+            due.append(self._stats_due)
         return max(min(due) - now, 0.0) if due else None
+
+    def _gather(self, num_said: int, now: float) -> None:
+        """Says when records are looked for next, by how many there were; of none, when it is told of some."""
+        self._has_records = num_said > 0 or not self._connection.has_room
+        if num_said < _FEW_RECORDS or now < self._hurries_until:
+            self._interval_s = _RECORDS_INTERVAL_S
+        else:
+            whole_frame_s = self._interval_s * _RECORDS_IN_FRAME / num_said
+            self._interval_s = min(max(whole_frame_s, _RECORDS_INTERVAL_S), _LONGEST_INTERVAL_S)
+        self._records_due = now + self._interval_s
 
     def _wait(self, left_s: float | None) -> dict[int, int]:
         """Sleeps for so long at most; returns which descriptors have what."""
@@ -321,13 +345,15 @@ class _Conversation:
 
     # ---- what is said -----------------------------------------------------------------------
 
-    def _say_records(self, attachment: Attachment) -> bool:
-        """Tells records that are there, as long as the daemon reads; returns whether there are no more."""
+    def _say_records(self, attachment: Attachment) -> int:
+        """Tells records that are there, as long as the daemon reads; returns how many."""
+        num_said = 0
         while records := attachment.core.take_records(_RECORDS_IN_FRAME):
             self._connection.send_records(records)
-            if not self._connection.has_room:
-                return False
-        return True
+            num_said += len(records) // RECORD_NBYTES
+            if len(records) < _RECORDS_IN_FRAME * RECORD_NBYTES or not self._connection.has_room:
+                break
+        return num_said
 
     def _say_state(self, attachment: Attachment) -> None:
         try:
@@ -375,6 +401,9 @@ class _Conversation:
         if attachment is None:
             return
 
+        # Who asks waits for what comes of it.
+        self._hurries_until = time.monotonic() + _HURRY_S
+        self._records_due = min(self._records_due, time.monotonic() + _RECORDS_INTERVAL_S)
         calls, within_s = attachment.calls, min(timeout_s, _LONGEST_CALL_S)
         later: list[Later] = []
 

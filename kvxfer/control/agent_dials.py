@@ -7,7 +7,7 @@ from kvxfer.attachment.frames import Malformed
 from kvxfer.control import schema
 from kvxfer.control.agent_messages import peer_of
 from kvxfer.control.agent_view import AgentView
-from kvxfer.control.attachments import Attached
+from kvxfer.control.attached import Attached
 from kvxfer.control.dial_check import require_allowed
 from kvxfer.control.drains import Drains
 from kvxfer.control.problems import Refusal

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvxfer.control import schema
-from kvxfer.control.attachments import Attached, Attachments
+from kvxfer.control.attached import Attached
+from kvxfer.control.attachments import Attachments
 from kvxfer.control.problems import Refusal
 from kvxfer.session.records import Record
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvxfer.control import schema
+from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.agent_view import AgentView
-from kvxfer.control.attachments import AgentGone, Attached, CallRefused
+from kvxfer.control.attached import Attached
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.store import Store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvxfer.control.attachments import Attached
+from kvxfer.control.attached import Attached
 from kvxfer.control.state.transfer_table import NO_NAMES, Names
 from kvxfer.session.records import Record
 

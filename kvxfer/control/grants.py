@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvxfer.control import schema
+from kvxfer.control.agent_errors import CallRefused
 from kvxfer.control.agent_view import AgentView, lease_id
-from kvxfer.control.attachments import Attached, CallRefused
+from kvxfer.control.attached import Attached
 from kvxfer.control.drains import Drains
 from kvxfer.control.problems import Refusal
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvxfer.control.attachments import Attached
+from kvxfer.control.attached import Attached
 from kvxfer.control.end_names import EndNames
 from kvxfer.control.state.event_log import EventLog
 from kvxfer.control.state.lease_counts import LeaseCounts
@@ -124,9 +124,8 @@ class Intake:
         packed = pack(end)
         seq = self._table.add_end(id_, end, packed, now_s)
         tenant = self._on_ended(seq)
-        self._events.append(
-            _TOPICS[record.outcome], now_s, (id_, self._table.made_id_of(seq), packed), tenant, _told
-        )
+        kept = id_, self._table.made_id_of(seq), packed
+        self._events.append_packed(_TOPICS[record.outcome], now_s, kept, tenant)
 
     def _compare_leases(self, agent: Attached, known: _Known, now_s: float, *, gone: bool) -> None:
         now = {} if gone else {str(lease["lease"]): lease["state"] for lease in agent.leases[:_MOST_LEASES]}
@@ -141,7 +140,7 @@ class Intake:
 _TOPICS: Final = {outcome: f"transfers.{outcome}" for outcome in ("pending", "done", "failed", "cancelled")}
 
 
-def _told(kept: tuple[str, str | None, PackedEnd]) -> dict[str, Any]:
+def told_of_end(kept: tuple[str, str | None, PackedEnd]) -> dict[str, Any]:
     """Returns what an event says of an end."""
     id_, made_id, packed = kept
     end = unpack(packed)

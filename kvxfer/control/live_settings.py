@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kvxfer.control import schema
+from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.agent_view import AgentView
-from kvxfer.control.attachments import AgentGone, CallRefused
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.store import Store
 

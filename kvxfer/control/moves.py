@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from kvxfer.control import schema
 from kvxfer.control.agent_dials import AgentDials
+from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.agent_view import AgentView
-from kvxfer.control.attachments import AgentGone, Attached, CallRefused
+from kvxfer.control.attached import Attached
 from kvxfer.control.drains import Drains
 from kvxfer.control.end_names import EndNames
 from kvxfer.control.problems import Refusal

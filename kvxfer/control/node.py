@@ -15,11 +15,12 @@ from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
 from kvxfer.control.agent_dials import AgentDials
 from kvxfer.control.agent_view import AgentView
-from kvxfer.control.attachments import Attached, Attachments
+from kvxfer.control.attached import Attached
+from kvxfer.control.attachments import Attachments
 from kvxfer.control.audit_log import AuditLog
 from kvxfer.control.drains import Drains
 from kvxfer.control.grants import Grants
-from kvxfer.control.intake import Intake
+from kvxfer.control.intake import Intake, told_of_end
 from kvxfer.control.live_settings import LiveSettings
 from kvxfer.control.moves import Moves
 from kvxfer.control.problems import Refusal
@@ -98,7 +99,7 @@ class NodeDaemon:
         self.store.begin_life()
         self.audit = AuditLog(options.state / "audit.log")
         self._reserved = max(1, self.store.load("node").get("events", 1))
-        self.events = EventLog(self._reserved)
+        self.events = EventLog(self._reserved, make=told_of_end)
         self.counts = TransferCounts()
         self.table = TransferTable(options.most_transfers)
         self.attachments = Attachments(

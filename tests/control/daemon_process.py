@@ -16,7 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
-from kvxfer.control.attachments import Attached, Attachments
+from kvxfer.control.attached import Attached
+from kvxfer.control.attachments import Attachments
 from kvxfer.session.records import Record
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvxfer.control.attachments import Attached, Attachments
+from kvxfer.control.attached import Attached
+from kvxfer.control.attachments import Attachments
 from kvxfer.session.records import Record
 from tests.control.raw_ends import BOUND_S, until
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, LeaseToken, Peer, Region
-from kvxfer.control.attachments import AgentGone, CallRefused
+from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.errors import KvxferError
 from tests.control.daemons import Daemon
 from tests.control.raw_ends import BOUND_S, until

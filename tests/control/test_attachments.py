@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from kvxfer.attachment.frames import FrameKind, frame, json_frame
-from kvxfer.control import attachments as tested
-from kvxfer.control.attachments import AgentGone, Attachments, CallRefused
+from kvxfer.control import agent_line as tested
+from kvxfer.control.agent_errors import AgentGone, CallRefused
+from kvxfer.control.attachments import Attachments
 from kvxfer.session.records import RECORD_NBYTES
 from tests.control.daemons import Daemon
 from tests.control.raw_ends import BOUND_S, HELLO, RawAgent, until
@@ -141,7 +142,7 @@ def test_one_that_calls_anew_replaces_its_old_connection(daemon: Daemon) -> None
 
 
 def test_more_than_256_are_refused_in_words(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tested, "_MOST_AGENTS", 3)
+    monkeypatch.setattr(tested, "MOST_AGENTS", 3)
     agents = [RawAgent(daemon.folder) for _ in range(4)]
     for number, agent in enumerate(agents[:3]):
         agent.greet(incarnation=f"{number:032x}")
@@ -206,7 +207,7 @@ def test_a_flood_is_read_as_fast_as_is_fair_and_others_are_served(flood: bytes, 
         pouring = threading.Thread(target=pour)
         pouring.start()
         try:
-            line = daemon.attachments.lines[INCARNATION]  # type: ignore[union-attr]
+            line = daemon.attachments._line(INCARNATION)  # type: ignore[union-attr]
             until(lambda: line._credit < 0, "it is never held back")
             for number in range(50):
                 other.say({"t": "state", "num_peers": number})
@@ -312,7 +313,7 @@ def test_a_callback_that_raises_ends_the_connection_that_made_it(
 
     with RawAgent(daemon.folder) as agent:
         agent.greet()
-        daemon.attachments.on_records = fail
+        daemon.attachments._lines.on_records = fail
         agent.say(frame(FrameKind.RECORDS, bytes(RECORD_NBYTES)))
         assert agent.is_left()
     assert "of the callback" in caplog.text

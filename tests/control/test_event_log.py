@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 
-from kvxfer.control.state.event_log import EventLog, Wanted
+from kvxfer.control.state.event_log import _MOST_ENCODED, EventLog, Wanted
 
 ALL = Wanted()
 
@@ -89,13 +90,13 @@ def test_what_a_daemons_life_before_gave_out_is_missed() -> None:
 
 def test_an_event_is_made_once_when_it_is_wanted() -> None:
     made: list[int] = []
-    log = EventLog()
 
     def make(data: int) -> dict[str, int]:
         made.append(data)
         return {"x": data}
 
-    log.append("a", 1.0, 1, None, make)
+    log = EventLog(make=make)
+    log.append_packed("a", 1.0, 1)
     assert not made
     first, again = log.read(0, ALL), log.read(0, ALL)
     texts = {event.encoded() for event in (*first.events, *again.events)}
@@ -128,3 +129,20 @@ def test_who_waits_is_called_once() -> None:
     log.forget(waker)
     log.wake()
     assert calls == ["woken"]
+
+
+def test_the_collector_looks_at_no_event() -> None:
+    log = EventLog()
+    fill(log, 10)
+    log.append_packed("a", 1.0, ("id", ("agent", 1, b"record")))
+    for _ in range(2):  # of a tuple in a tuple it first sees that of the inner one
+        gc.collect()
+    assert not any(gc.is_tracked(row) for row in log._ring)
+
+
+def test_what_is_kept_for_watchers_is_bounded() -> None:
+    log = EventLog()
+    fill(log, 3 * _MOST_ENCODED)
+    for event in log.read(0, ALL, 3 * _MOST_ENCODED).events:
+        event.encoded()
+    assert len(log._encoded) == _MOST_ENCODED

@@ -113,7 +113,7 @@ def test_pages_of_a_list_are_whole_and_disjoint(seed: int) -> None:
         Filter(agent=A),
         Filter(agent="name of b", since_s=1200.0),
     ):
-        expected = [row[1] for row in reversed(sorted_rows(table)) if wanted(row, None)]
+        expected = [row[1] for row in wanted.of(sorted_rows(table)[::-1], {})]
         found, cursor = [], None
         while True:
             some, cursor = table.listed(wanted, cursor, draw.randrange(1, 90))

@@ -184,6 +184,19 @@ TEST(a_piece_is_packed_in_the_order_and_form_in_which_it_lands) {
   });
 }
 
+TEST(a_transfer_has_the_bytes_of_its_pieces_however_they_are_counted) {
+  on_many_programs([](check::Random&, Ends& ends) {
+    const Move& move = ends.sample.move;
+    std::uint64_t expected = 0;
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece)
+      expected += piece_nbytes(*move.program, move.grid.piece(piece));
+    CHECK_EQ(nbytes_of_loops(*move.program, move.grid), expected);
+    CopyProgram counted = *move.program;
+    count_pair_nbytes(counted);
+    CHECK_EQ(transfer_nbytes(counted, move.grid), expected);
+  });
+}
+
 TEST(packing_in_parts_gives_the_same_bytes) {
   on_many_programs([](check::Random& random, Ends& ends) {
     const std::uint64_t longest = Packer::least_room(*ends.sample.move.program);

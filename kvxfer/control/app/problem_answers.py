@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from kvxfer.control.attachments import AgentGone, CallRefused
+from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.problems import TITLES, Refusal
 from kvxfer.errors import KvxferError
 from kvxfer.log import logger

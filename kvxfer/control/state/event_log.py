@@ -16,43 +16,61 @@ CAPACITY: Final = 65536
 RESERVE: Final = 1 << 20
 # A look at so many events takes about half a millisecond; then others have their turn.
 _MOST_AT_ONCE: Final = 8192
+# Watchers who keep up want the same ones within a moment: they are written once for all, in 350 bytes each.
+_MOST_ENCODED: Final = 4096
+
+
+# Index, topic, time, tenant, data as JSON or "", and what those are made of. The garbage collector, which
+# would take 30 ms for a full ring of objects, does not look at tuples of texts and numbers.
+Row = tuple[int, str, float, str | None, str, Any]
 
 
 class EventRecord:
-    """One event. Its data are made, and written as JSON, when the first watcher wants them."""
+    """One event, for the time of a look."""
 
-    __slots__ = ("_data", "_encoded", "_make", "at_s", "index", "tenant", "topic")
+    __slots__ = ("_log", "_row")
 
-    def __init__(
-        self,
-        index: int,
-        topic: str,
-        at_s: float,
-        data: Any,
-        tenant: str | None,
-        make: Callable[[Any], Mapping[str, Any]] | None = None,
-    ) -> None:
-        self.index = index
-        self.topic = topic
-        self.at_s = at_s
-        self.tenant = tenant
-        self._data = data
-        self._make = make
-        self._encoded: bytes | None = None
+    def __init__(self, log: EventLog, row: Row) -> None:
+        self._log = log
+        self._row = row
+
+    @property
+    def index(self) -> int:
+        """Its place in the order of all."""
+        return self._row[0]
+
+    @property
+    def topic(self) -> str:
+        """Of what kind it is."""
+        return self._row[1]
+
+    @property
+    def at_s(self) -> float:
+        """When it happened."""
+        return self._row[2]
 
     @property
     def data(self) -> Mapping[str, Any]:
         """What happened."""
-        told: Mapping[str, Any] = self._data if self._make is None else self._make(self._data)
-        return told
+        found: Mapping[str, Any] = json.loads(self._data())
+        return found
 
     def encoded(self) -> bytes:
-        """Returns it as a server-sent event."""
-        if self._encoded is None:
-            shown = {"index": self.index, "topic": self.topic, "at_s": self.at_s, "data": self.data}
-            text = json.dumps(shown, separators=(",", ":"))
-            self._encoded = f"id: {self.index}\nevent: {self.topic}\ndata: {text}\n\n".encode()
-        return self._encoded
+        """Returns it as a server-sent event; made once for all watchers."""
+        index, topic, at_s = self._row[:3]
+        encoded = self._log._encoded.get(index)
+        if encoded is None:
+            text = f'{{"index":{index},"topic":{json.dumps(topic)},"at_s":{at_s},"data":{self._data()}}}'
+            encoded = f"id: {index}\nevent: {topic}\ndata: {text}\n\n".encode()
+            self._log._keep(index, encoded)
+        return encoded
+
+    def _data(self) -> str:
+        return self._row[4] or _json(self._log._make(self._row[5]))
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"))
 
 
 class Batch(NamedTuple):
@@ -92,13 +110,13 @@ class Wanted:
         self._topics = _Topics(tuple(f"{topic.rstrip('.*')}." for topic in topics if topic.rstrip(".*")))
         self._tenants = tenants
 
-    def of(self, events: Sequence[EventRecord]) -> list[EventRecord]:
+    def of(self, rows: Sequence[Row]) -> list[Row]:
         """Returns those that are wanted; those of no tenant are everybody's. 50 ns each."""
         topics, tenants = self._topics, self._tenants
-        found = [event for event in events if topics[event.topic]]
+        found = [row for row in rows if topics[row[1]]]
         if tenants is None:
             return found
-        return [event for event in found if event.tenant is None or event.tenant in tenants]
+        return [row for row in found if row[3] is None or row[3] in tenants]
 
 
 class EventLog:
@@ -108,11 +126,18 @@ class EventLog:
     ----------
     first
         The index of the first event: above all that were ever given.
+    make
+        Makes the data of what was given to `append_packed`.
     """
 
-    def __init__(self, first: int = 1, capacity: int = CAPACITY) -> None:
+    def __init__(
+        self, first: int = 1, capacity: int = CAPACITY, make: Callable[[Any], Mapping[str, Any]] = dict
+    ) -> None:
         self._capacity = capacity
-        self._ring: list[EventRecord] = []  # grows to its capacity
+        self._make = make
+        self._ring: list[Row] = []  # grows to its capacity
+        # Of what watchers wanted last.
+        self._encoded: dict[int, bytes] = {}
         self._first = first
         self._next = first
         self._wakers: set[Callable[[], None]] = set()
@@ -127,27 +152,31 @@ class EventLog:
         """The index of the oldest event that is still there."""
         return max(self._first, self._next - self._capacity)
 
-    def append(
-        self,
-        topic: str,
-        now_s: float,
-        data: Any,
-        tenant: str | None = None,
-        make: Callable[[Any], Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Adds an event; `wake` tells the watchers, once for many.
+    def append(self, topic: str, now_s: float, data: Mapping[str, Any], tenant: str | None = None) -> None:
+        """Adds one event; `wake` tells the watchers, once for many."""
+        self._add((self._next, topic, now_s, tenant, _json(data), None))
+
+    def append_packed(self, topic: str, now_s: float, packed: Any, tenant: str | None = None) -> None:
+        """Adds one event, whose data are made of `packed` when somebody wants them.
 
         Parameters
         ----------
-        data
-            An object of JSON, or what `make` makes one of when somebody wants it.
+        packed
+            Texts, numbers and bytes, and tuples of such, which the garbage collector does not look at.
         """
-        event = EventRecord(self._next, topic, now_s, data, tenant, make)
+        self._add((self._next, topic, now_s, tenant, "", packed))
+
+    def _add(self, row: Row) -> None:
         if len(self._ring) < self._capacity:
-            self._ring.append(event)
+            self._ring.append(row)
         else:
-            self._ring[self._place(self._next)] = event
+            self._ring[self._place(self._next)] = row
         self._next += 1
+
+    def _keep(self, index: int, encoded: bytes) -> None:
+        self._encoded[index] = encoded
+        if len(self._encoded) > _MOST_ENCODED:
+            del self._encoded[next(iter(self._encoded))]
 
     def _place(self, index: int) -> int:
         return (index - self._first) % self._capacity
@@ -184,5 +213,5 @@ class EventLog:
         found = wanted.of(slots)
         if len(found) > most:
             found = found[:most]
-            end = found[-1].index + 1
-        return Batch(found, end - 1, missed)
+            end = found[-1][0] + 1
+        return Batch([EventRecord(self, row) for row in found], end - 1, missed)

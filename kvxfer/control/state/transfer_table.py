@@ -10,17 +10,20 @@ from __future__ import annotations
 import marshal
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from kvxfer.session.records import Record
 
 #: As many as are kept unless the daemon is told otherwise.
 CAPACITY: Final = 100_000
-#: Rows that one call of `listed` looks at: about 5 ms.
+#: Rows that one call of `listed` looks at: about 3 ms.
 MOST_LOOKED_AT: Final = 10_000
+# And at a time: of a call that finds what it is asked for among the newest, the others cost nothing.
+_AT_ONCE: Final = 512
 # https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACE: Final = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 # Of an incarnation's 32 digits: 64 random bits of each agent and a number name a transfer well enough.
@@ -163,20 +166,32 @@ class Filter:
     tenants: frozenset[str] | None = None
     since_s: float | None = None
 
-    def __call__(self, row: Row, made: Made | None) -> bool:
-        if self.state is not None and row[3] != self.state:
-            return False
-        if self.since_s is not None and row[4] < self.since_s:
-            return False
-        tenant = "" if made is None else made.tenant
-        if self.tenant is not None and tenant != self.tenant:
-            return False
-        if self.tenants is not None and tenant not in self.tenants:
-            return False
+    def of(self, rows: Sequence[Row], made: Mapping[int, Made]) -> Sequence[Row]:
+        """Returns those that are wanted, in their order; 50 ns a row and criterion, 300 ns for the agent."""
+        if self.state is not None:
+            rows = [row for row in rows if row[3] == self.state]
+        if self.since_s is not None:
+            rows = [row for row in rows if row[4] >= self.since_s]
+        if self.tenant is not None:
+            rows = [row for row in rows if _tenant(row, made) == self.tenant]
+        if self.tenants is not None:
+            rows = [row for row in rows if _tenant(row, made) in self.tenants]
+        if self.agent is not None:
+            rows = [row for row in rows if self._is_of_agent(row, made)]
+        return rows
+
+    def _is_of_agent(self, row: Row, made: Mapping[int, Made]) -> bool:
         agent = self.agent
-        if agent is None or (made is not None and agent == made.agent):
-            return True
-        return any(end is not None and agent in (end[0], end[1]) for end in row[5:])
+        for end in row[5:]:
+            if end is not None and (end[0] == agent or end[1] == agent):
+                return True
+        by = made.get(row[1])
+        return by is not None and by.agent == agent
+
+
+def _tenant(row: Row, made: Mapping[int, Made]) -> str:
+    by = made.get(row[1])
+    return "" if by is None else by.tenant
 
 
 class TransferTable:
@@ -295,23 +310,32 @@ class TransferTable:
         """Returns the newest entries first, those before a cursor, and the next cursor (None at the end)."""
         found: list[Entry] = []
         last = None
-        for looked_at, seq in enumerate(self._candidates(wanted.context, before)):
-            if looked_at >= MOST_LOOKED_AT or len(found) >= limit:
-                return found, last
-            last = seq
-            row = self._row(seq)
-            if row[0] and wanted(row, self._made.get(seq)):
-                found.append(self._entry(seq))
-        return found, None
+        for rows in self._candidates(wanted.context, before):
+            for row in wanted.of([row for row in rows if row[0]], self._made):
+                if len(found) >= limit:
+                    return found, found[-1].seq
+                found.append(self._entry(row[1]))
+            last = rows[-1][1]
+        return found, last if last is not None and self._is_before(wanted.context, last) else None
 
-    def _candidates(self, context: str | None, before: int | None) -> Iterator[int]:
-        if context is not None:
-            kept = self._by_context.get(context, ())
-            all_ = (kept,) if isinstance(kept, int) else kept
-            yield from (seq for seq in reversed(all_) if before is None or seq < before)
-            return
+    def _is_before(self, context: str | None, seq: int) -> bool:
+        """Whether there is one that comes behind this number in a list."""
+        return any(True for _ in self._seqs(context, seq))
+
+    def _candidates(self, context: str | None, before: int | None) -> Iterator[list[Row]]:
+        """Yields the rows that one call looks at, some at a time, the newest first."""
+        seqs = islice(self._seqs(context, before), MOST_LOOKED_AT)
+        ring, capacity = self._ring, self._capacity
+        while some := [ring[seq % capacity] for seq in islice(seqs, _AT_ONCE)]:
+            yield some
+
+    def _seqs(self, context: str | None, before: int | None) -> Iterable[int]:
         newest = self._next if before is None else min(before, self._next)
-        yield from range(newest - 1, max(0, self._next - self._capacity) - 1, -1)
+        if context is None:
+            return range(newest - 1, max(0, self._next - self._capacity) - 1, -1)
+        kept = self._by_context.get(context, ())
+        all_ = (kept,) if isinstance(kept, int) else kept
+        return (seq for seq in reversed(all_) if seq < newest)
 
     def _row(self, seq: int) -> Row:
         return self._ring[seq % self._capacity]

@@ -64,7 +64,13 @@ std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexc
   return total;
 }
 
-std::uint64_t transfer_nbytes(const CopyProgram& program, const PieceGrid& grid) noexcept {
+void count_pair_nbytes(CopyProgram& program) noexcept {
+  for (const std::uint32_t grain : {kCoarse, kFine}) program.pair_nbytes[grain] = 0;
+  for (const CopyLoop& loop : program.loops)
+    program.pair_nbytes[loop.grain] += loop.num_layers * packed_nbytes(loop, program.conversion_of(loop));
+}
+
+std::uint64_t nbytes_of_loops(const CopyProgram& program, const PieceGrid& grid) noexcept {
   std::uint64_t total = 0;
   for (const CopyLoop& loop : program.loops) {
     const std::uint32_t first = std::max(loop.first_layer, grid.first_layer);

@@ -20,8 +20,16 @@ inline constexpr std::uint64_t kGatherBelowNbytes = 512;
 // Bytes of a piece as it crosses a stream; of one pair of a layer.
 std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexcept;
 std::uint64_t pair_nbytes(const CopyProgram& program, std::uint32_t layer, std::uint32_t grain) noexcept;
-// Of all of its pieces.
-std::uint64_t transfer_nbytes(const CopyProgram& program, const PieceGrid& grid) noexcept;
+// Counts `pair_nbytes` of a program, once for all transfers.
+void count_pair_nbytes(CopyProgram& program) noexcept;
+// Of all pieces of a transfer, loop by loop; and at once where all layers go and the program's are counted.
+std::uint64_t nbytes_of_loops(const CopyProgram& program, const PieceGrid& grid) noexcept;
+inline std::uint64_t transfer_nbytes(const CopyProgram& program, const PieceGrid& grid) noexcept {
+  if (program.pair_nbytes[kCoarse] == 0 || grid.num_layers != program.num_layers)
+    return nbytes_of_loops(program, grid);
+  return (grid.num_pairs - grid.num_fine) * program.pair_nbytes[kCoarse] +
+         grid.num_fine * program.pair_nbytes[kFine];
+}
 
 // Are the stretches of this side so short on average, or in need of conversion (at the source)?
 bool gathers_src(const CopyProgram& program) noexcept;

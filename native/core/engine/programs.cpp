@@ -1,5 +1,7 @@
 #include "core/engine/programs.h"
 
+#include "core/copy/pack.h"
+
 namespace kvxfer {
 namespace {
 
@@ -33,6 +35,7 @@ Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, Re
     return status;
   OfSession& session = sessions_programs_[peer.key()];
   Program entry;
+  count_pair_nbytes(program);
   entry.copies = std::make_shared<CopyProgram>(std::move(program));
   entry.src = src;
   entry.dst = dst;
@@ -69,6 +72,7 @@ Status Programs::told(Peer& peer, wire::Program& program) {
     return {Code::kProtocol, "PROGRAM refused: too much: " + peer.budget()->in_words(Resource::kBytes)};
   if (Status status = check_program(program.program); !status.ok())
     return {Code::kProtocol, "PROGRAM refused: " + status.message()};
+  count_pair_nbytes(program.program);
   entry.copies = std::make_shared<CopyProgram>(std::move(program.program));
   entry.src = program.src_region;
   entry.dst = program.dst_region;

@@ -96,6 +96,8 @@ struct CopyProgram {
   UnitsPerBlock units[kNumGrains] = {{1, 1}, {0, 0}};
   HeadSlice dst_heads;
   std::uint32_t num_layers = 0;
+  // Of one pair in all layers, as they cross a stream; zero until they are counted (core/copy/pack.h).
+  std::uint64_t pair_nbytes[kNumGrains] = {0, 0};
 
   bool converts() const noexcept { return !conversions.empty(); }
   ProgramView view() const noexcept {
