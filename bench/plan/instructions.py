@@ -57,7 +57,7 @@ def run(options: InstructionsOptions, progress: Say) -> Message:
             for kib in (4, 32)
         }
         transfers = (1, 4096, _FEW_TRANSFERS), (1, 4096, _MANY_TRANSFERS)
-        with_records = [(1, 4096, count, _OF_A_BATCH) for count in (_OF_A_BATCH, 5 * _OF_A_BATCH)]
+        with_records = (1, 4096, _OF_A_BATCH, _OF_A_BATCH), (1, 4096, 5 * _OF_A_BATCH, _OF_A_BATCH)
         return {
             **{name: round(per(name, *sizes)) for name, sizes in pages.items()},
             "per_transfer": round(per("per_transfer", *transfers), -2),

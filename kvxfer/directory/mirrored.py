@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from kvxfer.directory.change import Change
 from kvxfer.directory.distant import Distant, Snapshot, Update
@@ -70,7 +70,7 @@ class MirroredDirectory:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._distant.where}{f', {why}' if (why := self.away) else ''}>"
 
-    def __enter__(self) -> MirroredDirectory:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
