@@ -46,6 +46,9 @@ def serve(
             metavar="FILE", help="The agents' secret. Default: KVXFER_SECRET, or KVXFER_SECRET_FILE."
         ),
     ] = None,
+    directory: Annotated[
+        str, typer.Option(metavar="URL", help="Where its own agent is found: etcd://..., or a daemon's URL.")
+    ] = "",
     pool_gib: Annotated[float, typer.Option(min=0.0, help="Size of the host pool of pages.")] = 0.0,
     allow: Annotated[
         str | None,
@@ -83,6 +86,7 @@ def serve(
                 agent_listen=agent_listen,
                 agent_advertise=agent_advertise,
                 secret=None if secret_file is None else secret_file.read_bytes().strip(),
+                directory=directory,
                 pool_gib=pool_gib,
                 allow=None if allow is None else _names(allow),
                 require=_names(require),

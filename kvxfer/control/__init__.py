@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kvxfer.control.client_error import ControlError as ControlError
     from kvxfer.control.client_events import Missed as Missed
     from kvxfer.control.client_exchange import Retry as Retry
+    from kvxfer.control.daemon_directory import DaemonDirectory as DaemonDirectory
     from kvxfer.control.host_pool.page_layout import layout_digest as layout_digest
 
 # Who hands memory over needs none of what these need.
@@ -17,6 +18,7 @@ _PLACES = {
     "AsyncClient": "client",
     "Client": "client",
     "ControlError": "client_error",
+    "DaemonDirectory": "daemon_directory",
     "Missed": "client_events",
     "Retry": "client_exchange",
     "layout_digest": "host_pool.page_layout",

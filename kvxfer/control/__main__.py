@@ -25,6 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--agent-listen", default="tcp://127.0.0.1:0", help="where its own agent listens")
     parser.add_argument("--agent-advertise", help="at which address others reach it")
     parser.add_argument("--secret", help="file of the agents' secret; default: KVXFER_SECRET or _FILE")
+    parser.add_argument(
+        "--directory", default="", help="where its own agent is found: etcd://..., or a daemon's URL"
+    )
     parser.add_argument("--pool-gib", type=float, default=0.0, help="size of the host pool")
     parser.add_argument("--allow", help="hosts and networks that requests may have it dial, with commas")
     parser.add_argument("--require", default="", help="transports without which it is not ready")
@@ -45,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             agent_listen=told.agent_listen,
             agent_advertise=told.agent_advertise,
             secret=Path(told.secret).read_bytes().strip() if told.secret else None,
+            directory=told.directory,
             pool_gib=told.pool_gib,
             allow=None if told.allow is None else _names(told.allow),
             require=_names(told.require),

@@ -266,6 +266,10 @@ class Client:
     create_token = _sync(calls.create_token)
     revoke_token = _sync(calls.revoke_token)
     list_events = _sync(calls.list_events)
+    list_entries = _sync(calls.list_entries)
+    publish_entry = _sync(calls.publish_entry)
+    keep_entries = _sync(calls.keep_entries)
+    withdraw_entry = _sync(calls.withdraw_entry)
 
     agents = _each(calls.list_agents)
     regions = _each(calls.list_regions)
@@ -410,6 +414,10 @@ class AsyncClient:
     create_token = _awaited(calls.create_token)
     revoke_token = _awaited(calls.revoke_token)
     list_events = _awaited(calls.list_events)
+    list_entries = _awaited(calls.list_entries)
+    publish_entry = _awaited(calls.publish_entry)
+    keep_entries = _awaited(calls.keep_entries)
+    withdraw_entry = _awaited(calls.withdraw_entry)
 
     agents = _async_each(calls.list_agents)
     regions = _async_each(calls.list_regions)

@@ -141,6 +141,30 @@ def connect_agent(agent: str, asked: schema.ConnectRequest) -> Call[schema.Peer]
     return replace(made, timeout_s=asked.timeout_s + PATIENCE_S)
 
 
+# ---- directory -------------------------------------------------------------------------------------
+
+
+def list_entries(prefix: str = "", *, cursor: str = "", limit: int = 100) -> Call[schema.DirectoryEntries]:
+    """Returns entries of the directory that the daemon keeps, whose names begin with `prefix`."""
+    return _get("/v1/directory", schema.DirectoryEntries, prefix=prefix, cursor=cursor, limit=limit)
+
+
+def publish_entry(asked: schema.EntryPublication) -> Call[schema.EntryPublished]:
+    """Makes it the entry of its name."""
+    return _send("PUT", "/v1/directory", schema.EntryPublished, asked)
+
+
+def keep_entries(asked: schema.EntriesKept) -> Call[schema.EntriesLost]:
+    """Begins the time of entries anew."""
+    return _send("PUT", "/v1/directory/keep", schema.EntriesLost, asked)
+
+
+def withdraw_entry(name: str, incarnation: str) -> Call[schema.EntryPublished]:
+    """Forgets the entry of a name if it is this incarnation's."""
+    made = _send("DELETE", "/v1/directory", schema.EntryPublished)
+    return replace(made, params=(("name", name), ("incarnation", incarnation)))
+
+
 def list_regions(
     agent: str | None = None, *, cursor: str = "", limit: int = 100
 ) -> Call[schema.Listed[schema.Region]]:

@@ -23,6 +23,7 @@ from kvxfer.control.grants import Grants
 from kvxfer.control.intake import Intake, told_of_end
 from kvxfer.control.live_settings import LiveSettings
 from kvxfer.control.moves import Moves
+from kvxfer.control.names import Names
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.answers import Answers
 from kvxfer.control.state.event_log import RESERVE, EventLog
@@ -114,6 +115,7 @@ class NodeDaemon:
         self.grants = Grants(self.agents, self.drains, self.note)
         self.intake = Intake(self.table, self.counts, self.events, clock, self.moves.on_ended)
         self.settings = LiveSettings(self.store, self.agents, self.note, self._set_quotas)
+        self.names = Names(self.store, self.note, lambda: self.events.last)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._doctors: dict[tuple[str, ...], tuple[float, asyncio.Task[schema.Doctor]]] = {}
         self._missing: tuple[str, ...] | None = None
@@ -124,6 +126,8 @@ class NodeDaemon:
         await self._keep_index()
         await self.access.start()
         await self.attachments.start()
+        self.names.load()
+        self._spawn(self.names.forget_ended())
         self._missing = await asyncio.to_thread(_lacking, self.options.require)
 
     def add_own(self, own: OwnAgent, pool: PagePool | None) -> None:

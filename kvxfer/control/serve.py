@@ -37,6 +37,8 @@ from kvxfer.log import logger
 if TYPE_CHECKING:
     import socket
 
+    from kvxfer.directory.mirrored import MirroredDirectory
+
 # Requests that are under way when the daemon ends.
 _LAST_ANSWERS_S: Final = 3
 _MAX_HEADERS_NBYTES: Final = 32 * 1024
@@ -61,6 +63,9 @@ class ServeOptions:
         Names under which REST is asked for, where they are not the host that is listened on.
     agent_listen, agent_advertise, secret
         Of the daemon's own agent, as in `kvxfer.AgentOptions`.
+    directory
+        Where its own agent publishes itself, and looks up names: ``etcd://...``, or the URL of a daemon that
+        keeps one (``KVXFER_TOKEN_FILE``); ``""`` for none. Without its answer the daemon does not start.
     pool_gib
         Of the host pool; 0 for none.
     allow
@@ -86,6 +91,7 @@ class ServeOptions:
     agent_listen: str = "tcp://127.0.0.1:0"
     agent_advertise: str | None = None
     secret: bytes | str | None = field(default=None, repr=False)
+    directory: str = ""
     pool_gib: float = 0.0
     allow: tuple[str, ...] | None = None
     require: tuple[str, ...] = ()
@@ -147,6 +153,7 @@ async def serve(
         )
     )
     app: DaemonApp | None = None
+    directory: MirroredDirectory | None = None
     servers: list[tuple[QuietServer, asyncio.Task[None]]] = []
     try:
         await daemon.start()
@@ -169,7 +176,8 @@ async def serve(
         if daemon.access.admin_file is not None:
             announce(f"an admin's token is in {daemon.access.admin_file}")
         if options.own_agent:
-            await _add_own(daemon, options, runtime)
+            directory = _opened(options.directory)
+            await _add_own(daemon, options, runtime, directory)
             assert daemon.own is not None
             announce(f"agent {daemon.own.name} is at {daemon.own.address}")
         announce("ready")
@@ -189,6 +197,20 @@ async def serve(
         if app is not None:  # otherwise it may be another daemon's, which has the folder
             (runtime / API_SOCKET).unlink(missing_ok=True)
         await daemon.aclose()
+        if directory is not None:
+            await asyncio.to_thread(directory.close)
+
+
+def _opened(directory: str) -> MirroredDirectory | None:
+    if not directory:
+        return None
+    if directory.startswith("etcd:"):
+        from kvxfer.directory.etcd import EtcdDirectory
+
+        return EtcdDirectory(directory)
+    from kvxfer.control.daemon_directory import DaemonDirectory
+
+    return DaemonDirectory(directory)
 
 
 def _host_names(options: ServeOptions, address: tuple[str, int] | None) -> set[str]:
@@ -230,7 +252,9 @@ def _begin(
     return server, asyncio.create_task(server.run_on(listener), name="http")
 
 
-async def _add_own(daemon: NodeDaemon, options: ServeOptions, runtime: Path) -> None:
+async def _add_own(
+    daemon: NodeDaemon, options: ServeOptions, runtime: Path, directory: MirroredDirectory | None
+) -> None:
     """Makes the daemon's own agent, which attaches to it as others do, and its pool."""
     from kvxfer.control.own_agent import OwnAgent
     from kvxfer.options import AgentOptions
@@ -242,7 +266,7 @@ async def _add_own(daemon: NodeDaemon, options: ServeOptions, runtime: Path) -> 
         daemon=str(runtime),
         daemon_may=("show", "drain", "move", "grant", "settings"),
     )
-    own = OwnAgent(daemon.options.node, agent_options, allow=daemon.allowed)
+    own = OwnAgent(daemon.options.node, agent_options, allow=daemon.allowed, directory=directory)
     pool = None
     if options.pool_gib > 0:
         from kvxfer.control.host_pool.page_pool import PagePool

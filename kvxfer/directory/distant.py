@@ -30,8 +30,10 @@ class Distant(Protocol):
     """Entries that lie elsewhere. Its methods run on one event loop, and each ends within some seconds.
 
     Revisions are those of the entries together; a later change has a greater one, as long as the contact
-    lasts. Every method raises `PeerError` (``unreachable``) where it got no answer; `MirroredDirectory` then
-    begins anew, with `renew` and `snapshot`.
+    lasts. That of a write is its change's, or a later one of other names alone.
+
+    Every method raises `PeerError` (``unreachable``) where it got no answer; `MirroredDirectory` then begins
+    anew, with `renew` and `snapshot`.
     """
 
     where: str
@@ -52,7 +54,7 @@ class Distant(Protocol):
         ...
 
     async def withdraw(self, name: str, incarnation: bytes) -> int:
-        """Forgets the entry if it is this incarnation's; returns a revision that shows it."""
+        """Forgets the entry if it is this incarnation's; returns the revision of that, or one before."""
         ...
 
     async def keep(self) -> bool:

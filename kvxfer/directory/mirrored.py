@@ -6,13 +6,13 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from kvxfer.directory.change import Change
-from kvxfer.directory.distant import Distant, Snapshot, Update
+from kvxfer.directory.distant import Distant, Snapshot
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.in_process import InProcessDirectory
 from kvxfer.errors import PeerError, invalid
@@ -26,8 +26,8 @@ KEEP_EVERY_S: Final = 3.0
 _CALL_S: Final = 15.0
 # Until the first answer, `list` waits.
 _FIRST_ANSWER_S: Final = 5.0
-# A write is seen in the copy within this time, or later.
-_SEEN_WITHIN_S: Final = 2.0
+# Revisions of names that are gone are kept until there are so many more than names.
+_SPARE_REVISIONS: Final = 1024
 # Between attempts to be answered again; up to half longer, so that agents do not come all at once.
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 1.0
@@ -39,7 +39,7 @@ class MirroredDirectory:
     One thread follows the other end and keeps a copy, which `list`, `resolve` and `watch` are answered from:
     a look-up costs a dictionary's, and goes on while the other end is away, with what was known then. An
     entry names an incarnation, so an old one leads to no other agent: `Agent.connect` refuses whom it does
-    not mean. Writes wait for the other end, and until the copy has them.
+    not mean. Writes wait for the other end's answer, and are in the copy then.
 
     What is published without a time is kept until `close`, and published again where the other end lost it,
     unless another agent has taken the name. A process that dies without `close` is forgotten in seconds.
@@ -55,8 +55,9 @@ class MirroredDirectory:
         self._copy = InProcessDirectory()
         self._known: dict[str, Entry] = {}
         self._kept: dict[str, Entry] = {}  # published here without a time
-        self._seen = 0
-        self._seers: list[tuple[int, asyncio.Future[None]]] = []
+        # By name, of what was applied last in this contact: answers to writes and the news come in any order.
+        self._revisions: dict[str, int] = {}
+        self._num_writing = 0
         self._answered = threading.Event()
         self._lost_at: float | None = time.monotonic()
         self._why = "it has not answered yet"
@@ -104,7 +105,7 @@ class MirroredDirectory:
     # ---- Directory --------------------------------------------------------------------------
 
     def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
-        """Makes `entry` the one of its name there, and waits until the copy has it."""
+        """Makes `entry` the one of its name there, and has it in the copy."""
         # `not >`: NaN is no time either.
         if ttl_s is not None and not ttl_s > 0:
             raise invalid(f"ttl_s is {ttl_s!r}, not a positive number of seconds")
@@ -168,37 +169,40 @@ class MirroredDirectory:
             ) from None
 
     async def _publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> bool:
-        revision = await self._distant.publish(entry, ttl_s, replace)
-        if revision is None:
-            self._kept.pop(entry.name, None)
-            return False
-        if ttl_s is None:
-            self._kept[entry.name] = entry
-        else:
-            self._kept.pop(entry.name, None)
-        await self._until_seen(revision)
-        return True
+        with self._writing():
+            revision = await self._distant.publish(entry, ttl_s, replace)
+            if revision is None or ttl_s is not None:
+                self._kept.pop(entry.name, None)
+            else:
+                self._kept[entry.name] = entry
+            if revision is not None:
+                self._apply(entry.name, entry, revision)
+            return revision is not None
 
     async def _withdraw(self, name: str, incarnation: bytes) -> None:
         kept = self._kept.get(name)
         if kept is not None and kept.incarnation == incarnation:
             del self._kept[name]  # also where it is not answered: it ends with its lease
-        await self._until_seen(await self._distant.withdraw(name, incarnation))
+        with self._writing():
+            revision = await self._distant.withdraw(name, incarnation)
+            known = self._known.get(name)
+            if known is not None and known.incarnation == incarnation:
+                self._apply(name, None, revision)
 
-    async def _until_seen(self, revision: int) -> None:
-        if revision <= self._seen:
-            return
-        seen: asyncio.Future[None] = self._loop.create_future()
-        self._seers.append((revision, seen))
-        with suppress(TimeoutError):  # the copy has it later
-            await asyncio.wait_for(seen, _SEEN_WITHIN_S)
-        self._seers = [each for each in self._seers if not each[1].done()]
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._num_writing += 1
+        try:
+            yield
+        finally:
+            self._num_writing -= 1
 
     # ---- following, on the loop -------------------------------------------------------------
 
     async def _one_contact(self) -> None:
         """Follows the other end from a snapshot on until it is not heard any more, which it raises."""
         await self._keep_all()
+        self._revisions.clear()  # another server may count anew
         snapshot = await self._distant.snapshot()
         self._take(snapshot)
         self._heard()
@@ -218,7 +222,8 @@ class MirroredDirectory:
 
     async def _take_updates(self, after: int) -> None:
         async for updates in self._distant.updates(after):
-            self._update(updates)
+            for update in updates:
+                self._apply(update.name, update.entry, update.revision)
 
     async def _go_on_keeping(self) -> None:
         while True:
@@ -234,18 +239,16 @@ class MirroredDirectory:
 
     def _take(self, snapshot: Snapshot) -> None:
         for name in self._known.keys() - snapshot.entries.keys():
-            self._set(name, None)
+            self._apply(name, None, snapshot.revision)
         for name, entry in snapshot.entries.items():
-            self._set(name, entry)
-        self._see(snapshot.revision)
+            self._apply(name, entry, snapshot.revision)
 
-    def _update(self, updates: Sequence[Update]) -> None:
-        for update in updates:
-            self._set(update.name, update.entry)
-        if updates:
-            self._see(updates[-1].revision)
-
-    def _set(self, name: str, entry: Entry | None) -> None:
+    def _apply(self, name: str, entry: Entry | None, revision: int) -> None:
+        if revision < self._revisions.get(name, 0):
+            return
+        self._revisions[name] = revision
+        if len(self._revisions) > len(self._known) + _SPARE_REVISIONS and not self._num_writing:
+            self._revisions = {each: self._revisions[each] for each in self._known if each in self._revisions}
         if entry is None:
             if (known := self._known.pop(name, None)) is not None:
                 self._copy.withdraw(name, known.incarnation)
@@ -258,12 +261,6 @@ class MirroredDirectory:
     def _is_taken(self, entry: Entry) -> None:
         if self._kept.pop(entry.name, None) is not None:
             logger().warning("kvxfer: another agent has the name %s in the directory", entry.name)
-
-    def _see(self, revision: int) -> None:
-        self._seen = revision
-        for wanted, seen in self._seers:
-            if wanted <= revision and not seen.done():
-                seen.set_result(None)
 
     def _heard(self) -> None:
         if self._answered.is_set() and self._lost_at is not None:

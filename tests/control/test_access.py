@@ -72,6 +72,10 @@ ENDPOINTS: dict[tuple[str, str], tuple[str | None, Any]] = {
     ("GET", "/v1/tokens"): ("admin", None),
     ("POST", "/v1/tokens"): ("admin", {"name": "x"}),
     ("DELETE", "/v1/tokens/{token}"): ("admin", None),
+    ("GET", "/v1/directory"): ("read", None),
+    ("PUT", "/v1/directory"): ("transfer", {"name": "a", "incarnation": "0" * 32}),
+    ("PUT", "/v1/directory/keep"): ("transfer", {"entries": [{"name": "a", "incarnation": "0" * 32}]}),
+    ("DELETE", "/v1/directory"): ("transfer", None),
     ("GET", "/v1/events"): ("read", None),
     ("GET", "/v1/events/recent"): ("read", None),
 }

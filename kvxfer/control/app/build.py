@@ -11,6 +11,7 @@ import kvxfer
 from kvxfer.control.app.agent_routes import add_agents
 from kvxfer.control.app.api import Api
 from kvxfer.control.app.changes import Changes
+from kvxfer.control.app.directory_routes import add_directory
 from kvxfer.control.app.event_routes import add_events
 from kvxfer.control.app.guard import Guard
 from kvxfer.control.app.lease_routes import add_leases
@@ -66,6 +67,7 @@ class DaemonApp:
         add_leases(routes, daemon)
         add_pages(routes, daemon)
         add_tokens(routes, daemon)
+        add_directory(routes, daemon)
         self.streams = add_events(routes, daemon)
         metrics = Metrics(daemon, self.streams)
 

@@ -24,6 +24,15 @@ from kvxfer.control.schema.base import (
     Told,
     TransferState,
 )
+from kvxfer.control.schema.directory_models import (
+    DirectoryEntries,
+    EntriesKept,
+    EntriesLost,
+    Entry,
+    EntryKept,
+    EntryPublication,
+    EntryPublished,
+)
 from kvxfer.control.schema.lease_models import Lease, LeaseEnded, LeaseExtension, LeaseGranted, LeaseRequest
 from kvxfer.control.schema.node_models import (
     Doctor,
@@ -68,10 +77,17 @@ __all__ = [
     "Cancelled",
     "ConnectRequest",
     "Context",
+    "DirectoryEntries",
     "Doctor",
     "Drain",
     "DrainAgent",
     "DrainRequest",
+    "EntriesKept",
+    "EntriesLost",
+    "Entry",
+    "EntryKept",
+    "EntryPublication",
+    "EntryPublished",
     "Event",
     "FetchRequest",
     "Finding",

@@ -1,9 +1,9 @@
 """What outlives the daemon: one SQLite file, written by one thread, which commits once for all that wait.
 
 Durable when the call that changed it has returned (a commit in WAL mode with ``synchronous=FULL``), also over
-``kill -9`` and a loss of power: tokens, settings, the drain, answers to idempotency keys, keys of pages whose
-parking was acknowledged, and up to which index events may have been given out. Not durable, by design: agents
-(they attach again), transfers' records, events, leases, and the pages themselves.
+``kill -9`` and a loss of power: tokens, settings, the drain, entries of the directory, answers to idempotency
+keys, keys of pages whose parking was acknowledged, and up to which index events may have been given out. Not
+durable, by design: agents (they attach again), transfers' records, events, leases, and the pages themselves.
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+"""The directory that the daemon keeps."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request
+
+from kvxfer.control import schema
+from kvxfer.control.app.agent_routes import Limit
+from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.node import NodeDaemon
+from kvxfer.control.schema.directory_models import Incarnation
+
+_WHAT = "the directory"
+
+
+def add_directory(api: Api, daemon: NodeDaemon) -> None:
+    """Adds it."""
+    names = daemon.names
+
+    @api.get("/v1/directory", "read", tags=["directory"])
+    async def list_entries(
+        prefix: Annotated[str, Query(max_length=128)] = "",
+        cursor: Annotated[str, Query(max_length=128)] = "",
+        limit: Limit = 100,
+    ) -> schema.DirectoryEntries:
+        """Entries whose names begin with `prefix`, in their order.
+
+        Events above the first answer's `index`, of the topic `directory`, tell what changes.
+        """
+        return names.shown(prefix, cursor, limit)
+
+    @api.change("PUT", "/v1/directory", "transfer", tags=["directory"])
+    async def publish_entry(request: Request, asked: schema.EntryPublication) -> schema.EntryPublished:
+        """Makes it the entry of its name."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return await names.publish(asked)
+
+    @api.keep("PUT", "/v1/directory/keep", "transfer", tags=["directory"])
+    async def keep_entries(request: Request, asked: schema.EntriesKept) -> schema.EntriesLost:
+        """Begins their time anew. It is no change: the audit log has no line of it."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return names.keep(asked)
+
+    @api.change("DELETE", "/v1/directory", "transfer", tags=["directory"])
+    async def withdraw_entry(
+        request: Request,
+        name: Annotated[str, Query(min_length=1, max_length=128)],
+        incarnation: Annotated[Incarnation, Query()],
+    ) -> schema.EntryPublished:
+        """Forgets the entry of a name if it is this incarnation's."""
+        require_all_tenants(caller_of(request), _WHAT)
+        return await names.withdraw(name, incarnation)

@@ -1,0 +1,153 @@
+"""A directory that a node's daemon keeps, for agents of a few nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from kvxfer.control import client_calls as calls
+from kvxfer.control import schema
+from kvxfer.control.client import AsyncClient
+from kvxfer.control.client_calls import Call
+from kvxfer.control.client_error import ControlError
+from kvxfer.control.client_events import Missed
+from kvxfer.control.client_exchange import Retry
+from kvxfer.directory.distant import Snapshot, Update
+from kvxfer.directory.entry import Entry
+from kvxfer.directory.mirrored import KEEP_EVERY_S, MirroredDirectory
+from kvxfer.errors import PeerError
+
+_TOPIC: Final = "directory"
+# Two calls of `keep` may fail, and the third comes in time.
+_OWN_TTL_S: Final = 3 * KEEP_EVERY_S + 1.0
+_MOST_AT_ONCE: Final = 250
+# A daemon that is stopped or cut off is given up after so long.
+_ANSWER_S: Final = 3.0
+_Answer = TypeVar("_Answer")
+
+
+class DaemonDirectory(MirroredDirectory):
+    """A `kvxfer.directory.Directory` at one daemon, with a copy here: `MirroredDirectory` says the rest.
+
+    The daemon keeps entries over its restarts. The token needs the role ``transfer``.
+
+    Parameters
+    ----------
+    daemon, token, verify, certificate
+        As of `kvxfer.control.Client`.
+    """
+
+    def __init__(
+        self,
+        daemon: str | os.PathLike[str] | None = None,
+        *,
+        token: str | None = None,
+        verify: str | bool = True,
+        certificate: tuple[str, str] | None = None,
+    ) -> None:
+        super().__init__(DaemonEntries(daemon, token=token, verify=verify, certificate=certificate))
+
+
+class DaemonEntries:
+    """The entries at one daemon; see `kvxfer.directory.distant.Distant`."""
+
+    def __init__(self, daemon: str | os.PathLike[str] | None, **access: Any) -> None:
+        self._daemon = daemon
+        self._access = access
+        self._client = self._connected()
+        self.where = str(self._client.place)
+        # What was published without a time, which this object gives one and keeps.
+        self._kept: dict[str, bytes] = {}
+
+    def _connected(self) -> AsyncClient:
+        return AsyncClient(self._daemon, retry=Retry(attempts=1), **self._access)
+
+    async def snapshot(self) -> Snapshot:
+        """Returns all entries."""
+        entries: dict[str, Entry] = {}
+        page = await self._asked(calls.list_entries(limit=_MOST_AT_ONCE))
+        index = page.index
+        while True:
+            entries |= {each.name: _entry(each) for each in page.items}
+            if page.next is None:
+                return Snapshot(entries, index)
+            page = await self._asked(calls.list_entries(cursor=page.next, limit=_MOST_AT_ONCE))
+
+    async def updates(self, after: int) -> AsyncIterator[Sequence[Update]]:
+        """Yields what changes behind an index."""
+        try:
+            async for event in self._client.events(topic=[_TOPIC], after=after, reconnect=False):
+                if isinstance(event, Missed):
+                    return
+                told = _entry(schema.Entry.model_validate(dict(event.data)))
+                is_there = event.topic != f"{_TOPIC}.removed"
+                yield [Update(told.name, told if is_there else None, event.index)]
+        except ControlError as error:
+            raise _unreachable(error) from error
+
+    async def publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> int | None:
+        """Has `entry` there, unless another incarnation's may not be replaced."""
+        asked = schema.EntryPublication(
+            name=entry.name,
+            address=entry.address,
+            incarnation=entry.incarnation.hex(),
+            metadata=dict(entry.metadata),
+            ttl_s=_OWN_TTL_S if ttl_s is None else ttl_s,
+            replace=replace,
+        )
+        answer = await self._asked(calls.publish_entry(asked))
+        if answer.published and ttl_s is None:
+            self._kept[entry.name] = entry.incarnation
+        else:
+            self._kept.pop(entry.name, None)
+        return answer.index if answer.published else None
+
+    async def withdraw(self, name: str, incarnation: bytes) -> int:
+        """Forgets the entry if it is this incarnation's."""
+        if self._kept.get(name) == incarnation:
+            del self._kept[name]
+        answer = await self._asked(calls.withdraw_entry(name, incarnation.hex()))
+        return answer.index
+
+    async def keep(self) -> bool:
+        """Keeps what was published without a time; without any, asks whether the daemon answers."""
+        if not self._kept:
+            await self._asked(calls.list_entries(limit=1))
+            return True
+        lost: list[str] = []
+        names = list(self._kept.items())
+        for first in range(0, len(names), _MOST_AT_ONCE):
+            part = names[first : first + _MOST_AT_ONCE]
+            entries = [schema.EntryKept(name=name, incarnation=life.hex()) for name, life in part]
+            answer = await self._asked(calls.keep_entries(schema.EntriesKept(entries=entries)))
+            lost += answer.lost
+        return not lost
+
+    async def renew(self) -> None:
+        """Drops connections."""
+        before, self._client = self._client, self._connected()
+        await before.aclose()
+
+    async def close(self) -> None:
+        """Withdraws what was published without a time."""
+        try:
+            for name, incarnation in tuple(self._kept.items()):
+                await self.withdraw(name, incarnation)
+        finally:
+            await self._client.aclose()
+
+    async def _asked(self, call: Call[_Answer]) -> _Answer:
+        try:
+            return await self._client.call(replace(call, timeout_s=_ANSWER_S))
+        except ControlError as error:
+            raise _unreachable(error) from error
+
+
+def _unreachable(error: ControlError) -> PeerError:
+    return PeerError(f"the daemon's directory: {error}", code="unreachable")
+
+
+def _entry(told: schema.Entry) -> Entry:
+    return Entry(told.name, told.address, bytes.fromhex(told.incarnation), told.metadata)

@@ -1,0 +1,64 @@
+"""The directory that the daemon keeps: who is where, by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from kvxfer.control.schema.base import Asked, Name, Seconds, Told
+
+Incarnation = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+# kvxfer/directory/entry.py bounds both together; what goes beyond is refused there, in words.
+_Text = Annotated[str, StringConstraints(max_length=4096)]
+Metadata = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=4096)], _Text], Field(max_length=32)
+]
+
+
+class Entry(Asked):
+    """One life of an agent: its name, and at which address others reach it."""
+
+    name: Name
+    address: Annotated[str, StringConstraints(max_length=300)] = Field(
+        default="", description="`tcp://host:port`; empty where it accepts nobody"
+    )
+    incarnation: Incarnation
+    metadata: Metadata = Field(default_factory=dict)
+
+
+class EntryPublication(Entry):
+    ttl_s: Seconds | None = Field(
+        default=None, description="It is forgotten when it was not kept for so long; null: never"
+    )
+    replace: bool = Field(default=True, description="Whether it takes the place of another incarnation's")
+
+
+class EntryPublished(Told):
+    """Whether the name is this incarnation's now; events up to `index` tell of it."""
+
+    published: bool
+    index: int
+
+
+class EntryKept(Asked):
+    name: Name
+    incarnation: Incarnation
+
+
+class EntriesKept(Asked):
+    entries: Annotated[list[EntryKept], Field(min_length=1, max_length=256)]
+
+
+class EntriesLost(Told):
+    """Those of them that are not there (any more): publish them again."""
+
+    lost: list[str]
+
+
+class DirectoryEntries(Told):
+    """A part of the directory, by name; events above `index` tell what has changed since."""
+
+    items: list[Entry]
+    next: str | None = None
+    index: int

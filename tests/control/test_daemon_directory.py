@@ -1,0 +1,166 @@
+"""A directory at a real daemon: what every directory does, over kills and restarts of the daemon."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvxfer import Agent
+from kvxfer.control import Client, DaemonDirectory, schema
+from kvxfer.directory import Change, ChangeKind, Directory, Entry
+from kvxfer.errors import PeerError
+from kvxfer.testing import directories
+from kvxfer.testing.directories import BOUND_S, entry
+from tests.control.serving import Program, program
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    with program(tmp_path_factory.mktemp("daemon")) as started:
+        yield started
+
+
+def api(started: Program) -> Path:
+    return started.folder / "run/api.sock"
+
+
+def until(what: str, is_so: Callable[[], object]) -> None:
+    pause = threading.Event()
+    for _ in range(int(BOUND_S * 100)):
+        if is_so():
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"{what}: not within {BOUND_S:g} s")
+
+
+class AtDaemon(directories.DirectorySubject):
+    ttl_s = 1.0
+
+    def __init__(self, started: Program, seed: int) -> None:
+        self._started = started
+        self.seed = seed
+
+    @contextmanager
+    def open(self) -> Iterator[Directory]:
+        with DaemonDirectory(api(self._started)) as directory:
+            for each in directory.list():
+                directory.withdraw(each.name, each.incarnation)
+            yield directory
+
+    def pass_time(self, duration_s: float) -> None:
+        threading.Event().wait(duration_s)
+
+
+@pytest.mark.parametrize("check", directories.CHECKS, ids=lambda check: str(check.__name__))
+def test_contract(check: directories.Check, daemon: Program, seed: int) -> None:
+    check(AtDaemon(daemon, seed))
+
+
+def test_agents_find_each_other_with_a_token_over_tcp(daemon: Program) -> None:
+    with (
+        DaemonDirectory(daemon.url, token=daemon.token) as one,
+        DaemonDirectory(api(daemon)) as other,
+        Agent("prefill", directory=one) as prefill,
+        Agent("decode", directory=other) as decode,
+    ):
+        until("it is known", lambda: other.list("prefill") == (prefill.entry,))
+        assert decode.connect_blocking("prefill").incarnation == prefill.incarnation
+    with Client(daemon.url, token=daemon.token) as client:
+        assert not [each.name for each in client.list_entries().items if each.name in {"prefill", "decode"}]
+        topics = [event.topic for event in client.list_events(topic=["directory"], limit=250).items]
+        assert {"directory.added", "directory.removed"} <= set(topics)
+
+
+@pytest.mark.parametrize("role", ["", "read"])
+def test_who_may_not_publish_is_told_so(daemon: Program, role: str) -> None:
+    """Without a token that is known, or with one of the wrong role."""
+    token: str | None = "kvxfer-wrong"
+    if role:
+        with Client(api(daemon)) as client:
+            token = client.create_token(schema.TokenRequest(name=role, role="read")).secret
+    with DaemonDirectory(daemon.url, token=token) as directory:
+        with pytest.raises(PeerError, match="needs the role transfer" if role else "unauthorized") as refused:
+            directory.publish(entry("a"))
+        assert refused.value.code == "unreachable"
+
+
+def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
+    """Agents go on meanwhile; who went meanwhile is forgotten with its time, and a successor has its name."""
+    with program(tmp_path) as first:
+        stays, goes = DaemonDirectory(api(first)), DaemonDirectory(api(first))
+        stays.publish(entry("stays"))
+        goes.publish(entry("goes"))
+        stays.publish(entry("old", 1), 3600.0)
+        first.end(signal.SIGKILL)
+        until("it is noticed", lambda: stays.away)
+        assert stays.resolve_blocking("goes", 0.0) == entry("goes")
+        with pytest.raises(PeerError, match="daemon's directory"):
+            stays.publish(entry("late"))
+        goes.close()
+    with program(tmp_path) as second, stays:
+        with Client(api(second)) as client:
+            # At once, before any agent has said that it is there.
+            assert {each.name for each in client.list_entries().items} >= {"goes", "old", "stays"}
+            client.publish_entry(_published(entry("old", 2)))
+        until("it is heard again", lambda: not stays.away)
+        watch = stays.watch_blocking("goes", BOUND_S)
+        assert next(watch) == Change(ChangeKind.ADDED, entry("goes"))
+        assert next(watch) == Change(ChangeKind.REMOVED, entry("goes"))
+        assert stays.list() == (entry("old", 2), entry("stays"))
+        second.end(signal.SIGKILL)
+    with program(tmp_path) as third, Client(api(third)) as client:
+        assert [each.name for each in client.list_entries().items] == ["old", "stays"]
+
+
+def _published(said: Entry) -> schema.EntryPublication:
+    return schema.EntryPublication(name=said.name, address=said.address, incarnation=said.incarnation.hex())
+
+
+def test_a_daemon_that_stops_is_given_up_and_comes_back(tmp_path: Path) -> None:
+    with program(tmp_path) as started, DaemonDirectory(api(started)) as directory:
+        directory.publish(entry("a"))
+        started.process.send_signal(signal.SIGSTOP)
+        until("it is noticed", lambda: directory.away)
+        assert directory.list() == (entry("a"),)
+        started.process.send_signal(signal.SIGCONT)
+        until("it is heard again", lambda: not directory.away)
+        directory.publish(entry("b"))
+        assert directory.list() == (entry("a"), entry("b"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"address": "nowhere"}, "tcp://host:port"),
+        ({"address": "tcp://0.0.0.0:1"}, "every address of a host"),
+        ({"metadata": {"a": "x" * 4096}}, "4096"),
+    ],
+)
+def test_what_is_no_entry_is_refused_in_words(
+    daemon: Program, changes: dict[str, object], words: str
+) -> None:
+    body = {"name": "a", "incarnation": "0" * 32, **changes}
+    with daemon.client() as client:
+        answer = client.put("/v1/directory", json=body)
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
+        lost = client.put("/v1/directory/keep", json={"entries": [{"name": "?", "incarnation": "0" * 32}]})
+        assert lost.json() == {"lost": ["?"]}
+
+
+def test_a_daemons_own_agent_is_found_in_the_directory_of_another(daemon: Program, tmp_path: Path) -> None:
+    with DaemonDirectory(api(daemon)) as directory:
+        watch = directory.watch_blocking("node-a", BOUND_S)
+        with program(tmp_path, "--directory", str(api(daemon)), agent=True) as other:
+            told = next(watch)
+            assert told.kind is ChangeKind.ADDED
+            with Client(api(other)) as client:
+                assert client.get_node().agent == told.entry.incarnation.hex()
+                assert client.get_node().address == told.entry.address
+            assert other.end() == 0
+        assert next(watch) == Change(ChangeKind.REMOVED, told.entry)
