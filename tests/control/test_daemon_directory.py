@@ -155,7 +155,7 @@ def test_what_is_no_entry_is_refused_in_words(
 
 def test_a_daemons_own_agent_is_found_in_the_directory_of_another(daemon: Program, tmp_path: Path) -> None:
     with DaemonDirectory(api(daemon)) as directory:
-        watch = directory.watch_blocking("node-a", BOUND_S)
+        watch = directory.watch_blocking("daemon/node-a", BOUND_S)
         with program(tmp_path, "--directory", str(api(daemon)), agent=True) as other:
             told = next(watch)
             assert told.kind is ChangeKind.ADDED
