@@ -17,6 +17,7 @@ from kvxfer.control.host_pool.page_layout import layout_digest
 from kvxfer.control.host_pool.page_leases import LeasedPages
 from kvxfer.control.host_pool.page_pool import PagePool
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.errors import PeerError
 from kvxfer.lease import Lease
 
 # Layers, K and V, blocks, tokens, heads, dim.
@@ -116,13 +117,16 @@ class AttachedEngine:
 class Attached:
     """Engines that grant leases when they are asked, without the socket in between."""
 
-    def __init__(self, *engines: Engine) -> None:
+    def __init__(self, *engines: Engine, deaf_to: str = "") -> None:
+        self.deaf_to = deaf_to
         self.agents = {engine.agent.incarnation.hex(): AttachedEngine(engine) for engine in engines}
 
     async def call(
         self, incarnation: str, verb: str, args: Mapping[str, Any], timeout_s: float = 10.0
     ) -> dict[str, Any]:
         attached = self.agents[incarnation]
+        if verb == self.deaf_to:
+            raise PeerError("it is gone", code="peer-lost")
         if verb == "grant.revoke":
             await attached.leases.pop(args["lease"]).revoke()
             return {"state": "revoked"}

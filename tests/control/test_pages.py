@@ -443,6 +443,56 @@ async def test_the_source_is_killed_in_the_middle(
         assert await reader.fetch(part, blocks) == pattern.sums(blocks)
 
 
+async def test_a_source_that_stands_still_costs_its_call_alone(
+    engine: MakeEngine, daemon: MakeDaemon, seed: int
+) -> None:
+    """The read ends by its time, its places serve others, and nothing lands there when the source goes on."""
+    node = daemon(nbytes=1 << 25, slab_nbytes=1 << 22, agent_options=options("tcp"))
+    other, reader = engine("other", shape=LARGE), engine("decode", shape=LARGE)
+    other.fill(seed)
+    source = await asyncio.to_thread(Worker, "prefill", "tcp", LARGE)
+    try:
+        source.grant("read", None, None)
+        token, place = source.token(), RemotePlace("prefill", "kv", source.address())
+        await node.own.connect("prefill", place.address)
+        park = asyncio.create_task(
+            node.pool.park(SALT, place, range(64), names(64), lease=token, timeout_s=0.5)
+        )
+        await asyncio.sleep(random.Random(seed).random() * 0.02)
+        await asyncio.to_thread(source.stop)
+        await asyncio.wait([park])
+        assert park.exception() is None or isinstance(park.exception(), KvxferError)
+        await until(lambda: not node.pool.stats().num_parking)
+        await node.pool.drop(other.keys(names(64)))
+        done = await parked(node, other, 64)  # all of the pool
+        await asyncio.to_thread(source.resume)
+        again = await node.own.remote_region(place)
+        like = engine("like", shape=LARGE)
+        node.own.register("like", like.cache, like.layout)
+        await node.own.read("like", again, range(64), range(64), lease=token, timeout_s=BOUND_S)
+    finally:
+        source.finish()
+    (part,) = node.pool.lease(done.new).parts
+    assert await reader.fetch(part, [int(key.key[1:]) for key in part.keys]) == other.sums(range(64))
+
+
+@pytest.mark.parametrize("verb", ["grant.grant", "grant.revoke"])
+async def test_an_attached_agent_that_goes_while_it_is_asked(
+    engine: MakeEngine, daemon: MakeDaemon, verb: str
+) -> None:
+    source = engine("prefill")
+    attached = Attached(source, deaf_to=verb)
+    node = daemon(granter=attached)
+    park = node.pool.park(SALT, RemotePlace("prefill", "kv"), range(4), names(4))
+    if verb == "grant.grant":
+        with pytest.raises(PeerError, match="it is gone"):
+            await park
+        assert node.pool.stats().pages.used_nbytes == 0
+    else:
+        assert (await park).new == source.keys(names(4)), "the lease ends by its time"
+    assert not node.pool.stats().num_parking
+
+
 async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
     engine: MakeEngine, daemon: MakeDaemon
 ) -> None:
