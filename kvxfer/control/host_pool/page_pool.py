@@ -159,7 +159,7 @@ class PagePool:
             A block of the region for each key.
         lease
             What allows the read. None asks an attached agent for one, which has to let the daemon grant
-            (``daemon_may``), and needs none for a region of the daemon's own agent.
+            (``daemon_may``).
         pin
             Whether they never give way.
         timeout_s
