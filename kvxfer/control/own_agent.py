@@ -94,7 +94,7 @@ class OwnAgent:
     No agent connects to itself. So that pages of memory that was handed over can be parked in the same
     daemon's pool, that memory is another agent's: one with a role.
 
-    Its regions are slabs of the page pool and memory that processes have handed over; their names end with
+    Its regions are the page pool, once for each layout, and memory that was handed over; their names end with
     the node's (`region_name`), since two agents compare regions that they call by one name. All methods
     belong to one event loop.
 

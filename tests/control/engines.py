@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from kvxfer import Agent, AgentOptions, KVLayout, LeaseToken, RegionDescriptor
 from kvxfer.control.host_pool.page import PageKey, Salt
 from kvxfer.control.host_pool.page_layout import layout_digest
 from kvxfer.control.host_pool.page_leases import LeasedPages
-from kvxfer.control.host_pool.page_pool import PagePool
+from kvxfer.control.host_pool.page_pool import PagePool, Parked
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.errors import PeerError
 from kvxfer.lease import Lease
 
 # Layers, K and V, blocks, tokens, heads, dim.
@@ -25,6 +27,10 @@ SALT = Salt("tenant", "model", "1")
 #: Nobody is lost for being slow.
 PATIENT: Mapping[str, Any] = {"silent_timeout_s": 60.0, "heartbeat_interval_s": 0.2, "secret": b""}
 BOUND_S = 30.0
+LARGE = (8, 2, 64, 32, 4, 128)  # 32 MiB
+# Slabs of five pages.
+SLAB = 5 * math.prod(SHAPE) // SHAPE[2] * 2
+SMALL_SLABS = {"slab_nbytes": SLAB}
 
 
 def options(transport: str | None = None, **changes: Any) -> AgentOptions:
@@ -116,13 +122,16 @@ class AttachedEngine:
 class Attached:
     """Engines that grant leases when they are asked, without the socket in between."""
 
-    def __init__(self, *engines: Engine) -> None:
+    def __init__(self, *engines: Engine, deaf_to: str = "") -> None:
+        self.deaf_to = deaf_to
         self.agents = {engine.agent.incarnation.hex(): AttachedEngine(engine) for engine in engines}
 
     async def call(
         self, incarnation: str, verb: str, args: Mapping[str, Any], timeout_s: float = 10.0
     ) -> dict[str, Any]:
         attached = self.agents[incarnation]
+        if verb == self.deaf_to:
+            raise PeerError("it is gone", code="peer-lost")
         if verb == "grant.revoke":
             await attached.leases.pop(args["lease"]).revoke()
             return {"state": "revoked"}
@@ -160,3 +169,20 @@ class Daemon:
     async def aclose(self) -> None:
         await self.pool.aclose()
         await self.own.aclose()
+
+
+MakeEngine = Callable[..., Engine]
+MakeDaemon = Callable[..., Daemon]
+
+
+def names(count: int, first: int = 0) -> list[str]:
+    return [f"k{number}" for number in range(first, first + count)]
+
+
+async def parked(daemon: Daemon, engine: Engine, count: int, first: int = 0, salt: Salt = SALT) -> Parked:
+    """Parks blocks of an engine under names of their numbers."""
+    lease = engine.region.grant(daemon.own.name, ttl_s=BOUND_S)
+    async with lease:
+        return await daemon.pool.park(
+            salt, engine.place, range(first, first + count), names(count, first), lease=lease.token
+        )

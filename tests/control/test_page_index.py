@@ -46,7 +46,7 @@ def test_what_was_not_filled_gives_its_place_back() -> None:
     index = PageIndex(1, 40)
     index.abort(index.reserve(keys("wxyz"), PAGE, 0).pages)
     assert index.stats().used_nbytes == 0
-    assert not index.tenants()
+    assert not index.tenants_nbytes()
     assert park(index, keys("abcd"), 1) == ""
 
 
@@ -129,8 +129,7 @@ def test_a_quota_is_kept_by_the_tenants_own_pages_and_by_no_others() -> None:
     index.set_quota("a", 0)
     with pytest.raises(ExhaustedError):
         index.reserve(keys("g"), PAGE, 5)
-    assert index.tenants()["a"].nbytes == 50
-    assert index.tenants()["b"].num_pages == 1
+    assert index.tenants_nbytes() == {"a": 50, "b": 10}
 
 
 def test_pages_that_are_being_filled_are_of_their_tenants_quota_and_give_way_to_none() -> None:
@@ -261,7 +260,7 @@ def test_its_books_are_right_whatever_happens(seed: int) -> None:
         index.release(group, 3000)
     index.drop([page.key for page in index.pages()])
     assert index.stats().used_nbytes == index.stats().pinned_nbytes == index.stats().num_held == 0
-    assert not index.tenants()
+    assert not index.tenants_nbytes()
     assert not index._idle._of_layout
     assert not index._idle._of_tenant
     assert not index._by_serial
@@ -272,6 +271,10 @@ def _check_books(index: PageIndex, busy: list[Page]) -> None:
     taken = Counter(byte for page in pages for byte in _bytes_of(page))
     assert not taken or max(taken.values()) == 1, "no two pages, of whichever layouts, have one byte"
     assert index.stats().used_nbytes == len(taken)
+    used: Counter[str] = Counter()
+    for page in pages:
+        used[page.key.tenant] += page.nbytes
+    assert index.tenants_nbytes() == used
     for slab in index._slabs._all:
         inside = [page for page in pages if page.slab == slab.number]
         assert slab.num_pages == len(inside)

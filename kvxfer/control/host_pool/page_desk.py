@@ -126,7 +126,6 @@ class PageDesk:
         """Returns the pool and what is in it; of tenants those that the caller may know of."""
         stats = self._pool.stats()
         index = stats.pages
-        uses = self._pool.tenants()
         shown = schema.Pool(
             name="host",
             page_kind=stats.page_kind,
@@ -138,7 +137,9 @@ class PageDesk:
             leases=stats.num_leases,
             parking=stats.num_parking,
             tenants_nbytes={
-                tenant: use.nbytes for tenant, use in uses.items() if tenants is None or tenant in tenants
+                tenant: nbytes
+                for tenant, nbytes in self._pool.index.tenants_nbytes().items()
+                if tenants is None or tenant in tenants
             },
             parked_total=index.num_parked,
             hits_total=index.num_hits,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvxfer.control.host_pool.idle_pages import IdlePages
 from kvxfer.control.host_pool.page import Page, PageKey, PageState, check_keys
 from kvxfer.control.host_pool.slabs import Slab, Slabs
-from kvxfer.control.host_pool.tenants import Tenants, TenantUse
+from kvxfer.control.host_pool.tenants import Tenants
 from kvxfer.errors import ExhaustedError, invalid
 
 
@@ -267,9 +267,9 @@ class PageIndex:
                     break
         return found
 
-    def tenants(self) -> Mapping[str, TenantUse]:
-        """Returns what each tenant has; read only."""
-        return self._tenants.uses
+    def tenants_nbytes(self) -> Mapping[str, int]:
+        """Returns what each tenant has, with pages that are being parked; read only."""
+        return self._tenants.used_nbytes
 
     def stats(self) -> IndexStats:
         """Returns figures of now."""
@@ -383,4 +383,4 @@ class PageIndex:
         """Gives back its place."""
         self._slabs.give_back(page.slab, page.block, was_busy=not page.is_idle)
         self._used_nbytes -= page.nbytes
-        self._tenants.remove(page.key.tenant, page.nbytes)
+        self._tenants.add(page.key.tenant, -page.nbytes)

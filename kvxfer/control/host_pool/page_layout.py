@@ -26,7 +26,6 @@ _CONTENT: Final = (
 )
 
 
-@lru_cache(_MOST_KEPT)
 def layout_digest(layout: KVLayout) -> str:
     """Returns what stands for the contents of one page: 64 hexadecimal digits, the ``layout`` of its key.
 
@@ -34,6 +33,11 @@ def layout_digest(layout: KVLayout) -> str:
     Equal for any two layouts whose blocks hold the same elements, however many there are and wherever they
     lie: the same slice of layers, heads and context parallelism, tokens a block, dtype and scales.
     """
+    return _digest(layout)
+
+
+@lru_cache(_MOST_KEPT)
+def _digest(layout: KVLayout) -> str:
     content: dict[str, Any] = {name: getattr(layout, name) for name in _CONTENT}
     if (scales := layout.quantization) is not None:
         # How values that are too large are stored is a conversion's matter, not of what is stored.

@@ -18,7 +18,6 @@ from kvxfer.control.host_pool.page_news import OnDropped, OnParked, PageNews
 from kvxfer.control.host_pool.page_sources import Granter, PageSources
 from kvxfer.control.host_pool.pool_jobs import PoolJobs
 from kvxfer.control.host_pool.pool_regions import PoolRegions
-from kvxfer.control.host_pool.tenants import TenantUse
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
 from kvxfer.errors import UsageError, invalid
 from kvxfer.lease_token import LeaseToken
@@ -160,7 +159,7 @@ class PagePool:
             A block of the region for each key.
         lease
             What allows the read. None asks an attached agent for one, which has to let the daemon grant
-            (``daemon_may``), and needs none for a region of the daemon's own agent.
+            (``daemon_may``).
         pin
             Whether they never give way.
         timeout_s
@@ -395,10 +394,6 @@ class PagePool:
     def pages(self, tenant: str | None = None, after: int = 0, most: int = 1000) -> list[Page]:
         """Returns pages in the order of their parking, behind the one of serial `after`."""
         return self.index.pages(tenant, after, most)
-
-    def tenants(self) -> Mapping[str, TenantUse]:
-        """Returns what each tenant has."""
-        return self.index.tenants()
 
     def stats(self) -> PoolStats:
         """Returns figures of now."""

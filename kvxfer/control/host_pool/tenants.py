@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from kvxfer.control.host_pool.page import Page
 from kvxfer.errors import ExhaustedError
 
 
-@dataclass(slots=True)
-class TenantUse:
-    """What one tenant has in the pool.
-
-    Attributes
-    ----------
-    nbytes, num_pages
-        In all, pages that are being parked or are dropped and still read included.
-    """
-
-    nbytes: int = 0
-    num_pages: int = 0
-
-
 class Tenants:
-    """Counts what tenants have, and knows their quotas; None is no bound."""
+    """Counts bytes of tenants, and knows their quotas; None is no bound."""
 
     def __init__(self, quota_nbytes: int | None, quotas: Mapping[str, int | None]) -> None:
         self._quota_nbytes = quota_nbytes
         self._quotas = dict(quotas)
-        self._uses: dict[str, TenantUse] = {}
+        self._used: dict[str, int] = {}
 
     @property
-    def uses(self) -> Mapping[str, TenantUse]:
-        """Of those that have something; read only."""
-        return self._uses
+    def used_nbytes(self) -> Mapping[str, int]:
+        """Of each tenant that has pages, those that are being filled or are dropped and read included."""
+        return self._used
 
     def set_quota(self, tenant: str, nbytes: int | None) -> None:
         """Changes the most that one may have from now on."""
@@ -51,8 +36,8 @@ class Tenants:
         quota = self._quotas.get(tenant, self._quota_nbytes)
         if quota is None:
             return 0
-        has_nbytes = self._uses[tenant].nbytes if tenant in self._uses else 0
-        over_nbytes = short_nbytes = has_nbytes + nbytes - quota
+        used_nbytes = self._used.get(tenant, 0)
+        over_nbytes = short_nbytes = used_nbytes + nbytes - quota
         for page in idle:
             if short_nbytes <= 0:
                 break
@@ -60,22 +45,14 @@ class Tenants:
         if short_nbytes > 0:
             raise ExhaustedError(
                 f"{nbytes} bytes more are over the quota of tenant {tenant!r} ({quota} bytes, of which it "
-                f"has {has_nbytes}), and what it has is pinned, or being read, or not enough: unpin or drop "
+                f"has {used_nbytes}), and what it has is pinned, or being read, or not enough: unpin or drop "
                 "some, or raise the quota",
                 code="exhausted",
             )
         return over_nbytes
 
     def add(self, tenant: str, nbytes: int) -> None:
-        """Counts a page."""
-        use = self._uses.setdefault(tenant, TenantUse())
-        use.nbytes += nbytes
-        use.num_pages += 1
-
-    def remove(self, tenant: str, nbytes: int) -> None:
-        """Counts it no more."""
-        use = self._uses[tenant]
-        use.nbytes -= nbytes
-        use.num_pages -= 1
-        if not use.num_pages:
-            del self._uses[tenant]
+        """Counts a page, or no more, where `nbytes` is negative."""
+        self._used[tenant] = self._used.get(tenant, 0) + nbytes
+        if not self._used[tenant]:
+            del self._used[tenant]

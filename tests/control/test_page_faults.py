@@ -1,0 +1,341 @@
+"""Parking that fails, is given up, or is at odds with another call; and the end of the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvxfer import KvxferError, Region, TransferError, UsageError
+from kvxfer.control.host_pool.page import PageKey
+from kvxfer.control.host_pool.page_pool import Parked
+from kvxfer.control.own_agent import RemotePlace
+from kvxfer.errors import ExhaustedError, PeerError
+from tests.control.engines import (
+    BOUND_S,
+    LARGE,
+    SALT,
+    SLAB,
+    SMALL_SLABS,
+    Attached,
+    Daemon,
+    MakeDaemon,
+    MakeEngine,
+    names,
+    options,
+    parked,
+    until,
+)
+from tests.fault.node import Worker
+
+
+def node_pattern(seed: int, count: int) -> NDArray[np.uint64]:
+    """What `Node.fill` writes."""
+    with np.errstate(over="ignore"):
+        return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15 + 2 * seed)
+
+
+async def test_a_park_that_is_cancelled_leaves_its_pages_to_the_next(
+    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, source = daemon(), engine("prefill")
+    begun, go_on = made_slowly(node, monkeypatch)
+    lease = source.region.grant(None, ttl_s=BOUND_S)
+    first, second = (
+        asyncio.create_task(node.pool.park(SALT, source.place, blocks, names(2), lease=lease.token))
+        for blocks in [[0, 1]] * 2
+    )
+    await begun.wait()
+    for _ in range(50):  # the second finds that the first is at it
+        await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    go_on.set()
+    assert (await second).new == source.keys(names(2))
+
+
+def made_slowly(node: Daemon, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, threading.Event]:
+    """Has regions of a pool made when the second is set; the first says that one is wanted."""
+    begun, go_on, register = asyncio.Event(), threading.Event(), node.own.register
+    loop = asyncio.get_running_loop()
+
+    def slow(*what: Any) -> Region:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(BOUND_S)
+        return register(*what)
+
+    monkeypatch.setattr(node.own, "register", slow)
+    return begun, go_on
+
+
+async def test_a_park_that_fails_keeps_nothing_of_what_it_read(
+    engine: MakeEngine, daemon: MakeDaemon
+) -> None:
+    node, source = daemon(**SMALL_SLABS), engine("prefill")
+    lease = source.region.grant(node.own.name, range(7), ttl_s=BOUND_S)  # of ten
+    there = await parked(node, source, 1)
+    with pytest.raises(TransferError) as failed:
+        await node.pool.park(SALT, source.place, range(10), names(10), lease=lease.token)
+    assert failed.value.code == "not-permitted"
+    assert [page.key for page in node.pool.pages()] == there.new
+    assert node.there == names(1)
+    assert node.pool.stats().pages.used_nbytes == source.layout.block_nbytes
+    assert (await parked(node, source, 10)).present == there.new
+
+
+async def test_a_park_that_is_cancelled_gives_all_places_back(
+    engine: MakeEngine, daemon: MakeDaemon, seed: int
+) -> None:
+    node, source = daemon(), engine("prefill", shape=(8, 2, 64, 64, 4, 128))
+    node = daemon("large", nbytes=1 << 26, slab_nbytes=1 << 24)
+    lease = source.region.grant(None, ttl_s=BOUND_S)
+    chance = random.Random(seed)
+    for _ in range(10):
+        park = asyncio.create_task(
+            node.pool.park(SALT, source.place, range(60), names(60), lease=lease.token)
+        )
+        for _ in range(chance.randrange(30)):
+            await asyncio.sleep(0)
+        park.cancel()
+        try:
+            done = await park
+        except asyncio.CancelledError:
+            done = None
+        while await node.pool._jobs.one_ended():
+            pass
+        assert not node.pool.stats().num_parking
+        assert node.pool.stats().pages.used_nbytes in (0, 60 * source.layout.block_nbytes)
+        assert done is None or node.pool.stats().pages.num_pages == 60
+        await node.pool.drop(source.keys(names(60)))
+
+
+async def test_a_region_that_cannot_be_made_is_made_by_the_next(
+    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, source = daemon(nbytes=SLAB, **SMALL_SLABS), engine("prefill")
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> None:
+            raise ExhaustedError("no region more", code="exhausted")
+
+        patch.setattr(node.own, "register", refuse)
+        lease = source.region.grant(None, ttl_s=BOUND_S)
+        parks = [
+            node.pool.park(SALT, source.place, [block], [f"k{block}"], lease=lease.token)
+            for block in range(3)
+        ]
+        assert [type(each) for each in await asyncio.gather(*parks, return_exceptions=True)] == [
+            ExhaustedError
+        ] * 3
+    assert node.pool.stats().pages.used_nbytes == 0
+    assert len((await parked(node, source, 3)).new) == 3
+
+
+async def test_what_the_store_does_not_take_is_not_acknowledged(
+    engine: MakeEngine, daemon: MakeDaemon
+) -> None:
+    async def full(keys: list[PageKey]) -> None:
+        raise OSError(28, "no space left")
+
+    node, source = daemon(on_parked=full), engine("prefill")
+    with pytest.raises(OSError, match="no space"):
+        await parked(node, source, 3)
+    assert node.pool.pages() == []
+    assert node.pool.stats().pages.used_nbytes == 0
+    assert node.gone == [(name, "dropped") for name in names(3)], "it may have taken some"
+
+
+async def test_the_source_goes_in_the_middle(engine: MakeEngine, daemon: MakeDaemon) -> None:
+    node, source = daemon(), engine("prefill")
+    lease = source.region.grant(None, ttl_s=BOUND_S)
+    await node.own.connect("prefill", source.place.address)
+    park = asyncio.create_task(node.pool.park(SALT, source.place, range(20), names(20), lease=lease.token))
+    await asyncio.sleep(0)
+    source.agent.close()
+    try:
+        await park
+    except KvxferError:
+        assert node.pool.stats().pages.used_nbytes == 0
+    assert not node.pool.stats().num_parking
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_the_source_is_killed_in_the_middle(
+    engine: MakeEngine, daemon: MakeDaemon, transport: str, seed: int
+) -> None:
+    """What is acknowledged is whole; of the rest nothing stays, and the pool goes on."""
+    node = daemon(nbytes=1 << 27, slab_nbytes=1 << 24, agent_options=options(transport, silent_timeout_s=3.0))
+    source = await asyncio.to_thread(Worker, "prefill", transport, LARGE, silent_timeout_s=3.0)
+    try:
+        source.fill(seed)
+        source.grant("read", None, None)
+        token, address = source.token(), source.address()
+        place = RemotePlace("prefill", "kv", address)
+        await node.own.connect("prefill", address)
+        parks = [
+            asyncio.create_task(
+                node.pool.park(SALT, place, range(first, first + 16), names(16, first), lease=token)
+            )
+            for first in range(0, 64, 16)
+        ]
+        await asyncio.sleep(random.Random(seed).random() * 0.05)
+        await asyncio.to_thread(source.kill)
+        done = await asyncio.wait_for(asyncio.gather(*parks, return_exceptions=True), BOUND_S)
+    finally:
+        source.finish()
+    assert all(isinstance(each, Parked | KvxferError) for each in done), done
+    there = [key for each in done if isinstance(each, Parked) for key in each.new]
+    assert {page.key for page in node.pool.pages()} == set(there)
+    await until(lambda: not node.pool.stats().num_parking)
+    assert sorted(node.there) == sorted(page.key.key for page in node.pool.pages())
+    reader = engine("decode", shape=LARGE, agent_options=options(transport))
+    pattern = engine("pattern", shape=LARGE)
+    pattern.cache.reshape(-1).view(np.uint64)[:] = node_pattern(seed, pattern.cache.size // 4)
+    for part in node.pool.lease([page.key for page in node.pool.pages()]).parts if node.there else ():
+        blocks = [int(key.key[1:]) for key in part.keys]
+        assert await reader.fetch(part, blocks) == pattern.sums(blocks)
+
+
+async def test_a_source_that_stands_still_costs_its_call_alone(
+    engine: MakeEngine, daemon: MakeDaemon, seed: int
+) -> None:
+    """The read ends by its time, its places serve others, and nothing lands there when the source goes on."""
+    node = daemon(nbytes=1 << 25, slab_nbytes=1 << 22, agent_options=options("tcp"))
+    other, reader = engine("other", shape=LARGE), engine("decode", shape=LARGE)
+    other.fill(seed)
+    source = await asyncio.to_thread(Worker, "prefill", "tcp", LARGE)
+    try:
+        source.grant("read", None, None)
+        token, place = source.token(), RemotePlace("prefill", "kv", source.address())
+        await node.own.connect("prefill", place.address)
+        park = asyncio.create_task(
+            node.pool.park(SALT, place, range(64), names(64), lease=token, timeout_s=0.5)
+        )
+        await asyncio.sleep(random.Random(seed).random() * 0.02)
+        await asyncio.to_thread(source.stop)
+        await asyncio.wait([park])
+        assert park.exception() is None or isinstance(park.exception(), KvxferError)
+        await until(lambda: not node.pool.stats().num_parking)
+        await node.pool.drop(other.keys(names(64)))
+        done = await parked(node, other, 64)  # all of the pool
+        await asyncio.to_thread(source.resume)
+        again = await node.own.remote_region(place)
+        like = engine("like", shape=LARGE)
+        node.own.register("like", like.cache, like.layout)
+        await node.own.read("like", again, range(64), range(64), lease=token, timeout_s=BOUND_S)
+    finally:
+        source.finish()
+    (part,) = node.pool.lease(done.new).parts
+    assert await reader.fetch(part, [int(key.key[1:]) for key in part.keys]) == other.sums(range(64))
+
+
+@pytest.mark.parametrize("verb", ["grant.grant", "grant.revoke"])
+async def test_an_attached_agent_that_goes_while_it_is_asked(
+    engine: MakeEngine, daemon: MakeDaemon, verb: str
+) -> None:
+    source = engine("prefill")
+    attached = Attached(source, deaf_to=verb)
+    node = daemon(granter=attached)
+    park = node.pool.park(SALT, RemotePlace("prefill", "kv"), range(4), names(4))
+    if verb == "grant.grant":
+        with pytest.raises(PeerError, match="it is gone"):
+            await park
+        assert node.pool.stats().pages.used_nbytes == 0
+    else:
+        assert (await park).new == source.keys(names(4)), "the lease ends by its time"
+    assert not node.pool.stats().num_parking
+
+
+async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
+    engine: MakeEngine, daemon: MakeDaemon
+) -> None:
+    """Pages are not durable: a pool begins empty, and its owner compares what it was told."""
+    node, source = daemon(), engine("prefill")
+    done = await parked(node, source, 3)
+    assert node.there == names(3)
+    await node.aclose()
+    again = daemon()
+    assert again.pool.pages() == []
+    assert again.pool.find(done.new) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"keys": ["a"]}, "invalid-argument"),
+        ({"keys": ["a", "a"]}, "invalid-argument"),
+        ({"keys": ["", "b"]}, "invalid-argument"),
+        ({"blocks": [0, 24]}, "out-of-range"),
+        ({"blocks": [], "keys": []}, "invalid-argument"),
+        ({"timeout_s": -1.0}, "invalid-argument"),
+        ({"timeout_s": math.nan}, "invalid-argument"),
+        ({"priority": 256}, "invalid-argument"),
+        ({"context": "x" * 257}, "invalid-argument"),
+        ({"source": RemotePlace("prefill", "none")}, "unknown-region"),
+        ({"source": RemotePlace("nobody", "kv")}, "unreachable"),
+        ({"source": RemotePlace("daemon/n", "kv")}, "unsupported"),
+        ({"source": RemotePlace("", "kv", "tcp://169.254.169.254:80")}, "not-permitted"),
+        ({"source": RemotePlace("", "kv", "tcp://metadata.google.internal:80")}, "not-permitted"),
+        ({"source": RemotePlace("", "kv", "http://127.0.0.1:80")}, "invalid-argument"),
+        ({"source": RemotePlace("", "kv", "tcp://127.0.0.1")}, "invalid-argument"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_with_a_request_is_said(
+    engine: MakeEngine, daemon: MakeDaemon, change: dict[str, object], code: str
+) -> None:
+    node, source = daemon(), engine("prefill")
+    await node.own.connect("prefill", source.place.address)
+    asked = {"salt": SALT, "source": source.place, "blocks": [0, 1], "keys": ["a", "b"], **change}
+    with pytest.raises(KvxferError) as refused:
+        await node.pool.park(**asked)  # type: ignore[arg-type]
+    assert refused.value.code == code
+    assert node.pool.stats().pages.used_nbytes == 0
+    assert not node.pool.stats().num_parking
+
+
+async def test_what_ends_with_the_pool(engine: MakeEngine, daemon: MakeDaemon) -> None:
+    node, source = daemon(), engine("prefill")
+    lease = source.region.grant(None, ttl_s=BOUND_S)
+    await node.own.connect("prefill", source.place.address)
+    done = await parked(node, source, 2)
+    node.pool.lease(done.new)
+    # Of a lease that was never granted it waits until its deadline.
+    waits = asyncio.create_task(node.pool.push(done.new, source.place, [0, 1], notify=b"none"))
+    parks = asyncio.create_task(node.pool.park(SALT, source.place, range(9), names(9, 5), lease=lease.token))
+    await asyncio.sleep(0.01)
+    await node.pool.aclose()
+    with pytest.raises(UsageError, match="closed"):
+        await waits
+    await asyncio.wait([parks])
+    parks.exception()
+    with pytest.raises(UsageError, match="closed"):
+        node.pool.lease(done.new)
+    assert not node.own.agent.regions
+    assert not node.own.leases
+    await node.pool.aclose()
+
+
+async def test_the_pools_end_waits_for_a_region_that_is_being_made(
+    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device may be pinning the memory."""
+    node, source = daemon(), engine("prefill")
+    begun, go_on = made_slowly(node, monkeypatch)
+    parks = asyncio.create_task(parked(node, source, 1))
+    await begun.wait()
+    closing = asyncio.create_task(node.pool.aclose())
+    with pytest.raises(UsageError, match="closed"):
+        await parks
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    go_on.set()
+    await closing
+    assert not node.own.agent.regions
