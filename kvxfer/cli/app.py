@@ -9,7 +9,7 @@ import typer
 
 import kvxfer
 from kvxfer.bench.errors import BenchError
-from kvxfer.cli import control, doctor, move, serve, top
+from kvxfer.cli import control, doctor, move, serve, settings, top
 from kvxfer.errors import KvxferError
 
 # 0: done; 1: a check failed; 2: it could not run as asked.
@@ -53,6 +53,7 @@ for _command in (
     control.pages,
     control.tokens,
     control.drain,
+    settings.settings,
     move.move,
     top.top,
 ):

@@ -89,6 +89,10 @@ class Attached:
         as of when that was told: heartbeats that start a lease's time anew are not told.
     stats
         `Agent.stats` without the programs and the peers.
+    rails_off
+        Transports whose rails are switched off there.
+    limits
+        What peers are limited to: ``name``, ``max_bytes_per_s`` (0: any rate), ``least_priority``.
     draining, draining_until_ns
         Whether it was asked to drain, and until when, by CLOCK_MONOTONIC.
     num_regions, num_peers, num_leases
@@ -112,6 +116,8 @@ class Attached:
     regions: list[dict[str, Any]] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     leases: list[dict[str, Any]] = field(default_factory=list)
+    rails_off: list[str] = field(default_factory=list)
+    limits: list[dict[str, Any]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     draining: bool = False
     draining_until_ns: int | None = None
@@ -238,7 +244,10 @@ class Attachments:
               `session`, which alone may write, it is that peer. ``{"lease": id, "token": text}``
             - ``grant.extend`` {lease, ttl_s}: it ends no earlier than that from now. ``{"found": bool}``
             - ``grant.revoke`` {lease}: its id; returns when the fence is complete. ``{"found": bool}``
-            - ``settings.set`` {log_level}: debug, info, warning, error or critical. ``{}``
+            - ``settings.set`` {log_level, peers, rails}, each of which may be left out: debug, info, warning,
+              error or critical; by peers' names ``{max_bytes_per_s, least_priority}`` as in `Agent.limit`, or
+              None; by transports whether their rails are on. Where rails cannot be switched, no limit and no
+              level is changed. ``{}``
         timeout_s
             How long the answer may take.
 

@@ -26,6 +26,8 @@ from kvxfer.control.schema.base import (
 )
 from kvxfer.control.schema.lease_models import Lease, LeaseEnded, LeaseExtension, LeaseGranted, LeaseRequest
 from kvxfer.control.schema.node_models import (
+    AgentSettings,
+    AgentSettingsChange,
     Doctor,
     Drain,
     DrainAgent,
@@ -35,6 +37,8 @@ from kvxfer.control.schema.node_models import (
     Health,
     Link,
     Node,
+    PeerLimit,
+    PeerLimitChange,
     Readiness,
     Settings,
     SettingsChange,
@@ -62,6 +66,8 @@ __all__ = [
     "Address",
     "Agent",
     "AgentDetail",
+    "AgentSettings",
+    "AgentSettingsChange",
     "Asked",
     "Block",
     "Blocks",
@@ -97,6 +103,8 @@ __all__ = [
     "PagesRequest",
     "ParkRequest",
     "Peer",
+    "PeerLimit",
+    "PeerLimitChange",
     "Pool",
     "Problem",
     "Rail",
