@@ -338,6 +338,16 @@ class AgentCore:
         "mapped bytes", "descriptors", "fence slots", "events", "message bytes") what it holds and how much it may.
         Raises NativeError(kPeerLost) for one that was lost, and 64 others since."""
     def peers(self) -> list[int]: ...
+
+    # What peers are limited to, by their names, whether a session is open with them or not.
+    def limit_peer(self, name: str, max_bytes_per_s: int, least_priority: int) -> None:
+        """Replaces what that name was limited to; 0 and 0 take it away. NativeError(kExhausted): 4096 names are."""
+    def peer_limits(self) -> list[tuple[str, int, int]]:
+        """Name, bytes a second (0: any) and least priority number of each that is limited, by name."""
+    def switch_rails(self, transport: str, on: bool) -> None:
+        """Rails of one transport, in all sessions. Off: they go down, and none comes up. NativeError(kUnsupported):
+        a session would end; nothing was done. kInvalidArgument: the agent has no such transport."""
+    def rails_off(self) -> list[str]: ...
     def peer_regions(self, peer: int) -> list[dict[str, Any]]:
         """``id``, ``name``, ``base``, ``nbytes``, ``num_blocks``, ``layout`` (bytes), ``path``
         (the transport that will be used, "" for none yet), ``notes``."""

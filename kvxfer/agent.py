@@ -34,6 +34,7 @@ from kvxfer.session.posting import Poster
 from kvxfer.session.program_cache import ProgramCache
 from kvxfer.session.publication import Publication
 from kvxfer.session.region_table import RegionTable
+from kvxfer.session.steering import Steering
 from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from kvxfer.session.stats import AgentStats
 
 
-class Agent:
+class Agent(Steering):
     """Moves blocks between registered memory of this process and of its peers.
 
     It listens from its making on, has one native progress thread, and uses no CPU when idle. Use

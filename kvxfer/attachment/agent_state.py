@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MOST_REGIONS: Final = 64
 _MOST_PEERS: Final = 512
 _MOST_LEASES: Final = 1024
+_MOST_LIMITS: Final = 256
 # Of layouts that were told whole, together; those beyond are left out, and read from the agent's own entry.
 _MOST_LAYOUTS_NBYTES: Final = 512 << 10
 _MOST_NAMES: Final = 16
@@ -159,6 +160,11 @@ class AgentState:
             "leases": [_lease(row) for row in leases[:_MOST_LEASES]],
             "num_leases": len(leases),
             "leases_ended": dict(self._ended),
+            "rails_off": self._core.rails_off(),
+            "limits": [
+                {"name": name, "max_bytes_per_s": rate, "least_priority": least}
+                for name, rate, least in self._core.peer_limits()[:_MOST_LIMITS]
+            ],
         }
 
     def _count_ended(self, held: set[int]) -> None:

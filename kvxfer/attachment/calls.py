@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.arguments import check_kind, count, seconds
+from kvxfer.arguments import check_kind, count, flag, seconds
 from kvxfer.attachment.agent_state import AgentState, lease_id
 from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, translate
 from kvxfer.lease_token import LeaseToken
@@ -50,6 +50,10 @@ class Verbs(Protocol):
     def read(self) -> Callable[..., Transfer]: ...
     @property
     def write(self) -> Callable[..., Transfer]: ...
+    @property
+    def limit(self) -> Callable[..., None]: ...
+    @property
+    def switch_rails(self) -> Callable[..., None]: ...
     def connect_blocking(self, target: str, timeout_s: float | None = None) -> Peer: ...
 
 
@@ -128,10 +132,18 @@ class Calls:
         return {}
 
     def _set(self, args: Mapping[str, Any], timeout_s: float) -> Answer:
-        _only(args, frozenset(), {"log_level"})
-        if (level := args.get("log_level")) is not None:
-            if level not in _LOG_LEVELS:
-                raise invalid(f"log_level is {level!r}: write one of {', '.join(_LOG_LEVELS)}")
+        _only(args, frozenset(), {"log_level", "peers", "rails"})
+        level = args.get("log_level")
+        if level is not None and level not in _LOG_LEVELS:
+            raise invalid(f"log_level is {level!r}: write one of {', '.join(_LOG_LEVELS)}")
+        limits = [(name, _limit(name, terms)) for name, terms in _entries(args, "peers")]
+        switches = [(name, flag(on, f"rails[{name!r}]")) for name, on in _entries(args, "rails")]
+        # Rails first: those alone may be refused for what there is, and nothing is changed then.
+        for transport, on in sorted(switches, key=lambda each: not each[1]):
+            self._agent.switch_rails(transport, on=on)
+        for name, terms in limits:
+            self._agent.limit(name, **terms)
+        if level is not None:
             logger().setLevel(level.upper())
         return {}
 
@@ -291,6 +303,20 @@ def _only(args: Mapping[str, Any], needed: Iterable[str], optional: Iterable[str
         raise invalid(f"arguments are missing: {', '.join(sorted(missing))}")
     if beyond := args.keys() - needed - frozenset(optional):
         raise invalid(f"there are no arguments {', '.join(map(repr, sorted(beyond)))} of this verb")
+
+
+def _entries(args: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    found = args.get(name)
+    check_kind(found, name, dict | None, "an object by names")
+    return list((found or {}).items())
+
+
+def _limit(name: str, terms: Any) -> dict[str, Any]:
+    """Returns what `Agent.limit` is to be called with; null takes a peer's limits away."""
+    check_kind(terms, f"peers[{name!r}]", dict | None, "an object, or null")
+    terms = terms or {}
+    _only(terms, frozenset(), {"max_bytes_per_s", "least_priority"})
+    return {key: value for key, value in terms.items() if value is not None}
 
 
 def _ids(args: Mapping[str, Any], name: str) -> list[int]:

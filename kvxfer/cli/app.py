@@ -17,6 +17,7 @@ from kvxfer.cli import (
     move,
     page_commands,
     serve,
+    settings,
     token_commands,
     top,
     transfer_commands,
@@ -63,6 +64,7 @@ for _command in (
     transfer_commands.transfers,
     token_commands.tokens,
     drain_command.drain,
+    settings.settings,
     move.move,
     top.top,
 ):

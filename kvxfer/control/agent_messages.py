@@ -185,6 +185,8 @@ _SECTIONS: Final[dict[str, Reader]] = {
             "seconds_left": _number_or_none,
         }
     ),
+    "rails_off": _words,
+    "limits": _rows({"name": _word, "max_bytes_per_s": _integer, "least_priority": _integer}),
     "stats": _object,
     "draining": _flag,
     "draining_until_ns": _integer_or_none,

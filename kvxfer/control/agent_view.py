@@ -79,7 +79,15 @@ class AgentView:
 
     def detail(self, agent: Attached) -> schema.AgentDetail:
         """Returns one agent with what it told of itself."""
+        limits = {
+            each["name"]: {
+                "max_bytes_per_s": each["max_bytes_per_s"] or None,
+                "least_priority": each["least_priority"],
+            }
+            for each in agent.limits
+        }
         told = {**_agent(agent), "options": dict(agent.options), "stats": agent.stats}
+        told |= {"rails_off": agent.rails_off, "limits": limits}
         return schema.AgentDetail.model_validate(told)
 
     def regions(self, agent: Attached) -> list[schema.Region]:
@@ -123,8 +131,8 @@ class AgentView:
         )
 
     def rails(self, agent: Attached) -> list[schema.Rail]:
-        """Returns the rails of an agent's sessions."""
-        return [
+        """Returns the rails of an agent's sessions, and those that it has switched off."""
+        up = [
             schema.Rail(
                 agent=agent.incarnation,
                 agent_name=agent.name,
@@ -135,6 +143,18 @@ class AgentView:
             )
             for peer in agent.peers
             for transport in peer.get("rails", ())
+        ]
+        return up + [
+            schema.Rail(
+                agent=agent.incarnation,
+                agent_name=agent.name,
+                peer="",
+                peer_name="",
+                session=0,
+                transport=transport,
+                state="off",
+            )
+            for transport in agent.rails_off
         ]
 
     def leases(self, agent: Attached) -> list[schema.Lease]:

@@ -39,6 +39,10 @@ class Attached:
         as of when that was told: heartbeats that start a lease's time anew are not told.
     stats
         `Agent.stats` without the programs and the peers.
+    rails_off
+        Transports whose rails are switched off there.
+    limits
+        What peers are limited to: ``name``, ``max_bytes_per_s`` (0: any rate), ``least_priority``.
     draining, draining_until_ns
         Whether it was asked to drain, and until when, by CLOCK_MONOTONIC.
     num_regions, num_peers, num_leases
@@ -65,6 +69,8 @@ class Attached:
     regions: list[dict[str, Any]] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     leases: list[dict[str, Any]] = field(default_factory=list)
+    rails_off: list[str] = field(default_factory=list)
+    limits: list[dict[str, Any]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     draining: bool = False
     draining_until_ns: int | None = None

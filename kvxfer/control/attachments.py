@@ -135,7 +135,10 @@ class Attachments:
               `session`, which alone may write, it is that peer. ``{"lease": id, "token": text}``
             - ``grant.extend`` {lease, ttl_s}: it ends no earlier than that from now. ``{"found": bool}``
             - ``grant.revoke`` {lease}: its id; returns when the fence is complete. ``{"found": bool}``
-            - ``settings.set`` {log_level}: debug, info, warning, error or critical. ``{}``
+            - ``settings.set`` {log_level, peers, rails}, each of which may be left out: debug, info, warning,
+              error or critical; by peers' names ``{max_bytes_per_s, least_priority}`` as in `Agent.limit`, or
+              None; by transports whether their rails are on. Where rails cannot be switched, no limit and no
+              level is changed. ``{}``
         timeout_s
             How long the answer may take.
 

@@ -1,8 +1,4 @@
-"""Settings that change while the daemon runs: levels of logs, and quotas of pages.
-
-Nothing else is settable, since nothing else has a mechanism: transfers have no rate limits, priorities stand
-in each transfer's request, and rails are what agents' options say.
-"""
+"""Settings that change while the daemon runs: levels of logs, quotas of pages, limits and rails of agents."""
 
 from __future__ import annotations
 
@@ -13,7 +9,9 @@ from typing import Any, Final
 
 from kvxfer.control import schema
 from kvxfer.control.agent_errors import AgentGone, CallRefused
+from kvxfer.control.agent_settings import AgentSettings
 from kvxfer.control.agent_view import AgentView
+from kvxfer.control.attached import Attached
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.store import Store
 
@@ -37,18 +35,31 @@ class LiveSettings:
         kept = store.load(_KIND)
         self._log_level: str = kept.get("log_level", "info")
         self._quotas: dict[str, int] = kept.get("page_quotas_nbytes", {})
+        self._of_agents = AgentSettings(kept.get("agents", {}))
         self._agents_log_level: dict[str, str] = {}
+        self._refused: dict[
+            str, str
+        ] = {}  # by incarnation: why what is kept for its name does not hold there
+        self._changing = asyncio.Lock()
         self._take_effect(())
 
     def shown(self) -> schema.Settings:
         """Returns them as they are."""
         attached = self._agents.attached
         levels = {id_: level for id_, level in self._agents_log_level.items() if id_ in attached}
+        self._refused = {id_: words for id_, words in self._refused.items() if id_ in attached}
+        refused: dict[str, dict[str, str]] = {}
+        for id_, words in self._refused.items():
+            refused.setdefault(attached[id_].name, {})[id_] = words
+        agents = {
+            name: {**kept, "refused": refused.get(name, {})} for name, kept in self._of_agents.all.items()
+        }
         return schema.Settings.model_validate(
             {
                 "log_level": self._log_level,
                 "agents_log_level": levels,
                 "page_quotas_nbytes": self._quotas,
+                "agents": agents,
             }
         )
 
@@ -75,23 +86,60 @@ class LiveSettings:
             await self._store.put(_KIND, "log_level", level)
             self._log_level = level
         self._take_effect(before)
-        await self._tell_agents(asked.agents_log_level or {})
+        await self._set_levels(asked.agents_log_level or {})
+        async with self._changing:  # two changes of one agent are told in the order in which they are kept
+            for name, change in (asked.agents or {}).items():
+                await self._set_agent(name, change)
         self._note("settings.changed", asked.model_dump(exclude_none=True))
         return self.shown()
 
-    async def _tell_agents(self, levels: Mapping[str, str]) -> None:
+    async def tell_new(self, agent: Attached) -> None:
+        """Has what is kept for an agent's name hold there: it has attached, maybe as a new process."""
+        async with self._changing:
+            args = self._of_agents.told_to_new(agent.name)
+            if args is None:
+                return
+            try:
+                await self._tell(agent, args)
+            except Refusal as error:
+                self._refused[agent.incarnation] = error.detail
+                self._note(
+                    "settings.refused", {"agent": agent.incarnation, "name": agent.name, "why": error.detail}
+                )
+
+    async def _set_levels(self, levels: Mapping[str, str]) -> None:
         agents = [(self._agents.find(name), level) for name, level in levels.items()]
-        calls = (self._agents.call(agent, "settings.set", {"log_level": level}) for agent, level in agents)
-        for (agent, level), told in zip(
-            agents, await asyncio.gather(*calls, return_exceptions=True), strict=True
-        ):
-            if isinstance(told, CallRefused):
-                raise Refusal(told.code, f"{agent.name}: {told.words}")
-            if isinstance(told, AgentGone | TimeoutError):
-                raise Refusal("unavailable", f"{agent.name} did not answer")
-            if isinstance(told, BaseException):
-                raise told
+        told = await asyncio.gather(
+            *(self._tell(agent, {"log_level": level}) for agent, level in agents), return_exceptions=True
+        )
+        for (agent, level), error in zip(agents, told, strict=True):
+            if isinstance(error, BaseException):
+                raise error
             self._agents_log_level[agent.incarnation] = level
+
+    async def _set_agent(self, name: str, change: schema.AgentSettingsChange | None) -> None:
+        """Tells all agents of that name, or the one of that id, and keeps it once they have done it."""
+        agents = self._agents.some(name)
+        name = agents[0].name if agents else name
+        if not agents and name not in self._of_agents.all:
+            raise Refusal("not-found", f"no agent {name!r} is attached, and nothing is kept for one")
+        args, changed = self._of_agents.told_of(name, change), self._of_agents.changed(name, change)
+        agents = self._agents.some(name)
+        told = await asyncio.gather(*(self._tell(agent, args) for agent in agents), return_exceptions=True)
+        for agent, error in zip(agents, told, strict=True):
+            if isinstance(error, BaseException):
+                raise error
+            self._refused.pop(agent.incarnation, None)
+        await self._store.put(_KIND, "agents", changed)
+        self._of_agents = AgentSettings(changed)
+
+    async def _tell(self, agent: Attached, args: Mapping[str, Any]) -> None:
+        try:
+            await self._agents.call(agent, "settings.set", args)
+        except CallRefused as error:
+            raise Refusal(error.code, f"{agent.name}: {error.words}") from None
+        except (AgentGone, TimeoutError):
+            raise Refusal("unavailable", f"{agent.name} did not answer") from None
 
     def take_effect(self) -> None:
         """Has them take effect on what was added since."""

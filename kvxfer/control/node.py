@@ -200,6 +200,8 @@ class NodeDaemon:
 
     def _on_change(self, agent: Attached, what: frozenset[str]) -> None:
         self.intake.changed(agent, what)
+        if "attached" in what:
+            self._spawn(self.settings.tell_new(agent))
         if "gone" in what:
             self.moves.on_gone(agent.incarnation)
         elif "attached" in what if self.drains.draining else agent.draining and "draining" in what:

@@ -363,6 +363,30 @@ class PyAgentCore {
     if (view->budget != nullptr) out["budget"] = from_budget(*view->budget);
     return out;
   }
+  void limit_peer(const std::string& name, std::uint64_t max_bytes_per_s, std::uint8_t least_priority) const {
+    check(call([&](Engine& engine, Time now) {
+      return engine.limit_peer(now, name, {max_bytes_per_s, least_priority});
+    }));
+    runtime_->records().note_change();
+  }
+  nb::list peer_limits() const {
+    nb::list out;
+    for (const auto& [name, limit] : call([](Engine& engine, Time) { return engine.peer_limits(); }))
+      out.append(nb::make_tuple(name, limit.max_bytes_per_s, limit.least_priority));
+    return out;
+  }
+  void switch_rails(const std::string& transport, bool on) const {
+    check(runtime_->check_alive());
+    const Status status = [&] {
+      const WithoutGil released;
+      return runtime_->switch_rails(transport, on);
+    }();
+    check(status);
+    runtime_->records().note_change();
+  }
+  std::vector<std::string> rails_off() const {
+    return call([](Engine& engine, Time) { return engine.rails_off(); });
+  }
   std::vector<SessionKey> peers() const {
     return call([](Engine& engine, Time) { return engine.open_peers(); });
   }
@@ -562,6 +586,10 @@ void define_agent_core(nb::module_& m) {
            "text"_a = "disconnect() was called")
       .def("peer", &PyAgentCore::peer, "peer"_a)
       .def("peers", &PyAgentCore::peers)
+      .def("limit_peer", &PyAgentCore::limit_peer, "name"_a, "max_bytes_per_s"_a, "least_priority"_a)
+      .def("peer_limits", &PyAgentCore::peer_limits)
+      .def("switch_rails", &PyAgentCore::switch_rails, "transport"_a, "on"_a)
+      .def("rails_off", &PyAgentCore::rails_off)
       .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)
       .def("ways", &PyAgentCore::ways, "peer"_a, "region"_a, "remote"_a, "converts"_a)
       .def("install_program", &PyAgentCore::install_program, "program"_a)

@@ -267,8 +267,8 @@ class Engine {
   Destinations destinations_{context_,   sessions_, limits_,  rails_,        peer_regions_,
                              regions_,   programs_, leases_,  expectations_, tag_memory_,
                              admission_, handles_,  records_, draining_};
-  Posting posting_{context_, sessions_, rails_,     regions_, peer_regions_, programs_,
-                   leases_,  handles_,  admission_, sources_, destinations_};
+  Posting posting_{context_,  sessions_, limits_,  rails_,     regions_, peer_regions_,
+                   programs_, leases_,   handles_, admission_, sources_, destinations_};
   std::map<SessionKey, Status> leaving_;  // sessions that are lost, and of which something is left
   bool closed_ = false;
 };

@@ -89,7 +89,10 @@ void Engine::dispatch(Peer& peer, wire::Message& message) {
           if (frame.code == Code::kNoPath) end_pathless(peer);
           const Status why(frame.code, "the peer ended it: " + frame.text);
           sources_.on(peer, frame, why);
-          destinations_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
+          // Its time may be over there first: here it is known what made it late.
+          const std::string pace = frame.code == Code::kDeadline ? limits_.in_words(peer.key()) : "";
+          destinations_.fail({peer.key(), frame.transfer}, TransferEvent::kFail,
+                             {frame.code, why.message() + pace}, false);
         }
         return {};
       },

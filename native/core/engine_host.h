@@ -94,6 +94,8 @@ struct TransferRequest {
 // What a peer is limited to, by its name.
 struct PeerLimit {
   std::uint64_t max_bytes_per_s = 0;  // of pages that this agent takes from it; 0: any
+  // Of transfers that this agent posts with it: those that ask to go earlier have this number. 0: what they ask.
+  std::uint8_t least_priority = 0;
   bool operator==(const PeerLimit&) const = default;
 };
 

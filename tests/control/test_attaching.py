@@ -251,6 +251,23 @@ def test_the_logs_level_is_set(daemon: Daemon, pair: Pair) -> None:
         log.setLevel(before)
 
 
+def test_peers_are_limited_and_rails_switched_and_the_daemon_sees_it(daemon: Daemon, pair: Pair) -> None:
+    pair.connect()
+    limits = {"there": {"max_bytes_per_s": 1000}, "later": {"least_priority": 7}}
+    daemon.call("here", "settings.set", peers=limits, rails={"unix": False})
+    assert pair.here.limits["there"].max_bytes_per_s == 1000
+    assert (pair.here.limits["later"].least_priority, pair.here.rails_off) == (7, ("unix",))
+    told = daemon.agent("here")
+    until(lambda: told.rails_off == ["unix"] and [each["name"] for each in told.limits] == ["later", "there"])
+    with pytest.raises(CallRefused, match="'there'") as caught:
+        daemon.call("here", "settings.set", peers={"there": None}, rails={"loopback": False})
+    assert caught.value.code == "unsupported"
+    assert pair.here.limits["there"].max_bytes_per_s == 1000, "nothing was done"
+    daemon.call("here", "settings.set", peers=dict.fromkeys(limits), rails={"unix": True})
+    until(lambda: not told.rails_off and not told.limits)
+    assert not pair.here.limits
+
+
 # ---- what is refused ------------------------------------------------------------------------------
 
 
@@ -323,6 +340,13 @@ MOVED: dict[str, Any] = {
         ("grant.revoke", {"lease": 1}, "invalid-argument"),
         ("settings.set", {"log_level": "loud"}, "invalid-argument"),
         ("settings.set", {"rate": 1}, "invalid-argument"),
+        ("settings.set", {"peers": {"there": 1}}, "invalid-argument"),
+        ("settings.set", {"peers": {"there": {"rate": 1}}}, "invalid-argument"),
+        ("settings.set", {"peers": {"there": {"max_bytes_per_s": 0}}}, "invalid-argument"),
+        ("settings.set", {"peers": {"": {}}}, "invalid-argument"),
+        ("settings.set", {"rails": ["shm"]}, "invalid-argument"),
+        ("settings.set", {"rails": {"shm": "off"}}, "invalid-argument"),
+        ("settings.set", {"rails": {"smoke": False}}, "invalid-argument"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(

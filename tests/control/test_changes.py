@@ -78,6 +78,7 @@ async def test_settings_change_what_is_named_and_outlive_a_restart(tmp_path: Pat
             "log_level": "info",
             "agents_log_level": {},
             "page_quotas_nbytes": quotas,
+            "agents": {},
         }
         change = {"page_quotas_nbytes": {"red": None}, "log_level": "warning"}
         assert (await client.patch("/v1/settings", json=change)).status_code == 200
@@ -85,12 +86,18 @@ async def test_settings_change_what_is_named_and_outlive_a_restart(tmp_path: Pat
             {"log_level": "loud"},
             {"page_quotas_nbytes": {"red": -1}},
             {"rate": 1},
+            {"agents": {"a": {"rails": {"shm": "maybe"}}}},
+            {"agents": {"a": {"peers": {"b": {"max_bytes_per_s": 0}}}}},
+            {"agents": {"a": {"peers": {"b": {"least_priority": 256}}}}},
+            {"agents": {"a": {"peers": {"": {}}}}},
             [],
             None,
         ]
         for wrong in wrongs:
             assert (await client.patch("/v1/settings", json=wrong)).status_code == 422, wrong
         unknown = await client.patch("/v1/settings", json={"agents_log_level": {"nobody": "debug"}})
+        assert unknown.json()["code"] == "not-found"
+        unknown = await client.patch("/v1/settings", json={"agents": {"nobody": {"rails": {"shm": "off"}}}})
         assert unknown.json()["code"] == "not-found"
     async with serving(tmp_path) as served, served.unix() as client:
         found = (await client.get("/v1/settings")).json()

@@ -40,6 +40,7 @@ COMMANDS = (
     ("pages", "--pool"),
     ("tokens",),
     ("drain", "--show"),
+    ("settings",),
     ("top", "--count", "1", "--interval-s", "0.1"),
 )
 

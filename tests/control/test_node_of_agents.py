@@ -217,11 +217,59 @@ async def test_what_an_owner_does_not_let_the_daemon_do_is_refused_in_words(tmp_
             await node.move(),
             await node.client.post("/v1/leases", json={"agent": "here", "region": "kv"}),
             await node.client.patch("/v1/settings", json={"agents_log_level": {"here": "debug"}}),
+            await node.client.patch("/v1/settings", json={"agents": {"here": SET}}),
         ):
             assert (answer.status_code, answer.json()["code"]) == (403, "not-permitted")
             assert "daemon_may" in answer.json()["detail"]
         drain = (await node.client.put("/v1/drain", json={"deadline_s": 60.0})).json()
         assert all("daemon_may" in agent["refused"] for agent in drain["agents"])
+
+
+SET = {"peers": {"there": {"max_bytes_per_s": 5000, "least_priority": 2}}, "rails": {"unix": "off"}}
+
+
+async def test_settings_of_an_agent_hold_for_its_name_over_restarts_of_both_ends(tmp_path: Path) -> None:
+    async with node_of_agents(tmp_path) as node:
+        answer = await node.client.patch("/v1/settings", json={"agents": {"here": SET}})
+        assert answer.json()["agents"] == {"here": {**SET, "refused": {}}}
+        assert node.here.limits["there"].max_bytes_per_s == 5000
+        off = await node.until("/v1/rails", lambda found: found["items"], agent="here")
+        assert [(rail["transport"], rail["state"]) for rail in off["items"]] == [("unix", "off")]
+        detail = await node.get("/v1/agents/here")
+        assert detail["limits"]["there"] == {"max_bytes_per_s": 5000, "least_priority": 2}
+    async with node_of_agents(tmp_path) as node:  # another daemon, and other processes of that name
+        await node.until("/v1/rails", lambda found: found["items"], agent="here")
+        assert node.here.limits["there"].least_priority == 2
+        assert not node.there.limits
+        # What an agent cannot do is not kept.
+        await node.client.patch("/v1/settings", json={"agents": {"there": {"rails": {"unix": "off"}}}})
+        await node.here.connect(node.there.address)
+        refused = await node.client.patch(
+            "/v1/settings", json={"agents": {"here": {"rails": {"loopback": "off"}}}}
+        )
+        assert (refused.status_code, refused.json()["code"]) == (409, "unsupported")
+        assert "'there'" in refused.json()["detail"]
+        assert (await node.get("/v1/settings"))["agents"]["here"]["rails"] == {"unix": "off"}
+        # By id; what is left of one that is gone can be forgotten, too.
+        by_id = {node.here.incarnation.hex(): {"peers": {"there": None}}}
+        await node.client.patch("/v1/settings", json={"agents": by_id})
+        assert not node.here.limits
+        await node.here.aclose()
+        await node.until("/v1/agents", lambda found: len(found["items"]) == 1)
+        answer = await node.client.patch("/v1/settings", json={"agents": {"here": None, "there": None}})
+        assert answer.json()["agents"] == {}
+        assert not node.there.rails_off
+
+
+async def test_an_agent_whose_owner_has_changed_his_mind_is_shown_with_its_words(tmp_path: Path) -> None:
+    async with node_of_agents(tmp_path) as node:
+        await node.client.patch("/v1/settings", json={"agents": {"here": SET}})
+    async with node_of_agents(tmp_path, may=("show",)) as node:
+        found = await node.until("/v1/settings", lambda found: found["agents"]["here"]["refused"])
+        assert "daemon_may" in found["agents"]["here"]["refused"][node.here.incarnation.hex()]
+        events = (await node.get("/v1/events/recent", topic="settings"))["items"]
+        assert [event["topic"] for event in events] == ["settings.refused"]
+        assert not node.here.limits
 
 
 async def test_a_drain_reaches_the_agents_and_is_taken_back(node: Node) -> None:

@@ -1,5 +1,7 @@
 // A peer that is limited to a rate: its transfers move at it and no faster, end as all others do while they wait, and
 // cost no other peer anything.
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -12,7 +14,7 @@ namespace {
 // All of kFrom is 4 KiB in pieces of 128 bytes.
 constexpr std::uint64_t kAllNbytes = 4096, kPieceNbytes = 128;
 constexpr std::uint64_t kRate = 8192;
-constexpr std::uint64_t kBurstNbytes = kRate * static_cast<std::uint64_t>(Pace::kBurst) / kSecond;
+constexpr std::uint64_t kBurstNbytes = kRate * static_cast<std::uint64_t>(Pace::kBurst) / kSecond + 1;
 
 void limit(Node& node, const std::string& peer, std::uint64_t max_bytes_per_s) {
   REQUIRE_OK(node.engine().limit_peer(node.now(), peer, {.max_bytes_per_s = max_bytes_per_s}));
@@ -21,11 +23,11 @@ void limit(Node& node, const std::string& peer, std::uint64_t max_bytes_per_s) {
 
 // What has landed since it was made never outruns the rate.
 struct Meter {
-  Meter(Pair& pair, std::uint64_t rate) : pair(pair), from(pair.world.now()), before(pair.bytes_landed) {
+  Meter(Pair& its_pair, std::uint64_t rate)
+      : pair(its_pair), from(pair.world.now()), before(pair.bytes_landed) {
     pair.world.after_step = [this, rate] {
       if (told) return;
-      const auto most =
-          static_cast<double>(rate) * static_cast<double>(this->pair.world.now() - from) / kSecond;
+      const auto most = static_cast<double>(rate) * static_cast<double>(pair.world.now() - from) / kSecond;
       told = static_cast<double>(nbytes()) > most + static_cast<double>(kBurstNbytes + kPieceNbytes);
       if (told) FAIL(std::to_string(nbytes()) + " bytes landed where " + std::to_string(most) + " may");
     };
@@ -129,7 +131,7 @@ TEST(a_right_that_ends_meanwhile_is_fenced_at_once) {
 }
 
 TEST(a_peer_that_dies_meanwhile_is_lost_as_any) {
-  in_mid_pace([](Pair& pair, std::shared_ptr<Handle> handle) {
+  in_mid_pace([](Pair& pair, std::shared_ptr<Handle>) {
     Node& dies = pair.world.random().chance(50) ? pair.src : pair.dst;
     Node& stays = &dies == &pair.src ? pair.dst : pair.src;
     dies.crash();
@@ -320,6 +322,42 @@ TEST(pages_that_come_unasked_are_counted) {
   CHECK_OK(next->status());
   CHECK(pair.world.now() - from > static_cast<Time>(kAllNbytes * kSecond / kRate) - 2 * Pace::kBurst);
   pair.check_quiet();
+}
+
+// By its number as both ends know it, of what was posted while the floor was there.
+TEST(transfers_with_a_peer_go_no_earlier_than_its_least_priority) {
+  Pair pair({one_sided_rail()}, check::seed());
+  const auto priorities = [](Node& node) {
+    std::vector<int> found;
+    Engine::OpenPlace place;
+    std::array<Record, 8> records{};
+    const std::size_t num = node.engine().open_transfers(place, records);
+    for (std::size_t i = 0; i < num; ++i) found.push_back(records[i].priority);
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  const auto post = [&](bool write, std::uint8_t priority) {
+    TransferRequest request = pair.request(write, {1}, {2}, "tag");
+    request.priority = priority;
+    request.layers_ready = 0;
+    return Pair::post(write ? pair.src : pair.dst, std::move(request));
+  };
+  pair.grant_read();
+  pair.grant_write();
+  post(true, 0);
+  for (Node* node : {&pair.src, &pair.dst})
+    REQUIRE_OK(node->engine().limit_peer(node->now(), node == &pair.src ? "decode" : "prefill",
+                                         {.least_priority = 5}));
+  post(true, 0);
+  post(true, 9);
+  post(false, 1);
+  pair.world.run_for(10 * kMillisecond);
+  for (Node* node : {&pair.src, &pair.dst}) CHECK(priorities(*node) == (std::vector<int>{0, 5, 5, 9}));
+  REQUIRE_OK(pair.src.engine().limit_peer(pair.src.now(), "decode", {}));
+  REQUIRE_OK(pair.src.engine().limit_peer(pair.src.now(), "another", {.least_priority = 7}));
+  post(true, 3);
+  pair.world.run_for(10 * kMillisecond);
+  for (Node* node : {&pair.src, &pair.dst}) CHECK(priorities(*node) == (std::vector<int>{0, 3, 5, 5, 9}));
 }
 
 TEST(names_that_are_limited_have_a_bound) {

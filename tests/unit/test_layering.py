@@ -48,6 +48,7 @@ MAY_IMPORT_NATIVE = {
     "session/peer_table.py",
     "session/posting.py",
     "session/program_cache.py",
+    "session/steering.py",
     "session/transport_registry.py",
     "transfer.py",
 }

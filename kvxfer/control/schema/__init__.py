@@ -35,6 +35,8 @@ from kvxfer.control.schema.directory_models import (
 )
 from kvxfer.control.schema.lease_models import Lease, LeaseEnded, LeaseExtension, LeaseGranted, LeaseRequest
 from kvxfer.control.schema.node_models import (
+    AgentSettings,
+    AgentSettingsChange,
     Doctor,
     Drain,
     DrainAgent,
@@ -44,6 +46,8 @@ from kvxfer.control.schema.node_models import (
     Health,
     Link,
     Node,
+    PeerLimit,
+    PeerLimitChange,
     Readiness,
     Settings,
     SettingsChange,
@@ -71,6 +75,8 @@ __all__ = [
     "Address",
     "Agent",
     "AgentDetail",
+    "AgentSettings",
+    "AgentSettingsChange",
     "Asked",
     "Block",
     "Blocks",
@@ -114,6 +120,8 @@ __all__ = [
     "PagesRequest",
     "ParkRequest",
     "Peer",
+    "PeerLimit",
+    "PeerLimitChange",
     "Pool",
     "Problem",
     "Rail",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from kvxfer.control.schema.base import Address, Asked, Seconds, Told
+from kvxfer.control.schema.node_models import PeerLimit
 
 
 class Agent(Told):
@@ -29,6 +30,8 @@ class Agent(Told):
 class AgentDetail(Agent):
     options: dict[str, Any]
     stats: dict[str, Any]
+    rails_off: list[str] = Field(description="Transports whose rails are switched off")
+    limits: dict[str, PeerLimit] = Field(description="By peer's name; of very many the first")
 
 
 class Region(Told):
@@ -50,6 +53,9 @@ class Rail(Told):
     peer_name: str
     session: int
     transport: str
+    state: Literal["up", "off"] = Field(
+        default="up", description="`off`: the agent has them switched off, in no session; `peer` is empty"
+    )
 
 
 class ConnectRequest(Asked):

@@ -65,6 +65,30 @@ class Doctor(Told):
     machine: dict[str, Any]
 
 
+class PeerLimit(Told):
+    """What an agent holds peers of one name to (`Agent.limit`)."""
+
+    max_bytes_per_s: int | None = Field(
+        default=None, description="Of pages that it takes from them; null: any rate"
+    )
+    least_priority: int = Field(
+        default=0, description="The lowest priority number of transfers that it posts with them"
+    )
+
+
+class AgentSettings(Told):
+    """What agents of one name are set to; kept over restarts, of the daemon and of theirs."""
+
+    peers: dict[str, PeerLimit] = Field(default_factory=dict, description="By the peer's name")
+    rails: dict[str, Literal["off"]] = Field(
+        default_factory=dict, description="By transport: those that are switched off"
+    )
+    refused: dict[str, str] = Field(
+        default_factory=dict,
+        description="By agent's id, of those that attached later: why it does not hold there",
+    )
+
+
 class Settings(Told):
     """What can be changed while the daemon runs. Kept over restarts, but the agents' own levels."""
 
@@ -73,10 +97,40 @@ class Settings(Told):
     page_quotas_nbytes: dict[str, int] = Field(
         description="By tenant; a tenant that is not named has no bound"
     )
+    agents: dict[str, AgentSettings] = Field(
+        default_factory=dict, description="By agent's name, of those for which something is set"
+    )
+
+
+class PeerLimitChange(Asked):
+    """Replaces what was set for a peer: what is left out has no limit."""
+
+    max_bytes_per_s: Annotated[int, Field(ge=1, le=2**50), WHOLE] | None = None
+    least_priority: Annotated[int, Field(ge=0, le=255), WHOLE] = 0
+
+
+class AgentSettingsChange(Asked):
+    """What is left out stays; null takes a peer's limits away."""
+
+    # Without `additionalProperties` a schema lets keys of another pattern have any value.
+    peers: (
+        Annotated[
+            dict[Name, PeerLimitChange | None],
+            Field(max_length=256, json_schema_extra={"additionalProperties": False}),
+        ]
+        | None
+    ) = None
+    rails: (
+        Annotated[
+            dict[Name, Literal["on", "off"]],
+            Field(max_length=16, json_schema_extra={"additionalProperties": False}),
+        ]
+        | None
+    ) = None
 
 
 class SettingsChange(Asked):
-    """What is left out stays; a quota of null is taken away."""
+    """What is left out stays; a quota of null is taken away, and all that is set for an agent of null."""
 
     log_level: LogLevel | None = None
     # Without `additionalProperties` a schema lets keys of another pattern have any value.
@@ -90,6 +144,13 @@ class SettingsChange(Asked):
         Annotated[
             dict[Tenant, Annotated[int, Field(ge=0, le=2**50), WHOLE] | None],
             Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+        ]
+        | None
+    ) = None
+    agents: (
+        Annotated[
+            dict[Name, AgentSettingsChange | None],
+            Field(max_length=64, json_schema_extra={"additionalProperties": False}),
         ]
         | None
     ) = None

@@ -31,6 +31,10 @@ class PeerLimits {
   void has_opened(const Peer& peer);  // it is found by its name
   void remove_session(SessionKey session);
 
+  std::uint8_t least_priority(const Peer& peer) const {
+    return names_.empty() ? 0 : of(peer.name()).least_priority;
+  }
+
   // ---- pieces
   bool has_paced() const noexcept { return !paced_.empty(); }  // some session; where not, ask no more
   bool is_paced(SessionKey session) const { return has_paced() && paced_.contains(session); }

@@ -64,7 +64,7 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   spec.program = request.program;
   spec.grid = {request.first_layer, request.num_layers, static_cast<std::uint32_t>(num_pairs),
                pairs_per_piece(request, copies, *local, there), request.num_fine};
-  spec.priority = request.priority;
+  spec.priority = std::max(request.priority, limits_.least_priority(*peer));
   spec.flags = static_cast<std::uint8_t>((request.integrity ? wire::kFlagIntegrity : 0) |
                                          (request.lease != 0 ? wire::kFlagLease : 0));
   spec.lease = request.lease != 0 ? request.lease : leases_.newest_told(peer->key());

@@ -8,6 +8,7 @@
 #include "core/engine/admission.h"
 #include "core/engine/destinations.h"
 #include "core/engine/handles.h"
+#include "core/engine/peer_limits.h"
 #include "core/engine/peer_regions.h"
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
@@ -19,11 +20,12 @@ namespace kvxfer {
 
 class Posting {
  public:
-  Posting(Context& context, Sessions& sessions, Rails& rails, Regions& regions, PeerRegions& peer_regions,
-          Programs& programs, Leases& leases, Handles& handles, Admission& admission, Sources& sources,
-          Destinations& destinations)
+  Posting(Context& context, Sessions& sessions, const PeerLimits& limits, Rails& rails, Regions& regions,
+          PeerRegions& peer_regions, Programs& programs, Leases& leases, Handles& handles,
+          Admission& admission, Sources& sources, Destinations& destinations)
       : context_(context),
         sessions_(sessions),
+        limits_(limits),
         rails_(rails),
         regions_(regions),
         peer_regions_(peer_regions),
@@ -46,6 +48,7 @@ class Posting {
 
   Context& context_;
   Sessions& sessions_;
+  const PeerLimits& limits_;
   Rails& rails_;
   Regions& regions_;
   PeerRegions& peer_regions_;

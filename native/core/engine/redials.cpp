@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 namespace kvxfer {
 
@@ -33,7 +34,9 @@ void Redials::dial(SessionKey session, std::uint16_t index) {
 void Redials::hold(SessionKey session, const wire::RailName& rail) {
   Place& place = places_[{session, rail.index}];
   context_.timers.clear(place.timer);
-  place = {.life = rail.life + 1, .is_held = true};
+  place = {};
+  place.life = rail.life + 1;
+  place.is_held = true;
 }
 
 void Redials::dial_held() {

@@ -1,0 +1,67 @@
+"""What is kept for agents by their names: limits of their peers, and rails that are off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvxfer.control.problems import Refusal
+from kvxfer.control.schema import AgentSettingsChange
+
+#: Of one agent's; and agents.
+_MOST_PEERS: Final = 1024
+_MOST_NAMES: Final = 1024
+
+Kept = dict[str, dict[str, Any]]
+
+
+class AgentSettings:
+    """What is kept, by agent's name: ``{"peers": {name: limits}, "rails": {transport: "off"}}``."""
+
+    def __init__(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
+        self.all: Kept = {name: dict(each) for name, each in kept.items()}
+
+    def told_of(self, name: str, change: AgentSettingsChange | None) -> dict[str, Any]:
+        """Returns the arguments of ``settings.set`` for a change; of None, which undo what is kept."""
+        if change is None:
+            kept = self.all.get(name, {})
+            return {
+                "peers": dict.fromkeys(kept.get("peers", ())),
+                "rails": dict.fromkeys(kept.get("rails", ()), True),
+            }
+        limits = {peer: None if limit is None else limit.model_dump() for peer, limit in _peers(change)}
+        return {"peers": limits, "rails": {rail: state == "on" for rail, state in _rails(change)}}
+
+    def told_to_new(self, name: str) -> dict[str, Any] | None:
+        """Returns what an agent that has attached is told; None where nothing is kept."""
+        kept = self.all.get(name)
+        if kept is None:
+            return None
+        return {"peers": kept["peers"], "rails": dict.fromkeys(kept["rails"], False)}
+
+    def changed(self, name: str, change: AgentSettingsChange | None) -> Kept:
+        """Returns what is to be kept after a change."""
+        everything = dict(self.all)
+        kept = everything.pop(name, {})
+        if change is None:
+            return everything
+        peers, rails = dict(kept.get("peers", {})), dict(kept.get("rails", {}))
+        for peer, limit in _peers(change):
+            peers.pop(peer, None)
+            if limit is not None and (limit.max_bytes_per_s or limit.least_priority):
+                peers[peer] = limit.model_dump()
+        for rail, state in _rails(change):
+            rails.pop(rail, None)
+            if state == "off":
+                rails[rail] = state
+        if len(peers) > _MOST_PEERS or len(everything) >= _MOST_NAMES:
+            raise Refusal("exhausted", f"{_MOST_NAMES} agents, of each {_MOST_PEERS} peers, may be set")
+        return {**everything, name: {"peers": peers, "rails": rails}} if peers or rails else everything
+
+
+def _peers(change: AgentSettingsChange) -> Any:
+    return (change.peers or {}).items()
+
+
+def _rails(change: AgentSettingsChange) -> Any:
+    return (change.rails or {}).items()

@@ -1,0 +1,120 @@
+"""What an agent is set to while it runs: limits of peers, and rails that are off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from kvxfer._native import NativeError
+from kvxfer.arguments import check_kind, count, flag
+from kvxfer.errors import invalid, translate
+from kvxfer.peer import Peer
+from kvxfer.peer_limit import LAST_PRIORITY, MOST_BYTES_PER_S, PeerLimit
+
+if TYPE_CHECKING:
+    from kvxfer._native import AgentCore
+    from kvxfer.session.completion import Completions
+
+_MAX_NAME_NBYTES: Final = 128
+
+
+class Steering:
+    """The verbs of `kvxfer.Agent` that change what holds while it runs."""
+
+    _core: AgentCore
+    _completions: Completions
+
+    def limit(self, peer: Peer | str, *, max_bytes_per_s: int | None = None, least_priority: int = 0) -> None:
+        """Limits peers of one name, those that are connected and those that come; replaces what held before.
+
+        ``agent.limit(peer)`` takes the limits away. They are kept as long as the agent.
+
+        Parameters
+        ----------
+        peer
+            Its name, or a `Peer` that has it. Sessions with peers of one name share the rate.
+        max_bytes_per_s
+            How many bytes of pages a second this agent takes from them, over all rails; None for any. A piece
+            (some 512 KiB) waits for its turn and goes whole. It holds for transfers that are under way, too.
+            What this agent sends is limited at the other end, since the owner of the destination schedules.
+            Pages that come with the frame that offers them (``eager_nbytes``) cannot be held back: they are
+            counted, and pieces wait for them. Messages are not counted.
+        least_priority
+            Of transfers that this agent posts with them from now on: a ``priority`` below it is raised to it,
+            so that they go no earlier. 0 leaves what is asked.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: no name of a peer, no such rate or priority.
+        ExhaustedError
+            4096 other names are limited.
+
+        Notes
+        -----
+        Deadlines go on meanwhile: a transfer that the rate makes late ends with ``deadline``, in words that
+        name the rate. Leases, fences, cancelling and the peer's loss are as without a limit. While it waits a
+        peer costs others nothing.
+        """
+        check_kind(peer, "peer", Peer | str, "a Peer, or a peer's name")
+        name = peer if isinstance(peer, str) else peer.name
+        if not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
+            raise invalid(f"peer is {name[:40]!r}: a name has 1 to {_MAX_NAME_NBYTES} bytes")
+        rate = (
+            0 if max_bytes_per_s is None else count(max_bytes_per_s, "max_bytes_per_s", 1, MOST_BYTES_PER_S)
+        )
+        least = count(least_priority, "least_priority", 0, LAST_PRIORITY)
+        self._completions.check()
+        try:
+            self._core.limit_peer(name, rate, least)
+        except NativeError as error:
+            raise translate(error, peer=name) from None
+
+    @property
+    def limits(self) -> Mapping[str, PeerLimit]:
+        """What peers are limited to, by their names; read-only."""
+        self._completions.check()
+        try:
+            found = self._core.peer_limits()
+        except NativeError as error:
+            raise translate(error) from None
+        return MappingProxyType({name: PeerLimit(rate or None, least) for name, rate, least in found})
+
+    def switch_rails(self, transport: str, *, on: bool) -> None:
+        """Switches all rails of one transport off or on, in all sessions; for those that come, too.
+
+        Off: those that are up go down, what they had under way goes over others, and none comes up: this
+        agent does not dial them, and refuses them to peers. `Peer.notes` says so. On: those that this agent
+        dialled are dialled at once; a peer dials its own again within 30 s.
+
+        Parameters
+        ----------
+        transport
+            As `Peer.rails` and the options name it: ``"tcp"``.
+        on
+            False switches off. What is so already stays.
+
+        Raises
+        ------
+        UsageError
+            ``unsupported``: a session would end, since it has no other rail or ``require`` names the
+            transport; nothing was switched, and the message names the peers. ``invalid-argument``: the agent
+            has no such transport.
+        """
+        check_kind(transport, "transport", str, "a transport's name, as peer.rails has it")
+        is_on = flag(on, "on")
+        self._completions.check()
+        try:
+            self._core.switch_rails(transport, is_on)
+        except NativeError as error:
+            raise translate(error, rail=transport) from None
+
+    @property
+    def rails_off(self) -> tuple[str, ...]:
+        """Transports whose rails are switched off (`switch_rails`)."""
+        self._completions.check()
+        try:
+            return tuple(self._core.rails_off())
+        except NativeError as error:
+            raise translate(error) from None
