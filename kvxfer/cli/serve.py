@@ -57,6 +57,9 @@ def serve(
     own_agent: Annotated[
         bool, typer.Option("--agent/--no-agent", help="Whether it has an agent itself.")
     ] = True,
+    gpu: Annotated[
+        int | None, typer.Option(min=0, help="Take memory of this GPU as well, on memory.sock.")
+    ] = None,
     most_transfers: Annotated[int, typer.Option(min=1, help="Records of transfers that are kept.")] = 100_000,
     stop_after_s: Annotated[
         float, typer.Option(min=0.0, help="For what runs when it is told to end.")
@@ -87,6 +90,7 @@ def serve(
                 allow=None if allow is None else _names(allow),
                 require=_names(require),
                 own_agent=own_agent,
+                gpu=gpu,
                 most_transfers=most_transfers,
                 stop_after_s=stop_after_s,
             )

@@ -135,12 +135,12 @@ class NodeDaemon:
             self.pages = PageDesk(pool, self.store, self.allowed)
             self.settings.take_effect()
 
-    async def add_memory(self) -> None:
-        """Lets processes hand memory to its own agent."""
+    async def add_memory(self, gpu: int | None = None) -> None:
+        """Lets processes hand memory to its own agent, also of a GPU where one is named."""
         assert self.own is not None
         from kvxfer.control.handed_memory import HandedMemory
 
-        self._memory = HandedMemory(self.options.runtime, self.own, on_change=self._on_memory)
+        self._memory = HandedMemory(self.options.runtime, self.own, gpu=gpu, on_change=self._on_memory)
         await self._memory.start()
 
     def _on_memory(self, handed: Handed, came: bool) -> None:

@@ -170,8 +170,8 @@ class OwnAgent:
         """In hexadecimal digits."""
         return self.agent.incarnation.hex()
 
-    def sibling(self, role: str) -> OwnAgent:
-        """Returns another agent of this daemon's, with the same options and a role; close it yourself.
+    def sibling(self, role: str, *, gpu: int | None = None) -> OwnAgent:
+        """Returns another agent of this daemon's, with the same options, a role, a GPU; close it yourself.
 
         Where this one listens on a port that was named, that listens on the next, and says so to peers.
 
@@ -187,6 +187,7 @@ class OwnAgent:
                 options,
                 listen=_next_port(options.listen),
                 advertise=None if options.advertise is None else _next_port(options.advertise),
+                gpu=gpu,
             ),
             role=role,
             allow=self.allow,
