@@ -128,7 +128,7 @@ class NodeDaemon:
     def add_own(self, own: OwnAgent, pool: PagePool | None) -> None:
         """Takes the daemon's own agent, and its pool where it has one; closes them at the end."""
         self.own, self._pool = own, pool
-        own.on_expired = lambda: self.intake.lease_counts.note_expired(own.incarnation)
+        own.leases.on_expired = lambda: self.intake.lease_counts.note_expired(own.incarnation)
         if pool is not None:
             from kvxfer.control.page_desk import PageDesk
 

@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from kvxfer.control.own_agent import MOST_LEASES, OwnAgent, OwnLease, RemotePlace
+from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own_leases import MOST_LEASES, OwnLease
 from kvxfer.control.page_index import IndexStats, Page, PageIndex, PageKey, PageState, TenantUse
 from kvxfer.control.page_layout import digest_of, page_nbytes, slab_layout
 from kvxfer.errors import ExhaustedError, KvxferError, UsageError, invalid, largest_loss
@@ -480,7 +481,7 @@ class PagePool:
         except BaseException:
             self.index.release([page for pages in by_slab.values() for page in pages], time.monotonic())
             for own, _ in leased._own.values():
-                self._own._end(own, "revoked")
+                self._own.leases.end(own, "revoked")
             raise
         if leased.parts:
             self.leases[leased.number] = leased
@@ -519,7 +520,7 @@ class PagePool:
         if leased is None:
             return False
         for own, _ in list(leased._own.values()):
-            self._own._end(own, "revoked")
+            self._own.leases.end(own, "revoked")
         await leased._ended.wait()
         return True
 
@@ -654,7 +655,7 @@ class PagePool:
             if revoke:
                 for leased in leases:
                     for own, _ in list(leased._own.values()):
-                        self._own._end(own, "revoked")
+                        self._own.leases.end(own, "revoked")
             for leased in leases:
                 await leased._ended.wait()
             while any(page.num_holds for page in held) and (jobs := self._jobs | self._reaping):
