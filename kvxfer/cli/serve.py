@@ -68,6 +68,8 @@ def serve(
     """Run the node's daemon until SIGTERM or SIGINT: REST, a page for people, and a host pool of pages."""
     if (tls_certificate is None) != (tls_key is None):
         raise invalid("--tls-certificate and --tls-key go together")
+    if tls_client_ca is not None and tls_certificate is None:
+        raise invalid("--tls-client-ca is for TLS: name --tls-certificate and --tls-key as well")
     from kvxfer.control.listening import Tls
     from kvxfer.control.serve import ServeOptions, run
 

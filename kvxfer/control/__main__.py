@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     if (told.tls_certificate is None) != (told.tls_key is None):
         parser.error("--tls-certificate and --tls-key go together")
+    if told.tls_client_ca is not None and told.tls_certificate is None:
+        parser.error("--tls-client-ca is for TLS: name --tls-certificate and --tls-key as well")
     try:
         options = ServeOptions(
             state=told.state,

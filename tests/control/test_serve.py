@@ -51,6 +51,7 @@ def test_this_host_needs_none(host: str) -> None:
         (["--listen", "nonsense"], "--listen"),
         (["--listen", "192.0.2.1:1", "--tls-certificate", "c", "--tls-key", "k"], "cannot be listened on"),
         (["--tls-key", "k"], "go together"),
+        (["--tls-client-ca", "c"], "is for TLS"),
         (["--allow", "10.0.0.0/99"], "10.0.0.0/99"),
         (["--secret", "/nothing"], "/nothing"),
         (["--gpu", "0"], "own agent, which --no-agent leaves out"),
