@@ -60,6 +60,9 @@ def serve(
     own_agent: Annotated[
         bool, typer.Option("--agent/--no-agent", help="Whether it has an agent itself.")
     ] = True,
+    gpu: Annotated[
+        int | None, typer.Option(min=0, help="Take memory of this GPU as well, on memory.sock.")
+    ] = None,
     most_transfers: Annotated[int, typer.Option(min=1, help="Records of transfers that are kept.")] = 100_000,
     stop_after_s: Annotated[
         float, typer.Option(min=0.0, help="For what runs when it is told to end.")
@@ -68,6 +71,8 @@ def serve(
     """Run the node's daemon until SIGTERM or SIGINT: REST, a page for people, and a host pool of pages."""
     if (tls_certificate is None) != (tls_key is None):
         raise invalid("--tls-certificate and --tls-key go together")
+    if tls_client_ca is not None and tls_certificate is None:
+        raise invalid("--tls-client-ca is for TLS: name --tls-certificate and --tls-key as well")
     from kvxfer.control.listening import Tls
     from kvxfer.control.serve import ServeOptions, run
 
@@ -91,6 +96,7 @@ def serve(
                 allow=None if allow is None else _names(allow),
                 require=_names(require),
                 own_agent=own_agent,
+                gpu=gpu,
                 most_transfers=most_transfers,
                 stop_after_s=stop_after_s,
             )

@@ -32,11 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--allow", help="hosts and networks that requests may have it dial, with commas")
     parser.add_argument("--require", default="", help="transports without which it is not ready")
     parser.add_argument("--no-agent", action="store_true", help="no agent of its own")
+    parser.add_argument("--gpu", type=int, help="index of a GPU whose memory is taken as well")
     parser.add_argument("--most-transfers", type=int, default=ServeOptions().most_transfers)
     parser.add_argument("--stop-after-s", type=float, default=ServeOptions().stop_after_s)
     told = parser.parse_args(arguments)
     if (told.tls_certificate is None) != (told.tls_key is None):
         parser.error("--tls-certificate and --tls-key go together")
+    if told.tls_client_ca is not None and told.tls_certificate is None:
+        parser.error("--tls-client-ca is for TLS: name --tls-certificate and --tls-key as well")
     try:
         options = ServeOptions(
             state=told.state,
@@ -53,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             allow=None if told.allow is None else _names(told.allow),
             require=_names(told.require),
             own_agent=not told.no_agent,
+            gpu=told.gpu,
             most_transfers=told.most_transfers,
             stop_after_s=told.stop_after_s,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.attachment.frames import Malformed
 from kvxfer.control import schema
@@ -11,6 +13,9 @@ from kvxfer.control.attached import Attached
 from kvxfer.control.dial_check import require_allowed
 from kvxfer.control.drains import Drains
 from kvxfer.control.problems import Refusal
+
+# Of an agent that is asked; its own `connect_timeout_s` is shorter as a rule.
+_CONNECT_TIMEOUT_S: Final = 15.0
 
 
 class AgentDials:
@@ -41,7 +46,7 @@ class AgentDials:
         self._drains.require_open()
         agent = self._agents.find(name)
         args = {"remote_agent": self.place_of(asked.remote_agent, agent)}
-        told = await self._agents.call(agent, "move.connect", args, asked.timeout_s)
+        told = await self._agents.call(agent, "move.connect", args, _CONNECT_TIMEOUT_S)
         try:
             row = peer_of(told)
         except Malformed as error:

@@ -137,8 +137,7 @@ def list_agent_peers(agent: str, *, cursor: str = "", limit: int = 100) -> Call[
 
 def connect_agent(agent: str, asked: schema.ConnectRequest) -> Call[schema.Peer]:
     """Has an agent connect to another; returns the session, or the one that is open already."""
-    made = _send("POST", _path("/v1/agents/{}/peers", agent), schema.Peer, asked)
-    return replace(made, timeout_s=asked.timeout_s + PATIENCE_S)
+    return _send("POST", _path("/v1/agents/{}/peers", agent), schema.Peer, asked)
 
 
 # ---- directory -------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class HandedOver:
 
 
 def hand_over(
-    memory: NDArray[Any] | int,
+    memory: Any,
     layout: KVLayout,
     name: str,
     *,
@@ -126,8 +126,9 @@ def hand_over(
     Parameters
     ----------
     memory
-        An array that `shared_array` made, or a part of one; or a memfd that is filled, and sealed
-        against shrinking.
+        An array that `shared_array` made, or a part of one; a memfd that is filled, and sealed against
+        shrinking; or a contiguous tensor on the daemon's GPU (``kvxfer serve --gpu``), which was made in
+        `kvxfer.gpu.shareable_memory`.
     layout
         Where its elements lie, counted from the array's first byte, or the memfd's.
     name
@@ -140,15 +141,31 @@ def hand_over(
     Raises
     ------
     UsageError
-        ``invalid-argument``: no such memory; else what the daemon says of it.
+        ``invalid-argument``: no such memory. ``unsupported``: memory of a GPU that no other process can keep
+        mapped. Else what the daemon says of it.
     PeerError
         ``unreachable``: there is no daemon, or it does not answer. ``auth-failed``: it is another user's.
     """
+    line = {"name": name, "layout": json.loads(layout.to_bytes())}
+    path = _socket_of(daemon)
+    if hasattr(memory, "__cuda_array_interface__"):
+        from kvxfer.gpu.store_offer import offer_stores
+
+        with offer_stores(memory) as offer:
+            _, allocated, handle, fd, offset = offer.handle()
+            told = {"kind": "descriptor"} if fd >= 0 else {"kind": "fabric", "handle": handle.hex()}
+            line |= {"offset": offset, "nbytes": offer.nbytes}
+            line["cuda_handle"] = {**told, "allocated_nbytes": allocated}
+            return _handed(memory, line, [fd] if fd >= 0 else [], path, timeout_s)
     fd, offset, nbytes = (memory, 0, None) if isinstance(memory, int) else _place_of(memory)
-    line = {"name": name, "layout": json.loads(layout.to_bytes()), "offset": offset}
+    line["offset"] = offset
     if nbytes is not None:
         line["nbytes"] = nbytes
-    path = _socket_of(daemon)
+    return _handed(memory, line, [fd], path, timeout_s)
+
+
+def _handed(memory: Any, line: dict[str, Any], fds: list[int], path: Path, timeout_s: float) -> HandedOver:
+    """Sends a line with its descriptors, and returns what the daemon made of it."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
@@ -157,7 +174,7 @@ def hand_over(
             _require_own(connection, path)
             encoded = json.dumps(line).encode() + b"\n"
             try:
-                sent = socket.send_fds(connection, [encoded], [fd])
+                sent = socket.send_fds(connection, [encoded], fds)
                 connection.sendall(encoded[sent:])
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it refuses before it has read all, and says why

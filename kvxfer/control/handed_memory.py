@@ -17,24 +17,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvxfer.control.handed_line import MAX_LINE_NBYTES, HandedLine, require_span
 from kvxfer.control.own_agent import OwnAgent
 from kvxfer.errors import KvxferError, UsageError, invalid
-from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
-from kvxfer.layout.schema import decode_object
+from kvxfer.gpu.peer_pages import PeerPages, map_pages
 from kvxfer.log import logger
 from kvxfer.region import Region
 from kvxfer.session.completion import resolve
 
 SOCKET_NAME: Final = "memory.sock"
-#: Of the one line that a process sends: a layout, spelled as text in JSON, and little else.
-MAX_LINE_NBYTES: Final = 2 * MAX_ENCODED_NBYTES + 4096
-_MAX_NAME_NBYTES: Final = 64
 # Who connects and says nothing holds a descriptor.
 _LINE_TIMEOUT_S: Final = 10.0
 _MOST_CONNECTIONS: Final = 1024
 _MOST_REGIONS: Final = 256
 _ACCEPT_AGAIN_S: Final = 0.1
+# Of the host, or of a GPU.
+Memory = NDArray[np.uint8] | PeerPages
 # Of st_blocks, whatever the file system's are.
 _STAT_BLOCK_NBYTES: Final = 512
 
@@ -55,6 +55,8 @@ class Handed:
         Seconds since 1970.
     region
         Of the daemon's agent.
+    memory
+        As it is mapped here.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Handed:
     nbytes: int
     handed_at: float
     region: Region
+    memory: Memory
 
 
 class HandedMemory:
@@ -78,6 +81,13 @@ class HandedMemory:
     The memory is a region for as long as the connection stands. When it ends, also by the process's death,
     the region's transfers and leases end with ``region-gone`` and it is deregistered; a process that ends its
     own half of the connection (``shutdown``) is sent ``{"gone": true}`` when no byte is touched any more.
+
+    Memory of a GPU comes as the handle of its allocation, by which the daemon maps it::
+
+        {"name": "cache", "layout": {...}, "offset": 0, "nbytes": 1048576,
+         "cuda_handle": {"kind": "descriptor", "allocated_nbytes": 2097152}}
+
+    and lives as long as it is mapped here, whatever becomes of its process.
 
     The memfd must be sealed against shrinking (F_SEAL_SHRINK), or the daemon could be made to touch what is
     not there, and filled, so that its pages are charged to the process. All methods belong to one event
@@ -95,6 +105,8 @@ class HandedMemory:
         Users whose processes may hand over; None for the daemon's own and root.
     max_nbytes
         Of all that is handed over at a time; None for as much as the machine has.
+    gpu
+        Index of the GPU whose memory is taken as well; None for none.
     on_change
         Called when a region came (True) or went (False). Must not block.
     """
@@ -106,6 +118,7 @@ class HandedMemory:
         *,
         allowed_uids: Collection[int] | None = None,
         max_nbytes: int | None = None,
+        gpu: int | None = None,
         on_change: Callable[[Handed, bool], None] | None = None,
     ) -> None:
         self._path = folder / SOCKET_NAME
@@ -114,6 +127,7 @@ class HandedMemory:
         self._allowed_uids = frozenset((0, os.getuid()) if allowed_uids is None else allowed_uids)
         self._is_private = allowed_uids is None
         self._max_nbytes = _machine_nbytes() if max_nbytes is None else max_nbytes
+        self._gpu = gpu
         self._on_change = on_change
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -157,7 +171,7 @@ class HandedMemory:
             listener.close()
             raise
         try:
-            self._sibling = self._parent.sibling("memory")
+            self._sibling = self._parent.sibling("memory", gpu=self._gpu)
         except BaseException:
             listener.close()
             raise
@@ -243,42 +257,80 @@ class HandedMemory:
             raise invalid(f"no line of JSON came within {_LINE_TIMEOUT_S:g} s") from None
         if line is None:
             return None
-        wanted = decode_object(line, MAX_LINE_NBYTES, "what is handed over")
-        name = wanted.get("name")
-        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_NBYTES:
-            raise invalid(f"name is text of 1 to {_MAX_NAME_NBYTES} bytes")
-        if not name.isprintable():
-            raise invalid("name has letters that cannot be printed")
-        layout = _layout_of(wanted.get("layout"))
-        if "cuda_handle" in wanted:
-            raise UsageError("this daemon has no GPU, and takes memory of the host alone", code="unsupported")
-        if len(fds) != 1:
-            raise invalid(f"{len(fds)} descriptors came beside the line: send one, of a memfd")
+        wanted = HandedLine.read(line)
+        self._require_taken(wanted, len(fds))
         if len(self._names) >= _MOST_REGIONS:
             raise UsageError(f"{_MOST_REGIONS} memories are handed over already", code="exhausted")
-        region_name = self.agent.region_name("memory", name)
+        region_name = self.agent.region_name("memory", wanted.name)
         if region_name in self._names:
-            raise invalid(f"memory {name!r} is handed over already, by this or another process")
+            raise invalid(f"memory {wanted.name!r} is handed over already, by this or another process")
         self._names.add(region_name)  # before anything is waited for
         try:
-            memory = self._map(fds[0], wanted, layout)
+            memory = await self._mapped(wanted, fds)
             try:
-                region = self.agent.register(region_name, memory, layout)
+                region = self.agent.register(region_name, memory, wanted.layout)
             except BaseException:
-                self._nbytes -= len(memory)
+                await self._let_go(memory)
                 raise
         except BaseException:
             self._names.discard(region_name)
             raise
-        handed = Handed(region_name, pid, uid, len(memory), time.time(), region)
+        nbytes = memory.nbytes
+        handed = Handed(region_name, pid, uid, nbytes, time.time(), region, memory)
         self.regions[region_name] = handed
         return handed
 
-    def _map(self, fd: int, wanted: dict[str, Any], layout: KVLayout) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Returns the memory that a descriptor stands for, once it cannot go away."""
-        offset, nbytes = (
-            _count(wanted, name, default) for name, default in (("offset", 0), ("nbytes", None))
-        )
+    def _require_taken(self, wanted: HandedLine, num_fds: int) -> None:
+        """Refuses memory of a GPU where the daemon has none, and other descriptors than are needed."""
+        if wanted.gpu is not None and self._gpu is None:
+            raise UsageError(
+                "this daemon has no GPU, and takes memory of the host alone: start it with --gpu",
+                code="unsupported",
+            )
+        needed = 1 if wanted.gpu is None else wanted.gpu.num_descriptors
+        if num_fds != needed:
+            what = "of a memfd" if wanted.gpu is None else "of the allocation, as the driver exported it"
+            words = f"send one, {what}" if needed else "a fabric handle needs none"
+            raise invalid(f"{num_fds} descriptors came beside the line: {words}")
+
+    async def _mapped(self, wanted: HandedLine, fds: list[int]) -> Memory:
+        """Returns the memory that is handed over, mapped; `_let_go` unmaps it."""
+        if wanted.gpu is None:
+            return self._map(fds[0], wanted)
+        # In a thread, since the driver may take long, and with its own descriptor: this may be given up.
+        fd = os.dup(fds[0]) if fds else -1
+        return await asyncio.to_thread(self._map_gpu, wanted, fd)
+
+    def _map_gpu(self, wanted: HandedLine, fd: int) -> PeerPages:
+        handle = wanted.gpu
+        assert handle is not None
+        assert self._gpu is not None
+        assert wanted.nbytes is not None
+        try:
+            # The driver's are of its device, or of no file at all.
+            if fd >= 0 and stat.S_IFMT(os.fstat(fd).st_mode) not in (0, stat.S_IFCHR):
+                raise invalid(
+                    "the descriptor is of no GPU memory: send what cuMemExportToShareableHandle gave"
+                )
+            return map_pages(
+                *(self._gpu, handle.kind, handle.allocated_nbytes, handle.handle, fd),
+                offset=wanted.offset,
+                nbytes=wanted.nbytes,
+            )
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    async def _let_go(self, memory: Memory) -> None:
+        """Unmaps what nothing touches any more; of the host it goes with its last reference."""
+        if isinstance(memory, PeerPages):
+            await asyncio.to_thread(memory.close)
+        else:
+            self._nbytes -= memory.nbytes
+
+    def _map(self, fd: int, wanted: HandedLine) -> NDArray[np.uint8]:
+        """Returns the memory that a memfd stands for, once it cannot go away."""
+        offset, nbytes = wanted.offset, wanted.nbytes
         at = os.fstat(fd)
         if not stat.S_ISREG(at.st_mode):
             raise invalid("the descriptor is of no memory: send one that memfd_create returned")
@@ -296,10 +348,7 @@ class HandedMemory:
             nbytes = at.st_size - offset
         if offset + nbytes > at.st_size or nbytes < 1:
             raise invalid(f"{nbytes} bytes from {offset} on do not lie in a memfd of {at.st_size} bytes")
-        if layout.nbytes > nbytes:
-            raise UsageError(
-                f"the layout spans {layout.nbytes} bytes, the memory {nbytes}", code="out-of-range"
-            )
+        require_span(wanted.layout, nbytes)
         if self._nbytes + nbytes > self._max_nbytes:
             raise UsageError(
                 f"{nbytes} bytes more would be over the {self._max_nbytes} that may be handed over",
@@ -328,8 +377,8 @@ class HandedMemory:
         except KvxferError as error:
             if not self.agent.agent.closed:
                 logger().error("kvxfer: %s: %s", handed.name, error)
+        await self._let_go(handed.memory)
         self._names.discard(handed.name)
-        self._nbytes -= handed.nbytes
         self._tell(handed, False)
 
     def _tell(self, handed: Handed, has_come: bool) -> None:
@@ -410,21 +459,6 @@ def _peer_of(connection: socket.socket) -> tuple[int, int]:
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", told)
     return pid, uid
-
-
-def _layout_of(document: Any) -> KVLayout:
-    if not isinstance(document, dict):
-        raise invalid("layout is a JSON object, as KVLayout.to_bytes writes it")
-    return KVLayout.from_bytes(json.dumps(document).encode())
-
-
-def _count(wanted: dict[str, Any], name: str, default: int | None) -> Any:
-    value = wanted.get(name, default)
-    if value is default:
-        return value
-    if type(value) is not int or not 0 <= value < 1 << 56:
-        raise invalid(f"{name} is a whole number of bytes, not {value!r:.100}")
-    return value
 
 
 def _machine_nbytes() -> int:

@@ -175,6 +175,22 @@ class Moves:
                 if not waiters:
                     self._waiters.pop(entry.seq, None)
             entry = self._table.at(entry.seq) or entry
+        return await self._with_open_end(entry)
+
+    async def _with_open_end(self, entry: Entry) -> schema.Transfer:
+        """Returns a transfer; of one that was made here and is open with its stages, as its agent answers."""
+        made = entry.made
+        agent = None if made is None else self._agents.attached.get(made.agent)
+        if made is None or agent is None or entry.outcome != "pending":
+            return self._view.one(entry)
+        (records,) = await self._ask_open([agent], _MOST_OPEN)
+        entry = self._table.at(entry.seq) or entry
+        for record in records:
+            if record.handle == made.handle and entry.outcome == "pending":
+                self._id_of(agent, record)  # by which it is known from now on, where the session was told of
+                id_ = (self._table.at(entry.seq) or entry).id
+                told = (id_, self._end(agent, record, _names(agent)), made)
+                return self._view.open([told], self._clock(), 1).items[0]
         return self._view.one(entry)
 
     async def cancel(self, id_: str, caller: Caller) -> schema.Cancelled:

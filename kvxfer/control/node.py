@@ -133,19 +133,19 @@ class NodeDaemon:
     def add_own(self, own: OwnAgent, pool: PagePool | None) -> None:
         """Takes the daemon's own agent, and its pool where it has one; closes them at the end."""
         self.own, self._pool = own, pool
-        own.on_expired = lambda: self.intake.lease_counts.note_expired(own.incarnation)
+        own.leases.on_expired = lambda: self.intake.lease_counts.note_expired(own.incarnation)
         if pool is not None:
             from kvxfer.control.host_pool.page_desk import PageDesk
 
             self.pages = PageDesk(pool, self.store, self.allowed)
             self.settings.take_effect()
 
-    async def add_memory(self) -> None:
-        """Lets processes hand memory to its own agent."""
+    async def add_memory(self, gpu: int | None = None) -> None:
+        """Lets processes hand memory to its own agent, also of a GPU where one is named."""
         assert self.own is not None
         from kvxfer.control.handed_memory import HandedMemory
 
-        self._memory = HandedMemory(self.options.runtime, self.own, on_change=self._on_memory)
+        self._memory = HandedMemory(self.options.runtime, self.own, gpu=gpu, on_change=self._on_memory)
         await self._memory.start()
 
     def _on_memory(self, handed: Handed, came: bool) -> None:

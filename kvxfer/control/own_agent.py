@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from kvxfer.address import Address
 from kvxfer.agent import Agent
 from kvxfer.allowed_hosts import AllowedHosts
-from kvxfer.arguments import seconds
+from kvxfer.control.own_dials import OwnDials
+from kvxfer.control.own_leases import OwnLease, OwnLeases
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.protocol import Directory
-from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid
+from kvxfer.errors import PeerError, UsageError, invalid
 from kvxfer.layout.kv_layout import KVLayout
-from kvxfer.lease import Lease, LeaseMode
+from kvxfer.lease import LeaseMode
 from kvxfer.lease_token import LeaseToken
-from kvxfer.log import logger
 from kvxfer.options import AgentOptions
-from kvxfer.peer import Peer, PeerState
+from kvxfer.peer import Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.transfer import Transfer
 
-# Addresses come from requests, and one that does not answer takes a descriptor for as long as connecting may.
-_MOST_DIALS: Final = 64
-_MOST_DIALS_OF_HOST: Final = 16
-#: Leases that are open at a time, and the longest that one may last.
-MOST_LEASES: Final = 4096
-MAX_TTL_S: Final = 24 * 3600.0
 # A region that its agent has registered just now is told a moment later.
 _REGION_TIMEOUT_S: Final = 1.0
 # Of a node's name, so that regions have room for theirs (128 bytes).
@@ -53,39 +46,6 @@ class RemotePlace(NamedTuple):
     agent: str
     region: str
     address: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class OwnLease:
-    """A right to blocks of a region of the daemon's own agent, which can be made longer.
-
-    Attributes
-    ----------
-    number
-        By which it is named here; never reused.
-    region
-        The region's name.
-    lease
-        What was granted. It lasts until it is revoked, which `OwnAgent` does when its time is over.
-    expires_at
-        By the event loop's clock (CLOCK_MONOTONIC).
-    end
-        How it ended: ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``, ``"closed"``; ``""``
-        of one that has not.
-    """
-
-    number: int
-    region: str
-    lease: Lease
-    expires_at: float
-    end: str = ""
-    _timer: asyncio.TimerHandle | None = None
-    _watcher: asyncio.Task[None] | None = None
-
-    @property
-    def token(self) -> LeaseToken:
-        """What the reader passes as ``lease=``."""
-        return self.lease.token
 
 
 class OwnAgent:
@@ -134,26 +94,16 @@ class OwnAgent:
         name = f"daemon/{node}/{role}" if role else f"daemon/{node}"
         self.agent = Agent(name, options, directory=directory, metadata=metadata)
         self._directory = directory
-        #: Leases that have not ended, by number. Read only.
-        self.leases: dict[int, OwnLease] = {}
-        self._last_lease = 0
-        #: Called when a lease has run out, which the agent itself takes for revoked. Must not block.
-        self.on_expired: Callable[[], None] | None = None
-        self._dials: dict[str, asyncio.Task[Peer]] = {}
-        self._dials_of_host: dict[str, int] = {}
-        self._at_address: dict[str, Peer] = {}
+        #: Leases that have not ended.
+        self.leases = OwnLeases(self.agent)
+        self._dials = OwnDials(self.agent)
 
     async def aclose(self) -> None:
         """Ends its transfers, leases and sessions, and fences its regions. Idempotent."""
-        for dial in list(self._dials.values()):
-            dial.cancel()
-        for lease in list(self.leases.values()):
-            if lease._timer is not None:
-                lease._timer.cancel()
+        self._dials.cancel()
+        self.leases.stop_clocks()
         await self.agent.aclose()
-        watchers = [lease._watcher for lease in self.leases.values() if lease._watcher is not None]
-        if watchers:
-            await asyncio.wait(watchers)
+        await self.leases.ended()
 
     @property
     def name(self) -> str:
@@ -170,8 +120,8 @@ class OwnAgent:
         """In hexadecimal digits."""
         return self.agent.incarnation.hex()
 
-    def sibling(self, role: str) -> OwnAgent:
-        """Returns another agent of this daemon's, with the same options and a role; close it yourself.
+    def sibling(self, role: str, *, gpu: int | None = None) -> OwnAgent:
+        """Returns another agent of this daemon's, with the same options, a role, a GPU; close it yourself.
 
         Where this one listens on a port that was named, that listens on the next, and says so to peers.
 
@@ -187,6 +137,7 @@ class OwnAgent:
                 options,
                 listen=_next_port(options.listen),
                 advertise=None if options.advertise is None else _next_port(options.advertise),
+                gpu=gpu,
             ),
             role=role,
             allow=self.allow,
@@ -271,7 +222,7 @@ class OwnAgent:
                     code="unreachable",
                     peer=agent,
                 )
-            return await self._dialled(agent, agent, "")
+            return await self._dials.dial(agent, agent, "")
         place = Address.parse(address, "address")
         if not is_known and not self.allow.allow(place.host):
             raise UsageError(
@@ -280,7 +231,7 @@ class OwnAgent:
                 code="not-permitted",
                 peer=agent,
             )
-        peer = await self._dialled(str(place), str(place), place.host.lower())
+        peer = await self._dials.dial(str(place), str(place), place.host.lower())
         if agent and agent not in (peer.name, peer.incarnation.hex()):
             raise PeerError(
                 f"agent {peer.name!r} ({peer.incarnation.hex()}) answers at {address}, not {agent!r}",
@@ -292,37 +243,6 @@ class OwnAgent:
     async def connect_to(self, entry: Entry, *, is_known: bool = False) -> Peer:
         """Returns a session with one life of an agent, as `connect` does."""
         return await self.connect(entry.incarnation.hex(), entry.address, is_known=is_known)
-
-    async def _dialled(self, key: str, target: str, host: str) -> Peer:
-        """Returns the session of all who ask for one target; who is cancelled leaves it to the others."""
-        known = self._at_address.get(key)
-        if known is not None:
-            if known.state is PeerState.OPEN:
-                return known
-            del self._at_address[key]
-        dial = self._dials.get(key)
-        if dial is None:
-            if len(self._dials) >= _MOST_DIALS or self._dials_of_host.get(host, 0) >= _MOST_DIALS_OF_HOST:
-                raise PeerError(
-                    f"{target} is not dialled: too many others are, and do not answer; ask again later",
-                    code="unreachable",
-                )
-            dial = asyncio.create_task(self.agent.connect(target), name=f"dial {target}")
-            self._dials[key] = dial
-            self._dials_of_host[host] = self._dials_of_host.get(host, 0) + 1
-            dial.add_done_callback(lambda done: self._has_dialled(key, host, done))
-        return await asyncio.shield(dial)
-
-    def _has_dialled(self, key: str, host: str, dial: asyncio.Task[Peer]) -> None:
-        del self._dials[key]
-        self._dials_of_host[host] -= 1
-        if not self._dials_of_host[host]:
-            del self._dials_of_host[host]
-        if not dial.cancelled() and dial.exception() is None:
-            self._at_address = {
-                at: peer for at, peer in self._at_address.items() if peer.state is PeerState.OPEN
-            }
-            self._at_address[key] = dial.result()
 
     # ---- transfers --------------------------------------------------------------------------
 
@@ -389,9 +309,7 @@ class OwnAgent:
         PeerError
             ``unreachable``: no session is open with who is to write.
         """
-        ttl_s = _ttl(ttl_s)
-        if len(self.leases) >= MOST_LEASES:
-            raise ExhaustedError(f"{MOST_LEASES} leases are open: revoke some", code="exhausted")
+        ttl_s = self.leases.require_room(ttl_s)
         whose: Peer | str | None = holder
         if mode == "write":
             whose = self.peer(holder) if holder else None
@@ -403,78 +321,15 @@ class OwnAgent:
                     peer=holder or "",
                 )
         lease = self.region(region).grant(whose, None if blocks is None else list(blocks), mode, math.inf)
-        loop = asyncio.get_running_loop()
-        self._last_lease += 1
-        own = OwnLease(self._last_lease, region, lease, loop.time() + ttl_s)
-        self.leases[own.number] = own
-        own._timer = loop.call_at(own.expires_at, self._expire, own)
-        own._watcher = asyncio.create_task(self._watch(own, on_end), name=f"lease {own.number}")
-        return own
+        return self.leases.keep(region, lease, ttl_s, on_end)
 
     def extend(self, number: int, ttl_s: float) -> OwnLease:
-        """Begins a lease's time anew.
-
-        Raises
-        ------
-        UsageError
-            ``lease-ended``: it has ended, or never was.
-        """
-        ttl_s = _ttl(ttl_s)
-        own = self._lease(number)
-        assert own._timer is not None
-        own._timer.cancel()
-        own.expires_at = asyncio.get_running_loop().time() + ttl_s
-        own._timer = asyncio.get_running_loop().call_at(own.expires_at, self._expire, own)
-        return own
+        """Begins a lease's time anew: see `OwnLeases.extend`."""
+        return self.leases.extend(number, ttl_s)
 
     async def revoke(self, number: int) -> None:
-        """Ends a lease; when this returns no byte moves under it. Does nothing to one that has ended.
-
-        Cancelling abandons the waiting alone.
-        """
-        own = self.leases.get(number)
-        if own is None:
-            return
-        self._end(own, "revoked")
-        assert own._watcher is not None
-        await asyncio.wait([own._watcher])
-
-    def _lease(self, number: int) -> OwnLease:
-        own = self.leases.get(number)
-        if own is None or own.end:
-            raise UsageError(f"lease {number} has ended, or never was: grant another", code="lease-ended")
-        return own
-
-    def _expire(self, own: OwnLease) -> None:
-        if not own.end and self.on_expired is not None:
-            self.on_expired()
-        self._end(own, "expired")
-
-    def _end(self, own: OwnLease, how: str) -> None:
-        """Ends the right; its watcher waits for the fence."""
-        if not own.end:
-            own.end = how
-        if own._timer is not None:
-            own._timer.cancel()
-        if not self.agent.closed:
-            # Ends the right at once; what it returns would wait for the fence, which the watcher does.
-            own.lease.revoke().close()
-
-    async def _watch(self, own: OwnLease, on_end: Callable[[OwnLease], None] | None) -> None:
-        """Takes a lease out of the table when it has ended, however that came."""
-        try:
-            state = await own.lease.ended()
-            own.end = own.end or str(state)
-        except Exception as error:
-            if not self.agent.closed:
-                logger().error("kvxfer: lease %d: %r", own.number, error)
-            own.end = own.end or "closed"
-        finally:
-            if own._timer is not None:
-                own._timer.cancel()
-            self.leases.pop(own.number, None)
-            if on_end is not None:
-                on_end(own)
+        """Ends a lease, with its fence: see `OwnLeases.revoke`."""
+        await self.leases.revoke(number)
 
 
 def _next_port(address: str) -> str:
@@ -482,10 +337,3 @@ def _next_port(address: str) -> str:
         return ""
     place = Address.parse(address, "address", port_needed=False)
     return str(place._replace(port=place.port + 1)) if place.port else address
-
-
-def _ttl(ttl_s: float) -> float:
-    ttl_s = seconds(ttl_s, "ttl_s")
-    if not 0 < ttl_s <= MAX_TTL_S:
-        raise invalid(f"ttl_s is {ttl_s}, and a lease lasts at most {MAX_TTL_S:g} s")
-    return ttl_s

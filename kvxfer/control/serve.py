@@ -32,6 +32,7 @@ from kvxfer.control.listening import (
 )
 from kvxfer.control.node import NodeDaemon, NodeOptions
 from kvxfer.control.state.transfer_table import CAPACITY
+from kvxfer.errors import invalid
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class ServeOptions:
         Transports without which it is not ready.
     own_agent
         Whether it has an agent of its own: without one it moves nothing itself, and keeps no pages.
+    gpu
+        Index of the GPU whose memory is taken on ``memory.sock`` beside the host's; None for none.
     most_transfers
         Records of transfers that are kept.
     stop_after_s
@@ -96,6 +99,7 @@ class ServeOptions:
     allow: tuple[str, ...] | None = None
     require: tuple[str, ...] = ()
     own_agent: bool = True
+    gpu: int | None = None
     most_transfers: int = CAPACITY
     stop_after_s: float = 10.0
     rate: float = 500.0
@@ -138,6 +142,8 @@ async def serve(
     OSError, RuntimeError
         The folders cannot be used; ``BlockingIOError``: another daemon has them.
     """
+    if options.gpu is not None and not options.own_agent:
+        raise invalid("--gpu is for the daemon's own agent, which --no-agent leaves out")
     address = parse_listen(options.listen) if options.listen else None
     if address is not None:
         require_safe(address[0], options.tls)
@@ -279,7 +285,7 @@ async def _add_own(
             on_dropped=daemon.on_dropped,
         )
     daemon.add_own(own, pool)
-    await daemon.add_memory()
+    await daemon.add_memory(options.gpu)
 
 
 def run(options: ServeOptions, announce: Callable[[str], None] | None = None) -> None:

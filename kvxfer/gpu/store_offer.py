@@ -11,13 +11,11 @@ from typing import Any
 from kvxfer import _native
 from kvxfer._native import NativeError
 from kvxfer.errors import UsageError, invalid, translate
+from kvxfer.gpu.peer_pages import DESCRIPTOR, FABRIC, IPC, MOST_NBYTES, PeerPages, map_pages
 
-_FABRIC, _DESCRIPTOR, _IPC = 1, 2, 3
 # Magic and version, kind of handle, the allocation's bytes, where in it the memory begins, its bytes, handle.
 _MESSAGE = struct.Struct("<4sIQQQ64s")
 _MAGIC = b"kvs1"
-# Of what a GPU has: a number beyond is none of a size.
-_MOST_NBYTES = 1 << 48
 
 
 def offer_stores(memory: Any) -> StoreOffer:
@@ -58,7 +56,7 @@ def offer_stores(memory: Any) -> StoreOffer:
         kind, base, allocated, handle, fd = _native.gpu_export(seen.address)
     except NativeError as error:
         raise translate(error) from None
-    if kind == _IPC:
+    if kind == IPC:
         raise UsageError(
             "this memory is cudaMalloc's, which another process cannot hold while it is freed here: allocate "
             "it in kvxfer.gpu.shareable_memory()",
@@ -87,8 +85,15 @@ class StoreOffer:
         self.nbytes = nbytes
 
     def __repr__(self) -> str:
-        how = "fabric handle" if self._kind == _FABRIC else "descriptor"
+        how = "fabric handle" if self._kind == FABRIC else "descriptor"
         return f"<StoreOffer of {self.nbytes} bytes by {how}>"
+
+    def handle(self) -> tuple[int, int, bytes, int, int]:
+        """Returns what `map_pages` takes: kind, the allocation's bytes, handle, descriptor, and the offset.
+
+        The descriptor (-1: none) stays the offer's.
+        """
+        return self._kind, self._allocated, self._handle, self._fd, self._offset
 
     def send(self, sock: socket.socket) -> None:
         """Sends it over a connected unix socket, whose other end `receive`s it.
@@ -100,7 +105,7 @@ class StoreOffer:
         ValueError
             The offer is closed.
         """
-        if self._kind == _DESCRIPTOR and self._fd < 0:
+        if self._kind == DESCRIPTOR and self._fd < 0:
             raise ValueError("the offer is closed")
         message = _MESSAGE.pack(_MAGIC, self._kind, self._allocated, self._offset, self.nbytes, self._handle)
         sent = socket.send_fds(sock, [message], [self._fd] if self._fd >= 0 else [])
@@ -132,9 +137,9 @@ class StoreOffer:
                     code="unsupported",
                 )
             if (
-                kind not in (_FABRIC, _DESCRIPTOR)
-                or len(fds) != (kind == _DESCRIPTOR)
-                or not 0 < nbytes <= allocated <= _MOST_NBYTES
+                kind not in (FABRIC, DESCRIPTOR)
+                or len(fds) != (kind == DESCRIPTOR)
+                or not 0 < nbytes <= allocated <= MOST_NBYTES
                 or offset > allocated - nbytes
             ):
                 raise invalid(
@@ -160,13 +165,11 @@ class StoreOffer:
         ValueError
             The offer is closed.
         """
-        if self._kind == _DESCRIPTOR and self._fd < 0:
+        if self._kind == DESCRIPTOR and self._fd < 0:
             raise ValueError("the offer is closed")
-        try:
-            mapping = _native.GpuPeerMapping(gpu, self._kind, self._allocated, self._handle, self._fd)
-        except NativeError as error:
-            raise translate(error) from None
-        return PeerPages(mapping, self._offset, self.nbytes)
+        return map_pages(
+            gpu, self._kind, self._allocated, self._handle, self._fd, offset=self._offset, nbytes=self.nbytes
+        )
 
     def close(self) -> None:
         """Gives up its descriptor. What was mapped stays so. Idempotent."""
@@ -183,38 +186,4 @@ class StoreOffer:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
-
-
-class PeerPages:
-    """Memory of another process, where kernels of this one may store; made by `StoreOffer.map`.
-
-    Mapped until `close`, or as a context manager, whatever becomes of its owner: if that process ends or
-    frees the memory, stores go where nobody looks.
-    """
-
-    def __init__(self, mapping: _native.GpuPeerMapping, offset: int, nbytes: int) -> None:
-        self._mapping = mapping
-        self._offset = offset
-        #: How much of it may be stored to.
-        self.nbytes = nbytes
-
-    @property
-    def address(self) -> int:
-        """Of its first byte, for kernels (``kvxfer::PageStores``, ``store_page``, ``arrive``)."""
-        address = self._mapping.address
-        if address == 0:
-            raise ValueError("the peer's pages are not mapped any more")
-        return address + self._offset
-
-    def close(self) -> None:
-        """Waits until the device has done all that it was given, then unmaps. Idempotent."""
-        self._mapping.close()
-
-    def __enter__(self) -> PeerPages:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
         self.close()

@@ -47,6 +47,7 @@ SAMPLES: dict[type, Any] = {
     str: "a/b",
     float: 1.0,
     schema.SettingsChange: schema.SettingsChange(log_level="info"),
+    schema.ConnectRequest: schema.ConnectRequest(remote_agent="b"),
     schema.TransferRequest: schema.TransferRequest(
         agent="a", region="r", remote_agent="b", remote_region="s", src_blocks=[0], dst_blocks=[0]
     ),

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from kvxfer.control import Client, ControlError, schema
 from kvxfer.control.state.client_certificate import ClientCertificate, plain_name
 from kvxfer.control.state.tokens import TokenRecord, Tokens
-from tests.control.serving import BOUND_S, Program, program
+from tests.control.serving import BOUND_S, Program, Served, program
 
 EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 SPIFFE = "spiffe://cluster/decode"
@@ -234,6 +234,17 @@ def test_commands_and_clients_take_certificates_from_the_environment(place: Plac
         )
         assert done.returncode == status, done.stderr
         assert words in done.stdout + done.stderr
+
+
+async def test_what_was_opened_with_a_certificate_ends_when_that_expires(served: Served) -> None:
+    asked = {"name": "x", "certificate": "CN:a"}
+    async with served.unix() as client:
+        made = (await client.post("/v1/tokens", json=asked)).json()
+    access = served.daemon.access
+    caller = access.of_certificate(ClientCertificate("d" * 64, frozenset({"CN:a"}), 1e12))
+    assert caller is not None
+    assert (caller.key, access.is_valid(caller)) == (f"token:{made['id']}", True)
+    assert not access.is_valid(replace(caller, until_s=1.0))
 
 
 def test_a_certificate_that_expires_is_nobodys_from_then_on() -> None:

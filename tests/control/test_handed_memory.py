@@ -21,7 +21,8 @@ import pytest
 from kvxfer import KVLayout, KvxferError, PeerError, UsageError
 from kvxfer.control import handed_memory
 from kvxfer.control.hand_over import HandedOver, hand_over, shared_array
-from kvxfer.control.handed_memory import MAX_LINE_NBYTES, HandedMemory
+from kvxfer.control.handed_line import MAX_LINE_NBYTES, HandedLine
+from kvxfer.control.handed_memory import HandedMemory
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
 from tests.control.engines import BOUND_S, SALT, Daemon, options, until
 
@@ -401,7 +402,39 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], int], str]] = {
     "a long name": ({"name": "x" * 65}, lambda _: memfd(), "name is text"),
     "a name of two lines": ({"name": "a\nb"}, lambda _: memfd(), "cannot be printed"),
     "a name that is a number": ({"name": 7}, lambda _: memfd(), "name is text"),
-    "a handle of a GPU": ({"cuda_handle": "00"}, lambda _: memfd(), "no GPU"),
+    "a handle of a GPU": (
+        {"cuda_handle": {"kind": "descriptor", "allocated_nbytes": 4096}},
+        lambda _: memfd(),
+        "no GPU",
+    ),
+}
+HEX = "ab" * 64
+# Handles of a GPU's memory, of the 4096 bytes that the layout spans: what is read of them.
+GPU_LINES: dict[str, tuple[dict[str, Any], dict[str, Any] | str]] = {
+    "a descriptor": ({"kind": "descriptor", "allocated_nbytes": 4096}, {"num_descriptors": 1}),
+    "a fabric handle": (
+        {"kind": "fabric", "allocated_nbytes": 1 << 48, "handle": HEX},
+        {"num_descriptors": 0, "handle": b"\xab" * 64},
+    ),
+    "no object": ("00", "cuda_handle is an object"),  # type: ignore[dict-item]
+    "more than there is to say": ({"kind": "descriptor", "gpu": 0}, "cuda_handle is an object"),
+    "of no kind": ({"allocated_nbytes": 4096}, "kind is"),
+    "of another kind": ({"kind": "win32", "allocated_nbytes": 4096}, "kind is"),
+    "a descriptor with a handle": (
+        {"kind": "descriptor", "allocated_nbytes": 4096, "handle": HEX},
+        "kind is",
+    ),
+    "half a handle": ({"kind": "fabric", "allocated_nbytes": 4096, "handle": HEX[:64]}, "128 digits"),
+    "a handle of other letters": (
+        {"kind": "fabric", "allocated_nbytes": 4096, "handle": "G" * 128},
+        "128 digits",
+    ),
+    "of cudaMalloc": ({"kind": "ipc", "allocated_nbytes": 4096, "handle": HEX}, "cuMemCreate"),
+    "of no size": ({"kind": "descriptor"}, "how large"),
+    "of nothing": ({"kind": "descriptor", "allocated_nbytes": 0}, "how large"),
+    "of more than any GPU has": ({"kind": "descriptor", "allocated_nbytes": (1 << 48) + 1}, "how large"),
+    "of a fraction": ({"kind": "descriptor", "allocated_nbytes": 4096.0}, "whole number"),
+    "less than the layout spans": ({"kind": "descriptor", "allocated_nbytes": 4095}, "spans 4096"),
 }
 
 
@@ -447,6 +480,38 @@ async def test_what_no_daemon_should_map_is_refused_in_words(
     await taken.until(0)
     assert not taken.own.agent.regions
     assert taken.handed._nbytes == 0
+
+
+@pytest.mark.parametrize("name", GPU_LINES)
+def test_handles_of_a_gpus_memory_are_read_or_refused_in_words(name: str) -> None:
+    told, expected = GPU_LINES[name]
+    line = json.dumps({"name": "cache", "layout": document(), "cuda_handle": told}).encode()
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=expected):
+            HandedLine.read(line)
+        return
+    found = HandedLine.read(line)
+    assert found.gpu is not None
+    assert {key: getattr(found.gpu, key) for key in expected} == expected
+    assert found.gpu.allocated_nbytes == told["allocated_nbytes"] == found.nbytes
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(1, 8192), (8192, 1), (8192, None), (1 << 50, None), (0, 0), (4097, 4096)]
+)
+def test_a_part_that_is_not_in_its_allocation_is_refused(offset: int, nbytes: int | None) -> None:
+    handle = {"kind": "descriptor", "allocated_nbytes": 8192}
+    line = {"name": "cache", "layout": document(), "offset": offset, "cuda_handle": handle}
+    with pytest.raises(UsageError, match="do not lie in an allocation of 8192"):
+        HandedLine.read(json.dumps(line if nbytes is None else {**line, "nbytes": nbytes}).encode())
+
+
+async def test_a_fabric_handle_is_refused_where_there_is_no_gpu(memory: Callable[..., Any]) -> None:
+    taken = await memory()
+    handle = {"kind": "fabric", "allocated_nbytes": 4096, "handle": HEX}
+    line = {"name": "cache", "layout": document(), "cuda_handle": handle}
+    told = await asked(taken, json.dumps(line).encode() + b"\n", [])
+    assert (told["error"]["code"], "--gpu" in words(told)) == ("unsupported", True)
 
 
 @pytest.mark.parametrize(

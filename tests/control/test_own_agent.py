@@ -45,8 +45,8 @@ async def test_few_of_a_host_are_dialled_at_a_time(daemon: MakeDaemon) -> None:
             for number in range(20)
         ]
         await asyncio.gather(*dials, *more, return_exceptions=True)
-    assert not node.own._dials
-    assert not node.own._dials_of_host
+    assert not node.own._dials._under_way
+    assert not node.own._dials._of_host
 
 
 @pytest.mark.parametrize("node", ["", "x" * 49, "a\nb"])

@@ -51,8 +51,10 @@ def test_this_host_needs_none(host: str) -> None:
         (["--listen", "nonsense"], "--listen"),
         (["--listen", "192.0.2.1:1", "--tls-certificate", "c", "--tls-key", "k"], "cannot be listened on"),
         (["--tls-key", "k"], "go together"),
+        (["--tls-client-ca", "c"], "is for TLS"),
         (["--allow", "10.0.0.0/99"], "10.0.0.0/99"),
         (["--secret", "/nothing"], "/nothing"),
+        (["--gpu", "0"], "own agent, which --no-agent leaves out"),
     ],
 )
 def test_it_says_why_it_does_not_start(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -61,6 +63,15 @@ def test_it_says_why_it_does_not_start(tmp_path: Path, arguments: list[str], wor
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 2
     assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvxfer.control", "--state", str(tmp_path / "s"), "--listen", ""]
+    command += ["--runtime", str(tmp_path / "r"), "--gpu", "99"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
+    assert done.returncode == 2
+    assert "GPU" in done.stderr
     assert "Traceback" not in done.stderr
 
 

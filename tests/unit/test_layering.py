@@ -34,6 +34,7 @@ MAY_IMPORT_NATIVE = {
     "gpu/calibration.py",
     "gpu/command_ring.py",
     "gpu/copy_stream.py",
+    "gpu/peer_pages.py",
     "gpu/shareable.py",
     "gpu/store_offer.py",
     "gpu/trigger.py",

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kvxfer.control.schema.base import Address, Asked, Seconds, Told
+from kvxfer.control.schema.base import Address, Asked, Told
 from kvxfer.control.schema.node_models import PeerLimit
 
 
@@ -64,7 +64,6 @@ class ConnectRequest(Asked):
     remote_agent: Address = Field(
         description="Name or id of an attached agent, or an address that is allowed"
     )
-    timeout_s: Seconds = 15.0
 
 
 class Peer(Told):

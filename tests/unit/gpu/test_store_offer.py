@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +16,12 @@ import pytest
 
 native = pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
+from kvxfer.control.hand_over import hand_over  # noqa: E402
+from kvxfer.control.handed_line import GpuHandle, HandedLine  # noqa: E402
 from kvxfer.errors import UsageError  # noqa: E402
-from kvxfer.gpu import StoreOffer, offer_stores, store_offer  # noqa: E402
+from kvxfer.gpu import StoreOffer, offer_stores, peer_pages, store_offer  # noqa: E402
+from kvxfer.layout.kv_layout import KVLayout  # noqa: E402
+from kvxfer.layout.tensor import UNTOLD_GPU, view  # noqa: E402
 
 BASE, ALLOCATED = 0x7F00_0000_0000, 4 << 20
 HANDLE = bytes(range(64))
@@ -59,7 +65,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return mapped
 
     fake = SimpleNamespace(gpu_export=export, GpuPeerMapping=map_it)
-    monkeypatch.setattr(store_offer, "_native", fake)
+    for module in (store_offer, peer_pages):
+        monkeypatch.setattr(module, "_native", fake)
     return told
 
 
@@ -92,6 +99,13 @@ def test_what_is_sent_is_mapped_at_the_other_end(
     for _ in range(2):
         with StoreOffer.receive(pair[1]) as came, came.map(3) as pages:
             assert (pages.address, pages.nbytes) == (0x1000_0000 + 4096, 48)
+            seen = view(pages)
+            assert (seen.address, seen.shape, seen.itemsize, seen.gpu) == (
+                pages.address,
+                (48,),
+                1,
+                UNTOLD_GPU,
+            )
             device, how, nbytes, handle, fd = gpu.mapped[-1].arguments
             assert (device, how, nbytes, handle) == (3, kind, ALLOCATED, HANDLE)
             assert is_open(fd) if kind == 2 else fd == -1
@@ -103,6 +117,38 @@ def test_what_is_sent_is_mapped_at_the_other_end(
         for verb in (lambda: offer.send(pair[0]), offer.map):
             with pytest.raises(ValueError, match="the offer is closed"):
                 verb()
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_what_is_handed_to_a_daemon_is_what_maps_it(gpu: SimpleNamespace, tmp_path: Path, kind: int) -> None:
+    gpu.kind = kind
+    lines: list[tuple[bytes, int]] = []
+
+    def daemon() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            line, fds, *_ = socket.recv_fds(connection, 65536, 4)
+            lines.append((line, len(fds)))
+            for fd in fds:
+                os.close(fd)
+            told = {"region": "memory/x@n", "agent": "a", "incarnation": "i", "address": "tcp://x:1"}
+            connection.sendall(json.dumps(told).encode() + b"\n")
+
+    layout = KVLayout.from_tensor(np.zeros((3, 8), np.float16), "bd")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "memory.sock"))
+        listener.listen()
+        thread = threading.Thread(target=daemon)
+        thread.start()
+        with hand_over(Tensor(BASE + 4096, (3, 8)), layout, "x", daemon=tmp_path) as handed:
+            assert handed.region == "memory/x@n"
+        thread.join()
+    ((line, num_fds),) = lines
+    read = HandedLine.read(line.rstrip())
+    assert (read.name, read.layout, read.offset, read.nbytes) == ("x", layout, 4096, 48)
+    assert read.gpu == GpuHandle(kind, ALLOCATED, HANDLE if kind == 1 else bytes(64))
+    assert num_fds == read.gpu.num_descriptors == (kind == 2)
+    assert kind == 1 or not is_open(gpu.exported[0])
 
 
 def test_memory_by_cudamalloc_is_refused(gpu: SimpleNamespace) -> None:

@@ -1,0 +1,169 @@
+"""Leases of the daemon's own agents: with a time of their own, which is begun anew and ended by a number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvxfer.agent import Agent
+from kvxfer.arguments import seconds
+from kvxfer.errors import ExhaustedError, UsageError, invalid
+from kvxfer.lease import Lease
+from kvxfer.lease_token import LeaseToken
+from kvxfer.log import logger
+
+#: Leases that are open at a time, and the longest that one may last.
+MOST_LEASES: Final = 4096
+MAX_TTL_S: Final = 24 * 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class OwnLease:
+    """A right to blocks of a region of the daemon's own agent, which can be made longer.
+
+    Attributes
+    ----------
+    number
+        By which it is named here; never reused.
+    region
+        The region's name.
+    lease
+        What was granted. It lasts until it is revoked, which `OwnLeases` does when its time is over.
+    expires_at
+        By the event loop's clock (CLOCK_MONOTONIC).
+    end
+        How it ended: ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``, ``"closed"``; ``""``
+        of one that has not.
+    """
+
+    number: int
+    region: str
+    lease: Lease
+    expires_at: float
+    end: str = ""
+    _timer: asyncio.TimerHandle | None = None
+    _watcher: asyncio.Task[None] | None = None
+
+    @property
+    def token(self) -> LeaseToken:
+        """What the reader passes as ``lease=``."""
+        return self.lease.token
+
+
+class OwnLeases:
+    """Those of one agent that have not ended, by number."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self._open: dict[int, OwnLease] = {}
+        self._last = 0
+        #: Called when a lease has run out, which the agent itself takes for revoked. Must not block.
+        self.on_expired: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def stop_clocks(self) -> None:
+        """Has no lease run out any more: the agent is about to be closed, which ends all of them."""
+        for lease in list(self._open.values()):
+            if lease._timer is not None:
+                lease._timer.cancel()
+
+    async def ended(self) -> None:
+        """Waits until all of them have ended."""
+        watchers = [lease._watcher for lease in self._open.values() if lease._watcher is not None]
+        if watchers:
+            await asyncio.wait(watchers)
+
+    def require_room(self, ttl_s: float) -> float:
+        """Returns how long another may last; raises as `OwnAgent.grant` where it may not be granted."""
+        ttl_s = _ttl(ttl_s)
+        if len(self._open) >= MOST_LEASES:
+            raise ExhaustedError(f"{MOST_LEASES} leases are open: revoke some", code="exhausted")
+        return ttl_s
+
+    def keep(
+        self, region: str, lease: Lease, ttl_s: float, on_end: Callable[[OwnLease], None] | None
+    ) -> OwnLease:
+        """Takes a lease that was granted just now, and ends it when its time is over."""
+        loop = asyncio.get_running_loop()
+        self._last += 1
+        own = OwnLease(self._last, region, lease, loop.time() + ttl_s)
+        self._open[own.number] = own
+        own._timer = loop.call_at(own.expires_at, self._expire, own)
+        own._watcher = asyncio.create_task(self._watch(own, on_end), name=f"lease {own.number}")
+        return own
+
+    def extend(self, number: int, ttl_s: float) -> OwnLease:
+        """Begins a lease's time anew.
+
+        Raises
+        ------
+        UsageError
+            ``lease-ended``: it has ended, or never was.
+        """
+        ttl_s = _ttl(ttl_s)
+        own = self._lease(number)
+        assert own._timer is not None
+        own._timer.cancel()
+        own.expires_at = asyncio.get_running_loop().time() + ttl_s
+        own._timer = asyncio.get_running_loop().call_at(own.expires_at, self._expire, own)
+        return own
+
+    async def revoke(self, number: int) -> None:
+        """Ends a lease; when this returns no byte moves under it. Does nothing to one that has ended.
+
+        Cancelling abandons the waiting alone.
+        """
+        own = self._open.get(number)
+        if own is None:
+            return
+        self.end(own, "revoked")
+        assert own._watcher is not None
+        await asyncio.wait([own._watcher])
+
+    def _lease(self, number: int) -> OwnLease:
+        own = self._open.get(number)
+        if own is None or own.end:
+            raise UsageError(f"lease {number} has ended, or never was: grant another", code="lease-ended")
+        return own
+
+    def _expire(self, own: OwnLease) -> None:
+        if not own.end and self.on_expired is not None:
+            self.on_expired()
+        self.end(own, "expired")
+
+    def end(self, own: OwnLease, how: str) -> None:
+        """Ends the right; its watcher waits for the fence."""
+        if not own.end:
+            own.end = how
+        if own._timer is not None:
+            own._timer.cancel()
+        if not self.agent.closed:
+            # Ends the right at once; what it returns would wait for the fence, which the watcher does.
+            own.lease.revoke().close()
+
+    async def _watch(self, own: OwnLease, on_end: Callable[[OwnLease], None] | None) -> None:
+        """Takes a lease out of the table when it has ended, however that came."""
+        try:
+            state = await own.lease.ended()
+            own.end = own.end or str(state)
+        except Exception as error:
+            if not self.agent.closed:
+                logger().error("kvxfer: lease %d: %r", own.number, error)
+            own.end = own.end or "closed"
+        finally:
+            if own._timer is not None:
+                own._timer.cancel()
+            self._open.pop(own.number, None)
+            if on_end is not None:
+                on_end(own)
+
+
+def _ttl(ttl_s: float) -> float:
+    ttl_s = seconds(ttl_s, "ttl_s")
+    if not 0 < ttl_s <= MAX_TTL_S:
+        raise invalid(f"ttl_s is {ttl_s}, and a lease lasts at most {MAX_TTL_S:g} s")
+    return ttl_s
