@@ -27,8 +27,10 @@ class Program:
 
     Attributes
     ----------
-    start_s
-        From its start until it answered for the first time.
+    up_s, up_cpu_s
+        From its start until it answered for the first time, and the processor time that it had used by then.
+    ready_s
+        Until it said that it is ready.
     """
 
     def __init__(self, command: list[str], folder: tempfile.TemporaryDirectory[str], api: Path) -> None:
@@ -42,17 +44,19 @@ class Program:
                 [sys.executable, "-P", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
-            self._await_answer(started + REPLY_TIMEOUT_S)
+            self._await("/healthz", started + REPLY_TIMEOUT_S)
+            self.up_s, self.up_cpu_s = time.perf_counter() - started, self.cpu_s()
+            self._await("/readyz", started + REPLY_TIMEOUT_S)
         except BaseException:
             self.end()
             raise
-        self.start_s = time.perf_counter() - started
+        self.ready_s = time.perf_counter() - started
 
-    def _await_answer(self, until_s: float) -> None:
+    def _await(self, path: str, until_s: float) -> None:
         while True:
             try:
                 with self.client() as client:
-                    status, _ = client.ask("GET", "/readyz")
+                    status, _ = client.ask("GET", path)
                 if status != 503:  # of an empty application there is nothing to be ready
                     return
             except OSError:

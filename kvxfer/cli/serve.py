@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +63,7 @@ def serve(
     """Run the node's daemon until SIGTERM or SIGINT: REST, a page for people, and a host pool of pages."""
     if (tls_certificate is None) != (tls_key is None):
         raise invalid("--tls-certificate and --tls-key go together")
+    gc.disable()  # as in kvxfer/control/__main__.py
     from kvxfer.control.listening import Tls
     from kvxfer.control.serve import ServeOptions, run
 
