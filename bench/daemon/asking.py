@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from kvxfer.bench.daemon.programs import Client, Program
@@ -54,7 +55,7 @@ class Asking:
                 while not self._stopped.is_set():
                     for method, path, query in KINDS:
                         name = f"{method} {path}" + ("?" + next(iter(query)) if query else "")
-                        took_ms = timed_ms(lambda m=method, p=path, q=query: _ask(client, m, p, q))
+                        took_ms = timed_ms(partial(_ask, client, method, path, query))
                         self.took_ms.setdefault(name, []).append(took_ms)
                         time.sleep(_REST_S)
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import shutil
 import socket
@@ -62,12 +63,13 @@ async def call(family: socket.AddressFamily, place: str | tuple[str, int], sent:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
     try:
-        while True:
-            try:
-                await loop.sock_connect(client, place)
-                break
-            except BlockingIOError:  # of a unix socket whose backlog is full
-                await asyncio.sleep(0.005)
+        if family == socket.AF_INET:
+            await loop.sock_connect(client, place)
+        else:
+            while True:
+                if client.connect_ex(place) != errno.EAGAIN:
+                    break
+                await asyncio.sleep(0.005)  # its backlog is full, which asyncio takes for a connection
         await loop.sock_sendall(client, sent)
     except ConnectionError:
         pass
