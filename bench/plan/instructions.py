@@ -57,11 +57,11 @@ def run(options: InstructionsOptions, progress: Say) -> Message:
             for kib in (4, 32)
         }
         transfers = (1, 4096, _FEW_TRANSFERS), (1, 4096, _MANY_TRANSFERS)
-        with_records = (1, 4096, _OF_A_BATCH, _OF_A_BATCH), (1, 4096, 5 * _OF_A_BATCH, _OF_A_BATCH)
+        few, many = ((1, 4096, count, _OF_A_BATCH) for count in (_OF_A_BATCH, 5 * _OF_A_BATCH))
         return {
             **{name: round(per(name, *sizes)) for name, sizes in pages.items()},
             "per_transfer": round(per("per_transfer", *transfers), -2),
-            "records_per_transfer": round(per("records_per_transfer", *with_records, _OF_RECORDS)),
+            "records_per_transfer": round(per("records_per_transfer", few, many, _OF_RECORDS)),
         }
 
     return result_of("instructions", options, measure)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from kvxfer.bench.compare.measure import CompareOptions
+from kvxfer.bench.daemon.measure import DaemonOptions
 from kvxfer.bench.engines.options import DemoOptions, RouterOptions
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.gpu.check import GpuOptions
@@ -94,6 +95,7 @@ _COMMANDS = (
         prepare="serving.systems:enter_environment",
     ),
     _Command("parking", ParkingOptions, "parking.measure:run", "parking.measure:parts"),
+    _Command("daemon", DaemonOptions, "daemon.measure:run", "daemon.measure:parts"),
     _Command("plan", PlanOptions, "plan.measure:run", "plan.measure:parts"),
     _Command("setup", SetupOptions, "setup.measure:run", "setup.measure:parts"),
     _Command("scale", ScaleOptions, "scale.measure:run", "scale.measure:parts"),

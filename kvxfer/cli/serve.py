@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +74,7 @@ def serve(
         raise invalid("--tls-certificate and --tls-key go together")
     if tls_client_ca is not None and tls_certificate is None:
         raise invalid("--tls-client-ca is for TLS: name --tls-certificate and --tls-key as well")
+    gc.disable()  # as in kvxfer/control/__main__.py
     from kvxfer.control.listening import Tls
     from kvxfer.control.serve import ServeOptions, run
 

@@ -14,6 +14,7 @@ from kvxfer.attachment.frames import FrameKind, FrameReader, Malformed, json_fra
 from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.agent_messages import Hello, hello_of, sections_of
 from kvxfer.control.attached import Attached
+from kvxfer.control.descriptors import at_most
 from kvxfer.log import logger
 from kvxfer.session.records import RECORD_NBYTES, Record, decode
 
@@ -83,9 +84,9 @@ class AgentLine(asyncio.Protocol):
         )
         if self._uid not in self._lines.allowed_uids:
             self._refusal = f"agents of user {self._uid} may not attach"
-        elif len(self._lines.open) > MOST_AGENTS:
-            self._refusal = f"{MOST_AGENTS} agents are attached"
-        if len(self._lines.open) > 2 * MOST_AGENTS:
+        elif len(self._lines.open) > (most := at_most(MOST_AGENTS)):
+            self._refusal = f"{most} agents are attached"
+        if len(self._lines.open) > 2 * at_most(MOST_AGENTS):
             self.end("too many others are there")
         else:
             # It is refused once it has said its hello: before, its own words would break the pipe.

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvxfer.control.descriptors import at_most
 from kvxfer.control.handed_line import MAX_LINE_NBYTES, HandedLine, require_span
 from kvxfer.control.own_agent import OwnAgent
 from kvxfer.errors import KvxferError, UsageError, invalid
@@ -205,8 +206,8 @@ class HandedMemory:
                 logger().warning("kvxfer: %s: %s", self._path, error)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)  # no descriptor is left, say
                 continue
-            if len(self._connections) >= _MOST_CONNECTIONS:
-                _answer(connection, _error("exhausted", f"{_MOST_CONNECTIONS} processes are connected"))
+            if len(self._connections) >= (most := at_most(_MOST_CONNECTIONS)):
+                _answer(connection, _error("exhausted", f"{most} processes are connected"))
                 connection.close()
                 continue
             task = asyncio.create_task(self._serve(connection))

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP, with bounds: how long a request may take to come, and an answer to go; and who is there."""
+"""uvicorn's HTTP, with bounds of connections, and of how long requests come and answers go; and who asks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
+from kvxfer.control.descriptors import at_most
 from kvxfer.control.state.client_certificate import ClientCertificate
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-#: Connections of one listener; further ones are closed at once.
+#: Connections of one listener, where there are descriptors for as many. A further one takes the place of one
+#: that has nothing under way: the oldest that has asked for nothing yet, else the one that rests for longest.
 MOST_CONNECTIONS: Final = 1024
+#: That are accepted in one round of the loop, before any of them is counted; the rest waits in the kernel.
+ACCEPTED_AT_ONCE: Final = 16
+_BACKLOG: Final = 1024
 # Until a connection's first request has come, with all of its headers.
 _REQUEST_TIMEOUT_S: Final = 10.0
 # A client that takes nothing for so long holds an answer, or a stream's chunk, in memory.
@@ -37,8 +43,19 @@ class _Known:
         await self._app(scope, receive, send)
 
 
+class _State(ServerState):
+    """Of one listener, with the connections of which nothing is under way, the oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent: dict[BoundedProtocol, None] = {}
+        self.resting: dict[BoundedProtocol, None] = {}
+
+
 class BoundedProtocol(H11Protocol):
     """One connection."""
+
+    server_state: _State
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -46,11 +63,15 @@ class BoundedProtocol(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Takes a connection, or ends it where there are too many."""
+        """Takes a connection, in the place of another where there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
-            return
+        if len(self.connections) > at_most(MOST_CONNECTIONS):
+            state = self.server_state
+            loser = next(iter(state.silent or state.resting), self)
+            loser.leave()
+            if loser is self:
+                return
+        self.server_state.silent[self] = None
         end: socket.socket | None = transport.get_extra_info("socket")
         if end is not None and end.family == socket.AF_UNIX:
             told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -66,10 +87,25 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if not self._is_idle():
             self._stop_waiting()
+            self._give_up_place()
+
+    def on_response_complete(self) -> None:
+        """Rests until the next request, unless that has come already."""
+        super().on_response_complete()
+        if self._is_idle() and not self.transport.is_closing():
+            self.server_state.resting[self] = None
+
+    def leave(self) -> None:
+        """Ends the connection: another needs its place."""
+        # At once: uvicorn counts it until the loop's next round.
+        self.connections.discard(self)
+        self._give_up_place()
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Lets go of timers."""
         self._stop_waiting()
+        self._give_up_place()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -88,6 +124,10 @@ class BoundedProtocol(H11Protocol):
 
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    def _give_up_place(self) -> None:
+        self.server_state.silent.pop(self, None)
+        self.server_state.resting.pop(self, None)
 
     def _wait_for_request(self) -> None:
         self._patience = self.loop.call_later(_REQUEST_TIMEOUT_S, self.transport.abort)
@@ -109,15 +149,20 @@ class QuietServer(Server):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.server_state = _State()
+        self._listener: socket.socket | None = None
         self._ended = asyncio.Event()
 
     async def main_loop(self) -> None:
         """Waits for `end`; uvicorn's own wakes ten times a second."""
+        assert self._listener is not None
+        self._listener.listen(_BACKLOG)  # asyncio's is what it accepts at once
         await self.on_tick(0)
         await self._ended.wait()
 
     async def run_on(self, listener: socket.socket) -> None:
         """Serves on a socket until `end`."""
+        self._listener = listener
         await self._serve([listener])
 
     def end(self) -> None:

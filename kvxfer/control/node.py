@@ -92,6 +92,8 @@ class NodeDaemon:
         self.started_at_s = clock()
         self.allowed = options.allow
         self.own: OwnAgent | None = None
+        #: Its own agent is being made.
+        self.makes_own = False
         self.pages: PageDesk | None = None
         self._pool: PagePool | None = None
         self._memory: HandedMemory | None = None
@@ -134,6 +136,7 @@ class NodeDaemon:
         """Takes the daemon's own agent, and its pool where it has one; closes them at the end."""
         self.own, self._pool = own, pool
         own.leases.on_expired = lambda: self.intake.lease_counts.note_expired(own.incarnation)
+        self.makes_own = False
         if pool is not None:
             from kvxfer.control.host_pool.page_desk import PageDesk
 
@@ -261,9 +264,9 @@ class NodeDaemon:
             reasons.append("it drains")
         if self.store.fault:
             reasons.append(f"the store cannot be written: {self.store.fault}")
-        if self._missing is None:
+        if self._missing is None or self.makes_own:
             reasons.append("it starts")
-        else:
+        if self._missing is not None:
             reasons.extend(self._missing)
         if self.own is not None and not self.own.address:
             reasons.append(f"{self.own.name} has no address at which others reach it")

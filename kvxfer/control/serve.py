@@ -19,7 +19,8 @@ from uvicorn import Config
 
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control.app.build import DaemonApp
-from kvxfer.control.http_protocol import BoundedProtocol, QuietServer
+from kvxfer.control.descriptors import raise_limit
+from kvxfer.control.http_protocol import ACCEPTED_AT_ONCE, BoundedProtocol, QuietServer
 from kvxfer.control.listening import (
     API_SOCKET,
     DEFAULT_LISTEN,
@@ -158,6 +159,7 @@ async def serve(
             most_transfers=options.most_transfers,
         )
     )
+    daemon.makes_own = options.own_agent
     app: DaemonApp | None = None
     directory: MirroredDirectory | None = None
     servers: list[tuple[QuietServer, asyncio.Task[None]]] = []
@@ -249,6 +251,7 @@ def _begin(
         proxy_headers=False,
         server_header=False,
         date_header=False,
+        backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=60,
         timeout_graceful_shutdown=_LAST_ANSWERS_S,
         h11_max_incomplete_event_size=_MAX_HEADERS_NBYTES,
@@ -262,6 +265,8 @@ async def _add_own(
     daemon: NodeDaemon, options: ServeOptions, runtime: Path, directory: MirroredDirectory | None
 ) -> None:
     """Makes the daemon's own agent, which attaches to it as others do, and its pool."""
+    # It takes as long as all the rest: requests are answered meanwhile.
+    await asyncio.to_thread(_load_own, options.pool_gib > 0)
     from kvxfer.control.own_agent import OwnAgent
     from kvxfer.options import AgentOptions
 
@@ -272,7 +277,10 @@ async def _add_own(
         daemon=str(runtime),
         daemon_may=("show", "drain", "move", "grant", "settings"),
     )
-    own = OwnAgent(daemon.options.node, agent_options, allow=daemon.allowed, directory=directory)
+    # It waits for its directory, which may be this daemon's.
+    own = await asyncio.to_thread(
+        OwnAgent, daemon.options.node, agent_options, allow=daemon.allowed, directory=directory
+    )
     pool = None
     if options.pool_gib > 0:
         from kvxfer.control.host_pool.page_pool import PagePool
@@ -288,6 +296,15 @@ async def _add_own(
     await daemon.add_memory(options.gpu)
 
 
+def _load_own(with_pool: bool) -> None:
+    import kvxfer.agent
+    import kvxfer.control.handed_memory
+    import kvxfer.control.own_agent
+
+    if with_pool:
+        import kvxfer.control.host_pool.page_pool  # noqa: F401
+
+
 def run(options: ServeOptions, announce: Callable[[str], None] | None = None) -> None:
     """Runs a daemon until SIGTERM or SIGINT; a second one ends it at once."""
 
@@ -298,6 +315,7 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
         # What is there now stays: looking at it again would hold requests up for a tenth of a second.
         gc.collect()
         gc.freeze()
+        gc.enable()
         # Starting took a MiB more than serving does.
         if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
             trim(0)
@@ -316,6 +334,7 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
             loop.add_signal_handler(number, told)
         await serve(options, stop, announce or say, started)
 
+    raise_limit()
     # It would warn of each request that is none: strangers could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     asyncio.run(main())

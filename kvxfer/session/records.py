@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 from kvxfer.errors import CODE_NAMES
@@ -17,6 +18,7 @@ Outcome = Literal["pending", "done", "failed", "cancelled"]
 
 _ROLES: Final[tuple[Role, ...]] = ("source", "destination", "expectation")
 _OUTCOMES: Final[tuple[Outcome, ...]] = ("pending", "done", "failed", "cancelled")
+_CODES: Final = {name: number for number, name in CODE_NAMES.items()}
 # native/core/transfer.h: TransferState.
 _STATES: Final = (
     "queued",
@@ -121,6 +123,26 @@ def decode(data: bytes) -> list[Record]:
     if len(data) % RECORD_NBYTES:
         raise ValueError(f"{len(data)} bytes are no whole records of {RECORD_NBYTES}")
     return [_record(fields) for fields in _LAYOUT.iter_unpack(data)]
+
+
+def encode(records: Iterable[Record]) -> bytes:
+    """Returns records as native code has them: what `decode` reads. Texts are cut to what has room."""
+    return b"".join(_LAYOUT.pack(*_fields(record)) for record in records)
+
+
+def _fields(record: Record) -> tuple[Any, ...]:
+    rails, context, message = (
+        text.encode()[:nbytes]
+        for text, nbytes in ((",".join(record.rails), 24), (record.context, 128), (record.message, 120))
+    )
+    return (
+        *(record.transfer, record.handle, record.region, record.remote_region, record.nbytes),
+        *(record.posted_ns, record.begun_ns, record.first_piece_ns, record.ended_ns, record.session),
+        *(record.num_blocks, record.num_layers, record.num_pieces, record.pieces_done),
+        _CODES[record.code] if record.code else 0,
+        *(_ROLES.index(record.role), _OUTCOMES.index(record.outcome), _STATES.index(record.state)),
+        *(record.priority, record.ours, len(rails), len(context), len(message), rails, context, message),
+    )
 
 
 def _record(fields: tuple[Any, ...]) -> Record:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kvxfer
+from kvxfer.bench.daemon.measure import SCENES
 from kvxfer.bench.report import results
 from kvxfer.bench.scale.measure import COLUMNS, SERIES
 from kvxfer.bench.setup.measure import FIGURES as SETUP_FIGURES
@@ -25,6 +26,8 @@ STAGES = {"post", "first_layer", "last_layer", "notification", "decode_may_start
 PAGES = ["pages", "--total-mib", "4", "--iterations", "2"]
 HANDOVER = ["handover", "--requests", "4", "--max-tokens", "64", "--prefill-ms-per-layer", "0.2"]
 PARKING = ["parking", "--total-mib", "4", "--layers", "4", "--iterations", "2"]
+DAEMON = ["daemon", "--seconds", "1", "--iterations", "1", "--records", "3000", "--agents", "8"]
+DAEMON += ["--watchers", "8", "--events-per-s", "1000", "--transfers-per-s", "200"]
 PLAN = ["plan", "--layers", "4", "--blocks", "30", "--iterations", "3"]
 # -P: the installed package, whatever the working folder holds.
 PROGRAM = [sys.executable, "-P", "-m", "kvxfer.bench"]
@@ -275,3 +278,12 @@ def test_mistakes_are_one_line_and_status_2_before_the_run(
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
     assert not done.stdout
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_what_a_daemon_costs_is_reported(scene: str) -> None:
+    pytest.importorskip("fastapi")
+    result = result_of(*DAEMON, "--scenes", scene)
+    assert SCENES[scene].keys() <= result.keys()
+    # An idle daemon takes no time that is counted; this laggard has read what it was sent.
+    check_figures(result, *(SCENES[scene].keys() - {"idle_cores", "laggard_missed", "grown_mib", "slowest"}))

@@ -131,9 +131,11 @@ class Program:
 
 
 @contextmanager
-def program(folder: Path, *arguments: str, agent: bool = False) -> Iterator[Program]:
-    """Runs ``python -m kvxfer.control`` until the block ends."""
-    command = [sys.executable, "-m", "kvxfer.control", "--state", str(folder / "state")]
+def program(
+    folder: Path, *arguments: str, agent: bool = False, under: tuple[str, ...] = ()
+) -> Iterator[Program]:
+    """Runs ``python -m kvxfer.control`` until the block ends, `under` a command that becomes it."""
+    command = [*under, sys.executable, "-m", "kvxfer.control", "--state", str(folder / "state")]
     command += ["--runtime", str(folder / "run"), "--node", "node-a", "--listen", "127.0.0.1:0"]
     command += [] if agent else ["--no-agent"]
     process = subprocess.Popen(

@@ -360,7 +360,8 @@ def num_fds() -> int:
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Any:
     """Two agents that call the daemon again soon, and may write to each other."""
     monkeypatch.setattr("kvxfer.attachment.link._LONGEST_RETRY_S", 0.2)
-    options = AgentOptions(daemon=str(tmp_path / "run"), daemon_may=MAY)
+    # Neither is lost to the other where all this leaves one of them no processor for seconds.
+    options = AgentOptions(daemon=str(tmp_path / "run"), daemon_may=MAY, silent_timeout_s=BOUND_S)
     with connected_pair(options) as made:
         random_bytes = np.random.default_rng(seed)
         for cache in (made.prefill, made.decode):

@@ -11,15 +11,19 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 
 from kvxfer.control.app.problem_answers import problem
+from kvxfer.control.descriptors import at_most
+from kvxfer.control.http_protocol import MOST_CONNECTIONS
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.client_certificate import ClientCertificate
-from kvxfer.control.state.rates import Rates
+from kvxfer.control.state.rates import OpenCounts, Rates
 from kvxfer.control.state.tokens import Caller
 from kvxfer.control.token_access import Access
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+# Of the connections of both listeners, one caller's requests that are under way have one in so many.
+_SHARE_OF_EACH: Final = 8
 #: Of a request's body: 65,536 block ids for each end.
 MAX_BODY_NBYTES: Final = 2 * 1024 * 1024
 # A body that does not come holds memory and a connection.
@@ -55,6 +59,9 @@ class Guard:
         self._hosts = _LOOPBACK | {host.lower() for host in hosts}
         self._uids = frozenset(uids)
         self._rates = Rates(rate, burst)
+        most = 2 * at_most(MOST_CONNECTIONS)
+        self._most_each = most // _SHARE_OF_EACH
+        self._under_way = OpenCounts(self._most_each, most)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets a request through, or answers it."""
@@ -73,6 +80,9 @@ class Guard:
 
         try:
             receive = self._let_in(scope, receive)
+            key = _key(scope["kvxfer.caller"], scope)
+            if not self._under_way.enter(key):
+                raise Refusal("exhausted", f"{self._most_each} requests of one caller are under way")
         except Refusal as refusal:
             await problem(refusal, scope["path"], {"Connection": "close"})(scope, receive, sending)
             return
@@ -84,6 +94,8 @@ class Guard:
             # It is answered and logged; what broke off midway ends the connection.
             if not has_ended:
                 raise
+        finally:
+            self._under_way.leave(key)
 
     def _let_in(self, scope: Scope, receive: Receive) -> Receive:
         """Says who asks, and returns what brings the body; or refuses the request."""

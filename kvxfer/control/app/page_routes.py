@@ -23,6 +23,8 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
     """Adds them."""
 
     def pages() -> PageDesk:
+        if daemon.makes_own:
+            raise Refusal("unavailable", "it starts: its own agent is not there yet", retry_after_s=1)
         if daemon.pages is None:
             raise Refusal("not-found", "this daemon keeps no pages: start it with --pool-gib")
         return daemon.pages

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from kvxfer.control.agent_errors import AgentGone, CallRefused
@@ -91,7 +92,11 @@ def add_problems(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         return problem(Refusal(code, words), request.url.path, headers)
 
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
     handlers: dict[type[Exception], ExceptionHandler] = {
+        ClientDisconnect: gone,
         RequestValidationError: invalid,
         HTTPException: http,
         Refusal: refused,

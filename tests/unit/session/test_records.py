@@ -16,7 +16,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import Agent, AgentOptions, KvxferError
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.session.records import RECORD_NBYTES, Record, decode
+from kvxfer.session.records import RECORD_NBYTES, Record, decode, encode
 from kvxfer.testing.pair import Pair, connected_pair
 
 HEADER = Path(__file__).parents[3] / "native" / "core" / "record.h"
@@ -49,6 +49,18 @@ def watched(*transports: str) -> Iterator[Pair]:
         for cache in (pair.prefill, pair.decode):
             core_of(cache.agent).watch_records(64)
         yield pair
+
+
+def test_records_are_encoded_as_native_code_has_them() -> None:
+    with watched("loopback") as pair:
+        prefill = pair.prefill
+        pair.decode.region.grant(pair.decode.peer, mode="write", ttl_s=BOUND_S).wait(BOUND_S)
+        prefill.agent.write(prefill.region, prefill.remote, [1], [2], context="whose").wait(BOUND_S)
+        records = await_records(prefill.agent, 1)
+        cut = records[0]._replace(outcome="failed", code="peer-lost", context="x" * 200, message="y" * 200)
+        (found,) = decode(encode([cut]))
+        assert found == cut._replace(context="x" * 128, message="y" * 120)
+        assert decode(encode(records)) == records
 
 
 # ---- what both ends tell ----------------------------------------------------------------------------

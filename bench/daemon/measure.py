@@ -1,0 +1,330 @@
+"""``kvxfer bench daemon``: how the node's daemon answers under load, and what it costs when there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from kvxfer.bench.daemon import moving_end, programs, telling_end, watching_end
+from kvxfer.bench.daemon.asking import Asking, timed_ms
+from kvxfer.bench.errors import CheckFailedError
+from kvxfer.bench.report import shown
+from kvxfer.bench.report.document import Part, Table, Words, number
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.course import Progress, Say, result_of
+from kvxfer.bench.run.options import Option, Seed, check
+from kvxfer.bench.run.process import Worker
+from kvxfer.bench.run.stats import MIB, median, median_ratio, percentiles, spread
+
+#: scene -> its figures -> what they mean.
+SCENES: Final = {
+    "start": {
+        "up_s": "from a daemon's start until it answers",
+        "empty_up_s": "until an empty application of the same framework answers",
+        "up_ratio": "of the two, in turns, median",
+        "up_cpu_ratio": "the same of their processor time",
+        "ready_ratio": "until the daemon is ready, its own agent included, beside the same",
+    },
+    "idle": {
+        "idle_cores": "processor time of a daemon with its own agent and two others in a second, idle",
+        "above_empty_mib": "what is resident of it above an empty application",
+        "empty_mib": "what is resident of that",
+    },
+    "requests": {
+        "request_ms": "a control request, while agents move pages at the rate",
+        "quiet_request_ms": "the same while nothing moves",
+        "slowest": "the kind of request whose p99 is the longest under load, and that p99 in ms",
+        "moved_per_s": "transfers of that time",
+        "daemon_cores": "processor time of the daemon in a second of that",
+    },
+    "cost": {
+        "transfer_cpu_us": "processor time of both agents for a transfer at the rate, with no daemon",
+        "attached_cpu_us": "the same attached to a daemon",
+        "cpu_ratio": "of the two, in turns, median",
+        "link_share": "of the latter, what is taken by the threads that talk to the daemon",
+    },
+    "lists": {
+        "page_ms": "one page of a list of all records by a filter that matches few",
+        "pages": "of that list, from its begin to its end",
+        "beside_ms": "a request beside it that needs nothing",
+    },
+    "events": {
+        "made_per_s": "events that agents told of, and watchers watched for",
+        "delay_ms": "from the event to its watcher: of the quarter whose topic has one in a hundred of them",
+        "beside_events_ms": "a control request meanwhile",
+        "events_daemon_cores": "processor time of the daemon in a second of that",
+        "laggard_missed": "events that a watcher who did not read was told that it missed; the others it got",
+        "grown_mib": "of the daemon's resident memory, from before the first event to after the last",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """Measure how the node's daemon answers under load, and what it costs when there is none."""
+
+    scenes: Annotated[
+        tuple[str, ...], Option(f"{', '.join(SCENES)}; with commas between.", one_of=tuple(SCENES))
+    ] = tuple(SCENES)
+    transfers_per_s: Annotated[float, Option("Through the data plane, of requests.", above=0)] = 1000.0
+    seconds: Annotated[float, Option("Of each load, and of rest.", above=0)] = 10.0
+    records: Annotated[int, Option("Of lists.", at_least=1)] = 100_000
+    agents: Annotated[int, Option("Of events.", at_least=1)] = 200
+    watchers: Annotated[int, Option("Of events.", at_least=1)] = 100
+    events_per_s: Annotated[float, Option("Of events.", above=0)] = 10_000.0
+    iterations: Annotated[int, Option("Of what is done in turns.", at_least=1)] = 7
+    seed: Seed = 1
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def run(options: DaemonOptions, progress: Say) -> Message:
+    """Runs it and returns the result (`SCENES`) as one JSON object."""
+
+    def measure() -> Message:
+        result: Message = {}
+        for done, scene in enumerate(options.scenes):
+            progress(Progress(done, len(options.scenes), scene))
+            result |= _MEASURES[scene](options)
+        return result
+
+    return result_of("daemon", options, measure)
+
+
+def parts(result: Message) -> Iterator[Part]:
+    """Yields what a result is shown as."""
+    yield shown.arguments(result, *(name for figures in SCENES.values() for name in figures))
+    for scene in result["scenes"]:
+        rows = [
+            (name.replace("_", " "), _in_words(result[name]), Words(meaning, "dim"))
+            for name, meaning in SCENES[scene].items()
+        ]
+        yield Table((scene, "", " "), rows)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {number(each, 3)}" for name, each in value.items())
+    return number(value)
+
+
+# ---- nothing happens -------------------------------------------------------------------------------
+
+
+def _start(options: DaemonOptions) -> Message:
+    up: dict[str, list[float]] = {"daemon": [], "empty": []}
+    cpu: dict[str, list[float]] = {"daemon": [], "empty": []}
+    ready = []
+    for iteration in range(-1, options.iterations):  # the first one writes what is compiled
+        for name, begin in (("empty", programs.empty), ("daemon", programs.daemon)):
+            with begin() as program:
+                if iteration < 0:
+                    continue
+                up[name].append(program.up_s)
+                cpu[name].append(program.up_cpu_s)
+                if name == "daemon":
+                    ready.append(program.ready_s)
+    return {
+        "up_s": spread(up["daemon"]),
+        "empty_up_s": spread(up["empty"]),
+        "up_ratio": median_ratio(up["daemon"], up["empty"]),
+        "up_cpu_ratio": median_ratio(cpu["daemon"], cpu["empty"]),
+        "ready_ratio": median_ratio(ready, up["empty"]),
+    }
+
+
+def _idle(options: DaemonOptions) -> Message:
+    with programs.empty() as empty, programs.daemon() as daemon, _moving(daemon) as moving:
+        _await_agents(daemon, 2)
+        moving.call("begin", rate=100.0)
+        time.sleep(1.0)
+        moving.call("end")
+        time.sleep(2.0)  # what was moved last is told
+        for program in (empty, daemon):
+            with program.client() as client:
+                client.ask("GET", "/healthz")
+        before_s = daemon.cpu_s()
+        time.sleep(options.seconds)
+        return {
+            "idle_cores": round((daemon.cpu_s() - before_s) / options.seconds, 4),
+            "above_empty_mib": round((daemon.rss_nbytes() - empty.rss_nbytes()) / MIB, 1),
+            "empty_mib": round(empty.rss_nbytes() / MIB, 1),
+        }
+
+
+# ---- transfers -------------------------------------------------------------------------------------
+
+
+def _requests(options: DaemonOptions) -> Message:
+    with programs.daemon() as daemon, _moving(daemon) as moving:
+        _await_agents(daemon, 2)
+        quiet = _asked(daemon, options.seconds)
+        moving.call("begin", rate=options.transfers_per_s)
+        before_s, started = daemon.cpu_s(), time.perf_counter()
+        loaded = _asked(daemon, options.seconds)
+        cores = (daemon.cpu_s() - before_s) / (time.perf_counter() - started)
+        moved = moving.call("end")
+    slowest = max(loaded, key=lambda kind: percentiles(loaded[kind])["p99"])
+    return {
+        "request_ms": _all(loaded),
+        "quiet_request_ms": _all(quiet),
+        "slowest": f"{slowest} {percentiles(loaded[slowest])['p99']:.1f}",
+        "moved_per_s": round(moved["transfers"] / moved["elapsed_s"], 1),
+        "daemon_cores": round(cores, 3),
+    }
+
+
+def _cost(options: DaemonOptions) -> Message:
+    took: dict[str, list[float]] = {"with": [], "without": []}
+    shares = []
+    with programs.daemon() as daemon, _moving(daemon) as attached, _moving(None) as alone:
+        _await_agents(daemon, 2)
+        for iteration in range(-1, options.iterations):
+            for name, worker in (("without", alone), ("with", attached)):
+                worker.call("begin", rate=options.transfers_per_s)
+                time.sleep(options.seconds / 4)
+                done = worker.call("end")
+                if iteration < 0:
+                    continue
+                took[name].append(done["cpu_s"] / done["transfers"] * 1e6)
+                if worker is attached:
+                    shares.append(done["link_cpu_s"] / done["cpu_s"])
+    return {
+        "transfer_cpu_us": spread(took["without"]),
+        "attached_cpu_us": spread(took["with"]),
+        "cpu_ratio": median_ratio(took["with"], took["without"]),
+        "link_share": median(shares, 4),
+    }
+
+
+# ---- records and events ----------------------------------------------------------------------------
+
+
+def _lists(options: DaemonOptions) -> Message:
+    arguments = ("--no-agent", "--most-transfers", str(options.records))
+    with programs.daemon(*arguments) as daemon, _telling(daemon, 10) as telling:
+        telling.call("tell", rate=10_000.0, count=options.records)
+        telling.call("told")
+        _await_index(daemon, options.records)
+        asking = Asking(daemon)
+        took_ms = []
+        try:
+            with daemon.client() as client:
+                cursor: str | None = ""
+                while cursor is not None:
+                    query = {"agent": "agent-9", "state": "failed", "cursor": cursor, "limit": 250}
+                    found: list[Any] = []
+                    took_ms.append(timed_ms(lambda: found.append(client.get("/v1/transfers", **query))))  # noqa: B023
+                    cursor = found[0]["next"]
+        finally:
+            beside = asking.end()
+    return {
+        "pages": len(took_ms),
+        "page_ms": percentiles(took_ms),
+        "beside_ms": _all(beside),
+    }
+
+
+def _events(options: DaemonOptions) -> Message:
+    fields = {"watchers": options.watchers}
+    count = round(options.events_per_s * options.seconds)
+    with (
+        programs.daemon("--no-agent") as daemon,
+        _telling(daemon, options.agents) as telling,
+        _worker(watching_end, "WatchingEnd", daemon, fields) as watching,
+    ):
+        _await_agents(daemon, options.agents)
+        first = _last_index(daemon)
+        watching.call("begin")
+        before_nbytes, before_s, started = daemon.rss_nbytes(), daemon.cpu_s(), time.perf_counter()
+        asking = Asking(daemon)
+        telling.call("tell", rate=options.events_per_s, count=count)
+        telling.call("told")
+        _await_index(daemon, first + count)
+        elapsed_s, cpu_s = time.perf_counter() - started, daemon.cpu_s() - before_s
+        beside = asking.end()
+        last = _last_index(daemon)
+        seen = watching.call("seen", failed=-(-count // telling_end.FAILED_ONE_IN))
+        late = watching.call("read_late", last=last)
+        if seen["missed"] or len(set(seen["seen"])) != 1:
+            raise CheckFailedError(f"watchers saw {seen['seen']} events, and missed {seen['missed']}")
+        if late["seen"] + late["missed"] != last - first:
+            raise CheckFailedError(
+                f"a laggard got {late['seen']} events and was told of {late['missed']} of {last - first}"
+            )
+        return {
+            "made_per_s": round(count / elapsed_s, 1),
+            "delay_ms": percentiles(seen["delays_ms"]),
+            "beside_events_ms": _all(beside),
+            "events_daemon_cores": round(cpu_s / elapsed_s, 3),
+            "laggard_missed": late["missed"],
+            "grown_mib": round((daemon.rss_nbytes() - before_nbytes) / MIB, 1),
+        }
+
+
+# ---- what they share -------------------------------------------------------------------------------
+
+_MEASURES: Final[dict[str, Callable[[DaemonOptions], Message]]] = {
+    "start": _start,
+    "idle": _idle,
+    "requests": _requests,
+    "cost": _cost,
+    "lists": _lists,
+    "events": _events,
+}
+
+
+def _worker(module: Any, name: str, daemon: programs.Program | None, fields: Message) -> Worker:
+    where = module.__name__.removeprefix("kvxfer.bench.")
+    runtime = "" if daemon is None else str(daemon.api.parent)
+    return Worker(f"{where}:{name}", {"runtime": runtime, **fields})
+
+
+def _moving(daemon: programs.Program | None) -> Worker:
+    return _worker(moving_end, "MovingEnd", daemon, {})
+
+
+def _telling(daemon: programs.Program, agents: int) -> Worker:
+    return _worker(telling_end, "TellingEnd", daemon, {"agents": agents})
+
+
+def _asked(daemon: programs.Program, seconds: float) -> dict[str, list[float]]:
+    asking = Asking(daemon)
+    time.sleep(seconds)
+    return asking.end()
+
+
+def _all(took_ms: dict[str, list[float]]) -> dict[str, float]:
+    return percentiles([each for some in took_ms.values() for each in some])
+
+
+def _await_agents(daemon: programs.Program, count: int) -> None:
+    """Waits for agents, beside the daemon's own."""
+    with daemon.client() as client:
+
+        def names() -> list[str]:
+            return [each["name"] for each in client.get("/v1/agents", limit=250)["items"]]
+
+        _until(lambda: sum(not name.startswith("daemon/") for name in names()) == count)
+
+
+def _last_index(daemon: programs.Program) -> int:
+    with daemon.client() as client:
+        text = client.ask("GET", "/metrics")[1].decode()
+    name = "kvxfer_daemon_events_last_index "
+    return next(int(float(line.removeprefix(name))) for line in text.splitlines() if line.startswith(name))
+
+
+def _await_index(daemon: programs.Program, index: int) -> None:
+    _until(lambda: _last_index(daemon) >= index)
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60.0
+    while not is_so():
+        if time.monotonic() > until_s:
+            raise CheckFailedError("the daemon has not taken in what it was told, for 60 s")
+        time.sleep(0.02)
