@@ -311,6 +311,21 @@ test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp .vllm-next/proxies-$(VLLM_NEX
 	VLLM_TARGET_DEVICE=cpu .vllm-next/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" \
 	  -o faulthandler_timeout=590 $(ARGS)
 
+# SGLang over the environment above, whose torch and whose libraries it shares: no package of it needs others than
+# what the two files of requirements name. Of torchvision the Python is needed; where its kernels are built for a
+# GPU alone they do not load, and what it tells a compiler of them would keep it from being imported.
+SGLANG := $(shell sed -n 's/^sglang==\([^ ]*\).*/\1/p' tests/sglang/requirements.txt)
+SGLANG_REQUIREMENTS := tests/sglang/requirements.txt
+.sglang/sglang-$(SGLANG).stamp: .vllm/vllm-$(VLLM).stamp $(SGLANG_REQUIREMENTS)
+	@$(LOCK) if [ $@ -nt $< ] && [ $@ -nt $(SGLANG_REQUIREMENTS) ]; then exit 0; fi; \
+	echo "installing SGLang $(SGLANG) over the libraries of .vllm into .sglang"; $(PYTHON) -m venv --clear .sglang; \
+	site=$$(.sglang/bin/python -c "import site; print(site.getsitepackages()[0])"); \
+	first=$$(.vllm/bin/python -c "import site; print(site.getsitepackages()[0])"); \
+	.sglang/bin/python -m pip install --quiet --no-deps --require-hashes -r $(SGLANG_REQUIREMENTS); \
+	echo "import site; site.addsitedir('$$first')" > $$site/vllm-first.pth; \
+	.sglang/bin/python -c "import torchvision" 2>/dev/null || : > $$site/torchvision/_meta_registrations.py; \
+	.sglang/bin/python -W ignore -c "import sglang.srt.entrypoints.http_server"; touch $@
+
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.vllm/bin/python -m kvxfer.bench demo $(ARGS)
 
@@ -403,4 +418,4 @@ constraints: $(VENV)/venv.stamp
 	  --output-file $(CONSTRAINTS) - >/dev/null
 
 clean:
-	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next .sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
