@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from kvxfer.bench.engines import sglang_cpu
-from kvxfer.bench.engines.server_process import ServerProcess, reserved_port
+from kvxfer.bench.engines.server_process import EngineServer, ServerProcess, reserved_port
 from kvxfer.bench.errors import BenchError
 
 #: The name that models are served under.
@@ -30,6 +28,15 @@ TOKENS_PER_PAGE: Final = 16
 #: The name of kvxfer's plug-in, and of its transfer backend.
 KVXFER: Final = "kvxfer"
 
+# Gauges of requests that an engine has in hand, in whichever queue.
+_IN_HAND: Final = (
+    "sglang:num_running_reqs",
+    "sglang:num_queue_reqs",
+    "sglang:num_prefill_bootstrap_queue_reqs",
+    "sglang:num_prefill_inflight_queue_reqs",
+    "sglang:num_decode_prealloc_queue_reqs",
+    "sglang:num_decode_transfer_queue_reqs",
+)
 # Two engines that start on two busy cores at once took 80 s.
 _READY_TIMEOUT_S: Final = 240.0
 
@@ -59,7 +66,7 @@ def plugins(folder: Path, functions: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path), "SGLANG_PLUGINS": ",".join([KVXFER, *functions])}
 
 
-class SglangServer(ServerProcess):
+class SglangServer(EngineServer):
     """One SGLang server; ``name``, ``log`` and ``environment`` are as of `ServerProcess`.
 
     ``model`` is a folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`). ``role`` is
@@ -117,17 +124,13 @@ class SglangServer(ServerProcess):
         super().stop()
         self._bootstrap.close()
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Returns a metric, summed over what else it is labelled with; 0 where there is none."""
-        families = text_string_to_metric_families(
-            self.client.get("/metrics", follow_redirects=True).raise_for_status().text
-        )
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+    def is_busy(self) -> bool:
+        """Whether it has a request in hand, in whichever queue."""
+        return any(self.metric(name) for name in _IN_HAND)
+
+    def megabytes_moved(self) -> float:
+        """Returns the MiB that this prefill's requests have brought to decode so far, as its backend says."""
+        return self.metric("sglang:kv_transfer_total_mb_sum")
 
     def flush_cache(self) -> None:
         """Forgets all prefixes; fails while a request runs."""

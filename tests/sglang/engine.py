@@ -23,15 +23,6 @@ from tests.sglang import observed
 CHUNK = 256
 # Where a dozen processes that spin share two cores, one may not run for 15 s: that is nobody's death.
 _PATIENCE = {"connect_timeout_s": 20.0, "silent_timeout_s": 60.0}
-# Gauges of requests that an engine has in hand, in whichever queue.
-_IN_HAND = (
-    "sglang:num_running_reqs",
-    "sglang:num_queue_reqs",
-    "sglang:num_prefill_bootstrap_queue_reqs",
-    "sglang:num_prefill_inflight_queue_reqs",
-    "sglang:num_decode_prealloc_queue_reqs",
-    "sglang:num_decode_transfer_queue_reqs",
-)
 
 
 class _Fork(ServerProcess):
@@ -60,7 +51,7 @@ class Server(SglangServer, _Fork):
     def held(self, timeout_s: float = 30.0) -> list[dict[str, int]]:
         """Returns what each of its workers has of requests, once none is left in any of its queues."""
         deadline_s = time.monotonic() + timeout_s
-        while any(self.metric(name) for name in _IN_HAND):
+        while self.is_busy():
             assert time.monotonic() < deadline_s, f"{self.name} has requests in hand"
             time.sleep(0.1)
         asked_s = time.monotonic()
@@ -70,6 +61,19 @@ class Server(SglangServer, _Fork):
                 return [each["held"] for each in told]
             assert time.monotonic() < deadline_s, f"{self.name} is never idle"
             time.sleep(0.1)
+
+    def wait_held(self, expected: list[dict[str, int]], timeout_s: float = 60.0) -> None:
+        """Waits until it has of requests what it had before."""
+        deadline_s = time.monotonic() + timeout_s
+        while (held := self.held(timeout_s)) != expected:
+            more = [
+                f"{name}: {before[name]} -> {after[name]}"
+                for before, after in zip(expected, held, strict=True)
+                for name in before
+                if before[name] != after[name]
+            ]
+            assert time.monotonic() < deadline_s, f"{self.name} still has {'; '.join(more)}"
+            time.sleep(0.5)
 
 
 class Router(SglangRouter, _Fork):

@@ -33,6 +33,8 @@ _SPOILED_WORD: Final = 0xFFFFFFFF
 _HIGH_BYTE: Final = 3
 _EXPONENT: Final = 0x40
 _TOLD_EVERY_S: Final = 0.2
+# Of a manager: why the last requests failed, of which it keeps so many and no more.
+_RECORDS: Final = ("failure_records", "_failed")
 
 _told_at = 0.0
 
@@ -96,7 +98,7 @@ def _tell_held(_: None, scheduler: Any) -> None:
     held = {
         name: len(value)
         for name, value in vars(queue.kv_manager).items()
-        if isinstance(value, dict | set | list) and not name.startswith("failure")
+        if isinstance(value, dict | set | list) and name not in _RECORDS
     }
     held["slots"] = scheduler.req_to_metadata_buffer_idx_allocator.available_size()
     held["rows"] = scheduler.req_to_token_pool.available_size()
