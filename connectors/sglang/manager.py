@@ -510,7 +510,7 @@ class KvxferKVManager(CommonKVManager):
         self._decodes.close()
         self._helpers.shutdown(wait=False)
         self.agent.close()
-        self.server_socket.close(linger=0)
+        self._zmq_ctx.destroy(linger=0)
 
 
 def _gpu() -> int | None:

@@ -7,10 +7,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+_log = logging.getLogger("kvxfer")
+
 NAME: Final = "kvxfer"
+#: With which the backend was tested.
+RELEASE: Final = "0.5.23"
 
 _UTILS: Final = "sglang.srt.disaggregation.utils"
 #: The functions of SGLang that are hooked.
@@ -24,6 +30,12 @@ def add_backend() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.server_args import add_disagg_transfer_backend_choices
 
+    if (installed := importlib.metadata.version("sglang")) != RELEASE:
+        _log.warning(
+            "kvxfer's backend was tested with SGLang %s, and this is %s: `make test-sglang` names what moved",
+            RELEASE,
+            installed,
+        )
     add_disagg_transfer_backend_choices([NAME])
     for target, hook in zip(HOOKED, (_missing, _kv_class), strict=True):
         HookRegistry.register(target, hook, HookType.AROUND)

@@ -40,8 +40,15 @@ class KvxferKVSender(CommonKVSender):
         if failure:
             mgr.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=failure)
 
-    def send(self, *args: Any, **kwargs: Any) -> None:
-        super().send(*args, **kwargs)
+    def send(
+        self,
+        kv_indices: Any,
+        state_indices: list[Any] | None = None,
+        num_kv_tokens: int | None = None,
+        indices_event: Any = None,
+    ) -> None:
+        """Posts the next chunk. Returns at once; never raises."""
+        super().send(kv_indices, state_indices, num_kv_tokens, indices_event)
         self._last_delivery = self.kv_mgr.delivery(self.bootstrap_room) or self._last_delivery
 
     def _poll_with_status(self, check_status: Callable[[int], int]) -> int:

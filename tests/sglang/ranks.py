@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ import numpy as np
 import requests
 from numpy.typing import NDArray
 from sglang.srt.disaggregation.base.conn import KVArgs, KVPoll, StateType
-from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
+from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer, KVTransferError
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_context, get_parallel
 
@@ -223,15 +223,33 @@ class Engine:
         mode = DisaggregationMode(role)
         self.managers: list[KvxferKVManager] = []
         for rank, buffers in enumerate(self.buffers):
-            with get_parallel().override(tp_size=tp_size, attn_tp_size=tp_size, attn_tp_rank=rank):
+            sizes = dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), tp_size)
+            with get_parallel().override(**sizes, attn_tp_rank=rank):
                 args = get_context().server_args
                 self.managers.append(KvxferKVManager(buffers.args(), mode, args, model.is_latent))
         self._free_pages = list(range(1, NUM_PAGES))
         self._free_slots = list(range(NUM_SLOTS))
 
+        if role == "decode":
+            for manager in self.managers:
+                until(partial(manager.try_ensure_parallel_info, address), "prefill's ranks")
+
     def close(self) -> None:
         for manager in self.managers:
             manager.close()
+
+    def left(self) -> dict[str, int]:
+        """Returns what agents and managers still hold of requests; nothing, where all is well."""
+        tables = (
+            *("request_status", "failure_records", "_deliveries", "_senders", "_orphans", "transfer_infos"),
+            *("req_to_decode_prefix_len", "prefill_response_tracker", "required_prefill_response_num_table"),
+        )
+        found: dict[str, int] = {}
+        for rank, manager in enumerate(self.managers):
+            held = {name: len(getattr(manager, name, ())) for name in tables}
+            held["transfers"] = manager.agent.stats()["transfers_open"]
+            found |= {f"{self.role} {rank} {name}": number for name, number in held.items() if number}
+        return found
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -295,15 +313,131 @@ class Engine:
         return found
 
 
+class Half:
+    """One request at one engine. Each method is a step of SGLang's scheduler there."""
+
+    def __init__(
+        self, engine: Engine, room: int, cache: Cache, random_: random.Random, prefix_pages: int = 0
+    ) -> None:
+        self.engine, self.room, self.cache, self.prefix_pages = engine, room, cache, prefix_pages
+        self.place = engine.allocate(cache.num_pages, random_)
+        self.handles: list[Any] = []
+
+    def poll(self) -> int:
+        """What the scheduler's ranks agree on: the least of all."""
+        return min(handle.poll() for handle in self.handles)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.poll() in ENDED
+
+    def abort(self) -> None:
+        for handle in self.handles:
+            handle.abort()
+
+    def release(self) -> list[str]:
+        """Ends it as the scheduler does, and gives its pages back; returns why it failed."""
+        reasons = []
+        for handle in self.handles:
+            if handle.poll() == KVPoll.Failed:
+                try:
+                    handle.failure_exception()
+                except KVTransferError as error:
+                    reasons.append(error.failure_reason)
+            else:
+                handle.clear()
+        self.engine.free(self.place)
+        return reasons
+
+
+class Sending(Half):
+    """A request at prefill."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.num_sent = self.prefix_pages
+        self.is_init = False
+
+    def start(self) -> None:
+        for manager in self.engine.managers:
+            self.handles.append(KvxferKVSender(manager, self.engine.address, self.room))
+
+    def begin(self) -> bool:
+        """Says how much is to come once decode has named its pages; returns whether that is so."""
+        if not self.is_init and self.poll() == KVPoll.WaitingForInput:
+            self.is_init = True
+            for sender in self.handles:
+                assert sender.pop_decode_prefix_len() == self.prefix_pages * PAGE_TOKENS
+                sender.init(self.cache.num_pages - self.prefix_pages, self.place.aux_slot)
+        return self.is_init
+
+    def send_chunk(self, num_pages: int) -> bool:
+        """Computes and sends the next pages; returns whether they were the last."""
+        first, self.num_sent = self.num_sent, min(self.num_sent + num_pages, self.cache.num_pages)
+        self.engine.fill(self.place, self.cache, slice(first, self.num_sent))
+        for sender in self.handles:
+            states = (self.place.states or None) if self.is_whole else None
+            sender.send(self.place.pages[first : self.num_sent], states)
+        return self.is_whole
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was sent."""
+        return self.num_sent == self.cache.num_pages
+
+    def overwrite(self) -> None:
+        """Computes something else in its pages."""
+        for buffers in self.engine.buffers:
+            for each in buffers.kv:
+                each[self.place.pages] = 255
+
+
+class Receiving(Half):
+    """A request at decode."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.are_named = False
+
+    def start(self) -> None:
+        for manager in self.engine.managers:
+            receiver = KvxferKVReceiver(manager, self.engine.address, self.room)
+            receiver.init(0)
+            self.handles.append(receiver)
+
+    def name_pages(self) -> bool:
+        """Names its pages once its receivers may; returns whether they were named."""
+        if not self.are_named and self.poll() == KVPoll.WaitingForInput:
+            self.are_named = True
+            for receiver in self.handles:
+                receiver.send_metadata(
+                    self.place.pages[self.prefix_pages :],
+                    self.place.aux_slot,
+                    self.place.states or None,
+                    self.prefix_pages * PAGE_TOKENS,
+                )
+        return self.are_named
+
+    def differences(self) -> list[str]:
+        """Returns which buffers do not hold what prefill was to send."""
+        return self.engine.differences(self.place, self.cache, self.prefix_pages)
+
+    def pages(self) -> list[Array]:
+        """Returns what its pages hold."""
+        return [each[self.place.pages].copy() for buffers in self.engine.buffers for each in buffers.kv]
+
+
 class Pair:
-    """A prefill and a decode engine, and the requests between them."""
+    """A prefill and a decode engine."""
 
     def __init__(self, model: Model, prefill_tp: int, decode_tp: int, address: str) -> None:
         self.model = model
-        self.prefill = Engine("prefill", model, prefill_tp, address)
-        self.decode = Engine("decode", model, decode_tp, address)
-        for manager in self.decode.managers:
-            until(partial(manager.try_ensure_parallel_info, address), "prefill's ranks")
+        with ExitStack() as stack:
+            self.prefill = Engine("prefill", model, prefill_tp, address)
+            stack.callback(self.prefill.close)
+            self.decode = Engine("decode", model, decode_tp, address)
+            stack.callback(self.decode.close)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -311,144 +445,40 @@ class Pair:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.decode.close()
-        self.prefill.close()
+        self._stack.close()
+
+    def request(
+        self, random_: random.Random, num_pages: int, prefix_pages: int = 0
+    ) -> tuple[Sending, Receiving]:
+        """Returns both halves of a new request."""
+        cache = Cache(self.model, num_pages, random_.randrange(1 << 32))
+        room = random_.randrange(1, 1 << 62)
+        return (
+            Sending(self.prefill, room, cache, random_, prefix_pages),
+            Receiving(self.decode, room, cache, random_, prefix_pages),
+        )
 
     def left(self) -> dict[str, int]:
         """Returns what agents and managers still hold of requests; nothing, where all is well."""
-        found: dict[str, int] = {}
-        for engine in (self.prefill, self.decode):
-            for rank, manager in enumerate(engine.managers):
-                held = {"transfers": manager.agent.stats()["transfers_open"]}
-                held |= {
-                    name: len(getattr(manager, name))
-                    for name in (
-                        *("request_status", "failure_records", "_deliveries", "_senders", "_orphans"),
-                        *("transfer_infos", "req_to_decode_prefix_len", "prefill_response_tracker"),
-                        "required_prefill_response_num_table",
-                    )
-                    if hasattr(manager, name)
-                }
-                found |= {f"{engine.role} {rank} {name}": number for name, number in held.items() if number}
-        return found
+        return {**self.prefill.left(), **self.decode.left()}
 
 
-@dataclass(slots=True)
-class Request:
-    """One request between the two engines of a pair; each step is one of SGLang's scheduler."""
+def hand_over(sending: Sending, receiving: Receiving, chunk_pages: int = 3) -> tuple[int, int]:
+    """Goes from the beginning of a request to its end; returns what becomes of it at both engines."""
+    receiving.start()
+    sending.start()
+    until(receiving.name_pages, "sessions")
+    until(sending.begin, "decode's pages at prefill")
+    while not sending.send_chunk(chunk_pages):
+        pass
+    return end_of(sending, receiving)
 
-    pair: Pair
-    cache: Cache
-    random_: random.Random
-    prefix_pages: int = 0
-    room: int = field(init=False)
-    source: Place = field(init=False)
-    target: Place = field(init=False)
-    senders: list[KvxferKVSender] = field(default_factory=list)
-    receivers: list[KvxferKVReceiver] = field(default_factory=list)
-    are_named: bool = False
-    sent_pages: int = 0
-    is_init: bool = False
 
-    def __post_init__(self) -> None:
-        self.room = self.random_.randrange(1, 1 << 62)
-        self.source = self.pair.prefill.allocate(self.cache.num_pages, self.random_)
-        self.target = self.pair.decode.allocate(self.cache.num_pages, self.random_)
-        self.sent_pages = self.prefix_pages
-
-    # ---- decode ---------------------------------------------------------------------------------
-
-    def receive(self) -> None:
-        """Makes decode's receivers."""
-        address = self.pair.decode.address
-        for manager in self.pair.decode.managers:
-            receiver = KvxferKVReceiver(manager, address, self.room)
-            receiver.init(0)
-            self.receivers.append(receiver)
-
-    def name_pages(self) -> bool:
-        """Names decode's pages once its receivers may; returns whether they did."""
-        if not self.are_named and self.receivers and self.poll_decode() == KVPoll.WaitingForInput:
-            self.are_named = True
-            for receiver in self.receivers:
-                receiver.send_metadata(
-                    self.target.pages[self.prefix_pages :],
-                    self.target.aux_slot,
-                    self.target.states or None,
-                    self.prefix_pages * PAGE_TOKENS,
-                )
-        return self.are_named
-
-    def poll_decode(self) -> int:
-        """What its scheduler agrees on: the least of all ranks."""
-        return min(receiver.poll() for receiver in self.receivers)
-
-    # ---- prefill --------------------------------------------------------------------------------
-
-    def send(self) -> None:
-        """Makes prefill's senders."""
-        for manager in self.pair.prefill.managers:
-            self.senders.append(KvxferKVSender(manager, self.pair.prefill.address, self.room))
-
-    def begin(self) -> bool:
-        """Says how much is to come once decode has named its pages; returns whether that is so."""
-        if not self.is_init and self.senders and self.poll_prefill() == KVPoll.WaitingForInput:
-            self.is_init = True
-            for sender in self.senders:
-                assert sender.pop_decode_prefix_len() == self.prefix_pages * PAGE_TOKENS
-                sender.init(self.cache.num_pages - self.prefix_pages, self.source.aux_slot)
-        return self.is_init
-
-    def send_chunk(self, num_pages: int) -> bool:
-        """Computes and sends the next pages; returns whether they were the last."""
-        first, self.sent_pages = self.sent_pages, min(self.sent_pages + num_pages, self.cache.num_pages)
-        is_last = self.sent_pages == self.cache.num_pages
-        self.pair.prefill.fill(self.source, self.cache, slice(first, self.sent_pages))
-        for sender in self.senders:
-            states = (self.source.states or None) if is_last else None
-            sender.send(self.source.pages[first : self.sent_pages], states)
-        return is_last
-
-    def poll_prefill(self) -> int:
-        """The same of its ranks."""
-        return min(sender.poll() for sender in self.senders)
-
-    # ---- the end --------------------------------------------------------------------------------
-
-    def run(self, chunk_pages: int = 3) -> tuple[int, int]:
-        """Goes from the beginning to the end; returns what prefill and decode make of it."""
-        self.receive()
-        self.send()
-        until(self.name_pages, "sessions")
-        until(self.begin, "decode's pages at prefill")
-        while not self.send_chunk(chunk_pages):
-            pass
-        return self.finish()
-
-    def finish(self) -> tuple[int, int]:
-        """Waits for the end at both engines."""
-        until(lambda: self.poll_prefill() in ENDED, "prefill's end")
-        until(lambda: self.poll_decode() in ENDED, "decode's end")
-        return self.poll_prefill(), self.poll_decode()
-
-    def release(self) -> list[str]:
-        """Ends it as the schedulers do, and gives its pages back; returns why it failed at either."""
-        reasons = []
-        ends: list[tuple[list[Any], Engine, Place]] = [
-            (self.senders, self.pair.prefill, self.source),
-            (self.receivers, self.pair.decode, self.target),
-        ]
-        for handles, engine, place in ends:
-            for handle in handles:
-                if handle.poll() == KVPoll.Failed:
-                    try:
-                        handle.failure_exception()
-                    except Exception as error:
-                        reasons.append(str(error))
-                else:
-                    handle.clear()
-            engine.free(place)
-        return reasons
+def end_of(sending: Sending, receiving: Receiving) -> tuple[int, int]:
+    """Waits for the end at both engines, and returns what it is."""
+    # Schedulers go on asking while the other engine's is not done.
+    until(lambda: all([sending.has_ended, receiving.has_ended]), "the end at both engines")
+    return sending.poll(), receiving.poll()
 
 
 def until(holds: Callable[[], Any], what: str) -> None:
@@ -460,13 +490,11 @@ def until(holds: Callable[[], Any], what: str) -> None:
 
 
 @contextmanager
-def configured(folder: Path, total_heads: int = TOTAL_HEADS) -> Iterator[str]:
-    """Publishes SGLang's configuration and starts a bootstrap server; yields its address."""
+def configured(folder: Path, total_heads: int = TOTAL_HEADS, address: str = "") -> Iterator[str]:
+    """Publishes SGLang's configuration; yields the address of a bootstrap server, or the one named."""
     (folder / "config.json").write_text(json.dumps(_config(total_heads)))
     with ExitStack() as stack:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = int(address.rpartition(":")[2]) if address else _free_port()
         stack.enter_context(
             get_context().override_server_args(
                 model_path=str(folder),
@@ -484,10 +512,18 @@ def configured(folder: Path, total_heads: int = TOTAL_HEADS) -> Iterator[str]:
             "pp_group": None,
         }
         stack.enter_context(get_parallel().override(**ranks))
-        server = CommonKVBootstrapServer("127.0.0.1", port)
-        stack.callback(server.close)
-        until(lambda: _answers(port), "the bootstrap server")
+        if not address:
+            server = CommonKVBootstrapServer("127.0.0.1", port)
+            stack.callback(server.close)
+            until(lambda: _answers(port), "the bootstrap server")
         yield f"127.0.0.1:{port}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def _answers(port: int) -> bool:
