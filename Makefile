@@ -14,12 +14,14 @@
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
+#   make test-sglang   SGLang's transfer backend under real servers, on the CPU; SGLANG_TESTS as VLLM_TESTS above
+#   make demo-sglang   a prefill and a decode server with SGLang's router between: the tokens of one server?
 #   make test-vllm-next  test-vllm under the newest vLLM, over the kernels of the other
 #   make unit-asan     the Python tests over bindings and core under ASan and UBSan
 #   make unit-pythons  the Python tests under PYTHONS="python3.12 python3.13", as far as they are there
 #   make test-versions  this version beside an older one, and one that it refuses: built of their commits
 #   make nightly       test, the slow tests, clang, other Pythons, torch, a million layouts, all engines, a longer fuzz run
-#   make bench-serving-setup  vLLM for the CPU, and NIXL beside it, for `kvxfer bench serving`
+#   make bench-serving-setup  vLLM and SGLang for the CPU, and NIXL beside them, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
 #   make gpu-check     on a machine with a GPU: the tests that need one, then figures; ARGS goes to the latter
@@ -44,6 +46,7 @@ PYTHONS ?= python3.12 python3.13
 CLANG ?= clang++-14
 CTEST ?=
 VLLM_TESTS ?= not slow
+SGLANG_TESTS ?= not slow
 RDMA_TESTS ?= not slow
 
 # Of all that is random in the tests of one run: `make test KVXFER_SEED=N` is run N again (docs/testing.md).
@@ -89,7 +92,7 @@ export REQUIREMENTS
 # What is installed for tests, to the version; users have the ranges of pyproject.toml.
 CONSTRAINTS := tests/constraints.txt
 
-.PHONY: demo demo-vllm bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-rdma test-page test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
+.PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-rdma test-page test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -311,6 +314,29 @@ test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp .vllm-next/proxies-$(VLLM_NEX
 	VLLM_TARGET_DEVICE=cpu .vllm-next/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" \
 	  -o faulthandler_timeout=590 $(ARGS)
 
+# SGLang over the environment above, whose torch and whose libraries it shares: no package of it needs others than
+# what the two files of requirements name. Of torchvision the Python is needed; where its kernels are built for a
+# GPU alone they do not load, and what it tells a compiler of them would keep it from being imported.
+SGLANG := $(shell sed -n 's/^sglang==\([^ ]*\).*/\1/p' tests/sglang/requirements.txt)
+SGLANG_REQUIREMENTS := tests/sglang/requirements.txt
+.sglang/sglang-$(SGLANG).stamp: .vllm/vllm-$(VLLM).stamp $(SGLANG_REQUIREMENTS)
+	@$(LOCK) if [ $@ -nt $< ] && [ $@ -nt $(SGLANG_REQUIREMENTS) ]; then exit 0; fi; \
+	echo "installing SGLang $(SGLANG) over the libraries of .vllm into .sglang"; $(PYTHON) -m venv --clear .sglang; \
+	site=$$(.sglang/bin/python -c "import site; print(site.getsitepackages()[0])"); \
+	first=$$(.vllm/bin/python -c "import site; print(site.getsitepackages()[0])"); \
+	.sglang/bin/python -m pip install --quiet --no-deps --require-hashes -r $(SGLANG_REQUIREMENTS); \
+	echo "import site; site.addsitedir('$$first')" > $$site/vllm-first.pth; \
+	.sglang/bin/python -c "import torchvision" 2>/dev/null || : > $$site/torchvision/_meta_registrations.py; \
+	.sglang/bin/python -W ignore -c "import sglang.srt.entrypoints.http_server"; touch $@
+
+# One test at a time, as above.
+test-sglang: .sglang/sglang-$(SGLANG).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	@.sglang/bin/python -W ignore -c "import kvxfer, sglang" 2>/dev/null || .sglang/bin/python -c "import kvxfer, sglang"
+	.sglang/bin/python -m pytest tests/sglang -m "$(SGLANG_TESTS)" -o faulthandler_timeout=590 $(ARGS)
+
+demo-sglang: .sglang/sglang-$(SGLANG).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	.sglang/bin/python -m kvxfer.bench demo --engine sglang $(ARGS)
+
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.vllm/bin/python -m kvxfer.bench demo $(ARGS)
 
@@ -343,6 +369,7 @@ nightly: test native-test-plain native-test-clang unit-asan unit-pythons test-to
 	@$(MAKE) --no-print-directory test-rdma RDMA_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory test-vllm-next
+	@$(MAKE) --no-print-directory test-sglang SGLANG_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000
 
 # What `kvxfer bench compare` measures beside kvxfer; another version is another stamp.
@@ -360,9 +387,9 @@ baselines: .baselines/nixl-$(NIXL).stamp .baselines/mooncake-$(MOONCAKE).stamp
 	$$pip --no-deps nixl==$(NIXL) nixl-cu12==$(NIXL) nixl-cu13==$(NIXL); \
 	.baselines/nixl/bin/python -c "import nixl._api"; touch $@
 
-bench-serving-setup: .vllm/nixl-$(NIXL).stamp $(VENV)/module.stamp
+bench-serving-setup: .vllm/nixl-$(NIXL).stamp .sglang/sglang-$(SGLANG).stamp $(VENV)/module.stamp
 
-# For vLLM's own connector; these wheels and no others. vLLM's environment has all that they require.
+# For vLLM's own connector, and SGLang's own backend; these wheels and no others. vLLM's environment has all that they require.
 NIXL_SHA256 := aa90914d7df16fb586e57be633972917c6c2489b004ad241913ecda02207eaab
 # Of Python 3.11, 3.12 and 3.13.
 NIXL_CU13_SHA256 := 6279834382eeabab60bfc2fe62c2363cda3bf520278bbd4a007932cc76073de5 \
@@ -403,4 +430,4 @@ constraints: $(VENV)/venv.stamp
 	  --output-file $(CONSTRAINTS) - >/dev/null
 
 clean:
-	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next .sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

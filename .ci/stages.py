@@ -152,9 +152,13 @@ def vllm() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-vllm"))
 
 
+def sglang() -> Iterable[Outcome]:
+    yield run(Suite.of_pytest("test-sglang"))
+
+
 #: In order: the demo first, while nothing is installed but what it installs itself; lint, native and unit are
 #: what `make test` is.
-STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (demo, lint, native, unit, page, rdma, vllm)
+STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (demo, lint, native, unit, page, rdma, vllm, sglang)
 
 
 def main(wanted: list[str]) -> int:

@@ -1,15 +1,17 @@
-"""``kvxfer bench demo``: disaggregated serving with vLLM, shown (`DemoOptions` says how)."""
+"""``kvxfer bench demo``: disaggregated serving, shown (`DemoOptions` says how)."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from kvxfer.bench.engines import tiny_models
-from kvxfer.bench.engines.options import DISPATCHES, DemoOptions
+from kvxfer.bench.engines.options import DISPATCHES, ENGINES, DemoOptions
 from kvxfer.bench.engines.server_process import RouterServer, ServerProcess
+from kvxfer.bench.engines.sglang_server import SglangRouter, SglangServer, generate
 from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, VllmServer, complete, kvxfer_config
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.report.document import Table, Words, print_parts
@@ -25,6 +27,9 @@ _NUM_TOKENS = (20, 33, 64, 150, 400, 900)
 _HOW = ("pull", "push")  # of `DISPATCHES`
 _MAX_TOKENS = 32
 _EQUAL = "equal"
+_COMPUTED_AGAIN = "computed again: nothing was moved"
+# SGLang's prefill may hear of the end after decode's last token.
+_TOLD_S = 10.0
 
 
 def run(options: DemoOptions) -> int:
@@ -32,7 +37,7 @@ def run(options: DemoOptions) -> int:
     folder = Path(tempfile.mkdtemp(prefix="kvxfer-demo-"))
     try:
         with ExitStack() as stack:
-            rows = _answers(stack, folder)
+            rows = (_of_vllm if options.engine == ENGINES[0] else _of_sglang)(stack, folder)
     except BenchError as error:
         _say(f"{error}\nlogs: {folder}")
         return 1
@@ -49,7 +54,17 @@ def _say(words: str) -> None:
     print_parts([Words(words)])
 
 
-def _answers(stack: ExitStack, folder: Path) -> list[tuple[str, str, str, str]]:
+def _wait(servers: Sequence[ServerProcess], started_s: float) -> None:
+    for server in servers:
+        server.wait_ready()
+    _say(f"up after {time.monotonic() - started_s:.0f} s")
+
+
+def _prompts(how: str) -> list[str]:
+    return [f"{how} {number}. {_TEXT * 6}"[:length] for number, length in enumerate(_NUM_TOKENS)]
+
+
+def _of_vllm(stack: ExitStack, folder: Path) -> list[tuple[str, str, str, str]]:
     weights = tiny_models.save("llama", folder / "model")
     _say("starting three engines, about a minute ...")
     started_s = time.monotonic()
@@ -66,16 +81,13 @@ def _answers(stack: ExitStack, folder: Path) -> list[tuple[str, str, str, str]]:
         )
         for dispatch in DISPATCHES
     ]
-    servers: list[ServerProcess] = [alone, prefill, decode, *routers]
-    for server in servers:
-        server.wait_ready()
-    _say(f"up after {time.monotonic() - started_s:.0f} s")
+    _wait([alone, prefill, decode, *routers], started_s)
     # A router learns from the first answer where prefill's agents are.
     complete(routers[-1], "Where?", 1)
     return [
-        _answer(how, alone, router, decode, f"{how} {number}. {_TEXT * 6}"[:length])
+        _answer(how, alone, router, decode, prompt)
         for router, how in zip(routers, _HOW, strict=True)
-        for number, length in enumerate(_NUM_TOKENS)
+        for prompt in _prompts(how)
     ]
 
 
@@ -91,5 +103,36 @@ def _answer(
     if together.token_ids != expected:
         verdict = "differs"
     elif num_moved == 0 and num_tokens > TOKENS_PER_BLOCK:
-        verdict = "computed again: nothing was moved"
+        verdict = _COMPUTED_AGAIN
     return f"{how}, {num_tokens} tokens", f"{num_moved} tokens", verdict, ascii(together.text)
+
+
+def _of_sglang(stack: ExitStack, folder: Path) -> list[tuple[str, str, str, str]]:
+    weights = tiny_models.save("llama", folder / "model")
+    _say("starting three servers and SGLang's router, a minute or two ...")
+    started_s = time.monotonic()
+    alone, prefill, decode = (
+        stack.enter_context(SglangServer(name, weights, folder / f"{role or 'alone'}.log", role=role))
+        for name, role in (("the server alone", ""), ("prefill", "prefill"), ("decode", "decode"))
+    )
+    _wait([alone, prefill, decode], started_s)
+    router = stack.enter_context(SglangRouter([prefill], [decode], folder / "router.log"))
+    router.wait_ready()
+    return [_generated(alone, router, prefill, prompt) for prompt in _prompts("push")]
+
+
+def _generated(
+    alone: SglangServer, router: SglangRouter, prefill: SglangServer, prompt: str
+) -> tuple[str, str, str, str]:
+    """Returns a prompt's row, as `_answer` does."""
+    moved_before = prefill.megabytes_moved()
+    together = generate(router, prompt, _MAX_TOKENS)
+    give_up_s = time.monotonic() + _TOLD_S
+    while (moved := prefill.megabytes_moved() - moved_before) <= 0 and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    verdict = _EQUAL
+    if together.token_ids != generate(alone, prompt, _MAX_TOKENS).token_ids:
+        verdict = "differs"
+    elif moved <= 0:
+        verdict = _COMPUTED_AGAIN
+    return f"push, {together.num_prompt_tokens} tokens", f"{moved:.2f} MiB", verdict, ascii(together.text)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from kvxfer.bench.run.options import Option, check
 
+#: Engines that are run here; the first where nobody says which.
+ENGINES = ("vllm", "sglang")
 #: How a router asks engines: one after the other, or both at once.
 DISPATCHES = ("sequential", "concurrent")
 
@@ -32,8 +34,13 @@ class RouterOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Show disaggregated serving with vLLM: are the tokens those of one engine? `make demo-vllm` runs this.
+    """Show disaggregated serving: are the tokens those of one engine? `make demo-vllm`, `make demo-sglang`.
 
-    Decode pulls behind one router, prefill pushes behind another. Status 1 when a token differs, or when
-    decode computed by itself what it was to get.
+    With vLLM decode pulls behind one router, and prefill pushes behind another; with SGLang prefill pushes,
+    behind SGLang's router. Status 1 when a token differs, or when decode computed what it was to get.
     """
+
+    engine: Annotated[str, Option("Which engines serve.", one_of=ENGINES)] = ENGINES[0]
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvxfer.bench.errors import BenchError
 
@@ -134,6 +135,26 @@ class ServerProcess:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+class EngineServer(ServerProcess):
+    """One that serves a model, and says at ``/metrics`` what it does."""
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Returns a metric, summed over what else it is labelled with; 0 where there is none."""
+        families = text_string_to_metric_families(
+            self.client.get("/metrics", follow_redirects=True).raise_for_status().text
+        )
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def is_busy(self) -> bool:
+        """Whether it works on a request, or keeps anything for one."""
+        raise NotImplementedError
 
 
 class RouterServer(ServerProcess):

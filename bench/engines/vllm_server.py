@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from kvxfer.bench.engines.server_process import ServerProcess
+from kvxfer.bench.engines.server_process import EngineServer, ServerProcess
 from kvxfer.bench.errors import BenchError
 
 #: The name that models are served under.
@@ -49,7 +47,7 @@ def kvxfer_config(role: str, **extra: Any) -> dict[str, Any]:
     }
 
 
-class VllmServer(ServerProcess):
+class VllmServer(EngineServer):
     """One ``vllm serve``; ``name``, ``log`` and ``environment`` are as of `ServerProcess`.
 
     ``model`` is a folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`); without
@@ -88,16 +86,6 @@ class VllmServer(ServerProcess):
             ready_timeout_s=_READY_TIMEOUT_S,
         )
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Returns a metric, summed over what else it is labelled with; 0 where there is none."""
-        families = text_string_to_metric_families(self.client.get("/metrics").raise_for_status().text)
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
     def prompt_tokens(self, source: str) -> int:
         """Returns how many tokens of prompts came from ``source`` so far.
 
@@ -108,6 +96,10 @@ class VllmServer(ServerProcess):
     def num_requests(self) -> int:
         """Returns the requests that the engine works on or holds back."""
         return int(self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"))
+
+    def is_busy(self) -> bool:
+        """Whether it works on a request, or holds blocks for anybody."""
+        return bool(self.num_requests() or self.metric("vllm:kv_cache_usage_perc"))
 
 
 @dataclass(frozen=True, slots=True)

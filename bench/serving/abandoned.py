@@ -15,7 +15,8 @@ import httpx
 from kvxfer.bench.compare.rounds import ratios
 from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.router import TO_PREFILL
-from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, VllmServer, completion_request
+from kvxfer.bench.engines.server_process import EngineServer
+from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, completion_request
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.report import noise, shown
 from kvxfer.bench.report.document import Part, Table, Words, number
@@ -114,7 +115,7 @@ class _Clients:
 
 
 def _post(
-    engine: VllmServer, prompt: str, max_tokens: int, name: str, params: Mapping[str, Any]
+    engine: EngineServer, prompt: str, max_tokens: int, name: str, params: Mapping[str, Any]
 ) -> httpx.Response:
     request = completion_request(prompt, max_tokens, name, kv_transfer_params=params)
     try:

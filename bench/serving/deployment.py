@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -11,12 +12,14 @@ from typing import Final
 import httpx
 import psutil
 
-from kvxfer.bench.engines.server_process import RouterServer, ServerProcess, reserved_port
-from kvxfer.bench.engines.vllm_server import VllmServer
+from kvxfer.bench.engines.server_process import EngineServer, RouterServer, ServerProcess, reserved_port
+from kvxfer.bench.engines.sglang_server import SglangRouter, SglangServer
+from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, VllmServer
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.report import noise
+from kvxfer.bench.serving import sglang_observer
 from kvxfer.bench.serving.events import FOLDER_VARIABLE, Observations
-from kvxfer.bench.serving.systems import System
+from kvxfer.bench.serving.systems import SGLANG, System
 
 # Above NIXL's lease of 30 s, after which blocks that nobody fetched are given back.
 _SETTLE_TIMEOUT_S: Final = 60.0
@@ -30,39 +33,64 @@ class Deployment:
         self, system: System, model: Path, folder: Path, num_blocks: int, arguments: tuple[str, ...]
     ) -> None:
         self.system = system
-        self.engines: dict[str, VllmServer] = {}
+        self.engines: dict[str, EngineServer] = {}
         self.observations = Observations(folder / "seen")
         self._stack = ExitStack()
-        self._router: RouterServer | None = None
+        self._router: ServerProcess | None = None
         self._is_paused = False
         folder.mkdir(parents=True)
         try:
-            for role in _ROLES if system.connector else ("alone",):
+            for role in _ROLES if system.is_pair else ("alone",):
                 seen = folder / "seen" / role
                 seen.mkdir(parents=True)
+                environment = {**system.environment, **self._port(), FOLDER_VARIABLE: str(seen)}
                 self.engines[role] = self._stack.enter_context(
-                    VllmServer(
-                        f"{system.name}'s {role} engine" if system.connector else "the engine alone",
-                        model,
-                        folder / f"{role}.log",
-                        kv_transfer_config=system.kv_transfer_config(_ROLES.get(role, "")),
-                        num_blocks=num_blocks,
-                        arguments=arguments,
-                        environment={**system.environment, **self._port(), FOLDER_VARIABLE: str(seen)},
-                    )
+                    self._make_engine(role, model, folder / f"{role}.log", num_blocks, arguments, environment)
                 )
-            if system.connector:
-                self._router = self._stack.enter_context(
-                    RouterServer(
-                        [self.engines["prefill"].url],
-                        [self.engines["decode"].url],
-                        folder / "router.log",
-                        system.dispatch,
-                    )
-                )
+            if system.is_pair:
+                self._router = self._stack.enter_context(self._make_router(folder / "router.log"))
         except BaseException:
             self._stack.close()
             raise
+
+    def _make_engine(
+        self,
+        role: str,
+        model: Path,
+        log: Path,
+        num_blocks: int,
+        arguments: tuple[str, ...],
+        environment: Mapping[str, str],
+    ) -> EngineServer:
+        system = self.system
+        name = f"{system.name}'s {role} engine" if system.is_pair else "the engine alone"
+        if system.engine == SGLANG:
+            return SglangServer(
+                name,
+                model,
+                log,
+                role=role if system.is_pair else "",
+                backend=system.backend,
+                num_tokens=num_blocks * TOKENS_PER_BLOCK,
+                functions={**system.plugins, sglang_observer.NAME: sglang_observer.ENTRY_POINT},
+                arguments=arguments,
+                environment=environment,
+            )
+        return VllmServer(
+            name,
+            model,
+            log,
+            kv_transfer_config=system.kv_transfer_config(_ROLES.get(role, "")),
+            num_blocks=num_blocks,
+            arguments=arguments,
+            environment=environment,
+        )
+
+    def _make_router(self, log: Path) -> ServerProcess:
+        prefill, decode = self.engines["prefill"], self.engines["decode"]
+        if isinstance(prefill, SglangServer) and isinstance(decode, SglangServer):
+            return SglangRouter([prefill], [decode], log)
+        return RouterServer([prefill.url], [decode.url], log, self.system.dispatch)
 
     def _port(self) -> dict[str, str]:
         name = self.system.port_variable
@@ -118,9 +146,9 @@ class Deployment:
                     )
                 time.sleep(0.1)
 
-    def _is_busy(self, engine: VllmServer) -> bool:
+    def _is_busy(self, engine: EngineServer) -> bool:
         try:
-            return bool(engine.num_requests() or engine.metric("vllm:kv_cache_usage_perc"))
+            return engine.is_busy()
         except httpx.HTTPError as error:
             words = self.ending() or f"{type(error).__name__}: {error}"
             raise BenchError(f"{engine.name} does not say how busy it is; {words}") from error

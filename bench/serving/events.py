@@ -15,9 +15,12 @@ from typing import Any, Final, Literal
 #: Names the folder into which observers write.
 FOLDER_VARIABLE: Final = "KVXFER_SERVING_OBSERVED"
 
-#: In the order of a pull. ``finished`` is seen at prefill, the others at decode.
-Event = Literal["finished", "asked", "allocated", "ordered", "loaded"]
+#: In the order of a pull. ``finished`` is seen at prefill, the others at decode. With SGLang prefill has
+#: ``computed`` a prompt, and decode ``found`` its cache.
+Event = Literal["finished", "asked", "allocated", "ordered", "loaded", "computed", "found"]
 COSTS: Final = "costs"
+# It is there when the last worker has it.
+_LAST_COUNTS: Final = ("loaded", "found")
 
 
 @dataclass(slots=True)
@@ -78,8 +81,8 @@ class Observations:
                 continue
             seen = found[name]
             event = line["event"]
-            # With tensor parallelism every worker says so; a load is done with the last of them.
-            if event not in seen.at_ns or event == "loaded":
+            # With tensor parallelism every worker says so.
+            if event not in seen.at_ns or event in _LAST_COUNTS:
                 seen.at_ns[event] = line["at_ns"]
                 seen.took_ns[event] = line.get("took_ns", 0)
             seen.failed = seen.failed or bool(line.get("failed"))

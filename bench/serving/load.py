@@ -6,11 +6,13 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import httpx
 
+from kvxfer.bench.engines.sglang_server import generate_request
 from kvxfer.bench.engines.tiny_models import ALPHABET
 from kvxfer.bench.engines.vllm_server import completion_request
 
@@ -48,20 +50,56 @@ class Answer:
         return [(b - a) / 1e6 for a, b in zip(self.token_ns, self.token_ns[1:], strict=False)]
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How servers of one kind are asked.
+
+    ``request`` makes what an httpx client's ``post`` takes; ``new_tokens`` reads an event of the answer, told
+    how many tokens came before.
+    """
+
+    path: str
+    request: Callable[[Asked], Mapping[str, Any]]
+    new_tokens: Callable[[Mapping[str, Any], int], Sequence[int]]
+
+
+def _completion(asked: Asked) -> Mapping[str, Any]:
+    return completion_request(
+        asked.prompt, asked.max_tokens, asked.name, stream=True, ignore_eos=True, min_tokens=asked.max_tokens
+    )
+
+
+def _tokens_of_choices(event: Mapping[str, Any], _: int) -> list[int]:
+    return [token for choice in event.get("choices", ()) for token in choice.get("token_ids") or []]
+
+
+VLLM: Final = Dialect("/v1/completions", _completion, _tokens_of_choices)
+#: Every event of it has all tokens so far.
+SGLANG: Final = Dialect(
+    "/generate",
+    lambda asked: {"json": generate_request(asked.prompt, asked.max_tokens, rid=asked.name, stream=True)},
+    lambda event, num_before: event.get("output_ids", [])[num_before:],
+)
+
+
 def prompt_of(num_tokens: int, *seed: object) -> str:
     """Returns a text of so many tokens; one of another seed begins with other letters."""
     return "".join(random.Random(repr(seed)).choices(ALPHABET[:52], k=num_tokens))
 
 
-def run(url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float) -> list[Answer]:
+def run(
+    url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float, dialect: Dialect = VLLM
+) -> list[Answer]:
     """Sends requests to an engine or a router; returns their answers, in the order of the requests.
 
     ``concurrency`` of them are in hand at once. A server may say nothing for ``timeout_s``.
     """
-    return asyncio.run(_run(url, requests, concurrency, timeout_s))
+    return asyncio.run(_run(url, requests, concurrency, timeout_s, dialect))
 
 
-async def _run(url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float) -> list[Answer]:
+async def _run(
+    url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float, dialect: Dialect
+) -> list[Answer]:
     answers = [Answer(asked) for asked in requests]
     room = asyncio.Semaphore(concurrency)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -69,27 +107,25 @@ async def _run(url: str, requests: Sequence[Asked], concurrency: int, timeout_s:
 
     async def one(client: httpx.AsyncClient, answer: Answer) -> None:
         async with room:
-            await _ask(client, answer)
+            await _ask(client, answer, dialect)
 
     async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:
         await asyncio.gather(*(one(client, answer) for answer in answers))
     return answers
 
 
-async def _ask(client: httpx.AsyncClient, answer: Answer) -> None:
+async def _ask(client: httpx.AsyncClient, answer: Answer, dialect: Dialect) -> None:
     asked = answer.asked
-    request = completion_request(
-        asked.prompt, asked.max_tokens, asked.name, stream=True, ignore_eos=True, min_tokens=asked.max_tokens
-    )
+    request = dialect.request(asked)
     answer.sent_ns = time.monotonic_ns()
     try:
-        async with client.stream("POST", "/v1/completions", **request) as response:
+        async with client.stream("POST", dialect.path, **request) as response:
             if not response.is_success:
                 reason = (await response.aread()).decode(errors="replace")
                 answer.error = f"answered {response.status_code}: {reason}"[:_MAX_WORDS]
                 return
             async for line in response.aiter_lines():
-                _take(answer, line, time.monotonic_ns())
+                _take(answer, line, time.monotonic_ns(), dialect)
     except httpx.HTTPError as error:
         answer.error = f"{type(error).__name__}: {error}"[:_MAX_WORDS]
         return
@@ -97,7 +133,7 @@ async def _ask(client: httpx.AsyncClient, answer: Answer) -> None:
         answer.error = f"ended after {len(answer.token_ids)} of {asked.max_tokens} tokens"
 
 
-def _take(answer: Answer, line: str, now_ns: int) -> None:
+def _take(answer: Answer, line: str, now_ns: int, dialect: Dialect) -> None:
     """Reads one line of a stream of events; several tokens that come at once have one time."""
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":
@@ -106,7 +142,6 @@ def _take(answer: Answer, line: str, now_ns: int) -> None:
     if "error" in event:
         answer.error = str(event["error"])[:_MAX_WORDS]
         return
-    for choice in event.get("choices", ()):
-        tokens = choice.get("token_ids") or []
-        answer.token_ids += tokens
-        answer.token_ns += [now_ns] * len(tokens)
+    tokens = dialect.new_tokens(event, len(answer.token_ids))
+    answer.token_ids += tokens
+    answer.token_ns += [now_ns] * len(tokens)

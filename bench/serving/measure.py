@@ -26,7 +26,7 @@ from kvxfer.bench.serving.events import Costs, us_per_step
 from kvxfer.bench.serving.load import Answer, Asked
 from kvxfer.bench.serving.options import ServingOptions
 from kvxfer.bench.serving.stages import Served, summarize
-from kvxfer.bench.serving.systems import OURS, System
+from kvxfer.bench.serving.systems import OURS_OF, SGLANG, System
 from kvxfer.bench.work.trace import TraceRequest
 
 MODEL: Final = "llama-pages"
@@ -35,9 +35,12 @@ COMPARED: Final[Mapping[str, bool]] = {
     **dict.fromkeys(("first_token_ms", "between_tokens_ms"), False),
     **dict.fromkeys(("own_ms", "load_ms", "decide_ms", "hold_ms"), False),
     **dict.fromkeys(("prefill_step_us", "decode_step_us"), False),
+    "move_ms": False,
 }
 # Tokens of an engine's step: a prompt of the default length is computed in one.
 _BATCH_TOKENS: Final = 2048
+# What SGLang's decode has free for the tokens to come of a request before it takes it in.
+_RESERVED_TOKENS: Final = 512
 # Where the machine is busy, engines that shake hands may run out of time; the next request tries again.
 _FIRST_ATTEMPTS: Final = 3
 # An engine that has just answered still ends what it began; then it is watched for so long.
@@ -69,13 +72,22 @@ class _Measured:
 def _num_blocks(options: ServingOptions) -> int:
     """Returns the blocks of each engine: what requests in hand can need, and one more that engines keep."""
     tokens = options.max_tokens + options.max_output_tokens
+    if options.engine == SGLANG:
+        tokens += _RESERVED_TOKENS
     return 1 + options.concurrency * math.ceil(tokens / TOKENS_PER_BLOCK)
 
 
 def _arguments(options: ServingOptions) -> tuple[str, ...]:
     """Returns the arguments of each engine beside those of every tiny one."""
+    num_tokens = options.max_tokens + options.max_output_tokens
+    if options.engine == SGLANG:
+        return (
+            # It wants room for a few tokens that it adds itself.
+            *("--context-length", str(min(num_tokens + TOKENS_PER_BLOCK, tiny_models.MAX_TOKENS))),
+            *("--chunked-prefill-size", str(_BATCH_TOKENS)),
+        )
     return (
-        *("--max-model-len", str(options.max_tokens + options.max_output_tokens)),
+        *("--max-model-len", str(num_tokens)),
         *("--max-num-batched-tokens", str(_BATCH_TOKENS)),
         "--disable-uvicorn-access-log",
     )
@@ -96,7 +108,8 @@ def run(
     A system that cannot run, or whose engine dies, is left out from there and named in ``failures``.
     """
     requests = options.read_requests()
-    chosen = systems.chosen(options.systems, *(() if known is None else (known,)))
+    of = {} if known is None else {"known": known}
+    chosen = systems.chosen(options.wanted, engine=options.engine, **of)
     folder = Path(tempfile.mkdtemp(prefix="kvxfer-serving-"))
     comparison = _Comparison(options, requests, chosen, folder, progress)
     with ExitStack() as stack:
@@ -105,10 +118,10 @@ def run(
         "bench": "serving",
         **described(options),
         "systems": comparison.figures(),
-        "asked_for": list(options.systems),
+        "asked_for": list(options.wanted),
         "model": MODEL,
         "prompt_tokens": sum(request.input_tokens for request in requests),
-        "ratios": ratios(OURS, COMPARED, comparison.rounds()),
+        "ratios": ratios(OURS_OF[options.engine], COMPARED, comparison.rounds()),
         "served": comparison.requests(),
         "logs": {"folder": str(folder)},
         "failures": comparison.failures,
@@ -252,14 +265,18 @@ class _Comparison:
 
     def _serve(self, deployment: Deployment, asked: list[Asked]) -> list[Served]:
         options = self._options
-        answers = load.run(deployment.url, asked, options.concurrency, options.timeout_s)
+        dialect = load.SGLANG if options.engine == SGLANG else load.VLLM
+        answers = load.run(deployment.url, asked, options.concurrency, options.timeout_s, dialect)
         return self._joined(deployment, answers)
 
     def _joined(self, deployment: Deployment, answers: list[Answer]) -> list[Served]:
         deployment.observations.read()
         seen = deployment.observations.requests(answer.asked.name for answer in answers)
-        has_connector = deployment.system.connector is not None
-        return [Served(answer, seen[answer.asked.name] if has_connector else None) for answer in answers]
+        system = deployment.system
+        return [
+            Served(answer, seen[answer.asked.name] if system.is_pair else None, system.course)
+            for answer in answers
+        ]
 
     def _asked(self, system: System, what: str, index: int, num_tokens: int, max_tokens: int = 2) -> Asked:
         # The name ends in a letter, so that none is the beginning of another.

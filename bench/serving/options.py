@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from kvxfer.bench.engines import tiny_models
+from kvxfer.bench.engines.options import ENGINES
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.serving import systems
 from kvxfer.bench.work import trace as traces
 from kvxfer.bench.work.trace import Requests, Trace, TraceRequest
+
+_ALL: Final = "all"
+_SYSTEMS: Final = "; ".join(f"with {engine} {', '.join(systems.names_of(engine))}" for engine in ENGINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +25,11 @@ class ServingOptions:
     system serves the same requests once, with prompts that no other round had.
     """
 
+    engine: Annotated[str, Option("Which engines serve.", one_of=ENGINES)] = ENGINES[0]
     systems: Annotated[
-        tuple[str, ...], Option(f"With commas between, of {', '.join(systems.NAMES)}.", one_of=systems.NAMES)
-    ] = systems.NAMES
+        tuple[str, ...],
+        Option(f"With commas between, or {_ALL}: {_SYSTEMS}.", one_of=(_ALL, *systems.NAMES)),
+    ] = (_ALL,)
     trace: Trace = traces.SAMPLE
     requests: Requests = 8
     max_tokens: Annotated[int, Option("Lengths are scaled so that the longest prompt fits.", at_least=1)] = (
@@ -37,12 +43,22 @@ class ServingOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        known = (_ALL, *systems.names_of(self.engine))
+        if other := [name for name in self.systems if name not in known]:
+            raise BenchError(
+                f"--systems {','.join(other)}: with --engine {self.engine} there are {', '.join(known)}"
+            )
         if self.max_tokens + self.max_output_tokens > tiny_models.MAX_TOKENS:
             raise BenchError(
                 f"--max-tokens {self.max_tokens} and --max-output-tokens {self.max_output_tokens}: "
                 f"together more than the {tiny_models.MAX_TOKENS} tokens of the model"
             )
         self.read_requests()
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The systems that are measured, by name."""
+        return systems.names_of(self.engine) if _ALL in self.systems else self.systems
 
     def read_requests(self) -> list[TraceRequest]:
         """Reads the trace and scales its lengths; raises where it cannot be used."""

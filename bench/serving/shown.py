@@ -8,19 +8,23 @@ from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, number, spread_in_words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.serving.measure import COMPARED
-from kvxfer.bench.serving.stages import OWN, STAGES
-from kvxfer.bench.serving.systems import OURS
+from kvxfer.bench.serving.stages import SGLANG, VLLM, Course
+from kvxfer.bench.serving.systems import OURS_OF
+from kvxfer.bench.serving.systems import SGLANG as SGLANG_ENGINE
 
 
 def parts(result: Message) -> Iterator[Part]:
     """Yields what every system did, stage by stage, and what a reader has to know."""
     yield Words(_title(result), "bold")
     systems: Message = result["systems"]
+    engine = result["engine"]
+    course = SGLANG if engine == SGLANG_ENGINE else VLLM
     if systems:
-        yield _latencies(systems)
+        yield _latencies(systems, course)
         yield _costs(systems)
-    yield from shown.ratios(result, OURS, COMPARED)
-    for name, meaning in {**STAGES, **OWN}.items():
+    known = {figure for of in result["ratios"].values() for figure in of}
+    yield from shown.ratios(result, OURS_OF[engine], [figure for figure in COMPARED if figure in known])
+    for name, meaning in {**course.stages, **course.own}.items():
         yield Words(f"  {_label(name)}: {meaning}", "dim")
     for name, system in systems.items():
         settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
@@ -32,19 +36,19 @@ def parts(result: Message) -> Iterator[Part]:
 
 
 def _label(name: str) -> str:
-    return "load (own)" if name == "load" else name.replace("_", " ")
+    return f"{name} (own)" if name in ("load", "move") else name.replace("_", " ")
 
 
 def _title(result: Message) -> str:
     return (
         f"serving: {result['requests']} requests of {result['trace']}, {result['concurrency']} at a time, "
         f"{result['prompt_tokens']} prompt tokens and up to {result['max_output_tokens']} answered each, "
-        f"{result['rounds']} rounds; vLLM on the CPU, model {result['model']}; while one system is measured "
-        "the engines of the others are stopped"
+        f"{result['rounds']} rounds; {result['engine']} on the CPU, model {result['model']}; while one "
+        "system is measured the engines of the others are stopped"
     )
 
 
-def _latencies(systems: Message) -> Table:
+def _latencies(systems: Message, course: Course) -> Table:
     def row(label: str, *path: str) -> tuple[str, ...]:
         cells = []
         for system in systems.values():
@@ -55,9 +59,9 @@ def _latencies(systems: Message) -> Table:
         return (label, *cells)
 
     rows = [row("first token", "first_token_ms"), row("between tokens", "between_tokens_ms"), ()]
-    rows += [row(_label(stage), "stages_ms", stage) for stage in STAGES]
+    rows += [row(_label(stage), "stages_ms", stage) for stage in course.stages]
     rows.append(())
-    rows += [row(_label(part), "own_ms", part) for part in OWN if part not in STAGES]
+    rows += [row(_label(part), "own_ms", part) for part in course.own if part not in course.stages]
     return Table(("ms: p50 p90 p99", *systems), rows)
 
 

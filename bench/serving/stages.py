@@ -6,7 +6,7 @@ stamp with CLOCK_MONOTONIC, which the processes of a host share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,18 +35,61 @@ OWN: Final = {
 _END_OF: Final = {"prefill": "finished", "to_decode": "allocated", "order": "ordered", "load": "loaded"}
 
 
+def _own_of_vllm(stages_ms: Mapping[str, float], took_ns: Mapping[str, int]) -> dict[str, float]:
+    decide = sum(took_ns.get(event, 0) for event in ("finished", "asked", "allocated")) / 1e6
+    load = stages_ms["load"]
+    hold = sum(took_ns.get(event, 0) for event in ("ordered", "loaded")) / 1e6
+    return {"decide": decide, "load": load, "own": decide + load, "hold": hold}
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The way of a request through engines of one kind.
+
+    ``stages`` says from when to when each is, ``ends`` which event ends it; the last ends with the first
+    token. ``own`` says what the connector itself takes of that, ``own_ms`` makes it of the stages and of what
+    the connector's calls took.
+    """
+
+    stages: Mapping[str, str]
+    ends: Mapping[str, str]
+    own: Mapping[str, str]
+    own_ms: Callable[[Mapping[str, float], Mapping[str, int]], dict[str, float]]
+
+
+VLLM: Final = Course(STAGES, _END_OF, OWN, _own_of_vllm)
+_MOVE: Final = (
+    "prefill has computed the last chunk: decode's scheduler finds all of it there (the backend's own)"
+)
+SGLANG: Final = Course(
+    {
+        "prefill": "the client asks, the router, and prefill computes the prompt, which decode waits for",
+        "move": _MOVE,
+        "resume": "decode's scheduler runs the request, one forward, and the token's way to the client",
+    },
+    {"prefill": "computed", "move": "found"},
+    {"move": _MOVE},
+    lambda stages_ms, _: {"move": stages_ms["move"]},
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """One request: its answer, and what the connectors did for it (None where there is one engine)."""
 
     answer: Answer
     seen: Seen | None
+    course: Course = VLLM
 
     @property
     def was_handed_over(self) -> bool:
         """Whether decode got the prompt's cache from prefill."""
         seen = self.seen
-        return seen is not None and not seen.failed and all(end in seen.at_ns for end in _END_OF.values())
+        return (
+            seen is not None
+            and not seen.failed
+            and all(end in seen.at_ns for end in self.course.ends.values())
+        )
 
     def ends_ns(self) -> dict[str, int]:
         """Returns when each stage ended, in order; one that was over before it could begin took no time.
@@ -56,7 +99,7 @@ class Served:
         assert self.seen is not None
         at, first_token_ns = self.answer.sent_ns, self.answer.token_ns[0]
         found = {}
-        for stage, event in _END_OF.items():
+        for stage, event in self.course.ends.items():
             at = min(max(at, self.seen.at_ns[event]), first_token_ns)
             found[stage] = at
         return {**found, "resume": first_token_ns}
@@ -70,12 +113,9 @@ class Served:
         return found
 
     def own_ms(self) -> dict[str, float]:
-        """Returns what the connector's own parts took (`OWN`)."""
+        """Returns what the connector's own parts took."""
         assert self.seen is not None
-        decide = sum(self.seen.took_ns.get(event, 0) for event in ("finished", "asked", "allocated")) / 1e6
-        load = self.stages_ms()["load"]
-        hold = sum(self.seen.took_ns.get(event, 0) for event in ("ordered", "loaded")) / 1e6
-        return {"decide": decide, "load": load, "own": decide + load, "hold": hold}
+        return self.course.own_ms(self.stages_ms(), self.seen.took_ns)
 
 
 def summarize(served: Sequence[Served]) -> dict[str, Any]:
@@ -90,6 +130,7 @@ def summarize(served: Sequence[Served]) -> dict[str, Any]:
     if handed:
         stages = [one.stages_ms() for one in handed]
         own = [one.own_ms() for one in handed]
-        figures["stages_ms"] = {stage: percentiles(one[stage] for one in stages) for stage in STAGES}
-        figures["own_ms"] = {part: percentiles(one[part] for one in own) for part in OWN}
+        course = handed[0].course
+        figures["stages_ms"] = {stage: percentiles(one[stage] for one in stages) for stage in course.stages}
+        figures["own_ms"] = {part: percentiles(one[part] for one in own) for part in course.own}
     return figures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -10,12 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvxfer.bench.compare.baseline import tree
+from kvxfer.bench.engines.options import ENGINES
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.serving import sglang_nixl, stages
 
 #: Installs what any of them needs.
 SETUP: Final = "make bench-serving-setup"
 OURS: Final = "kvxfer-pull"
 ALONE: Final = "alone"
+VLLM, SGLANG = ENGINES
+#: Engine -> which of its systems the others stand beside.
+OURS_OF: Final = {VLLM: OURS, SGLANG: "kvxfer"}
 
 _OBSERVER: Final = "kvxfer.bench.serving.observer"
 # Shared memory for messages, cross-memory attach for pages; by itself UCX sends messages over tcp.
@@ -28,8 +34,9 @@ _SILENT_TIMEOUT_S: Final = 3600.0
 class System:
     """One way to serve. ``name`` stands in tables and in JSON.
 
-    ``connector`` is ``--kv-transfer-config`` of both engines but for the role; None is one engine alone.
-    ``needs`` are modules of their environment; ``port_variable`` names a port of its own for each engine.
+    ``connector`` is vLLM's ``--kv-transfer-config`` of both engines but for the role, ``backend`` SGLang's
+    transfer backend; without either it is one engine alone. ``needs`` are modules of their environment;
+    ``port_variable`` names a port of its own for each engine. ``plugins`` are SGLang's, by name.
     """
 
     name: str
@@ -39,6 +46,19 @@ class System:
     needs: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     port_variable: str = ""
+    engine: str = VLLM
+    backend: str = ""
+    plugins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether a prefill and a decode engine serve, behind a router."""
+        return self.connector is not None or bool(self.backend)
+
+    @property
+    def course(self) -> stages.Course:
+        """The way of a request through its engines."""
+        return stages.SGLANG if self.engine == SGLANG else stages.VLLM
 
     def kv_transfer_config(self, role: str) -> dict[str, Any] | None:
         """Returns what ``--kv-transfer-config`` gets; ``role`` is ``kv_producer`` or ``kv_consumer``."""
@@ -47,10 +67,13 @@ class System:
     def missing(self) -> str:
         """Returns why it cannot run in this environment; empty where it can."""
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        return f"{', '.join(absent)} is not installed beside vLLM: `{SETUP}` installs it" if absent else ""
+        name = _WORDS[self.engine]
+        return f"{', '.join(absent)} is not installed beside {name}: `{SETUP}` installs it" if absent else ""
 
     def settings(self) -> dict[str, Any]:
         """Returns what was set, for the result."""
+        if self.backend:
+            return {"backend": self.backend, **self.environment}
         if self.connector is None:
             return {}
         return {
@@ -59,6 +82,9 @@ class System:
             **self.environment,
             "dispatch": self.dispatch,
         }
+
+
+_WORDS: Final = {VLLM: "vLLM", SGLANG: "SGLang"}
 
 
 def _kvxfer() -> dict[str, Any]:
@@ -99,29 +125,54 @@ _KNOWN: Final = (
         "nixl+thread",
         "NixlConnector as it comes: a progress thread, and a pool of 4 threads, in each engine",
     ),
+    System(ALONE, "one engine does both, and no router stands before it", engine=SGLANG),
+    System(
+        OURS_OF[SGLANG],
+        "kvxfer's transfer backend: prefill writes chunks as they are computed",
+        environment={"KVXFER_SGLANG": json.dumps({"silent_timeout_s": _SILENT_TIMEOUT_S})},
+        engine=SGLANG,
+        backend="kvxfer",
+    ),
+    System(
+        "nixl",
+        "SGLang's own NIXL backend, told that its caches are host memory",
+        needs=("nixl",),
+        environment=_UCX,
+        engine=SGLANG,
+        backend="nixl",
+        plugins={sglang_nixl.NAME: sglang_nixl.ENTRY_POINT},
+    ),
 )
-NAMES: Final = tuple(system.name for system in _KNOWN)
+NAMES: Final = tuple(dict.fromkeys(system.name for system in _KNOWN))
 #: Those whose decode is asked when prefill has ended.
 PULLS: Final = tuple(s.name for s in _KNOWN if s.connector is not None and s.dispatch == "sequential")
 
 
-def chosen(names: tuple[str, ...], known: tuple[System, ...] = _KNOWN) -> tuple[System, ...]:
-    """Returns the systems of ``--systems`` in the order of tables."""
-    return tuple(system for system in known if system.name in names)
+def names_of(engine: str) -> tuple[str, ...]:
+    """Returns the systems that an engine is measured with, in the order of tables."""
+    return tuple(system.name for system in _KNOWN if system.engine == engine)
 
 
-def enter_environment() -> None:
-    """Makes sure that vLLM is here: starts this command again in the tree's `.vllm` where it is not.
+def chosen(
+    names: tuple[str, ...], known: tuple[System, ...] = _KNOWN, engine: str = VLLM
+) -> tuple[System, ...]:
+    """Returns the systems of ``--systems``, of one engine, in the order of tables."""
+    return tuple(system for system in known if system.name in names and system.engine == engine)
+
+
+def enter_environment(options: object) -> None:
+    """Makes sure that the engine is here: starts this command again in its environment where it is not.
 
     Does not return where it does so. Raises where there is no such environment.
     """
-    if importlib.util.find_spec("vllm") is not None:
+    engine = getattr(options, "engine", VLLM)
+    if importlib.util.find_spec(engine) is not None:
         return
-    python = tree() / ".vllm" / "bin" / "python"
+    python = tree() / f".{engine}" / "bin" / "python"
     if not python.exists():
         raise BenchError(
-            f"there is no vLLM beside {sys.executable}, and no {python}: `{SETUP}` sets up .vllm (3.5 GB), "
-            "a vLLM for the CPU, with NIXL, in a clone of kvxfer; run this there"
+            f"there is no {_WORDS[engine]} beside {sys.executable}, and no {python}: `{SETUP}` sets up "
+            f".{engine} (with .vllm 3.5 GB), for the CPU, with NIXL, in a clone of kvxfer; run this there"
         )
     # Without PYTHONPATH and the like it finds what it was set up with.
     os.execv(python, [str(python), "-P", "-m", "kvxfer.bench", *_own_arguments()])

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import kvxfer
 from kvxfer.connectors.common.push_registration import Registration
-
-_log = logging.getLogger("kvxfer")
+from kvxfer.connectors.common.quiescence import is_quiet_by, quiesce
 
 
 @dataclass(slots=True)
@@ -60,22 +56,8 @@ class Reader:
 
     def is_quiet_by(self, deadline: float) -> bool:
         """Waits until nothing is read for it, and returns whether that came in time."""
-        try:
-            self.writes.wait(None if deadline == math.inf else max(deadline - time.monotonic(), 0.0))
-        except TimeoutError:
-            return False
-        except kvxfer.KvxferError:
-            pass  # it ended
-        return True
+        return is_quiet_by(self.writes, deadline)
 
     def quiesce(self, patience_s: float) -> None:
         """Returns when nothing is read for it any more, at the cost of its session if need be."""
-        if self.is_quiet_by(time.monotonic() + patience_s):
-            return
-        _log.warning("kvxfer: %s does not let go of a push that was cancelled", self.peer.name)
-        try:
-            self.peer.disconnect()
-        except kvxfer.KvxferError:
-            pass  # it is gone by itself
-        # What a GPU has begun to read ends as it ends, whoever has gone.
-        self.is_quiet_by(math.inf)
+        quiesce(self.writes, (self.peer,), patience_s)

@@ -23,6 +23,7 @@ from kvxfer.connectors.common.place import engine_of
 from kvxfer.connectors.common.push_reader import Reader
 from kvxfer.connectors.common.push_registration import Registration
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
+from kvxfer.connectors.common.remembering import remember
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Recorder
 from kvxfer.connectors.common.step import Chunk, News, Remainder
@@ -32,7 +33,6 @@ _log = logging.getLogger("kvxfer")
 
 # How long a step waits for writes from pages that it is about to overwrite, before it cancels them.
 _SETTLE_S: Final = 1.0
-_MAX_REMEMBERED: Final = 1024
 # In a forward, of each write: each costs a frame and wakes the other end, and what is left for the end
 # of the forward is an eighth.
 _NUM_RELEASES: Final = 8
@@ -259,7 +259,7 @@ class Pushes:
         if (push := self._pushes.get(key)) is None:
             claimed = self._claimed.get(key, set())
             if len(claimed) < MAX_READERS:
-                _remember(self._claimed, key, claimed | {engine})  # it may come later
+                remember(self._claimed, key, claimed | {engine})  # it may come later
             return
         if not push.may_be_pushed_to(engine):
             return
@@ -469,7 +469,7 @@ class Pushes:
             if is_late and not push.gives_way:
                 self._statistics.expired()
             del self._pushes[key], self._keys[push.chunk.request_id]
-            _remember(self._ended, key, "prefill has given its blocks back")
+            remember(self._ended, key, "prefill has given its blocks back")
             given_back.add(push.chunk.request_id)
         return given_back
 
@@ -501,7 +501,7 @@ class Pushes:
         push = self._pushes.pop(key)
         self._keys.pop(push.chunk.request_id, None)
         self._computing.discard(key)
-        _remember(self._ended, key, why)
+        remember(self._ended, key, why)
         for reader in push.readers.values():
             self._fail(reader, why)
         for reader in push.readers.values():
@@ -517,10 +517,3 @@ class Pushes:
     def _refuse(self, peer: kvxfer.Peer, registration: Registration | None, why: str) -> None:
         if registration is not None:
             self._mail.send(peer, Refusal(bytes.fromhex(registration.tag), why))
-
-
-def _remember(known: dict[bytes, Any], key: bytes, what: Any) -> None:
-    """Adds to what is bounded: the oldest goes."""
-    if len(known) >= _MAX_REMEMBERED:
-        del known[next(iter(known))]
-    known[key] = what

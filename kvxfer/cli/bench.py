@@ -71,7 +71,7 @@ class _Command:
     options: type[Any]
     run: str
     parts: str = ""
-    #: What is to be done before it is loaded.
+    #: What is to be done with the options before it is loaded.
     prepare: str = ""
 
 
@@ -171,7 +171,7 @@ def _measure(command: _Command, options: Any, format: Format, out: Path | None) 
     if out is not None:
         results.check_directory(out)
     if command.prepare:
-        _load(command.prepare)()
+        _load(command.prepare)(options)
     run = _load(command.run)
     before = noise.Sample.take()
     with _watching(command.name) as progress:

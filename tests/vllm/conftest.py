@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.vllm import fork_server, tiny_models
+from tests import fork_server
+from tests.vllm import forked as vllm_forked
+from tests.vllm import tiny_models
 from tests.vllm.engine import Engines, server, start_engines
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def forks(request: pytest.FixtureRequest) -> None:
     """What engines are forked from imports vLLM beside the tests that need none."""
     if any(item.path.stem not in WITHOUT_ENGINES for item in request.session.items):
-        fork_server.start()
+        fork_server.start(vllm_forked.__name__)
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,10 @@ from typing import Any
 
 from kvxfer.bench.engines.server_process import RouterServer, ServerProcess
 from kvxfer.bench.engines.vllm_server import Completion, VllmServer, complete, kvxfer_config
+from tests import fork_server
 from tests.seeds import next_seed
-from tests.vllm import fork_server, tiny_models
+from tests.vllm import forked as vllm_forked
+from tests.vllm import tiny_models
 
 ROOT = Path(__file__).parents[2]
 OBSERVER = ("ObservedConnector", "tests.vllm.observed")
@@ -134,8 +136,8 @@ def random_prompt(num_tokens: int, seed: int = 1) -> str:
 
 class _Fork(ServerProcess):
     def __init__(self, name: str, command: Sequence[str], log: Path, **options: Any) -> None:
-        forked = [sys.executable, "-m", fork_server.__name__, str(fork_server.start()), *command[1:]]
-        super().__init__(name, forked, log, **options)
+        forked = [sys.executable, "-m", fork_server.__name__, str(fork_server.start(vllm_forked.__name__))]
+        super().__init__(name, [*forked, *command[1:]], log, **options)
 
 
 class _Forked(VllmServer, _Fork):

@@ -7,7 +7,6 @@ overrides, calls or reads and for what it must give, and only tell the rest.
 
 from __future__ import annotations
 
-import ast
 import warnings
 from abc import abstractmethod
 from itertools import pairwise
@@ -18,35 +17,16 @@ import vllm
 
 import kvxfer.connectors.vllm
 from kvxfer.connectors.vllm.connector import KvxferConnector
-from tests.vllm.engine_contract import (
-    Contract,
-    concerns,
-    describe,
-    drift,
-    installed,
-    misfits,
-    recorded,
-    release_of,
-)
+from tests.engine_contract import Contract, concerns, describe, drift, misfits, names_in
+from tests.vllm.engine_contract import ENGINE
 
-CONTRACTS = recorded()
+CONTRACTS = ENGINE.recorded()
 BASES = "KVConnectorBase_V1", "SupportsHMA"
 
 
 def names_in_use() -> set[str]:
-    """Every name that the connector's sources define, read or pass: what of the engine's could be meant."""
-    found: set[str] = set()
-    for path in Path(kvxfer.connectors.vllm.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute):
-                found.add(node.attr)
-            elif isinstance(node, ast.keyword) and node.arg:
-                found.add(node.arg)
-            elif isinstance(node, ast.FunctionDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                found.add(node.func.id)
-    return found
+    """What of the engine's the connector's sources could mean."""
+    return names_in(Path(kvxfer.connectors.vllm.__file__).parent)
 
 
 def overrides(contract: Contract) -> dict[str, str]:
@@ -60,8 +40,8 @@ def base_of(contract: Contract) -> dict[str, str]:
 
 
 def test_the_installed_engine_is_as_it_was_written_down() -> None:
-    release = max(each for each in CONTRACTS if each <= release_of(vllm.__version__))
-    before, now = CONTRACTS[release], installed()
+    release = max(each for each in CONTRACTS if each <= ENGINE.release_of(vllm.__version__))
+    before, now = CONTRACTS[release], ENGINE.installed()
     found = drift(before, now)
     ours = concerns(found, names_in_use(), set(overrides(now)))
     for each in set(found) - set(ours):
@@ -80,8 +60,8 @@ def test_every_recorded_release_can_call_the_connector(release: tuple[int, ...])
 
 
 def test_the_installed_engine_can_call_the_connector() -> None:
-    base = base_of(installed())
-    given = overrides(installed())
+    base = base_of(ENGINE.installed())
+    given = overrides(ENGINE.installed())
     assert len(given) > 15
     assert not misfits(given, {name: base[name] for name in given})
     assert not KvxferConnector.__abstractmethods__

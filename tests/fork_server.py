@@ -1,11 +1,13 @@
-"""Engines as forks of one process that has imported vLLM: of a start's 55 s on one core, imports are 50.
+"""Engines as forks of one process that has imported them: of a start's 55 s on one core, imports are 50.
 
-``vllm serve`` imports the same modules in three processes, one after the other. Here one process imports
-them and forks whoever serves, and an engine forks what it would spawn. All else is vLLM's own.
+An engine's server imports the same modules in several processes, one after the other. Here one process
+imports them and forks whoever serves, and an engine forks what it would spawn. All else is the engine's own.
 
-    python -m tests.vllm.fork_server SOCKET [ARGUMENT...]
+    python -m tests.fork_server SOCKET [ARGUMENT...]
 
-runs ``vllm ARGUMENT...`` so, and ends with it. It leads a group of processes, which the engine joins.
+has an engine forked that runs with these arguments, and ends with it. It leads a group of processes, which
+the engine joins. The engine's own module says what is imported (``prepare``), under which variables
+(``environment``), and what a fork runs (``main``).
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import functools
 import gc
 import importlib
 import json
-import multiprocessing
 import os
 import select
 import shutil
@@ -25,35 +26,31 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-#: What an engine of any kind imports, but for its model.
-MODULES: Final = (
-    "vllm.entrypoints.cli.main",
-    "vllm.entrypoints.cli.serve",
-    "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-)
 _ORDER_NBYTES: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1
 
 
 @functools.cache
-def start() -> Path:
-    """Starts what forks, which ends with this one, and returns its socket: who asks early waits."""
-    from kvxfer.bench.engines import vllm_server  # takes longer than all else that `ask` does
+def start(engine: str) -> Path:
+    """Starts what forks, which ends with this one, and returns its socket: who asks early waits.
 
+    ``engine`` is the name of the module that knows it.
+    """
+    # Takes longer than all else that `ask` does.
+    environment: Mapping[str, str] = importlib.import_module(engine).environment()
     folder = Path(tempfile.mkdtemp(prefix="kvxfer-tests-"))
     atexit.register(shutil.rmtree, folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(folder / "forks"))
         listener.listen(64)
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(listener.fileno())],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, **vllm_server.ENVIRONMENT},
+            [sys.executable, "-m", __name__, str(listener.fileno()), engine],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,  # it ends with this process
             pass_fds=[listener.fileno()],
         )
@@ -61,10 +58,13 @@ def start() -> Path:
     return folder / "forks"
 
 
-def serve(listener: socket.socket) -> None:
+def serve(listener: socket.socket, engine: Any) -> None:
     """Forks for all who ask, until its input ends. In a fork it returns when the engine has ended."""
     asked_by = os.dup(0)
-    _import()
+    engine.prepare()
+    # A fork that looks for garbage here copies what it looks at: 3 s in each engine.
+    gc.collect()
+    gc.freeze()
     # Those who ask wait for their engines; here nobody does.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while listener.fileno() in select.select([listener.fileno(), asked_by], [], [])[0]:
@@ -77,22 +77,13 @@ def serve(listener: socket.socket) -> None:
             if os.fork() == 0:
                 os.close(asked_by)
                 listener.close()
-                _become(json.loads(message), connection)
+                order = json.loads(message)
+                _become(order, connection)
+                engine.main(order["arguments"])
                 return
 
 
-def _import() -> None:
-    for module in MODULES:
-        importlib.import_module(module)
-    # On CPUs vLLM spawns, whatever it is told.
-    forks = multiprocessing.get_context("fork")
-    multiprocessing.get_context = lambda method=None: forks  # type: ignore[assignment]
-    # A fork that looks for garbage here copies what it looks at: 3 s in each engine.
-    gc.collect()
-    gc.freeze()
-
-
-def _become(order: dict[str, Any], connection: socket.socket) -> None:
+def _become(order: Mapping[str, Any], connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.setpgid(0, order["group"])  # fails where whoever asked has ended
@@ -100,9 +91,7 @@ def _become(order: dict[str, Any], connection: socket.socket) -> None:
     connection.close()
     os.environ.clear()
     os.environ.update(order["environment"])
-    sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
-    sys.argv = ["vllm", *order["arguments"]]
-    sys.modules["vllm.entrypoints.cli.main"].main()
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
 def ask(path: str, arguments: list[str]) -> None:
@@ -118,6 +107,6 @@ def ask(path: str, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1].isdigit():
-        serve(socket.socket(fileno=int(sys.argv[1])))
+        serve(socket.socket(fileno=int(sys.argv[1])), importlib.import_module(sys.argv[2]))
     else:
         ask(sys.argv[1], sys.argv[2:])

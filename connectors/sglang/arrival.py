@@ -1,0 +1,137 @@
+"""Decode's side of one request at one rank: the pages that it named, until all of them have come."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import kvxfer
+from kvxfer.connectors.common.quiescence import quiesce
+from kvxfer.connectors.sglang.aux_rows import AUX
+from kvxfer.connectors.sglang.control_messages import TAG_NBYTES, Ids, tag_of
+from kvxfer.handle import Stages
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Blocks of one region that are to come, and from whom."""
+
+    region: kvxfer.Region
+    blocks: Ids
+    sources: tuple[kvxfer.Peer, ...]
+
+
+class Arrival:
+    """What is expected of one request, under a tag that is drawn for it.
+
+    Parameters
+    ----------
+    agent
+        Of this rank.
+    timeout_s
+        When it is given up.
+    context
+        Whose request it is, in words.
+    sources
+        Sessions with all prefill ranks that bring anything of it.
+    """
+
+    def __init__(
+        self, agent: kvxfer.Agent, timeout_s: float, context: str, sources: Sequence[kvxfer.Peer]
+    ) -> None:
+        self.tag = secrets.token_bytes(TAG_NBYTES)
+        self.began_ns = time.monotonic_ns()
+        self.num_pages = 0
+        self.nbytes = 0
+        self.num_sources = len(sources)
+        self._agent = agent
+        self._timeout_s = timeout_s
+        self._context = context
+        self._sources = tuple(sources)
+        self._works: list[kvxfer.Incoming] = []
+        self._pending: list[kvxfer.Incoming] = []
+        # Of blocks that come from several ranks the loss of one is not told by their expectation.
+        self._watched: set[kvxfer.Peer] = set()
+        self._error: kvxfer.KvxferError | None = None
+
+    def expect(self, expected: Iterable[Expected]) -> None:
+        """Lets the sources write; what was let in before ends with `cancel` where this raises.
+
+        Raises
+        ------
+        kvxfer.KvxferError
+            Ids out of range, or a source whose session is lost.
+        """
+        for each in expected:
+            region = each.region
+            work = self._agent.expect(
+                tag_of(self.tag, region.name),
+                each.blocks,
+                region,
+                peer=each.sources[0] if len(each.sources) == 1 else None,
+                timeout_s=self._timeout_s,
+                context=self._context,
+            )
+            self._works.append(work)
+            self._pending.append(work)
+            if len(each.sources) > 1:
+                self._watched.update(each.sources)
+            self.num_pages += 0 if region.name == AUX else len(each.blocks)
+            self.nbytes += len(each.blocks) * region.layout.block_nbytes
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is in its place."""
+        self._look()
+        return not self._pending and self._error is None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no byte of it lands any more."""
+        self._look()
+        return not self._pending
+
+    @property
+    def error(self) -> kvxfer.KvxferError | None:
+        """Why it failed; None while it has not."""
+        self._look()
+        return self._error
+
+    @property
+    def stages(self) -> Stages:
+        """When it was posted, when its first byte came, and its last."""
+        return kvxfer.Group(self._works).stages
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """Transports that brought it."""
+        return kvxfer.Group(self._works).rails
+
+    def cancel(self) -> None:
+        """Asks for its end; when it `is_quiet`, its blocks may be used for others."""
+        for work in self._pending:
+            work.cancel()
+
+    def quiesce(self, patience_s: float) -> None:
+        """Ends it, and returns when no byte of it lands any more."""
+        self.cancel()
+        if self._pending:
+            quiesce(kvxfer.Group(self._pending), self._sources, patience_s)
+            self._look()
+
+    def _look(self) -> None:
+        pending = []
+        error: kvxfer.KvxferError | None = None
+        for work in self._pending:
+            if work.state is kvxfer.TransferState.PENDING:
+                pending.append(work)
+            else:
+                error = error or work.error
+        self._pending = pending
+        if pending and error is None and self._error is None:
+            error = next((lost for peer in self._watched if (lost := peer.error) is not None), None)
+        if error is not None and self._error is None:
+            self._error = error
+            self.cancel()

@@ -1,0 +1,49 @@
+"""What a user sets of the backend. SGLang has no place for it, so it stands in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Final
+
+from kvxfer.connectors.common.settings import Settings
+
+#: Of the environment: a JSON object.
+VARIABLE: Final = "KVXFER_SGLANG"
+
+#: Of all settings of connectors those that mean something here.
+NAMES: Final = (
+    "host",
+    "port",
+    "advertise",
+    "secret_file",
+    "allowed_hosts",
+    "load_timeout_s",
+    "connect_timeout_s",
+    "silent_timeout_s",
+    "transports",
+    "huge_pages",
+    "model",
+)
+
+
+def settings_of_environment() -> Settings:
+    """Returns the settings that stand in the environment.
+
+    Raises
+    ------
+    ValueError
+        No JSON object, or a setting that is unknown or out of range.
+    """
+    text = os.environ.get(VARIABLE, "") or "{}"
+    try:
+        given: Any = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE} is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f'{VARIABLE} is {text!r:.100}: write an object, e.g. {{"host": "10.0.0.7"}}')
+    if unknown := [name for name in given if name not in NAMES]:
+        raise ValueError(
+            f"{VARIABLE}: {', '.join(unknown)} is no setting here (settings: {', '.join(NAMES)})"
+        )
+    return Settings.of(given, VARIABLE)

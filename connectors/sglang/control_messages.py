@@ -1,0 +1,216 @@
+"""What prefill and decode say to each other over SGLang's control sockets, beside SGLang's own words.
+
+Each message is some frames: a guard, its kind, a JSON object, and block ids as arrays. Who reaches the
+socket may send one, so all of it is checked, and none of it gives a right: an agent takes pages from peers
+that have proven the secret, and into blocks that it named under a tag that only they were told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.directory import Entry
+from kvxfer.errors import invalid
+from kvxfer.layout.schema import Field, Schema, flag, hexadecimal, integer, mapping, text
+
+Ids = NDArray[np.uint32]
+
+GUARD: Final = b"KVXFER"
+TAG_NBYTES: Final = 16
+_VERSION: Final = 1
+_REGISTER: Final = b"register"
+_ANSWER: Final = b"answer"
+_PAGES: Final = b"pages"
+_MAX_NBYTES: Final = 64 * 1024
+# Of a prompt: 2**24 pages; and SGLang has a dozen kinds of states.
+_MAX_IDS_NBYTES: Final = 64 * 1024 * 1024
+_MAX_STATES: Final = 64
+_MAX_NAMES: Final = 1024
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > _MAX_NAMES or not all(isinstance(x, str) for x in value):
+        raise ValueError("is no list of names")
+    return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Decode asks a prefill rank to open a session with its agent.
+
+    Attributes
+    ----------
+    entry
+        Its agent, as prefill dials it.
+    endpoint, dst_port
+        Its control socket.
+    """
+
+    agent: Entry
+    endpoint: str
+    dst_port: int
+
+    def encode(self) -> list[bytes]:
+        """Returns the frames."""
+        return [GUARD, _REGISTER, _REGISTRATION.encode(self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prefill rank could not open the session that it was asked for.
+
+    Attributes
+    ----------
+    agent
+        The rank's.
+    reason
+        Why not.
+    """
+
+    agent: str
+    reason: str
+
+    def encode(self) -> list[bytes]:
+        """Returns the frames."""
+        return [GUARD, _ANSWER, _ANSWERING.encode(self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The pages of one decode rank that a prefill rank is to fill for a request.
+
+    Attributes
+    ----------
+    room
+        SGLang's number of the request.
+    endpoint, dst_port
+        Of decode's control socket; SGLang's code tells a failure there.
+    agent
+        Decode's agent.
+    tag
+        What writes of this request carry, with the name of the region behind it.
+    aux_slot
+        Of decode's metadata buffers.
+    required_dst_info_num
+        How many decode ranks name pages of this request to this rank.
+    decode_prefix_len
+        Tokens that decode has already; its pages come after them.
+    is_dummy
+        Whether this rank has nothing to bring: another one that holds the same does.
+    brings
+        Regions that this rank is to bring.
+    pages
+        In the order of the prompt.
+    states
+        Block ids of each kind of states.
+    """
+
+    room: int
+    endpoint: str
+    dst_port: int
+    agent: str
+    tag: bytes
+    aux_slot: int
+    required_dst_info_num: int
+    decode_prefix_len: int
+    is_dummy: bool
+    brings: tuple[str, ...]
+    pages: Ids = field(default_factory=lambda: np.empty(0, np.uint32), compare=False)
+    states: tuple[Ids, ...] = field(default=(), compare=False)
+
+    def encode(self) -> list[bytes]:
+        """Returns the frames."""
+        ids = (self.pages, *self.states)
+        return [GUARD, _PAGES, _DESTINATION.encode(self), *(each.tobytes() for each in ids)]
+
+    def tag_of(self, region: str) -> bytes:
+        """Returns what a write into a region carries."""
+        return tag_of(self.tag, region)
+
+
+def tag_of(tag: bytes, region: str) -> bytes:
+    """Returns what writes of one request into one region carry."""
+    return tag + region.encode()
+
+
+def read(frames: Sequence[bytes]) -> Registration | Answer | Destination:
+    """Reads a message.
+
+    Raises
+    ------
+    kvxfer.UsageError
+        ``invalid-argument``: it is none of these, or does not hold what it must.
+    """
+    if len(frames) < 3:
+        raise invalid(f"a control message has 3 frames at least, not {len(frames)}")
+    match frames[1]:
+        case b"register":
+            values = _REGISTRATION.decode(frames[2], _MAX_NBYTES)
+            return Registration(**{**values, "agent": Entry.from_dict(values["agent"])})
+        case b"answer":
+            return Answer(**_ANSWERING.decode(frames[2], _MAX_NBYTES))
+        case b"pages":
+            return _read_destination(frames)
+        case _:
+            raise invalid(f"a control message of kind {bytes(frames[1][:32])!r} is not known")
+
+
+def ids_of(indices: Any) -> Ids:
+    """Returns block ids as SGLang gives them, None for none, as an array.
+
+    Raises
+    ------
+    kvxfer.UsageError
+        ``invalid-argument``: one of them is negative.
+    """
+    ids = np.asarray([] if indices is None else indices).astype(np.int64).reshape(-1)
+    if len(ids) and int(ids.min()) < 0:
+        raise invalid(f"block id {int(ids.min())} is no block")
+    return ids.astype(np.uint32)
+
+
+def _read_destination(frames: Sequence[bytes]) -> Destination:
+    values = _DESTINATION.decode(frames[2], _MAX_NBYTES)
+    if len(values["tag"]) != TAG_NBYTES:
+        raise invalid(f"pages have a tag of {TAG_NBYTES} bytes, not {len(values['tag'])}")
+    ids = frames[3:]
+    if not 1 <= len(ids) <= 1 + _MAX_STATES:
+        raise invalid(f"pages came with {len(ids)} arrays of block ids, not 1 to {1 + _MAX_STATES}")
+    for each in ids:
+        if len(each) % 4 or len(each) > _MAX_IDS_NBYTES:
+            raise invalid(f"an array of {len(each)} bytes is none of block ids")
+    pages, *states = (np.frombuffer(each, np.uint32) for each in ids)
+    return Destination(**values, pages=pages, states=tuple(states))
+
+
+_ADDRESS: Final = (Field("endpoint", text), Field("dst_port", integer))
+_REGISTRATION: Final = Schema(
+    "registration of a decode agent",
+    "kvxfer_sglang",
+    _VERSION,
+    (Field("agent", mapping, write=Entry.to_dict), *_ADDRESS),
+)
+_ANSWERING: Final = Schema(
+    "answer of a prefill rank", "kvxfer_sglang", _VERSION, (Field("agent", text), Field("reason", text))
+)
+_DESTINATION: Final = Schema(
+    "pages of a request",
+    "kvxfer_sglang",
+    _VERSION,
+    (
+        Field("room", integer),
+        *_ADDRESS,
+        Field("agent", text),
+        Field("tag", hexadecimal, write=bytes.hex),
+        Field("aux_slot", integer),
+        Field("required_dst_info_num", integer),
+        Field("decode_prefix_len", integer),
+        Field("is_dummy", flag),
+        Field("brings", _names, write=list),
+    ),
+)

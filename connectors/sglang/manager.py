@@ -1,0 +1,542 @@
+"""The agent of one SGLang worker, and what its requests' senders and receivers share.
+
+Prefill and decode meet as in SGLang's other backends: decode learns of prefill's ranks at the bootstrap
+server, and says over their control sockets which pages it has for a request. Beside that
+
+1. decode asks each rank that brings anything to open a session with its agent, once;
+2. it names its pages to its own agent (`Arrival`), under a tag that it draws, and then to prefill;
+3. prefill writes chunks as they are computed (`Delivery`), each by its own agent;
+4. decode's agent tells when all is there; no word of prefill's is needed for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import zmq
+from sglang.srt.disaggregation.base.conn import KVPoll, StateType
+from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, CommonKVManager
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_device, process_model_config
+
+import kvxfer
+from kvxfer.connectors.common.handover import HandoverError, require_allowed
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.prefill_ranks import PrefillRanks, is_open
+from kvxfer.connectors.common.regions import remote_region
+from kvxfer.connectors.common.remembering import remember
+from kvxfer.connectors.common.statistics import Recorder
+from kvxfer.connectors.sglang.aux_rows import AUX, AuxRows
+from kvxfer.connectors.sglang.backend_settings import settings_of_environment
+from kvxfer.connectors.sglang.cache_parts import KV, CachePart, RankSlice, parts_of
+from kvxfer.connectors.sglang.control_messages import (
+    GUARD,
+    Answer,
+    Destination,
+    Ids,
+    Registration,
+    ids_of,
+    read,
+)
+from kvxfer.connectors.sglang.delivery import Delivery, Target
+from kvxfer.connectors.sglang.sources import Sources
+
+_log = logging.getLogger("kvxfer")
+
+# How often the control thread looks whether anything is over, and how often it logs what it counted.
+_TICK_MS: Final = 200
+_REPORT_EVERY_S: Final = 60.0
+# With a peer that is to let go; then its session is lost as silent, or ended.
+_SETTLE_S: Final = 1.0
+_NUM_HELPERS: Final = 4
+_MAX_FAILED: Final = 4096
+
+
+class KvxferKVManager(CommonKVManager):
+    """Of one worker, prefill's or decode's.
+
+    Raises
+    ------
+    ValueError
+        A setting, or a part of SGLang's configuration that this backend does not serve.
+    kvxfer.KvxferError
+        The agent could not be made, or the caches not be registered.
+    """
+
+    kv_status_msg_tag = b"KVXFER_STATUS"
+    kv_status_msg_carries_reason = True
+    supports_deferred_decode_kv_release = True
+
+    def __init__(
+        self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
+    ) -> None:
+        self.settings = settings_of_environment()
+        super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
+        _require_supported(self)
+        self.is_prefill = disaggregation_mode == DisaggregationMode.PREFILL
+        self.patience_s = self.settings.silent_timeout_s + _SETTLE_S
+        self.statistics = Recorder()
+        gpu = _gpu()
+        self.agent = self._make_agent(gpu)
+        self.parts = parts_of(args, self._rank_slice(gpu))
+        self.aux = AuxRows(args, self.settings.model)
+        self.regions: dict[str, kvxfer.Region] = {}
+        self.register_buffer_to_engine()
+        self.sources = Sources(self.agent)
+        self._deliveries: dict[int, Delivery] = {}
+        self._senders: set[int] = set()
+        self._orphans: dict[int, float] = {}  # rooms that SGLang's code may not clear, and since when
+        self._failed: dict[
+            int, str
+        ] = {}  # rooms that failed while one of the two sides was not there; the last
+        self._rooms_lock = threading.RLock()
+        self._decodes = PrefillRanks(self.agent, self.settings.connect_timeout_s)
+        self._sessions: dict[str, Future[kvxfer.Peer]] = {}  # with decode ranks, by their agents' names
+        self._helpers = ThreadPoolExecutor(_NUM_HELPERS, thread_name_prefix="kvxfer-sglang")
+        self._reported_at = time.monotonic()
+        self._is_closing = threading.Event()
+        self._control = threading.Thread(target=self._serve_control, name="kvxfer-control", daemon=True)
+        self._control.start()
+        if not self.is_prefill:
+            self._start_heartbeat_checker_thread()
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def register_buffer_to_engine(self) -> None:
+        """Makes the caches known to peers; anew, where `deregister_buffer_to_engine` took them away."""
+        if self.regions:
+            return
+        if self.settings.huge_pages and self.agent.options.device is None:
+            kvxfer.use_huge_pages([part.memory for part in self.parts])
+        for part in self.parts:
+            self.regions[part.name] = self.agent.register(part.name, part.memory, part.layout)
+        self.regions[AUX] = self.agent.register(AUX, self.aux.rows, self.aux.layout)
+
+    def deregister_buffer_to_engine(self) -> None:
+        """Takes the caches away from peers: when this returns, no byte of them is touched any more."""
+        regions, self.regions = self.regions, {}
+        for region in regions.values():
+            region.deregister_blocking()
+
+    def parts_of_component(self, component: int) -> list[CachePart]:
+        """Returns the parts that have a component's block ids."""
+        return [part for part in self.parts if part.component == component]
+
+    def agent_name_of(self, rank_ip: str, rank_port: int) -> str:
+        """Returns what the agent of a prefill rank is called, which is at the bootstrap server."""
+        return f"sglang-prefill/{rank_ip}:{rank_port}"
+
+    # ---- decode: sessions -----------------------------------------------------------------------
+
+    def registration(self) -> list[bytes]:
+        """Returns the message that asks a prefill rank for a session."""
+        return Registration(self.agent.entry, self.local_ip, self.rank_port).encode()
+
+    def report(self) -> None:
+        """Logs what was counted, now and then. Receivers call it, from the thread that counts."""
+        now = time.monotonic()
+        if now - self._reported_at >= _REPORT_EVERY_S and (counts := self.statistics.take()) is not None:
+            said = ", ".join(f"{name} {value}" for name, value in counts.reduce().items())
+            _log.info("kvxfer: in the last %.0f s: %s", now - self._reported_at, said)
+            self._reported_at = now
+
+    # ---- prefill: rooms -------------------------------------------------------------------------
+
+    def opened(self, room: int) -> str:
+        """Takes in that the request of a room is here. Returns why it has failed already, or ""."""
+        with self._rooms_lock:
+            self._senders.add(room)
+            self._orphans.pop(room, None)
+            return self._failed.pop(room, "")
+
+    def delivery(self, room: int) -> Delivery | None:
+        """Returns what is under way of a room; None before its first chunk, and after its end."""
+        return self._deliveries.get(room)
+
+    def closed(self, room: int, failure: str = "") -> None:
+        """Ends what is under way of a room; when it returns, none of its pages is read any more.
+
+        Parameters
+        ----------
+        failure
+            Why it failed, for decode ranks that name their pages later.
+        """
+        with self._rooms_lock:
+            delivery = self._deliveries.pop(room, None)
+            self._senders.discard(room)
+            if failure:
+                remember(self._failed, room, failure, _MAX_FAILED)
+                self._orphans[room] = time.monotonic()
+        if delivery is not None and not delivery.is_quiet:
+            delivery.fail("its request ended before it was sent")
+            delivery.quiesce(self.patience_s)
+
+    def cleared(self, room: int) -> None:
+        """Takes in that SGLang's code has dropped all that it kept of a room."""
+        with self._rooms_lock:
+            self._orphans.pop(room, None)
+
+    def _forget(self, room: int) -> None:
+        """Drops what SGLang's code keeps of a room that it does not clear by itself."""
+        self.transfer_infos.pop(room, None)
+        self.req_to_decode_prefix_len.pop(room, None)
+        self.request_status.pop(room, None)
+        with self.failure_lock:
+            self.failure_records.pop(room, None)
+
+    def look_after(self, room: int) -> None:
+        """Tells SGLang's code what has become of a room's writes."""
+        delivery = self._deliveries.get(room)
+        if delivery is None or self.request_status.get(room) in (KVPoll.Success, KVPoll.Failed):
+            return
+        if delivery.is_done:
+            self.update_status(room, KVPoll.Success)
+        elif delivery.failure:
+            self.conclude_failure(bootstrap_room=room, failure_reason=delivery.failure)
+
+    def add_transfer_request(
+        self,
+        bootstrap_room: int,
+        kv_indices: Any,
+        index_slice: Any,
+        is_last_chunk: bool,
+        aux_index: int | None = None,
+        state_indices: list[Any] | None = None,
+        num_kv_tokens: int | None = None,
+        *,
+        wait_event: Any = None,
+        indices_event: Any = None,
+        trace_ctx: Any = None,
+    ) -> None:
+        """Posts a chunk, the last one with states and metadata. Returns at once; never raises.
+
+        Parameters are SGLang's: `index_slice` says where in the prompt's pages the chunk's are, and
+        `wait_event` what has to run before they may be read.
+        """
+        with self._rooms_lock:
+            if bootstrap_room not in self.transfer_infos or bootstrap_room not in self._senders:
+                return  # a rank that brings nothing, or the request has ended
+            targets = list(self.transfer_infos[bootstrap_room].values())
+            delivery = self._deliveries.setdefault(bootstrap_room, Delivery(bootstrap_room))
+        try:
+            pages = ids_of(kv_indices)
+            if is_last_chunk and aux_index is not None:
+                self.aux.pack(aux_index)
+            for target in targets:
+                if target.is_dummy:
+                    continue
+                self._write(delivery, target, KV, pages, target.destination.pages[index_slice], wait_event)
+                if is_last_chunk:
+                    self._write_states(delivery, target, state_indices or [], wait_event)
+                    self._write_aux(delivery, target, aux_index)
+            if is_last_chunk:
+                delivery.close()
+            self.update_status(bootstrap_room, KVPoll.Transferring)
+        except (kvxfer.KvxferError, ValueError) as error:
+            delivery.fail(str(error))
+            self.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=str(error))
+
+    def _write_states(self, delivery: Delivery, target: Target, given: Sequence[Any], after: Any) -> None:
+        named = target.destination.states
+        for component in range(len(self.kv_args.state_types)):
+            src = given[component] if component < len(given) else None
+            dst = named[component] if component < len(named) else None
+            ids = self.state_ids(component, src), self.state_ids(component, dst)
+            self._write(delivery, target, component, *ids, after)
+
+    def state_ids(self, component: int, indices: Any) -> Ids:
+        """Returns the block ids that SGLang's indices of a kind of states stand for."""
+        ids = ids_of(indices)
+        # A ring's row, and which of its places are live; which those are follows from the prompt's length,
+        # so the row goes as it is.
+        return ids[:1] if self.kv_args.state_types[component] == StateType.DSA_TAIL else ids
+
+    def _write_aux(self, delivery: Delivery, target: Target, aux_index: int | None) -> None:
+        if AUX in target.destination.brings and aux_index is not None:
+            slots = np.array([aux_index], np.uint32), np.array([target.destination.aux_slot], np.uint32)
+            self._post(delivery, target, AUX, *slots, None)
+
+    def _write(
+        self, delivery: Delivery, target: Target, component: int, src: Ids, dst: Ids, after: Any
+    ) -> None:
+        parts = [
+            each for each in self.parts_of_component(component) if each.name in target.destination.brings
+        ]
+        if not parts:
+            return
+        if len(src) != len(dst):
+            what = "pages" if component == KV else f"blocks of {self.kv_args.state_types[component].value}"
+            raise ValueError(
+                f"prefill sends {len(src)} {what} of a request, and decode has named {len(dst)} for them: "
+                "both engines run one release of SGLang with one model and one --page-size"
+            )
+        for part in parts if len(src) else ():
+            self._post(delivery, target, part.name, src, dst, after)
+
+    def _post(self, delivery: Delivery, target: Target, name: str, src: Ids, dst: Ids, after: Any) -> None:
+        assert target.peer is not None, "a rank that brings anything has a session"
+        region = self.regions[name]
+        write = partial(
+            self.agent.write,
+            region,
+            target.regions[name],
+            src,
+            dst,
+            after=after,
+            notify=target.destination.tag_of(name),
+            context=f"room {delivery.room}",
+        )
+        num_pages = 0 if name == AUX else len(src)
+        delivery.post(target.peer, write, num_pages, len(src) * region.layout.block_nbytes)
+
+    # ---- the control socket ---------------------------------------------------------------------
+
+    def _serve_control(self) -> None:
+        """Reads what the other engine's ranks say, until `close`; one message costs itself alone."""
+        poller = zmq.Poller()
+        poller.register(self.server_socket, zmq.POLLIN)
+        while not self._is_closing.is_set():
+            try:
+                if poller.poll(_TICK_MS):
+                    self._take(self.server_socket.recv_multipart())
+                self._tick()
+            except kvxfer.UsageError as error:
+                _log.warning("kvxfer: a control message cannot be read: %s", error)
+            except Exception:
+                if self._is_closing.is_set():
+                    return
+                _log.exception("kvxfer: a control message was not served")
+
+    def _take(self, frames: list[bytes]) -> None:
+        if frames[0] == ABORT_TAG and self.is_prefill:
+            self._take_abort(AbortNotification.from_zmq(frames))
+        elif frames[0] == GUARD:
+            message = read(frames)
+            match message:
+                case Registration() if self.is_prefill:
+                    self._take_registration(message)
+                case Destination() if self.is_prefill:
+                    self._take_destination(message)
+                case Answer() if not self.is_prefill:
+                    self.sources.refused(message.agent, message.reason)
+                case _:
+                    _log.warning("kvxfer: a %s came to the wrong engine", type(message).__name__)
+        elif not self.is_prefill and not self.handle_abort_ack_message(frames):
+            told = self.parse_kv_status_message(frames)
+            if told is not None:
+                room, status, rank, reason = told
+                self.apply_prefill_status(
+                    bootstrap_room=room, status=status, prefill_rank=rank, failure_reason=reason
+                )
+
+    def _tick(self) -> None:
+        if not self.agent.closed:
+            self.agent.take_message()  # reads what became of peers, too
+        if self.is_prefill:
+            self._forget_orphans(time.monotonic())
+
+    # ---- prefill: what decode says ----------------------------------------------------------------
+
+    def _take_registration(self, message: Registration) -> None:
+        name = message.agent.name
+        try:
+            require_allowed((message.agent,), self.settings)
+        except (HandoverError, kvxfer.UsageError) as error:
+            self._answer(message, str(error))
+            return
+        session = self._decodes.session(message.agent, name)
+        remember(self._sessions, name, session)
+        session.add_done_callback(partial(self._answer_session, message))
+
+    def _answer_session(self, message: Registration, session: Future[kvxfer.Peer]) -> None:
+        if session.cancelled() or self._is_closing.is_set():
+            return
+        if (error := session.exception()) is not None:
+            _log.warning("kvxfer: no session with %s: %s", message.agent.name, error)
+            self._answer(message, str(error))
+
+    def _answer(self, message: Registration, reason: str) -> None:
+        self._tell(message.endpoint, message.dst_port, Answer(self.agent.name, reason).encode())
+
+    def _take_destination(self, message: Destination) -> None:
+        if message.is_dummy:
+            self._admit(Target(message))
+            return
+        session = self._sessions.get(message.agent)
+        if session is None or (session.done() and not is_open(session)):
+            self._refuse(message, f"{self.agent.name} has no session with {message.agent}")
+        else:
+            # Decode sees a session a moment before the end that dialled it.
+            session.add_done_callback(lambda session: self._admit_over(message, session))
+
+    def _admit_over(self, message: Destination, session: Future[kvxfer.Peer]) -> None:
+        try:
+            peer = session.result()
+            self._admit(Target(message, peer, {name: remote_region(peer, name) for name in message.brings}))
+        except Exception as error:
+            self._refuse(message, str(error) or type(error).__name__)
+
+    def _admit(self, target: Target) -> None:
+        message = target.destination
+        with self._rooms_lock:
+            failure = self._failed.get(message.room)
+            if failure is None:
+                self._take_in(target)
+        if failure is not None:
+            self._tell_failure(message, failure)
+
+    def _take_in(self, target: Target) -> None:
+        message = target.destination
+        infos = self.transfer_infos.setdefault(message.room, {})
+        infos[message.agent] = target
+        if message.room not in self._senders:
+            self._orphans.setdefault(message.room, time.monotonic())
+        if len(infos) == message.required_dst_info_num:
+            self.resolve_kv_replica_factor(infos)
+            self.req_to_decode_prefix_len[message.room] = message.decode_prefix_len
+            self.update_status(message.room, KVPoll.WaitingForInput)
+
+    def _refuse(self, message: Destination, reason: str) -> None:
+        """Fails a room of which decode's pages cannot be written to."""
+        self._fail_room(message.room, reason)
+        self._tell_failure(message, reason)
+
+    def _fail_room(self, room: int, reason: str) -> Delivery | None:
+        """Fails a room, now or when its request comes; returns what is under way of it."""
+        with self._rooms_lock:
+            if room not in self._senders:
+                self._orphans.pop(room, None)
+                self._forget(room)
+                remember(self._failed, room, reason, _MAX_FAILED)
+            elif self.request_status.get(room) not in (None, KVPoll.Success):
+                with self.failure_lock:
+                    self.failure_records.setdefault(room, reason)
+                self.update_status(room, KVPoll.Failed)
+            delivery = self._deliveries.get(room)
+        if delivery is not None:
+            delivery.fail(reason)
+        return delivery
+
+    def _tell_failure(self, message: Destination, reason: str) -> None:
+        self.send_kv_status_message(
+            targets=[(message.endpoint, message.dst_port)],
+            bootstrap_room=message.room,
+            status=KVPoll.Failed,
+            failure_reason=reason,
+        )
+
+    def _take_abort(self, notification: AbortNotification | None) -> None:
+        if notification is None:
+            return
+        delivery = self._fail_room(notification.room, "Aborted by decode.")
+        target = notification.deferred_ack_target()
+        if self.enable_deferred_decode_kv_release and target is not None:
+            self.register_deferred_ack_target(notification.room, target)
+            self._helpers.submit(self._acknowledge, notification.room, delivery)
+
+    def _acknowledge(self, room: int, delivery: Delivery | None) -> None:
+        """Tells decode that nothing is written any more; sooner, where there is nothing to wait for."""
+        if delivery is not None:
+            delivery.quiesce(self.patience_s)
+        self._maybe_ack_drained_abort(room)
+
+    def _forget_orphans(self, now: float) -> None:
+        """Drops rooms whose request never came: a router asked decode alone, or died between."""
+        with self._rooms_lock:
+            late = [room for room, at in self._orphans.items() if now - at > self.bootstrap_timeout]
+            for room in late:
+                del self._orphans[room]
+                self._forget(room)
+
+    def _tell(self, endpoint: str, port: int, frames: list[bytes]) -> None:
+        from sglang.srt.utils.network import NetworkAddress
+
+        address = NetworkAddress(endpoint, port)
+        try:
+            self._send_multipart_locked(address.to_tcp(), frames, is_ipv6=address.is_ipv6)
+        except Exception as error:
+            _log.debug("kvxfer: %s:%s was not told: %s", endpoint, port, error)
+
+    # ---- making and ending -------------------------------------------------------------------------
+
+    def _make_agent(self, gpu: int | None) -> kvxfer.Agent:
+        place = Place(
+            "sglang",
+            self.attn_tp_rank,
+            self.attn_tp_size,
+            self.pp_rank,
+            self.pp_size,
+            gpu,
+            self.system_dp_rank,
+        )
+        role = "prefill" if self.is_prefill else "decode"
+        try:
+            return kvxfer.Agent(
+                f"sglang-{role}/{self.local_ip}:{self.rank_port}", self.settings.agent_options(place)
+            )
+        except kvxfer.KvxferError as error:
+            error.add_note(f"Where it listens is host of KVXFER_SGLANG, or KVXFER_HOST: {self.settings.host}")
+            raise
+
+    def _rank_slice(self, gpu: int | None) -> RankSlice:
+        is_latent = bool(self.is_mla_backend or self.is_hybrid_mla_backend)
+        return RankSlice(
+            tp_rank=self.attn_tp_rank,
+            tp_size=self.attn_tp_size,
+            state_tp_rank=self.kv_args.engine_rank % self.state_tp_size,
+            state_tp_size=self.state_tp_size,
+            is_latent=is_latent,
+            total_heads=1 if is_latent else process_model_config().get_total_num_kv_heads(),
+            is_staged=self.is_prefill and self.pp_size > 1,
+            total_layers=process_model_config().num_hidden_layers if self.pp_size > 1 else 0,
+            gpu=gpu,
+            model=self.settings.model,
+        )
+
+    def close(self) -> None:
+        """Ends everything: when it returns, no byte lands in the engine's caches any more."""
+        self._is_closing.set()
+        if not self.is_prefill:
+            self._heartbeat_shutdown.set()
+        self._control.join(timeout=10)
+        self._decodes.close()
+        self._helpers.shutdown(wait=False)
+        self.agent.close()
+        self._zmq_ctx.destroy(linger=0)
+
+
+def _gpu() -> int | None:
+    """Returns the index of the GPU on which the caches lie; None for memory of the host."""
+    device = get_device()
+    if device.device == "cpu":
+        return None
+    if device.device != "cuda":
+        raise ValueError(f"kvxfer moves caches of the CPU and of CUDA, not of {device.device}")
+    return int(device.gpu_id)
+
+
+def _require_supported(manager: CommonKVManager) -> None:
+    """Refuses in words what would go wrong later."""
+    staged_decode = manager.disaggregation_mode == DisaggregationMode.DECODE and manager.pp_size > 1
+    refused: tuple[tuple[bool, str], ...] = (
+        (manager.defer_decode_allocation, "--disaggregation-decode-allocation-policy prefill_complete"),
+        (manager.dcp_size > 1, "decode context parallelism (--dcp-size)"),
+        (manager.kv_shard_size > 1, "--enable-kv-cache-sharding"),
+        (staged_decode, "pipeline parallelism at decode (--pp-size)"),
+        (bool(getattr(manager.server_args, "enable_hisparse", False)), "--enable-hisparse"),
+        (
+            envs.SGLANG_MOONCAKE_CUSTOM_MEM_POOL.get() == "INTRA_NODE_NVLINK",
+            "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=INTRA_NODE_NVLINK, which lays metadata on a GPU",
+        ),
+    )
+    for is_asked, what in refused:
+        if is_asked:
+            raise ValueError(f"--disaggregation-transfer-backend kvxfer does not serve {what}: leave it out")

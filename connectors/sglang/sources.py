@@ -1,0 +1,106 @@
+"""Decode's sessions with prefill ranks, and which of the ranks brings which region."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import kvxfer
+from kvxfer.connectors.common.regions import remote_region
+from kvxfer.connectors.common.remembering import remember
+
+
+class Refused(NamedTuple):
+    """Why a rank opened no session, and when it said so by `time.monotonic`."""
+
+    at: float
+    reason: str
+
+
+class Source(NamedTuple):
+    """A prefill rank that brings a part of a request.
+
+    Attributes
+    ----------
+    cp_rank
+        Its place in context parallelism, whose ranks divide a prompt's pages among them.
+    """
+
+    peer: kvxfer.Peer
+    cp_rank: int
+
+
+class Sources:
+    """Sessions by the names of the ranks' agents, which prefill opens when it is asked to."""
+
+    def __init__(self, agent: kvxfer.Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._peers: dict[str, kvxfer.Peer] = {}
+        self._refused: dict[str, Refused] = {}
+        self._brings: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
+
+    def find(self, name: str) -> kvxfer.Peer | None:
+        """Returns the session with an agent that is open; None where there is none."""
+        peer = self._peers.get(name)
+        if peer is None or peer.state is not kvxfer.PeerState.OPEN:
+            peer = next((each for each in reversed(self._agent.peers) if each.name == name), None)
+            if peer is not None:
+                remember(self._peers, name, peer)
+        return peer
+
+    def was_lost(self, name: str) -> bool:
+        """Whether there was a session with an agent, and is none now."""
+        return name in self._peers and self.find(name) is None
+
+    def refused(self, name: str, reason: str) -> None:
+        """Takes in why an agent opens no session."""
+        with self._lock:
+            remember(self._refused, name, Refused(time.monotonic(), reason))
+
+    def refusal_since(self, name: str, asked_at: float) -> str:
+        """Returns why an agent that was asked at a time opened no session; "" where it did not say."""
+        refused = self._refused.get(name)
+        return refused.reason if refused is not None and refused.at >= asked_at else ""
+
+    def brings(
+        self, sources: Sequence[Source], regions: Mapping[str, kvxfer.Region], divided: frozenset[str]
+    ) -> list[tuple[str, ...]]:
+        """Returns for each source the regions that it is to bring, so that each byte comes once.
+
+        Parameters
+        ----------
+        regions
+            Of this rank.
+        divided
+            Names of those whose blocks context parallelism divides; the first of its ranks has all of the
+            others.
+
+        Raises
+        ------
+        kvxfer.UsageError
+            ``layout-mismatch`` or ``unknown-region``: their caches are none that fit this one's.
+        kvxfer.PeerError
+            A session is lost.
+        """
+        key = (*(source.peer.id for source in sources), *(region.id for region in regions.values()))
+        if key not in self._brings:
+            remember(self._brings, key, _shares(sources, regions, divided))
+        return self._brings[key]
+
+
+def _shares(
+    sources: Sequence[Source], regions: Mapping[str, kvxfer.Region], divided: frozenset[str]
+) -> list[tuple[str, ...]]:
+    found: list[list[str]] = [[] for _ in sources]
+    cp_ranks = sorted({source.cp_rank for source in sources})
+    for name, region in regions.items():
+        for cp_rank in cp_ranks if name in divided else cp_ranks[:1]:
+            holders = [index for index, source in enumerate(sources) if source.cp_rank == cp_rank]
+            layouts = [remote_region(sources[index].peer, name).layout for index in holders]
+            elected = {share.src for share in kvxfer.plan.route(layouts, [region.layout])}
+            for position in sorted(elected):
+                found[holders[position]].append(name)
+    return [tuple(names) for names in found]
