@@ -27,6 +27,7 @@ from kvxfer.control.state.event_log import RESERVE, EventLog
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import CAPACITY, TransferTable
+from kvxfer.control.tenant_gate import TenantGate
 from kvxfer.control.token_access import Access
 from kvxfer.errors import UsageError
 from kvxfer.log import logger
@@ -107,10 +108,13 @@ class NodeDaemon:
         self.access = Access(self.store, options.state / "admin.token", clock)
         self.answers = Answers(self.store)
         self.drains = Drains(self.store, self.agents, self.note, clock)
-        self.moves = Moves(self.table, self.agents, self.drains, self.events, options.allow, clock)
+        self.gate = TenantGate()
+        self.moves = Moves(self.table, self.agents, self.drains, self.events, options.allow, self.gate, clock)
         self.grants = Grants(self.agents, self.drains, self.note)
         self.intake = Intake(self.table, self.counts, self.events, clock, self.moves.on_ended)
-        self.settings = LiveSettings(self.store, self.agents, self.note, self._set_quotas)
+        self.settings = LiveSettings(
+            self.store, self.agents, self.note, self._set_quotas, self.gate.set_rates
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._doctors: dict[tuple[str, ...], tuple[float, asyncio.Task[schema.Doctor]]] = {}
         self._missing: tuple[str, ...] | None = None
@@ -129,7 +133,7 @@ class NodeDaemon:
         if pool is not None:
             from kvxfer.control.page_desk import PageDesk
 
-            self.pages = PageDesk(pool, self.store, self.allowed)
+            self.pages = PageDesk(pool, self.store, self.allowed, self.gate, self.agents)
             self.settings.take_effect()
 
     async def add_memory(self) -> None:
