@@ -49,6 +49,10 @@ def settings(
     quota: Annotated[
         list[str] | None, typer.Option(metavar="TENANT=BYTES", help="Pages that a tenant may park; or none.")
     ] = None,
+    tenant_rate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TENANT=BYTES", help="How many bytes a second a tenant may ask for; or none."),
+    ] = None,
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
@@ -78,6 +82,10 @@ def settings(
         if quota:
             asked["page_quotas_nbytes"] = {
                 name: _number(text, "--quota") for name, text in _pairs(quota, "--quota")
+            }
+        if tenant_rate:
+            asked["tenant_bytes_per_s"] = {
+                name: _number(text, "--tenant-rate") for name, text in _pairs(tenant_rate, "--tenant-rate")
             }
         if asked:
             try:
@@ -132,6 +140,8 @@ def _lines(found: schema.Settings) -> Iterator[str]:
         yield f"log level of agent {plain(id_)}  {level}"
     for tenant, nbytes in found.page_quotas_nbytes.items():
         yield f"tenant {tenant!r}  parks up to {in_bytes(nbytes)}"
+    for tenant, nbytes in found.tenant_bytes_per_s.items():
+        yield f"tenant {tenant!r}  asks for up to {in_bytes(nbytes)}/s"
     for name, kept in found.agents.items():
         for peer, limit in kept.peers.items():
             rate = "any rate" if limit.max_bytes_per_s is None else f"{in_bytes(limit.max_bytes_per_s)}/s"

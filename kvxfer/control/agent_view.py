@@ -71,6 +71,14 @@ class AgentView:
         regions = () if agent is None else agent.regions
         return next((each["name"] for each in regions if each["id"] == region), "")
 
+    def blocks_nbytes(self, agent: str, region: str, num_blocks: int) -> int:
+        """Returns how many bytes so many blocks of a region are; 0 where it is not known."""
+        for each in self.some(agent):
+            for row in each.regions:
+                if row["name"] == region and row["num_blocks"]:
+                    return int(row["nbytes"]) // int(row["num_blocks"]) * num_blocks
+        return 0
+
     # ---- as the schema has it ----------------------------------------------------------------------
 
     def shown(self) -> list[schema.Agent]:

@@ -1,4 +1,4 @@
-"""Settings that change while the daemon runs: levels of logs, quotas of pages, limits and rails of agents."""
+"""Settings that change while the daemon runs: of logs, of tenants, and of agents by their names."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ class LiveSettings:
         agents: AgentView,
         note: Callable[[str, dict[str, Any]], None],
         set_quotas: Callable[[Iterable[str], Mapping[str, int]], None],
+        set_rates: Callable[[Mapping[str, int]], None],
     ) -> None:
         self._store = store
         self._agents = agents
         self._note = note
         self._set_quotas = set_quotas
+        self._set_rates = set_rates
         kept = store.load(_KIND)
         self._log_level: str = kept.get("log_level", "info")
         self._quotas: dict[str, int] = kept.get("page_quotas_nbytes", {})
+        self._rates: dict[str, int] = kept.get("tenant_bytes_per_s", {})
+        set_rates(self._rates)
         self._of_agents = AgentSettings(kept.get("agents", {}))
         self._agents_log_level: dict[str, str] = {}
         self._refused: dict[
@@ -59,6 +63,7 @@ class LiveSettings:
                 "log_level": self._log_level,
                 "agents_log_level": levels,
                 "page_quotas_nbytes": self._quotas,
+                "tenant_bytes_per_s": self._rates,
                 "agents": agents,
             }
         )
@@ -72,16 +77,16 @@ class LiveSettings:
             An agent refused, or is not there: its words.
         """
         before = tuple(self._quotas)
-        quotas = dict(self._quotas)
-        for tenant, nbytes in (asked.page_quotas_nbytes or {}).items():
-            if nbytes is None:
-                quotas.pop(tenant, None)
-            else:
-                quotas[tenant] = nbytes
+        quotas = _changed(self._quotas, asked.page_quotas_nbytes)
+        rates = _changed(self._rates, asked.tenant_bytes_per_s)
         level = asked.log_level or self._log_level
         if quotas != self._quotas:
             await self._store.put(_KIND, "page_quotas_nbytes", quotas)
             self._quotas = quotas
+        if rates != self._rates:
+            await self._store.put(_KIND, "tenant_bytes_per_s", rates)
+            self._rates = rates
+            self._set_rates(rates)
         if level != self._log_level:
             await self._store.put(_KIND, "log_level", level)
             self._log_level = level
@@ -148,3 +153,9 @@ class LiveSettings:
     def _take_effect(self, before: Iterable[str]) -> None:
         logging.getLogger("kvxfer").setLevel(self._log_level.upper())
         self._set_quotas(before, self._quotas)
+
+
+def _changed(kept: Mapping[str, int], change: Mapping[str, int | None] | None) -> dict[str, int]:
+    """Returns what is kept by tenant after a change; None takes one away."""
+    told = {**kept, **(change or {})}
+    return {tenant: number for tenant, number in told.items() if number is not None}

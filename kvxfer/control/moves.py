@@ -25,6 +25,7 @@ from kvxfer.control.state.transfer_table import (
     TransferTable,
     id_of,
 )
+from kvxfer.control.tenant_gate import TenantGate
 from kvxfer.control.transfer_view import TransferView
 from kvxfer.session.records import Record
 
@@ -50,6 +51,7 @@ class Moves:
         drains: Drains,
         events: EventLog,
         dials: AgentDials,
+        gate: TenantGate,
         clock: Callable[[], float],
     ) -> None:
         self._table = table
@@ -58,6 +60,7 @@ class Moves:
         self._drains = drains
         self._events = events
         self._dials = dials
+        self._gate = gate
         self._clock = clock
         self._counts = OpenCounts(MOST_EACH, MOST)
         # By the transfers' numbers in the table.
@@ -80,14 +83,18 @@ class Moves:
                 f"{len(asked.src_blocks)} src_blocks for {len(asked.dst_blocks)} dst_blocks",
             )
         agent = self._agents.find(asked.agent)
-        place = self._dials.place_of(asked.remote_agent, agent)
+        self._dials.place_of(asked.remote_agent, agent)  # refused before it waits, where it is not allowed
+        nbytes = self._agents.blocks_nbytes(agent.incarnation, asked.region, len(asked.src_blocks))
+        left_s = await self._gate.enter(asked.tenant, nbytes, asked.timeout_s)
+        self._drains.require_open()  # which may have begun while it waited
         if not self._counts.enter(caller.key):
             raise Refusal(
                 "exhausted", f"{MOST_EACH} transfers of {caller.name} (or {MOST} of all) are under way"
             )
         try:
             args = asked.model_dump(exclude={"agent", "verb", "tenant"}, exclude_none=True)
-            args["remote_agent"] = place
+            args["remote_agent"] = self._dials.place_of(asked.remote_agent, agent)
+            args["timeout_s"] = left_s
             with self._table.making(agent.incarnation):
                 told = await self._agents.call(agent, f"move.{asked.verb}", args, _POST_TIMEOUT_S)
                 entry = self._made(asked, agent, told["handle"], caller)

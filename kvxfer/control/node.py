@@ -30,6 +30,7 @@ from kvxfer.control.state.event_log import RESERVE, EventLog
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import CAPACITY, TransferTable
+from kvxfer.control.tenant_gate import TenantGate
 from kvxfer.control.token_access import Access
 from kvxfer.errors import UsageError
 from kvxfer.log import logger
@@ -112,11 +113,14 @@ class NodeDaemon:
         self.access = Access(self.store, options.state / "admin.token", clock)
         self.answers = Answers(self.store)
         self.drains = Drains(self.store, self.agents, self.note, clock)
+        self.gate = TenantGate()
         self.dials = AgentDials(self.agents, self.drains, options.allow)
-        self.moves = Moves(self.table, self.agents, self.drains, self.events, self.dials, clock)
+        self.moves = Moves(self.table, self.agents, self.drains, self.events, self.dials, self.gate, clock)
         self.grants = Grants(self.agents, self.drains, self.note)
         self.intake = Intake(self.table, self.counts, self.events, clock, self.moves.on_ended)
-        self.settings = LiveSettings(self.store, self.agents, self.note, self._set_quotas)
+        self.settings = LiveSettings(
+            self.store, self.agents, self.note, self._set_quotas, self.gate.set_rates
+        )
         self.names = Names(self.store, self.note, lambda: self.events.last)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._doctors: dict[tuple[str, ...], tuple[float, asyncio.Task[schema.Doctor]]] = {}
@@ -140,7 +144,7 @@ class NodeDaemon:
         if pool is not None:
             from kvxfer.control.host_pool.page_desk import PageDesk
 
-            self.pages = PageDesk(pool, self.store, self.allowed)
+            self.pages = PageDesk(pool, self.store, self.allowed, self.gate, self.agents)
             self.settings.take_effect()
 
     async def add_memory(self, gpu: int | None = None) -> None:

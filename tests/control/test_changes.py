@@ -78,14 +78,17 @@ async def test_settings_change_what_is_named_and_outlive_a_restart(tmp_path: Pat
             "log_level": "info",
             "agents_log_level": {},
             "page_quotas_nbytes": quotas,
+            "tenant_bytes_per_s": {},
             "agents": {},
         }
-        change = {"page_quotas_nbytes": {"red": None}, "log_level": "warning"}
+        change: dict[str, Any] = {"page_quotas_nbytes": {"red": None}, "log_level": "warning"}
+        change["tenant_bytes_per_s"] = {"red": 7, "blue": None}
         assert (await client.patch("/v1/settings", json=change)).status_code == 200
         wrongs: list[Any] = [
             {"log_level": "loud"},
             {"page_quotas_nbytes": {"red": -1}},
             {"rate": 1},
+            {"tenant_bytes_per_s": {"red": 0}},
             {"agents": {"a": {"rails": {"shm": "maybe"}}}},
             {"agents": {"a": {"peers": {"b": {"max_bytes_per_s": 0}}}}},
             {"agents": {"a": {"peers": {"b": {"least_priority": 256}}}}},
@@ -102,6 +105,7 @@ async def test_settings_change_what_is_named_and_outlive_a_restart(tmp_path: Pat
     async with serving(tmp_path) as served, served.unix() as client:
         found = (await client.get("/v1/settings")).json()
         assert (found["log_level"], found["page_quotas_nbytes"]) == ("warning", {"blue": 6})
+        assert found["tenant_bytes_per_s"] == {"red": 7}
         await client.patch("/v1/settings", json={"log_level": "info"})
 
 

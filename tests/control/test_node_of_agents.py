@@ -271,6 +271,21 @@ async def test_settings_of_an_agent_hold_for_its_name_over_restarts_of_both_ends
         assert not node.there.rails_off
 
 
+async def test_transfers_of_a_tenant_wait_for_its_rate(node: Node) -> None:
+    await node.client.patch("/v1/settings", json={"tenant_bytes_per_s": {"red": 1}})
+    assert (await node.move(tenant="red")).status_code == 201, "one may overdraw"
+    refused = await node.move(tenant="red")
+    assert (refused.status_code, refused.json()["code"]) == (429, "rate-limited")
+    assert int(refused.headers["retry-after"]) > 1000
+    assert (await node.move(tenant="blue")).status_code == 201
+    waits = asyncio.create_task(node.move(tenant="red", timeout_s=4000.0))
+    await asyncio.sleep(0.1)  # it is not refused
+    assert not waits.done()
+    await node.client.patch("/v1/settings", json={"tenant_bytes_per_s": {"red": None}})
+    made = await asyncio.wait_for(waits, BOUND_S)
+    assert made.status_code == 201, made.text
+
+
 async def test_an_agent_whose_owner_has_changed_his_mind_is_shown_with_its_words(tmp_path: Path) -> None:
     async with node_of_agents(tmp_path) as node:
         await node.client.patch("/v1/settings", json={"agents": {"here": SET}})
@@ -398,6 +413,17 @@ async def test_pages_are_parked_leased_fetched_pinned_and_dropped(tmp_path: Path
         assert (page["key"], page["holds"]) == ("k1", 1)
         assert (await node.get("/v1/pools"))["items"][0]["pages"] == 1
         assert (await node.client.delete(f"/v1/pages/lease/{leased.id}")).status_code == 200
+        # What a tenant parks and fetches counts into one rate.
+        await node.client.patch("/v1/settings", json={"tenant_bytes_per_s": {"red": 1}})
+        for path, asked, status in (
+            ("park", {**park, "keys": ["k3"]}, 200),
+            ("fetch", fetch, 429),
+            ("park", {**park, "keys": ["k4"]}, 429),
+            ("park", {**park, "tenant": "blue"}, 200),
+        ):
+            answer = await node.client.post(f"/v1/pages/{path}", json=asked)
+            assert answer.status_code == status, answer.text
+        await node.client.patch("/v1/settings", json={"tenant_bytes_per_s": {"red": None}})
         for verb in ("pin", "unpin", "drop"):
             done = await node.client.post(f"/v1/pages/{verb}", json=which)
             assert done.json()["pages"] == [{"key": "k1", "state": "done"}], verb

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
+from kvxfer.control.agent_view import AgentView
 from kvxfer.control.dial_check import require_allowed
 from kvxfer.control.host_pool.page import PageKey, Salt
 from kvxfer.control.host_pool.page_leases import PageLease
@@ -15,6 +16,7 @@ from kvxfer.control.host_pool.page_pool import PagePool
 from kvxfer.control.own_agent import RemotePlace
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.store import Store
+from kvxfer.control.tenant_gate import TenantGate
 from kvxfer.errors import UsageError
 from kvxfer.lease_token import LeaseToken
 
@@ -27,16 +29,22 @@ def digest_of_key(key: PageKey) -> bytes:
 class PageDesk:
     """Parks, fetches, leases, pins, drops and lists pages."""
 
-    def __init__(self, pool: PagePool, store: Store, allowed: AllowedHosts) -> None:
+    def __init__(
+        self, pool: PagePool, store: Store, allowed: AllowedHosts, gate: TenantGate, agents: AgentView
+    ) -> None:
         self._pool = pool
         self._store = store
         self._allowed = allowed
+        self._gate = gate
+        self._agents = agents
         self._tenant_of_lease: dict[int, str] = {}
 
     async def park(self, asked: schema.ParkRequest) -> schema.PagesDone:
         """Copies blocks into the pool; what this returns is there."""
         if len(set(asked.keys)) != len(asked.keys):
             raise Refusal("conflict", "a key is named twice")
+        known = self._agents.blocks_nbytes(asked.agent, asked.region, len(asked.blocks))
+        left_s = await self._gate.enter(asked.tenant, known, asked.timeout_s)
         parked = await self._pool.park(
             Salt(asked.tenant, asked.model, asked.revision),
             self._place(asked.agent, asked.region),
@@ -44,7 +52,7 @@ class PageDesk:
             asked.keys,
             lease=_token(asked.lease),
             pin=asked.pin,
-            timeout_s=asked.timeout_s,
+            timeout_s=left_s,
             context=asked.context,
         )
         new = {key.key for key in parked.new}
@@ -52,7 +60,10 @@ class PageDesk:
         pages = [
             schema.PageAnswer(key=key, state="parked" if key in new else "present") for key in asked.keys
         ]
-        return schema.PagesDone(layout=layout, pages=pages, nbytes=self._nbytes(parked.new))
+        nbytes = self._nbytes(parked.new)
+        if not known:  # of an agent that is not attached here
+            self._gate.spend(asked.tenant, nbytes)
+        return schema.PagesDone(layout=layout, pages=pages, nbytes=nbytes)
 
     async def fetch(self, asked: schema.FetchRequest) -> schema.PagesDone:
         """Writes pages into an agent's region: all of them, or none where one is not there."""
@@ -66,13 +77,14 @@ class PageDesk:
                 f"{len(missing)} of {len(keys)} pages are not parked ({gone} were before the restart); "
                 f"the first is {missing[0].key!r}",
             )
+        left_s = await self._gate.enter(asked.tenant, self._nbytes(keys), asked.timeout_s)
         nbytes = await self._pool.push(
             keys,
             self._place(asked.agent, asked.region),
             asked.blocks,
             lease=_token(asked.lease),
             notify=asked.notify.encode(),
-            timeout_s=asked.timeout_s,
+            timeout_s=left_s,
             context=asked.context,
         )
         pages = [schema.PageAnswer(key=key.key, state="done") for key in keys]

@@ -97,6 +97,10 @@ class Settings(Told):
     page_quotas_nbytes: dict[str, int] = Field(
         description="By tenant; a tenant that is not named has no bound"
     )
+    tenant_bytes_per_s: dict[str, int] = Field(
+        default_factory=dict,
+        description="By tenant: what its parks, fetches and transfers may ask for; not named, no bound",
+    )
     agents: dict[str, AgentSettings] = Field(
         default_factory=dict, description="By agent's name, of those for which something is set"
     )
@@ -130,7 +134,7 @@ class AgentSettingsChange(Asked):
 
 
 class SettingsChange(Asked):
-    """What is left out stays; a quota of null is taken away, and all that is set for an agent of null."""
+    """What is left out stays; null takes a quota, a rate or all that is set for an agent away."""
 
     log_level: LogLevel | None = None
     # Without `additionalProperties` a schema lets keys of another pattern have any value.
@@ -143,6 +147,13 @@ class SettingsChange(Asked):
     page_quotas_nbytes: (
         Annotated[
             dict[Tenant, Annotated[int, Field(ge=0, le=2**50), WHOLE] | None],
+            Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+        ]
+        | None
+    ) = None
+    tenant_bytes_per_s: (
+        Annotated[
+            dict[Tenant, Annotated[int, Field(ge=1, le=2**50), WHOLE] | None],
             Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
         ]
         | None

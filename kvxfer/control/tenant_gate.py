@@ -1,0 +1,65 @@
+"""The gate in front of pages and transfers, where requests of a tenant with a rate wait for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from kvxfer.control.problems import Refusal
+from kvxfer.control.state.byte_rates import ByteRates
+
+
+class TenantGate:
+    """Holds requests by when they are posted: those of one tenant in the order in which they came.
+
+    A tenant without a rate passes at once, and what waits costs the others nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rates = ByteRates()
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._changed = asyncio.Event()
+
+    def set_rates(self, rates: Mapping[str, int]) -> None:
+        """Sets how many bytes a second each named tenant may ask for, of those that wait as well."""
+        self._rates.set(rates)
+        self._turns = {tenant: turn for tenant, turn in self._turns.items() if turn.locked()}
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def enter(self, tenant: str, nbytes: int, timeout_s: float) -> float:
+        """Waits for the turn of a request for `nbytes`, and returns what is left of its time.
+
+        Raises
+        ------
+        Refusal
+            ``rate-limited``: its turn will not come in time, with when it would; ``deadline``: it did not.
+        """
+        if self._rates.rate_of(tenant) is None:
+            return timeout_s
+        until_s = self._clock() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s), self._turns.setdefault(tenant, asyncio.Lock()):
+                while (wait_s := self._rates.wait_s(tenant, self._clock())) > 0:
+                    if self._clock() + wait_s > until_s:
+                        raise Refusal("rate-limited", self._words(tenant, timeout_s), retry_after_s=wait_s)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), wait_s)
+        except TimeoutError:
+            raise Refusal("deadline", self._words(tenant, timeout_s)) from None
+        self._rates.spend(tenant, nbytes, self._clock())
+        return max(until_s - self._clock(), 0.001)
+
+    def spend(self, tenant: str, nbytes: int) -> None:
+        """Counts what went beyond what was known when it entered."""
+        self._rates.spend(tenant, nbytes, self._clock())
+
+    def _words(self, tenant: str, timeout_s: float) -> str:
+        rate = self._rates.rate_of(tenant)
+        return (
+            f"tenant {tenant!r} is limited to {rate} bytes a second (tenant_bytes_per_s of /v1/settings): "
+            f"this request has no turn within {timeout_s:g} s, as others of its go first"
+        )
