@@ -50,9 +50,16 @@ def json_frame(message: Mapping[str, Any]) -> bytes:
 
 
 class FrameReader:
-    """Cuts what comes into frames; keeps less than one frame."""
+    """Cuts what comes into frames; keeps less than one frame.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    piece_nbytes
+        Records of a longer frame come in pieces of so many bytes.
+    """
+
+    def __init__(self, piece_nbytes: int = MAX_PAYLOAD_NBYTES) -> None:
+        self._piece_nbytes = piece_nbytes
         self._left = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
@@ -77,8 +84,15 @@ class FrameReader:
             end = _HEADER.size + nbytes
             if len(self._left) < end:
                 return
-            payload = bytes(self._left[_HEADER.size : end])
-            del self._left[:end]
+            if kind is FrameKind.RECORDS and nbytes > self._piece_nbytes:
+                # What is left of it is a frame.
+                end = _HEADER.size + self._piece_nbytes
+                payload = bytes(self._left[_HEADER.size : end])
+                del self._left[: self._piece_nbytes]
+                _HEADER.pack_into(self._left, 0, nbytes - self._piece_nbytes, kind)
+            else:
+                payload = bytes(self._left[_HEADER.size : end])
+                del self._left[:end]
             yield kind, payload
 
 

@@ -29,6 +29,9 @@ _MOST_RECORDS_PER_S: Final = 20_000
 _SAVED_RECORDS: Final = 5_000
 # A message costs its bytes and, however short it is, as much as so many records.
 _RECORDS_OF_MESSAGE: Final = 10
+# What is taken in before others have their turn: records at a time, about a millisecond, and for so long.
+_RECORDS_AT_ONCE: Final = 64
+_SLICE_S: Final = 0.002
 _UCRED: Final = struct.Struct("3i")
 _CHANGES: Final = frozenset({"regions", "peers", "leases", "leases_ended", "stats", "draining"})
 
@@ -61,7 +64,7 @@ class AgentLine(asyncio.Protocol):
     def __init__(self, lines: Lines, loop: asyncio.AbstractEventLoop) -> None:
         self._lines = lines
         self._loop = loop
-        self._reader = FrameReader()
+        self._reader = FrameReader(_RECORDS_AT_ONCE * RECORD_NBYTES)
         self._transport: asyncio.Transport | None = None
         self._attached: Attached | None = None
         self._pid = self._uid = -1
@@ -93,10 +96,14 @@ class AgentLine(asyncio.Protocol):
             self._timer = self._loop.call_later(_HELLO_TIMEOUT_S, self.end, "it said nothing")
 
     def data_received(self, data: bytes) -> None:
+        until = self._loop.time() + _SLICE_S
         try:
             for kind, payload in self._reader.feed(data):
                 self._take(kind, payload)
                 if self._transport is None or not self._has_credit(kind, payload):
+                    return
+                if self._loop.time() >= until:
+                    self._rest(0.0)
                     return
         except Malformed as error:
             self.end(str(error))
@@ -183,11 +190,15 @@ class AgentLine(asyncio.Protocol):
             self._credit -= _RECORDS_OF_MESSAGE
         if self._credit >= 0:
             return True
+        self._rest(-self._credit / _MOST_RECORDS_PER_S)
+        return False
+
+    def _rest(self, rest_s: float) -> None:
+        """Leaves what has come for later."""
         assert self._transport is not None
         self._transport.pause_reading()
         self._stop_timer()
-        self._timer = self._loop.call_later(-self._credit / _MOST_RECORDS_PER_S, self._read_on)
-        return False
+        self._timer = self._loop.call_later(rest_s, self._read_on)
 
     def _read_on(self) -> None:
         self._timer = None

@@ -18,9 +18,10 @@ from kvxfer.attachment.frames import FrameKind, frame, json_frame
 from kvxfer.control import agent_line as tested
 from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.attachments import Attachments
-from kvxfer.session.records import RECORD_NBYTES
+from kvxfer.session.records import RECORD_NBYTES, encode
 from tests.control.daemons import Daemon
 from tests.control.raw_ends import BOUND_S, HELLO, RawAgent, until
+from tests.control.records import record
 
 INCARNATION = HELLO["incarnation"]
 ROOT = Path(__file__).parents[2]
@@ -372,3 +373,15 @@ def test_a_folder_of_others_is_refused(spoil: str, error: type[OSError], tmp_pat
 
     with pytest.raises(error):
         asyncio.run(start())
+
+
+def test_many_records_are_taken_in_pieces_and_in_order(daemon: Daemon) -> None:
+    """Of one frame as long as there are, and of the frames behind it."""
+    with RawAgent(daemon.folder) as agent:
+        agent.greet()
+        told = [record(transfer=number) for number in range(3000)]
+        agent.say(frame(FrameKind.RECORDS, encode(told[:2700])))
+        agent.say(frame(FrameKind.RECORDS, encode(told[2700:])))
+        agent.say({"t": "state", "num_peers": 7})
+        until(lambda: daemon.agent("raw").num_peers == 7)
+        assert daemon.records_of("raw") == told

@@ -372,7 +372,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Any:
 
 ROUNDS = [
     20,
-    pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
 
 
