@@ -389,7 +389,8 @@ baselines: .baselines/nixl-$(NIXL).stamp .baselines/mooncake-$(MOONCAKE).stamp
 
 bench-serving-setup: .vllm/nixl-$(NIXL).stamp .sglang/sglang-$(SGLANG).stamp $(VENV)/module.stamp
 
-# For vLLM's own connector, and SGLang's own backend; these wheels and no others. vLLM's environment has all that they require.
+# For vLLM's own connector, and SGLang's own backend, which sees vLLM's environment; these wheels and no others. It
+# has all that they require.
 NIXL_SHA256 := aa90914d7df16fb586e57be633972917c6c2489b004ad241913ecda02207eaab
 # Of Python 3.11, 3.12 and 3.13.
 NIXL_CU13_SHA256 := 6279834382eeabab60bfc2fe62c2363cda3bf520278bbd4a007932cc76073de5 \

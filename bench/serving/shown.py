@@ -69,6 +69,8 @@ def _costs(systems: Message) -> Table:
     of = systems.values()
     rows: list[tuple[str, ...]] = []
     for role in ("prefill", "decode"):
+        if not any(role in one["step_us"] for one in of):
+            continue  # of backends that are no part of a step
         cells = (spread_in_words(one["step_us"].get(role)) for one in of)
         rows.append((f"connector, us a step of {role}", *cells))
     rows.append(())
