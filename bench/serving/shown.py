@@ -73,7 +73,8 @@ def _costs(systems: Message) -> Table:
             continue  # of backends that are no part of a step
         cells = (spread_in_words(one["step_us"].get(role)) for one in of)
         rows.append((f"connector, us a step of {role}", *cells))
-    rows.append(())
+    if rows:
+        rows.append(())
     rows.append(("idle, cores", *(f"{one['idle_cores']:.3f}" for one in of)))
     return Table(("median (min to max) of rounds", *systems), rows)
 
