@@ -387,9 +387,10 @@ baselines: .baselines/nixl-$(NIXL).stamp .baselines/mooncake-$(MOONCAKE).stamp
 	$$pip --no-deps nixl==$(NIXL) nixl-cu12==$(NIXL) nixl-cu13==$(NIXL); \
 	.baselines/nixl/bin/python -c "import nixl._api"; touch $@
 
-bench-serving-setup: .vllm/nixl-$(NIXL).stamp .sglang/sglang-$(SGLANG).stamp $(VENV)/module.stamp
+bench-serving-setup: .vllm/nixl-$(NIXL).stamp .sglang/mooncake-$(MOONCAKE).stamp $(VENV)/module.stamp
 
-# For vLLM's own connector, and SGLang's own backend; these wheels and no others. vLLM's environment has all that they require.
+# For vLLM's own connector, and SGLang's own backend, which sees vLLM's environment; these wheels and no others. It
+# has all that they require.
 NIXL_SHA256 := aa90914d7df16fb586e57be633972917c6c2489b004ad241913ecda02207eaab
 # Of Python 3.11, 3.12 and 3.13.
 NIXL_CU13_SHA256 := 6279834382eeabab60bfc2fe62c2363cda3bf520278bbd4a007932cc76073de5 \
@@ -402,6 +403,23 @@ NIXL_CU13_SHA256 := 6279834382eeabab60bfc2fe62c2363cda3bf520278bbd4a007932cc7607
 	  echo "nixl==$(NIXL) --hash=sha256:$(NIXL_SHA256)"; \
 	  echo "nixl-cu13==$(NIXL) $(NIXL_CU13_SHA256:%=--hash=sha256:%)"); \
 	.vllm/bin/python -c "import nixl._api"; touch $@
+
+# For SGLang's own backend.
+MOONCAKE_SHA256 := \
+  04796829bebb1b34f84460e9ab1a630162a20d848819514463f6ca839a871138 \
+  0f97a95a3af7ac7532affe5badc4128c71d7bff8740118fea9a8bbbbc65dd578 \
+  572197c6bd2180b7feabbade40f42533804a674e4ef56f2e57e4d07f44e01000 \
+  7390920887511db3f3259aba48ff212de7771ab6f1cb48c7954dd5461ca9feae \
+  7ba184594fa0020ab388dda825b8b53d61edd8f175d40c2a7e45b6448b2f59b3 \
+  892fd0ee77d736fc8d625981c485a43282dbdbc0926b95f05c1cadd8b0debe51 \
+  b44a252058db23c4542996699cb740079f08630931c02745b2f143d1f6e7745d \
+  ca9f668a04ffe648b250fda28b97d0a7da149cb110dec5cf3d166a9e68afc940
+.sglang/mooncake-$(MOONCAKE).stamp: .sglang/sglang-$(SGLANG).stamp
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	echo "installing Mooncake $(MOONCAKE) into .sglang"; \
+	.sglang/bin/python -m pip install --quiet --no-deps --require-hashes \
+	  -r <(echo "mooncake-transfer-engine-non-cuda==$(MOONCAKE) $(MOONCAKE_SHA256:%=--hash=sha256:%)"); \
+	.ci/mooncake-libraries .sglang; touch $@
 
 .baselines/mooncake-$(MOONCAKE).stamp:
 	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \

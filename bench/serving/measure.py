@@ -333,7 +333,7 @@ def _step_costs(turns: list[_Turn]) -> Message:
         role: [
             sum(us_per_step(half) for half in turn.costs[role].values())
             for turn in turns
-            if role in turn.costs
+            if any(half["steps"] for half in turn.costs.get(role, {}).values())
         ]
         for role in ("prefill", "decode")
     }

@@ -69,9 +69,12 @@ def _costs(systems: Message) -> Table:
     of = systems.values()
     rows: list[tuple[str, ...]] = []
     for role in ("prefill", "decode"):
+        if not any(role in one["step_us"] for one in of):
+            continue  # of backends that are no part of a step
         cells = (spread_in_words(one["step_us"].get(role)) for one in of)
         rows.append((f"connector, us a step of {role}", *cells))
-    rows.append(())
+    if rows:
+        rows.append(())
     rows.append(("idle, cores", *(f"{one['idle_cores']:.3f}" for one in of)))
     return Table(("median (min to max) of rounds", *systems), rows)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvxfer.bench.compare.baseline import tree
 from kvxfer.bench.engines.options import ENGINES
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.serving import sglang_nixl, stages
+from kvxfer.bench.serving import sglang_host_memory, stages
 
 #: Installs what any of them needs.
 SETUP: Final = "make bench-serving-setup"
@@ -135,12 +135,20 @@ _KNOWN: Final = (
     ),
     System(
         "nixl",
-        "SGLang's own NIXL backend, told that its caches are host memory",
+        "SGLang's own NIXL backend",
         needs=("nixl",),
         environment=_UCX,
         engine=SGLANG,
         backend="nixl",
-        plugins={sglang_nixl.NAME: sglang_nixl.ENTRY_POINT},
+        plugins={sglang_host_memory.NAME: sglang_host_memory.ENTRY_POINT},
+    ),
+    System(
+        "mooncake",
+        "SGLang's own Mooncake backend, over TCP: without RDMA it has nothing else",
+        needs=("mooncake",),
+        engine=SGLANG,
+        backend="mooncake_tcp",
+        plugins={sglang_host_memory.NAME: sglang_host_memory.ENTRY_POINT},
     ),
 )
 NAMES: Final = tuple(dict.fromkeys(system.name for system in _KNOWN))

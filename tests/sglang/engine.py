@@ -81,17 +81,23 @@ class Router(SglangRouter, _Fork):
 
 
 @dataclass(frozen=True)
-class Engines:
-    """Engines of one model, and a router before two of them."""
+class Trio:
+    """Engines of one model: one alone, and two that share the work."""
 
     alone: Server
     prefill: Server
     decode: Server
-    router: Router
 
     def expected(self, prompt: str, max_tokens: int = 32) -> list[int]:
         """Returns the tokens that one engine gives."""
         return generate(self.alone, prompt, max_tokens).token_ids
+
+
+@dataclass(frozen=True)
+class Engines(Trio):
+    """The same, with a router before the two."""
+
+    router: Router
 
 
 def handed_over(prefill: SglangServer, decode: Server, prompt: str) -> tuple[list[int], int]:
@@ -113,11 +119,12 @@ def server(
     folder: Path,
     role: str = "",
     *,
+    functions: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Server:
-    """Returns an engine that is starting; ``settings`` are kvxfer's."""
+    """Returns an engine that is starting; ``settings`` are kvxfer's, ``functions`` further plug-ins."""
     seen = folder / name / "observed"
     seen.mkdir(parents=True)
     return Server(
@@ -125,7 +132,7 @@ def server(
         weights,
         folder / f"{name}.log",
         role=role,
-        functions={observed.NAME: observed.ENTRY_POINT} if role else None,
+        functions={**({observed.NAME: observed.ENTRY_POINT} if role else {}), **(functions or {})},
         arguments=("--chunked-prefill-size", str(CHUNK), *arguments),
         environment={
             observed.FOLDER: str(seen),

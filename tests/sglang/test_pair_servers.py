@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvxfer.bench.engines.sglang_server import TOKENS_PER_PAGE, generate, generate_request
-from tests.sglang.engine import CHUNK, Engines, Router, Server, handed_over, random_prompt, server
+from tests.sglang import latent_attention
+from tests.sglang.engine import CHUNK, Engines, Router, Server, Trio, handed_over, random_prompt, server
 from tests.sglang.observed import FLIP
+from tests.vllm import tiny_models
 
 TEXT = "Pages of a request lie in every layer, and all of them must be where decode looks for them. " * 10
 
@@ -24,9 +27,10 @@ def num_pages(num_tokens: int) -> int:
 def decode_of_two(
     engines: Engines, weights: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A decode of two workers, each with half of the heads."""
+    """A decode of two workers, each with half of the heads, that keeps what it had of earlier requests."""
     folder = tmp_path_factory.mktemp("two")
-    with server("decode", weights, folder, "decode", arguments=("--tp-size", "2")) as decode:
+    arguments = ("--tp-size", "2", "--disaggregation-decode-enable-radix-cache")
+    with server("decode", weights, folder, "decode", arguments=arguments) as decode:
         yield decode.wait_ready()
 
 
@@ -69,6 +73,42 @@ def test_decode_of_two_workers_says_the_same(
     assert tokens == engines.expected(prompt)
     # Each worker has its heads of every page.
     assert arrived == 2 * num_pages(num_tokens)
+
+
+def test_what_decode_has_of_a_prompt_is_not_moved(engines: Engines, decode_of_two: Server) -> None:
+    beginning = random_prompt(10 * TOKENS_PER_PAGE, "held")
+    assert handed_over(engines.prefill, decode_of_two, beginning)[1] == 2 * 10
+    prompt = beginning + random_prompt(100, "the rest")
+    tokens, arrived = handed_over(engines.prefill, decode_of_two, prompt)
+    assert tokens == engines.expected(prompt)
+    assert arrived == 2 * (num_pages(len(prompt)) - 10)
+
+
+@pytest.fixture(scope="module")
+def of_latents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    """A prefill and a decode of a small DeepSeek, whose cache is one latent a token."""
+    folder = tmp_path_factory.mktemp("latents")
+    weights = tiny_models.save("deepseek", folder / "model")
+    options: dict[str, Any] = {
+        "functions": {latent_attention.NAME: latent_attention.ENTRY_POINT},
+        # transformers' configuration has no word of it; all layers are dense.
+        "arguments": ("--json-model-override-args", '{"moe_layer_freq": 1}'),
+    }
+    with (
+        server("alone", weights, folder, **options) as alone,
+        server("prefill", weights, folder, "prefill", **options) as prefill,
+        server("decode", weights, folder, "decode", **options) as decode,
+    ):
+        yield Trio(alone.wait_ready(), prefill.wait_ready(), decode.wait_ready())
+
+
+@pytest.mark.parametrize("num_tokens", [TOKENS_PER_PAGE + 1, 600])
+def test_latents_give_the_tokens_of_one_server(of_latents: Trio, num_tokens: int) -> None:
+    prompt = random_prompt(num_tokens, "latents")
+    tokens, arrived = handed_over(of_latents.prefill, of_latents.decode, prompt)
+    assert tokens == of_latents.expected(prompt)
+    assert len(set(tokens)) > 8
+    assert arrived == num_pages(num_tokens)
 
 
 def test_many_requests_at_once_each_get_their_own_tokens(engines: Engines) -> None:
