@@ -24,6 +24,7 @@ from kvxfer.control.hand_over import HandedOver, hand_over, shared_array
 from kvxfer.control.handed_line import MAX_LINE_NBYTES, HandedLine
 from kvxfer.control.handed_memory import HandedMemory
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.gpu import driver
 from tests.control.engines import BOUND_S, SALT, Daemon, options, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -512,6 +513,42 @@ async def test_a_fabric_handle_is_refused_where_there_is_no_gpu(memory: Callable
     line = {"name": "cache", "layout": document(), "cuda_handle": handle}
     told = await asked(taken, json.dumps(line).encode() + b"\n", [])
     assert (told["error"]["code"], "--gpu" in words(told)) == ("unsupported", True)
+
+
+DESCRIPTOR = {"kind": "descriptor", "allocated_nbytes": 4096}
+FABRIC = {"kind": "fabric", "allocated_nbytes": 4096, "handle": HEX}
+
+
+@pytest.mark.skipif(not driver.look().failure, reason="there is a driver, which may take the handles")
+@pytest.mark.parametrize(
+    ("handle", "make", "said"),
+    [
+        (DESCRIPTOR, None, "send one, of the allocation"),
+        (FABRIC, lambda _: memfd(), "a fabric handle needs none"),
+        (DESCRIPTOR, lambda _: memfd(), "no GPU memory"),
+        (DESCRIPTOR, pipe, "no GPU memory"),
+        (DESCRIPTOR, file_of, "no GPU memory"),
+        (DESCRIPTOR, lambda _: os.open("/dev/null", os.O_RDWR), "no CUDA driver"),
+        (FABRIC, None, "no CUDA driver"),
+    ],
+)
+async def test_a_handle_that_cannot_be_mapped_is_refused_and_leaves_nothing(
+    memory: Callable[..., Any], tmp_path: Path, handle: dict[str, Any], make: Any, said: str
+) -> None:
+    taken = await memory()
+    taken.handed._gpu = 0  # as far as a machine without one can go
+    fds = [] if make is None else [make(tmp_path)]
+    before = num_descriptors()
+    line = json.dumps({"name": "cache", "layout": document(), "cuda_handle": handle}).encode() + b"\n"
+    assert said in words(await asked(taken, line, fds))
+    await taken.until(0)
+    await until(lambda: num_descriptors() == before)
+    for fd in fds:
+        os.close(fd)
+    assert not taken.own.agent.regions
+    # The name is free, for memory of the host as well.
+    mine = await handed(taken)
+    await asyncio.to_thread(mine.close)
 
 
 @pytest.mark.parametrize(
