@@ -371,7 +371,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Any:
 
 
 ROUNDS = [
-    20,
+    pytest.param(20, marks=pytest.mark.timeout(900)),  # beside much else a round takes ten seconds, alone two
     pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
 
