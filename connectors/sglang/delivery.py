@@ -91,6 +91,11 @@ class Delivery:
         return not self._pending
 
     @property
+    def is_between_chunks(self) -> bool:
+        """Whether nothing is under way, and more is to come."""
+        return self.is_quiet and not self._is_whole
+
+    @property
     def is_done(self) -> bool:
         """Whether all of the request is in decode's pages."""
         self._look()

@@ -47,7 +47,7 @@ from kvxfer.connectors.sglang.control_messages import (
     read,
 )
 from kvxfer.connectors.sglang.delivery import Delivery, Target
-from kvxfer.connectors.sglang.sources import Sources
+from kvxfer.connectors.sglang.prefill_sources import Sources
 
 _log = logging.getLogger("kvxfer")
 
@@ -197,10 +197,18 @@ class KvxferKVManager(CommonKVManager):
         delivery = self._deliveries.get(room)
         if delivery is None or self.request_status.get(room) in (KVPoll.Success, KVPoll.Failed):
             return
+        if delivery.is_between_chunks:
+            self._look_at_peers(room, delivery)
         if delivery.is_done:
             self.update_status(room, KVPoll.Success)
         elif delivery.failure:
             self.conclude_failure(bootstrap_room=room, failure_reason=delivery.failure)
+
+    def _look_at_peers(self, room: int, delivery: Delivery) -> None:
+        """Fails a room that has lost a peer, which no write tells while none is under way."""
+        for target in list(self.transfer_infos.get(room, {}).values()):
+            if target.peer is not None and (error := target.peer.error) is not None:
+                delivery.fail(str(error))
 
     def add_transfer_request(
         self,

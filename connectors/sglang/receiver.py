@@ -16,7 +16,7 @@ from kvxfer.connectors.sglang.aux_rows import AUX
 from kvxfer.connectors.sglang.cache_parts import KV
 from kvxfer.connectors.sglang.control_messages import Destination, Ids, ids_of
 from kvxfer.connectors.sglang.manager import KvxferKVManager
-from kvxfer.connectors.sglang.sources import Source
+from kvxfer.connectors.sglang.prefill_sources import Source
 
 _ENDED: Final = (KVPoll.Success, KVPoll.Failed)
 # A message to a rank that restarts is lost.

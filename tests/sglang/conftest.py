@@ -6,6 +6,7 @@ Elsewhere there is nothing to collect here.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,11 @@ HERE = Path(__file__).parent
 
 if importlib.util.find_spec("sglang") is None:
     collect_ignore_glob = ["test_*.py"]
+else:
+    # What SGLang and torch warn of while they are imported is not ours to answer.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import kvxfer.connectors.sglang.manager  # noqa: F401
 
 
 def has_engines(item: pytest.Item) -> bool:

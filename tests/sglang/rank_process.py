@@ -46,7 +46,11 @@ class RankProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.send_signal(signal.SIGKILL)
-        self._process.communicate()
+        # Not until its output ends: what it was forked from has that, too.
+        for end in (self._process.stdin, self._process.stdout):
+            assert end is not None
+            end.close()
+        self._process.wait()
 
     def request(self, room: int, seed: int, num_pages: int) -> None:
         """Makes its half of a request."""

@@ -29,7 +29,12 @@ OBJECTS = {
     "trigger": "Trigger",
 }
 # Options of others' programs.
-FOREIGN = {"--kv-transfer-config", "--speculative-config", "--strict"}
+FOREIGN = {
+    *("--kv-transfer-config", "--speculative-config", "--strict"),
+    *("--disaggregation-decode-allocation-policy", "--disaggregation-decode-enable-radix-cache"),
+    *("--disaggregation-decode-host-receive-threshold", "--disaggregation-mode"),
+    *("--disaggregation-transfer-backend", "--log-level"),
+}
 
 every_document = pytest.mark.parametrize(
     "document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS]
