@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import ssl
@@ -13,9 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvxfer.control import serve as module
 from kvxfer.control.listening import Tls, parse_listen, require_safe
 from kvxfer.errors import UsageError
-from tests.control.serving import BOUND_S, program
+from tests.control.engines import until
+from tests.control.serving import BOUND_S, program, serving
+from tests.control.test_access import DIGEST
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,33 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 2
     assert f"127.0.0.1:{port}" in done.stderr
+
+
+async def test_it_answers_before_its_own_agent_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_loaded = threading.Event()
+    monkeypatch.setattr(module, "_load_own", lambda with_pool: is_loaded.wait(BOUND_S))
+    daemon = serving(tmp_path, own_agent=True, pool_gib=1 / 64)
+    starting = asyncio.create_task(daemon.__aenter__())
+    try:
+        await until((tmp_path / "run/api.sock").exists)
+        transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "run/api.sock"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=BOUND_S) as client:
+            assert (await client.get("/healthz")).status_code == 200
+            ready = await client.get("/readyz")
+            assert (ready.status_code, ready.json()["reasons"]) == (503, ["it starts"])
+            asked = {"model": "m", "keys": ["k"], "layout": DIGEST}
+            refused = await client.post("/v1/pages/pin", json=asked)
+            assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+            is_loaded.set()
+            await starting
+            assert (await client.get("/readyz")).status_code == 200
+            assert (await client.post("/v1/pages/pin", json=asked)).status_code == 200
+    finally:
+        is_loaded.set()
+        await starting
+        await daemon.__aexit__(None, None, None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
