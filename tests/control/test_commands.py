@@ -85,7 +85,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     """Two daemons, each with one agent, which do not know each other."""
     folders = [tmp_path_factory.mktemp("node") for _ in range(2)]
     with program(folders[0]) as one, program(folders[1]) as two:
-        may = ("show", "move", "grant")
+        may = ("show", "move", "grant", "settings")
         options = [kvxfer.AgentOptions(daemon=str(each / "run"), daemon_may=may) for each in folders]
         with kvxfer.Agent("prefill-0", options[0]) as a, kvxfer.Agent(HOSTILE, options[1]) as b:
             found = [Node(one, a, np.zeros(SHAPE, np.float32)), Node(two, b, np.zeros(SHAPE, np.float32))]
@@ -113,6 +113,21 @@ def test_every_list_is_there_for_people_and_for_programs(
     assert done.returncode == 0, done.stderr
     assert done.stdout or done.stderr
     told(*arguments, daemon=nodes[0].place)
+
+
+def test_settings_are_changed_and_what_is_not_named_stays(nodes: list[Node]) -> None:
+    at, of_agent = nodes[0].place, ("settings", "--agent", "prefill-0")
+    told(*of_agent, "--rate", "decode=1000", "--quota", "red=5", daemon=at)
+    (found,) = told(*of_agent, "--least-priority", "decode=3", "--tenant-rate", "red=7", daemon=at)
+    peers = {"decode": {"max_bytes_per_s": 1000, "least_priority": 3}}
+    assert found["agents"] == {"prefill-0": {"peers": peers, "rails": {}, "refused": {}}}
+    assert (found["page_quotas_nbytes"], found["tenant_bytes_per_s"]) == ({"red": 5}, {"red": 7})
+    assert "1000 B/s, priority 3" in run("settings", daemon=at).stdout
+    for wrong in (("--rail", "shm=off"), ("--agent", "prefill-0"), ("--quota", "red=much")):
+        assert run("settings", *wrong, daemon=at).returncode == 2, wrong
+    undone = ("--forget", "--quota", "red=none", "--tenant-rate", "red=none")
+    (found,) = told(*of_agent, *undone, daemon=at)
+    assert not found["agents"] | found["page_quotas_nbytes"] | found["tenant_bytes_per_s"]
 
 
 @pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])

@@ -44,6 +44,7 @@ MAY_IMPORT_NATIVE = {
     "region.py",
     "session/completion.py",
     "session/inbox.py",
+    "session/moving.py",
     "session/region_table.py",
     "session/connecting.py",
     "session/peer_table.py",
