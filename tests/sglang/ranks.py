@@ -323,6 +323,10 @@ class Half:
         self.place = engine.allocate(cache.num_pages, random_)
         self.handles: list[Any] = []
 
+    def start(self) -> None:
+        """Makes a handle for each rank."""
+        raise NotImplementedError
+
     def poll(self) -> int:
         """What the scheduler's ranks agree on: the least of all."""
         return min(handle.poll() for handle in self.handles)
