@@ -53,6 +53,7 @@ _TESTS: Final = (
     "stream_waits",
     "litmus",
     "device_header",
+    "hand_over",
 )
 # So many files at a time: none of them measures anything.
 _AT_A_TIME: Final = 4

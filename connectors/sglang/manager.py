@@ -179,10 +179,13 @@ class KvxferKVManager(CommonKVManager):
             delivery.fail("its request ended before it was sent")
             delivery.quiesce(self.patience_s)
 
-    def cleared(self, room: int) -> None:
-        """Takes in that SGLang's code has dropped all that it kept of a room."""
+    def cleared(self, room: int, was_sent: bool) -> None:
+        """Takes in that SGLang's code has dropped what it kept of a room, but why it failed."""
         with self._rooms_lock:
             self._orphans.pop(room, None)
+        if was_sent:
+            with self.failure_lock:
+                self.failure_records.pop(room, None)
 
     def _forget(self, room: int) -> None:
         """Drops what SGLang's code keeps of a room that it does not clear by itself."""

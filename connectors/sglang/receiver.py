@@ -35,7 +35,7 @@ class KvxferKVReceiver(CommonKVReceiver):
         self._arrival: Arrival | None = None
         self._sources: list[Source] | None = None
         self._real: list[dict[str, Any]] = []  # prefill ranks that may bring something
-        self._asked_at = self._began_at = 0.0
+        self._first_asked_at = self._asked_at = self._began_at = 0.0
         self._aux_slot = 0
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
 
@@ -50,7 +50,7 @@ class KvxferKVReceiver(CommonKVReceiver):
         if self.conclude_state is not None:
             return
         self._real = [info for info in self.bootstrap_infos if not info["is_dummy"]]
-        self._began_at = time.monotonic()
+        self._began_at = self._first_asked_at = time.monotonic()
         self._connect_sources()
 
     def _get_bootstrap_info_from_server(
@@ -74,7 +74,11 @@ class KvxferKVReceiver(CommonKVReceiver):
     def _connect_sources(self) -> bool:
         """Returns whether there is a session with each rank; else asks for those that lack."""
         if self._sources is not None:
-            return True
+            if self._arrival is not None or all(_is_open(source.peer) for source in self._sources):
+                return True
+            # Before any page was named: prefill has looked at this engine's caches, say, and refused them.
+            self._sources = None
+            self._began_at = time.monotonic()
         found = [self.kv_mgr.sources.find(self._name_of(info)) for info in self._real]
         if all(peer is not None for peer in found):
             self._sources = [
@@ -86,7 +90,7 @@ class KvxferKVReceiver(CommonKVReceiver):
         now = time.monotonic()
         lacking = [info for peer, info in zip(found, self._real, strict=True) if peer is None]
         for info in lacking:
-            reason = self.kv_mgr.sources.refusal_since(self._name_of(info), self._began_at)
+            reason = self.kv_mgr.sources.refusal_since(self._name_of(info), self._first_asked_at)
             late_s = now - self._began_at - self.kv_mgr.settings.connect_timeout_s
             if not reason and late_s > 0:
                 reason = f"none within {self.kv_mgr.settings.connect_timeout_s:g} s (connect_timeout_s)"
@@ -261,3 +265,11 @@ class KvxferKVReceiver(CommonKVReceiver):
         if self._arrival is not None:
             self._arrival.quiesce(self.kv_mgr.patience_s)
         super().clear()
+        if self.conclude_state == KVPoll.Success:
+            # Prefill may have given up one that was whole here; SGLang's code keeps what it said.
+            with self.kv_mgr.failure_lock:
+                self.kv_mgr.failure_records.pop(self.bootstrap_room, None)
+
+
+def _is_open(peer: kvxfer.Peer) -> bool:
+    return peer.state is kvxfer.PeerState.OPEN

@@ -85,7 +85,7 @@ class KvxferKVSender(CommonKVSender):
         has_failed = KVPoll.Failed in (status, self.conclude_state)
         self.kv_mgr.closed(self.bootstrap_room, "The request failed at prefill." if has_failed else "")
         super().clear()
-        self.kv_mgr.cleared(self.bootstrap_room)
+        self.kv_mgr.cleared(self.bootstrap_room, was_sent=not has_failed)
 
     def _tell(self, delivery: Delivery) -> None:
         if _log.isEnabledFor(logging.DEBUG):

@@ -324,7 +324,7 @@ class Half:
         self.handles: list[Any] = []
 
     def start(self) -> None:
-        """Takes the request in."""
+        """Makes a handle for each rank."""
         raise NotImplementedError
 
     def poll(self) -> int:

@@ -40,8 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(params=[(1, 1), (1, 2), (2, 1)], ids=lambda sizes: f"TP{sizes[0]} to TP{sizes[1]}")
 def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
-    model, (prefill_tp, decode_tp) = Model(states=(StateType.SWA,)), request.param
-    with configured(folder) as address, Pair(model, prefill_tp, decode_tp, address) as pair:
+    model = Model(states=(StateType.SWA,))
+    sizes: tuple[int, int] = request.param
+    with configured(folder) as address, Pair(model, sizes[0], sizes[1], address) as pair:
         yield pair
 
 
