@@ -31,6 +31,7 @@ _SPOILED: Final = 0xFF
 _SPOILED_WORD: Final = 0xFFFFFFFF
 # The highest byte of a float32, with all but one bit of its exponent.
 _HIGH_BYTE: Final = 3
+_FLOAT_NBYTES: Final = 4
 _EXPONENT: Final = 0x40
 _TOLD_EVERY_S: Final = 0.2
 # Of a manager: why the last requests failed, of which it keeps so many and no more.
@@ -69,7 +70,9 @@ def _look(_: Any, decode_req: Any) -> None:
     if (_folder() / FLIP).exists():
         # Of values rather than keys, which a softmax may hide.
         *_, values = _buffers(receiver)
-        values[pages[0], _HIGH_BYTE] ^= _EXPONENT
+        high = values[pages[0], _HIGH_BYTE::_FLOAT_NBYTES]
+        # The first that is below 2 becomes huge; one that is not would only vanish.
+        values[pages[0], _HIGH_BYTE + _FLOAT_NBYTES * int((high & _EXPONENT).argmin())] ^= _EXPONENT
     line = {"rid": decode_req.req.rid, "pages": len(pages), "arrived": int(whole.sum())}
     with (_folder() / ARRIVED).open("a") as file:
         file.write(json.dumps(line) + "\n")
