@@ -97,7 +97,7 @@ class KvxferKVManager(CommonKVManager):
         self._failed: dict[
             int, str
         ] = {}  # rooms that failed while one of the two sides was not there; the last
-        self._rooms_lock = threading.RLock()
+        self.rooms_lock = threading.RLock()
         self._decodes = PrefillRanks(self.agent, self.settings.connect_timeout_s)
         self._sessions: dict[str, Future[kvxfer.Peer]] = {}  # with decode ranks, by their agents' names
         self._helpers = ThreadPoolExecutor(_NUM_HELPERS, thread_name_prefix="kvxfer-sglang")
@@ -152,7 +152,7 @@ class KvxferKVManager(CommonKVManager):
 
     def opened(self, room: int) -> str:
         """Takes in that the request of a room is here. Returns why it has failed already, or ""."""
-        with self._rooms_lock:
+        with self.rooms_lock:
             self._senders.add(room)
             self._orphans.pop(room, None)
             return self._failed.pop(room, "")
@@ -169,7 +169,7 @@ class KvxferKVManager(CommonKVManager):
         failure
             Why it failed, for decode ranks that name their pages later.
         """
-        with self._rooms_lock:
+        with self.rooms_lock:
             delivery = self._deliveries.pop(room, None)
             self._senders.discard(room)
             if failure:
@@ -181,7 +181,7 @@ class KvxferKVManager(CommonKVManager):
 
     def cleared(self, room: int, was_sent: bool) -> None:
         """Takes in that SGLang's code has dropped what it kept of a room, but why it failed."""
-        with self._rooms_lock:
+        with self.rooms_lock:
             self._orphans.pop(room, None)
         if was_sent:
             with self.failure_lock:
@@ -232,7 +232,7 @@ class KvxferKVManager(CommonKVManager):
         Parameters are SGLang's: `index_slice` says where in the prompt's pages the chunk's are, and
         `wait_event` what has to run before they may be read.
         """
-        with self._rooms_lock:
+        with self.rooms_lock:
             if bootstrap_room not in self.transfer_infos or bootstrap_room not in self._senders:
                 return  # a rank that brings nothing, or the request has ended
             targets = list(self.transfer_infos[bootstrap_room].values())
@@ -344,9 +344,10 @@ class KvxferKVManager(CommonKVManager):
             told = self.parse_kv_status_message(frames)
             if told is not None:
                 room, status, rank, reason = told
-                self.apply_prefill_status(
-                    bootstrap_room=room, status=status, prefill_rank=rank, failure_reason=reason
-                )
+                with self.rooms_lock:
+                    self.apply_prefill_status(
+                        bootstrap_room=room, status=status, prefill_rank=rank, failure_reason=reason
+                    )
 
     def _tick(self) -> None:
         if not self.agent.closed:
@@ -397,7 +398,7 @@ class KvxferKVManager(CommonKVManager):
 
     def _admit(self, target: Target) -> None:
         message = target.destination
-        with self._rooms_lock:
+        with self.rooms_lock:
             failure = self._failed.get(message.room)
             if failure is None:
                 self._take_in(target)
@@ -422,7 +423,7 @@ class KvxferKVManager(CommonKVManager):
 
     def _fail_room(self, room: int, reason: str) -> Delivery | None:
         """Fails a room, now or when its request comes; returns what is under way of it."""
-        with self._rooms_lock:
+        with self.rooms_lock:
             if room not in self._senders:
                 self._orphans.pop(room, None)
                 self._forget(room)
@@ -461,7 +462,7 @@ class KvxferKVManager(CommonKVManager):
 
     def _forget_orphans(self, now: float) -> None:
         """Drops rooms whose request never came: a router asked decode alone, or died between."""
-        with self._rooms_lock:
+        with self.rooms_lock:
             late = [room for room, at in self._orphans.items() if now - at > self.bootstrap_timeout]
             for room in late:
                 del self._orphans[room]

@@ -264,7 +264,8 @@ class KvxferKVReceiver(CommonKVReceiver):
         """Ends it; when it returns, no byte of it lands any more."""
         if self._arrival is not None:
             self._arrival.quiesce(self.kv_mgr.patience_s)
-        super().clear()
+        with self.kv_mgr.rooms_lock:  # else what prefill says at the same time would stay for ever
+            super().clear()
         if self.conclude_state == KVPoll.Success:
             # Prefill may have given up one that was whole here; SGLang's code keeps what it said.
             with self.kv_mgr.failure_lock:
