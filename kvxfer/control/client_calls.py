@@ -158,10 +158,10 @@ def keep_entries(asked: schema.EntriesKept) -> Call[schema.EntriesLost]:
     return _send("PUT", "/v1/directory/keep", schema.EntriesLost, asked)
 
 
-def withdraw_entry(name: str, incarnation: str) -> Call[schema.EntryPublished]:
-    """Forgets the entry of a name if it is this incarnation's."""
-    made = _send("DELETE", "/v1/directory", schema.EntryPublished)
-    return replace(made, params=(("name", name), ("incarnation", incarnation)))
+def withdraw_entry(name: str, incarnation: str | None = None) -> Call[schema.EntryPublished]:
+    """Forgets the entry of a name if it is this incarnation's; None for whichever has it."""
+    made = _send("DELETE", _path("/v1/directory/{}", name), schema.EntryPublished)
+    return made if incarnation is None else replace(made, params=(("incarnation", incarnation),))
 
 
 def list_regions(

@@ -23,4 +23,4 @@ def raise_limit() -> None:
 def at_most(count: int) -> int:
     """Returns how many connections of a kind there may be: so many, or an eighth of what there is."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return count if soft == resource.RLIM_INFINITY else max(_LEAST, min(count, soft // 8))
+    return count if soft == resource.RLIM_INFINITY else min(count, max(_LEAST, soft // 8))

@@ -99,12 +99,12 @@ class Names:
                 self._entries.publish(held, self._ttls[each.name])
         return schema.EntriesLost(lost=lost)
 
-    async def withdraw(self, name: str, incarnation: str) -> schema.EntryPublished:
-        """Forgets the entry if it is this incarnation's."""
+    async def withdraw(self, name: str, incarnation: str | None) -> schema.EntryPublished:
+        """Forgets the entry if it is this incarnation's; None for whichever has the name."""
         async with self._writing:
             self._tell()
             held = self._held.get(name)
-            if held is not None and held.incarnation.hex() == incarnation:
+            if held is not None and incarnation in (None, held.incarnation.hex()):
                 await self._store.remove(_KIND, name)
                 del self._ttls[name]
                 self._entries.withdraw(name, held.incarnation)

@@ -58,6 +58,7 @@ class MirroredDirectory:
         # By name, of what was applied last in this contact: answers to writes and the news come in any order.
         self._revisions: dict[str, int] = {}
         self._num_writing = 0
+        self._asking: set[asyncio.Future[Any]] = set()
         self._answered = threading.Event()
         self._lost_at: float | None = time.monotonic()
         self._why = "it has not answered yet"
@@ -170,7 +171,7 @@ class MirroredDirectory:
 
     async def _publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> bool:
         with self._writing():
-            revision = await self._distant.publish(entry, ttl_s, replace)
+            revision = await self._answer(self._distant.publish(entry, ttl_s, replace))
             if revision is None or ttl_s is not None:
                 self._kept.pop(entry.name, None)
             else:
@@ -184,7 +185,7 @@ class MirroredDirectory:
         if kept is not None and kept.incarnation == incarnation:
             del self._kept[name]  # also where it is not answered: it ends with its lease
         with self._writing():
-            revision = await self._distant.withdraw(name, incarnation)
+            revision = await self._answer(self._distant.withdraw(name, incarnation))
             known = self._known.get(name)
             if known is not None and known.incarnation == incarnation:
                 self._apply(name, None, revision)
@@ -203,7 +204,7 @@ class MirroredDirectory:
         """Follows the other end from a snapshot on until it is not heard any more, which it raises."""
         await self._keep_all()
         self._revisions.clear()  # another server may count anew
-        snapshot = await self._distant.snapshot()
+        snapshot = await self._answer(self._distant.snapshot())
         self._take(snapshot)
         self._heard()
         tasks = (
@@ -231,11 +232,26 @@ class MirroredDirectory:
             await self._keep_all()
 
     async def _keep_all(self) -> None:
-        if await self._distant.keep():
+        if await self._answer(self._distant.keep()):
             return
         for entry in tuple(self._kept.values()):
-            if await self._distant.publish(entry, None, replace=False) is None:
+            if await self._answer(self._distant.publish(entry, None, replace=False)) is None:
                 self._is_taken(entry)
+
+    async def _answer(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Returns what the other end answers. Who is cancelled leaves the call to its own end.
+
+        Libraries leave a connection open that is cancelled while it is being made.
+        """
+        asking = asyncio.ensure_future(call)
+        self._asking.add(asking)
+        asking.add_done_callback(self._has_answered)
+        return await asyncio.shield(asking)
+
+    def _has_answered(self, asking: asyncio.Future[Any]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # which nobody may be there to take
 
     def _take(self, snapshot: Snapshot) -> None:
         for name in self._known.keys() - snapshot.entries.keys():
@@ -295,7 +311,7 @@ class MirroredDirectory:
     async def _end(self) -> None:
         if self._following is not None:
             self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+            await asyncio.gather(self._following, *self._asking, return_exceptions=True)
         await self._distant.close()
 
 

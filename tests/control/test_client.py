@@ -57,6 +57,8 @@ SAMPLES: dict[type, Any] = {
     schema.PageLeaseRequest: schema.PageLeaseRequest(**SALT, layout="0" * 64),
     schema.PagesRequest: schema.PagesRequest(**SALT, layout="0" * 64),
     schema.TokenRequest: schema.TokenRequest(name="t"),
+    schema.EntryPublication: schema.EntryPublication(name="a", incarnation="0" * 32),
+    schema.EntriesKept: schema.EntriesKept(entries=[schema.EntryKept(name="a", incarnation="0" * 32)]),
 }
 
 

@@ -96,6 +96,7 @@ def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
         stays.publish(entry("stays"))
         goes.publish(entry("goes"))
         stays.publish(entry("old", 1), 3600.0)
+        until("all are known", lambda: len(stays.list()) == 3)
         first.end(signal.SIGKILL)
         until("it is noticed", lambda: stays.away)
         assert stays.resolve_blocking("goes", 0.0) == entry("goes")

@@ -542,7 +542,7 @@ async def test_a_handle_that_cannot_be_mapped_is_refused_and_leaves_nothing(
     line = json.dumps({"name": "cache", "layout": document(), "cuda_handle": handle}).encode() + b"\n"
     assert said in words(await asked(taken, line, fds))
     await taken.until(0)
-    await until(lambda: num_descriptors() == before)
+    await until(lambda: num_descriptors() <= before)
     for fd in fds:
         os.close(fd)
     assert not taken.own.agent.regions

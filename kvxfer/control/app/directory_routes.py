@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Path, Query, Request
 
 from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import Limit
@@ -43,12 +43,12 @@ def add_directory(api: Api, daemon: NodeDaemon) -> None:
         require_all_tenants(caller_of(request), _WHAT)
         return names.keep(asked)
 
-    @api.change("DELETE", "/v1/directory", "transfer", tags=["directory"])
+    @api.change("DELETE", "/v1/directory/{name:path}", "transfer", tags=["directory"])
     async def withdraw_entry(
         request: Request,
-        name: Annotated[str, Query(min_length=1, max_length=128)],
-        incarnation: Annotated[Incarnation, Query()],
+        name: Annotated[str, Path(min_length=1, max_length=128)],
+        incarnation: Annotated[Incarnation | None, Query(description="Default: whichever has it")] = None,
     ) -> schema.EntryPublished:
-        """Forgets the entry of a name if it is this incarnation's."""
+        """Forgets the entry of a name, if it is this incarnation's."""
         require_all_tenants(caller_of(request), _WHAT)
         return await names.withdraw(name, incarnation)
