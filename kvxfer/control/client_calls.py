@@ -160,7 +160,7 @@ def keep_entries(asked: schema.EntriesKept) -> Call[schema.EntriesLost]:
 
 def withdraw_entry(name: str, incarnation: str | None = None) -> Call[schema.EntryPublished]:
     """Forgets the entry of a name if it is this incarnation's; None for whichever has it."""
-    made = _send("DELETE", _path("/v1/directory/{}", name), schema.EntryPublished)
+    made = _send("DELETE", _path("/v1/directory/entries/{}", name), schema.EntryPublished)
     return made if incarnation is None else replace(made, params=(("incarnation", incarnation),))
 
 

@@ -75,7 +75,7 @@ ENDPOINTS: dict[tuple[str, str], tuple[str | None, Any]] = {
     ("GET", "/v1/directory"): ("read", None),
     ("PUT", "/v1/directory"): ("transfer", {"name": "a", "incarnation": "0" * 32}),
     ("PUT", "/v1/directory/keep"): ("transfer", {"entries": [{"name": "a", "incarnation": "0" * 32}]}),
-    ("DELETE", "/v1/directory/{name}"): ("transfer", None),
+    ("DELETE", "/v1/directory/entries/{name}"): ("transfer", None),
     ("GET", "/v1/events"): ("read", None),
     ("GET", "/v1/events/recent"): ("read", None),
 }

@@ -125,6 +125,7 @@ def _published(said: Entry) -> schema.EntryPublication:
 def test_a_daemon_that_stops_is_given_up_and_comes_back(tmp_path: Path) -> None:
     with program(tmp_path) as started, DaemonDirectory(api(started)) as directory:
         directory.publish(entry("a"))
+        until("it is heard", lambda: not directory.away)
         started.process.send_signal(signal.SIGSTOP)
         until("it is noticed", lambda: directory.away)
         assert directory.list() == (entry("a"),)

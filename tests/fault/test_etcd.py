@@ -116,6 +116,7 @@ def test_a_server_that_stops_is_given_up_and_comes_back(cluster: Cluster) -> Non
     (etcd,) = cluster.members
     with EtcdDirectory(cluster.url()) as directory:
         directory.publish(entry("a"))
+        until("it is heard", lambda: not directory.away)
         etcd.stop()
         until("it is noticed", lambda: directory.away)
         assert names(directory) == ["a"]
@@ -165,6 +166,10 @@ def test_one_of_three_servers_dies_and_the_others_are_followed(seed: int) -> Non
         assert names(other) == ["a0", "a1", "a2", "stays"]
 
 
+def _is(ask: Callable[[int, str], list[str]], number: int, wanted: list[str]) -> bool:
+    return ask(number, "list") == wanted
+
+
 def test_a_partition_is_survived() -> None:
     """etcd is on another host, and the cable is cut for longer than leases hold."""
     if reason := why_not():
@@ -209,7 +214,9 @@ def test_a_partition_is_survived() -> None:
         etcd.start()
         try:
             assert ask(1, "publish near") == ["near"]
-            assert ask(0, "publish far") == ["far", "near"]
+            ask(0, "publish far")
+            for number in (0, 1):
+                until("both are known", partial(_is, ask, number, ["far", "near"]))
             cable.cut()
             until("it is noticed", lambda: ask(0, "away") == ["yes"])
             until("its lease has ended", lambda: ask(1, "list") == ["near"])

@@ -43,7 +43,7 @@ def add_directory(api: Api, daemon: NodeDaemon) -> None:
         require_all_tenants(caller_of(request), _WHAT)
         return names.keep(asked)
 
-    @api.change("DELETE", "/v1/directory/{name:path}", "transfer", tags=["directory"])
+    @api.change("DELETE", "/v1/directory/entries/{name:path}", "transfer", tags=["directory"])
     async def withdraw_entry(
         request: Request,
         name: Annotated[str, Path(min_length=1, max_length=128)],
