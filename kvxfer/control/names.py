@@ -72,7 +72,7 @@ class Names:
         try:
             entry = Entry(asked.name, asked.address, bytes.fromhex(asked.incarnation), asked.metadata)
         except UsageError as error:
-            raise Refusal("invalid-argument", str(error.args[0])) from None
+            raise Refusal("out-of-range", str(error.args[0])) from None
         async with self._writing:
             self._tell()
             held = self._held.get(entry.name)

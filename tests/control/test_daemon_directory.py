@@ -136,20 +136,21 @@ def test_a_daemon_that_stops_is_given_up_and_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "status", "words"),
     [
-        ({"address": "nowhere"}, "tcp://host:port"),
-        ({"address": "tcp://0.0.0.0:1"}, "every address of a host"),
-        ({"metadata": {"a": "x" * 4096}}, "4096"),
+        ({"address": "nowhere"}, 422, "address"),
+        ({"address": "tcp://0.0.0.0:1"}, 409, "every address of a host"),
+        ({"address": "tcp://a:65536"}, 409, "tcp://host:port"),
+        ({"metadata": {"a": "x" * 4096}}, 409, "4096"),
     ],
 )
 def test_what_is_no_entry_is_refused_in_words(
-    daemon: Program, changes: dict[str, object], words: str
+    daemon: Program, changes: dict[str, object], status: int, words: str
 ) -> None:
     body = {"name": "a", "incarnation": "0" * 32, **changes}
     with daemon.client() as client:
         answer = client.put("/v1/directory", json=body)
-        assert answer.status_code == 422
+        assert answer.status_code == status
         assert words in answer.json()["detail"]
         lost = client.put("/v1/directory/keep", json={"entries": [{"name": "?", "incarnation": "0" * 32}]})
         assert lost.json() == {"lost": ["?"]}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
 from kvxfer.control.schema.base import Asked, Name, Seconds, Told
 
 Incarnation = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+# kvxfer/address.py knows which of these are addresses.
+_ADDRESS: Final = r"^(tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?$"
 # kvxfer/directory/entry.py bounds both together; what goes beyond is refused there, in words.
 _Text = Annotated[str, StringConstraints(max_length=4096)]
 Metadata = Annotated[
@@ -20,7 +22,7 @@ class Entry(Asked):
     """One life of an agent: its name, and at which address others reach it."""
 
     name: Name
-    address: Annotated[str, StringConstraints(max_length=300)] = Field(
+    address: Annotated[str, StringConstraints(max_length=300, pattern=_ADDRESS)] = Field(
         default="", description="`tcp://host:port`; empty where it accepts nobody"
     )
     incarnation: Incarnation
