@@ -29,6 +29,7 @@ _KEEPALIVE_S: Final = 15.0
 # Between looks of a stream that gets many: events come in tens, not one by one.
 _GATHER_S: Final = 0.05
 _MOST_AT_ONCE: Final = 256
+Topic = Annotated[str, Query(min_length=1, max_length=64)]
 
 
 class EventStreams:
@@ -138,7 +139,7 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
             int | None, Query(ge=0, lt=2**63, description="Go on behind this index; default: from now on")
         ] = None,
         topic: Annotated[
-            list[Annotated[str, Query(max_length=64)]] | None,
+            list[Topic] | None,
             Query(max_length=16, description="A topic, with those below it, e.g. `transfers`"),
         ] = None,
     ) -> StreamingResponse:
@@ -152,7 +153,7 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
     async def list_events(
         request: Request,
         after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
-        topic: Annotated[list[str] | None, Query(max_length=16)] = None,
+        topic: Annotated[list[Topic] | None, Query(max_length=16)] = None,
         limit: Annotated[int, Query(ge=1, le=250)] = 100,
     ) -> schema.Listed[schema.Event]:
         """Events that are still there, oldest first; `next` is the index to go on behind."""
