@@ -298,13 +298,13 @@ class MirroredDirectory:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                await self._one_contact()
-                continue  # a snapshot has to be taken
+                await self._one_contact()  # it ends where a snapshot has to be taken
             except Exception as error:
                 if self._lost_at is None:
                     pause_s = _FIRST_PAUSE_S
                 self._lost(error)
-            await self._distant.renew()
+                await self._distant.renew()
+            # In either case: an end that refuses each time costs little.
             await asyncio.sleep(pause_s * random.uniform(1.0, 1.5))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
