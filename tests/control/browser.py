@@ -93,6 +93,10 @@ class Page:
         """Presses keys where the focus is."""
         self.driver.switch_to.active_element.send_keys(*keys)
 
+    def activate(self, button: WebElement) -> None:
+        """Presses a button by keyboard: a row that is added above moves what a pointer was aimed at."""
+        button.send_keys(Keys.ENTER)
+
     def until(self, met: Callable[[], T | None], words: str) -> T:
         """Waits for something, and returns it."""
         wait = WebDriverWait(

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -101,7 +102,7 @@ def test_a_transfer_is_shown_while_it_runs_and_when_it_has_ended(
     page.until(lambda: "req-held" not in "".join(page.rows("open")), "it is still shown as in flight")
     # Its stages, as an image with words, and whole in a dialog.
     assert page.all("#ended-rows svg[aria-label*='source: '][aria-label*='destination: ']")
-    page.all("#ended-rows button")[0].click()
+    page.activate(page.all("#ended-rows button")[0])
     page.until(lambda: page.element("detail").is_displayed(), "the dialog is not shown")
     words = page.text("detail-body")
     assert "First piece after" in words
@@ -161,7 +162,7 @@ def test_every_control_is_reached_by_keyboard_and_shows_it(page: Page, daemon: P
     held = pair.write("req-held", hold=True)
     page.row("open", "req-held")
     page.until(lambda: page.element("drain-begin").is_displayed(), "the page is not whole")
-    page.element("hold").click()  # rows that come would take the focus along
+    page.activate(page.element("hold"))  # rows that come would take the focus along
     wanted = set(
         page.script(
             """window.numbers = new Map();
@@ -249,26 +250,32 @@ def test_a_request_is_found_by_its_id(page: Page, daemon: Program, pair: Pair) -
         pair.write(context).wait(BOUND_S)
     page.open(daemon.url, daemon.token)
     page.until(lambda: len(page.rows("ended")) == 3, "not all of them are shown")
+
+    def only(context: str) -> bool:
+        return [context in row for row in page.rows("ended")] == [True]
+
     for context, asked in (("req-2", "req-2"), (trace, trace.split("-")[1])):
         page.element("context").clear()
         page.element("context").send_keys(asked, Keys.ENTER)
-        page.until(lambda: len(page.rows("ended")) == 1, "more than one is shown")
-        assert context in page.rows("ended")[0]
-    page.element("clear").click()
+        page.until(
+            partial(only, context),
+            f"{context} alone is not shown",
+        )
+    page.activate(page.element("clear"))
     page.until(lambda: len(page.rows("ended")) == 3, "not all of them are shown again")
 
 
 def test_a_node_is_drained_once_that_is_confirmed(page: Page, daemon: Program) -> None:
     page.open(daemon.url, daemon.token)
     page.until(lambda: page.text("drain-state") == "The node takes work.", "the state is not shown")
-    page.element("drain-begin").click()
+    page.activate(page.element("drain-begin"))
     page.press(Keys.ENTER)  # the focus is on "No"
     assert "takes work" in page.text("drain-state")
-    page.element("drain-begin").click()
+    page.activate(page.element("drain-begin"))
     page.press(Keys.TAB)
     page.press(Keys.ENTER)
     page.until(lambda: "ready to stop" in page.text("drain-state"), "it is not drained")
-    page.element("drain-end").click()
+    page.activate(page.element("drain-end"))
     page.until(lambda: page.text("drain-state") == "The node takes work.", "the drain is not taken back")
 
 
@@ -299,7 +306,7 @@ def test_a_wrong_token_is_refused_in_words_and_kept_nowhere(page: Page, daemon: 
     page.until(lambda: page.text("connection") == "Live", "the right one is not taken")
     assert daemon.token not in page.driver.page_source
     assert page.script("return [localStorage.length, document.cookie]") == [0, ""]
-    page.element("sign-out").click()
+    page.activate(page.element("sign-out"))
     page.until(page.element("sign-in").is_displayed, "the token is not forgotten")
     assert page.script("return sessionStorage.length") == 0
 

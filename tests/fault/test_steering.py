@@ -88,10 +88,12 @@ def test_rails_are_switched_off_and_come_back(here: bool) -> None:
         peer = ends.peers[0]
         assert set(peer.rails) == {"shm", "unix"}
         agent = ends.decode if here else ends.prefills[0]
+        far = peer if here else agent.peers[0]
+        # Who is dialled has a rail a moment after the peer has it.
+        until(lambda: set(far.rails) == {"shm", "unix"}, "its own end does not come up")
         agent.switch_rails("shm", on=False)
         assert agent.rails_off == ("shm",)
         until(lambda: peer.rails == ("unix",), "it stays up")
-        far = peer if here else agent.peers[0]
         assert any("switched off here" in note for note in far.notes)
         assert agent.stats()["rails_lost"] == 1
         ends.read().wait(60)

@@ -26,6 +26,7 @@ const now = {
   links: [],
   search: { context: "", state: "" },
   holds: false, // the list of what has ended stays as it is
+  endedTurn: 0, // how often that list was asked for
   dirty: new Set(["agents", "leases", "pools", "drain", "ended"]),
   wrong: "",
   doctorAt: -Infinity,
@@ -212,7 +213,9 @@ const PARTS = {
   async ended() {
     if (now.holds) return;
     const { context, state } = now.search;
+    const turn = ++now.endedTurn;
     const { items } = await daemon.get("/v1/transfers", { context, state, limit: MOST_ENDED });
+    if (turn !== now.endedTurn) return; // a later question's answer is the one to show
     const searched = context || state;
     say($("ended-caption"), searched ? `Found: ${items.length}${context ? ` of ${context}` : ""}${state ? `, ${state}` : ""}` : "Just ended");
     say($("ended-nothing"), searched ? "No transfer that is known fits." : "No transfer has ended yet.");
