@@ -340,6 +340,8 @@ class AgentCore:
     def peers(self) -> list[int]: ...
 
     # What peers are limited to, by their names, whether a session is open with them or not.
+    def renew_certificates(self, files: dict[str, Any]) -> None:
+        """Reads the files of ``tls`` anew; connections that begin from now on use them. May block on the disk."""
     def limit_peer(self, name: str, max_bytes_per_s: int, least_priority: int) -> None:
         """Replaces what that name was limited to; 0 and 0 take it away. NativeError(kExhausted): 4096 names are."""
     def peer_limits(self) -> list[tuple[str, int, int]]:

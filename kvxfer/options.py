@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 from kvxfer.address import Address
 from kvxfer.errors import invalid
 from kvxfer.session import transport_registry as registry
+from kvxfer.tls import Tls
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
@@ -55,6 +56,10 @@ class AgentOptions:
         these, and with ``b""`` whatever the environment says, peers are this user's own processes on this
         host alone: they share a secret of the user's that is made on first use
         (`kvxfer.session.user_secret`).
+    tls
+        Certificates instead of a secret: whom they show an agent to be decides who may connect, and what goes
+        over TCP is encrypted (`Tls`). None takes what ``KVXFER_TLS_CERTIFICATE`` and its like name. With a
+        secret beside it, given or in the environment, the agent is refused, unless ``secret`` is ``b""``.
     shm_peers
         To whom shared memory goes, with all that lies in it: a peer that has it can read every page without a
         lease. ``"user"``: to processes of this user. ``"secret"``: to all on this host that know the secret.
@@ -152,6 +157,7 @@ class AgentOptions:
     advertise: str | None = None
     directory_ttl_s: float | None = None
     secret: bytes | str | None = None
+    tls: Tls | None = None
     shm_peers: ShmPeers = "user"
     transports: tuple[str, ...] = field(default_factory=registry.default_names)
     require: tuple[str, ...] = ()
@@ -259,15 +265,23 @@ class AgentOptions:
         )  # files and random numbers, which few programs lack by then
 
         secret = find_secret(self.secret)
-        if self.listen and not secret and not Address.parse(self.listen, "option listen").is_loopback:
+        tls = Tls.of_environment() if self.tls is None and self.secret is None else self.tls
+        check_kind(tls, "option tls", Tls | None, "a kvxfer.Tls, or None")
+        if tls is not None and secret:
             raise invalid(
-                f"listening on {self.listen} without a secret would let anybody who reaches it read and "
+                "certificates (option tls, or KVXFER_TLS_CERTIFICATE) and a secret are both given: an agent has "
+                'one of them. Unset the other; secret=b"" leaves out what the environment says'
+            )
+        if self.listen and not secret and tls is None and not Address.parse(self.listen, "option listen").is_loopback:
+            raise invalid(
+                f"listening on {self.listen} without certificates or a secret would let anybody who reaches it read and "
                 "write the cache: set secret= or KVXFER_SECRET_FILE, or listen on tcp://127.0.0.1:0"
             )
         return {
             "listen": self.listen,
             "secret": secret,
-            "user_secret": b"" if secret else user_secret(),
+            "user_secret": b"" if secret or tls else user_secret(),
+            **({} if tls is None else {"tls": tls.to_native()}),
             "shm_peers": self.shm_peers,
             "transports": list(self.transports),
             "require": list(self.require),

@@ -97,6 +97,20 @@ nb::dict from_budget(const Budget& budget) {
   return out;
 }
 
+// Reads files, and so lets others run meanwhile.
+std::shared_ptr<const tls::Credentials> load_credentials(const nb::dict& files) {
+  const tls::CredentialFiles native{nb::cast<std::string>(files["certificate"]),
+                                    nb::cast<std::string>(files["key"]),
+                                    nb::cast<std::string>(files["authorities"]),
+                                    nb::cast<std::string>(files["revoked"]),
+                                    nb::cast<std::vector<std::string>>(files["allow"])};
+  auto loaded = [&] {
+    const WithoutGil released;
+    return tls::Credentials::load(native);
+  }();
+  return take(std::move(loaded));
+}
+
 class PyAgentCore {
  public:
   PyAgentCore(const std::string& name, const nb::dict& options) {
@@ -107,7 +121,8 @@ class PyAgentCore {
     native.secret.assign(secret.c_str(), secret.size());
     const auto user_secret = nb::cast<nb::bytes>(options["user_secret"]);
     native.user_secret.assign(user_secret.c_str(), user_secret.size());
-    if (native.secret.empty() && native.user_secret.empty())
+    if (options.contains("tls")) native.credentials = load_credentials(nb::cast<nb::dict>(options["tls"]));
+    if (native.credentials == nullptr && native.secret.empty() && native.user_secret.empty())
       raise({Code::kInvalidArgument, "an agent needs a secret, or its user's"});
     native.shares_with_all = nb::cast<std::string>(options["shm_peers"]) == "secret";
     native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
@@ -355,6 +370,7 @@ class PyAgentCore {
     out["incarnation"] = from_bytes(view->incarnation);
     out["state"] = view->state;
     out["is_ours"] = view->is_ours;
+    out["identity"] = view->identity;
     out["rails"] = nb::cast(view->rails);
     out["paths"] = nb::cast(paths);
     out["notes"] = nb::cast(view->notes);
@@ -362,6 +378,15 @@ class PyAgentCore {
     out["message"] = view->reason.message();
     if (view->budget != nullptr) out["budget"] = from_budget(*view->budget);
     return out;
+  }
+  void renew_certificates(const nb::dict& files) const {
+    check(runtime_->check_alive());
+    std::shared_ptr<const tls::Credentials> loaded = load_credentials(files);
+    const Status renewed = [&] {
+      const WithoutGil released;
+      return runtime_->renew(std::move(loaded));
+    }();
+    check(renewed);
   }
   void limit_peer(const std::string& name, std::uint64_t max_bytes_per_s, std::uint8_t least_priority) const {
     check(call([&](Engine& engine, Time now) {
@@ -586,6 +611,7 @@ void define_agent_core(nb::module_& m) {
            "text"_a = "disconnect() was called")
       .def("peer", &PyAgentCore::peer, "peer"_a)
       .def("peers", &PyAgentCore::peers)
+      .def("renew_certificates", &PyAgentCore::renew_certificates, "files"_a)
       .def("limit_peer", &PyAgentCore::limit_peer, "name"_a, "max_bytes_per_s"_a, "least_priority"_a)
       .def("peer_limits", &PyAgentCore::peer_limits)
       .def("switch_rails", &PyAgentCore::switch_rails, "transport"_a, "on"_a)

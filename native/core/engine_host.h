@@ -106,6 +106,7 @@ struct PeerView {
   std::vector<std::string> rails;
   std::vector<std::string> notes;
   bool is_ours = false;  // whether we called
+  std::string identity;  // by its certificate; "": it has none
   Status reason;  // when lost
   std::shared_ptr<const Budget> budget;  // what it holds here, until it is lost
 };

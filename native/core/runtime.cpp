@@ -137,13 +137,18 @@ Status Runtime::start() {
   guard_fd(ring_.fd());
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
 
-  const bool is_open_to_others = !options_.secret.empty();
+  const bool is_certified = options_.credentials != nullptr;
+  const bool is_open_to_others = is_certified || !options_.secret.empty();
   if (!options_.listen.empty()) {
     if (Status status = listeners_.open(options_.listen, is_open_to_others); !status.ok()) return status;
     self_.unix_name = listeners_.unix_name();
   }
   EngineConfig config;
   config.session.secret = is_open_to_others ? options_.secret : options_.user_secret;
+  config.session.needs_certificate = is_certified;
+  if (is_certified)
+    if (Status status = options_.credentials->check_own_name(options_.name); !status.ok()) return status;
+  if (is_certified) config.session.other_secret = "its certificates may be refused, or ours";
   if (!is_open_to_others)
     config.session.other_secret =
         "this agent was given none and uses its user's own: run both as one user, or give both the same "
@@ -478,6 +483,14 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
 Budget Runtime::strangers() {
   const std::lock_guard lock(gate_);
   return connections_.strangers();
+}
+
+Status Runtime::renew(std::shared_ptr<const tls::Credentials> credentials) {
+  if (options_.credentials == nullptr)
+    return {Code::kInvalidArgument, "this agent was made without certificates: give AgentOptions(tls=...)"};
+  if (Status status = credentials->check_own_name(options_.name); !status.ok()) return status;
+  connections_.renew(std::move(credentials));
+  return {};
 }
 
 void Runtime::close_session(SessionKey session) {

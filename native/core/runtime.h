@@ -52,6 +52,8 @@ class Runtime final : private EngineHost {
   const wire::Identity& identity() const noexcept { return self_; }
   // What connections hold that have proved nothing.
   Budget strangers();
+  // Of an agent that has certificates: connections that begin from now on prove themselves by these.
+  Status renew(std::shared_ptr<const tls::Credentials> credentials);
   CompletionRing& ring() noexcept { return ring_; }
   // Of what has ended, from any thread and without the gate; also once the agent is closed.
   RecordRing& records() noexcept { return records_; }

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/control/session.h"
 #include "core/system/memory_node.h"
+#include "core/tls/credentials.h"
 #include "gpu/gpu_part.h"
 #include "kvxfer/transport_kind.h"
 
@@ -19,6 +21,8 @@ struct RuntimeOptions {
   std::string secret;
   // Where there is no such secret: known to all processes of this user. Peers are those alone, on this host.
   std::string user_secret;
+  // Instead of both: peers prove who they are by certificates, and all that goes over TCP is encrypted.
+  std::shared_ptr<const tls::Credentials> credentials;
   // Shared memory goes to whoever knows the secret, and not to processes of this user alone.
   bool shares_with_all = false;
   std::vector<std::string> transports;   // names of kinds in the registry (kvxfer/transport_kind.h)

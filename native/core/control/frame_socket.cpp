@@ -38,20 +38,23 @@ bool is_local(int fd) noexcept {
 
 }  // namespace
 
-FrameSocket::FrameSocket(Reactor& reactor, UniqueFd fd, Owner& owner, bool connecting, bool exact)
+FrameSocket::FrameSocket(Reactor& reactor, UniqueFd fd, Owner& owner, bool connecting, bool exact,
+                         std::unique_ptr<tls::Channel> channel)
     : reactor_(reactor),
       fd_(std::move(fd)),
       owner_(owner),
       connecting_(connecting),
       exact_(exact),
-      local_(!exact && is_local(fd_.get())) {
+      local_(!exact && is_local(fd_.get())),
+      channel_(std::move(channel)) {
   fd_.guard();
+  if (channel_ != nullptr) channel_->use(fd_.get());
 }
 
 FrameSocket::~FrameSocket() { close(); }
 
 Status FrameSocket::start() {
-  writing_ = connecting_ || out_begin_ < out_.size();
+  writing_ = connecting_ || channel_ != nullptr || out_begin_ < out_.size();
   return reactor_.add(fd_.get(), EPOLLIN | (writing_ ? EPOLLOUT : 0u), *this);
 }
 
@@ -89,6 +92,10 @@ void FrameSocket::send(wire::Bytes frame) {
 ssize_t FrameSocket::transmit() {
   std::byte* const rest = out_.data() + out_begin_;
   const std::size_t nbytes = out_.size() - out_begin_;
+  if (channel_ != nullptr) {
+    const iovec bytes{rest, nbytes};
+    return channel_->send({&bytes, 1});
+  }
   if (!offered_) return ::send(fd_.get(), rest, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT);
   iovec bytes{rest, nbytes};
   msghdr message{};
@@ -131,7 +138,9 @@ void FrameSocket::transmit_all() {
     out_.assign(kWake.begin(), kWake.end());
     out_begin_ = 0;
   }
-  while (fd_ && !connecting_ && out_begin_ < out_.size()) {
+  if (connecting_ || is_securing()) return;
+  if (channel_ != nullptr && channel_->has_unsent()) static_cast<void>(channel_->send({}));
+  while (fd_ && out_begin_ < out_.size()) {
     const ssize_t sent = transmit();
     if (sent > 0) {
       out_begin_ += static_cast<std::size_t>(sent);
@@ -148,19 +157,18 @@ void FrameSocket::transmit_all() {
       out_.clear();
       out_begin_ = 0;
     } else if (errno != EINTR) {
-      return fail(std::strerror(errno));
+      return fail(reason(errno));
     }
   }
-  if (fd_ && !connecting_) {
+  if (fd_) {
     unread_.release();
-    want(false);
+    want(channel_ != nullptr && channel_->has_unsent());
   }
 }
 
 void FrameSocket::close() noexcept {
   if (!fd_) return;
-  if (!connecting_ && out_begin_ < out_.size())
-    (void)!::send(fd_.get(), out_.data() + out_begin_, out_.size() - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (!connecting_ && !is_securing() && !offered_ && out_begin_ < out_.size()) (void)!transmit();
   reactor_.remove(fd_.get());
   fd_.reset();
 }
@@ -169,6 +177,7 @@ Status FrameSocket::redial(UniqueFd fd, bool connecting) {
   if (fd_) reactor_.remove(fd_.get());
   fd_ = std::move(fd);
   fd_.guard();
+  if (channel_ != nullptr) channel_->use(fd_.get());
   connecting_ = connecting;
   return start();
 }
@@ -194,6 +203,7 @@ void FrameSocket::on_ready(std::uint32_t events) {
     if ((events & EPOLLOUT) == 0) return;
     connecting_ = false;
   }
+  if (is_securing()) return static_cast<void>(attempt([this] { return wait_for_turn(), true; }));
   if (events & EPOLLOUT) flush();
   if (fd_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) attempt([this] { return read(), true; });
 }
@@ -255,7 +265,7 @@ void FrameSocket::read_all() {
     const ssize_t got = receive(in_.data() + in_end_, wanted);
     if (got <= 0) {
       if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-      const std::string why = got == 0 ? "it closed the connection" : std::strerror(errno);
+      const std::string why = got == 0 ? "it closed the connection" : reason(errno);
       while (fd_ && deliver()) {}  // what the peer wrote to the ring before that
       return fail(why);
     }
@@ -265,6 +275,8 @@ void FrameSocket::read_all() {
     take_turn();
     if (static_cast<std::size_t>(got) < wanted && !exact_) return;
   }
+  // A channel may have read more than it gave: the socket does not say so.
+  if (channel_ != nullptr && fd_ && !has_more_) wait_for_turn();
 }
 
 void FrameSocket::charge(std::shared_ptr<Budget> budget) {
@@ -288,6 +300,10 @@ bool FrameSocket::make_room(std::size_t nbytes) {
 }
 
 ssize_t FrameSocket::receive(std::byte* into, std::size_t nbytes) {
+  if (channel_ != nullptr) {
+    const iovec bytes{into, nbytes};
+    return channel_->receive({&bytes, 1});
+  }
   // An offer comes once; descriptors that nobody asked for are closed by the kernel.
   if (!local_ || outbox_ != nullptr || arrived_) return ::recv(fd_.get(), into, nbytes, MSG_DONTWAIT);
   iovec bytes{into, nbytes};
@@ -341,13 +357,39 @@ bool FrameSocket::read_ring() {
 void FrameSocket::take_turn() {
   for (int i = 0; i < kTurnFrames; ++i)
     if (!fd_ || !deliver()) return;
-  has_more_ = true;
-  if (fd_) owner_.on_more();
+  if (fd_) wait_for_turn();
+}
+
+void FrameSocket::wait_for_turn() {
+  if (std::exchange(has_more_, true)) return;
+  owner_.on_more();
 }
 
 void FrameSocket::read_more() {
   has_more_ = false;
-  attempt([this] { return take_turn(), return_buffer(), true; });
+  attempt([this] {
+    if (is_securing()) return secure(), true;
+    take_turn();
+    return_buffer();
+    if (channel_ != nullptr && fd_ && !has_more_) read();
+    return true;
+  });
+}
+
+void FrameSocket::secure() {
+  switch (channel_->shake_hands()) {
+    case tls::Channel::Step::kAgain: return want(channel_->has_unsent());
+    case tls::Channel::Step::kFailed: return fail(reason(errno));
+    case tls::Channel::Step::kDone: break;
+  }
+  owner_.on_secure();
+  if (fd_) transmit_all();
+  if (fd_) read();
+}
+
+std::string FrameSocket::reason(int error) const {
+  const std::string why = channel_ != nullptr && error == EPROTO ? channel_->why() : "";
+  return why.empty() ? std::strerror(error) : why;
 }
 
 bool FrameSocket::fall_asleep() noexcept {

@@ -10,6 +10,7 @@
 
 #include "core/control/frame_ring.h"
 #include "core/control/wire.h"
+#include "core/tls/channel.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
@@ -22,6 +23,7 @@ class FrameSocket final : public Reactor::Handler {
     virtual std::uint32_t max_body() = 0;              // of the frame that comes next
     virtual void on_frame(wire::ByteSpan frame) = 0;   // header, body, mac
     virtual void on_more() {}  // it took its turn: read_more(), when others have had theirs
+    virtual void on_secure() {}  // the handshake of its channel is done; no frame has come or gone yet
     // The ring is to be looked at from now on: its writer has said that something is in it, and says so once.
     virtual void on_announced() {}
     virtual void on_closed(const std::string& why) = 0;  // at most once; not after close()
@@ -31,8 +33,10 @@ class FrameSocket final : public Reactor::Handler {
   };
 
   // `connecting`: the socket's connect() is under way. `exact`: never reads past the frame that
-  // comes next, for a socket that will be handed on.
-  FrameSocket(Reactor& reactor, UniqueFd fd, Owner& owner, bool connecting, bool exact);
+  // comes next, for a socket that will be handed on. `channel`: encrypts all that goes over it; its handshake comes
+  // first, each step of it in a turn.
+  FrameSocket(Reactor& reactor, UniqueFd fd, Owner& owner, bool connecting, bool exact,
+              std::unique_ptr<tls::Channel> channel = nullptr);
   ~FrameSocket() override;
 
   Status start();  // adds it to the reactor
@@ -42,13 +46,16 @@ class FrameSocket final : public Reactor::Handler {
   // While connecting() or where that failed, in on_closed: goes on over another TCP socket, to which
   // all that waits is sent.
   Status redial(UniqueFd fd, bool connecting);
-  UniqueFd release() noexcept;  // the socket, for another owner
+  UniqueFd release() noexcept;  // the socket, for another owner, who takes the channel as well
+  std::unique_ptr<tls::Channel> release_channel() noexcept { return std::move(channel_); }
   // Whom the peer's unread frames, and what has come of its own, are charged to from now on.
   void charge(std::shared_ptr<Budget> budget);
 
   int fd() const noexcept { return fd_.get(); }
   bool open() const noexcept { return static_cast<bool>(fd_); }
   bool connecting() const noexcept { return connecting_; }  // still true in on_closed where it failed
+  const tls::Channel* channel() const noexcept { return channel_.get(); }  // null: it is plain
+  bool is_securing() const noexcept { return channel_ != nullptr && !channel_->is_secure(); }
   bool hung_up() const noexcept;  // whether the peer has, however much of what it sent is unread
 
   // The peer is known: offers it a ring to write to, and uses the one that it offers. False where the
@@ -74,6 +81,9 @@ class FrameSocket final : public Reactor::Handler {
   void transmit_all();
   bool make_room(std::size_t nbytes);  // for what comes; false: it failed
   void take_turn();  // delivers what is whole, up to a bound
+  void wait_for_turn();
+  void secure();  // one step
+  std::string reason(int error) const;
   ssize_t receive(std::byte* into, std::size_t nbytes);
   ssize_t transmit();
   void use_ring(UniqueFd fd);
@@ -88,6 +98,7 @@ class FrameSocket final : public Reactor::Handler {
   Owner& owner_;
   bool connecting_, exact_, writing_ = false;
   const bool local_;
+  std::unique_ptr<tls::Channel> channel_;
   std::vector<std::byte> in_;  // the owner's while it is read
   std::size_t in_begin_ = 0, in_end_ = 0;
   std::vector<std::byte> out_;

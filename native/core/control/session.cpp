@@ -244,6 +244,21 @@ Status Session::check_is_another(const wire::Identity& identity) const {
   return Status(Code::kInvalidArgument, "it is this agent itself; use the address of another agent");
 }
 
+void Session::certify(Certified certified) {
+  config_.secret = std::move(certified.secret);
+  certified_ = std::move(certified);
+}
+
+Status Session::admit(std::string_view name) {
+  if (!config_.needs_certificate) return Status();
+  if (!certified_)
+    return Status(Code::kAuthFailed, "it has proved nothing by a certificate, which this agent asks for");
+  Result<std::string> identity = certified_->admit(name);
+  if (!identity.ok()) return identity.status();
+  identity_ = std::move(identity).value();
+  return Status();
+}
+
 Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body) {
   if (const Status self = check_is_another(hello.identity); !self.ok()) {
     // Proves nothing, and tells whoever called it, which is this agent as well, why that ends.
@@ -252,6 +267,8 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
     queue(answer);
     return violate(self.code(), self.message());
   }
+  if (const Status status = admit(hello.identity.name); !status.ok())
+    return violate(status.code(), status.message());
   claimed_ = hello.identity;
   protocol_ = std::min(hello.version, wire::kProtocolVersion);
   peer_features_ = wire::decode_features(hello.extensions);
@@ -273,6 +290,8 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
 Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::ByteSpan body) {
   if (const Status self = check_is_another(challenge.identity); !self.ok())
     return violate(self.code(), self.message());
+  if (const Status status = admit(challenge.identity.name); !status.ok())
+    return violate(status.code(), status.message());
   claimed_ = challenge.identity;
   protocol_ = std::min(challenge.version, wire::kProtocolVersion);
   transcript_ = sha256({hello_body_, body.first(body.size() - challenge.proof.size())});
@@ -470,29 +489,30 @@ wire::Digest Session::prove(std::string_view label) const {
 
 // `transport` is last: its length needs no saying.
 wire::Digest Session::prove_rail(std::string_view label, const wire::RailName& rail,
-                                 std::string_view transport, std::uint16_t instance) const {
+                                 std::string_view transport, std::uint16_t instance,
+                                 std::string_view channel) const {
   std::array<std::byte, 8> name;
   for (std::size_t i = 0; i < 2; ++i) {
     name[i] = static_cast<std::byte>(rail.index >> 8 * i);
     name[2 + i] = static_cast<std::byte>(instance >> 8 * i);
   }
   for (std::size_t i = 0; i < 4; ++i) name[4 + i] = static_cast<std::byte>(rail.life >> 8 * i);
-  return hmac_sha256(rails_key_, {bytes_of(label), session_, name, bytes_of(transport)});
+  return hmac_sha256(rails_key_, {bytes_of(label), session_, name, bytes_of(channel), bytes_of(transport)});
 }
 
 wire::Bytes Session::rail_hello(const wire::RailName& rail, std::string_view transport,
-                                std::uint16_t instance) const {
+                                std::uint16_t instance, std::string_view channel) const {
   assert(state_ == State::kOpen && role_ == SessionRole::kInitiator && rail.index != wire::kNoRail);
-  const wire::Digest proof = prove_rail("kvxfer/1 rail hello", rail, transport, instance);
+  const wire::Digest proof = prove_rail("kvxfer/1 rail hello", rail, transport, instance, channel);
   return wire::encode(wire::RailHello{session_, rail, std::string(transport), instance, proof}, 0);
 }
 
-bool Session::verify_rail_hello(const wire::RailHello& hello) {
+bool Session::verify_rail_hello(const wire::RailHello& hello, std::string_view channel) {
   if (state_ != State::kOpen || role_ != SessionRole::kAcceptor || hello.rail.index == wire::kNoRail)
     return false;
   if (hello.session != session_) return false;
   const wire::Digest expected =
-      prove_rail("kvxfer/1 rail hello", hello.rail, hello.transport, hello.instance);
+      prove_rail("kvxfer/1 rail hello", hello.rail, hello.transport, hello.instance, channel);
   if (!equal_in_constant_time(hello.proof, expected)) return false;
   if (hello.rail.index >= next_lives_.size()) next_lives_.resize(hello.rail.index + std::size_t{1});
   if (hello.rail.life < next_lives_[hello.rail.index]) return false;
@@ -500,16 +520,18 @@ bool Session::verify_rail_hello(const wire::RailHello& hello) {
   return true;
 }
 
-wire::Bytes Session::rail_welcome(const wire::RailName& rail, std::uint16_t instance) const {
+wire::Bytes Session::rail_welcome(const wire::RailName& rail, std::uint16_t instance,
+                                  std::string_view channel) const {
   assert(state_ == State::kOpen && role_ == SessionRole::kAcceptor);
-  return wire::encode(wire::RailWelcome{instance, prove_rail("kvxfer/1 rail welcome", rail, "", instance)},
-                      0);
+  const wire::Digest proof = prove_rail("kvxfer/1 rail welcome", rail, "", instance, channel);
+  return wire::encode(wire::RailWelcome{instance, proof}, 0);
 }
 
-bool Session::verify_rail_welcome(const wire::RailName& rail, const wire::RailWelcome& welcome) const {
+bool Session::verify_rail_welcome(const wire::RailName& rail, const wire::RailWelcome& welcome,
+                                  std::string_view channel) const {
   return state_ == State::kOpen && role_ == SessionRole::kInitiator &&
          equal_in_constant_time(welcome.proof,
-                                prove_rail("kvxfer/1 rail welcome", rail, "", welcome.instance));
+                                prove_rail("kvxfer/1 rail welcome", rail, "", welcome.instance, channel));
 }
 
 }  // namespace kvxfer

@@ -36,11 +36,20 @@ using RandomSource = std::function<void(std::span<std::byte>)>;
 struct SessionConfig {
   std::string secret;
   std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
+  // Instead of a secret: no session opens before certify() has said what the connection's certificates proved.
+  bool needs_certificate = false;
   wire::Identity self;
   wire::Features features{.num_fence_slots = FenceTable::kSlots.num};
   Time handshake_timeout_ns = 2'000'000'000;
   Time heartbeat_ns = 500'000'000;   // at most between two heartbeats, whatever else is sent
   Time silent_ns = 2'000'000'000;    // nothing heard for this long: the peer is lost
+};
+
+// What certificates have proved of a connection, before the first frame came over it.
+struct Certified {
+  std::string secret;  // that both ends of it have, and nobody else
+  // The identity of a peer that calls itself so; or why it is not to be had to do with.
+  std::function<Result<std::string>(std::string_view name)> admit;
 };
 
 enum class SessionRole : std::uint8_t { kInitiator, kAcceptor };
@@ -91,6 +100,8 @@ class Session {
   std::uint64_t acknowledged_heartbeat() const noexcept { return last_acked_heartbeat_; }
   void hurry_heartbeat(Time now);
 
+  void certify(Certified certified);  // before the peer's first frame
+
   // An initiator's: whoever dials has a limit of their own, for connection and handshake together.
   void connecting() noexcept;
   void connection_lost();         // end of the socket
@@ -106,6 +117,7 @@ class Session {
   bool was_violated() const noexcept { return was_violated_; }  // it closed since a frame was refused
   SessionRole role() const noexcept { return role_; }
   const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
+  const std::string& identity() const noexcept { return identity_; }  // the peer's, by certificate; "": none
   const wire::Id128& id() const noexcept { return session_; }
   std::uint16_t protocol() const noexcept { return protocol_; }  // that both ends speak, once open
   const wire::Features& peer_features() const noexcept { return peer_features_; }  // once open
@@ -124,11 +136,14 @@ class Session {
 
   // Rail sockets are bound to the session: the initiator's first frame, the acceptor's check of
   // it (each life of a rail is accepted once, and none before it), the acceptor's answer and its check.
-  wire::Bytes rail_hello(const wire::RailName& rail, std::string_view transport,
-                         std::uint16_t instance = 0) const;
-  bool verify_rail_hello(const wire::RailHello& hello);
-  wire::Bytes rail_welcome(const wire::RailName& rail, std::uint16_t instance = 0) const;
-  bool verify_rail_welcome(const wire::RailName& rail, const wire::RailWelcome& welcome) const;
+  // `channel`: what the two ends of that socket alone have, where it is encrypted: nobody stands between them.
+  wire::Bytes rail_hello(const wire::RailName& rail, std::string_view transport, std::uint16_t instance = 0,
+                         std::string_view channel = {}) const;
+  bool verify_rail_hello(const wire::RailHello& hello, std::string_view channel = {});
+  wire::Bytes rail_welcome(const wire::RailName& rail, std::uint16_t instance = 0,
+                           std::string_view channel = {}) const;
+  bool verify_rail_welcome(const wire::RailName& rail, const wire::RailWelcome& welcome,
+                           std::string_view channel = {}) const;
 
  private:
   // Sent heartbeats that are not acknowledged yet and whose times are kept: 16 = 8 s of the default
@@ -166,7 +181,8 @@ class Session {
 
   wire::Digest prove(std::string_view label) const;
   wire::Digest prove_rail(std::string_view label, const wire::RailName& rail, std::string_view transport,
-                          std::uint16_t instance) const;
+                          std::uint16_t instance, std::string_view channel) const;
+  Status admit(std::string_view name);
   std::string peer_in_words() const;
   std::string_view awaited_frame() const noexcept;
 
@@ -181,6 +197,8 @@ class Session {
   wire::Digest transcript_{};
   wire::Identity claimed_;      // acceptor: the peer's until its PROOF is in
   wire::Identity peer_;
+  std::optional<Certified> certified_;
+  std::string identity_;
   wire::Id128 session_{};
   std::uint16_t protocol_ = wire::kProtocolVersion;
   wire::Features peer_features_;

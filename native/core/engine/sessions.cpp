@@ -245,6 +245,7 @@ std::optional<PeerView> Sessions::view(SessionKey key) const {
   view.incarnation = peer->session().peer().incarnation;
   view.state = peer->up_ ? "open" : "connecting";
   view.is_ours = peer->role() == SessionRole::kInitiator;
+  view.identity = peer->session().identity();
   view.notes = peer->notes();
   view.budget = peer->budget_;
   return view;

@@ -23,6 +23,13 @@ constexpr Time kWatchNs = 1'000'000;
 // ... and always where there are no more than so many.
 constexpr std::size_t kAlwaysWatched = 8;
 
+// Steps of TLS handshakes between two rounds of all else: each takes up to half a millisecond of the gate, and
+// strangers ask for as many as they like.
+constexpr int kHandshakeSteps = 1;
+
+// What keys are made of that a connection's two ends have, for its session or its rail.
+constexpr std::string_view kSessionLabel = "EXPORTER-kvxfer-session", kRailLabel = "EXPORTER-kvxfer-rail";
+
 std::string in_words(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
 
 }  // namespace
@@ -32,6 +39,7 @@ Connections::Connections(const RuntimeOptions& options, EpollReactor& reactor, R
       reactor_(reactor),
       rails_(rails),
       log_(std::move(log)),
+      credentials_(options.credentials),
       strangers_(budget_of_strangers()) {}
 
 // ---- strangers ----------------------------------------------------------------------------------
@@ -44,12 +52,34 @@ void Connections::take_in(UniqueFd fd) {
     if (!close_oldest_stranger()) return;
   connection->accepted = true;
   connection->address = peer_in_words(fd.get());
-  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, false, false);
+  const bool secured = is_certified() && !peer_user(fd.get());
+  if (Status status = make_socket(*connection, std::move(fd), false, false, secured, false); !status.ok())
+    return log("refused a connection: " + status.message());
   connection->socket->charge(strangers_);
   if (!connection->socket->start().ok()) return;
   Connection& added = add(std::move(connection));
   expect_by(added, monotonic_now() + options_.handshake_ns);
   added.unproved = unproved_.insert(unproved_.end(), &added);
+}
+
+void Connections::renew(std::shared_ptr<const tls::Credentials> credentials) {
+  const std::lock_guard lock(renewing_);
+  credentials_.swap(credentials);
+}
+
+std::shared_ptr<const tls::Credentials> Connections::credentials() const {
+  const std::lock_guard lock(renewing_);
+  return credentials_;
+}
+
+Status Connections::make_socket(Connection& connection, UniqueFd fd, bool connecting, bool exact, bool secured,
+                                bool initiator) {
+  std::unique_ptr<tls::Channel> channel;
+  if (secured && (channel = tls::Channel::create(credentials(), initiator)) == nullptr)
+    return {Code::kExhausted, "there is no memory for its encryption"};
+  connection.socket =
+      std::make_unique<FrameSocket>(reactor_, std::move(fd), connection, connecting, exact, std::move(channel));
+  return {};
 }
 
 void Connections::prove(Connection& connection) {
@@ -119,6 +149,8 @@ void Connections::Connection::on_closed(const std::string& why) {
       case Kind::kControl:
         if (socket->connecting())
           all.dial_next(*this, why);
+        else if (socket->channel() != nullptr && socket->channel()->was_refused())
+          all.engine_->end_session(monotonic_now(), session, Code::kAuthFailed, "at " + address + ": " + why);
         else
           all.engine_->on_disconnected(monotonic_now(), session, why);
         break;
@@ -219,6 +251,9 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
   Result<wire::Header> header = wire::decode_header(frame, wire::kMaxHandshakeBody);
   if (!header.ok()) return drop(connection, header.status().message());
   if (header.value().type == wire::FrameType::kHello) {
+    // Whoever reaches a unix name of this agent is a process of this host, and not yet somebody.
+    if (is_certified() && connection.socket->channel() == nullptr)
+      return drop(connection, "it has no certificate: sessions come over TCP alone where there are certificates");
     // An agent with another secret hangs up as well, but not before it was answered.
     if (connection.socket->hung_up())
       return drop(connection,
@@ -228,6 +263,7 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
     connection.kind = Connection::Kind::kControl;
     settle(connection);  // the session has a limit of its own
     controls_[connection.session] = &connection;
+    if (is_certified()) certify(connection);
     engine_->on_frame(monotonic_now(), connection.session, frame);
     return;
   }
@@ -237,6 +273,29 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
   if (const auto* hello = std::get_if<wire::RailHello>(&message.value()))
     return on_rail_hello(connection, *hello);
   drop(connection, "it began with " + std::string(wire::name_of(header.value().type)) + " instead of HELLO");
+}
+
+void Connections::certify(const Connection& connection) {
+  const tls::Channel& channel = *connection.socket->channel();
+  engine_->session(connection.session)
+      ->certify({channel.export_key(kSessionLabel),
+                 [identities = channel.identities(), credentials = channel.credentials()](std::string_view name) {
+                   return credentials->admit(identities, name);
+                 }});
+}
+
+void Connections::on_secure(Connection& connection) {
+  if (connection.dead || connection.accepted) return;
+  Session* const session = engine_->session(connection.session);
+  if (session == nullptr) return drop(connection, "");
+  if (connection.kind == Connection::Kind::kControl) return certify(connection);
+  connection.socket->send(session->rail_hello(connection.rail, rails_.kind(connection.transport).name,
+                                              rails_.instance_of(connection.transport), key_of(connection)));
+}
+
+std::string Connections::key_of(const Connection& connection) {
+  const tls::Channel* const channel = connection.socket->channel();
+  return channel != nullptr ? channel->export_key(kRailLabel) : std::string();
 }
 
 // ---- control connections ------------------------------------------------------------------------
@@ -288,8 +347,14 @@ bool Connections::never_opened(SessionKey session) const {
 
 bool Connections::read_unread() {
   const std::vector<Connection*> turns = std::exchange(unread_, {});
-  for (Connection* connection : turns)
-    if (!connection->dead) connection->socket->read_more();
+  int handshakes = 0;
+  for (Connection* connection : turns) {
+    if (connection->dead) continue;
+    if (connection->socket->is_securing() && ++handshakes > kHandshakeSteps)
+      unread_.push_back(connection);
+    else
+      connection->socket->read_more();
+  }
   return !turns.empty();
 }
 

@@ -10,6 +10,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,9 @@ class Connections final : public Listeners::Host {
 
   // ---- who calls, and whom we call
   void take_in(UniqueFd socket) override;
+  // Connections that begin from now on prove themselves by these, where the agent has any.
+  // Any thread, with the gate or without.
+  void renew(std::shared_ptr<const tls::Credentials> credentials);
   bool close_oldest_stranger() override;
   void log(std::string text) override { log_(std::move(text)); }
   const Budget& strangers() const noexcept { return *strangers_; }
@@ -81,6 +85,7 @@ class Connections final : public Listeners::Host {
     void on_frame(wire::ByteSpan frame) override;
     void on_more() override { all.unread_.push_back(this); }
     void on_announced() override { all.watch(*this); }
+    void on_secure() override { all.on_secure(*this); }
     void on_closed(const std::string& why) override;
     std::vector<std::byte>& read_buffer() override { return all.read_buffer_; }
     Connections& all;
@@ -107,6 +112,13 @@ class Connections final : public Listeners::Host {
 
  private:
   void prove(Connection& connection);  // it is no stranger any more, or gone
+  void on_secure(Connection& connection);
+  void certify(const Connection& connection);  // its session
+  static std::string key_of(const Connection& connection);  // for a rail; "" where it is plain
+  // Of a socket that is about to be dialled or was accepted; `secured`: it goes over TCP, and certificates are there.
+  Status make_socket(Connection& connection, UniqueFd fd, bool connecting, bool exact, bool secured, bool initiator);
+  bool is_certified() const noexcept { return options_.credentials != nullptr; }
+  std::shared_ptr<const tls::Credentials> credentials() const;
   void on_first_frame(Connection& connection, wire::ByteSpan frame);
   void on_rail_hello(Connection& connection, const wire::RailHello& hello);
   void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
@@ -123,7 +135,7 @@ class Connections final : public Listeners::Host {
   void end(Connection& connection) noexcept;  // it is swept up with the next flush
   void expire(Connection& connection, Time now);
   void expect_by(Connection& connection, Time at);
-  bool is_open_to_others() const noexcept { return !options_.secret.empty(); }
+  bool is_open_to_others() const noexcept { return is_certified() || !options_.secret.empty(); }
   // May the process at the other end of this socket be a peer, and may it have memory of ours?
   Status check_user(int socket, bool shares_memory) const;
 
@@ -131,6 +143,8 @@ class Connections final : public Listeners::Host {
   EpollReactor& reactor_;
   RailTable& rails_;
   const Log log_;
+  mutable std::mutex renewing_;
+  std::shared_ptr<const tls::Credentials> credentials_;  // null: peers prove themselves by a secret
   Engine* engine_ = nullptr;
   wire::Identity self_;
   const std::shared_ptr<Budget> strangers_;

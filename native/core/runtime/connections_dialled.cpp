@@ -12,6 +12,13 @@ namespace {
 // A unix name beside the peer's port is worth trying for rails between processes of one host.
 bool is_of_one_host(const TransportKind& kind) { return kind.reach == Reach::kHost; }
 
+// Of a socket that goes to its transport; null: it is plain.
+std::shared_ptr<Cipher> take_cipher(FrameSocket& socket) {
+  std::unique_ptr<tls::Channel> channel = socket.release_channel();
+  if (channel != nullptr) channel->carry_pages();
+  return channel;
+}
+
 bool has(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -24,7 +31,7 @@ Result<std::unique_ptr<Connections::Connection>> Connections::call(const std::st
                                                                    Time timeout_ns) {
   Result<Dialling> found = Dialling::to(address);
   if (!found.ok()) return found.status();
-  if (!found.value().all_loopback() && options_.secret.empty())
+  if (!found.value().all_loopback() && !is_open_to_others())
     return Status(Code::kInvalidArgument,
                   "connecting to " + address +
                       " needs a secret, without which nobody proves who they are: set secret= or "
@@ -35,10 +42,12 @@ Result<std::unique_ptr<Connections::Connection>> Connections::call(const std::st
   connection->dialling = std::move(found).value();
   connection->due_at = monotonic_now() + timeout_ns;
   bool connecting = false;
-  UniqueFd fd = rails_.any(is_of_one_host) ? connection->dialling.dial_beside() : UniqueFd();
+  const bool beside = rails_.any(is_of_one_host) && !is_certified();  // the kernel knows users, and no identities
+  UniqueFd fd = beside ? connection->dialling.dial_beside() : UniqueFd();
   if (!fd) fd = connection->dialling.dial(connecting);
   if (!fd) return unreachable(*connection);
-  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, connecting, false);
+  if (Status status = make_socket(*connection, std::move(fd), connecting, false, is_certified(), true); !status.ok())
+    return status;
   return connection;
 }
 
@@ -166,9 +175,10 @@ Status Connections::start_rail(SessionKey key, const wire::RailName& rail, const
   connection->rail = rail;
   connection->transport = transport;
   connection->address = control.address;
-  connection->socket =
-      std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, true);
-  connection->socket->send(session.rail_hello(rail, name, rails_.instance_of(transport)));
+  const bool secured = is_tcp && is_certified();
+  if (Status status = make_socket(*connection, std::move(fd).value(), connecting, true, secured, true); !status.ok())
+    return status;
+  if (!secured) connection->socket->send(session.rail_hello(rail, name, rails_.instance_of(transport)));
   if (Status status = connection->socket->start(); !status.ok()) return status;
   expect_by(add(std::move(connection)), monotonic_now() + options_.handshake_ns);
   return {};
@@ -183,7 +193,7 @@ void Connections::on_rail_welcome(Connection& connection, wire::ByteSpan frame) 
         wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
     if (message.ok())
       if (const auto* welcome = std::get_if<wire::RailWelcome>(&message.value()))
-        if (session->verify_rail_welcome(connection.rail, *welcome)) {
+        if (session->verify_rail_welcome(connection.rail, *welcome, key_of(connection))) {
           connection.peer_instance = welcome->instance;
           const std::shared_ptr<Budget> budget = engine_->budget(connection.session);
           Charge descriptor = Charge::take(budget, Resource::kDescriptors, 1);
@@ -203,7 +213,7 @@ void Connections::on_rail_hello(Connection& connection, const wire::RailHello& h
     return drop(connection, "RAIL_HELLO for transport '" + hello.transport + "', which is not in use here");
   if (Status status = check_user(connection.socket->fd(), rails_.hands_out_memory(transport)); !status.ok())
     return drop(connection, "RAIL_HELLO for " + hello.transport + ": " + status.message());
-  if (!session->verify_rail_hello(hello))
+  if (!session->verify_rail_hello(hello, key_of(connection)))
     return drop(connection, "RAIL_HELLO whose proof is wrong or was used before");
   if (engine_->is_off(hello.transport)) {
     engine_->refused_rail(monotonic_now(), key, hello.rail, hello.transport);
@@ -215,7 +225,8 @@ void Connections::on_rail_hello(Connection& connection, const wire::RailHello& h
   if (!descriptor)
     return drop(connection, "a rail more of peer '" + session->peer().name +
                                 "': " + budget->in_words(Resource::kDescriptors));
-  connection.socket->send(session->rail_welcome(hello.rail, rails_.instance_of(transport)));
+  connection.socket->send(
+      session->rail_welcome(hello.rail, rails_.instance_of(transport), key_of(connection)));
   connection.socket->flush();
   if (!connection.socket->open()) return;
   connection.session = key;
@@ -233,7 +244,8 @@ void Connections::hand_over(Connection& connection, bool initiator, Charge descr
                          session.peer().name,
                          engine_->budget(connection.session),
                          connection.peer_instance,
-                         session.fence_slots()};
+                         session.fence_slots(),
+                         take_cipher(*connection.socket)};
   const Status bound =
       rails_.bind({connection.session, connection.rail, connection.transport, connection.peer_instance,
                    std::move(descriptor)},

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "kvxfer/budget.h"
+#include "kvxfer/cipher.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/priority_classes.h"
 #include "kvxfer/status.h"
@@ -311,6 +312,8 @@ struct ConnectInfo {
   std::uint16_t peer_instance = 0;
   // Of either end's fence table, those that the session's transfers have.
   FenceSlotRange fence_slots = FenceTable::kSlots;
+  // Null: the socket is plain. Else all that goes over it goes through this, and nothing past it.
+  std::shared_ptr<Cipher> cipher = nullptr;
 };
 
 // Of no region: numbers begin with 1.

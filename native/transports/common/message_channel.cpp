@@ -16,14 +16,31 @@ SharedFd share_copy_of(int fd) { return share(UniqueFd(::fcntl(fd, F_DUPFD_CLOEX
 
 bool MessageChannel::is_read() const noexcept {
   int unread_nbytes = 0;
-  return outbox_.empty() && ::ioctl(socket_.get(), SIOCOUTQ, &unread_nbytes) == 0 && unread_nbytes == 0;
+  return !wants_room() && ::ioctl(socket_.get(), SIOCOUTQ, &unread_nbytes) == 0 && unread_nbytes == 0;
 }
 
 void MessageChannel::queue(std::span<const std::byte> message, SharedFd attached) {
   outbox_.push_back({{message.begin(), message.end()}, std::move(attached)});
 }
 
+ssize_t MessageChannel::send(msghdr& message) noexcept {
+  if (cipher_ != nullptr) return cipher_->send({message.msg_iov, message.msg_iovlen});
+  return ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+ssize_t MessageChannel::receive(msghdr& message) noexcept {
+  if (cipher_ == nullptr) return ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  message.msg_controllen = 0;
+  return cipher_->receive({message.msg_iov, message.msg_iovlen});
+}
+
+Status MessageChannel::failure(const char* call) const {
+  if (cipher_ != nullptr && errno == EPROTO) return {Code::kRailFailed, cipher_->why()};
+  return Status::from_errno(call, errno);
+}
+
 Status MessageChannel::flush() {
+  if (cipher_ != nullptr && cipher_->has_unsent()) static_cast<void>(cipher_->send({}));
   while (!outbox_.empty()) {
     Outgoing& next = outbox_.front();
     iovec rest{next.message.data() + sent_nbytes_, next.message.size() - sent_nbytes_};
@@ -41,14 +58,14 @@ Status MessageChannel::flush() {
       const int fd = next.attached->get();
       std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
     }
-    const ssize_t sent = ::sendmsg(socket_.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = send(header);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
     if (sent < 0 && errno == ETOOMANYREFS)
       return {Code::kRailFailed,
               "too many descriptors are on their way between processes of this user: raise "
               "RLIMIT_NOFILE"};
-    if (sent < 0) return Status::from_errno("sendmsg", errno);
+    if (sent < 0) return failure("sendmsg");
     sent_nbytes_ += static_cast<std::size_t>(sent);
     if (sent_nbytes_ < next.message.size()) continue;
     sent_nbytes_ = 0;
@@ -59,7 +76,7 @@ Status MessageChannel::flush() {
 
 Status MessageChannel::flush(Reactor& reactor) {
   if (Status flushed = flush(); !flushed.ok()) return flushed;
-  if (const bool needs_room = !outbox_.empty(); needs_room != std::exchange(watches_room_, needs_room))
+  if (const bool needs_room = wants_room(); needs_room != std::exchange(watches_room_, needs_room))
     reactor.modify(socket_.get(), needs_room ? EPOLLIN | EPOLLOUT : EPOLLIN);
   return {};
 }
@@ -74,10 +91,10 @@ Result<MessageChannel::Received> MessageChannel::receive() {
     alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
     header.msg_control = control.data();
     header.msg_controllen = control.size();
-    const ssize_t received = ::recvmsg(socket_.get(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    const ssize_t received = receive(header);
     if (received < 0 && errno == EINTR) continue;
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Received{};
-    if (received < 0) return Status::from_errno("recvmsg", errno);
+    if (received < 0) return failure("recvmsg");
     if (received == 0) return Status(Code::kRailFailed, "it closed its end");
 
     // Take every descriptor that arrived before judging, so that none is left open.

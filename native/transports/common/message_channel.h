@@ -2,6 +2,8 @@
 // unix socket.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstddef>
 #include <deque>
 #include <memory>
@@ -20,8 +22,8 @@ SharedFd share_copy_of(int fd);  // points to no descriptor where there is no ro
 
 class MessageChannel {
  public:
-  MessageChannel(UniqueFd socket, std::size_t message_nbytes)
-      : socket_(std::move(socket)), incoming_(message_nbytes) {}
+  MessageChannel(UniqueFd socket, std::size_t message_nbytes, std::shared_ptr<Cipher> cipher = nullptr)
+      : socket_(std::move(socket)), cipher_(std::move(cipher)), incoming_(message_nbytes) {}
   int fd() const noexcept { return socket_.get(); }
   GuardedFd release() noexcept { return std::move(socket_); }  // the end of the channel, not of the socket
   void close() noexcept {  // with the descriptors that were to go out
@@ -50,7 +52,13 @@ class MessageChannel {
     std::vector<std::byte> message;
     SharedFd attached;  // held until it is on its way
   };
+  ssize_t send(msghdr& message) noexcept;
+  ssize_t receive(msghdr& message) noexcept;
+  bool wants_room() const noexcept { return !outbox_.empty() || (cipher_ != nullptr && cipher_->has_unsent()); }
+  Status failure(const char* call) const;  // by errno
+
   GuardedFd socket_;
+  const std::shared_ptr<Cipher> cipher_;  // null: the socket is plain. Descriptors go over plain ones alone
   std::deque<Outgoing> outbox_;
   std::size_t sent_nbytes_ = 0;  // of outbox_.front()
   bool watches_room_ = false;

@@ -35,7 +35,7 @@ struct RailPeer {
         name(info.peer_name),
         budget(info.budget),
         fence_slots(info.fence_slots),
-        channel(std::move(socket)) {}
+        channel(std::move(socket), info.cipher) {}
 
   const PeerId id;
   const std::string name;
@@ -175,8 +175,8 @@ class RailPeers : public Transport {
     return id;
   }
   // The end of a socket whose peer is not connected, and hears why. Returns that, in this transport's words.
-  Status refuse(UniqueFd socket, const Status& why) {
-    SideChannel<Message>(std::move(socket)).say_why(why.message());
+  Status refuse(UniqueFd socket, const ConnectInfo& info, const Status& why) {
+    SideChannel<Message>(std::move(socket), info.cipher).say_why(why.message());
     return {why.code(), words(why.message())};
   }
   Peer* find(PeerId id) const noexcept {

@@ -48,7 +48,8 @@ class SideChannel {
     UniqueFd fd;
   };
 
-  explicit SideChannel(UniqueFd socket) : channel_(std::move(socket), sizeof(Message)) {}
+  explicit SideChannel(UniqueFd socket, std::shared_ptr<Cipher> cipher = nullptr)
+      : channel_(std::move(socket), sizeof(Message), std::move(cipher)) {}
   int fd() const noexcept { return channel_.fd(); }
   GuardedFd release() noexcept { return channel_.release(); }
   void close() noexcept { channel_.close(); }

@@ -36,7 +36,7 @@ void ReceiveStream::cancel(WorkId id, TransferId transfer, std::uint32_t piece,
   completions.work(id, Code::kCancelled);
 }
 
-Step ReceiveStream::read(int fd, std::uint64_t max_work, std::span<std::byte> scratch,
+Step ReceiveStream::read(const StreamSocket& socket, std::uint64_t max_work, std::span<std::byte> scratch,
                          CompletionQueue& completions) {
   const std::uint64_t work_of_a_byte = landing() && landing_.packed == nullptr ? work_of_a_byte_ : 1;
   fill_window(std::max<std::uint64_t>(1, max_work / work_of_a_byte), scratch);
@@ -55,15 +55,12 @@ Step ReceiveStream::read(int fd, std::uint64_t max_work, std::span<std::byte> sc
         {reinterpret_cast<std::byte*>(&next_header_) + header_have_, sizeof next_header_ - header_have_});
     asked += sizeof next_header_ - header_have_;
   }
-  ssize_t count;
-  do {
-    count = ::readv(fd, window_.data() + first_iovec_, static_cast<int>(window_.size() - first_iovec_));
-  } while (count < 0 && errno == EINTR);
+  const ssize_t count = socket.receive(std::span(window_).subspan(first_iovec_));
   const int error = errno;
   window_.resize(num_runs);
   if (count < 0) {
     if (error == EAGAIN || error == EWOULDBLOCK) return {{}, 0, work, true};
-    return {Status::from_errno("readv", error), 0, work, false};
+    return {socket.failure("readv", error), 0, work, false};
   }
   if (count == 0) {
     const char* where = in_piece_ || header_have_ != 0 ? "the peer closed its end in the middle of a piece"

@@ -17,6 +17,7 @@
 #include "transports/common/completion_queue.h"
 #include "transports/stream/piece_frame.h"
 #include "transports/stream/step.h"
+#include "transports/stream/stream_socket.h"
 
 namespace kvxfer::stream {
 
@@ -32,7 +33,8 @@ class ReceiveStream {
   // At most one readv, of at most max_work bytes of pages; of fewer where runs are so short that scattering them
   // costs more. kProtocol where the peer's bytes are not
   // pieces, kPeerLost at the end of the stream. `scratch` is used during the call alone.
-  Step read(int fd, std::uint64_t max_work, std::span<std::byte> scratch, CompletionQueue& completions);
+  Step read(const StreamSocket& socket, std::uint64_t max_work, std::span<std::byte> scratch,
+            CompletionQueue& completions);
 
   // Completes all that is left with `code`.
   void fail(Code code, const std::string& detail, CompletionQueue& completions);

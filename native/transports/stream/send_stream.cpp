@@ -58,19 +58,14 @@ void SendStream::cancel(std::uint64_t number, CompletionQueue& completions) {
   completions.work(frame.work, Code::kCancelled);
 }
 
-Step SendStream::write(int fd, std::uint64_t max_work, CompletionQueue& completions) {
+Step SendStream::write(const StreamSocket& socket, std::uint64_t max_work, CompletionQueue& completions) {
   fill_window(max_work);
   const std::uint64_t work = std::max(kCallWork, window_nbytes_ * window_work_of_a_byte_);
-  msghdr message{};
-  message.msg_iov = window_.data() + first_iovec_;
-  message.msg_iovlen = window_.size() - first_iovec_;
-  ssize_t count;
-  do {
-    count = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (count < 0 && errno == EINTR);
+  const ssize_t count = socket.send(std::span(window_).subspan(first_iovec_));
   if (count < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return {{}, 0, work, true};
-    return {Status::from_errno("sendmsg", errno), 0, work, false};
+    const int error = errno;
+    if (error == EAGAIN || error == EWOULDBLOCK) return {{}, 0, work, true};
+    return {socket.failure("sendmsg", error), 0, work, false};
   }
   const auto nbytes = static_cast<std::uint64_t>(count);
   const bool would_block = nbytes < window_nbytes_;

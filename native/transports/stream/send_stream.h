@@ -17,6 +17,7 @@
 #include "transports/common/completion_queue.h"
 #include "transports/stream/piece_frame.h"
 #include "transports/stream/step.h"
+#include "transports/stream/stream_socket.h"
 
 namespace kvxfer::stream {
 
@@ -30,7 +31,7 @@ class SendStream {
 
   // At most one sendmsg, of at most max_work bytes; of fewer where runs are so short that naming them costs
   // more than sending them. Completes what is wholly in the socket.
-  Step write(int fd, std::uint64_t max_work, CompletionQueue& completions);
+  Step write(const StreamSocket& socket, std::uint64_t max_work, CompletionQueue& completions);
 
   // Completes all that is left with `code`.
   void fail(Code code, const std::string& detail, CompletionQueue& completions);

@@ -102,7 +102,9 @@ class StreamTransport::Peer final : public Reactor::Handler {
   // While `nbytes` of a piece are missing nobody gains from waking up for a few of them.
   void wake_when_worth(std::uint64_t nbytes) noexcept {
     if (!tcp) return;  // other sockets' poll does not look at the mark
-    const int mark = nbytes >= kWakeNbytes ? static_cast<int>(kWakeNbytes) : 1;
+    // A cipher may have a part of them in its hands already, of which the socket knows nothing any more.
+    const std::uint64_t least = cipher != nullptr ? 2 * kWakeNbytes : kWakeNbytes;
+    const int mark = nbytes >= least ? static_cast<int>(kWakeNbytes) : 1;
     if (mark == wake_nbytes) return;
     wake_nbytes = mark;
     static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark));
@@ -116,11 +118,17 @@ class StreamTransport::Peer final : public Reactor::Handler {
 
   bool up() const noexcept { return static_cast<bool>(socket); }
   bool moves() const noexcept { return up() && !is_broken; }
-  bool can_write() const noexcept { return writable && !sending.empty(); }
+  // What a cipher has taken and the socket has not is to be written too.
+  bool wants_to_write() const noexcept {
+    return !sending.empty() || (cipher != nullptr && cipher->has_unsent());
+  }
+  bool can_write() const noexcept { return writable && wants_to_write(); }
+  stream::StreamSocket stream() const noexcept { return {socket.get(), cipher.get()}; }
   bool has_turn() const noexcept { return up() && (readable || can_write()); }
 
   PeerId id = 0;
   UniqueFd socket;    // closed once the rail is down
+  std::shared_ptr<Cipher> cipher;  // null: the socket is plain
   std::string words;  // "tcp rail 0 to decode-0"
   bool tcp = false;
   int wake_nbytes = 1;  // what the socket's low-water mark is
@@ -180,10 +188,13 @@ Result<PeerId> StreamTransport::connect(UniqueFd socket, const ConnectInfo& info
   peer->tcp = is_tcp(domain.value());
   peer->id = next_id_++;
   peer->socket = std::move(socket);
+  peer->cipher = info.cipher;
+  peer->readable = info.cipher != nullptr;  // it may have read on already
   peer->words = std::string(options_.name) + " rail " + std::to_string(info.rail) + " to " + info.peer_name;
   if (Status status = reactor_.add(peer->socket.get(), EPOLLIN, *peer); !status.ok()) return status;
   completions_.rail_up(peer->id);
   peers_.push_back(std::move(peer));
+  peers_.back()->take_turns();
   return peers_.back()->id;
 }
 
@@ -320,14 +331,19 @@ void StreamTransport::end_turn() noexcept {
 
 void StreamTransport::serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left) {
   while (peer.moves() && peer.can_write() && write_left != 0) {
-    stream::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
+    if (peer.sending.empty()) {
+      // On failure the reader meets the reason.
+      peer.writable = peer.cipher->send({}) == 0;
+      continue;
+    }
+    stream::Step step = peer.sending.write(peer.stream(), write_left, completions_);
     if (!step.status.ok()) peer.break_with(std::move(step.status));
     write_left -= std::min(write_left, step.work);
     peer.writable = !step.would_block;
   }
   while (peer.moves() && peer.readable && read_left != 0) {
     if (scratch_.empty()) scratch_.resize(kScratchNbytes);
-    stream::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
+    stream::Step step = peer.receiving.read(peer.stream(), read_left, scratch_, completions_);
     if (!step.status.ok()) peer.break_with(std::move(step.status));
     read_left -= std::min(read_left, step.work);
     peer.readable = !step.would_block;
@@ -337,7 +353,7 @@ void StreamTransport::serve(Peer& peer, std::uint64_t& read_left, std::uint64_t&
 
 // Asks the reactor for what the peer waits for.
 void StreamTransport::watch(Peer& peer) {
-  const bool wants_writable = !peer.sending.empty() && !peer.writable;
+  const bool wants_writable = peer.wants_to_write() && !peer.writable;
   if (!peer.up() || wants_writable == peer.wants_writable) return;
   peer.wants_writable = wants_writable;
   reactor_.modify(peer.socket.get(), wants_writable ? EPOLLIN | EPOLLOUT : EPOLLIN);

@@ -174,17 +174,17 @@ void VerbsTransport::detach(PeerId id, RegionId region) noexcept {
 // ---- peers ----
 
 Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info) {
-  if (!lost_why_.empty()) return refuse(std::move(socket), {Code::kRailFailed, lost_why_});
+  if (!lost_why_.empty()) return refuse(std::move(socket), info, {Code::kRailFailed, lost_why_});
   if (const Result<KeyedSpan> shared = fences_->share(info.fence_slots); !shared.ok())
-    return refuse(std::move(socket), shared.status());
+    return refuse(std::move(socket), info, shared.status());
   Charge queues = Charge::take(info.budget, Resource::kBytes, QueuePairs::nbytes(*device_));
   if (!queues)
-    return refuse(std::move(socket), {Code::kExhausted, "no queue pairs are made for it: " +
+    return refuse(std::move(socket), info, {Code::kExhausted, "no queue pairs are made for it: " +
                                                             info.budget->in_words(Resource::kBytes)});
   const auto tried = tried_.find(info.peer_name);
   Result<std::unique_ptr<QueuePairs>> pairs =
       QueuePairs::create(device_, tried == tried_.end() ? std::span<const verbs::GidRow>() : tried->second);
-  if (!pairs.ok()) return refuse(std::move(socket), pairs.status());
+  if (!pairs.ok()) return refuse(std::move(socket), info, pairs.status());
   std::size_t num_peers = 1;
   for_each_peer([&](const Peer&) { ++num_peers; });
   flying_.reserve(num_peers);

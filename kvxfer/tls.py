@@ -1,0 +1,104 @@
+"""Certificates by which agents prove who they are, and that encrypt what goes between hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvxfer.errors import invalid
+
+_VARIABLES: Final = {
+    "certificate": "KVXFER_TLS_CERTIFICATE",
+    "key": "KVXFER_TLS_KEY",
+    "authorities": "KVXFER_TLS_AUTHORITIES",
+    "revoked": "KVXFER_TLS_REVOKED",
+    "allow": "KVXFER_TLS_ALLOW",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of an agent's certificates, in PEM, and the peers that it has to do with.
+
+    With them an agent takes and makes sessions over TCP alone, by TLS 1.3, where both ends show a certificate;
+    control frames and the pages of ``tcp`` rails are encrypted. Pages that go by ``shm`` and ``unix`` stay on
+    one host, where the kernel keeps them; ``verbs`` carries pages as they are. An agent has certificates or a
+    secret, never both, and one that has certificates refuses a peer that has none.
+
+    Attributes
+    ----------
+    certificate
+        The agent's own, and then those that lead to an authority. Among its alternative names is a URI
+        ``kvxfer://TENANT/ENGINE/AGENT``, or ``kvxfer://TENANT/ENGINE`` for every agent of an engine: the
+        agent's name is that AGENT. It is shown by an agent that calls and by one that is called: an extended
+        key usage, where there is one, names both.
+    key
+        Its private key, without a password.
+    authorities
+        Certificates of those who may have issued a peer's.
+    revoked
+        Lists (CRL) of what each of them has revoked; None: none is looked at.
+    allow
+        Patterns ``TENANT/ENGINE/AGENT`` with stars, of peers that may open a session or be called. Empty:
+        those of the own certificate's tenant.
+
+    Notes
+    -----
+    The files are read when the agent is made, and again by `Agent.reload_certificates` and where they change.
+    Sessions that are open go on with what they began with.
+    """
+
+    certificate: str | os.PathLike[str]
+    key: str | os.PathLike[str]
+    authorities: str | os.PathLike[str]
+    revoked: str | os.PathLike[str] | None = None
+    allow: tuple[str, ...] = ()
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Tls | None:
+        """Returns what ``KVXFER_TLS_CERTIFICATE``, ``_KEY``, ``_AUTHORITIES``, ``_REVOKED`` and ``_ALLOW`` name.
+
+        The last has patterns with spaces between. None where none of them is set.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: one of the first three is missing.
+        """
+        found = {name: environment[variable] for name, variable in _VARIABLES.items() if variable in environment}
+        if not found:
+            return None
+        for name in ("certificate", "key", "authorities"):
+            if not found.get(name):
+                set_ones = ", ".join(_VARIABLES[other] for other in found)
+                raise invalid(f"{_VARIABLES[name]} is not set, but {set_ones} is: certificates need all three")
+        return cls(
+            found["certificate"],
+            found["key"],
+            found["authorities"],
+            found.get("revoked") or None,
+            tuple(found.get("allow", "").split()),
+        )
+
+    def to_native(self) -> dict[str, Any]:
+        """Returns what native code takes: absolute paths, so that a change of folder changes nothing."""
+        from kvxfer.arguments import check_kind  # by native code, without which options can be read
+
+        for name in ("certificate", "key", "authorities"):
+            check_kind(getattr(self, name), f"tls {name}", str | os.PathLike, "the path of a file in PEM")
+        check_kind(self.revoked, "tls revoked", str | os.PathLike | None, "the path of a file in PEM, or None")
+        if isinstance(self.allow, str):
+            raise invalid(f"tls allow is {self.allow!r}: write ({self.allow!r},)")
+        check_kind(self.allow, "tls allow", tuple | list, 'patterns such as "acme/prefill-*/*"')
+        for pattern in self.allow:
+            check_kind(pattern, "tls allow", str, 'patterns such as "acme/prefill-*/*"')
+        return {
+            "certificate": str(Path(self.certificate).absolute()),
+            "key": str(Path(self.key).absolute()),
+            "authorities": str(Path(self.authorities).absolute()),
+            "revoked": "" if self.revoked is None else str(Path(self.revoked).absolute()),
+            "allow": list(self.allow),
+        }

@@ -1,0 +1,71 @@
+// One connection that is encrypted by TLS 1.3: the handshake without blocking, then a Cipher.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tls/credentials.h"
+#include "core/tls/openssl.h"
+#include "kvxfer/cipher.h"
+
+namespace kvxfer::tls {
+
+class Channel final : public Cipher {
+ public:
+  // Where there is no memory for it: null.
+  static std::unique_ptr<Channel> create(std::shared_ptr<const Credentials> credentials, bool initiator);
+  ~Channel() override;
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  void use(int socket) noexcept { socket_ = socket; }  // before the first step, and whenever it is another
+
+  enum class Step : std::uint8_t { kDone, kAgain, kFailed };
+  // Goes on with the handshake as far as the socket does. kAgain: when it is readable, or writable where has_unsent().
+  Step shake_hands() noexcept;
+  bool is_secure() const noexcept { return is_secure_; }
+  // The peer did not like our certificate, or we not its: whom to tell is up to the owner.
+  bool was_refused() const noexcept { return was_refused_; }
+
+  // ---- once it is secure
+  // 32 bytes that both ends have and nobody else, another for each label.
+  std::string export_key(std::string_view label) const;
+  const std::vector<Identity>& identities() const noexcept { return identities_; }
+  const std::shared_ptr<const Credentials>& credentials() const noexcept { return credentials_; }
+  // It carries pages from now on: reads are large, and buffers stay.
+  void carry_pages() noexcept;
+
+  ssize_t receive(std::span<const iovec> into) noexcept override;
+  ssize_t send(std::span<const iovec> bytes) noexcept override;
+  bool has_unsent() const noexcept override { return sent_ < unsent_.size(); }
+  std::string why() const override { return why_; }
+
+ private:
+  Channel(std::shared_ptr<const Credentials> credentials, bool initiator);
+  static int read_socket(abi::Bio* bio, char* into, int nbytes);
+  static int write_later(abi::Bio* bio, const char* bytes, int nbytes);
+  static long control(abi::Bio* bio, int command, long number, void* pointer);
+  static const abi::BioMethod* method(const Library& library);
+  bool transmit() noexcept;  // what waits; false with errno: some is left
+  bool encrypt(const void* bytes, std::size_t nbytes) noexcept;
+  ssize_t fail(int result) noexcept;  // -1, with errno
+
+  const std::shared_ptr<const Credentials> credentials_;
+  const Library& library_;
+  const bool initiator_;
+  abi::Connection* connection_ = nullptr;
+  int socket_ = -1;
+  bool is_secure_ = false, was_refused_ = false, has_ended_ = false;
+  int error_ = 0;  // of the socket's last call
+  Verdict verdict_;
+  std::string why_;
+  std::vector<Identity> identities_;
+  std::vector<std::byte> unsent_;  // ciphertext
+  std::size_t sent_ = 0;  // of that
+  std::vector<std::byte> plain_;  // short runs, on their way into one record
+};
+
+}  // namespace kvxfer::tls

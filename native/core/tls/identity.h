@@ -1,0 +1,38 @@
+// Who a certificate says that an agent is: "kvxfer://TENANT/ENGINE/AGENT", one of its names of kind URI. Without
+// the last part it is for every agent of that engine. A certificate may have several.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvxfer/status.h"
+
+namespace kvxfer::tls {
+
+// "TENANT/ENGINE", or with "/AGENT".
+struct Identity {
+  // Nothing where the text is no such name: parts are not empty, and of letters, digits and "-._~:@+", AGENT of "/" as
+  // well. So there is neither a wildcard nor a NUL in one.
+  static std::optional<Identity> parse(std::string_view uri);
+
+  bool is_of(std::string_view agent) const noexcept { return name.empty() || name == agent; }
+  std::string with(std::string_view agent) const { return tenant + "/" + engine + "/" + std::string(agent); }
+
+  std::string tenant, engine;
+  std::string name;  // the agent's; empty: any
+};
+
+// Which peers an agent has to do with: "acme/prefill-*/*". A star is any text without "/"; in the last part, any.
+class Pattern {
+ public:
+  static Result<Pattern> parse(const std::string& text);
+  // Of an identity without an agent's name: may one of its agents match?
+  bool matches(const Identity& identity, std::string_view agent) const;
+
+ private:
+  std::string tenant_, engine_, agent_;
+};
+
+}  // namespace kvxfer::tls

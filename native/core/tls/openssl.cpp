@@ -1,0 +1,126 @@
+#include "core/tls/openssl.h"
+
+#include <dlfcn.h>
+
+#include <string>
+#include <type_traits>
+
+namespace kvxfer::tls {
+namespace {
+
+constexpr const char* kInstall =
+    "certificates need OpenSSL 3: install libssl3 on Debian's systems (libssl3t64 on newer ones), openssl-libs on Red "
+    "Hat's";
+
+struct Loaded {
+  Library library{};
+  Status status;
+};
+
+Loaded load_library() {
+  Loaded out;
+  // Never closed: it keeps what it needs for threads that have used it. By its own name libssl brings its libcrypto.
+  void* const library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
+  void* const crypto = library == nullptr ? nullptr : dlopen("libcrypto.so.3", RTLD_NOW | RTLD_LOCAL);
+  if (crypto == nullptr) {
+    const char* const why = dlerror();
+    out.status = Status(Code::kUnsupported, std::string("OpenSSL cannot be opened (") +
+                                                (why != nullptr ? why : "libssl.so.3") + "): " + kInstall);
+    return out;
+  }
+  const auto find = [&](auto& function, const char* symbol) {
+    void* found = dlsym(library, symbol);
+    if (found == nullptr) found = dlsym(crypto, symbol);
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
+    if (function == nullptr && out.status.ok())
+      out.status = Status(Code::kUnsupported,
+                          std::string("this OpenSSL is too old: it has no ") + symbol + "; " + kInstall);
+  };
+  Library& table = out.library;
+#define KVXFER_FIND(name) find(table.name, #name)
+  KVXFER_FIND(TLS_method);
+  KVXFER_FIND(SSL_CTX_new);
+  KVXFER_FIND(SSL_CTX_free);
+  KVXFER_FIND(SSL_CTX_ctrl);
+  KVXFER_FIND(SSL_CTX_set_options);
+  KVXFER_FIND(SSL_CTX_set_ciphersuites);
+  KVXFER_FIND(SSL_CTX_set_num_tickets);
+  KVXFER_FIND(SSL_CTX_use_certificate_chain_file);
+  KVXFER_FIND(SSL_CTX_use_PrivateKey_file);
+  KVXFER_FIND(SSL_CTX_check_private_key);
+  KVXFER_FIND(SSL_CTX_load_verify_locations);
+  KVXFER_FIND(SSL_CTX_set_verify);
+  KVXFER_FIND(SSL_CTX_set_cert_verify_callback);
+  KVXFER_FIND(SSL_CTX_get_cert_store);
+  KVXFER_FIND(SSL_CTX_get0_certificate);
+  KVXFER_FIND(X509_STORE_load_file);
+  KVXFER_FIND(X509_STORE_set_flags);
+  KVXFER_FIND(SSL_new);
+  KVXFER_FIND(SSL_free);
+  KVXFER_FIND(SSL_set_bio);
+  KVXFER_FIND(SSL_set_connect_state);
+  KVXFER_FIND(SSL_set_accept_state);
+  KVXFER_FIND(SSL_do_handshake);
+  KVXFER_FIND(SSL_read_ex);
+  KVXFER_FIND(SSL_write_ex);
+  KVXFER_FIND(SSL_get_error);
+  KVXFER_FIND(SSL_ctrl);
+  KVXFER_FIND(SSL_set_default_read_buffer_len);
+  KVXFER_FIND(SSL_get1_peer_certificate);
+  KVXFER_FIND(SSL_export_keying_material);
+  KVXFER_FIND(SSL_set_ex_data);
+  KVXFER_FIND(SSL_get_ex_data);
+  KVXFER_FIND(SSL_get_ex_data_X509_STORE_CTX_idx);
+  KVXFER_FIND(X509_verify_cert);
+  KVXFER_FIND(X509_STORE_CTX_get_ex_data);
+  KVXFER_FIND(X509_STORE_CTX_get_error);
+  KVXFER_FIND(X509_STORE_CTX_set_error);
+  KVXFER_FIND(X509_STORE_CTX_get_current_cert);
+  KVXFER_FIND(X509_STORE_CTX_get0_cert);
+  KVXFER_FIND(X509_verify_cert_error_string);
+  KVXFER_FIND(X509_free);
+  KVXFER_FIND(X509_get0_notBefore);
+  KVXFER_FIND(X509_get0_notAfter);
+  KVXFER_FIND(ASN1_TIME_to_tm);
+  KVXFER_FIND(X509_get_ext_d2i);
+  KVXFER_FIND(GENERAL_NAMES_free);
+  KVXFER_FIND(OPENSSL_sk_num);
+  KVXFER_FIND(OPENSSL_sk_value);
+  KVXFER_FIND(GENERAL_NAME_get0_value);
+  KVXFER_FIND(ASN1_STRING_get0_data);
+  KVXFER_FIND(ASN1_STRING_length);
+  KVXFER_FIND(BIO_meth_new);
+  KVXFER_FIND(BIO_meth_set_write);
+  KVXFER_FIND(BIO_meth_set_read);
+  KVXFER_FIND(BIO_meth_set_ctrl);
+  KVXFER_FIND(BIO_new);
+  KVXFER_FIND(BIO_set_data);
+  KVXFER_FIND(BIO_get_data);
+  KVXFER_FIND(BIO_set_init);
+  KVXFER_FIND(BIO_set_flags);
+  KVXFER_FIND(BIO_clear_flags);
+  KVXFER_FIND(ERR_clear_error);
+  KVXFER_FIND(ERR_peek_error);
+  KVXFER_FIND(ERR_peek_last_error);
+  KVXFER_FIND(ERR_reason_error_string);
+  KVXFER_FIND(OPENSSL_init_ssl);
+#undef KVXFER_FIND
+  if (out.status.ok()) table.OPENSSL_init_ssl(abi::kNoExitHandler, nullptr);
+  return out;
+}
+
+}  // namespace
+
+Result<const Library*> Library::load() {
+  static const Loaded loaded = load_library();
+  if (!loaded.status.ok()) return loaded.status;
+  return &loaded.library;
+}
+
+std::string last_error(const Library& library) {
+  const unsigned long error = library.ERR_peek_last_error();
+  const char* const words = error == 0 ? nullptr : library.ERR_reason_error_string(error);
+  return words != nullptr ? words : "";
+}
+
+}  // namespace kvxfer::tls
