@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kvxfer.peer import Peer, PeerState
     from kvxfer.region import Region, RegionDescriptor
     from kvxfer.session.stats import AgentStats
+    from kvxfer.tls import Tls
     from kvxfer.transfer import Incoming, Transfer
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ _HOME = {
     "RailError": "errors",
     "Region": "region",
     "RegionDescriptor": "region",
+    "Tls": "tls",
     "Transfer": "transfer",
     "TransferError": "errors",
     "TransferState": "handle",
@@ -104,6 +106,7 @@ __all__ = [
     "RailError",
     "Region",
     "RegionDescriptor",
+    "Tls",
     "Transfer",
     "TransferError",
     "TransferState",

@@ -126,6 +126,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
                 "of its control group",
                 code="system",
             ) from None
+        self._tls = native.get("tls")
         self._publication: Publication | None = None
         self._attachment: Attachment | None = None
         try:

@@ -55,6 +55,7 @@ class Peer:
         "_completions",
         "_descriptors",
         "_id",
+        "_identity",
         "_incarnation",
         "_lost",
         "_name",
@@ -66,6 +67,7 @@ class Peer:
         self._id = peer_id
         self._name = str(info["name"])
         self._incarnation = bytes(info["incarnation"])
+        self._identity = str(info["identity"])
         self._address = ""
         self._descriptors: dict[int, RegionDescriptor] = {}
         # Holds one item until accept() has returned it; a peer that we called is nothing to accept.
@@ -85,6 +87,11 @@ class Peer:
     def name(self) -> str:
         """The agent's name, as it told in the handshake."""
         return self._name
+
+    @property
+    def identity(self) -> str:
+        """Who its certificate says that it is, ``"TENANT/ENGINE/AGENT"``; ``""`` where agents share a secret."""
+        return self._identity
 
     @property
     def incarnation(self) -> bytes:

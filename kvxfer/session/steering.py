@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvxfer._native import NativeError
 from kvxfer.arguments import check_kind, count, flag
@@ -24,6 +24,7 @@ class Steering:
 
     _core: AgentCore
     _completions: Completions
+    _tls: dict[str, Any] | None
 
     def limit(self, peer: Peer | str, *, max_bytes_per_s: int | None = None, least_priority: int = 0) -> None:
         """Limits peers of one name, those that are connected and those that come; replaces what held before.
@@ -109,6 +110,25 @@ class Steering:
             self._core.switch_rails(transport, is_on)
         except NativeError as error:
             raise translate(error, rail=transport) from None
+
+    def reload_certificates(self) -> None:
+        """Reads the files of `AgentOptions.tls` again; connections that begin from now on use what they say.
+
+        Sessions that are open, and transfers, go on. A certificate that was revoked meanwhile opens none any
+        more.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: the agent has none, or a file cannot be used; what was read before stays.
+        """
+        if self._tls is None:
+            raise invalid("this agent was made without certificates: give AgentOptions(tls=kvxfer.Tls(...))")
+        self._completions.check()
+        try:
+            self._core.renew_certificates(self._tls)
+        except NativeError as error:
+            raise translate(error) from None
 
     @property
     def rails_off(self) -> tuple[str, ...]:

@@ -76,6 +76,7 @@ class Proxy:
         self._delay_s = delay_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.links: list[Link] = []
+        self.flip_after_nbytes = -1  # a bit of what the listening side says, once
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -138,6 +139,9 @@ class Proxy:
                 return
             if link.swallow:
                 return
+            if data and source is link.far and 0 <= self.flip_after_nbytes < link.passed_nbytes:
+                self.flip_after_nbytes = -1
+                data = data[:-1] + bytes([data[-1] ^ 1])
             try:
                 if data:
                     sink.sendall(data)

@@ -141,6 +141,7 @@ class CoreControls:
             "incarnation": name.encode().ljust(16),
             "state": state,
             "is_ours": False,
+            "identity": "",
             "rails": ["shm"],
             "paths": [],
             "notes": [],

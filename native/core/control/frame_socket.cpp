@@ -28,6 +28,14 @@ constexpr int kTurnFrames = 64;
 // Wakes a reader of a ring: a header of nothing, which no frame has.
 constexpr std::array<std::byte, wire::kHeaderNbytes> kWake{};
 
+// What does not begin as a frame does, in words; a record of TLS is known by its first bytes.
+std::string stranger_in_words(wire::ByteSpan have, const Status& status) {
+  const bool is_tls = have.size() >= 2 && (have[0] == std::byte{0x15} || have[0] == std::byte{0x16}) &&
+                      have[1] == std::byte{0x03};
+  if (!is_tls) return status.message();
+  return "it speaks TLS, and this agent has no certificates: give them to both (option tls) or to none";
+}
+
 const std::string kNoMemory = "there is no memory for what it says";
 
 bool is_local(int fd) noexcept {
@@ -253,7 +261,8 @@ void FrameSocket::read_all() {
     const wire::ByteSpan have(in_.data() + in_begin_, in_end_ - in_begin_);
     if (exact_) {
       const Result<wire::Header> header = wire::decode_header(have, owner_.max_body());
-      if (!header.ok() && header.status().code() != Code::kAgain) return fail(header.status().message());
+      if (!header.ok() && header.status().code() != Code::kAgain)
+        return fail(stranger_in_words(have, header.status()));
       wanted = (header.ok() ? header.value().frame_nbytes() : wire::kHeaderNbytes) - have.size();
     }
     if (in_begin_ != 0) {
@@ -423,7 +432,7 @@ bool FrameSocket::deliver() {
   if (have.size() < wire::kHeaderNbytes) return false;
   const Result<wire::Header> header = wire::decode_header(have, owner_.max_body());
   if (!header.ok()) {
-    fail(header.status().message());
+    fail(stranger_in_words(have, header.status()));
     return false;
   }
   const std::size_t nbytes = header.value().frame_nbytes();

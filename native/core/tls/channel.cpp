@@ -14,12 +14,15 @@ namespace {
 constexpr std::size_t kRecordNbytes = 16 * 1024;  // TLS has no larger ones
 
 // Ciphertext that is gathered for one system call; it is in the cache still when the kernel copies it.
-constexpr std::size_t kBatchNbytes = 128 * 1024;
+constexpr std::size_t kBatchNbytes = 256 * 1024;
 
 // What a peer may make this end owe without reading it: answers to its key updates.
 constexpr std::size_t kMostUnsentNbytes = 1024 * 1024;
 
-constexpr std::size_t kBulkReadNbytes = 256 * 1024;
+// Of one key, with which no more than 2^24.5 records may be encrypted (RFC 8446, 5.5).
+constexpr std::uint64_t kRecordsOfAKey = 1u << 24;
+
+constexpr std::size_t kBulkReadNbytes = 512 * 1024;
 
 constexpr std::size_t kKeyNbytes = 32;
 
@@ -229,6 +232,7 @@ ssize_t Channel::receive(std::span<const iovec> into) noexcept {
 bool Channel::encrypt(const void* bytes, std::size_t nbytes) noexcept {
   std::size_t taken = 0;
   library_.ERR_clear_error();
+  if (++num_records_ % kRecordsOfAKey == 0) library_.SSL_key_update(connection_, abi::kOwnKeyAlone);
   const int result = library_.SSL_write_ex(connection_, bytes, nbytes, &taken);
   if (result == 1) return true;
   if (fail(result) == 0) errno = EPIPE;

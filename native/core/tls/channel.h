@@ -59,6 +59,7 @@ class Channel final : public Cipher {
   abi::Connection* connection_ = nullptr;
   int socket_ = -1;
   bool is_secure_ = false, was_refused_ = false, has_ended_ = false;
+  std::uint64_t num_records_ = 0;  // sent
   int error_ = 0;  // of the socket's last call
   Verdict verdict_;
   std::string why_;

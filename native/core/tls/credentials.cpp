@@ -175,7 +175,7 @@ int Credentials::verify(abi::Verification* verification, void* credentials) {
     if (identities.empty())
       verdict->why = "it names no agent: no alternative name is a URI kvxfer://TENANT/ENGINE/AGENT";
     else if (!self.may_admit(identities))
-      verdict->why = identities.front().with(identities.front().name) + " is not allowed here; allowed are " +
+      verdict->why = identities.front().in_words() + " is not allowed here; allowed are " +
                      self.allow_in_words_;
     else
       return 1;

@@ -19,6 +19,7 @@ struct Identity {
 
   bool is_of(std::string_view agent) const noexcept { return name.empty() || name == agent; }
   std::string with(std::string_view agent) const { return tenant + "/" + engine + "/" + std::string(agent); }
+  std::string in_words() const { return name.empty() ? tenant + "/" + engine : with(name); }
 
   std::string tenant, engine;
   std::string name;  // the agent's; empty: any

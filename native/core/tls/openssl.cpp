@@ -64,6 +64,7 @@ Loaded load_library() {
   KVXFER_FIND(SSL_read_ex);
   KVXFER_FIND(SSL_write_ex);
   KVXFER_FIND(SSL_get_error);
+  KVXFER_FIND(SSL_key_update);
   KVXFER_FIND(SSL_ctrl);
   KVXFER_FIND(SSL_set_default_read_buffer_len);
   KVXFER_FIND(SSL_get1_peer_certificate);

@@ -34,6 +34,7 @@ inline constexpr int kErrorWantRead = 2, kErrorWantWrite = 3, kErrorSyscall = 5,
 inline constexpr int kBioEnd = 2, kBioFlush = 11;  // commands
 inline constexpr int kBioSource = 0x0400;
 inline constexpr int kBioRetryRead = 0x01 | 0x08, kBioRetryAny = 0x0f;
+inline constexpr int kOwnKeyAlone = 0;  // of key updates
 inline constexpr unsigned long kCheckRevoked = 0x4;
 inline constexpr int kNotYetValid = 9, kExpired = 10, kListNotYetValid = 11, kListExpired = 12, kNotAllowed = 50;
 inline constexpr int kAlternativeNames = 85, kUri = 6;
@@ -72,6 +73,7 @@ struct Library {
   int (*SSL_read_ex)(abi::Connection* connection, void* into, std::size_t nbytes, std::size_t* got);
   int (*SSL_write_ex)(abi::Connection* connection, const void* bytes, std::size_t nbytes, std::size_t* sent);
   int (*SSL_get_error)(const abi::Connection* connection, int result);
+  int (*SSL_key_update)(abi::Connection* connection, int kind);
   long (*SSL_ctrl)(abi::Connection* connection, int command, long number, void* pointer);
   void (*SSL_set_default_read_buffer_len)(abi::Connection* connection, std::size_t nbytes);
   abi::Certificate* (*SSL_get1_peer_certificate)(const abi::Connection* connection);

@@ -41,6 +41,8 @@ constexpr std::uint32_t kUnixBufferNbytes = 512 * 1024;
 // wakes us when its buffer is full or the peer has closed.
 constexpr std::uint64_t kWakeNbytes = 256 * 1024;
 
+constexpr std::uint64_t kRecordNbytes = 32 * 1024;  // more than a cipher's largest
+
 constexpr std::string_view kNoMemory = "there is no memory for what it carries";
 
 Status set_option(int fd, int level, int name, int value, const char* what) {
@@ -102,8 +104,8 @@ class StreamTransport::Peer final : public Reactor::Handler {
   // While `nbytes` of a piece are missing nobody gains from waking up for a few of them.
   void wake_when_worth(std::uint64_t nbytes) noexcept {
     if (!tcp) return;  // other sockets' poll does not look at the mark
-    // A cipher may have a part of them in its hands already, of which the socket knows nothing any more.
-    const std::uint64_t least = cipher != nullptr ? 2 * kWakeNbytes : kWakeNbytes;
+    // A cipher may have a part of them in its hands already, a record at most, which the socket has not any more.
+    const std::uint64_t least = cipher != nullptr ? kWakeNbytes + kRecordNbytes : kWakeNbytes;
     const int mark = nbytes >= least ? static_cast<int>(kWakeNbytes) : 1;
     if (mark == wake_nbytes) return;
     wake_nbytes = mark;

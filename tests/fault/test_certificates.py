@@ -1,0 +1,610 @@
+"""Agents that prove themselves by certificates: who gets in, who does not, and what crosses the network."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kvxfer import Tls
+from kvxfer.errors import PeerError, UsageError
+from tests.certificates import Authority
+from tests.fault.node import BOUND_S, SECRET, Node, Worker
+from tests.fault.proxy import Proxy
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+
+_DECODE: Final = "kvxfer://acme/decode/decode"
+_PREFILL: Final = "kvxfer://acme/prefill"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def tls_of_decode(authority: Authority) -> Tls:
+    return authority.issue(_DECODE, revoked=True)
+
+
+@pytest.fixture
+def decode(local: Local, tls_of_decode: Tls) -> Node:
+    """Who is called: memory with a pattern, and a certificate of its own name."""
+    node = local("decode", "tcp", tls=tls_of_decode)
+    node.fill(3)
+    return node
+
+
+def reads_all(reader: Node | Worker, owner: Node, **options: Any) -> None:
+    """A session moves everything, and every byte is right."""
+    reader.set(0)
+    reader.connect(owner.address(), **options)
+    owner.accept(reader.name_of())
+    owner.grant("read")
+    reader.read()
+    assert reader.end() is None
+    assert reader.holds(3)
+
+
+def lines(caplog: pytest.LogCaptureFixture, *nodes: Node) -> str:
+    """What agents of this process have logged by now."""
+    for node in nodes:
+        node.agent.take_notification()
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+def until_logged(caplog: pytest.LogCaptureFixture, words: str, *nodes: Node) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while words not in lines(caplog, *nodes):
+        assert time.monotonic() < deadline, f"no {words!r} in {lines(caplog, *nodes)!r}"
+        time.sleep(0.01)
+
+
+# ---- those who get in -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rail", ["tcp", "shm"])
+def test_pages_cross_and_each_end_knows_whose_they_are(
+    local: Local, remote: Remote, authority: Authority, rail: str
+) -> None:
+    decode = local("decode", rail, tls=authority.issue(_DECODE))
+    decode.fill(3)
+    prefill = remote("prefill", rail, tls=authority.issue(_PREFILL))
+    reads_all(prefill, decode)
+    assert decode.peers[-1].identity == "acme/prefill/prefill"
+    assert set(prefill.rails()) == ({"tcp"} if rail == "tcp" else {"shm", "unix"})
+
+
+def test_nothing_that_crosses_can_be_read(local: Local, authority: Authority) -> None:
+    decode = local("decode", "tcp", tls=authority.issue(_DECODE), transport_options={"tcp.rails": 1})
+    decode.set(0x4B4B)  # "KK"
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL), transport_options={"tcp.rails": 1})
+    with closing(Proxy(decode.address())) as proxy:
+        prefill.connect(proxy.address)
+        prefill.set(0x4242)
+        decode.accept("prefill")
+        work = decode.read()  # the dialling side's bytes are those that the proxy keeps
+        prefill.grant("read") if decode.end(work) else None
+        decode.read()
+        assert decode.end() is None
+        assert decode.is_all(0x4242)
+        for link in proxy.links:
+            assert b"\x42\x42\x42\x42" not in link.sent
+            assert b"prefill" not in link.sent
+
+
+@pytest.mark.parametrize(
+    ("allow", "is_allowed"),
+    [
+        ((), True),
+        (("acme/*/*",), True),
+        (("acme/prefill/prefill",), True),
+        (("other/*/*", "acme/pre*/pre*l"), True),
+        (("acme/decode/*",), False),
+        (("acme/prefill/other",), False),
+        (("*/*/prefill-*",), False),
+    ],
+)
+def test_who_is_allowed_is_said_by_patterns(
+    local: Local,
+    authority: Authority,
+    caplog: pytest.LogCaptureFixture,
+    allow: tuple[str, ...],
+    is_allowed: bool,
+) -> None:
+    caplog.set_level(logging.INFO, "kvxfer")
+    decode = local("decode", "tcp", tls=authority.issue(_DECODE, allow=allow))
+    decode.fill(3)
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
+    if is_allowed:
+        return reads_all(prefill, decode)
+    with pytest.raises(PeerError) as caught:
+        prefill.connect(decode.address())
+    assert caught.value.code in ("auth-failed", "peer-lost")
+    until_logged(caplog, " is not allowed here; allowed are " + ", ".join(allow), decode)
+    assert not decode.agent.peers
+
+
+# ---- those who do not -----------------------------------------------------------------------------
+
+_FOREIGN: Final = "a certificate of another authority"
+_REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    # what the stranger's certificate is like, and what stands in the log of who refuses it
+    _FOREIGN: (
+        {"uris": (_PREFILL,)},
+        "self-signed certificate in certificate chain|unable to get local issuer",
+    ),
+    "expired": ({"uris": (_PREFILL,), "days": (-3, -2)}, "this host's clock says"),
+    "not valid yet": ({"uris": (_PREFILL,), "days": (1, 2)}, "this host's clock says"),
+    "another tenant": ({"uris": ("kvxfer://other/prefill",)}, "other/prefill is not allowed here"),
+    "no identity": ({"uris": ("https://acme/prefill",)}, "it names no agent"),
+    "a NUL in its name": ({"uris": ("kvxfer://acme/prefill/prefill\0.other",)}, "it names no agent"),
+    "a wildcard in its name": ({"uris": ("kvxfer://acme/*/prefill",)}, "it names no agent"),
+    "a space in its name": ({"uris": ("kvxfer://acme/pre fill/prefill",)}, "it names no agent"),
+    "too few parts": ({"uris": ("kvxfer://acme",)}, "it names no agent"),
+    "revoked": ({"uris": (_PREFILL,)}, "certificate revoked"),
+}
+
+
+def context_of(tls: Tls) -> ssl.SSLContext:
+    """A client of Python's own: what kvxfer would not do itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.load_cert_chain(tls.certificate, tls.key)
+    return context
+
+
+def dial(address: str) -> socket.socket:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host, int(port)), BOUND_S)
+
+
+def is_refused(address: str, context: ssl.SSLContext) -> str:
+    """Why a handshake, or the first read after it, failed; "" where a stranger is listened to."""
+    try:
+        with dial(address) as plain, context.wrap_socket(plain) as secured:
+            secured.sendall(bytes(64))
+            return "closed" if not secured.recv(1) else ""
+    except OSError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", _REFUSED)
+def test_a_stranger_is_refused_and_the_log_says_why(
+    tmp_path: Path, decode: Node, authority: Authority, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    caplog.set_level(logging.INFO, "kvxfer")
+    how, words = _REFUSED[kind]
+    issuer = Authority(tmp_path, "other") if kind == _FOREIGN else authority
+    tls = issuer.issue(*how["uris"], days=how.get("days", (-1, 1)))
+    if kind == "revoked":
+        authority.revoke(tls)
+        decode.agent.reload_certificates()
+    assert is_refused(decode.address(), context_of(tls))
+    deadline = time.monotonic() + BOUND_S
+    while not any(word in lines(caplog, decode) for word in words.split("|")):
+        assert time.monotonic() < deadline, lines(caplog, decode)
+        time.sleep(0.01)
+    assert not decode.agent.peers
+
+
+@pytest.mark.parametrize(
+    ("theirs", "code", "words"),
+    [
+        ({"uris": (_PREFILL,), "days": (-3, -2)}, "auth-failed", "refuses this agent's certificate"),
+        ({"uris": ("kvxfer://other/prefill",)}, "auth-failed", "refuses this agent's certificate"),
+    ],
+    ids=["expired", "another-tenant"],
+)
+def test_an_agent_that_is_refused_reads_why(
+    local: Local, decode: Node, authority: Authority, theirs: dict[str, Any], code: str, words: str
+) -> None:
+    allow = ("*/*/*",)
+    stranger = local(
+        "prefill", "tcp", tls=authority.issue(*theirs["uris"], days=theirs.get("days", (-1, 1)), allow=allow)
+    )
+    with pytest.raises(PeerError) as caught:
+        stranger.connect(decode.address())
+    assert caught.value.code == code
+    assert words in str(caught.value)
+
+
+def test_an_agent_refuses_whom_it_called(local: Local, authority: Authority) -> None:
+    decode = local("decode", "tcp", tls=authority.issue(_DECODE, days=(-3, -2)))
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
+    with pytest.raises(PeerError, match="its certificate is refused: .*this host's clock says") as caught:
+        prefill.connect(decode.address())
+    assert caught.value.code == "auth-failed"
+
+
+def test_a_name_that_is_not_the_certificates_is_none(local: Local, authority: Authority) -> None:
+    with pytest.raises(UsageError, match="the certificate is for agent 'decode', and this one is called 'x'"):
+        local("x", "tcp", tls=authority.issue(_DECODE))
+
+
+# ---- downgrades -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("caller", ["certificates", "secret", "user"])
+def test_certificates_and_secrets_never_meet(
+    local: Local, authority: Authority, caplog: pytest.LogCaptureFixture, caller: str
+) -> None:
+    """Whichever end has certificates, the other a secret or its user's own, over TCP or a unix name."""
+    caplog.set_level(logging.INFO, "kvxfer")
+    certified = {"tls": authority.issue(_DECODE)}
+    other = {"secret": SECRET} if caller == "secret" else {}
+    calls, called = (
+        ({"tls": authority.issue(_PREFILL)}, {"secret": SECRET})
+        if caller == "certificates"
+        else (other, certified)
+    )
+    decode = local("decode", "shm", **called)
+    prefill = local("prefill", "shm", **calls)
+    with pytest.raises(PeerError) as caught:
+        prefill.connect(decode.address())
+    assert caught.value.code in ("auth-failed", "peer-lost"), caught.value
+    assert not decode.agent.peers
+    assert not prefill.agent.peers
+    until_logged(caplog, "certificate" if caller != "certificates" else "TLS", decode)
+
+
+def test_both_at_once_are_refused_in_words(
+    local: Local, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = authority.issue(_DECODE)
+    with pytest.raises(UsageError, match="an agent has one of them"):
+        local("decode", "tcp", tls=tls, secret=SECRET)
+    monkeypatch.setenv("KVXFER_SECRET", "a secret of the environment")
+    with pytest.raises(UsageError, match="an agent has one of them"):
+        local("decode", "tcp", tls=tls, secret=None)
+    local("decode", "tcp", tls=tls, secret=b"")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda tls: Path(tls.key).write_text("no key"), "key"),
+        (lambda tls: Path(tls.certificate).unlink(), "certificate"),
+        (lambda tls: Path(tls.authorities).write_text(""), "authorities"),
+        (lambda tls: shutil.copy(sys.executable, tls.certificate), "certificate"),
+    ],
+    ids=["no-key", "no-certificate", "no-authorities", "binary"],
+)
+def test_files_that_are_none_are_named(
+    local: Local, authority: Authority, damage: Callable[[Tls], object], words: str
+) -> None:
+    tls = authority.issue(_DECODE)
+    damage(tls)
+    with pytest.raises(UsageError, match=words) as caught:
+        local("decode", "tcp", tls=tls)
+    assert caught.value.code == "invalid-argument"
+
+
+def test_keys_of_two_certificates_do_not_fit(local: Local, authority: Authority) -> None:
+    first, second = authority.issue(_DECODE), authority.issue(_DECODE)
+    with pytest.raises(UsageError, match="key"):
+        local("decode", "tcp", tls=Tls(first.certificate, second.key, first.authorities))
+
+
+# ---- rotation -------------------------------------------------------------------------------------
+
+
+def test_certificates_are_renewed_while_sessions_go_on(
+    tmp_path: Path, local: Local, decode: Node, tls_of_decode: Tls, authority: Authority
+) -> None:
+    """An authority is replaced in three steps: all believe both, all show the new one, the old one goes."""
+    first = local("first", "tcp", tls=authority.issue(_PREFILL))
+    reads_all(first, decode)
+    session = first.peers[-1]
+    newer = Authority(tmp_path, "newer")
+    shown = newer.issue(_PREFILL)
+    with pytest.raises(PeerError, match="its certificate is refused"):
+        local("early", "tcp", tls=shown).connect(decode.address())
+    for held, added in ((authority.authorities, newer.authorities), (authority.revoked, newer.revoked)):
+        held.write_bytes(held.read_bytes() + added.read_bytes())
+    decode.agent.reload_certificates()
+    newer.issue(_DECODE, into=tls_of_decode)
+    decode.agent.reload_certificates()
+    shown = Tls(shown.certificate, shown.key, newer.authorities)
+    reads_all(local("second", "tcp", tls=shown), decode)
+    shutil.copy(newer.authorities, authority.authorities)
+    shutil.copy(newer.revoked, authority.revoked)
+    decode.agent.reload_certificates()
+    with pytest.raises(PeerError, match="certificate") as caught:
+        local("late", "tcp", tls=authority.issue(_PREFILL)).connect(decode.address())
+    assert caught.value.code == "auth-failed"
+    assert session.state == "open"
+    first.set(0)
+    first.read()
+    assert first.end() is None
+    assert first.holds(3)
+
+
+def test_a_session_outlives_the_revocation_of_its_certificate(
+    local: Local, decode: Node, authority: Authority
+) -> None:
+    tls = authority.issue(_PREFILL)
+    prefill = local("prefill", "tcp", tls=tls)
+    reads_all(prefill, decode)
+    authority.revoke(tls)
+    decode.agent.reload_certificates()
+    prefill.set(0)
+    prefill.read()
+    assert prefill.end() is None
+    assert prefill.holds(3)
+    prefill.disconnect()
+    with pytest.raises(PeerError) as caught:
+        prefill.connect(decode.address())
+    assert caught.value.code == "auth-failed"
+
+
+def test_what_cannot_be_read_again_changes_nothing(local: Local, decode: Node, authority: Authority) -> None:
+    authority.revoked.write_text("no list")
+    with pytest.raises(UsageError, match="list of revoked certificates"):
+        decode.agent.reload_certificates()
+    reads_all(local("prefill", "tcp", tls=authority.issue(_PREFILL)), decode)
+
+
+# ---- attacks --------------------------------------------------------------------------------------
+
+
+def test_a_session_that_is_played_again_is_none(local: Local, decode: Node, authority: Authority) -> None:
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
+    with closing(Proxy(decode.address())) as proxy:
+        prefill.connect(proxy.address)
+        decode.accept("prefill")
+        decode.grant("read")
+        prefill.read()
+        assert prefill.end() is None
+        recorded = [bytes(link.sent) for link in proxy.links]
+        assert len(recorded) == 3
+        for _ in range(3):
+            for said in recorded:
+                with dial(decode.address()) as stranger, suppress(OSError):
+                    stranger.sendall(said)
+                    stranger.shutdown(socket.SHUT_WR)
+                    while stranger.recv(1 << 16):
+                        pass
+        assert [peer.name for peer in decode.agent.peers] == ["prefill"]
+        prefill.set(0)
+        prefill.read()
+        assert prefill.end() is None
+        assert prefill.holds(3)
+
+
+def test_what_is_altered_on_its_way_never_lands_unseen(
+    local: Local, decode: Node, authority: Authority, seed: int
+) -> None:
+    """Bits are flipped at random in what the owner sends: a transfer ends as it should, or in an error."""
+    rng = random.Random(seed)
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL), connect_timeout_s=BOUND_S)
+    for round_ in range(6):
+        with closing(Proxy(decode.address())) as proxy:
+            proxy.flip_after_nbytes = rng.randrange(4_000, 3_000_000)
+            with suppress(PeerError):
+                prefill.connect(proxy.address)
+                decode.accept("prefill")
+                decode.grant("read")
+                prefill.set(0)
+                prefill.read()
+                assert prefill.end() is not None or prefill.holds(3), round_
+                prefill.disconnect()
+                decode.wait_lost()
+    reads_all(prefill, decode)
+
+
+def test_a_peer_that_stops_in_its_handshake_costs_nobody(
+    local: Local, authority: Authority, seed: int
+) -> None:
+    rng = random.Random(seed)
+    decode = local("decode", "tcp", tls=authority.issue(_DECODE), handshake_timeout_s=3.0)
+    decode.fill(3)
+    hello = ssl.MemoryBIO()
+    greeting = context_of(authority.issue(_PREFILL)).wrap_bio(ssl.MemoryBIO(), hello)
+    with pytest.raises(ssl.SSLWantReadError):
+        greeting.do_handshake()
+    said = hello.read()
+    stopped = [dial(decode.address()) for _ in range(50)]
+    for stranger in stopped:
+        stranger.sendall(said[: rng.randrange(len(said) + 1)])
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
+    reads_all(prefill, decode)
+    for stranger in stopped:
+        with suppress(ConnectionResetError):
+            while stranger.recv(1 << 16):  # until it is sent away
+                pass
+        stranger.close()
+    deadline = time.monotonic() + BOUND_S
+    while (held := decode.stats()["strangers"]["descriptors"][0]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not held
+
+
+def test_an_acceptor_that_says_nothing_is_given_up(local: Local, authority: Authority) -> None:
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PeerError) as caught:
+            prefill.connect(address, timeout_s=1.0)
+    assert caught.value.code == "unreachable"
+
+
+def test_strangers_that_shake_hands_without_end_hold_up_no_peer(
+    tmp_path: Path, local: Local, decode: Node, authority: Authority
+) -> None:
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
+    reads_all(prefill, decode)
+    context = context_of(Authority(tmp_path, "other").issue(_PREFILL))
+    ended, counted = threading.Event(), itertools.count()
+
+    def shake_hands() -> None:
+        while not ended.is_set():
+            assert is_refused(decode.address(), context)
+            next(counted)
+
+    strangers = [threading.Thread(target=shake_hands) for _ in range(4)]
+    for stranger in strangers:
+        stranger.start()
+    try:
+        for _ in range(20):
+            prefill.set(0)
+            prefill.read()
+            assert prefill.end() is None
+            assert prefill.holds(3)
+        while next(counted) < 200:
+            time.sleep(0.01)
+    finally:
+        ended.set()
+        for stranger in strangers:
+            stranger.join()
+    assert prefill.peer_state() == ("open", "")
+    assert [peer.name for peer in decode.agent.peers] == ["prefill"]
+
+
+class Interceptor:
+    """Stands between two agents with a valid certificate of its own, and passes on what each says to it.
+
+    The first `let_through` connections it leaves alone.
+    """
+
+    def __init__(self, address: str, tls: Tls, let_through: int = 0) -> None:
+        self._address, self._client, self._let_through = address, context_of(tls), let_through
+        self._server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._server.load_cert_chain(tls.certificate, tls.key)
+        self._server.load_verify_locations(tls.authorities)
+        self._server.verify_mode = ssl.CERT_REQUIRED
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self.heard = bytearray()
+        self._start(self._accept)
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def close(self) -> None:
+        for end in (self._listener, *self._ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in (self._listener, *self._ends):
+            end.close()
+
+    def _start(self, body: Callable[..., None], *arguments: Any) -> None:
+        self._threads.append(threading.Thread(target=body, args=arguments))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._ends.append(self._listener.accept()[0])
+                self._ends.append(dial(self._address))
+                if len(self._ends) > 2 * self._let_through:
+                    self._ends[-2] = self._server.wrap_socket(self._ends[-2], server_side=True)
+                    self._ends[-1] = self._client.wrap_socket(self._ends[-1])
+                near, far = self._ends[-2:]
+                self._start(self._pump, near, far)
+                self._start(self._pump, far, near)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if isinstance(source, ssl.SSLSocket):
+                    self.heard += data
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("let_through", [0, 1], ids=["session", "rails"])
+def test_nobody_with_a_certificate_stands_between_two_others(
+    local: Local,
+    decode: Node,
+    authority: Authority,
+    caplog: pytest.LogCaptureFixture,
+    let_through: int,
+) -> None:
+    """One that names any agent of an engine, as the worst may: each end would believe it to be the other."""
+    caplog.set_level(logging.INFO, "kvxfer")
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
+    between = Interceptor(decode.address(), authority.issue("kvxfer://acme/any"), let_through)
+    with closing(between):
+        with pytest.raises(PeerError):
+            prefill.connect(between.address)
+        assert between.heard  # it was believed as far as TLS goes
+    if let_through:
+        until_logged(caplog, "RAIL_HELLO whose proof is wrong", decode)
+    assert not decode.agent.peers
+    reads_all(prefill, decode)
+
+
+# ---- the library ----------------------------------------------------------------------------------
+
+_MAKE_ONE: Final = """
+import sys
+from kvxfer import AgentOptions, Tls
+from kvxfer.agent import Agent
+from kvxfer.errors import UsageError
+try:
+    Agent("decode", AgentOptions(listen="", daemon="", tls=Tls(*sys.argv[1:4])))
+except UsageError as error:
+    print(error.code, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [(None, "OpenSSL cannot be opened"), ("int nothing;", "this OpenSSL is too old: it has no ")],
+    ids=["absent", "too-old"],
+)
+def test_without_openssl_it_says_what_to_install(
+    tmp_path: Path, authority: Authority, source: str | None, words: str
+) -> None:
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    for name in ("libssl.so.3", "libcrypto.so.3"):
+        if source is None:
+            (libraries / name).write_text("no library")
+        else:
+            (libraries / "nothing.c").write_text(source)
+            subprocess.run(
+                ["cc", "-shared", "-o", libraries / name, libraries / "nothing.c"],
+                check=True,
+                timeout=BOUND_S,
+            )
+    tls = authority.issue(_DECODE)
+    told = subprocess.run(
+        [sys.executable, "-c", _MAKE_ONE, tls.certificate, tls.key, tls.authorities],
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+    assert told.stdout.startswith("unsupported"), told
+    assert words in told.stdout
+    assert "libssl3" in told.stdout
+
+
+def test_nothing_of_a_key_is_shown(authority: Authority) -> None:
+    tls = authority.issue(_DECODE)
+    assert "BEGIN" not in repr(tls)
