@@ -269,13 +269,15 @@ class AgentOptions:
         check_kind(tls, "option tls", Tls | None, "a kvxfer.Tls, or None")
         if tls is not None and secret:
             raise invalid(
-                "certificates (option tls, or KVXFER_TLS_CERTIFICATE) and a secret are both given: an agent has "
-                'one of them. Unset the other; secret=b"" leaves out what the environment says'
+                "certificates (option tls, or KVXFER_TLS_CERTIFICATE) and a secret are both given: an agent "
+                'has one of them. Unset the other; secret=b"" leaves out what the environment says'
             )
-        if self.listen and not secret and tls is None and not Address.parse(self.listen, "option listen").is_loopback:
+        is_open = not secret and tls is None
+        if self.listen and is_open and not Address.parse(self.listen, "option listen").is_loopback:
             raise invalid(
-                f"listening on {self.listen} without certificates or a secret would let anybody who reaches it read and "
-                "write the cache: set secret= or KVXFER_SECRET_FILE, or listen on tcp://127.0.0.1:0"
+                f"listening on {self.listen} without a secret would let anybody who reaches it read and "
+                "write the cache: set secret= or KVXFER_SECRET_FILE, or tls= for certificates, or listen on "
+                "tcp://127.0.0.1:0"
             )
         return {
             "listen": self.listen,

@@ -90,7 +90,7 @@ class Peer:
 
     @property
     def identity(self) -> str:
-        """Who its certificate says that it is, ``"TENANT/ENGINE/AGENT"``; ``""`` where agents share a secret."""
+        """Whose certificate it showed, ``"TENANT/ENGINE/AGENT"``; ``""`` where agents share a secret."""
         return self._identity
 
     @property

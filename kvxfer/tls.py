@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from kvxfer.errors import invalid
@@ -23,10 +21,10 @@ _VARIABLES: Final = {
 class Tls:
     """Files of an agent's certificates, in PEM, and the peers that it has to do with.
 
-    With them an agent takes and makes sessions over TCP alone, by TLS 1.3, where both ends show a certificate;
-    control frames and the pages of ``tcp`` rails are encrypted. Pages that go by ``shm`` and ``unix`` stay on
-    one host, where the kernel keeps them; ``verbs`` carries pages as they are. An agent has certificates or a
-    secret, never both, and one that has certificates refuses a peer that has none.
+    With them an agent takes and makes sessions over TCP alone, by TLS 1.3, where both ends show a
+    certificate; control frames and the pages of ``tcp`` rails are encrypted. Pages that go by ``shm`` and
+    ``unix`` stay on one host, where the kernel keeps them; ``verbs`` carries pages as they are. An agent has
+    certificates or a secret, never both, and one that has certificates refuses a peer that has none.
 
     Attributes
     ----------
@@ -58,8 +56,8 @@ class Tls:
     allow: tuple[str, ...] = ()
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Tls | None:
-        """Returns what ``KVXFER_TLS_CERTIFICATE``, ``_KEY``, ``_AUTHORITIES``, ``_REVOKED`` and ``_ALLOW`` name.
+    def of_environment(cls) -> Tls | None:
+        """Returns what ``KVXFER_TLS_CERTIFICATE``, ``_KEY``, ``_AUTHORITIES``, ``_REVOKED``, ``_ALLOW`` say.
 
         The last has patterns with spaces between. None where none of them is set.
 
@@ -68,13 +66,13 @@ class Tls:
         UsageError
             ``invalid-argument``: one of the first three is missing.
         """
-        found = {name: environment[variable] for name, variable in _VARIABLES.items() if variable in environment}
+        found = {name: os.environ[said] for name, said in _VARIABLES.items() if said in os.environ}
         if not found:
             return None
         for name in ("certificate", "key", "authorities"):
             if not found.get(name):
-                set_ones = ", ".join(_VARIABLES[other] for other in found)
-                raise invalid(f"{_VARIABLES[name]} is not set, but {set_ones} is: certificates need all three")
+                others = ", ".join(_VARIABLES[other] for other in found)
+                raise invalid(f"{_VARIABLES[name]} is not set, but {others} is: certificates need all three")
         return cls(
             found["certificate"],
             found["key"],
@@ -87,18 +85,17 @@ class Tls:
         """Returns what native code takes: absolute paths, so that a change of folder changes nothing."""
         from kvxfer.arguments import check_kind  # by native code, without which options can be read
 
+        shown = "the path of a file in PEM"
         for name in ("certificate", "key", "authorities"):
-            check_kind(getattr(self, name), f"tls {name}", str | os.PathLike, "the path of a file in PEM")
-        check_kind(self.revoked, "tls revoked", str | os.PathLike | None, "the path of a file in PEM, or None")
-        if isinstance(self.allow, str):
-            raise invalid(f"tls allow is {self.allow!r}: write ({self.allow!r},)")
-        check_kind(self.allow, "tls allow", tuple | list, 'patterns such as "acme/prefill-*/*"')
+            check_kind(getattr(self, name), f"tls {name}", str | os.PathLike, shown)
+        check_kind(self.revoked, "tls revoked", str | os.PathLike | None, shown + ", or None")
+        check_kind(self.allow, "tls allow", tuple | list, 'patterns, such as ("acme/prefill-*/*",)')
         for pattern in self.allow:
-            check_kind(pattern, "tls allow", str, 'patterns such as "acme/prefill-*/*"')
+            check_kind(pattern, "tls allow", str, 'a pattern, such as "acme/prefill-*/*"')
         return {
-            "certificate": str(Path(self.certificate).absolute()),
-            "key": str(Path(self.key).absolute()),
-            "authorities": str(Path(self.authorities).absolute()),
-            "revoked": "" if self.revoked is None else str(Path(self.revoked).absolute()),
+            "certificate": os.path.abspath(self.certificate),
+            "key": os.path.abspath(self.key),
+            "authorities": os.path.abspath(self.authorities),
+            "revoked": "" if self.revoked is None else os.path.abspath(self.revoked),
             "allow": list(self.allow),
         }

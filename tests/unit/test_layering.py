@@ -266,7 +266,12 @@ def test_the_core_knows_transports_through_their_interface() -> None:
 
 
 # Folders of the core that know no engine: whom each may know beside itself and the files at the top.
-BELOW_THE_ENGINE = {"system": set[str](), "control": {"system"}, "copy": {"control", "system"}}
+BELOW_THE_ENGINE = {
+    "system": set[str](),
+    "tls": set[str](),
+    "control": {"system", "tls"},
+    "copy": {"control", "system", "tls"},
+}
 
 
 @pytest.mark.parametrize("folder", BELOW_THE_ENGINE)
