@@ -222,6 +222,7 @@ class Region:
         *,
         renewable: bool | None = None,
         token: LeaseToken | None = None,
+        allow: str = "",
     ) -> Lease:
         """Gives a right to blocks of this region, until it ends. Returns at once.
 
@@ -242,7 +243,8 @@ class Region:
               as those of one engine's ranks do.
             - None: any authenticated peer that passes the token.
 
-            Names are as peers told them: whoever knows the agents' secret may take any that is free.
+            Names are as peers told them: whoever knows the agents' secret may take any that is free. Where
+            agents have certificates, an agent has the name that its certificate is for.
         blocks
             Block ids; None for the whole region.
         mode
@@ -256,13 +258,17 @@ class Region:
         token
             Of a name's or anybody's lease: what was handed on before the grant, from `LeaseToken.draw`,
             and was granted by no region of this agent yet. None draws one.
+        allow
+            Of a name's or anybody's lease: also which certificates its reader must have shown, as a pattern
+            of `Peer.identity` (``"acme/decode-*/*"``). Peers that share a secret have none, and match nothing.
+            ``""``: any.
 
         Raises
         ------
         UsageError
             ``out-of-range`` for ids outside the region, ``unknown-region`` after `deregister`,
             ``invalid-argument`` for a lease without a `Peer` that is to write or to be renewed, a peer of
-            another agent, or a token that was granted before.
+            another agent, a token that was granted before, or what is no pattern.
         PeerError
             The peer is lost.
         """
@@ -273,6 +279,7 @@ class Region:
         if peer is not None and peer._completions is not self._completions:
             raise foreign(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
         check_kind(mode, "mode", str, '"read" or "write"')
+        check_kind(allow, "allow", str, 'a pattern, such as "acme/decode-*/*"')
         check_kind(renewable, "renewable", bool | None, "True, False or None")
         if mode not in ("read", "write"):
             raise invalid(f'mode is "read" or "write", not {mode!r}')
@@ -297,6 +304,7 @@ class Region:
             blocks=ids,
             ttl_s=ttl_s,
             renewable=peer is not None and renewable is not False,
+            allow=allow,
         )
         try:
             number = self._completions.core.grant(grant)

@@ -83,6 +83,8 @@ class Tls:
 
     def to_native(self) -> dict[str, Any]:
         """Returns what native code takes: absolute paths, so that a change of folder changes nothing."""
+        from pathlib import Path  # which costs more than most agents, who have a secret, need
+
         from kvxfer.arguments import check_kind  # by native code, without which options can be read
 
         shown = "the path of a file in PEM"
@@ -93,9 +95,9 @@ class Tls:
         for pattern in self.allow:
             check_kind(pattern, "tls allow", str, 'a pattern, such as "acme/prefill-*/*"')
         return {
-            "certificate": os.path.abspath(self.certificate),
-            "key": os.path.abspath(self.key),
-            "authorities": os.path.abspath(self.authorities),
-            "revoked": "" if self.revoked is None else os.path.abspath(self.revoked),
+            "certificate": str(Path(self.certificate).absolute()),
+            "key": str(Path(self.key).absolute()),
+            "authorities": str(Path(self.authorities).absolute()),
+            "revoked": "" if self.revoked is None else str(Path(self.revoked).absolute()),
             "allow": list(self.allow),
         }

@@ -110,6 +110,8 @@ class Grant(NamedTuple):
         Of a bearer's: as it was drawn; None draws one.
     blocks
         Of region `region`, uint32; None for all.
+    allow
+        Of a bearer's: a pattern of certificates' identities; empty for any.
     """
 
     peer: int | None
@@ -120,6 +122,7 @@ class Grant(NamedTuple):
     blocks: NDArray[np.uint32] | None
     ttl_s: float
     renewable: bool
+    allow: str
 
 
 class Program(NamedTuple):

@@ -99,11 +99,10 @@ nb::dict from_budget(const Budget& budget) {
 
 // Reads files, and so lets others run meanwhile.
 std::shared_ptr<const tls::Credentials> load_credentials(const nb::dict& files) {
-  const tls::CredentialFiles native{nb::cast<std::string>(files["certificate"]),
-                                    nb::cast<std::string>(files["key"]),
-                                    nb::cast<std::string>(files["authorities"]),
-                                    nb::cast<std::string>(files["revoked"]),
-                                    nb::cast<std::vector<std::string>>(files["allow"])};
+  const tls::CredentialFiles native{
+      nb::cast<std::string>(files["certificate"]), nb::cast<std::string>(files["key"]),
+      nb::cast<std::string>(files["authorities"]), nb::cast<std::string>(files["revoked"]),
+      nb::cast<std::vector<std::string>>(files["allow"])};
   auto loaded = [&] {
     const WithoutGil released;
     return tls::Credentials::load(native);

@@ -52,7 +52,7 @@ Expected::Expected(nb::handle tuple) {
 }
 
 Grant::Grant(nb::handle tuple) {
-  const auto fields = fields_of<8>(tuple);
+  const auto fields = fields_of<9>(tuple);
   terms.holder = to_optional<SessionKey>(fields[0]);
   terms.bearer_name = nb::cast<std::string>(fields[1]);
   terms.bearer_id = to_optional<LeaseId>(fields[2]).value_or(0);
@@ -63,6 +63,7 @@ Grant::Grant(nb::handle tuple) {
   terms.blocks = blocks;
   terms.ttl_ns = to_ns(nb::cast<double>(fields[6]));
   terms.renewable = nb::cast<bool>(fields[7]);
+  terms.allow = nb::cast<std::string>(fields[8]);
 }
 
 Program::Program(nb::handle tuple) {

@@ -35,6 +35,7 @@ Lease::Lease(LeaseId id, LeaseTerms terms, std::uint32_t num_blocks, Time now)
     : id_(id),
       holder_(terms.holder),
       bearer_name_(std::move(terms.bearer_name)),
+      allow_text_(std::move(terms.allow)),
       region_(terms.region),
       mode_(terms.mode),
       renewable_(terms.renewable && terms.holder),
@@ -42,6 +43,7 @@ Lease::Lease(LeaseId id, LeaseTerms terms, std::uint32_t num_blocks, Time now)
       ttl_ns_(terms.ttl_ns),
       expires_at_(time_after(now, terms.ttl_ns)) {
   for (const std::uint32_t block : terms.blocks) blocks_.insert(block);
+  if (!allow_text_.empty()) allow_ = tls::Pattern::parse(allow_text_).value();
   if (!terms.all_blocks) num_blocks_ = static_cast<std::uint32_t>(terms.blocks.size());
 }
 

@@ -14,6 +14,7 @@
 #include "core/event.h"
 #include "core/sparse_table.h"
 #include "core/state_table.h"
+#include "core/tls/identity.h"
 
 namespace kvxfer {
 
@@ -46,6 +47,7 @@ struct LeaseTerms {
   bool renewable;
   LeaseId bearer_id = 0;         // as it was told before the grant; 0: none was
   std::string bearer_name = {};  // of the peers that may be its bearer (is_named); empty: any peer
+  std::string allow = {};  // and what their certificates say (tls::Pattern); empty: anything
 };
 
 // Whether a peer is called that; "decode-0/*" is every name that begins with "decode-0/".
@@ -58,8 +60,10 @@ class Lease {
   bool step(LeaseEvent event) noexcept { return kvxfer::step(lease_transitions(), state_, event); }
   bool covers(std::uint32_t block) const noexcept { return blocks_.contains(block); }
   // Whether a peer that names it may use it.
-  bool admits(SessionKey peer, std::string_view peer_name) const noexcept {
-    return holder_ ? *holder_ == peer : bearer_name_.empty() || is_named(peer_name, bearer_name_);
+  bool admits(SessionKey peer, std::string_view peer_name, std::string_view identity) const {
+    if (holder_) return *holder_ == peer;
+    return (bearer_name_.empty() || is_named(peer_name, bearer_name_)) &&
+           (!allow_ || allow_->matches(identity));
   }
   // Its holder was heard then.
   void renew(Time at) noexcept {
@@ -72,6 +76,7 @@ class Lease {
   LeaseId id() const noexcept { return id_; }
   std::optional<SessionKey> holder() const noexcept { return holder_; }
   const std::string& bearer_name() const noexcept { return bearer_name_; }
+  const std::string& allow() const noexcept { return allow_text_; }
   RegionId region() const noexcept { return region_; }
   wire::LeaseMode mode() const noexcept { return mode_; }
   LeaseState state() const noexcept { return state_; }
@@ -87,6 +92,8 @@ class Lease {
   LeaseId id_;
   std::optional<SessionKey> holder_;
   std::string bearer_name_;
+  std::string allow_text_;
+  std::optional<tls::Pattern> allow_;  // the same
   RegionId region_;
   wire::LeaseMode mode_;
   LeaseState state_ = LeaseState::kActive;

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 
 from kvxfer import Tls
-from kvxfer.errors import PeerError, UsageError
+from kvxfer.errors import PeerError, TransferError, UsageError
 from tests.certificates import Authority
 from tests.fault.node import BOUND_S, SECRET, Node, Worker
 from tests.fault.proxy import Proxy
@@ -147,6 +147,52 @@ def test_who_is_allowed_is_said_by_patterns(
     assert caught.value.code in ("auth-failed", "peer-lost")
     until_logged(caplog, " is not allowed here; allowed are " + ", ".join(allow), decode)
     assert not decode.agent.peers
+
+
+@pytest.mark.parametrize(
+    ("allow", "is_allowed"),
+    [
+        ("acme/prefill/*", True),
+        ("acme/prefill/prefill", True),
+        ("acme/other/*", False),
+        ("*/*/decode", False),
+    ],
+)
+def test_a_lease_names_whose_certificates_may_use_it(
+    local: Local, decode: Node, authority: Authority, allow: str, is_allowed: bool
+) -> None:
+    prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
+    prefill.connect(decode.address())
+    lease = decode.region.grant(None, allow=allow)
+    prefill.read(lease=lease.token)
+    error = prefill.end()
+    if is_allowed:
+        assert error is None
+        assert prefill.holds(3)
+    else:
+        assert isinstance(error, TransferError)
+        assert error.code == "not-permitted"
+        assert f"whose certificate is for {allow}" in str(error)
+        assert "(acme/prefill/prefill)" in str(error)
+
+
+def test_without_a_certificate_no_pattern_matches(local: Local) -> None:
+    owner, reader = local("owner", "tcp"), local("reader", "tcp")
+    reader.connect(owner.address())
+    reader.read(lease=owner.region.grant("reader", allow="*/*/*").token)
+    error = reader.end()
+    assert isinstance(error, TransferError)
+    assert error.code == "not-permitted"
+
+
+@pytest.mark.parametrize(
+    "allow", ["acme", "acme/prefill", "acme//x", "a b/*/*", "\0/*/*", "*" * 600 + "/*/*"]
+)
+def test_what_is_no_pattern_is_refused(local: Local, authority: Authority, allow: str) -> None:
+    with pytest.raises(UsageError, match="pattern"):
+        local("decode", "tcp").region.grant(None, allow=allow)
+    with pytest.raises(UsageError, match="pattern"):
+        local("decode", "tcp", tls=authority.issue(_DECODE, allow=(allow,)))
 
 
 # ---- those who do not -----------------------------------------------------------------------------

@@ -532,9 +532,9 @@ def test_a_lease_that_native_code_has_forgotten_has_ended(ends: Ends) -> None:
 
 def test_grant_and_revoke(ends: Ends) -> None:
     with ends.region.grant(ends.peer, [7, 9], "write", ttl_s=30) as lease:
-        peer, holder, number, region, write, blocks, ttl_s, renewable = ends.core.called("grant")[0]
+        peer, holder, number, region, write, blocks, ttl_s, renewable, allow = ends.core.called("grant")[0]
         assert (peer, holder, number, region, write, blocks.tolist()) == (1, "", None, 1, True, [7, 9])
-        assert (ttl_s, renewable) == (30, True)
+        assert (ttl_s, renewable, allow) == (30, True, "")
         assert lease.active
         assert lease.holder is ends.peer
         assert lease.token == LeaseToken(9, "prefill", ends.agent.incarnation)
@@ -550,7 +550,7 @@ def test_grant_and_revoke(ends: Ends) -> None:
 
 def test_a_lease_of_no_peer_in_particular(ends: Ends) -> None:
     lease = ends.region.grant(None, [7, 9])
-    peer, holder, _, _, write, blocks, _, renewable = ends.core.called("grant")[0]
+    peer, holder, _, _, write, blocks, _, renewable, _ = ends.core.called("grant")[0]
     assert (peer, holder, write, blocks.tolist(), renewable) == (None, "", False, [7, 9], False)
     assert lease.holder is None
     assert "holder=any" in repr(lease)

@@ -41,8 +41,8 @@ struct SessionConfig {
   wire::Identity self;
   wire::Features features{.num_fence_slots = FenceTable::kSlots.num};
   Time handshake_timeout_ns = 2'000'000'000;
-  Time heartbeat_ns = 500'000'000;   // at most between two heartbeats, whatever else is sent
-  Time silent_ns = 2'000'000'000;    // nothing heard for this long: the peer is lost
+  Time heartbeat_ns = 500'000'000;  // at most between two heartbeats, whatever else is sent
+  Time silent_ns = 2'000'000'000;  // nothing heard for this long: the peer is lost
 };
 
 // What certificates have proved of a connection, before the first frame came over it.
@@ -104,7 +104,7 @@ class Session {
 
   // An initiator's: whoever dials has a limit of their own, for connection and handshake together.
   void connecting() noexcept;
-  void connection_lost();         // end of the socket
+  void connection_lost();  // end of the socket
   void close(Time now, Code code, std::string text);  // sends GOODBYE where open
 
   // Frames to write to the connection, in order; empties the queue.
@@ -192,10 +192,10 @@ class Session {
   Status reason_;
   bool was_violated_ = false;
 
-  wire::Digest nonce_{};        // ours
-  wire::Bytes hello_body_;      // initiator: kept until CHALLENGE completes the transcript
+  wire::Digest nonce_{};  // ours
+  wire::Bytes hello_body_;  // initiator: kept until CHALLENGE completes the transcript
   wire::Digest transcript_{};
-  wire::Identity claimed_;      // acceptor: the peer's until its PROOF is in
+  wire::Identity claimed_;  // acceptor: the peer's until its PROOF is in
   wire::Identity peer_;
   std::optional<Certified> certified_;
   std::string identity_;
@@ -210,14 +210,14 @@ class Session {
 
   Time last_heard_at_ = 0;
   Time give_up_at_ = 0;
-  Time stood_still_ns_ = 0;     // this agent, since the peer was heard
-  int num_standstills_ = 0;     // those
+  Time stood_still_ns_ = 0;  // this agent, since the peer was heard
+  int num_standstills_ = 0;  // those
   Time heartbeat_due_at_ = kNever;
   std::uint64_t last_sent_heartbeat_ = 0, last_acked_heartbeat_ = 0, last_heard_heartbeat_ = 0;
   std::array<Time, kNumHeartbeatTimes> heartbeat_sent_at_{};
   Time acked_sent_at_ = 0;
   Time last_heartbeat_at_ = 0;
-  bool hurried_ = false;        // somebody waits for the next heartbeat
+  bool hurried_ = false;  // somebody waits for the next heartbeat
 
   std::vector<std::uint64_t> next_lives_;  // of rails that were accepted, by index; at most 512 KiB
 };

@@ -10,6 +10,14 @@ namespace {
 
 constexpr std::size_t kMaxEnded = 4096;
 
+const std::string kUnnamed;
+
+// Who may use one of a bearer's.
+std::string in_words(const Lease& lease) {
+  const std::string named = lease.bearer_name().empty() ? "any agent" : quoted(lease.bearer_name());
+  return lease.allow().empty() ? named : named + " whose certificate is for " + lease.allow();
+}
+
 }  // namespace
 
 Status Leases::check_terms(const LeaseTerms& terms) const {
@@ -34,6 +42,12 @@ Status Leases::check_terms(const LeaseTerms& terms) const {
   if (terms.bearer_name.size() > wire::kMaxName)
     return {Code::kInvalidArgument,
             "a holder's name has at most " + std::to_string(wire::kMaxName) + " bytes"};
+  if (!terms.allow.empty()) {
+    if (terms.holder)
+      return {Code::kInvalidArgument, "a lease of one peer is for that alone: leave allow out"};
+    if (const Result<tls::Pattern> allow = tls::Pattern::parse(terms.allow); !allow.ok())
+      return allow.status();
+  }
   if (is_known(terms.bearer_id))
     return {Code::kInvalidArgument, "this lease's token was granted before: draw another"};
   return {};
@@ -103,9 +117,18 @@ void Leases::acknowledged(const Peer& holder) {
 // ---- rights -------------------------------------------------------------------------------------
 
 const std::string& Leases::name_of(SessionKey peer) const {
-  static const std::string kNameless;
   const Peer* const session = sessions_.find(peer);
-  return session != nullptr ? session->name() : kNameless;
+  return session != nullptr ? session->name() : kUnnamed;
+}
+
+std::string Leases::by_certificate(SessionKey peer) const {
+  const std::string& identity = identity_of(peer);
+  return identity.empty() ? "" : " (" + identity + ")";
+}
+
+const std::string& Leases::identity_of(SessionKey peer) const {
+  const Peer* const session = sessions_.find(peer);
+  return session != nullptr ? session->session().identity() : kUnnamed;
 }
 
 const Lease* Leases::newest_known(const TransferEnd& transfer, wire::LeaseMode mode) const {
@@ -139,9 +162,10 @@ Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, co
     // Whoever knows a drawn number was handed it on; a counted one may be a guess, and is told nothing.
     const Lease* lease = find(transfer.lease);
     if (lease != nullptr && !lease->holder() && !admits(*lease, transfer.key.first))
-      return {Code::kNotPermitted, "the lease that you named is for " + quoted(lease->bearer_name()) +
-                                       ", and you are " + quoted(name_of(transfer.key.first)) +
-                                       ": its owner names who may read in region.grant(holder)"};
+      return {Code::kNotPermitted, "the lease that you named is for " + in_words(*lease) + ", and you are " +
+                                       quoted(name_of(transfer.key.first)) +
+                                       by_certificate(transfer.key.first) +
+                                       ": its owner names who may read in region.grant(holder, allow=...)"};
     return {Code::kLeaseEnded, std::string("the lease that you named ended, or never let you ") +
                                    (write ? "write to " : "read ") + named};
   }

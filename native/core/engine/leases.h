@@ -113,8 +113,12 @@ class Leases {
     std::string bearer_name;
   };
   const std::string& name_of(SessionKey peer) const;
+  const std::string& identity_of(SessionKey peer) const;
+  std::string by_certificate(SessionKey peer) const;  // in words; "" where it has none
   Time heard_at(const Lease& lease) const;  // its holder
-  bool admits(const Lease& lease, SessionKey peer) const { return lease.admits(peer, name_of(peer)); }
+  bool admits(const Lease& lease, SessionKey peer) const {
+    return lease.admits(peer, name_of(peer), identity_of(peer));
+  }
   bool is_known(LeaseId id) const {
     return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);
   }

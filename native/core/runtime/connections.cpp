@@ -72,13 +72,13 @@ std::shared_ptr<const tls::Credentials> Connections::credentials() const {
   return credentials_;
 }
 
-Status Connections::make_socket(Connection& connection, UniqueFd fd, bool connecting, bool exact, bool secured,
-                                bool initiator) {
+Status Connections::make_socket(Connection& connection, UniqueFd fd, bool connecting, bool exact,
+                                bool secured, bool initiator) {
   std::unique_ptr<tls::Channel> channel;
   if (secured && (channel = tls::Channel::create(credentials(), initiator)) == nullptr)
     return {Code::kExhausted, "there is no memory for its encryption"};
-  connection.socket =
-      std::make_unique<FrameSocket>(reactor_, std::move(fd), connection, connecting, exact, std::move(channel));
+  connection.socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), connection, connecting, exact,
+                                                    std::move(channel));
   return {};
 }
 
@@ -253,7 +253,8 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
   if (header.value().type == wire::FrameType::kHello) {
     // Whoever reaches a unix name of this agent is a process of this host, and not yet somebody.
     if (is_certified() && connection.socket->channel() == nullptr)
-      return drop(connection, "it has no certificate: sessions come over TCP alone where there are certificates");
+      return drop(connection,
+                  "it has no certificate: sessions come over TCP alone where there are certificates");
     // An agent with another secret hangs up as well, but not before it was answered.
     if (connection.socket->hung_up())
       return drop(connection,
@@ -279,9 +280,8 @@ void Connections::certify(const Connection& connection) {
   const tls::Channel& channel = *connection.socket->channel();
   engine_->session(connection.session)
       ->certify({channel.export_key(kSessionLabel),
-                 [identities = channel.identities(), credentials = channel.credentials()](std::string_view name) {
-                   return credentials->admit(identities, name);
-                 }});
+                 [identities = channel.identities(), credentials = channel.credentials()](
+                     std::string_view name) { return credentials->admit(identities, name); }});
 }
 
 void Connections::on_secure(Connection& connection) {

@@ -116,7 +116,8 @@ class Connections final : public Listeners::Host {
   void certify(const Connection& connection);  // its session
   static std::string key_of(const Connection& connection);  // for a rail; "" where it is plain
   // Of a socket that is about to be dialled or was accepted; `secured`: it goes over TCP, and certificates are there.
-  Status make_socket(Connection& connection, UniqueFd fd, bool connecting, bool exact, bool secured, bool initiator);
+  Status make_socket(Connection& connection, UniqueFd fd, bool connecting, bool exact, bool secured,
+                     bool initiator);
   bool is_certified() const noexcept { return options_.credentials != nullptr; }
   std::shared_ptr<const tls::Credentials> credentials() const;
   void on_first_frame(Connection& connection, wire::ByteSpan frame);

@@ -42,11 +42,13 @@ Result<std::unique_ptr<Connections::Connection>> Connections::call(const std::st
   connection->dialling = std::move(found).value();
   connection->due_at = monotonic_now() + timeout_ns;
   bool connecting = false;
-  const bool beside = rails_.any(is_of_one_host) && !is_certified();  // the kernel knows users, and no identities
+  const bool beside =
+      rails_.any(is_of_one_host) && !is_certified();  // the kernel knows users, and no identities
   UniqueFd fd = beside ? connection->dialling.dial_beside() : UniqueFd();
   if (!fd) fd = connection->dialling.dial(connecting);
   if (!fd) return unreachable(*connection);
-  if (Status status = make_socket(*connection, std::move(fd), connecting, false, is_certified(), true); !status.ok())
+  if (Status status = make_socket(*connection, std::move(fd), connecting, false, is_certified(), true);
+      !status.ok())
     return status;
   return connection;
 }
@@ -176,7 +178,8 @@ Status Connections::start_rail(SessionKey key, const wire::RailName& rail, const
   connection->transport = transport;
   connection->address = control.address;
   const bool secured = is_tcp && is_certified();
-  if (Status status = make_socket(*connection, std::move(fd).value(), connecting, true, secured, true); !status.ok())
+  if (Status status = make_socket(*connection, std::move(fd).value(), connecting, true, secured, true);
+      !status.ok())
     return status;
   if (!secured) connection->socket->send(session.rail_hello(rail, name, rails_.instance_of(transport)));
   if (Status status = connection->socket->start(); !status.ok()) return status;

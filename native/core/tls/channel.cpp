@@ -144,7 +144,8 @@ ssize_t Channel::fail(int result) noexcept {
       why_ = "its certificate is refused: " + verdict_.why;
     } else if (reason >= abi::kFirstAlert && reason <= abi::kLastAlert) {
       was_refused_ = true;
-      why_ = "it refuses this agent's certificate (" + words + "); its log says why, as where its clock differs";
+      why_ =
+          "it refuses this agent's certificate (" + words + "); its log says why, as where its clock differs";
     } else if (!is_secure_ && has_ended_) {
       why_ = "it closed the connection in the TLS handshake: has it certificates, too?";
     } else {
@@ -180,8 +181,7 @@ Channel::Step Channel::shake_hands() noexcept {
         identities_ = identities_of(library_, certificate);
         library_.X509_free(certificate);
       }
-    } catch (const std::bad_alloc&) {
-    }
+    } catch (const std::bad_alloc&) {}
     if (identities_.empty()) return Step::kFailed;
     is_secure_ = true;
     return Step::kDone;
@@ -192,8 +192,8 @@ Channel::Step Channel::shake_hands() noexcept {
 
 std::string Channel::export_key(std::string_view label) const {
   std::string out(kKeyNbytes, '\0');
-  if (library_.SSL_export_keying_material(connection_, reinterpret_cast<unsigned char*>(out.data()), out.size(),
-                                          label.data(), label.size(), nullptr, 0, 0) != 1)
+  if (library_.SSL_export_keying_material(connection_, reinterpret_cast<unsigned char*>(out.data()),
+                                          out.size(), label.data(), label.size(), nullptr, 0, 0) != 1)
     throw std::bad_alloc();  // nothing else can fail
   return out;
 }
@@ -213,8 +213,8 @@ ssize_t Channel::receive(std::span<const iovec> into) noexcept {
     while (done < part.iov_len) {
       std::size_t got = 0;
       library_.ERR_clear_error();
-      const int result =
-          library_.SSL_read_ex(connection_, static_cast<std::byte*>(part.iov_base) + done, part.iov_len - done, &got);
+      const int result = library_.SSL_read_ex(connection_, static_cast<std::byte*>(part.iov_base) + done,
+                                              part.iov_len - done, &got);
       if (result != 1) {
         if (has_unsent()) static_cast<void>(transmit());  // an answer to the peer's new keys, or why it ends
         const ssize_t outcome = fail(result);
@@ -264,7 +264,8 @@ ssize_t Channel::send(std::span<const iovec> bytes) noexcept {
         nbytes = 0;
         while (!bytes.empty() && nbytes < kRecordNbytes) {
           const std::size_t more = std::min(bytes.front().iov_len - at, kRecordNbytes - nbytes);
-          std::memcpy(plain_.data() + nbytes, static_cast<const std::byte*>(bytes.front().iov_base) + at, more);
+          std::memcpy(plain_.data() + nbytes, static_cast<const std::byte*>(bytes.front().iov_base) + at,
+                      more);
           nbytes += more;
           at += more;
           if (at < bytes.front().iov_len) continue;

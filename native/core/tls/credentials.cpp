@@ -36,8 +36,8 @@ std::string why_not(const Library& library, int error, const abi::Certificate* c
   std::string why = library.X509_verify_cert_error_string(error);
   if ((error == abi::kExpired || error == abi::kNotYetValid) && certificate != nullptr)
     why += ": it is valid from " + in_words(library, library.X509_get0_notBefore(certificate)) + " to " +
-           in_words(library, library.X509_get0_notAfter(certificate)) + ", and this host's clock says " + now_in_words() +
-           "; is it right, and is that of who issued it?";
+           in_words(library, library.X509_get0_notAfter(certificate)) + ", and this host's clock says " +
+           now_in_words() + "; is it right, and is that of who issued it?";
   if (error == abi::kListExpired || error == abi::kListNotYetValid)
     why += ": renew the list of revoked certificates; this host's clock says " + now_in_words();
   return why;
@@ -131,18 +131,19 @@ Status Credentials::read(const CredentialFiles& files) {
 Status Credentials::check_own_name(std::string_view agent) const {
   for (const Identity& identity : own_)
     if (identity.is_of(agent)) return {};
-  return {Code::kInvalidArgument,
-          "the certificate is for agent '" + own_.front().name + "', and this one is called '" + std::string(agent) + "'"};
+  return {Code::kInvalidArgument, "the certificate is for agent '" + own_.front().name +
+                                      "', and this one is called '" + std::string(agent) + "'"};
 }
 
 bool Credentials::may_admit(const std::vector<Identity>& identities) const {
   return std::ranges::any_of(identities, [&](const Identity& identity) {
-    return std::ranges::any_of(allow_,
-                               [&](const Pattern& pattern) { return pattern.matches(identity, identity.name); });
+    return std::ranges::any_of(
+        allow_, [&](const Pattern& pattern) { return pattern.matches(identity, identity.name); });
   });
 }
 
-Result<std::string> Credentials::admit(const std::vector<Identity>& identities, std::string_view agent) const {
+Result<std::string> Credentials::admit(const std::vector<Identity>& identities,
+                                       std::string_view agent) const {
   bool is_named = false;
   for (const Identity& identity : identities) {
     if (!identity.is_of(agent)) continue;
@@ -161,8 +162,8 @@ Result<std::string> Credentials::admit(const std::vector<Identity>& identities, 
 int Credentials::verify(abi::Verification* verification, void* credentials) {
   const auto& self = *static_cast<const Credentials*>(credentials);
   const Library& library = self.library_;
-  auto* const connection = static_cast<abi::Connection*>(library.X509_STORE_CTX_get_ex_data(
-      verification, library.SSL_get_ex_data_X509_STORE_CTX_idx()));
+  auto* const connection = static_cast<abi::Connection*>(
+      library.X509_STORE_CTX_get_ex_data(verification, library.SSL_get_ex_data_X509_STORE_CTX_idx()));
   auto* const verdict = static_cast<Verdict*>(library.SSL_get_ex_data(connection, 0));
   try {
     if (library.X509_verify_cert(verification) != 1) {
@@ -175,8 +176,8 @@ int Credentials::verify(abi::Verification* verification, void* credentials) {
     if (identities.empty())
       verdict->why = "it names no agent: no alternative name is a URI kvxfer://TENANT/ENGINE/AGENT";
     else if (!self.may_admit(identities))
-      verdict->why = identities.front().in_words() + " is not allowed here; allowed are " +
-                     self.allow_in_words_;
+      verdict->why =
+          identities.front().in_words() + " is not allowed here; allowed are " + self.allow_in_words_;
     else
       return 1;
   } catch (const std::bad_alloc&) {  // nobody is believed

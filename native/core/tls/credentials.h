@@ -56,8 +56,6 @@ class Credentials {
 std::vector<Identity> identities_of(const Library& library, const abi::Certificate* certificate);
 
 // Of a connection that is shaking hands (its extra data of index 0): what verify() found wrong, in words.
-struct Verdict {
-  std::string why;
-};
+struct Verdict { std::string why; };
 
 }  // namespace kvxfer::tls

@@ -64,17 +64,24 @@ std::optional<Identity> Identity::parse(std::string_view uri) {
 
 Result<Pattern> Pattern::parse(const std::string& text) {
   const std::optional<Parts> parts = split(text);
-  const bool sound = parts && parts->has_agent && text.size() <= kMostNbytes &&
-                     std::ranges::all_of(text, [](char c) { return c == '/' || c == '*' || is_of_a_name(c); });
+  const bool sound =
+      parts && parts->has_agent && text.size() <= kMostNbytes &&
+      std::ranges::all_of(text, [](char c) { return c == '/' || c == '*' || is_of_a_name(c); });
   if (!sound)
-    return Status(Code::kInvalidArgument, "'" + text.substr(0, kMostNbytes) +
-                                              "' is no pattern of identities: write TENANT/ENGINE/AGENT, with "
-                                              "stars, such as \"acme/prefill-*/*\"");
+    return Status(Code::kInvalidArgument,
+                  "'" + text.substr(0, kMostNbytes) +
+                      "' is no pattern of identities: write TENANT/ENGINE/AGENT, with "
+                      "stars, such as \"acme/prefill-*/*\"");
   Pattern out;
   out.tenant_ = parts->tenant;
   out.engine_ = parts->engine;
   out.agent_ = parts->agent;
   return out;
+}
+
+bool Pattern::matches(std::string_view identity) const {
+  const std::optional<Parts> parts = split(identity);
+  return parts && fits(tenant_, parts->tenant) && fits(engine_, parts->engine) && fits(agent_, parts->agent);
 }
 
 bool Pattern::matches(const Identity& identity, std::string_view agent) const {

@@ -31,6 +31,8 @@ class Pattern {
   static Result<Pattern> parse(const std::string& text);
   // Of an identity without an agent's name: may one of its agents match?
   bool matches(const Identity& identity, std::string_view agent) const;
+  // "TENANT/ENGINE/AGENT"; never "".
+  bool matches(std::string_view identity) const;
 
  private:
   std::string tenant_, engine_, agent_;

@@ -9,7 +9,8 @@ namespace kvxfer::tls {
 namespace {
 
 constexpr const char* kInstall =
-    "certificates need OpenSSL 3: install libssl3 on Debian's systems (libssl3t64 on newer ones), openssl-libs on Red "
+    "certificates need OpenSSL 3: install libssl3 on Debian's systems (libssl3t64 on newer ones), "
+    "openssl-libs on Red "
     "Hat's";
 
 struct Loaded {

@@ -11,23 +11,25 @@
 namespace kvxfer::tls {
 
 namespace abi {
-struct Context;        // SSL_CTX
-struct Connection;     // SSL
-struct Method;         // SSL_METHOD
-struct Bio;            // BIO
-struct BioMethod;      // BIO_METHOD
-struct Certificate;    // X509
-struct Store;          // X509_STORE
-struct Verification;   // X509_STORE_CTX
-struct Stack;          // OPENSSL_STACK, here of names
-struct Name;           // GENERAL_NAME
-struct Text;           // ASN1_STRING
-struct Instant;        // ASN1_TIME
+struct Context;  // SSL_CTX
+struct Connection;  // SSL
+struct Method;  // SSL_METHOD
+struct Bio;  // BIO
+struct BioMethod;  // BIO_METHOD
+struct Certificate;  // X509
+struct Store;  // X509_STORE
+struct Verification;  // X509_STORE_CTX
+struct Stack;  // OPENSSL_STACK, here of names
+struct Name;  // GENERAL_NAME
+struct Text;  // ASN1_STRING
+struct Instant;  // ASN1_TIME
 
-inline constexpr int kModeCommand = 33, kReadAheadCommand = 41, kCacheCommand = 44, kLeastVersionCommand = 123;
+inline constexpr int kModeCommand = 33, kReadAheadCommand = 41, kCacheCommand = 44,
+                     kLeastVersionCommand = 123;
 inline constexpr int kClearModeCommand = 78;
 inline constexpr long kTls13 = 0x0304, kReleaseBuffers = 0x10, kNoCache = 0;
-inline constexpr std::uint64_t kIgnoreUnexpectedEnd = std::uint64_t{1} << 7, kNoTickets = std::uint64_t{1} << 14;
+inline constexpr std::uint64_t kIgnoreUnexpectedEnd = std::uint64_t{1} << 7,
+                               kNoTickets = std::uint64_t{1} << 14;
 inline constexpr int kVerifyPeer = 1, kFailWithoutCertificate = 2;
 inline constexpr int kPem = 1;
 inline constexpr int kErrorWantRead = 2, kErrorWantWrite = 3, kErrorSyscall = 5, kErrorZeroReturn = 6;
@@ -36,7 +38,8 @@ inline constexpr int kBioSource = 0x0400;
 inline constexpr int kBioRetryRead = 0x01 | 0x08, kBioRetryAny = 0x0f;
 inline constexpr int kOwnKeyAlone = 0;  // of key updates
 inline constexpr unsigned long kCheckRevoked = 0x4;
-inline constexpr int kNotYetValid = 9, kExpired = 10, kListNotYetValid = 11, kListExpired = 12, kNotAllowed = 50;
+inline constexpr int kNotYetValid = 9, kExpired = 10, kListNotYetValid = 11, kListExpired = 12,
+                     kNotAllowed = 50;
 inline constexpr int kAlternativeNames = 85, kUri = 6;
 // Threads may use it until the very end of a process.
 inline constexpr std::uint64_t kNoExitHandler = 0x0008'0000;

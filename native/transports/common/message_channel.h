@@ -54,7 +54,9 @@ class MessageChannel {
   };
   ssize_t send(msghdr& message) noexcept;
   ssize_t receive(msghdr& message) noexcept;
-  bool wants_room() const noexcept { return !outbox_.empty() || (cipher_ != nullptr && cipher_->has_unsent()); }
+  bool wants_room() const noexcept {
+    return !outbox_.empty() || (cipher_ != nullptr && cipher_->has_unsent());
+  }
   Status failure(const char* call) const;  // by errno
 
   GuardedFd socket_;

@@ -129,13 +129,13 @@ class StreamTransport::Peer final : public Reactor::Handler {
   bool has_turn() const noexcept { return up() && (readable || can_write()); }
 
   PeerId id = 0;
-  UniqueFd socket;    // closed once the rail is down
+  UniqueFd socket;  // closed once the rail is down
   std::shared_ptr<Cipher> cipher;  // null: the socket is plain
   std::string words;  // "tcp rail 0 to decode-0"
   bool tcp = false;
   int wake_nbytes = 1;  // what the socket's low-water mark is
   bool readable = false;
-  bool writable = true;         // until a write says otherwise
+  bool writable = true;  // until a write says otherwise
   bool wants_writable = false;  // EPOLLOUT is asked for
   bool takes_turns = false;  // is in active_
   bool is_broken = false;

@@ -179,8 +179,9 @@ Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info)
     return refuse(std::move(socket), info, shared.status());
   Charge queues = Charge::take(info.budget, Resource::kBytes, QueuePairs::nbytes(*device_));
   if (!queues)
-    return refuse(std::move(socket), info, {Code::kExhausted, "no queue pairs are made for it: " +
-                                                            info.budget->in_words(Resource::kBytes)});
+    return refuse(
+        std::move(socket), info,
+        {Code::kExhausted, "no queue pairs are made for it: " + info.budget->in_words(Resource::kBytes)});
   const auto tried = tried_.find(info.peer_name);
   Result<std::unique_ptr<QueuePairs>> pairs =
       QueuePairs::create(device_, tried == tried_.end() ? std::span<const verbs::GidRow>() : tried->second);
