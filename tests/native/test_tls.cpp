@@ -1,0 +1,289 @@
+// Certificates: names in them, patterns of who is allowed, and one encrypted connection over a socket that takes a few
+// bytes at a time.
+#include "core/tls/channel.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/tls/identity.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer::tls {
+namespace {
+
+// Of kvxfer://acme/test, signed by itself, from 2020 to 2120: for tests alone.
+constexpr const char* kKey =
+    "-----BEGIN PRIVATE KEY-----\n"
+    "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgpJiQ/OQibKwY7KtO\n"
+    "e2ihhFqkA0CQk43KxvlA87kNuyChRANCAATryW+DSjogfnS6dq6vR+1fW/G99MWl\n"
+    "oCYu6JApq28AnRa8dRyKKhL8oxow58Kd0HnWWFnCQQ7nuZBlj6TGhAgJ\n"
+    "-----END PRIVATE KEY-----\n";
+constexpr const char* kCertificate =
+    "-----BEGIN CERTIFICATE-----\n"
+    "MIIBQjCB6aADAgECAgEBMAoGCCqGSM49BAMCMBAxDjAMBgNVBAMMBXRlc3RzMCAX\n"
+    "DTIwMDEwMTAwMDAwMFoYDzIxMjAwMTAxMDAwMDAwWjAQMQ4wDAYDVQQDDAV0ZXN0\n"
+    "czBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABOvJb4NKOiB+dLp2rq9H7V9b8b30\n"
+    "xaWgJi7okCmrbwCdFrx1HIoqEvyjGjDnwp3QedZYWcJBDue5kGWPpMaECAmjMjAw\n"
+    "MA8GA1UdEwEB/wQFMAMBAf8wHQYDVR0RBBYwFIYSa3Z4ZmVyOi8vYWNtZS90ZXN0\n"
+    "MAoGCCqGSM49BAMCA0gAMEUCIQDyWTauUfAP9I5za/NxG1F+7AcxodcwQ///Xexu\n"
+    "MnhWugIgWIWpL7krZerm/12UWkKl9QYbT/TizV2G8LewVMgWI+8=\n"
+    "-----END CERTIFICATE-----\n";
+
+TEST(names_of_agents_are_whole_or_none) {
+  struct Row { std::string_view uri, tenant, engine, agent; };
+  const Row sound[] = {
+      {"kvxfer://acme/prefill/a", "acme", "prefill", "a"},
+      {"kvxfer://acme/prefill", "acme", "prefill", ""},
+      {"kvxfer://acme/prefill/tp0/pp1", "acme", "prefill", "tp0/pp1"},
+      {"kvxfer://a-b._~/c:d@e+f/0", "a-b._~", "c:d@e+f", "0"},
+  };
+  for (const Row& row : sound) {
+    const std::optional<Identity> identity = Identity::parse(row.uri);
+    REQUIRE(identity.has_value());
+    CHECK_EQ(identity->tenant, row.tenant);
+    CHECK_EQ(identity->engine, row.engine);
+    CHECK_EQ(identity->name, row.agent);
+  }
+  using namespace std::string_view_literals;
+  const std::string_view wrong[] = {
+      "",
+      "acme/prefill/a",
+      "https://acme/prefill/a",
+      "kvxfer://",
+      "kvxfer://acme",
+      "kvxfer://acme/",
+      "kvxfer:///prefill/a",
+      "kvxfer://acme//a",
+      "kvxfer://acme/prefill/",
+      "kvxfer://acme/*/a",
+      "kvxfer://acme/prefill/a\0b"sv,
+      "kvxfer://acme/pre fill/a",
+      "kvxfer://acme/pr\xc3\xa9/a",
+      "KVXFER://acme/prefill/a",
+      "kvxfer://acme/%2a/a",
+  };
+  for (const std::string_view uri : wrong) CHECK(!Identity::parse(uri).has_value());
+  CHECK(!Identity::parse("kvxfer://acme/" + std::string(600, 'x')).has_value());
+}
+
+TEST(patterns_match_part_by_part) {
+  struct Row {
+    const char *pattern, *identity;
+    bool is_match;
+  };
+  const Row rows[] = {
+      {"acme/prefill/a", "acme/prefill/a", true},
+      {"acme/prefill/a", "acme/prefill/ab", false},
+      {"acme/*/*", "acme/prefill/a", true},
+      {"*/*/*", "acme/prefill/a", true},
+      {"*/*/*", "", false},
+      {"acme/*/*", "acmeprefill/a/b", false},
+      {"acme/*/*", "other/acme/x", false},
+      {"*/prefill/*", "acme/x/prefill/y", false},
+      {"acme/pre*l/*", "acme/prefill/a", true},
+      {"acme/pre*l/*", "acme/prefilled/a", false},
+      {"acme/*/tp*", "acme/prefill/tp0/pp1", true},
+      {"acme/*/tp*/pp1", "acme/prefill/tp0/pp1", true},
+      {"acme/a*b*c/*", "acme/a-b-b-c/x", true},
+      {"acme/a*b*c/*", "acme/a-c-b/x", false},
+      {"acme/**/*", "acme/x/y", true},
+      {"acme/prefill/*", "acme/prefil/x", false},
+  };
+  for (const Row& row : rows) {
+    const Result<Pattern> pattern = Pattern::parse(row.pattern);
+    REQUIRE(pattern.ok());
+    CHECK_EQ(pattern.value().matches(row.identity), row.is_match);
+  }
+  for (const char* text : {"", "acme", "acme/*", "acme//*", "/a/b", "a b/*/*", "acme/?/*"})
+    CHECK(!Pattern::parse(text).ok());
+}
+
+// Files in a folder of their own.
+class Files {
+ public:
+  Files() {
+    std::array<char, 32> name{"/tmp/kvxfer-tls-XXXXXX"};
+    folder_ = ::mkdtemp(name.data());
+    std::ofstream(folder_ + "/key.pem") << kKey;
+    std::ofstream(folder_ + "/certificate.pem") << kCertificate;
+  }
+  ~Files() {
+    for (const char* name : {"/key.pem", "/certificate.pem", ""}) std::remove((folder_ + name).c_str());
+  }
+  CredentialFiles named(std::vector<std::string> allow = {}) const {
+    return {folder_ + "/certificate.pem", folder_ + "/key.pem", folder_ + "/certificate.pem", "",
+            std::move(allow)};
+  }
+
+ private:
+  std::string folder_;
+};
+
+// Null, and said, where this machine has no OpenSSL 3.
+std::shared_ptr<const Credentials> credentials() {
+  if (!Library::load().ok()) {
+    std::printf("not run: %s\n", Library::load().status().message().c_str());
+    return nullptr;
+  }
+  const Files files;
+  Result<std::shared_ptr<const Credentials>> loaded = Credentials::load(files.named());
+  REQUIRE(loaded.ok());
+  return loaded.value();
+}
+
+// Both ends of one connection, over sockets whose buffers hold little.
+struct Link {
+  explicit Link(const std::shared_ptr<const Credentials>& credentials) {
+    std::array<int, 2> fds;
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds.data()) == 0);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const int nbytes = 4096;
+      ::setsockopt(fds[i], SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes);
+      sockets[i] = UniqueFd(fds[i]);
+      ends[i] = Channel::create(credentials, i == 0);
+      REQUIRE(ends[i] != nullptr);
+      ends[i]->use(fds[i]);
+    }
+  }
+  bool shake_hands() {
+    for (int i = 0; i < 1000; ++i) {
+      for (const auto& end : ends) {
+        if (end->is_secure() ? end->has_unsent() && end->send({}) < 0 && errno != EAGAIN
+                             : end->shake_hands() == Channel::Step::kFailed)
+          return false;
+      }
+      if (ends[0]->is_secure() && ends[1]->is_secure()) return true;
+    }
+    return false;
+  }
+
+  std::array<UniqueFd, 2> sockets;
+  std::array<std::unique_ptr<Channel>, 2> ends;
+};
+
+// `nbytes` of `memory` from `at` on, in runs of random length.
+std::vector<iovec> runs(std::vector<std::byte>& memory, std::size_t at, std::size_t nbytes,
+                        check::Random& random) {
+  std::vector<iovec> out;
+  while (nbytes != 0) {
+    const std::size_t longest = random.next() % 4 == 0 ? 70'000 : 600;
+    const std::size_t run = std::min<std::size_t>(nbytes, 1 + random.next() % longest);
+    out.push_back({memory.data() + at, run});
+    at += run;
+    nbytes -= run;
+  }
+  return out;
+}
+
+TEST(every_byte_crosses_in_both_directions_at_once) {
+  const auto proof = credentials();
+  if (proof == nullptr) return;
+  check::Random random(check::seed());
+  for (const bool carries_pages : {false, true}) {
+    Link link(proof);
+    REQUIRE(link.shake_hands());
+    CHECK_EQ(link.ends[0]->export_key("EXPORTER-a"), link.ends[1]->export_key("EXPORTER-a"));
+    CHECK(link.ends[0]->export_key("EXPORTER-a") != link.ends[0]->export_key("EXPORTER-b"));
+    CHECK_EQ(link.ends[1]->identities().front().in_words(), "acme/test");
+    if (carries_pages)
+      for (const auto& end : link.ends) end->carry_pages();
+    constexpr std::size_t kNbytes = 3'000'000;
+    std::array<std::vector<std::byte>, 2> out, in;
+    std::array<std::size_t, 2> sent{}, got{};
+    for (std::size_t i = 0; i < 2; ++i) {
+      out[i].resize(kNbytes);
+      in[i].resize(kNbytes);
+      for (std::byte& each : out[i]) each = static_cast<std::byte>(random.next());
+    }
+    for (std::size_t turn = 0; got[0] < kNbytes || got[1] < kNbytes; ++turn) {
+      REQUIRE(turn < 1'000'000);
+      const std::size_t i = random.next() % 2;
+      if (random.next() % 2 == 0) {
+        const std::size_t most = std::min<std::size_t>(kNbytes - sent[i], 1 + random.next() % 200'000);
+        const std::vector<iovec> bytes = runs(out[i], sent[i], most, random);
+        const ssize_t count = link.ends[i]->send(bytes);
+        REQUIRE(count >= 0 || errno == EAGAIN);
+        if (count > 0) sent[i] += static_cast<std::size_t>(count);
+      } else {
+        const std::size_t most = std::min<std::size_t>(kNbytes - got[i], 1 + random.next() % 200'000);
+        const std::vector<iovec> room = runs(in[i], got[i], most, random);
+        const ssize_t count = most == 0 ? 0 : link.ends[i]->receive(room);
+        REQUIRE(count >= 0 || errno == EAGAIN);
+        if (count > 0) got[i] += static_cast<std::size_t>(count);
+      }
+    }
+    CHECK(in[0] == out[1]);
+    CHECK(in[1] == out[0]);
+    // The end of the stream, after all that came before it.
+    for (int i = 0; link.ends[0]->has_unsent() && i < 1000; ++i) static_cast<void>(link.ends[0]->send({}));
+    link.sockets[0].reset();
+    std::byte last{};
+    const iovec room{&last, 1};
+    CHECK_EQ(link.ends[1]->receive({&room, 1}), 0);
+  }
+}
+
+TEST(what_is_altered_is_no_byte_of_the_peers) {
+  const auto proof = credentials();
+  if (proof == nullptr) return;
+  check::Random random(check::seed());
+  for (int round = 0; round < 20; ++round) {
+    Link link(proof);
+    REQUIRE(link.shake_hands());
+    std::vector<std::byte> out(2000, std::byte{7}), in(2000);
+    const iovec bytes{out.data(), out.size()};
+    REQUIRE(link.ends[0]->send({&bytes, 1}) == 2000);
+    // Off the socket, a bit of it flipped, and on again: into a new one that the reader takes for its own.
+    std::array<char, 4096> record{};
+    const ssize_t nbytes = ::recv(link.sockets[1].get(), record.data(), record.size(), 0);
+    REQUIRE(nbytes > 2000);
+    record[random.next() % static_cast<std::size_t>(nbytes)] ^= static_cast<char>(1 << random.next() % 8);
+    std::array<int, 2> fds;
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds.data()) == 0);
+    const UniqueFd writes(fds[0]), reads(fds[1]);
+    REQUIRE(::send(fds[0], record.data(), static_cast<std::size_t>(nbytes), MSG_NOSIGNAL) == nbytes);
+    ::shutdown(fds[0], SHUT_WR);
+    link.ends[1]->use(fds[1]);
+    const iovec room{in.data(), in.size()};
+    const ssize_t count = link.ends[1]->receive({&room, 1});
+    CHECK(count <= 0);
+    CHECK(in == std::vector<std::byte>(2000));
+    if (count < 0) CHECK(!link.ends[1]->why().empty());
+  }
+}
+
+TEST(bytes_that_are_no_tls_end_the_handshake_in_words) {
+  const auto proof = credentials();
+  if (proof == nullptr) return;
+  check::Random random(check::seed());
+  for (int round = 0; round < 200; ++round) {
+    Link link(proof);
+    std::string said(1 + random.next() % 300, '\0');
+    for (char& each : said) each = static_cast<char>(random.next());
+    if (round % 2 == 0)
+      said.replace(0, std::min<std::size_t>(3, said.size()), "\x16\x03\x01",
+                   std::min<std::size_t>(3, said.size()));
+    const std::size_t victim = random.next() % 2;
+    REQUIRE(::send(link.sockets[1 - victim].get(), said.data(), said.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(said.size()));
+    ::shutdown(link.sockets[1 - victim].get(), SHUT_WR);
+    Channel::Step step = Channel::Step::kAgain;
+    for (int i = 0; i < 10 && step == Channel::Step::kAgain; ++i) step = link.ends[victim]->shake_hands();
+    CHECK(step == Channel::Step::kFailed);
+    CHECK(!link.ends[victim]->why().empty());
+  }
+}
+
+}  // namespace
+}  // namespace kvxfer::tls
