@@ -259,8 +259,8 @@ class Region:
             Of a name's or anybody's lease: what was handed on before the grant, from `LeaseToken.draw`,
             and was granted by no region of this agent yet. None draws one.
         allow
-            Of a name's or anybody's lease: also which certificates its reader must have shown, as a pattern
-            of `Peer.identity` (``"acme/decode-*/*"``). Peers that share a secret have none, and match nothing.
+            Of a name's or anybody's lease: also which certificate its reader must have shown, as a pattern of
+            `Peer.identity` (``"acme/decode-*/*"``). Peers that share a secret have none, and match nothing.
             ``""``: any.
 
         Raises

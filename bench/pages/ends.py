@@ -41,12 +41,17 @@ class PagesEnd(AgentEnd):
     _leases: list[kvxfer.Lease]
 
     def __init__(
-        self, role: str, options: PagesOptions, coordinator: Channel, remote: tuple[str, ...] = ("kv",)
+        self,
+        role: str,
+        options: PagesOptions,
+        coordinator: Channel,
+        remote: tuple[str, ...] = ("kv",),
+        **more: Any,
     ) -> None:
         (threads,) = options.copy_threads
         device = device_of(options.transport, options.device)
         super().__init__(
-            role, options.transport, coordinator, remote=remote, device=device, copy_threads=threads
+            role, options.transport, coordinator, remote=remote, device=device, copy_threads=threads, **more
         )
         self.options = options
         self._leases = []
@@ -126,9 +131,9 @@ class PlainPages(PagesEnd):
     """Pages of one size, other ones in every iteration; every byte is checked."""
 
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
-        role = fields.pop("role")
+        role, files = fields.pop("role"), fields.pop("files", None)
         options = options_of(fields)
-        super().__init__(role, options, coordinator)
+        super().__init__(role, options, coordinator, tls=None if files is None else kvxfer.Tls(*files))
         blocks = options.num_pages
         shape = (1, blocks, options.page_nbytes)
         axes: Any = {"axes": "lbd", "shape": shape, "dtype": "uint8", "num_blocks": blocks}

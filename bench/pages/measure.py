@@ -6,15 +6,18 @@ own copy of as many bytes between two equal caches, and over tcp a message for e
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Annotated
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, number
+from kvxfer.bench.run.certificates import self_signed
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.limit import Limit, LimitSpec, limit_of_threads, limits_for, stream_pair
@@ -26,6 +29,7 @@ from kvxfer.bench.work.layout_names import NAMES
 from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.models import Shape
 from kvxfer.options import default_copy_threads
+from kvxfer.tls import Tls
 
 MOVED, PLAIN = "moved", "plain"
 
@@ -41,6 +45,7 @@ CopyThreads = Annotated[
     tuple[int, ...],
     Option("That copy at the destination, several with commas between: a row of each.", at_least=1),
 ]
+WithTls = Annotated[bool, Option("Beside it the same with certificates; over tcp, pages of one size.")]
 # Of one page, after each transfer.
 _PAGE_REPEATS = 200
 
@@ -65,6 +70,7 @@ class PagesOptions:
     dst_layout: DstLayout = ""
     shape: Shape = "Llama-3.1-70B"
     copy_threads: CopyThreads = (default_copy_threads(),)
+    tls: WithTls = False
     seed: Seed = 1
     timeout_s: Timeout = 30.0
     corrupt: Corrupt = False
@@ -74,6 +80,8 @@ class PagesOptions:
         require_device(self.transport, self.device)
         if self.transport == "unix" and self.memory == "pool":
             raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
+        if self.tls and (self.transport != "tcp" or self.has_layouts):
+            raise BenchError("--tls is for --transport tcp and pages of one size: all else stays on its host")
         if self.has_layouts:
             for name in ("src_layout", "dst_layout"):
                 if not getattr(self, name):
@@ -131,6 +139,10 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
         progress(Progress(0, total, "setting up two agents" + (" of each" if len(counts) > 1 else "")))
         pairs = {count: _Pair(options, count, ended) for count in counts}
         first = pairs[counts[0]]
+        secured = None
+        if options.tls:
+            folder = Path(ended.enter_context(tempfile.TemporaryDirectory()))
+            secured = _Pair(options, counts[0], ended, self_signed(folder))
         limit = Limit(_limits_of(options), first.source, first.destination)
         whats = (MOVED, PLAIN) if options.has_layouts else (MOVED,)
         pieces = None
@@ -138,6 +150,8 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
             pieces = _Piecewise(first.source, first.destination)
         turns: list[Callable[[int], None]] = [partial(first.transfer, what) for what in whats]
         turns += [partial(pairs[count].transfer, MOVED) for count in counts[1:]]
+        if secured is not None:
+            turns.append(partial(secured.transfer, MOVED))
         if len(counts) > 1 and not options.has_layouts:
             turns += [pair.read_one_page for pair in pairs.values()]
         turns.append(limit.run)
@@ -153,11 +167,12 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
                 pieces.run(check=not iteration)
             if not iteration:
                 limit.forget()
-                for pair in pairs.values():
+                for pair in (*pairs.values(), *([secured] if secured is not None else ())):
                     pair.forget()
     return {
         **_figures(options, first.moved, limit),
         **({} if pieces is None else pieces.figures(_rates(options, first.moved[MOVED]))),
+        **({} if secured is None else _figures_of_tls(options, secured, first)),
         **({"rows": list(_rows(options, pairs, limit))} if len(counts) > 1 else {}),
         **first.ready,
     }
@@ -177,9 +192,13 @@ def _limits_of(options: PagesOptions) -> LimitSpec:
 class _Pair:
     """Two workers whose agents copy by so many threads, and what they moved."""
 
-    def __init__(self, options: PagesOptions, copy_threads: int, ended: ExitStack) -> None:
+    def __init__(
+        self, options: PagesOptions, copy_threads: int, ended: ExitStack, tls: Tls | None = None
+    ) -> None:
         kind = "LayoutPages" if options.has_layouts else "PlainPages"
         fields = {**asdict(options), "copy_threads": (copy_threads,)}
+        if tls is not None:
+            fields["files"] = [str(tls.certificate), str(tls.key), str(tls.authorities)]
         self._options = options
         self.source, self.destination = (
             ended.enter_context(Worker(f"pages.ends:{kind}", {**fields, "role": role}, role))
@@ -206,6 +225,20 @@ class _Pair:
     def read_one_page(self, iteration: int) -> None:
         self.source.call("serve_begin")
         self.page_ns.append(self.destination.call("read_one_page", repeats=_PAGE_REPEATS)["page_ns"])
+
+
+def _figures_of_tls(options: PagesOptions, secured: _Pair, plain: _Pair) -> Message:
+    ours, its = secured.moved[MOVED], plain.moved[MOVED]
+    rates = _rates(options, ours)
+    return {
+        "tls_gb_s": median(rates),
+        "tls_ratio": median_ratio(rates, _rates(options, its)),
+        "tls_cpu_s_per_gib": _cpu_s_per_gib(options, ours),
+    }
+
+
+def _cpu_s_per_gib(options: PagesOptions, moved: list[Message]) -> float:
+    return median(one["cpu_ns"] / 1e9 * GIB / options.total_nbytes for one in moved)
 
 
 def _rows(options: PagesOptions, pairs: dict[int, _Pair], limit: Limit) -> Iterator[Message]:
@@ -299,7 +332,7 @@ def _figures(options: PagesOptions, moved: dict[str, list[Message]], limit: Limi
         "gb_per_s": spread(rates),
         "post_ms": median(one["post_ns"] / 1e6 for one in ours),
         **limit.figures(rates),
-        "cpu_s_per_gib": median(one["cpu_ns"] / 1e9 * GIB / options.total_nbytes for one in ours),
+        "cpu_s_per_gib": _cpu_s_per_gib(options, ours),
         "rails": ours[-1]["rails"],
     }
     if PLAIN in moved:
@@ -321,6 +354,11 @@ def parts(result: Message) -> Iterator[Part]:
         yield shown.spreads(result)
         yield from shown.limits(result)
         yield shown.cost(result)
+        if "tls_gb_s" in result:
+            yield Words(
+                f"with certificates: {result['tls_gb_s']:.2f} GB/s, {result['tls_ratio']:.2f} of it without, "
+                f"{result['tls_cpu_s_per_gib']:.3f} CPU s/GiB at both ends"
+            )
         yield from _shown_rows(result)
         return
     yield Words(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,13 @@ def test_pages_arrive_and_are_reported(transport: str, memory: str, op: str) -> 
     check_figures(result, "total_ms", "gb_per_s", "post_ms", "limit_ratio", "cpu_s_per_gib")
     check_figures(result["limit"], "gb_per_s")
     assert result["rails"] == [transport]
+
+
+def test_pages_with_certificates_are_reported_beside_those_without() -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("certificates are made by the program openssl")
+    result = result_of(*PAGES, "--transport", "tcp", "--tls")
+    check_figures(result, "tls_gb_s", "tls_ratio", "tls_cpu_s_per_gib")
 
 
 @pytest.mark.parametrize(
