@@ -23,7 +23,7 @@ import pytest
 from kvxfer import Tls
 from kvxfer.errors import PeerError, TransferError, UsageError
 from tests.certificates import Authority
-from tests.fault.node import BOUND_S, SECRET, Node, Worker
+from tests.fault.node import BOUND_S, ROOT, SECRET, Node, Worker
 from tests.fault.proxy import Proxy
 
 Local = Callable[..., Node]
@@ -85,6 +85,19 @@ def until_gone(node: Node) -> None:
 
 
 # ---- those who get in -----------------------------------------------------------------------------
+
+
+def test_certificates_are_made_as_the_document_says(tmp_path: Path, local: Local) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("the document makes them by the program openssl")
+    text = (ROOT / "docs" / "tls.md").read_text()
+    commands = next(block for block in text.split("```") if "openssl req" in block)
+    subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True, capture_output=True, timeout=BOUND_S)
+    files = [tmp_path / name for name in ("decode.pem", "decode.key", "authority.pem")]
+    decode = local("decode-0", "tcp", tls=Tls(*files))
+    decode.fill(3)
+    reads_all(local("decode-1", "tcp", tls=Tls(*files)), decode)
+    assert decode.peers[-1].identity == "acme/decode/decode-1"
 
 
 @pytest.mark.parametrize("rail", ["tcp", "shm"])
