@@ -17,6 +17,7 @@
 
 #include "check.h"
 #include "core/tls/identity.h"
+#include "core/tls/page_channel.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer::tls {
@@ -168,6 +169,24 @@ struct Link {
     return false;
   }
 
+  // Both ends as they carry pages, after a first record in each direction.
+  std::array<std::shared_ptr<Cipher>, 2> for_pages(std::uint64_t records_of_a_key) {
+    std::array<std::shared_ptr<Cipher>, 2> out;
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::array<std::byte, 7> word{};
+      const iovec bytes{word.data(), word.size()}, first{word.data(), 3}, rest{word.data(), 4};
+      REQUIRE(ends[i]->send({&bytes, 1}) == 7);
+      REQUIRE(ends[1 - i]->receive({&first, 1}) == 3);
+      REQUIRE(ends[1 - i]->receive({&rest, 1}) == 4);
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      out[i] = Channel::for_pages(std::move(ends[i]));
+      REQUIRE(out[i] != nullptr);
+      dynamic_cast<PageChannel&>(*out[i]).renew_keys_after(records_of_a_key);
+    }
+    return out;
+  }
+
   std::array<UniqueFd, 2> sockets;
   std::array<std::unique_ptr<Channel>, 2> ends;
 };
@@ -212,13 +231,13 @@ TEST(every_byte_crosses_in_both_directions_at_once) {
       if (random.next() % 2 == 0) {
         const std::size_t most = std::min<std::size_t>(kNbytes - sent[i], 1 + random.next() % 200'000);
         const std::vector<iovec> bytes = runs(out[i], sent[i], most, random);
-        const ssize_t count = link.ends[i]->send(bytes);
+        const ssize_t count = ends[i]->send(bytes);
         REQUIRE(count >= 0 || errno == EAGAIN);
         if (count > 0) sent[i] += static_cast<std::size_t>(count);
       } else {
         const std::size_t most = std::min<std::size_t>(kNbytes - got[i], 1 + random.next() % 200'000);
         const std::vector<iovec> room = runs(in[i], got[i], most, random);
-        const ssize_t count = most == 0 ? 0 : link.ends[i]->receive(room);
+        const ssize_t count = most == 0 ? 0 : ends[i]->receive(room);
         REQUIRE(count >= 0 || errno == EAGAIN);
         if (count > 0) got[i] += static_cast<std::size_t>(count);
       }
@@ -226,11 +245,11 @@ TEST(every_byte_crosses_in_both_directions_at_once) {
     CHECK(in[0] == out[1]);
     CHECK(in[1] == out[0]);
     // The end of the stream, after all that came before it.
-    for (int i = 0; link.ends[0]->has_unsent() && i < 1000; ++i) static_cast<void>(link.ends[0]->send({}));
+    for (int i = 0; ends[0]->has_unsent() && i < 1000; ++i) static_cast<void>(ends[0]->send({}));
     link.sockets[0].reset();
     std::byte last{};
     const iovec room{&last, 1};
-    CHECK_EQ(link.ends[1]->receive({&room, 1}), 0);
+    CHECK_EQ(ends[1]->receive({&room, 1}), 0);
   }
 }
 
@@ -238,28 +257,86 @@ TEST(what_is_altered_is_no_byte_of_the_peers) {
   const auto proof = credentials();
   if (proof == nullptr) return;
   check::Random random(check::seed());
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 40; ++round) {
     Link link(proof);
     REQUIRE(link.shake_hands());
+    const bool carries_pages = round % 2 == 0;
+    std::array<std::shared_ptr<Cipher>, 2> ends;
+    if (carries_pages)
+      ends = link.for_pages(kRecordsOfAKey);
+    else
+      for (std::size_t i = 0; i < 2; ++i) ends[i] = std::move(link.ends[i]);
     std::vector<std::byte> out(2000, std::byte{7}), in(2000);
     const iovec bytes{out.data(), out.size()};
-    REQUIRE(link.ends[0]->send({&bytes, 1}) == 2000);
-    // Off the socket, a bit of it flipped, and on again: into a new one that the reader takes for its own.
+    REQUIRE(ends[0]->send({&bytes, 1}) == 2000);
+    // Off the socket, a bit of it flipped, and on again.
     std::array<char, 4096> record{};
     const ssize_t nbytes = ::recv(link.sockets[1].get(), record.data(), record.size(), 0);
     REQUIRE(nbytes > 2000);
     record[random.next() % static_cast<std::size_t>(nbytes)] ^= static_cast<char>(1 << random.next() % 8);
-    std::array<int, 2> fds;
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds.data()) == 0);
-    const UniqueFd writes(fds[0]), reads(fds[1]);
-    REQUIRE(::send(fds[0], record.data(), static_cast<std::size_t>(nbytes), MSG_NOSIGNAL) == nbytes);
-    ::shutdown(fds[0], SHUT_WR);
-    link.ends[1]->use(fds[1]);
+    REQUIRE(::send(link.sockets[0].get(), record.data(), static_cast<std::size_t>(nbytes), MSG_NOSIGNAL) ==
+            nbytes);
+    ::shutdown(link.sockets[0].get(), SHUT_WR);
     const iovec room{in.data(), in.size()};
-    const ssize_t count = link.ends[1]->receive({&room, 1});
+    const ssize_t count = ends[1]->receive({&room, 1});
     CHECK(count <= 0);
-    CHECK(in == std::vector<std::byte>(2000));
-    if (count < 0) CHECK(!link.ends[1]->why().empty());
+    if (!carries_pages) CHECK(in == std::vector<std::byte>(2000));
+    if (count < 0) CHECK(!ends[1]->why().empty());
+  }
+}
+
+TEST(what_is_played_again_or_left_out_ends_the_connection) {
+  const auto proof = credentials();
+  if (proof == nullptr) return;
+  for (const bool again : {true, false}) {
+    Link link(proof);
+    REQUIRE(link.shake_hands());
+    const auto ends = link.for_pages(kRecordsOfAKey);
+    std::vector<std::byte> out(500), in(500);
+    const iovec bytes{out.data(), out.size()}, room{in.data(), in.size()};
+    std::array<char, 1024> record{};
+    REQUIRE(ends[0]->send({&bytes, 1}) == 500);
+    const ssize_t nbytes = ::recv(link.sockets[1].get(), record.data(), record.size(), 0);
+    REQUIRE(nbytes > 500);
+    const auto pass_on = [&] {
+      REQUIRE(::send(link.sockets[0].get(), record.data(), static_cast<std::size_t>(nbytes), MSG_NOSIGNAL) ==
+              nbytes);
+    };
+    if (again) {
+      pass_on();
+      CHECK_EQ(ends[1]->receive({&room, 1}), 500);
+      pass_on();
+    } else {
+      REQUIRE(ends[0]->send({&bytes, 1}) == 500);
+    }
+    CHECK_EQ(ends[1]->receive({&room, 1}), -1);
+    CHECK_EQ(errno, EPROTO);
+  }
+}
+
+TEST(records_that_are_none_end_the_connection_in_words) {
+  const auto proof = credentials();
+  if (proof == nullptr) return;
+  check::Random random(check::seed());
+  for (int round = 0; round < 200; ++round) {
+    Link link(proof);
+    REQUIRE(link.shake_hands());
+    const auto ends = link.for_pages(kRecordsOfAKey);
+    std::string said(1 + random.next() % 3000, '\0');
+    for (char& each : said) each = static_cast<char>(random.next());
+    if (round % 2 == 0) {  // a header as it should be, of any length
+      said[0] = 23;
+      said.resize(std::max<std::size_t>(said.size(), 5));
+      said[3] = static_cast<char>(random.next() % 12);
+    }
+    REQUIRE(::send(link.sockets[0].get(), said.data(), said.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(said.size()));
+    ::shutdown(link.sockets[0].get(), SHUT_WR);
+    std::vector<std::byte> in(70'000);
+    const iovec room{in.data(), in.size()};
+    const ssize_t count = ends[1]->receive({&room, 1});
+    CHECK(count <= 0);
+    CHECK(count == 0 || !ends[1]->why().empty());
   }
 }
 

@@ -12,13 +12,6 @@ namespace {
 // A unix name beside the peer's port is worth trying for rails between processes of one host.
 bool is_of_one_host(const TransportKind& kind) { return kind.reach == Reach::kHost; }
 
-// Of a socket that goes to its transport; null: it is plain.
-std::shared_ptr<Cipher> take_cipher(FrameSocket& socket) {
-  std::unique_ptr<tls::Channel> channel = socket.release_channel();
-  if (channel != nullptr) channel->carry_pages();
-  return channel;
-}
-
 bool has(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -242,13 +235,22 @@ void Connections::on_rail_hello(Connection& connection, const wire::RailHello& h
 // The socket goes to its transport; what is left of the connection is swept up.
 void Connections::hand_over(Connection& connection, bool initiator, Charge descriptor) {
   const Session& session = *engine_->session(connection.session);
+  std::shared_ptr<Cipher> cipher;
+  if (connection.socket->channel() != nullptr) {
+    cipher = tls::Channel::for_pages(connection.socket->release_channel());
+    if (cipher == nullptr) {
+      failed_rails_.push_back(
+          {connection.session, connection.rail, "it said more than a rail says at first"});
+      return drop(connection, "");
+    }
+  }
   const ConnectInfo info{initiator,
                          connection.rail.index,
                          session.peer().name,
                          engine_->budget(connection.session),
                          connection.peer_instance,
                          session.fence_slots(),
-                         take_cipher(*connection.socket)};
+                         std::move(cipher)};
   const Status bound =
       rails_.bind({connection.session, connection.rail, connection.transport, connection.peer_instance,
                    std::move(descriptor)},

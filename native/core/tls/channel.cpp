@@ -8,21 +8,16 @@
 #include <new>
 #include <utility>
 
+#include "core/tls/page_channel.h"
+
 namespace kvxfer::tls {
 namespace {
-
-constexpr std::size_t kRecordNbytes = 16 * 1024;  // TLS has no larger ones
 
 // Ciphertext that is gathered for one system call; it is in the cache still when the kernel copies it.
 constexpr std::size_t kBatchNbytes = 256 * 1024;
 
 // What a peer may make this end owe without reading it: answers to its key updates.
 constexpr std::size_t kMostUnsentNbytes = 1024 * 1024;
-
-// Of one key, with which no more than 2^24.5 records may be encrypted (RFC 8446, 5.5).
-constexpr std::uint64_t kRecordsOfAKey = 1u << 24;
-
-constexpr std::size_t kBulkReadNbytes = 512 * 1024;
 
 constexpr std::size_t kKeyNbytes = 32;
 
@@ -40,7 +35,7 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<const Credentials> cred
   library.BIO_set_data(bio, out.get());
   library.BIO_set_init(bio, 1);
   library.SSL_set_bio(out->connection_, bio, bio);  // which owns it from now on
-  library.SSL_set_ex_data(out->connection_, 0, &out->verdict_);
+  library.SSL_set_ex_data(out->connection_, 0, &out->handshake_);
   if (initiator)
     library.SSL_set_connect_state(out->connection_);
   else
@@ -53,6 +48,8 @@ Channel::Channel(std::shared_ptr<const Credentials> credentials, bool initiator)
 
 Channel::~Channel() {
   if (connection_ != nullptr) library_.SSL_free(connection_);
+  for (auto* const secret : {&handshake_.client, &handshake_.server})
+    if (*secret) library_.OPENSSL_cleanse((*secret)->data(), (*secret)->size());
 }
 
 // ---- what OpenSSL reads and writes ---------------------------------------------------------------
@@ -139,9 +136,9 @@ ssize_t Channel::fail(int result) noexcept {
   try {
     const auto reason = static_cast<int>(library_.ERR_peek_error() & 0x7f'ffff);
     const std::string words = last_error(library_);
-    if (!verdict_.why.empty()) {
+    if (!handshake_.why.empty()) {
       was_refused_ = true;
-      why_ = "its certificate is refused: " + verdict_.why;
+      why_ = "its certificate is refused: " + handshake_.why;
     } else if (reason >= abi::kFirstAlert && reason <= abi::kLastAlert) {
       was_refused_ = true;
       why_ =
@@ -198,10 +195,19 @@ std::string Channel::export_key(std::string_view label) const {
   return out;
 }
 
-void Channel::carry_pages() noexcept {
-  library_.SSL_ctrl(connection_, abi::kClearModeCommand, abi::kReleaseBuffers, nullptr);
-  library_.SSL_ctrl(connection_, abi::kReadAheadCommand, 1, nullptr);
-  library_.SSL_set_default_read_buffer_len(connection_, kBulkReadNbytes);
+std::shared_ptr<Cipher> Channel::for_pages(std::unique_ptr<Channel> channel) {
+  Channel& self = *channel;
+  const Library& library = self.library_;
+  if (library.SSL_pending(self.connection_) != 0) return nullptr;
+  const std::optional<TrafficSecret>&client = self.handshake_.client, &server = self.handshake_.server;
+  const std::uint16_t suite =
+      library.SSL_CIPHER_get_protocol_id(library.SSL_get_current_cipher(self.connection_));
+  if (suite != abi::kAes128GcmSha256 || !client || !server) return channel;
+  auto sends = RecordCipher::create(library, self.initiator_ ? *client : *server, self.num_sent_);
+  auto receives = RecordCipher::create(library, self.initiator_ ? *server : *client, self.num_received_);
+  if (sends == nullptr || receives == nullptr) return nullptr;
+  return std::make_shared<PageChannel>(self.socket_, std::move(sends), std::move(receives),
+                                       std::span(self.unsent_).subspan(self.sent_));
 }
 
 // ---- bytes --------------------------------------------------------------------------------------
@@ -213,6 +219,7 @@ ssize_t Channel::receive(std::span<const iovec> into) noexcept {
     while (done < part.iov_len) {
       std::size_t got = 0;
       library_.ERR_clear_error();
+      const bool is_next = library_.SSL_pending(connection_) == 0;
       const int result = library_.SSL_read_ex(connection_, static_cast<std::byte*>(part.iov_base) + done,
                                               part.iov_len - done, &got);
       if (result != 1) {
@@ -222,6 +229,7 @@ ssize_t Channel::receive(std::span<const iovec> into) noexcept {
         const bool is_wrong = outcome < 0 && errno != EAGAIN && errno != EWOULDBLOCK;
         return total != 0 && !is_wrong ? static_cast<ssize_t>(total) : outcome;
       }
+      num_received_ += is_next;
       done += got;
       total += got;
     }
@@ -232,7 +240,7 @@ ssize_t Channel::receive(std::span<const iovec> into) noexcept {
 bool Channel::encrypt(const void* bytes, std::size_t nbytes) noexcept {
   std::size_t taken = 0;
   library_.ERR_clear_error();
-  if (++num_records_ % kRecordsOfAKey == 0) library_.SSL_key_update(connection_, abi::kOwnKeyAlone);
+  if (++num_sent_ % kRecordsOfAKey == 0) library_.SSL_key_update(connection_, abi::kOwnKeyAlone);
   const int result = library_.SSL_write_ex(connection_, bytes, nbytes, &taken);
   if (result == 1) return true;
   if (fail(result) == 0) errno = EPIPE;
@@ -247,8 +255,8 @@ ssize_t Channel::send(std::span<const iovec> bytes) noexcept {
     while (!bytes.empty() && unsent_.size() < kBatchNbytes) {
       const iovec& part = bytes.front();
       const auto* from = static_cast<const std::byte*>(part.iov_base) + at;
-      std::size_t nbytes = std::min(part.iov_len - at, kRecordNbytes);
-      if (nbytes == kRecordNbytes || bytes.size() == 1) {
+      std::size_t nbytes = std::min(part.iov_len - at, kMostPlainNbytes);
+      if (nbytes == kMostPlainNbytes || bytes.size() == 1) {
         at += nbytes;
         if (at == part.iov_len) {
           bytes = bytes.subspan(1);
@@ -256,14 +264,14 @@ ssize_t Channel::send(std::span<const iovec> bytes) noexcept {
         }
       } else {
         try {
-          plain_.resize(kRecordNbytes);
+          plain_.resize(kMostPlainNbytes);
         } catch (const std::bad_alloc&) {
           errno = ENOMEM;
           return total != 0 ? static_cast<ssize_t>(total) : -1;
         }
         nbytes = 0;
-        while (!bytes.empty() && nbytes < kRecordNbytes) {
-          const std::size_t more = std::min(bytes.front().iov_len - at, kRecordNbytes - nbytes);
+        while (!bytes.empty() && nbytes < kMostPlainNbytes) {
+          const std::size_t more = std::min(bytes.front().iov_len - at, kMostPlainNbytes - nbytes);
           std::memcpy(plain_.data() + nbytes, static_cast<const std::byte*>(bytes.front().iov_base) + at,
                       more);
           nbytes += more;

@@ -35,8 +35,9 @@ class Channel final : public Cipher {
   std::string export_key(std::string_view label) const;
   const std::vector<Identity>& identities() const noexcept { return identities_; }
   const std::shared_ptr<const Credentials>& credentials() const noexcept { return credentials_; }
-  // It carries pages from now on: reads are large, and buffers stay.
-  void carry_pages() noexcept;
+  // What carries pages over the same connection from now on; itself where its cipher is another than records' own. Null:
+  // more has come than was read.
+  static std::shared_ptr<Cipher> for_pages(std::unique_ptr<Channel> channel);
 
   ssize_t receive(std::span<const iovec> into) noexcept override;
   ssize_t send(std::span<const iovec> bytes) noexcept override;
@@ -59,9 +60,9 @@ class Channel final : public Cipher {
   abi::Connection* connection_ = nullptr;
   int socket_ = -1;
   bool is_secure_ = false, was_refused_ = false, has_ended_ = false;
-  std::uint64_t num_records_ = 0;  // sent
+  std::uint64_t num_sent_ = 0, num_received_ = 0;  // records
   int error_ = 0;  // of the socket's last call
-  Verdict verdict_;
+  Handshake handshake_;
   std::string why_;
   std::vector<Identity> identities_;
   std::vector<std::byte> unsent_;  // ciphertext

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <ctime>
 #include <new>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace kvxfer::tls {
@@ -125,6 +128,7 @@ Status Credentials::read(const CredentialFiles& files) {
     }
   library_.SSL_CTX_set_verify(context_, abi::kVerifyPeer | abi::kFailWithoutCertificate, nullptr);
   library_.SSL_CTX_set_cert_verify_callback(context_, &Credentials::verify, this);
+  library_.SSL_CTX_set_keylog_callback(context_, &Credentials::keep_secret);
   return {};
 }
 
@@ -158,25 +162,45 @@ Result<std::string> Credentials::admit(const std::vector<Identity>& identities,
                 identities.front().with(agent) + " is not allowed here; allowed are " + allow_in_words_);
 }
 
+// Called by OpenSSL with each secret as the handshake makes it: "LABEL random secret", in hex. This is how it gives them
+// out, to those who write them to a file.
+void Credentials::keep_secret(const abi::Connection* connection, const char* line) {
+  const std::string_view text(line);
+  const Library& library = *Library::load().value();
+  auto* const shaken = static_cast<Handshake*>(library.SSL_get_ex_data(connection, 0));
+  const bool is_client = text.starts_with("CLIENT_TRAFFIC_SECRET_0 ");
+  if (!is_client && !text.starts_with("SERVER_TRAFFIC_SECRET_0 ")) return;
+  const std::string_view hex = text.substr(text.rfind(' ') + 1);
+  TrafficSecret secret;
+  if (hex.size() != 2 * secret.size()) return;  // of another digest
+  for (std::size_t i = 0; i < secret.size(); ++i) {
+    unsigned value = 0;
+    if (std::from_chars(hex.data() + 2 * i, hex.data() + 2 * i + 2, value, 16).ec != std::errc()) return;
+    secret[i] = static_cast<std::byte>(value);
+  }
+  (is_client ? shaken->client : shaken->server) = secret;
+  library.OPENSSL_cleanse(secret.data(), secret.size());
+}
+
 // Called by OpenSSL in the handshake, with the chain that the peer sent.
 int Credentials::verify(abi::Verification* verification, void* credentials) {
   const auto& self = *static_cast<const Credentials*>(credentials);
   const Library& library = self.library_;
   auto* const connection = static_cast<abi::Connection*>(
       library.X509_STORE_CTX_get_ex_data(verification, library.SSL_get_ex_data_X509_STORE_CTX_idx()));
-  auto* const verdict = static_cast<Verdict*>(library.SSL_get_ex_data(connection, 0));
+  auto* const shaken = static_cast<Handshake*>(library.SSL_get_ex_data(connection, 0));
   try {
     if (library.X509_verify_cert(verification) != 1) {
-      verdict->why = why_not(library, library.X509_STORE_CTX_get_error(verification),
-                             library.X509_STORE_CTX_get_current_cert(verification));
+      shaken->why = why_not(library, library.X509_STORE_CTX_get_error(verification),
+                            library.X509_STORE_CTX_get_current_cert(verification));
       return 0;
     }
     const std::vector<Identity> identities =
         identities_of(library, library.X509_STORE_CTX_get0_cert(verification));
     if (identities.empty())
-      verdict->why = "it names no agent: no alternative name is a URI kvxfer://TENANT/ENGINE/AGENT";
+      shaken->why = "it names no agent: no alternative name is a URI kvxfer://TENANT/ENGINE/AGENT";
     else if (!self.may_admit(identities))
-      verdict->why =
+      shaken->why =
           identities.front().in_words() + " is not allowed here; allowed are " + self.allow_in_words_;
     else
       return 1;

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/tls/identity.h"
 #include "core/tls/openssl.h"
+#include "core/tls/records.h"
 
 namespace kvxfer::tls {
 
@@ -43,6 +45,7 @@ class Credentials {
   Status read(const CredentialFiles& files);
   bool may_admit(const std::vector<Identity>& identities) const;
   static int verify(abi::Verification* verification, void* credentials);
+  static void keep_secret(const abi::Connection* connection, const char* line);
 
   const Library& library_;
   abi::Context* context_ = nullptr;
@@ -55,7 +58,10 @@ class Credentials {
 // Names of a certificate that are identities.
 std::vector<Identity> identities_of(const Library& library, const abi::Certificate* certificate);
 
-// Of a connection that is shaking hands (its extra data of index 0): what verify() found wrong, in words.
-struct Verdict { std::string why; };
+// Of a connection that is shaking hands: its extra data of index 0.
+struct Handshake {
+  std::string why;  // what verify() found wrong, in words
+  std::optional<TrafficSecret> client, server;  // of what each of them sends
+};
 
 }  // namespace kvxfer::tls

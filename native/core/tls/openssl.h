@@ -23,10 +23,12 @@ struct Stack;  // OPENSSL_STACK, here of names
 struct Name;  // GENERAL_NAME
 struct Text;  // ASN1_STRING
 struct Instant;  // ASN1_TIME
+struct Cipher;  // EVP_CIPHER
+struct CipherState;  // EVP_CIPHER_CTX
+struct Digest;  // EVP_MD
+struct Suite;  // SSL_CIPHER
 
-inline constexpr int kModeCommand = 33, kReadAheadCommand = 41, kCacheCommand = 44,
-                     kLeastVersionCommand = 123;
-inline constexpr int kClearModeCommand = 78;
+inline constexpr int kModeCommand = 33, kCacheCommand = 44, kLeastVersionCommand = 123;
 inline constexpr long kTls13 = 0x0304, kReleaseBuffers = 0x10, kNoCache = 0;
 inline constexpr std::uint64_t kIgnoreUnexpectedEnd = std::uint64_t{1} << 7,
                                kNoTickets = std::uint64_t{1} << 14;
@@ -43,6 +45,8 @@ inline constexpr int kNotYetValid = 9, kExpired = 10, kListNotYetValid = 11, kLi
 inline constexpr int kAlternativeNames = 85, kUri = 6;
 // Threads may use it until the very end of a process.
 inline constexpr std::uint64_t kNoExitHandler = 0x0008'0000;
+inline constexpr int kGetTag = 0x10, kSetTag = 0x11;
+inline constexpr std::uint16_t kAes128GcmSha256 = 0x1301;
 inline constexpr int kFirstAlert = 1000, kLastAlert = 1255;  // reasons of errors that are a peer's alerts
 }  // namespace abi
 
@@ -78,7 +82,6 @@ struct Library {
   int (*SSL_get_error)(const abi::Connection* connection, int result);
   int (*SSL_key_update)(abi::Connection* connection, int kind);
   long (*SSL_ctrl)(abi::Connection* connection, int command, long number, void* pointer);
-  void (*SSL_set_default_read_buffer_len)(abi::Connection* connection, std::size_t nbytes);
   abi::Certificate* (*SSL_get1_peer_certificate)(const abi::Connection* connection);
   int (*SSL_export_keying_material)(abi::Connection* connection, unsigned char* out, std::size_t nbytes,
                                     const char* label, std::size_t label_nbytes, const unsigned char* context,
@@ -86,6 +89,26 @@ struct Library {
   int (*SSL_set_ex_data)(abi::Connection* connection, int index, void* data);
   void* (*SSL_get_ex_data)(const abi::Connection* connection, int index);
   int (*SSL_get_ex_data_X509_STORE_CTX_idx)();
+  int (*SSL_pending)(const abi::Connection* connection);
+  const abi::Suite* (*SSL_get_current_cipher)(const abi::Connection* connection);
+  std::uint16_t (*SSL_CIPHER_get_protocol_id)(const abi::Suite* suite);
+  void (*SSL_CTX_set_keylog_callback)(abi::Context* context,
+                                      void (*callback)(const abi::Connection*, const char*));
+  // ---- records of pages
+  abi::CipherState* (*EVP_CIPHER_CTX_new)();
+  void (*EVP_CIPHER_CTX_free)(abi::CipherState* state);
+  int (*EVP_CIPHER_CTX_ctrl)(abi::CipherState* state, int command, int number, void* pointer);
+  const abi::Cipher* (*EVP_aes_128_gcm)();
+  int (*EVP_CipherInit_ex)(abi::CipherState* state, const abi::Cipher* cipher, void* engine,
+                           const unsigned char* key, const unsigned char* nonce, int encrypts);
+  int (*EVP_CipherUpdate)(abi::CipherState* state, unsigned char* out, int* out_nbytes,
+                          const unsigned char* in, int in_nbytes);
+  int (*EVP_CipherFinal_ex)(abi::CipherState* state, unsigned char* out, int* out_nbytes);
+  const abi::Digest* (*EVP_sha256)();
+  unsigned char* (*HMAC)(const abi::Digest* digest, const void* key, int key_nbytes,
+                         const unsigned char* bytes, std::size_t nbytes, unsigned char* out,
+                         unsigned* out_nbytes);
+  void (*OPENSSL_cleanse)(void* bytes, std::size_t nbytes);
   // ---- verification
   int (*X509_verify_cert)(abi::Verification* verification);
   void* (*X509_STORE_CTX_get_ex_data)(const abi::Verification* verification, int index);

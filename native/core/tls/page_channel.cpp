@@ -1,0 +1,220 @@
+#include "core/tls/page_channel.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace kvxfer::tls {
+namespace {
+
+// Records for one system call; they are in the cache still when the kernel copies them.
+constexpr std::size_t kOutNbytes = 256 * 1024;
+constexpr std::size_t kInNbytes = 512 * 1024;
+
+// Runs of one record; where they are shorter, the record is.
+constexpr std::size_t kMostRuns = 1024;
+
+// What is no data is short: such records are opened aside, and looked at before a caller has them.
+constexpr std::size_t kMostAside = 64;
+
+constexpr std::array<std::byte, 5> kKeyUpdate{std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1},
+                                              std::byte{0}};
+constexpr std::byte kCloseNotify{0};
+
+bool would_block() noexcept { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+}  // namespace
+
+struct PageChannel::Cursor {
+  std::span<const iovec> runs;
+  std::size_t at = 0;  // of the first
+
+  void skip_empty() noexcept {
+    while (!runs.empty() && at == runs.front().iov_len) {
+      runs = runs.subspan(1);
+      at = 0;
+    }
+  }
+  bool empty() noexcept {
+    skip_empty();
+    return runs.empty();
+  }
+  // Appends the next up to `nbytes` to `out`, and goes past them. Returns how many.
+  std::size_t take(std::size_t nbytes, std::vector<iovec>& out) noexcept {
+    std::size_t taken = 0;
+    while (taken < nbytes && !empty() && out.size() < kMostRuns) {
+      const std::size_t length = std::min(runs.front().iov_len - at, nbytes - taken);
+      out.push_back({static_cast<std::byte*>(runs.front().iov_base) + at, length});  // has room
+      at += length;
+      taken += length;
+    }
+    return taken;
+  }
+};
+
+PageChannel::PageChannel(int socket, std::unique_ptr<RecordCipher> sends,
+                         std::unique_ptr<RecordCipher> receives, std::span<const std::byte> unsent)
+    : socket_(socket),
+      sends_(std::move(sends)),
+      receives_(std::move(receives)),
+      out_(std::make_unique_for_overwrite<std::byte[]>(kOutNbytes + unsent.size())),
+      in_(std::make_unique_for_overwrite<std::byte[]>(kInNbytes)),
+      plain_(std::make_unique_for_overwrite<std::byte[]>(kMostPlainNbytes)),
+      out_end_(unsent.size()) {
+  std::ranges::copy(unsent, out_.get());
+  runs_.reserve(kMostRuns);
+}
+
+ssize_t PageChannel::fail(const char* why) noexcept {
+  why_ = why;
+  errno = EPROTO;
+  return -1;
+}
+
+// ---- out ----------------------------------------------------------------------------------------
+
+bool PageChannel::transmit() noexcept {
+  while (out_begin_ < out_end_) {
+    const ssize_t sent =
+        ::send(socket_, out_.get() + out_begin_, out_end_ - out_begin_, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return false;
+    out_begin_ += static_cast<std::size_t>(sent);
+  }
+  out_begin_ = out_end_ = 0;
+  return true;
+}
+
+bool PageChannel::seal(std::span<const iovec> runs, RecordKind kind) noexcept {
+  const std::size_t nbytes = sends_->seal(runs, kind, out_.get() + out_end_);
+  out_end_ += nbytes;
+  return nbytes != 0;
+}
+
+bool PageChannel::renew_key() noexcept {
+  auto told = kKeyUpdate;
+  const iovec run{told.data(), told.size()};
+  return seal({&run, 1}, RecordKind::kHandshake) && sends_->update();
+}
+
+ssize_t PageChannel::send(std::span<const iovec> bytes) noexcept {
+  if (!transmit()) return -1;
+  Cursor from{bytes};
+  std::size_t total = 0;
+  while (!from.empty()) {
+    // Room for a record, and for one that renews its key.
+    while (!from.empty() && out_end_ + 2 * kMostRecordNbytes <= kOutNbytes) {
+      if (sends_->num_records() >= records_of_a_key_ && !renew_key())
+        return fail("TLS: its keys cannot be renewed");
+      runs_.clear();
+      const std::size_t nbytes = from.take(kMostPlainNbytes, runs_);
+      if (!seal(runs_, RecordKind::kData)) return fail("TLS: OpenSSL encrypts nothing any more");
+      total += nbytes;
+    }
+    if (transmit()) continue;
+    if (would_block()) break;
+    return -1;
+  }
+  return static_cast<ssize_t>(total);
+}
+
+// ---- in -----------------------------------------------------------------------------------------
+
+ssize_t PageChannel::fill() noexcept {
+  if (in_begin_ == in_end_) in_begin_ = in_end_ = 0;
+  if (kInNbytes - in_end_ < kMostRecordNbytes) {
+    std::memmove(in_.get(), in_.get() + in_begin_, in_end_ - in_begin_);
+    in_end_ -= in_begin_;
+    in_begin_ = 0;
+  }
+  ssize_t got;
+  do {
+    got = ::recv(socket_, in_.get() + in_end_, kInNbytes - in_end_, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got > 0) in_end_ += static_cast<std::size_t>(got);
+  return got;
+}
+
+bool PageChannel::next(std::span<const std::byte>& record) noexcept {
+  record = {};
+  const std::span<const std::byte> have(in_.get() + in_begin_, in_end_ - in_begin_);
+  if (have.size() < kRecordHeaderNbytes) return true;
+  const std::size_t nbytes = kRecordHeaderNbytes + (std::to_integer<std::size_t>(have[3]) << 8 |
+                                                    std::to_integer<std::size_t>(have[4]));
+  if (have[0] != static_cast<std::byte>(RecordKind::kData) || nbytes < kRecordOverheadNbytes ||
+      nbytes > kMostRecordNbytes)
+    return false;
+  if (have.size() < nbytes) return true;
+  record = have.first(nbytes);
+  in_begin_ += nbytes;
+  return true;
+}
+
+ssize_t PageChannel::obey(RecordKind kind) noexcept {
+  const std::span<const std::byte> said(plain_.get(), std::exchange(plain_end_, 0));
+  if (kind == RecordKind::kHandshake && std::ranges::equal(said, kKeyUpdate)) {
+    if (!receives_->update()) return fail("TLS: its keys cannot be renewed");
+    return 1;
+  }
+  if (kind == RecordKind::kAlert && said.size() == 2 && said[1] == kCloseNotify) return 0;
+  return fail("TLS: the peer ended the connection, or said what is not expected now");
+}
+
+// Bytes that came, where it is data; else as obey().
+ssize_t PageChannel::open(std::span<const std::byte> record, Cursor& into) noexcept {
+  constexpr const char* kAltered = "TLS: a record is not what the peer sent (bad record mac)";
+  const std::size_t nbytes = record.size() - kRecordOverheadNbytes;
+  RecordKind kind{};
+  if (nbytes > kMostAside) {
+    const Cursor before = into;
+    runs_.clear();
+    if (into.take(nbytes, runs_) == nbytes) {
+      if (!receives_->open(record, runs_, kind)) return fail(kAltered);
+      if (kind != RecordKind::kData) return fail("TLS: the peer said what is not expected now");
+      return static_cast<ssize_t>(nbytes);
+    }
+    into = before;
+  }
+  const iovec aside{plain_.get(), nbytes};
+  if (!receives_->open(record, {&aside, 1}, kind)) return fail(kAltered);
+  plain_begin_ = 0;
+  plain_end_ = nbytes;
+  return kind == RecordKind::kData ? 1 : obey(kind);
+}
+
+ssize_t PageChannel::receive(std::span<const iovec> runs) noexcept {
+  Cursor into{runs};
+  std::size_t total = 0;
+  while (!into.empty()) {
+    if (plain_begin_ < plain_end_) {
+      const std::size_t length = std::min(plain_end_ - plain_begin_, into.runs.front().iov_len - into.at);
+      std::memcpy(static_cast<std::byte*>(into.runs.front().iov_base) + into.at, plain_.get() + plain_begin_,
+                  length);
+      plain_begin_ += length;
+      into.at += length;
+      total += length;
+      continue;
+    }
+    std::span<const std::byte> record;
+    if (!next(record)) return fail("TLS: what the peer sent is no record of pages");
+    if (record.empty()) {
+      const ssize_t got = fill();
+      if (got > 0) continue;
+      const bool comes_again = got == 0 || would_block();
+      return total != 0 && comes_again ? static_cast<ssize_t>(total) : got;
+    }
+    const Cursor before = into;
+    const ssize_t opened = open(record, into);
+    if (opened < 0) return -1;
+    if (opened == 0 && record.size() != kRecordOverheadNbytes) return static_cast<ssize_t>(total);  // its end
+    if (into.runs.data() != before.runs.data() || into.at != before.at)
+      total += static_cast<std::size_t>(opened);
+  }
+  return static_cast<ssize_t>(total);
+}
+
+}  // namespace kvxfer::tls

@@ -1,0 +1,52 @@
+// The connection of a rail that carries pages: records sealed from the caller's memory and opened into it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/tls/records.h"
+#include "kvxfer/cipher.h"
+
+namespace kvxfer::tls {
+
+class PageChannel final : public Cipher {
+ public:
+  // `unsent`: ciphertext that goes before all else. Throws std::bad_alloc.
+  PageChannel(int socket, std::unique_ptr<RecordCipher> sends, std::unique_ptr<RecordCipher> receives,
+              std::span<const std::byte> unsent);
+
+  ssize_t receive(std::span<const iovec> into) noexcept override;
+  ssize_t send(std::span<const iovec> bytes) noexcept override;
+  bool has_unsent() const noexcept override { return out_begin_ < out_end_; }
+  std::string why() const override { return why_; }
+
+  void renew_keys_after(std::uint64_t num_records) noexcept { records_of_a_key_ = num_records; }  // of tests
+
+ private:
+  struct Cursor;  // what is left of a caller's runs
+
+  bool transmit() noexcept;  // false with errno: some is left
+  bool seal(std::span<const iovec> runs, RecordKind kind) noexcept;
+  bool renew_key() noexcept;
+  ssize_t fill() noexcept;
+  // The next record, whole; empty: not yet. False: what comes is none.
+  bool next(std::span<const std::byte>& record) noexcept;
+  ssize_t open(std::span<const std::byte> record, Cursor& into) noexcept;
+  ssize_t obey(RecordKind kind) noexcept;  // what is not data, in plain_
+  ssize_t fail(const char* why) noexcept;  // -1
+
+  const int socket_;
+  const std::unique_ptr<RecordCipher> sends_, receives_;
+  std::uint64_t records_of_a_key_ = kRecordsOfAKey;
+  const std::unique_ptr<std::byte[]> out_, in_, plain_;
+  std::size_t out_begin_ = 0, out_end_ = 0, in_begin_ = 0, in_end_ = 0;
+  std::size_t plain_begin_ = 0, plain_end_ = 0;  // of a record for which the caller had no room
+  std::vector<iovec> runs_;  // of one record; never more than it has room for
+  const char* why_ = "";
+};
+
+}  // namespace kvxfer::tls
