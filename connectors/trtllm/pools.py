@@ -1,0 +1,133 @@
+"""Where the engine's pools lie, as groups and layouts.
+
+A page is moved as it is: which bytes of it are whose head is the attention kernels' affair, so each rank reads
+from the same rank of an engine with as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import kvxfer
+from kvxfer.connectors.common.cache_group import CacheGroup
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.regions import CacheMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """A rank's cache.
+
+    Attributes
+    ----------
+    groups
+        The engine's layer groups; one of several ranges of memory is in several parts.
+    memory
+        Of each.
+    num_blocks
+        Of the group that has most.
+    declared
+        In words what two engines' caches must have alike, on all ranks.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    memory: tuple[CacheMemory, ...]
+    num_blocks: int
+    declared: str
+
+
+def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str) -> Pools:
+    """Returns the cache that one tensor is: [block, layer, 2, content], of latents [block, layer, 1, content].
+
+    Raises
+    ------
+    NotImplementedError
+        It is no such tensor.
+    """
+    if tensor.ndim != 4 or tensor.shape[2] not in (1, 2):
+        raise NotImplementedError(
+            f"kvxfer reads pools [block, layer, kv, content]; this one has {tuple(tensor.shape)}"
+        )
+    num_blocks, num_layers, kv_factor, content = tensor.shape
+    is_latent = kv_factor == 1
+    layers = [tensor[:, layer] if is_latent else tensor[:, layer, None] for layer in range(num_layers)]
+    declared = f"{model}, {num_layers} layers of {block_size} x {kv_factor} x {content} {tensor.dtype}"
+    if not is_latent:
+        declared += f" on {place.tp_size} ranks"
+    group = CacheGroup(0, "kv.0", tuple(str(layer) for layer in range(num_layers)), block_size)
+    layout = kvxfer.KVLayout.from_tensors(
+        layers,
+        "bhd" if is_latent else "bh2d",
+        **({"first_head": 0, "total_heads": 1} if is_latent else _shard(place)),
+        model=declared,
+        group=group.name,
+    )
+    memory = CacheMemory(group, layers, layout)
+    return Pools((group,), (memory,), num_blocks, declared)
+
+
+def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
+    """Returns the cache that a `KvCacheLayout` describes: for each layer group one or several ranges of memory."""
+    groups: list[CacheGroup] = []
+    memory: list[CacheMemory] = []
+    words: list[str] = []
+    for table, own in enumerate(layout.groups):
+        ranges = [
+            *((each, False) for each in own.regions),
+            *((each, True) for each in own.replicated_regions),
+        ]
+        for shape, (region, is_replicated) in enumerate(ranges):
+            name = f"kv.{own.layer_group_id}" + (f".{shape}" if shape else "")
+            group = CacheGroup(
+                own.layer_group_id,
+                name,
+                (f"{name}/all",),  # its layers lie side by side in each page
+                layout.tokens_per_block,
+                window=own.window_size or 0,
+                table=table,
+                shape=shape,
+            )
+            declared = f"{model}, {name}: {_content(region)}" + (" on every rank" if is_replicated else "")
+            pages = region.as_tensor()[:, None]
+            memory.append(
+                CacheMemory(
+                    group,
+                    [pages],
+                    kvxfer.KVLayout.from_tensors(
+                        [pages],
+                        "bhd",
+                        **({"first_head": 0, "total_heads": 1} if is_replicated else _shard(place)),
+                        model=declared,
+                        group=name,
+                    ),
+                )
+            )
+            groups.append(group)
+            words.append(declared)
+    if not groups:
+        raise NotImplementedError("this engine describes a cache without any memory")
+    num_blocks = max(region.num_slots for own in layout.groups for region in own.regions)
+    declared = f"{'; '.join(words)}; {layout.tokens_per_block} tokens a block on {place.tp_size} ranks"
+    return Pools(tuple(groups), tuple(memory), num_blocks, declared)
+
+
+def tables_of(block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns tables as the scheduler half has them, where 0 is none: the engine's are from 0, and -1 is none."""
+    return [[block + 1 for block in table] for table in block_ids]
+
+
+def gpu_of(tensor: Any) -> int | None:
+    """Returns the GPU on which a tensor lies; None for memory of the host."""
+    device = getattr(tensor, "device", None)
+    return device.index if getattr(device, "type", "cpu") == "cuda" else None
+
+
+def _content(region: Any) -> str:
+    buffers = " ".join(f"{each.layer_id}{each.role}x{each.expansion}" for each in region.buffers)
+    return f"{region.size} bytes of {buffers}"
+
+
+def _shard(place: Place) -> dict[str, int]:
+    return {"first_head": place.tp_rank, "total_heads": place.tp_size}
