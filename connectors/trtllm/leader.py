@@ -186,14 +186,15 @@ class _Ways:
             raise RuntimeError("kvxfer: the engine asks for a request before it has registered its cache")
         self._settings = settings
         self._engine_id: str = registered.engine_id
-        self._groups = registered.pools.groups
-        self._num_tables = len({group.table for group in self._groups})
+        # Parts of a layer group have one block table.
+        groups = tuple(group for group in registered.pools.groups if not group.shape)
+        self._num_tables = len(groups)
         self._declared = registered.pools.declared.encode()
         self.half = SchedulerHalf(
             self._engine_id,
             settings.produces,
             settings.consumes,
-            self._groups,
+            groups,
             registered.pools.num_blocks,
             settings.shared,
         )

@@ -62,6 +62,7 @@ class Engine:
         self.options = options
         self.answers: dict[int, Answer] = {}
         self.preempted: set[int] = set()
+        self.is_held = False
         self._other: list[tuple[Any, ...]] = []
         self._ended: list[tuple[Any, ...]] = []
         self._controls: list[Connection] = []
@@ -86,6 +87,14 @@ class Engine:
             if told[0] != "started":
                 raise RuntimeError(f"rank {told[1]}: {told[2]}")
         return self
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Waits until the load that `hold` was told is promised; it begins at the end of the ``with``."""
+        self.until(lambda: self.is_held, "a load that is promised")
+        self.is_held = False
+        yield
+        self.tell("go")
 
     # ---- requests -----------------------------------------------------------------------------
 
@@ -138,6 +147,8 @@ class Engine:
                 self.answers[request_id] = Answer("done", tokens, num_matched)
             case ("cancelled" | "failed" as what, request_id):
                 self.answers[request_id] = Answer(what)
+            case ("held",):
+                self.is_held = True
             case ("preempted", request_id):
                 self.preempted.add(request_id)
             case ("ended", rank, failures):

@@ -314,7 +314,9 @@ class Executor:
         self._active: dict[int, Sequence] = {}
         self._saving: dict[int, Sequence] = {}
         self._cancelled: set[int] = set()
+        self._backlog: list[tuple[Any, ...]] = []
         self._fails_forward = False
+        self._holds_load = False
         self._is_ended = False
         self._stream = object()
         self._classes = fake_engine.classes_of(options.release)
@@ -380,7 +382,7 @@ class Executor:
 
     def _commands(self) -> list[tuple[Any, ...]]:
         """Returns what is asked for; where nothing is to be done, the loop waits for it."""
-        given: list[tuple[Any, ...]] = []
+        given, self._backlog = self._backlog, []
         if self._ranks.rank == 0:
             while self._control.poll(None if not (given or self._waiting or self._active) else 0):
                 given.append(self._control.recv())
@@ -400,6 +402,8 @@ class Executor:
                     self._preempt(request_id, how)
                 case ("fail",):
                     self._fails_forward = True
+                case ("hold",):
+                    self._holds_load = True
                 case ("end",):
                     self._is_ended = True
                 case _:
@@ -442,9 +446,19 @@ class Executor:
                 each.request.state = LOADING
         batch = [each for each in batch if each.request.state in (CONTEXT, GENERATION)]
         self._manager.step(self._output(batch, {each.request.request_id for each in added}))
+        if self._holds_load and loading:
+            self._hold()
         self.worker.start_load_kv(self._stream)
         if batch:
             self._forward(batch)
+
+    def _hold(self) -> None:
+        """Waits, on all ranks, between what was promised and the beginning of its load."""
+        self._holds_load = False
+        self._tell("held")
+        while self._ranks.rank == 0 and (command := self._control.recv()) != ("go",):
+            self._backlog.append(command)
+        self._ranks.broadcast(None)
 
     def _add(self) -> list[Sequence]:
         """Gives blocks to requests that wait, and asks what another engine has of them."""
