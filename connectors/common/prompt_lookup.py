@@ -292,7 +292,7 @@ class PromptLookup:
         if (peer := self._peer(source)) is None:
             return None
         self._number += 1
-        parts: dict[int, bytes] = {}
+        parts: list[bytes] = []
         deadline = time.monotonic() + self._timeout_s
         try:
             peer.send(_HEAD.pack(_ASK, self._number, 0, 1) + _QUESTION.pack(key, self._timeout_s))
@@ -302,11 +302,11 @@ class PromptLookup:
                 if message.peer is not peer or number != self._number:
                     self._late(message.peer, message.payload)
                     continue
-                if kind != _FOUND or not part < num_parts <= _MAX_PARTS:
+                if kind != _FOUND or not part < num_parts <= _MAX_PARTS or part != len(parts):
                     return None
-                parts[part] = message.payload[_HEAD.size :]
+                parts.append(message.payload[_HEAD.size :])
                 if len(parts) == num_parts:
-                    answer = json.loads(b"".join(parts[at] for at in range(num_parts)))
+                    answer = json.loads(b"".join(parts))
                     return answer if isinstance(answer, dict) else None
         except TimeoutError:
             source.rests_until_s = time.monotonic() + _REST_S
@@ -316,7 +316,7 @@ class PromptLookup:
                 source.address,
                 self._timeout_s,
             )
-        except (kvxfer.KvxferError, ValueError, KeyError, struct.error) as error:
+        except (kvxfer.KvxferError, ValueError, RecursionError, struct.error) as error:
             _log.warning("kvxfer: %s was asked for a prompt in vain: %s", source.address, error)
         return None
 

@@ -6,7 +6,6 @@ import itertools
 import multiprocessing
 import os
 import random
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
-from tests.trtllm.executor import BLOCK_SIZE, Options, main, prefix_hashes, sampled
+from tests.trtllm.executor import Options, main, prefix_hashes, sampled
 
 #: Within which what is waited for comes; nothing is asserted of how long it takes.
 BOUND_S: Final = 60.0
@@ -113,7 +112,10 @@ class Engine:
         self.tell("cancel", request_id)
 
     def tell(self, *command: Any) -> None:
-        self._controls[0].send(command)
+        try:
+            self._controls[0].send(command)
+        except BrokenPipeError:
+            self.until(lambda: False, str(command))  # it has said why
 
     def answer(self, request_id: int) -> Answer:
         """Waits for what becomes of a request."""
@@ -241,20 +243,3 @@ def expected(tokens: list[int], count: int, salt: str | None = None) -> list[int
     for _ in range(count):
         whole.append(sampled(prefix_hashes(whole, salt)))
     return whole[len(tokens) :]
-
-
-def stopped(each: Engine) -> Any:
-    """Stops an engine's processes for the time of a ``with``."""
-
-    @contextmanager
-    def stop() -> Iterator[None]:
-        each.signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            each.signal(signal.SIGCONT)
-
-    return stop()
-
-
-__all__ = ["BLOCK_SIZE", "Answer", "Engine", "engine", "expected", "free_ports", "pair", "prompt_of", "stopped"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trtllm.engines import BLOCK_SIZE, PATIENCE, Engine, Options, expected, free_ports, pair, prompt_of
-from tests.trtllm.executor import WINDOW
+from tests.trtllm.engines import PATIENCE, Engine, Options, expected, free_ports, pair, prompt_of
+from tests.trtllm.executor import BLOCK_SIZE, WINDOW
 
 KINDS = [
     ("older", "tensor", 1),
