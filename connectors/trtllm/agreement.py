@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvxfer.connectors.common.step import News
+from kvxfer.connectors.common.step import News, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,15 @@ class Said:
         Loads that have failed here, since the last step.
     news
         Of prompts that are kept here.
+    step
+        Of rank 0: what its scheduler asks of all ranks, where the engine computes nothing and asks it for none.
     """
 
     received: frozenset[str]
     sent: frozenset[str]
     failed: frozenset[str]
     news: News
+    step: Step | None = None
 
 
 class Agreement:
@@ -43,17 +46,20 @@ class Agreement:
         self._received: set[str] = set()
         self._sent: set[str] = set()
 
-    def reach(self, received: set[str], sent: set[str], failed: set[str], news: News) -> Said:
-        """Returns what is so on every rank, what has failed on any, and the news of all."""
+    def reach(
+        self, received: set[str], sent: set[str], failed: set[str], news: News, step: Step | None
+    ) -> Said:
+        """Returns what is so on every rank, what has failed on any, and what any has to tell."""
         self._received |= received
         self._sent |= sent
-        own = Said(frozenset(self._received), frozenset(self._sent), frozenset(failed), news)
+        own = Said(frozenset(self._received), frozenset(self._sent), frozenset(failed), news, step)
         said = self._gather(own)
         everywhere = Said(
             frozenset.intersection(*(each.received for each in said)),
             frozenset.intersection(*(each.sent for each in said)),
             frozenset().union(*(each.failed for each in said)),
             _all(each.news for each in said),
+            next((each.step for each in said if each.step is not None), None),
         )
         self._received -= everywhere.received
         self._sent -= everywhere.sent

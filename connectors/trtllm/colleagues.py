@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvxfer.connectors.common.step import OwnRank
+from kvxfer.connectors.common.step import OwnRank, Step
 from kvxfer.connectors.trtllm.agreement import Said
 from kvxfer.connectors.trtllm.pools import Pools
 
@@ -33,6 +33,8 @@ class Registered:
 
 class Listener(Protocol):
     """Who beside a worker hears what the ranks have agreed on."""
+
+    def idle_step(self) -> Step | None: ...
 
     def agreed(self, said: Said) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from typing import Annotated, Any, Final, Literal
 
@@ -52,6 +53,8 @@ class ExecutorSettings(BaseModel):
     failed_loads
         What becomes of a request whose cache was promised and did not arrive: ``"recompute"`` has its ranks
         compute it, by setting back a position in the engine's own request; ``"stop"`` ends the engine's loop.
+    log_level
+        From which on the logger ``kvxfer`` writes to stderr: nobody configures logging in the engine's ranks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,6 +64,7 @@ class ExecutorSettings(BaseModel):
     prefills: tuple[str, ...] = ()
     lookup_timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 0.25
     failed_loads: Literal["recompute", "stop"] = "recompute"
+    log_level: Literal["DEBUG", "INFO", "WARNING"] = "WARNING"
     shared: Settings = Settings()
 
     @property
@@ -72,6 +76,13 @@ class ExecutorSettings(BaseModel):
     def consumes(self) -> bool:
         """Whether it asks for them."""
         return self.role != "prefill"
+
+    def begin_log(self) -> None:
+        """Has this process log from `log_level` on."""
+        logger = logging.getLogger("kvxfer")
+        if self.log_level != "WARNING" and not logger.handlers:
+            logger.addHandler(logging.StreamHandler())
+            logger.setLevel(self.log_level)
 
     @field_validator("prefills")
     @classmethod

@@ -109,6 +109,14 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
             for table, new in zip(tables, _tables_in(data), strict=True):
                 table += new
             scheduled[name] = data.num_scheduled_tokens
+        return self._step(scheduled)
+
+    def idle_step(self) -> Step | None:
+        """Returns what the ranks have to do though nothing is computed; None for nothing."""
+        step = self._step({})
+        return None if step == Step() else step
+
+    def _step(self, scheduled: dict[str, int]) -> Step:
         preempted, self._reset = self._reset, set()
         step = self._way.half.step(scheduled, preempted, self._blocks_of)
         # The engine may keep an aborted request's blocks for others of the same beginning: what is on its way

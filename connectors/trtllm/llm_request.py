@@ -14,6 +14,15 @@ _BESIDE: Final = (
     "multimodal_positions",
     "multimodal_lengths",
 )
+# What says that a request has a prompt of embeddings, or is none of a client's.
+_EMBEDDINGS: Final = "prompt_embedding_table", "multimodal_embedding"
+_FOREIGN: Final = "is_dummy_request", "is_generation_only_request"
+_ENDED: Final = "is_generation_complete_state"
+
+#: Of a request, what is read where a release has it.
+OPTIONAL: Final = (*_BESIDE, *_EMBEDDINGS, *_FOREIGN, _ENDED)
+#: What every release must have; the last is set as well (`recomputing`).
+NEEDED: Final = "request_id", "prompt_len", "get_tokens", "context_current_position"
 
 
 class ExecutorRequest:
@@ -42,8 +51,7 @@ class ExecutorRequest:
 
     @property
     def has_tokens(self) -> bool:
-        embeddings = "prompt_embedding_table", "multimodal_embedding"
-        return all(getattr(self.own, name, None) is None for name in embeddings)
+        return all(getattr(self.own, name, None) is None for name in _EMBEDDINGS)
 
     @property
     def can_tell(self) -> bool:
@@ -69,14 +77,13 @@ class ExecutorRequest:
         The engine moves a request on behind a forward that did not fail. Releases that preempt call what is
         to begin anew finished as well.
         """
-        has_ended = getattr(self.own, "is_generation_complete_state", True)
+        has_ended = getattr(self.own, _ENDED, True)
         return bool(has_ended) and self.num_computed_tokens >= self.num_prompt_tokens
 
     @property
     def is_served(self) -> bool:
         """Whether it is somebody's, of tokens, and has not been computed elsewhere by other means."""
-        foreign = "is_dummy_request", "is_generation_only_request"
-        return self.has_tokens and not any(getattr(self.own, name, False) for name in foreign)
+        return self.has_tokens and not any(getattr(self.own, name, False) for name in _FOREIGN)
 
     def beside_tokens(self, num_tokens: int) -> bytes:
         return repr([getattr(self.own, name, None) for name in _BESIDE]).encode()

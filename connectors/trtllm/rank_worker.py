@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import secrets
+import time
 import weakref
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 import kvxfer
 from kvxfer.connectors.common.place import Place
@@ -19,6 +21,10 @@ from kvxfer.connectors.trtllm.colleagues import Listener, Registered, introduce
 from kvxfer.connectors.trtllm.executor_settings import settings_of_environment
 from kvxfer.connectors.trtllm.pools import Pools, gpu_of, pools_of_layout, pools_of_tensor
 from kvxfer.connectors.trtllm.recomputing import show_parked, take_back
+
+_log = logging.getLogger("kvxfer")
+
+_REPORT_EVERY_S: Final = 60.0
 
 
 class EngineStream:
@@ -45,6 +51,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         self._settings = settings_of_environment()
+        self._settings.begin_log()
         _require_supported(llm_args)
         if self._settings.failed_loads == "recompute":
             show_parked(interface.module.KvCacheConnectorManager)
@@ -53,12 +60,14 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         self._agreement = Agreement(self._gather)
         self._steps: list[Step] = []  # bound, and not begun
         self._num_running = 0
+        self._is_idle = True  # in this iteration of the loop no step was bound
         self._orders: dict[str, FetchOrder] = {}  # until every rank is through
         self._started: set[str] = set()  # of these, those of which the engine has said so
         self._received: set[str] = set()  # that have ended before that
         self._through: set[str] = set()  # of the orders, those that have ended on this rank
         self._aborted: set[str] = set()  # of the orders, those whose request has ended meanwhile
         self._parked: dict[int, Any] = {}
+        self._reported_at = time.monotonic()
         self.registered: Registered | None = None
         self.listener: Listener | None = None
         introduce(llm_args, self)
@@ -133,6 +142,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         assert isinstance(metadata, Step)
         # Where no forward follows, it is begun at the step's end.
         self._steps.append(metadata)
+        self._is_idle = False
 
     def start_load_kv(self, stream: Any) -> None:
         self._stream.current = stream
@@ -182,14 +192,21 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         sent |= finished & self._orders.keys() & self._through
         self._through |= received
         news = self._moving.take_news() or News()
-        said = self._agreement.reach(received, sent, failed, news)
+        # The engine asks its scheduler for no step where it computes nothing.
+        step = self.listener.idle_step() if self._is_idle and self.listener is not None else None
+        self._is_idle = True
+        said = self._agreement.reach(received, sent, failed, news, step)
         self._take_back(said.failed)
         for request_id in said.received:
             self._orders.pop(request_id, None)
             self._through.discard(request_id)
             self._aborted.discard(request_id)
+        if said.step is not None:
+            self._steps.append(said.step)
+            self._begin()
         if self.listener is not None:
             self.listener.agreed(said)
+        self._report()
         return [int(each) for each in sent], [int(each) for each in received]
 
     def _take_back(self, failed: frozenset[str]) -> None:
@@ -215,6 +232,14 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
     def take_statistics(self) -> Counts | None:
         """Returns what was counted since the last call (`WorkerHalf.take_statistics`)."""
         return self._moving.take_statistics()
+
+    def _report(self) -> None:
+        """Logs what was counted, now and then: the engine asks a connector for no metrics."""
+        now = time.monotonic()
+        if now - self._reported_at >= _REPORT_EVERY_S and (counts := self.take_statistics()) is not None:
+            said = ", ".join(f"{name} {value}" for name, value in counts.reduce().items())
+            _log.info("kvxfer: in the last %.0f s: %s", now - self._reported_at, said)
+            self._reported_at = now
 
     def shutdown(self) -> None:
         """Ends all that moves. The engine has no verb for it: at the latest the interpreter's end."""

@@ -42,7 +42,9 @@ TOKEN_NBYTES: Final = 8
 WINDOW: Final = 10
 
 _MASK: Final = (1 << 64) - 1
-_SPREAD: Final = np.array([(0x9E3779B97F4A7C15 * (2 * at + 1)) & _MASK for at in range(TOKEN_NBYTES)], np.uint64)
+_SPREAD: Final = np.array(
+    [(0x9E3779B97F4A7C15 * (2 * at + 1)) & _MASK for at in range(TOKEN_NBYTES)], np.uint64
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,9 @@ def sampled(hashes: list[int]) -> int:
 class Group:
     """The blocks of some layers: for each layer its kv arrays, [block, token, byte]."""
 
-    def __init__(self, views: dict[int, list[NDArray[np.uint8]]], num_blocks: int, window: int | None) -> None:
+    def __init__(
+        self, views: dict[int, list[NDArray[np.uint8]]], num_blocks: int, window: int | None
+    ) -> None:
         self.views = views
         self.window = window
         self.num_blocks = num_blocks
@@ -191,7 +195,8 @@ class AsyncRequests:
 
     def extract(self, saving: list[int], loading: list[int]) -> AsyncRequests:
         return AsyncRequests(
-            {each: self.saving.pop(each) for each in saving}, {each: self.loading.pop(each) for each in loading}
+            {each: self.saving.pop(each) for each in saving},
+            {each: self.loading.pop(each) for each in loading},
         )
 
 
@@ -236,7 +241,9 @@ class Manager:
         self.loaded.pop(request.request_id, None)
         if self._by_group:
             stays = self._on_leader(
-                lambda: self.scheduler.request_finished_by_layer_group(request, [list(each) for each in tables])
+                lambda: self.scheduler.request_finished_by_layer_group(
+                    request, [list(each) for each in tables]
+                )
             )
         else:
             stays = self._on_leader(lambda: self.scheduler.request_finished(request, list(tables[0])))
@@ -456,9 +463,14 @@ class Executor:
         """Waits, on all ranks, between what was promised and the beginning of its load."""
         self._holds_load = False
         self._tell("held")
+        cancelled: list[int] = []
         while self._ranks.rank == 0 and (command := self._control.recv()) != ("go",):
-            self._backlog.append(command)
-        self._ranks.broadcast(None)
+            if command[0] == "cancel":
+                cancelled.append(command[1])
+            else:
+                self._backlog.append(command)
+        # Before this iteration's end, so that what is promised has not come yet.
+        self._cancelled |= set(self._ranks.broadcast(cancelled))
 
     def _add(self) -> list[Sequence]:
         """Gives blocks to requests that wait, and asks what another engine has of them."""

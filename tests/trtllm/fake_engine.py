@@ -28,7 +28,9 @@ _PACKAGE: Final = "tensorrt_llm"
 class LlmRequest:
     """The engine's request: what its bindings show."""
 
-    def __init__(self, request_id: int, tokens: list[int], max_new_tokens: int, cache_salt: str | None) -> None:
+    def __init__(
+        self, request_id: int, tokens: list[int], max_new_tokens: int, cache_salt: str | None
+    ) -> None:
         self.request_id = request_id
         self.prompt_len = len(tokens)
         self.max_new_tokens = max_new_tokens
@@ -269,17 +271,12 @@ def install(release: str, ranks: Any = None, manager: type | None = None) -> Mod
     """Puts the engine where connectors look for it, and returns the module of its interface."""
     ranks = ranks or OneRank()
     uninstall()
-    name = interface(release).module
-    parts = name.split(".")
-    for at in range(1, len(parts)):
-        _module(".".join(parts[:at])).__path__ = []
-    utils = _module(f"{_PACKAGE}._utils")
+    utils = module(f"{_PACKAGE}._utils")
     utils.mpi_rank = lambda: ranks.rank  # type: ignore[attr-defined]
     utils.mpi_world_size = lambda: ranks.size  # type: ignore[attr-defined]
     utils.mpi_allgather = ranks.allgather  # type: ignore[attr-defined]
     utils.mpi_broadcast = lambda own, root: ranks.broadcast(own)  # type: ignore[attr-defined]
-    sys.modules[_PACKAGE]._utils = utils  # type: ignore[attr-defined]
-    found = _module(name)
+    found = module(interface(release).module)
     vars(found).update(classes_of(release))
     vars(found)["KvCacheConnectorManager"] = manager or type(
         "KvCacheConnectorManager", (), {"get_finished": lambda self: None}
@@ -307,11 +304,13 @@ class _Args(SimpleNamespace):
     pass
 
 
-def _module(name: str) -> ModuleType:
+def module(name: str) -> ModuleType:
+    """Returns a module of the engine, with those above it; makes what is not there."""
     made = sys.modules.get(name)
     if made is None:
         made = sys.modules[name] = ModuleType(name)
+        made.__path__ = []
         parent, _, own = name.rpartition(".")
         if parent:
-            setattr(sys.modules[parent], own, made)
+            setattr(module(parent), own, made)
     return made
