@@ -77,8 +77,8 @@ def pages_of(table: Sequence[int], pages_per_block: int) -> Ids:
 def counted(pages: Ids, layout: kvxfer.KVLayout, pages_per_block: int) -> Ids:
     """Returns pages of tables as a region of this layout counts them.
 
-    In tables 0 is no block. An engine that gives its block 0 to requests has no null block in its layouts, and
-    its tables call that one 1.
+    In tables 0 is no block. An engine that gives its block 0 to requests has no null block in its layouts,
+    and its tables call that one 1.
     """
     return pages if layout.null_block >= 0 else pages - np.uint32(pages_per_block)
 

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's KV cache connector: prefill on one engine, decode on another, the cache between them by kvxfer.
+"""TensorRT-LLM's KV cache connector: prefill on one engine, decode on another, the cache between by kvxfer.
 
 Used by ``KvCacheConnectorConfig(connector_module="kvxfer.connectors.trtllm",
 connector_scheduler_class="KvxferConnectorScheduler", connector_worker_class="KvxferConnectorWorker")``.

@@ -1,4 +1,4 @@
-"""``python -m kvxfer.connectors.trtllm [MODEL]``: looks whether the connector fits the engine that is installed."""
+"""``python -m kvxfer.connectors.trtllm [MODEL]``: does the connector fit the engine that is installed?"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Said:
     news
         Of prompts that are kept here.
     step
-        Of rank 0: what its scheduler asks of all ranks, where the engine computes nothing and asks it for none.
+        Of rank 0: what its scheduler asks of all ranks where the engine computes nothing, and does not ask.
     """
 
     received: frozenset[str]

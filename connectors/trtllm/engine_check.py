@@ -1,10 +1,10 @@
 """For an owner of the engine: does the connector fit it, and do two engines give the tokens of one?
 
     python -m kvxfer.connectors.trtllm                  # the interface alone
-    python -m kvxfer.connectors.trtllm MODEL [MODEL]    # and prompts, through a prefill and a decode
+    python -m kvxfer.connectors.trtllm MODEL            # and prompts, through a prefill and a decode
 
-Prints a line for each thing that it looked at. Its part with a model has never run: no engine was at hand where it
-was written. Each engine takes one GPU: prefill the first that is visible, decode the second, or the same one.
+Prints a line for each thing that it looked at. Its part with a model has never run: no engine was at hand
+where it was written. Each engine takes one GPU: prefill the first that is visible, decode the last.
 """
 
 from __future__ import annotations

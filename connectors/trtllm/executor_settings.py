@@ -1,4 +1,4 @@
-"""What a user sets of the connector. `KvCacheConnectorConfig` has no place for it: it is in the environment."""
+"""What a user sets of the connector, in the environment: `KvCacheConnectorConfig` has no place for it."""
 
 from __future__ import annotations
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import logging
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,7 +44,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
 
     @property
     def _way(self) -> _Ways:
-        # The engine registers its cache when both halves are there, and asks for the first request after that.
+        # The engine registers its cache when both halves are there, and asks for requests after that.
         if self._ways is None:
             worker = find(self._llm_args)
             worker.listener = self
@@ -181,7 +179,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         return self._way.half.take_statistics()
 
     def shutdown(self) -> None:
-        """Stops listening and asking. The engine has no verb for it: at the latest the interpreter's end."""
+        """Stops listening and asking. The engine has no verb for it; agents end with their process."""
         if self._ways is not None:
             self._ways.close()
 
@@ -212,8 +210,6 @@ class _Ways:
         if settings.consumes and settings.prefills:
             agent = self._agent(listens=False)
             self.lookup = PromptLookup(agent, settings.prefills, settings.lookup_timeout_s)
-        # Agents end before the interpreter does.
-        atexit.register(_close, weakref.ref(self))
         if self.register is not None:
             _log.info("kvxfer: engine %s is asked for prompts at %s", self._engine_id, self.register.address)
 
@@ -255,12 +251,7 @@ class _Ways:
                 each.close()
 
 
-def _close(ways: weakref.ref[_Ways]) -> None:
-    if (own := ways()) is not None:
-        own.close()
-
-
 def _tables_in(data: Any) -> Sequence[Sequence[int]]:
-    """Returns the new blocks of one request, for each layer group; one list of older releases is one group's."""
+    """Returns the new blocks of a request, for each layer group; older releases have one, and one list."""
     by_group: Sequence[Sequence[int]] = getattr(data, "new_block_ids_by_layer_group", ())
     return by_group or (data.new_block_ids,)

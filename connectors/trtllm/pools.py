@@ -1,19 +1,22 @@
 """Where the engine's pools lie, as groups and layouts.
 
-A page is moved as it is: which bytes of it are whose head is the attention kernels' affair, so each rank reads
-from the same rank of an engine with as many.
+A page is moved as it is: which bytes of it are whose head is the attention kernels' affair, so each rank
+reads from the same rank of an engine with as many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import kvxfer
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
+
+# What every rank has, as `kvxfer.KVLayout.from_tensors` is told it.
+_EVERYWHERE: Final[dict[str, Any]] = {"first_head": 0, "total_heads": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Pools:
 
 
 def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str) -> Pools:
-    """Returns the cache that one tensor is: [block, layer, 2, content], of latents [block, layer, 1, content].
+    """Returns the cache that one tensor is: [block, layer, 2, content]; with 1 for 2 where it is of latents.
 
     Raises
     ------
@@ -60,7 +63,7 @@ def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str) -> P
     layout = kvxfer.KVLayout.from_tensors(
         layers,
         "bhd" if is_latent else "bh2d",
-        **({"first_head": 0, "total_heads": 1} if is_latent else _shard(place)),
+        **(_EVERYWHERE if is_latent else _shard(place)),
         model=declared,
         group=group.name,
     )
@@ -69,7 +72,7 @@ def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str) -> P
 
 
 def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
-    """Returns the cache that a `KvCacheLayout` describes: for each layer group one or several ranges of memory."""
+    """Returns the cache that a `KvCacheLayout` describes: of each group one or more ranges of memory."""
     groups: list[CacheGroup] = []
     memory: list[CacheMemory] = []
     words: list[str] = []
@@ -98,7 +101,7 @@ def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
                     kvxfer.KVLayout.from_tensors(
                         [pages],
                         "bhd",
-                        **({"first_head": 0, "total_heads": 1} if is_replicated else _shard(place)),
+                        **(_EVERYWHERE if is_replicated else _shard(place)),
                         model=declared,
                         group=name,
                     ),
@@ -114,14 +117,14 @@ def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
 
 
 def tables_of(block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Returns tables as the scheduler half has them, where 0 is none: the engine's are from 0, and -1 is none."""
+    """Returns tables as the scheduler half has them: 0 is none there, and the engine's first block, 1."""
     return [[block + 1 for block in table] for table in block_ids]
 
 
 def gpu_of(tensor: Any) -> int | None:
     """Returns the GPU on which a tensor lies; None for memory of the host."""
-    device = getattr(tensor, "device", None)
-    return device.index if getattr(device, "type", "cpu") == "cuda" else None
+    device: Any = getattr(tensor, "device", None)
+    return int(device.index) if getattr(device, "type", "cpu") == "cuda" else None
 
 
 def _content(region: Any) -> str:
@@ -129,5 +132,5 @@ def _content(region: Any) -> str:
     return f"{region.size} bytes of {buffers}"
 
 
-def _shard(place: Place) -> dict[str, int]:
+def _shard(place: Place) -> dict[str, Any]:
     return {"first_head": place.tp_rank, "total_heads": place.tp_size}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import secrets
 import time
-import weakref
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -128,7 +126,6 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
             raise NotImplementedError(f"kvxfer: the cache cannot be registered: {'; '.join(errors)}")
         assert pools is not None
         self.registered = Registered(engine_id, pools, tuple(ranks))
-        atexit.register(_shut_down, weakref.ref(self))  # agents end before the interpreter does
 
     @property
     def _moving(self) -> WorkerHalf:
@@ -214,7 +211,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         for request_id in sorted(failed - self._aborted):
             if self._settings.failed_loads == "stop":
                 raise RuntimeError(
-                    f"kvxfer: request {request_id}: its cache was promised and not loaded (the log says why): "
+                    f"kvxfer: request {request_id}: its cache was promised and not loaded (see the log): "
                     'the engine stops rather than compute with what is not there ("failed_loads": "stop")'
                 )
             take_back(self._parked, int(request_id), self._orders[request_id].first_token)
@@ -242,15 +239,10 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
             self._reported_at = now
 
     def shutdown(self) -> None:
-        """Ends all that moves. The engine has no verb for it: at the latest the interpreter's end."""
+        """Ends all that moves. The engine has no verb for it; agents end with their process."""
         half, self._half = self._half, None
         if half is not None:
             half.close()
-
-
-def _shut_down(worker: weakref.ref[KvxferConnectorWorker]) -> None:
-    if (own := worker()) is not None:
-        own.shutdown()
 
 
 def _mpi() -> Any:

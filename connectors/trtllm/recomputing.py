@@ -1,9 +1,9 @@
 """Requests whose promised cache did not arrive: the engine's interface has no word for them.
 
 It asks a connector once how many tokens will be there, counts these as computed, and asks nothing when they
-have failed to arrive. What is left is to end the engine's loop, or to take the promise back in the engine's own
-request: where that request waits for its load, its position is set to what is computed here, and the ranks
-compute the rest. The requests are known to the engine's manager alone, whose members `FIELDS` are read.
+have failed to arrive. What is left is to end the engine's loop, or to take the promise back in the engine's
+own request: where that request waits for its load, its position is set to what is computed here, and the
+ranks compute the rest. The requests are known to the engine's manager alone, whose members `FIELDS` are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def show_parked(manager_class: Any) -> None:
     own = getattr(manager_class, METHOD, None)
     if own is None:
         raise NotImplementedError(
-            f"failed_loads recompute needs {getattr(manager_class, '__name__', manager_class)}.{METHOD}, which "
+            f"failed_loads recompute needs KvCacheConnectorManager.{METHOD}, which "
             'this release of TensorRT-LLM has not: set "failed_loads": "stop"'
         )
     if hasattr(own, _MARK):

@@ -1,4 +1,4 @@
-"""Caches without a null block: tables call the first block 1, since 0 is none, and its bytes go with the others."""
+"""Caches without a null block: tables call the first block 1, and its bytes go with the others."""
 
 from __future__ import annotations
 

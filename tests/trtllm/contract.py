@@ -1,8 +1,8 @@
 """What TensorRT-LLM's connector interface promises, as it was read in its published source.
 
-`contracts/` has a file for each module path at which releases have it: classes and signatures (in the words of
-`tests.engine_contract`), what of the manager and of requests is read, which thread calls what, and in which order
-an iteration of the executor's loop does. Each names the files that it was read from, and their commits.
+`contracts/` has a file for each module path at which releases have it: classes and signatures (in the words
+of `tests.engine_contract`), what of the manager and of requests is read, which thread calls what, and in
+which order an iteration of the loop does. Each names the files that it was read from, and their commits.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Interface:
     manager, request
         Names of the engine's own that the connector reads or sets.
     threads
-        Who calls: ``"constructed"`` two threads at once, ``"main"`` the one that makes the executor, ``"loop"``
-        the executor's.
+        Who calls: ``"constructed"`` two threads at once, ``"main"`` the one that makes the executor,
+        ``"loop"`` the executor's.
     iteration
-        The calls of one iteration of the loop, each with a comma behind; those of layer groups as the flat ones.
+        The calls of one iteration of the loop, each with a comma behind; those of layer groups as the flat.
     """
 
     module: str

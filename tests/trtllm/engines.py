@@ -177,12 +177,15 @@ class Engine:
             assert process.pid is not None
             os.kill(process.pid, number)
 
-    def close(self) -> None:
-        """Ends it; raises what a rank's loop has failed with."""
+    def close(self, leaves_open: bool = False) -> None:
+        """Ends it, as an engine does that tells its connector nothing; raises what a loop has failed with."""
         try:
             if all(process.is_alive() for process in self.processes):
-                self.tell("end")
+                self.tell("end", leaves_open)
                 self.until(lambda: len(self._ended) == len(self.processes), "the end")
+                for process in self.processes:
+                    process.join(BOUND_S)
+                    assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
         finally:
             self.kill()
 

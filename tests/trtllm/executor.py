@@ -1,8 +1,8 @@
 """Plays TensorRT-LLM's executor on one rank: a process with the connector in it, on real buffers.
 
 Its loop calls the connector as the recorded contract says, and holds both to it: which thread calls, in which
-order, what may be answered. A "forward" reads every byte of a request's cache that the engine takes for computed,
-compares it with what the tokens alone decide, and writes that of the tokens that it computes.
+order, what may be answered. A "forward" reads every byte of a request's cache that the engine takes for
+computed, compares it with what the tokens alone decide, and writes that of the tokens that it computes.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class AsyncRequests:
 
 
 class Manager:
-    """Between the loop and the connector: who calls the scheduler, what ranks agree on, what may be answered."""
+    """Between the loop and the connector: who calls the scheduler, and what ranks agree on."""
 
     def __init__(self, worker: Any, scheduler: Any, ranks: Any, by_group: bool) -> None:
         self.worker, self.scheduler = worker, scheduler
@@ -324,7 +324,7 @@ class Executor:
         self._backlog: list[tuple[Any, ...]] = []
         self._fails_forward = False
         self._holds_load = False
-        self._is_ended = False
+        self._is_ended = self._leaves_open = False
         self._stream = object()
         self._classes = fake_engine.classes_of(options.release)
         fake_engine.install(options.release, ranks, Manager)
@@ -383,7 +383,7 @@ class Executor:
         self._loop_thread.join()
         # The engine has no verb for the end.
         for half in (self.scheduler, self.worker):
-            if half is not None:
+            if half is not None and not self._leaves_open:
                 half.shutdown()
         self._control.send(("ended", self._ranks.rank, failures))
 
@@ -411,8 +411,9 @@ class Executor:
                     self._fails_forward = True
                 case ("hold",):
                     self._holds_load = True
-                case ("end",):
+                case ("end", leaves_open):
                     self._is_ended = True
+                    self._leaves_open = leaves_open
                 case _:
                     asked.append(command)
         self._schedule()

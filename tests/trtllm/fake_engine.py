@@ -1,7 +1,7 @@
 """The part of TensorRT-LLM that its connectors see, after the recorded contract: no engine, no torch.
 
-`install` puts it where the connector looks for the engine. What is abstract, what is called how, and which names
-there are follows the contract (`test_engine_interface` holds it to that); the code is this project's own.
+`install` puts it where the connector looks for the engine. What is abstract, what is called how, and which
+names there are follows the contract (`test_engine_interface` looks); the code is this project's own.
 """
 
 from __future__ import annotations

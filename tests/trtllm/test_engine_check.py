@@ -1,4 +1,4 @@
-"""The command for an owner of the engine, as far as it goes without one: its part with a model has never run."""
+"""The command for an owner of the engine, as far as it goes without one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the connector needs of TensorRT-LLM's classes: is it as it was read, and called as it may be?
 
-The engine is not installed here: `contracts/` has what its source promises, the fake engine is held to that, and
-the connector to both. `python -m kvxfer.connectors.trtllm` looks at an engine that is installed.
+The engine is not installed here: `contracts/` has what its source promises, the fake engine is held to that,
+and the connector to both. `python -m kvxfer.connectors.trtllm` looks at an engine that is installed.
 """
 
 from __future__ import annotations

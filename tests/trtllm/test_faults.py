@@ -1,4 +1,4 @@
-"""Engines that die, stop, come back, or are not who they should be: the others serve on, and nothing stays held."""
+"""Engines that die, stop, come back, or are not who they should be: others serve on, nothing stays held."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import kvxfer
 from kvxfer.connectors.common.handover import prompt_digest
 from kvxfer.connectors.common.prompt_lookup import _FOUND, _HEAD
 from kvxfer.connectors.trtllm.llm_request import ExecutorRequest
-from tests.trtllm.engines import PATIENCE, Engine, Options, engine, expected, free_ports, pair, prompt_of
+from tests.trtllm.engines import PATIENCE, Engine, engine, expected, free_ports, pair, prompt_of
+from tests.trtllm.executor import Options
 from tests.trtllm.fake_engine import LlmRequest
 
 # Sockets alone: a stopped process's memory can be read, its sockets say nothing.
@@ -153,6 +154,19 @@ def test_prefill_that_dies_or_stops_before_it_is_asked_costs_a_computation(seed:
             assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 0)
         decode.wait_empty()
         prefill.kill()
+
+
+@pytest.mark.parametrize("has_kept", [True, False])
+def test_a_process_ends_though_nobody_tells_its_connector(has_kept: bool, seed: int) -> None:
+    prompt = prompt_of(20, seed)
+    with pair(HASTY, HASTY) as (prefill, decode):
+        prefill.submit(0, prompt)
+        prefill.answer(0)
+        if not has_kept:
+            decode.submit(0, prompt)
+            assert decode.answer(0).num_matched == 19
+        for each in (prefill, decode):
+            each.close(leaves_open=True)
 
 
 # ---- requests that end, or begin anew ---------------------------------------------------------

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import kvxfer
-from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, News, Step
 from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, News, Step
 from kvxfer.connectors.trtllm.agreement import Agreement, Said
 from tests.connectors.workers import until
 from tests.trtllm import fake_engine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trtllm.engines import PATIENCE, Engine, Options, expected, free_ports, pair, prompt_of
-from tests.trtllm.executor import BLOCK_SIZE, WINDOW
+from tests.trtllm.engines import PATIENCE, Engine, expected, free_ports, pair, prompt_of
+from tests.trtllm.executor import BLOCK_SIZE, WINDOW, Options
 
 KINDS = [
     ("older", "tensor", 1),
@@ -148,13 +148,18 @@ def test_two_engines_bring_each_other_what_they_have(seed: int) -> None:
             each.kill()
 
 
-def test_a_byte_that_is_not_prefills_is_noticed(seed: int) -> None:
-    """The control: were nothing looked at, every test here would pass."""
+def flipped(seed: int) -> None:
     prompt = prompt_of(20, seed)
-    with pytest.raises(AssertionError, match="are not what was computed"), pair() as (prefill, decode):
+    with pair() as (prefill, decode):
         prefill.submit(0, prompt)
         prefill.answer(0)
         prefill.tell("flip")
         assert prefill.ask("left")
         decode.submit(0, prompt)
         decode.answer(0)
+
+
+def test_a_byte_that_is_not_prefills_is_noticed(seed: int) -> None:
+    """The control: were nothing looked at, every test here would pass."""
+    with pytest.raises(AssertionError, match="are not what was computed"):
+        flipped(seed)
