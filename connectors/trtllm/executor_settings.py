@@ -53,6 +53,9 @@ class ExecutorSettings(BaseModel):
     failed_loads
         What becomes of a request whose cache was promised and did not arrive: ``"recompute"`` has its ranks
         compute it, by setting back a position in the engine's own request; ``"stop"`` ends the engine's loop.
+    kv_heads
+        Of the model, where its one pool holds pages [head, token, dim], as the engine's own attention has
+        them: then the other engine's tensor parallelism may be another. 0: pages are moved as they are.
     log_level
         From which on the logger ``kvxfer`` writes to stderr: nobody configures logging in the engine's ranks.
     """
@@ -64,6 +67,7 @@ class ExecutorSettings(BaseModel):
     prefills: tuple[str, ...] = ()
     lookup_timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 0.25
     failed_loads: Literal["recompute", "stop"] = "recompute"
+    kv_heads: Annotated[int, Field(ge=0, le=2**16)] = 0
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "WARNING"
     shared: Settings = Settings()
 

@@ -1,7 +1,8 @@
 """Where the engine's pools lie, as groups and layouts.
 
-A page is moved as it is: which bytes of it are whose head is the attention kernels' affair, so each rank
-reads from the same rank of an engine with as many.
+Which bytes of a page are whose head is the attention kernels' affair. Where the user says that it is as the
+engine's own have it, other tensor parallelism and other blocks fit; else a page is moved as it is, and each
+rank reads from the same rank of an engine with as many.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import kvxfer
+from kvxfer import engine_layouts
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
+from kvxfer.layout.slices import heads_of
 
 # What every rank has, as `kvxfer.KVLayout.from_tensors` is told it.
 _EVERYWHERE: Final[dict[str, Any]] = {"first_head": 0, "total_heads": 1}
@@ -41,8 +44,13 @@ class Pools:
     declared: str
 
 
-def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str) -> Pools:
+def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str, kv_heads: int = 0) -> Pools:
     """Returns the cache that one tensor is: [block, layer, 2, content]; with 1 for 2 where it is of latents.
+
+    Parameters
+    ----------
+    kv_heads
+        Of the model, where each content is [head, token, dim]; 0 where it is moved as it is.
 
     Raises
     ------
@@ -55,20 +63,35 @@ def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str) -> P
         )
     num_blocks, num_layers, kv_factor, content = tensor.shape
     is_latent = kv_factor == 1
-    layers = [tensor[:, layer] if is_latent else tensor[:, layer, None] for layer in range(num_layers)]
-    declared = f"{model}, {num_layers} layers of {block_size} x {kv_factor} x {content} {tensor.dtype}"
-    if not is_latent:
-        declared += f" on {place.tp_size} ranks"
+    if is_latent:
+        num_heads, held = 1, _EVERYWHERE
+    elif kv_heads:
+        first_head, num_heads = heads_of(kv_heads, place.tp_size, place.tp_rank)
+        held = {"first_head": first_head, "total_heads": kv_heads}
+    else:
+        num_heads, held = 1, _shard(place)
+    if content % (num_heads * block_size):
+        raise NotImplementedError(
+            f"kvxfer cannot divide {content} elements of a page into {block_size} tokens of {num_heads} "
+            f"heads: is kv_heads {kv_heads} the model's?"
+        )
+    head_dim = content // (num_heads * block_size)
+    declared = f"{model}, {num_layers} layers of {kv_factor} x {tensor.dtype}"
+    if kv_heads or is_latent:
+        declared += f" {kv_heads} heads of {head_dim}"
+    else:
+        declared += f" {content} for {block_size} tokens on {place.tp_size} ranks"
     group = CacheGroup(0, "kv.0", tuple(str(layer) for layer in range(num_layers)), block_size)
-    layout = kvxfer.KVLayout.from_tensors(
-        layers,
-        "bhd" if is_latent else "bh2d",
-        **(_EVERYWHERE if is_latent else _shard(place)),
+    layout = engine_layouts.trtllm(
+        tensor,
+        num_heads=num_heads,
+        block_tokens=block_size,
+        head_dim=head_dim,
         model=declared,
         group=group.name,
+        **held,
     )
-    memory = CacheMemory(group, layers, layout)
-    return Pools((group,), (memory,), num_blocks, declared)
+    return Pools((group,), (CacheMemory(group, tensor, layout),), num_blocks, declared)
 
 
 def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:

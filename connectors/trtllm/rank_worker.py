@@ -79,7 +79,9 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         block_size = self._llm_args.kv_cache_config.tokens_per_block
         self._register(
             gpu_of(kv_cache_tensor),
-            lambda place: pools_of_tensor(kv_cache_tensor, block_size, place, self._model),
+            lambda place: pools_of_tensor(
+                kv_cache_tensor, block_size, place, self._model, self._settings.kv_heads
+            ),
         )
 
     def register_kv_cache_layout(self, layout: Any) -> None:

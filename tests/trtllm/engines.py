@@ -214,7 +214,10 @@ def engine(options: Options) -> Iterator[Engine]:
 
 @contextmanager
 def pair(
-    prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **options: Any
+    prefill: dict[str, Any] | None = None,
+    decode: dict[str, Any] | None = None,
+    decode_tp_size: int = 0,
+    **options: Any,
 ) -> Iterator[tuple[Engine, Engine]]:
     """Yields a prefill and a decode that asks it. Both start at once; settings are added to `PATIENCE`."""
     tp_size = options.get("tp_size", 1)
@@ -223,7 +226,8 @@ def pair(
     asked = {"role": "decode", "prefills": [f"tcp://127.0.0.1:{port}"]}
     if options.get("kind") == "layout":
         asked["failed_loads"] = "stop"
-    second = Engine(Options({**PATIENCE, **asked, **(decode or {})}, **options))
+    own = {**options, "tp_size": decode_tp_size or tp_size}
+    second = Engine(Options({**PATIENCE, **asked, **(decode or {})}, **own))
     try:
         yield first.wait_started(), second.wait_started()
     except BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import threading
 import traceback
@@ -38,12 +39,14 @@ from tests.trtllm.fake_engine import (
 
 BLOCK_SIZE: Final = 4
 NUM_LAYERS: Final = 3
-TOKEN_NBYTES: Final = 8
+NUM_HEADS: Final = 4
+HEAD_NBYTES: Final = 2
+LATENT_NBYTES: Final = 8
 WINDOW: Final = 10
 
 _MASK: Final = (1 << 64) - 1
 _SPREAD: Final = np.array(
-    [(0x9E3779B97F4A7C15 * (2 * at + 1)) & _MASK for at in range(TOKEN_NBYTES)], np.uint64
+    [(0x9E3779B97F4A7C15 * (2 * at + 1)) & _MASK for at in range(LATENT_NBYTES)], np.uint64
 )
 
 
@@ -81,10 +84,10 @@ def prefix_hashes(tokens: list[int], salt: str | None) -> list[int]:
     return found
 
 
-def content(hashes: list[int], layer: int, kv: int, rank: int) -> NDArray[np.uint8]:
-    """Returns what a model would have computed: [token, byte]."""
-    own = np.uint64(((layer * 2 + kv) * 64 + rank) * 0x9E37 + 1)
-    mixed = (np.array(hashes, np.uint64) ^ own)[:, None] * _SPREAD
+def content(hashes: list[int], layer: int, kv: int, head: int, nbytes: int) -> NDArray[np.uint8]:
+    """Returns what a model would have computed of one head: [token, byte]."""
+    own = np.uint64(((layer * 2 + kv) * 64 + head) * 0x9E37 + 1)
+    mixed = (np.array(hashes, np.uint64) ^ own)[:, None] * _SPREAD[:nbytes]
     return (mixed >> np.uint64(56)).astype(np.uint8)
 
 
@@ -97,7 +100,7 @@ def sampled(hashes: list[int]) -> int:
 
 
 class Group:
-    """The blocks of some layers: for each layer its kv arrays, [block, token, byte]."""
+    """The blocks of some layers: for each layer its kv arrays, [block, token, head, byte]."""
 
     def __init__(
         self, views: dict[int, list[NDArray[np.uint8]]], num_blocks: int, window: int | None
@@ -128,20 +131,23 @@ class Cache:
     """A rank's memory, and how the engine tells its connector of it."""
 
     def __init__(self, options: Options, rank: int) -> None:
-        self.rank = 0 if options.kind == "latent" else rank
-        self.kv_factor = 1 if options.kind == "latent" else 2
+        is_latent = options.kind == "latent"
+        held = 1 if is_latent else NUM_HEADS // options.tp_size
+        self.heads = range(1) if is_latent else range(rank * held, (rank + 1) * held)
+        self.head_nbytes = LATENT_NBYTES if is_latent else HEAD_NBYTES
         self.groups: list[Group] = []
         self.tensor: NDArray[np.uint8] | None = None
         self.layout: KvCacheLayout | None = None
         if options.kind == "layout":
             self._lay_out(options.num_blocks)
         else:
-            shape = options.num_blocks, NUM_LAYERS, self.kv_factor, BLOCK_SIZE * TOKEN_NBYTES
+            kv_factor = 1 if is_latent else 2
+            page = held, BLOCK_SIZE, self.head_nbytes
+            shape = options.num_blocks, NUM_LAYERS, kv_factor, math.prod(page)
             self.tensor = np.full(shape, 0xEE, np.uint8)
             views = {
                 layer: [
-                    self.tensor[:, layer, kv].reshape(-1, BLOCK_SIZE, TOKEN_NBYTES)
-                    for kv in range(self.kv_factor)
+                    self.tensor[:, layer, kv].reshape(-1, *page).swapaxes(1, 2) for kv in range(kv_factor)
                 ]
                 for layer in range(NUM_LAYERS)
             }
@@ -150,8 +156,9 @@ class Cache:
     def _lay_out(self, num_blocks: int) -> None:
         """Layers 0 and 1 see all, and layer 2 a window; of each group keys and values are apart."""
         groups = []
+        nbytes = BLOCK_SIZE * len(self.heads) * self.head_nbytes
         for at, (layers, window) in enumerate((((0, 1), None), ((2,), WINDOW))):
-            size = len(layers) * BLOCK_SIZE * TOKEN_NBYTES
+            size = len(layers) * nbytes
             slots = num_blocks if window is None else num_blocks // 2
             views: dict[int, list[NDArray[np.uint8]]] = {layer: [] for layer in layers}
             regions = []
@@ -164,15 +171,15 @@ class Cache:
                 regions.append(KvCacheRegion(base, size, stride, slots, buffers))
                 pages = pool.reshape(slots, stride)
                 for index, layer in enumerate(layers):
-                    first = index * BLOCK_SIZE * TOKEN_NBYTES
-                    own = pages[:, first : first + BLOCK_SIZE * TOKEN_NBYTES]
-                    views[layer].append(own.reshape(slots, BLOCK_SIZE, TOKEN_NBYTES))
+                    own = pages[:, index * nbytes : (index + 1) * nbytes]
+                    views[layer].append(own.reshape(slots, BLOCK_SIZE, len(self.heads), self.head_nbytes))
             self.groups.append(Group(views, slots, window))
             groups.append(KvCacheLayerGroupLayout(at, layers, window, tuple(regions)))
-        for group in self.groups:
-            for arrays in group.views.values():
-                assert all(np.shares_memory(array, array.base) for array in arrays if array.base is not None)
         self.layout = KvCacheLayout(BLOCK_SIZE, tuple(groups))
+
+    def computed(self, hashes: list[int], layer: int, kv: int) -> NDArray[np.uint8]:
+        """Returns what this rank would have computed: [token, head, byte]."""
+        return np.stack([content(hashes, layer, kv, head, self.head_nbytes) for head in self.heads], 1)
 
     def group_of(self, layer: int) -> tuple[int, Group]:
         return next((at, each) for at, each in enumerate(self.groups) if layer in each.views)
@@ -579,7 +586,7 @@ class Executor:
         hashes = self._hashes(each)
         seen = 0 if group.window is None else max(first - group.window + 1, 0)
         for kv, array in enumerate(group.views[layer]):
-            expected = content(hashes[:stop], layer, kv, self._cache.rank)
+            expected = self._cache.computed(hashes[:stop], layer, kv)
             for block, within, tokens in self._places(each.tables[at], seen, first):
                 if not np.array_equal(array[block, within], expected[tokens]):
                     raise AssertionError(
@@ -656,7 +663,7 @@ class Executor:
             case ("flip",):
                 # A byte of the first layer, of every block.
                 for arrays in self._cache.groups[0].views.values():
-                    arrays[0][:, 0, 0] ^= 1
+                    arrays[0][:, 0, 0, 0] ^= 1
                     break
             case _:
                 raise AssertionError(f"no such command: {command}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.trtllm.engines import PATIENCE, Engine, expected, free_ports, pair, prompt_of
-from tests.trtllm.executor import BLOCK_SIZE, WINDOW, Options
+from tests.trtllm.executor import BLOCK_SIZE, NUM_HEADS, WINDOW, Options
 
 KINDS = [
     ("older", "tensor", 1),
@@ -36,6 +36,35 @@ def test_decode_goes_on_with_what_prefill_has_computed(
             answer = decode.answer(at)
             assert answer.tokens == expected(prompt_of(num_tokens, seed + at), 5)
             assert answer.num_matched == (0 if is_lacking(kind, num_tokens) else num_tokens - 1)
+        prefill.wait_empty()
+        decode.wait_empty()
+
+
+@pytest.mark.parametrize(("tp_size", "decode_tp_size"), [(1, 2), (2, 1), (2, 4)])
+def test_engines_of_unlike_size_exchange_heads_where_they_are_told_of_them(
+    tp_size: int, decode_tp_size: int, seed: int
+) -> None:
+    heads = {"kv_heads": NUM_HEADS}
+    with pair(heads, heads, decode_tp_size, tp_size=tp_size) as (prefill, decode):
+        for at in range(4):
+            prompt = prompt_of(20 + at, seed + at)
+            prefill.submit(at, prompt)
+            prefill.answer(at)
+            decode.submit(at, prompt, 3)
+            answer = decode.answer(at)
+            assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 19 + at)
+        prefill.wait_empty()
+        decode.wait_empty()
+
+
+def test_engines_of_unlike_size_that_are_not_told_of_heads_exchange_nothing(seed: int) -> None:
+    prompt = prompt_of(20, seed)
+    with pair({"lease_ttl_s": 1.0}, decode_tp_size=2) as (prefill, decode):
+        prefill.submit(0, prompt)
+        prefill.answer(0)
+        decode.submit(0, prompt, 3)
+        answer = decode.answer(0)
+        assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 0)
         prefill.wait_empty()
         decode.wait_empty()
 
