@@ -17,8 +17,8 @@ import numpy as np
 
 import kvxfer
 
-# LMDeploy names bytes by offset and length when it migrates. Blocks of a region have one size, said when it is
-# registered: small ones fit all, and those side by side move as one piece.
+# LMDeploy names bytes by offset and length when it migrates. Blocks of a region have one size, which is said
+# when it is registered: small ones fit all, and those side by side move as one piece.
 BLOCK_NBYTES = 256
 
 

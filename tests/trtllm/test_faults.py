@@ -31,6 +31,9 @@ HASTY: dict[str, Any] = {
     "lease_ttl_s": 3.0,
 }
 
+# Of engines of one rank the night's run alone has what those of two have by day.
+ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.slow), 2]
+
 
 def killed(prefill: Engine) -> None:
     prefill.signal(signal.SIGKILL)
@@ -111,7 +114,7 @@ def test_a_load_that_was_promised_and_fails_is_computed_on_every_rank(
             replacement.close()
 
 
-@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("tp_size", ONE_OR_TWO)
 def test_an_engine_that_is_to_stop_says_why_on_every_rank(tp_size: int, seed: int) -> None:
     prompt = prompt_of(20, seed)
     stops = {**HASTY, "failed_loads": "stop"}
@@ -156,7 +159,7 @@ def test_prefill_that_dies_or_stops_before_it_is_asked_costs_a_computation(seed:
         prefill.kill()
 
 
-@pytest.mark.parametrize("has_kept", [True, False])
+@pytest.mark.parametrize("has_kept", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_process_ends_though_nobody_tells_its_connector(has_kept: bool, seed: int) -> None:
     prompt = prompt_of(20, seed)
     with pair(HASTY, HASTY) as (prefill, decode):
@@ -172,7 +175,7 @@ def test_a_process_ends_though_nobody_tells_its_connector(has_kept: bool, seed: 
 # ---- requests that end, or begin anew ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("tp_size", ONE_OR_TWO)
 def test_blocks_of_an_aborted_load_are_given_back_when_nothing_can_land(tp_size: int, seed: int) -> None:
     prompts = [prompt_of(60, seed + at) for at in range(3)]
     with pair(HASTY, HASTY, tp_size=tp_size, num_blocks=20) as (prefill, decode):
@@ -246,7 +249,7 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_asks_in_vain(tmp_path:
 
 def test_engines_of_two_models_exchange_nothing(seed: int) -> None:
     prompt = prompt_of(20, seed)
-    with pair(HASTY, {**HASTY, "model": "another"}) as (prefill, decode):
+    with pair({**HASTY, "lease_ttl_s": 1.0}, {**HASTY, "model": "another"}) as (prefill, decode):
         prefill.submit(0, prompt)
         prefill.answer(0)
         decode.submit(0, prompt, 2)

@@ -40,7 +40,9 @@ def test_decode_goes_on_with_what_prefill_has_computed(
         decode.wait_empty()
 
 
-@pytest.mark.parametrize(("tp_size", "decode_tp_size"), [(1, 2), (2, 1), (2, 4)])
+@pytest.mark.parametrize(
+    ("tp_size", "decode_tp_size"), [(1, 2), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)]
+)
 def test_engines_of_unlike_size_exchange_heads_where_they_are_told_of_them(
     tp_size: int, decode_tp_size: int, seed: int
 ) -> None:
