@@ -44,9 +44,11 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
 
     @property
     def _way(self) -> _Ways:
-        # The engine registers its cache when both halves are there, and asks for requests after that.
-        if self._ways is None:
-            worker = find(self._llm_args)
+        # The engine registers its cache when both halves are there, and asks for requests after that. It may
+        # measure with one cache and serve with another.
+        worker = find(self._llm_args)
+        if self._ways is None or self._ways.registered is not worker.registered:
+            self.shutdown()
             worker.listener = self
             self._ways = _Ways(worker.registered, self._settings)
         return self._ways
@@ -98,6 +100,8 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         scheduled: dict[str, int] = {}
+        if scheduler_output is None:  # of an older release, where nothing is computed
+            return self._step(scheduled)
         for data in scheduler_output.new_requests:
             self._blocks[str(data.request_id)] = [[*table] for table in _tables_in(data)]
             scheduled[str(data.request_id)] = data.num_scheduled_tokens
@@ -180,8 +184,9 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
 
     def shutdown(self) -> None:
         """Stops listening and asking. The engine has no verb for it; agents end with their process."""
-        if self._ways is not None:
-            self._ways.close()
+        ways, self._ways = self._ways, None
+        if ways is not None:
+            ways.close()
 
 
 class _Ways:
@@ -190,6 +195,7 @@ class _Ways:
     def __init__(self, registered: Any, settings: ExecutorSettings) -> None:
         if registered is None:
             raise RuntimeError("kvxfer: the engine asks for a request before it has registered its cache")
+        self.registered = registered
         self._settings = settings
         self._engine_id: str = registered.engine_id
         # Parts of a layer group have one block table.

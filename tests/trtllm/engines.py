@@ -27,7 +27,9 @@ PATIENCE: Final[dict[str, Any]] = {
     "model": "tiny",
 }
 
-_spawn = multiprocessing.get_context("spawn")
+# Ranks are forks of a process that has imported what they import, and has made nothing.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["tests.trtllm.preloaded"])
 _ports = itertools.count()
 
 
@@ -66,11 +68,11 @@ class Engine:
         self._ended: list[tuple[Any, ...]] = []
         self._controls: list[Connection] = []
         self.processes = []
-        lines = [_spawn.Pipe() for _ in range(options.tp_size - 1)]
+        lines = [_forks.Pipe() for _ in range(options.tp_size - 1)]
         for rank in range(options.tp_size):
-            ours, theirs = _spawn.Pipe()
+            ours, theirs = _forks.Pipe()
             own = [near for near, _ in lines] if rank == 0 else [lines[rank - 1][1]]
-            process = _spawn.Process(target=main, args=(options, rank, own, theirs), daemon=True)
+            process = _forks.Process(target=main, args=(options, rank, own, theirs), daemon=True)
             process.start()
             theirs.close()
             self._controls.append(ours)
@@ -134,7 +136,10 @@ class Engine:
         """Takes in what the ranks say until something is so."""
         deadline = time.monotonic() + BOUND_S
         while not condition():
-            ready = wait(self._controls, max(deadline - time.monotonic(), 0.0))
+            # A rank that has said its last word closes its line.
+            ended = {each[1] for each in self._ended}
+            heard = [control for rank, control in enumerate(self._controls) if rank not in ended]
+            ready = wait(heard, max(deadline - time.monotonic(), 0.0))
             assert ready, f"{what}: not within {BOUND_S:g} s"
             for control in ready:
                 assert isinstance(control, Connection)

@@ -126,6 +126,28 @@ def test_a_cache_that_is_registered_again_replaces_the_first(worker_class: Any) 
         worker.shutdown()
 
 
+def test_the_scheduler_tells_of_the_cache_that_was_registered_last(worker_class: Any) -> None:
+    args = fake_engine.llm_args()
+    worker = worker_class(args)
+    scheduler = importlib.import_module("kvxfer.connectors.trtllm").KvxferConnectorScheduler(args)
+    try:
+        for seed in range(2):
+            worker.register_kv_caches(pool(seed))
+            scheduler.build_connector_meta(None)
+            assert scheduler._way.half._ranks == (worker.registered.ranks[0].agent,)
+    finally:
+        scheduler.shutdown()
+        worker.shutdown()
+
+
+def test_a_scheduler_without_a_worker_says_so(worker_class: Any) -> None:
+    scheduler = importlib.import_module("kvxfer.connectors.trtllm").KvxferConnectorScheduler(
+        fake_engine.llm_args()
+    )
+    with pytest.raises(RuntimeError, match="name both classes in KvCacheConnectorConfig"):
+        scheduler.wait_for_initialization()
+
+
 def test_a_cache_of_another_form_is_refused_in_words(worker_class: Any) -> None:
     worker = worker_class(fake_engine.llm_args())
     with pytest.raises(NotImplementedError, match=r"reads pools \[block, layer, kv, content\]"):
