@@ -41,6 +41,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         self._loading: set[str] = set()  # until every rank is through
         self._blocks: dict[str, list[list[int]]] = {}  # of requests that are computed
         self._reset: set[str] = set()
+        self._told: dict[str, dict[str, Any]] = {}  # what decode may hear once every rank has granted it
 
     @property
     def _way(self) -> _Ways:
@@ -140,6 +141,10 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         half.given_back(said.sent)
         self._loading -= said.received
         if self._way.register is not None:
+            # Every rank has begun the steps before this place in its loop: what they grant is in force.
+            for request_id, told in self._told.items():
+                self._way.register.ready(request_id, told)
+            self._told.clear()
             for request_id in said.sent:
                 self._way.register.ended(request_id)
 
@@ -170,7 +175,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         stays, told = self._way.half.finished(seen, tables, seen.is_whole)
         if (register := self._way.register) is not None:
             if stays and told is not None:
-                register.ready(name, told)
+                self._told[name] = told
             else:
                 register.ended(name)
         # Bytes still land in the blocks of one that is loading.

@@ -170,6 +170,10 @@ class Engine:
         while left := self.ask("left"):
             assert time.monotonic() < deadline, f"still there: {left}"
 
+    def has_failed_loads(self) -> bool:
+        """Whether a load has failed since the last call of `counts` or this."""
+        return any(each for each in self.counts("failures"))
+
     def counts(self, name: str) -> Any:
         """Returns the sum of what the ranks have counted since the last call."""
         return [None if each is None else each.get(name) for each in self.ask("counts")]

@@ -37,6 +37,7 @@ def test_decode_goes_on_with_what_prefill_has_computed(
             assert answer.tokens == expected(prompt_of(num_tokens, seed + at), 5)
             assert answer.num_matched == (0 if is_lacking(kind, num_tokens) else num_tokens - 1)
         prefill.wait_empty()
+        assert not decode.has_failed_loads()
         decode.wait_empty()
 
 
@@ -56,6 +57,7 @@ def test_engines_of_unlike_size_exchange_heads_where_they_are_told_of_them(
             answer = decode.answer(at)
             assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 19 + at)
         prefill.wait_empty()
+        assert not decode.has_failed_loads()
         decode.wait_empty()
 
 
@@ -68,6 +70,7 @@ def test_engines_of_unlike_size_that_are_not_told_of_heads_exchange_nothing(seed
         answer = decode.answer(0)
         assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 0)
         prefill.wait_empty()
+        assert not decode.has_failed_loads()
         decode.wait_empty()
 
 
@@ -84,6 +87,7 @@ def test_a_prompt_that_prefill_computes_in_chunks_arrives_whole(kind: str, seed:
             answer = decode.answer(at)
             assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), len(prompt) - 1)
         prefill.wait_empty()
+        assert not decode.has_failed_loads()
         decode.wait_empty()
 
 
@@ -117,6 +121,7 @@ def test_prompts_that_nobody_keeps_are_computed(seed: int) -> None:
             answer = decode.answer(at)
             assert (answer.tokens, answer.num_matched) == (expected(prompt, 2, "one"), num_matched)
         prefill.wait_empty()
+        assert not decode.has_failed_loads()
         decode.wait_empty()
 
 
@@ -131,6 +136,7 @@ def test_of_equal_prompts_each_is_brought_once(seed: int) -> None:
         assert sorted(decode.answer(at).num_matched for at in range(4)) == [0, 20, 20, 20]
         assert all(decode.answers[at].tokens == expected(prompt, 2) for at in range(4))
         prefill.wait_empty()
+        assert not decode.has_failed_loads()
         decode.wait_empty()
 
 
@@ -148,6 +154,7 @@ def test_who_asks_while_a_prompt_is_computed_waits_for_it(seed: int) -> None:
         decode.submit(1, prompt, 2)
         answer = decode.answer(1)
         assert (answer.tokens, answer.num_matched) == (expected(prompt, 2), 399)
+        assert not decode.has_failed_loads()
         decode.wait_empty()
 
 
@@ -172,6 +179,7 @@ def test_two_engines_bring_each_other_what_they_have(seed: int) -> None:
             answer = other.answer(at)
             assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), len(prompt) - 1)
         for each in engines:
+            assert not each.has_failed_loads()
             each.wait_empty()
             each.close()
     finally:
