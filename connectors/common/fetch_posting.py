@@ -12,7 +12,7 @@ from kvxfer.connectors.common.fetch import Fetch, Work
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.notes import KEY_NBYTES, RegistrationPart, context_of
-from kvxfer.connectors.common.paging import GroupTable, pair_pages
+from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
@@ -80,17 +80,19 @@ class FetchPoster:
                 handover.block_sizes[own.table],
                 handover.pages_per_block[own.table],
             )
-            pairs = pair_pages(src, self._table(order, group), order.first_token, order.num_tokens)
+            dst = self._table(order, group)
+            pairs = pair_pages(src, dst, order.first_token, order.num_tokens)
             if not len(pairs.dst):
                 continue
+            dst_pages = counted(pairs.dst, region.layout, dst.pages_per_block)
             fetch.num_pages += len(pairs.dst)
             fetch.nbytes += len(pairs.dst) * region.layout.block_nbytes
             for share in self._shares_of(group, region, remotes[group]):
                 read = self._agent.read(
                     region,
                     remotes[group][share.src],
-                    pairs.src,
-                    pairs.dst,
+                    counted(pairs.src, remotes[group][share.src].layout, src.pages_per_block),
+                    dst_pages,
                     layers=share.layers,
                     heads=share.heads,
                     tokens=pairs.tokens,
@@ -121,6 +123,8 @@ class FetchPoster:
             pages = tables[group].pages[first_page : -(-order.num_tokens // page_size)]
             if not pages.any():
                 continue
+            if region.layout.null_block < 0:
+                pages = pages[pages != 0]
             # Pages of one size are written whole, others token by token.
             are_unlike = any(
                 each.layout.block_tokens != region.layout.block_tokens for each in remotes[group]
@@ -135,7 +139,7 @@ class FetchPoster:
                 shares[share.src].append(Share(group=group, layers=layers, heads=heads))
             incoming = self._agent.expect(
                 tag_of(fetch.tag, group),
-                pages,
+                counted(pages, region.layout, tables[group].pages_per_block),
                 region,
                 tokens=tokens,
                 timeout_s=self._settings.push_timeout_s,

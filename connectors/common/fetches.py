@@ -297,7 +297,8 @@ class Fetches:
                 for page in fetch.parts[group.name].failed_blocks
             }
             if pages:
-                return {page // self._regions.pages_per_block[0] for page in pages}
+                first = 1 if self._regions.regions[0].layout.null_block < 0 else 0  # `paging.counted`
+                return {first + page // self._regions.pages_per_block[0] for page in pages}
         block_size = self._regions.groups[0].block_size
         return set(order.tables[0][order.first_token // block_size :]) - {0}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import kvxfer
 from kvxfer.connectors.common.notes import Claim, Receipt, digest_of
-from kvxfer.connectors.common.paging import pages_of
+from kvxfer.connectors.common.paging import counted, pages_of
 from kvxfer.connectors.common.place import agents_of
 from kvxfer.connectors.common.readers import Readers
 from kvxfer.connectors.common.step import News
@@ -73,6 +73,7 @@ class KeptBlocks:
             if len(held := pages[pages != 0]):
                 token = group.lease(grant.leases[group.table])
                 region = regions.regions[at]
+                held = counted(held, region.layout, regions.pages_per_block[at])
                 # Until it is revoked: the blocks are nobody else's before that, and their time may be
                 # extended.
                 kept.leases.append(region.grant(holder, held, ttl_s=math.inf, token=token))

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+import kvxfer
+
 Ids = NDArray[np.uint32]
 
 
@@ -70,6 +72,15 @@ def pages_of(table: Sequence[int], pages_per_block: int) -> Ids:
         return ids
     pages = ids[:, None] * np.uint32(pages_per_block) + np.arange(pages_per_block, dtype=np.uint32)
     return np.where(ids[:, None] == 0, np.uint32(0), pages).astype(np.uint32).reshape(-1)
+
+
+def counted(pages: Ids, layout: kvxfer.KVLayout, pages_per_block: int) -> Ids:
+    """Returns pages of tables as a region of this layout counts them.
+
+    In tables 0 is no block. An engine that gives its block 0 to requests has no null block in its layouts,
+    and its tables call that one 1.
+    """
+    return pages if layout.null_block >= 0 else pages - np.uint32(pages_per_block)
 
 
 def pair_pages(src: GroupTable, dst: GroupTable, first_token: int, stop_token: int) -> PagePairs:

@@ -18,7 +18,7 @@ from kvxfer.connectors.common.compute_stream import PASSED, ComputeStream, Layer
 from kvxfer.connectors.common.handover import MAX_READERS
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart, context_of
-from kvxfer.connectors.common.paging import GroupTable, pair_pages
+from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
 from kvxfer.connectors.common.place import engine_of
 from kvxfer.connectors.common.push_reader import Reader
 from kvxfer.connectors.common.push_registration import Registration
@@ -383,7 +383,8 @@ class Pushes:
             first, stop = reader.posted[group], stops[group]
             if first >= stop:
                 continue
-            pairs = pair_pages(self._table(chunk, group), registration.table(group), first, stop)
+            src, dst = self._table(chunk, group), registration.table(group)
+            pairs = pair_pages(src, dst, first, stop)
             if pairs.num_lacking:
                 raise kvxfer.UsageError(
                     f"prefill has given back {pairs.num_lacking} pages of {region.name} that decode asks for",
@@ -391,11 +392,12 @@ class Pushes:
                 )
             if not len(pairs.dst):
                 continue
+            remote = remote_region(reader.peer, region.name)
             write = self._agent.write(
                 region,
-                remote_region(reader.peer, region.name),
-                pairs.src,
-                pairs.dst,
+                remote,
+                counted(pairs.src, region.layout, src.pages_per_block),
+                counted(pairs.dst, remote.layout, dst.pages_per_block),
                 layers=range(*share.layers),
                 heads=range(*share.heads),
                 tokens=pairs.tokens,

@@ -41,9 +41,8 @@ class Keeper:
             return self.leases[-1]
 
         groups = [SimpleNamespace(table=at, lease=lambda drawn: drawn) for at in range(2)]
-        regions: Any = SimpleNamespace(
-            groups=groups, pages_per_block=[1, 1], regions=[SimpleNamespace(grant=grant)] * 2
-        )
+        granting = SimpleNamespace(grant=grant, layout=SimpleNamespace(null_block=0))
+        regions: Any = SimpleNamespace(groups=groups, pages_per_block=[1, 1], regions=[granting] * 2)
         wanted = Grant(REQUEST, TOKENS, ((1, 2), (3, 0)), readers)
         self.counted: list[str] = []
         counts: Any = SimpleNamespace(

@@ -1,0 +1,331 @@
+"""Prompts that are kept here, told to engines that ask for them: where no router carries parameters.
+
+Some engines give a connector the prompt and nothing beside it. There decode asks the prefill engines that its
+user has named whether one of them keeps the prompt, by a key that both make of it. Prefill answers from a
+thread of its own, since an engine that has nothing to compute makes no steps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import kvxfer
+
+_log = logging.getLogger("kvxfer")
+
+KEY_NBYTES: Final = 16
+
+# Kind, the asker's number of the enquiry, this part and how many there are; then the content.
+_HEAD: Final = struct.Struct("<BQHH")
+_ASK, _FOUND, _NONE, _DECLINED = 1, 2, 3, 4
+# The key, and for how many seconds the asker waits.
+_QUESTION: Final = struct.Struct(f"<{KEY_NBYTES}sf")
+
+# An agent's message has at most 65,536 bytes.
+_PART_NBYTES: Final = 60_000
+_MAX_PARTS: Final = 256
+_MAX_WAITING: Final = 1024
+# An engine that did not answer, or could not be dialled, is not asked again before that.
+_REST_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Listed:
+    """A prompt that is computed or kept here.
+
+    Attributes
+    ----------
+    params
+        What decode needs of it, encoded; empty while it is computed.
+    told
+        Whom: a peer's name and the number of its enquiry.
+    """
+
+    request_id: str
+    key: bytes
+    params: bytes = b""
+    told: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Enquiry:
+    peer: kvxfer.Peer
+    number: int
+    until_s: float
+
+
+class PromptRegister:
+    """Prefill's side: each prompt that is kept is told to one engine that asks for it.
+
+    Safe to be called from any thread.
+
+    Parameters
+    ----------
+    agent
+        Of its own: every message that it gets is an enquiry. The register closes it.
+    """
+
+    def __init__(self, agent: kvxfer.Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._listed: dict[str, _Listed] = {}
+        self._by_key: dict[bytes, dict[str, _Listed]] = {}
+        self._waiting: dict[bytes, deque[_Enquiry]] = {}
+        self._num_waiting = 0
+        self._thread = threading.Thread(target=self._answer, name="kvxfer-prompts", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where it is asked."""
+        return self._agent.entry.address
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def coming(self, request_id: str, key: bytes) -> None:
+        """Lists a prompt that is about to be computed: who asks for it waits for it."""
+        with self._lock:
+            self._forget(request_id)
+            listed = self._listed[request_id] = _Listed(request_id, key)
+            self._by_key.setdefault(key, {})[request_id] = listed
+
+    def ready(self, request_id: str, params: dict[str, Any]) -> None:
+        """Tells a prompt that is kept from now on to who waits for it, or to the next engine that asks."""
+        with self._lock:
+            if (listed := self._listed.get(request_id)) is not None:
+                listed.params = json.dumps(params).encode()
+                self._serve(listed.key)
+
+    def ended(self, request_id: str) -> None:
+        """Takes a prompt from the list: it is not kept, or not any more."""
+        with self._lock:
+            self._forget(request_id)
+
+    def close(self) -> None:
+        """Stops answering."""
+        self._agent.close()
+        self._thread.join()
+
+    # ---- in the lock ------------------------------------------------------------------------
+
+    def _forget(self, request_id: str) -> None:
+        if (listed := self._listed.pop(request_id, None)) is None:
+            return
+        of_key = self._by_key[listed.key]
+        del of_key[request_id]
+        if not of_key:
+            del self._by_key[listed.key]
+        self._serve(listed.key)
+
+    def _serve(self, key: bytes) -> None:
+        """Answers who waits for a prompt, as far as there is one, or none to come."""
+        waiting = self._waiting.get(key)
+        while waiting:
+            free = [each for each in self._by_key.get(key, {}).values() if each.told is None]
+            ready = [each for each in free if each.params]
+            if free and not ready:
+                return
+            enquiry = waiting.popleft()
+            self._num_waiting -= 1
+            if time.monotonic() < enquiry.until_s:
+                self._tell(enquiry, ready[0] if ready else None)
+        self._waiting.pop(key, None)
+
+    def _tell(self, enquiry: _Enquiry, listed: _Listed | None) -> None:
+        try:
+            if listed is None:
+                enquiry.peer.send(_HEAD.pack(_NONE, enquiry.number, 0, 1))
+                return
+            pieces = [
+                listed.params[at : at + _PART_NBYTES] for at in range(0, len(listed.params), _PART_NBYTES)
+            ]
+            for at, piece in enumerate(pieces):
+                enquiry.peer.send(_HEAD.pack(_FOUND, enquiry.number, at, len(pieces)) + piece)
+            listed.told = enquiry.peer.name, enquiry.number
+        except kvxfer.KvxferError as error:
+            # It asks again, or computes the prompt.
+            _log.debug("kvxfer: %s was not told of a prompt: %s", enquiry.peer.name, error)
+
+    # ---- the thread -------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                message = self._agent.message_blocking()
+            except kvxfer.KvxferError:
+                return  # closed
+            try:
+                self._take(message.peer, message.payload)
+            except (ValueError, struct.error) as error:
+                _log.warning("kvxfer: %s asked what cannot be read: %s", message.peer.name, error)
+
+    def _take(self, peer: kvxfer.Peer, payload: bytes) -> None:
+        kind, number, _, _ = _HEAD.unpack_from(payload)
+        if kind == _ASK:
+            key, timeout_s = _QUESTION.unpack(payload[_HEAD.size :])
+            if not 0 <= timeout_s <= 60:
+                raise ValueError(f"an enquiry that waits for {timeout_s} s")
+            enquiry = _Enquiry(peer, number, time.monotonic() + timeout_s)
+            with self._lock:
+                if self._num_waiting >= _MAX_WAITING:
+                    self._expire()
+                if self._num_waiting >= _MAX_WAITING:
+                    self._tell(enquiry, None)
+                    return
+                self._waiting.setdefault(key, deque()).append(enquiry)
+                self._num_waiting += 1
+                self._serve(key)
+        elif kind == _DECLINED:
+            with self._lock:
+                for listed in self._listed.values():
+                    if listed.told == (peer.name, number):
+                        listed.told = None
+                        self._serve(listed.key)
+                        break
+        else:
+            raise ValueError(f"a message of kind {kind}")
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for key, waiting in list(self._waiting.items()):
+            left = deque(each for each in waiting if each.until_s > now)
+            self._num_waiting -= len(waiting) - len(left)
+            if left:
+                self._waiting[key] = left
+            else:
+                del self._waiting[key]
+
+
+# ---- decode's side ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Source:
+    """An engine that is asked."""
+
+    address: str
+    session: Future[kvxfer.Peer] | None = None
+    rests_until_s: float = 0.0
+
+    @property
+    def peer(self) -> kvxfer.Peer | None:
+        """The session with it, where there is one."""
+        if self.session is None or not self.session.done() or self.session.exception() is not None:
+            return None
+        peer = self.session.result()
+        return peer if peer.state is kvxfer.PeerState.OPEN else None
+
+
+class PromptLookup:
+    """Decode's side: asks prefill engines for a prompt, one after the other, and waits a bounded time.
+
+    Called by one thread.
+
+    Parameters
+    ----------
+    agent
+        Of its own: every message that it gets is an answer. The lookup closes it.
+    addresses
+        Of the engines' registers, in the order in which they are asked.
+    timeout_s
+        How long one of them may take to answer.
+    """
+
+    def __init__(self, agent: kvxfer.Agent, addresses: Sequence[str], timeout_s: float) -> None:
+        self._agent = agent
+        self._timeout_s = timeout_s
+        self._sources = [_Source(address) for address in addresses]
+        self._threads = ThreadPoolExecutor(max(len(addresses), 1), thread_name_prefix="kvxfer-prompts")
+        self._number = 0
+        for source in self._sources:
+            self._dial(source)
+
+    def ask(self, key: bytes) -> dict[str, Any] | None:
+        """Returns what an engine tells of a prompt that it keeps; None where none does, or none answers."""
+        self.drain()
+        for source in self._sources:
+            if (answer := self._ask(source, key)) is not None:
+                return answer
+        return None
+
+    def drain(self) -> None:
+        """Gives back what was told too late."""
+        while (message := self._agent.take_message()) is not None:
+            self._late(message.peer, message.payload)
+
+    def close(self) -> None:
+        """Stops asking."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._agent.close()
+
+    def _dial(self, source: _Source) -> None:
+        source.session = self._threads.submit(self._agent.connect_blocking, source.address)
+
+    def _peer(self, source: _Source) -> kvxfer.Peer | None:
+        """Returns the session with an engine, dialled anew where it was lost."""
+        now = time.monotonic()
+        if (peer := source.peer) is not None or now < source.rests_until_s:
+            return peer if now >= source.rests_until_s else None
+        if source.session is None or source.session.done():
+            self._dial(source)
+        assert source.session is not None
+        try:
+            return source.session.result(self._timeout_s)
+        except TimeoutError:
+            source.rests_until_s = time.monotonic() + _REST_S
+        except kvxfer.KvxferError as error:
+            source.rests_until_s = time.monotonic() + _REST_S
+            _log.warning("kvxfer: %s cannot be asked for prompts: %s", source.address, error)
+        return None
+
+    def _ask(self, source: _Source, key: bytes) -> dict[str, Any] | None:
+        if (peer := self._peer(source)) is None:
+            return None
+        self._number += 1
+        parts: list[bytes] = []
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            peer.send(_HEAD.pack(_ASK, self._number, 0, 1) + _QUESTION.pack(key, self._timeout_s))
+            while True:
+                message = self._agent.message_blocking(max(deadline - time.monotonic(), 0.0))
+                kind, number, part, num_parts = _HEAD.unpack_from(message.payload)
+                if message.peer is not peer or number != self._number:
+                    self._late(message.peer, message.payload)
+                    continue
+                if kind != _FOUND or not part < num_parts <= _MAX_PARTS or part != len(parts):
+                    return None
+                parts.append(message.payload[_HEAD.size :])
+                if len(parts) == num_parts:
+                    answer = json.loads(b"".join(parts))
+                    return answer if isinstance(answer, dict) else None
+        except TimeoutError:
+            source.rests_until_s = time.monotonic() + _REST_S
+            _log.warning(
+                "kvxfer: %s did not say within %g s whether it keeps a prompt (lookup_timeout_s): it is "
+                "computed here",
+                source.address,
+                self._timeout_s,
+            )
+        except (kvxfer.KvxferError, ValueError, RecursionError, struct.error) as error:
+            _log.warning("kvxfer: %s was asked for a prompt in vain: %s", source.address, error)
+        return None
+
+    def _late(self, peer: kvxfer.Peer, payload: bytes) -> None:
+        if len(payload) < _HEAD.size:
+            return
+        kind, number, part, _ = _HEAD.unpack_from(payload)
+        if kind == _FOUND and part == 0:
+            try:
+                peer.send(_HEAD.pack(_DECLINED, number, 0, 1))
+            except kvxfer.KvxferError as error:
+                _log.debug("kvxfer: %s was not told that its answer came late: %s", peer.name, error)

@@ -1,0 +1,10 @@
+"""``python -m kvxfer.connectors.trtllm [MODEL]``: does the connector fit the engine that is installed?"""
+
+from __future__ import annotations
+
+import sys
+
+from kvxfer.connectors.trtllm.engine_check import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

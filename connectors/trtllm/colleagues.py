@@ -1,0 +1,69 @@
+"""How the scheduler of an engine finds the worker beside it: rank 0 makes both, at once, in two threads."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvxfer.connectors.common.step import OwnRank, Step
+from kvxfer.connectors.trtllm.agreement import Said
+from kvxfer.connectors.trtllm.pools import Pools
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What the ranks know of themselves once the engine has registered its cache.
+
+    Attributes
+    ----------
+    engine_id
+        Of all of them.
+    pools
+        Of rank 0.
+    ranks
+        Where their agents are.
+    """
+
+    engine_id: str
+    pools: Pools
+    ranks: tuple[OwnRank, ...]
+
+
+class Listener(Protocol):
+    """Who beside a worker hears what the ranks have agreed on."""
+
+    def idle_step(self) -> Step | None: ...
+
+    def agreed(self, said: Said) -> None: ...
+
+
+class Colleague(Protocol):
+    """A worker, for the scheduler beside it."""
+
+    registered: Registered | None
+    listener: Listener | None
+
+
+_lock = threading.Lock()
+# By the arguments that the engine makes both of.
+_workers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def introduce(llm_args: object, worker: Colleague) -> None:
+    """Makes a worker known."""
+    with _lock:
+        _workers[id(llm_args)] = worker
+
+
+def find(llm_args: object) -> Colleague:
+    """Returns the worker that was made of the same arguments in this process."""
+    with _lock:
+        found: Colleague | None = _workers.get(id(llm_args))
+    if found is None:
+        raise RuntimeError(
+            "kvxfer: no KvxferConnectorWorker was made beside this scheduler: name both classes in "
+            "KvCacheConnectorConfig"
+        )
+    return found

@@ -1,0 +1,140 @@
+"""What a user sets of the connector, in the environment: `KvCacheConnectorConfig` has no place for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from kvxfer.address import Address
+from kvxfer.connectors.common.settings import Settings
+from kvxfer.errors import UsageError
+
+#: Of the environment of every rank: a JSON object.
+VARIABLE: Final = "KVXFER_TRTLLM"
+
+#: Of the settings that all connectors have, those that mean something here.
+NAMES: Final = (
+    "host",
+    "port",
+    "advertise",
+    "secret_file",
+    "allowed_hosts",
+    "lease_ttl_s",
+    "claim_within_s",
+    "keep_share",
+    "load_timeout_s",
+    "connect_timeout_s",
+    "silent_timeout_s",
+    "linger_s",
+    "transports",
+    "huge_pages",
+    "model",
+)
+
+
+class ExecutorSettings(BaseModel):
+    """What is this engine's own, and under `shared` what all connectors have.
+
+    Attributes
+    ----------
+    role
+        ``"prefill"`` keeps every prompt for an engine that asks for it, ``"decode"`` asks for every prompt,
+        ``"both"`` asks, and keeps what it had to compute.
+    engine_id
+        Of this engine, alike on all of its ranks; "" has rank 0 draw one.
+    prefills
+        Where decode asks: addresses of prefill engines (their `host` and `port`), in this order.
+    lookup_timeout_s
+        How long each of these may take to answer. The engine's loop waits meanwhile.
+    failed_loads
+        What becomes of a request whose cache was promised and did not arrive: ``"recompute"`` has its ranks
+        compute it, by setting back a position in the engine's own request; ``"stop"`` ends the engine's loop.
+    kv_heads
+        Of the model, where its one pool holds pages [head, token, dim], as the engine's own attention has
+        them: then the other engine's tensor parallelism may be another. 0: pages are moved as they are.
+    log_level
+        From which on the logger ``kvxfer`` writes to stderr: nobody configures logging in the engine's ranks.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["prefill", "decode", "both"] = "both"
+    engine_id: Annotated[str, Field(max_length=1024)] = ""
+    prefills: tuple[str, ...] = ()
+    lookup_timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 0.25
+    failed_loads: Literal["recompute", "stop"] = "recompute"
+    kv_heads: Annotated[int, Field(ge=0, le=2**16)] = 0
+    log_level: Literal["DEBUG", "INFO", "WARNING"] = "WARNING"
+    shared: Settings = Settings()
+
+    @property
+    def produces(self) -> bool:
+        """Whether this engine keeps prompts."""
+        return self.role != "decode"
+
+    @property
+    def consumes(self) -> bool:
+        """Whether it asks for them."""
+        return self.role != "prefill"
+
+    def begin_log(self) -> None:
+        """Has this process log from `log_level` on."""
+        logger = logging.getLogger("kvxfer")
+        if self.log_level != "WARNING" and not logger.handlers:
+            logger.addHandler(logging.StreamHandler())
+            logger.setLevel(self.log_level)
+
+    @field_validator("prefills")
+    @classmethod
+    def _are_addresses(cls, prefills: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(str(Address.parse(each, "prefills")) for each in prefills)
+        except UsageError as error:
+            raise ValueError(error.args[0]) from None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> ExecutorSettings:
+        if self.role == "decode" and not self.prefills:
+            raise ValueError(
+                'role "decode" asks nobody: name engines in prefills, e.g. ["tcp://10.0.0.7:7301"]'
+            )
+        if self.role == "prefill" and self.prefills:
+            raise ValueError('role "prefill" asks nobody: leave out prefills, or make it "both"')
+        for address in self.prefills:
+            if not self.shared.may_dial(host := Address.parse(address, "prefills").host):
+                raise ValueError(f"prefills names {host}, which is not among allowed_hosts")
+        return self
+
+
+def settings_of_environment() -> ExecutorSettings:
+    """Returns the settings that stand in the environment.
+
+    Raises
+    ------
+    ValueError
+        No JSON object, or a setting that is unknown or out of range.
+    """
+    text = os.environ.get(VARIABLE, "") or "{}"
+    try:
+        given: Any = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE} is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f'{VARIABLE} is {text!r:.100}: write an object, e.g. {{"role": "prefill"}}')
+    own = [name for name in ExecutorSettings.model_fields if name != "shared"]
+    if unknown := [name for name in given if name not in own and name not in NAMES]:
+        raise ValueError(
+            f"{VARIABLE}: {', '.join(unknown)} is no setting here (settings: {', '.join([*own, *NAMES])})"
+        )
+    shared = Settings.of({name: given[name] for name in given if name in NAMES}, VARIABLE)
+    try:
+        return ExecutorSettings(**{name: given[name] for name in given if name in own}, shared=shared)
+    except ValidationError as error:
+        found = "; ".join(
+            ": ".join([*map(str, each["loc"]), each["msg"]]) for each in error.errors(include_url=False)
+        )
+        raise ValueError(f"{VARIABLE}: {found}") from None

@@ -1,0 +1,159 @@
+"""Where the engine's pools lie, as groups and layouts.
+
+Which bytes of a page are whose head is the attention kernels' affair. Where the user says that it is as the
+engine's own have it, other tensor parallelism and other blocks fit; else a page is moved as it is, and each
+rank reads from the same rank of an engine with as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import kvxfer
+from kvxfer import engine_layouts
+from kvxfer.connectors.common.cache_group import CacheGroup
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.regions import CacheMemory
+from kvxfer.layout.slices import heads_of
+
+# What every rank has, as `kvxfer.KVLayout.from_tensors` is told it.
+_EVERYWHERE: Final[dict[str, Any]] = {"first_head": 0, "total_heads": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """A rank's cache.
+
+    Attributes
+    ----------
+    groups
+        The engine's layer groups; one of several ranges of memory is in several parts.
+    memory
+        Of each.
+    num_blocks
+        Of the group that has most.
+    declared
+        In words what two engines' caches must have alike, on all ranks.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    memory: tuple[CacheMemory, ...]
+    num_blocks: int
+    declared: str
+
+
+def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str, kv_heads: int = 0) -> Pools:
+    """Returns the cache that one tensor is: [block, layer, 2, content]; with 1 for 2 where it is of latents.
+
+    Parameters
+    ----------
+    kv_heads
+        Of the model, where each content is [head, token, dim]; 0 where it is moved as it is.
+
+    Raises
+    ------
+    NotImplementedError
+        It is no such tensor.
+    """
+    if tensor.ndim != 4 or tensor.shape[2] not in (1, 2):
+        raise NotImplementedError(
+            f"kvxfer reads pools [block, layer, kv, content]; this one has {tuple(tensor.shape)}"
+        )
+    num_blocks, num_layers, kv_factor, content = tensor.shape
+    is_latent = kv_factor == 1
+    if is_latent:
+        num_heads, held = 1, _EVERYWHERE
+    elif kv_heads:
+        first_head, num_heads = heads_of(kv_heads, place.tp_size, place.tp_rank)
+        held = {"first_head": first_head, "total_heads": kv_heads}
+    else:
+        num_heads, held = 1, _shard(place)
+    if content % (num_heads * block_size):
+        raise NotImplementedError(
+            f"kvxfer cannot divide {content} elements of a page into {block_size} tokens of {num_heads} "
+            f"heads: is kv_heads {kv_heads} the model's?"
+        )
+    head_dim = content // (num_heads * block_size)
+    declared = f"{model}, {num_layers} layers of {kv_factor} x {tensor.dtype}"
+    if kv_heads or is_latent:
+        declared += f" {kv_heads} heads of {head_dim}"
+    else:
+        declared += f" {content} for {block_size} tokens on {place.tp_size} ranks"
+    group = CacheGroup(0, "kv.0", tuple(str(layer) for layer in range(num_layers)), block_size)
+    layout = engine_layouts.trtllm(
+        tensor,
+        num_heads=num_heads,
+        block_tokens=block_size,
+        head_dim=head_dim,
+        model=declared,
+        group=group.name,
+        **held,
+    )
+    return Pools((group,), (CacheMemory(group, tensor, layout),), num_blocks, declared)
+
+
+def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
+    """Returns the cache that a `KvCacheLayout` describes: of each group one or more ranges of memory."""
+    groups: list[CacheGroup] = []
+    memory: list[CacheMemory] = []
+    words: list[str] = []
+    for table, own in enumerate(layout.groups):
+        ranges = [
+            *((each, False) for each in own.regions),
+            *((each, True) for each in own.replicated_regions),
+        ]
+        for shape, (region, is_replicated) in enumerate(ranges):
+            name = f"kv.{own.layer_group_id}" + (f".{shape}" if shape else "")
+            group = CacheGroup(
+                own.layer_group_id,
+                name,
+                (f"{name}/all",),  # its layers lie side by side in each page
+                layout.tokens_per_block,
+                window=own.window_size or 0,
+                table=table,
+                shape=shape,
+            )
+            declared = f"{model}, {name}: {_content(region)}" + (" on every rank" if is_replicated else "")
+            pages = region.as_tensor()[:, None]
+            memory.append(
+                CacheMemory(
+                    group,
+                    [pages],
+                    kvxfer.KVLayout.from_tensors(
+                        [pages],
+                        "bhd",
+                        **(_EVERYWHERE if is_replicated else _shard(place)),
+                        model=declared,
+                        group=name,
+                    ),
+                )
+            )
+            groups.append(group)
+            words.append(declared)
+    if not groups:
+        raise NotImplementedError("this engine describes a cache without any memory")
+    num_blocks = max(region.num_slots for own in layout.groups for region in own.regions)
+    declared = f"{'; '.join(words)}; {layout.tokens_per_block} tokens a block on {place.tp_size} ranks"
+    return Pools(tuple(groups), tuple(memory), num_blocks, declared)
+
+
+def tables_of(block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns tables as the scheduler half has them: 0 is none there, and the engine's first block, 1."""
+    return [[block + 1 for block in table] for table in block_ids]
+
+
+def gpu_of(tensor: Any) -> int | None:
+    """Returns the GPU on which a tensor lies; None for memory of the host."""
+    device: Any = getattr(tensor, "device", None)
+    return int(device.index) if getattr(device, "type", "cpu") == "cuda" else None
+
+
+def _content(region: Any) -> str:
+    buffers = " ".join(f"{each.layer_id}{each.role}x{each.expansion}" for each in region.buffers)
+    return f"{region.size} bytes of {buffers}"
+
+
+def _shard(place: Place) -> dict[str, Any]:
+    return {"first_head": place.tp_rank, "total_heads": place.tp_size}

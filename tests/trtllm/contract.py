@@ -1,0 +1,73 @@
+"""What TensorRT-LLM's connector interface promises, as it was read in its published source.
+
+`contracts/` has a file for each module path at which releases have it: classes and signatures (in the words
+of `tests.engine_contract`), what of the manager and of requests is read, which thread calls what, and in
+which order an iteration of the loop does. Each names the files that it was read from, and their commits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.engine_contract import Contract
+
+FOLDER: Final = Path(__file__).parent / "contracts"
+#: By what tests call the releases: the oldest path, and the one after it.
+RELEASES: Final = {
+    "older": "pyexecutor.kv_cache_connector",
+    "newer": "pyexecutor.connectors.kv_cache_connector",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One of them.
+
+    Attributes
+    ----------
+    module
+        Where releases have it.
+    classes, documented
+        Their members; those that the engine's page alone has, at a later commit.
+    manager, request
+        Names of the engine's own that the connector reads or sets.
+    threads
+        Who calls: ``"constructed"`` two threads at once, ``"main"`` the one that makes the executor,
+        ``"loop"`` the executor's.
+    iteration
+        The calls of one iteration of the loop, each with a comma behind; those of layer groups as the flat.
+    """
+
+    module: str
+    classes: Contract
+    documented: Contract
+    manager: tuple[str, ...]
+    request: tuple[str, ...]
+    threads: dict[str, list[str]]
+    iteration: re.Pattern[str]
+
+    def thread_of(self, call: str) -> str:
+        """Returns which thread makes a call."""
+        (found,) = (thread for thread, calls in self.threads.items() if call in calls)
+        return found
+
+
+def interface(release: str) -> Interface:
+    """Returns what was written down of a release (`RELEASES`)."""
+    document: dict[str, Any] = json.loads((FOLDER / f"{RELEASES[release]}.json").read_text())
+    words = document["iteration"]
+    # A name stands for itself and a comma, with what makes it optional or repeated behind both.
+    pattern = re.sub(r"([a-z][a-z_]+)", r"(?:\1,)", words).replace(" ", "")
+    return Interface(
+        document["module"],
+        document["classes"],
+        document.get("documented", {}),
+        tuple(document["manager"]),
+        tuple(document["request"]),
+        document["threads"],
+        re.compile(pattern),
+    )

@@ -1,0 +1,63 @@
+"""The command for an owner of the engine, as far as it goes without one."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.trtllm import fake_engine
+
+
+@pytest.fixture
+def engine() -> Iterator[ModuleType]:
+    found = fake_engine.install("newer")
+    manager = fake_engine.module("tensorrt_llm.bindings.internal.batch_manager")
+    manager.LlmRequest = type(  # type: ignore[attr-defined]
+        "LlmRequest",
+        (),
+        dict.fromkeys(("request_id", "prompt_len", "get_tokens", "context_current_position")),
+    )
+    yield found
+    fake_engine.uninstall()
+
+
+def check(*arguments: str) -> Any:
+    return importlib.import_module("kvxfer.connectors.trtllm.engine_check").main(list(arguments))
+
+
+def test_where_there_is_no_engine_it_says_so() -> None:
+    command = [sys.executable, "-m", "kvxfer.connectors.trtllm", "MODEL"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "tensorrt_llm is not installed in this environment" in ended.stdout
+    assert "nothing was checked" in ended.stdout
+
+
+def test_it_prints_what_it_has_checked(engine: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check() == 0
+    said = capsys.readouterr().out
+    assert "KvxferConnectorWorker gives all that KvCacheConnectorWorker asks for" in said
+    assert "LlmRequest has request_id, prompt_len, get_tokens, context_current_position" in said
+    assert "not checked: whether two engines give the tokens of one" in said
+    assert "FAILED" not in said
+
+
+def test_what_does_not_fit_fails_it(engine: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def start_load_kv(self: Any, stream: Any, priority: int) -> None: ...
+
+    engine.KvCacheConnectorWorker = type(  # type: ignore[attr-defined]
+        "KvCacheConnectorWorker", (), {"start_load_kv": start_load_kv}
+    )
+    del engine.KvCacheConnectorManager
+    assert check("MODEL") == 1
+    said = capsys.readouterr().out
+    assert "FAILED  its methods are called as KvCacheConnectorWorker is: start_load_kv is called with" in said
+    assert "FAILED  KvCacheConnectorManager has get_finished" in said
+    # No engine is started of which that is known.
+    assert "an engine alone" not in said

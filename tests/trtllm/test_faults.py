@@ -1,0 +1,402 @@
+"""Engines that die, stop, come back, or are not who they should be: others serve on, nothing stays held."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvxfer
+from kvxfer.connectors.common.handover import prompt_digest
+from kvxfer.connectors.common.prompt_lookup import _FOUND, _HEAD
+from kvxfer.connectors.trtllm.llm_request import ExecutorRequest
+from tests.trtllm.engines import PATIENCE, Engine, engine, expected, free_ports, pair, prompt_of
+from tests.trtllm.executor import Options
+from tests.trtllm.fake_engine import LlmRequest
+
+# Sockets alone: a stopped process's memory can be read, its sockets say nothing.
+HASTY: dict[str, Any] = {
+    "transports": ["tcp"],
+    "connect_timeout_s": 3.0,
+    "silent_timeout_s": 2.0,
+    "lookup_timeout_s": 1.0,
+    "load_timeout_s": 4.0,
+    "lease_ttl_s": 3.0,
+}
+
+# Of engines of one rank the night's run alone has what those of two have by day.
+ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.slow), 2]
+
+
+def killed(prefill: Engine) -> None:
+    prefill.signal(signal.SIGKILL)
+    for process in prefill.processes:
+        process.join()
+
+
+def is_stopped(prefill: Engine) -> None:
+    prefill.signal(signal.SIGSTOP)
+
+
+def replaced(prefill: Engine) -> Engine:
+    """Puts another engine in its place, which has computed nothing."""
+    killed(prefill)
+    return Engine(prefill.options).wait_started()
+
+
+def gave_up(prefill: Engine) -> None:
+    """Waits until prefill has given back what it kept: its lease is over."""
+    prefill.wait_empty()
+
+
+FAULTS: dict[str, Callable[[Engine], Engine | None]] = {
+    "killed": killed,
+    "stopped": is_stopped,
+    "replaced": replaced,
+    "lease over": gave_up,
+}
+
+
+@pytest.mark.parametrize(
+    ("release", "tp_size", "fault"),
+    [
+        *(("older", 1, fault) for fault in FAULTS),
+        ("newer", 2, "killed"),
+        *(pytest.param("newer", 2, fault, marks=pytest.mark.slow) for fault in FAULTS if fault != "killed"),
+    ],
+)
+def test_a_load_that_was_promised_and_fails_is_computed_on_every_rank(
+    release: str, tp_size: int, fault: str, seed: int
+) -> None:
+    prompt, other = prompt_of(50, seed), prompt_of(30, seed + 1)
+    with pair(HASTY, HASTY, release=release, tp_size=tp_size) as (prefill, decode):
+        prefill.submit(0, prompt)
+        prefill.answer(0)
+        decode.tell("hold")
+        decode.submit(0, prompt, 4)
+        with decode.held():
+            replacement = FAULTS[fault](prefill)
+        answer = decode.answer(0)
+        # It was promised; what was computed instead is what one engine computes.
+        assert (answer.tokens, answer.num_matched) == (expected(prompt, 4), 49)
+        assert all(sum(each["pull"].values()) == 1 for each in decode.counts("failures"))
+        # It serves on, whatever has become of prefill.
+        decode.submit(1, other, 2)
+        assert decode.answer(1).tokens == expected(other, 2)
+        if fault == "stopped":
+            prefill.signal(signal.SIGCONT)
+        if fault == "killed":
+            decode.wait_empty()
+            prefill.kill()
+            return
+        serving = replacement or prefill
+        # The next one is brought as ever, once decode has dialled again.
+        for at in range(2, 40):
+            again = prompt_of(20, seed + at)
+            serving.submit(at, again)
+            serving.answer(at)
+            decode.submit(at, again, 2)
+            answer = decode.answer(at)
+            assert answer.tokens == expected(again, 2)
+            if answer.num_matched:
+                break
+        assert answer.num_matched == 19
+        serving.wait_empty()
+        decode.wait_empty()
+        if replacement is not None:
+            replacement.close()
+
+
+@pytest.mark.parametrize("tp_size", ONE_OR_TWO)
+def test_an_engine_that_is_to_stop_says_why_on_every_rank(tp_size: int, seed: int) -> None:
+    prompt = prompt_of(20, seed)
+    stops = {**HASTY, "failed_loads": "stop"}
+    port = free_ports(tp_size + 1)
+    prefill = Engine(Options({**PATIENCE, **HASTY, "role": "prefill", "port": port}, tp_size=tp_size))
+    asks = {"role": "decode", "prefills": [f"tcp://127.0.0.1:{port}"]}
+    decode = Engine(Options({**PATIENCE, **stops, **asks}, tp_size=tp_size))
+    try:
+        prefill.wait_started()
+        decode.wait_started()
+        prefill.submit(0, prompt)
+        prefill.answer(0)
+        decode.tell("hold")
+        decode.submit(0, prompt)
+        with decode.held():
+            killed(prefill)
+        said = [control.recv() for control in decode._controls]
+        assert {(each[0], each[1]) for each in said} == {("ended", rank) for rank in range(tp_size)}
+        assert all("was promised and not loaded" in each[2][0] for each in said)
+    finally:
+        prefill.kill()
+        decode.kill()
+
+
+def test_prefill_that_dies_or_stops_before_it_is_asked_costs_a_computation(seed: int) -> None:
+    with pair(HASTY, HASTY) as (prefill, decode):
+        warm = prompt_of(9, seed)
+        prefill.submit(0, warm)
+        prefill.answer(0)
+        decode.submit(0, warm)
+        assert decode.answer(0).num_matched == 8
+        for at, fault in ((1, is_stopped), (2, killed)):
+            prompt = prompt_of(20, seed + at)
+            if at == 1:
+                prefill.submit(at, prompt)
+                prefill.answer(at)
+            fault(prefill)
+            decode.submit(at, prompt, 3)
+            answer = decode.answer(at)
+            assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 0)
+        decode.wait_empty()
+        prefill.kill()
+
+
+@pytest.mark.parametrize("has_kept", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_process_ends_though_nobody_tells_its_connector(has_kept: bool, seed: int) -> None:
+    prompt = prompt_of(20, seed)
+    with pair(HASTY, HASTY) as (prefill, decode):
+        prefill.submit(0, prompt)
+        prefill.answer(0)
+        if not has_kept:
+            decode.submit(0, prompt)
+            assert decode.answer(0).num_matched == 19
+        for each in (prefill, decode):
+            each.close(leaves_open=True)
+
+
+# ---- requests that end, or begin anew ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("tp_size", ONE_OR_TWO)
+def test_blocks_of_an_aborted_load_are_given_back_when_nothing_can_land(tp_size: int, seed: int) -> None:
+    prompts = [prompt_of(60, seed + at) for at in range(3)]
+    with pair(HASTY, HASTY, tp_size=tp_size, num_blocks=20) as (prefill, decode):
+        prefill.submit(0, prompts[0])
+        prefill.answer(0)
+        decode.tell("hold")
+        decode.submit(0, prompts[0])
+        # Nothing else fits beside it: what comes next has its blocks.
+        decode.submit(1, prompts[1], 3)
+        with decode.held():
+            decode.cancel(0)
+        assert decode.answer(0).what == "cancelled"
+        assert decode.answer(1).tokens == expected(prompts[1], 3)
+        decode.submit(2, prompts[2], 3)
+        assert decode.answer(2).tokens == expected(prompts[2], 3)
+        prefill.wait_empty()
+        decode.wait_empty()
+
+
+@pytest.mark.parametrize("how", ["abort", "failing forward", "preemption", "reset"])
+def test_what_prefill_has_not_computed_whole_is_never_told(how: str, seed: int) -> None:
+    prompt = prompt_of(200, seed)
+    with pair(HASTY, HASTY, release="newer", chunk_tokens=4) as (prefill, decode):
+        warm = prompt_of(9, seed)
+        prefill.submit(9, warm)
+        prefill.answer(9)
+        decode.submit(9, warm)
+        decode.answer(9)
+        prefill.submit(0, prompt)
+        match how:
+            case "abort":
+                prefill.cancel(0)
+                assert prefill.answer(0).what in ("cancelled", "done")
+            case "failing forward":
+                prefill.tell("fail")
+                assert prefill.answer(0).what in ("failed", "done")
+            case _:
+                prefill.tell("preempt", 0, "reset" if how == "reset" else "finish")
+                assert prefill.answer(0).tokens == expected(prompt, 1)
+        decode.submit(0, prompt, 2)
+        answer = decode.answer(0)
+        assert answer.tokens == expected(prompt, 2)
+        assert answer.num_matched == (199 if prefill.answers[0].what == "done" else 0)
+        prefill.wait_empty()
+        decode.wait_empty()
+
+
+# ---- strangers --------------------------------------------------------------------------------
+
+
+def test_who_does_not_know_the_secret_is_told_nothing_and_asks_in_vain(tmp_path: Path, seed: int) -> None:
+    secrets = [tmp_path / name for name in ("ours", "theirs")]
+    for each in secrets:
+        each.write_text(f"a secret for tests only: {each.name}")
+    ours, theirs = ({**HASTY, "secret_file": str(each)} for each in secrets)
+    prompt = prompt_of(20, seed)
+    with pair(ours, ours) as (prefill, decode):
+        asks = {**PATIENCE, **theirs, "role": "decode", "prefills": decode.options.settings["prefills"]}
+        with engine(Options(asks)) as stranger:
+            prefill.submit(0, prompt)
+            prefill.answer(0)
+            stranger.submit(0, prompt, 2)
+            answer = stranger.answer(0)
+            assert (answer.tokens, answer.num_matched) == (expected(prompt, 2), 0)
+            stranger.wait_empty()
+        decode.submit(0, prompt, 2)
+        assert decode.answer(0).num_matched == 19
+        prefill.wait_empty()
+        decode.wait_empty()
+
+
+def test_engines_of_two_models_exchange_nothing(seed: int) -> None:
+    prompt = prompt_of(20, seed)
+    with pair({**HASTY, "lease_ttl_s": 1.0}, {**HASTY, "model": "another"}) as (prefill, decode):
+        prefill.submit(0, prompt)
+        prefill.answer(0)
+        decode.submit(0, prompt, 2)
+        answer = decode.answer(0)
+        assert (answer.tokens, answer.num_matched) == (expected(prompt, 2), 0)
+        decode.wait_empty()
+        prefill.wait_empty()
+
+
+RANK = kvxfer.directory.Entry("nobody/0.1", "tcp://127.0.0.1:1", bytes(16)).to_dict()
+PROMPT = list(range(20))
+DIGEST = prompt_digest(ExecutorRequest(LlmRequest(0, PROMPT, 1, None)), len(PROMPT))
+
+
+def params(**changes: Any) -> dict[str, Any]:
+    """Returns what prefill tells of a prompt of 20 tokens, but for some of it."""
+    own: dict[str, Any] = {
+        "version": 1,
+        "ranks": [RANK],
+        "leases": [str(kvxfer.LeaseToken.draw())],
+        "block_sizes": [4],
+        "pages_per_block": [1],
+        "num_tokens": 20,
+        "prompt": DIGEST,
+        "keep_s": 1.0,
+        "batch": None,
+    }
+    told = {"do_remote_prefill": True, "remote_request_id": "0", "remote_block_ids": [[1, 2, 3, 4, 5]]}
+    return {**told, "kvxfer": {**own, **changes.pop("own", {})}, **changes}
+
+
+HOSTILE: dict[str, bytes] = {
+    "no JSON": b"\xff{",
+    "no object": b"[1]",
+    "nothing": b"{}",
+    "another prompt": json.dumps(params(own={"prompt": "0" * 32})).encode(),
+    "another length": json.dumps(params(own={"num_tokens": 19})).encode(),
+    "another version": json.dumps(params(own={"version": 2})).encode(),
+    "no ranks": json.dumps(params(own={"ranks": []})).encode(),
+    "a foreign host": json.dumps(params(own={"ranks": [{**RANK, "address": "tcp://8.8.8.8:1"}]})).encode(),
+    "no lease": json.dumps(params(own={"leases": ["x"]})).encode(),
+    "absurd blocks": json.dumps(params(remote_block_ids=[[2**40]])).encode(),
+    "too many blocks": json.dumps(params(remote_block_ids=[list(range(5000))])).encode(),
+    "groups that are none": json.dumps(params(remote_block_ids=[[1], [1]])).encode(),
+    "pages of nothing": json.dumps(params(own={"pages_per_block": [3]})).encode(),
+    "depth": b"[" * 40_000,
+    "nobody": json.dumps(params()).encode(),
+}
+
+
+@contextmanager
+def answering(port: int, answers: list[bytes]) -> Iterator[None]:
+    """Is asked for prompts, and tells one thing after the other."""
+    with kvxfer.Agent("hostile/0.1", kvxfer.AgentOptions(listen=f"tcp://127.0.0.1:{port}")) as agent:
+
+        def serve() -> None:
+            for answer in answers:
+                try:
+                    message = agent.message_blocking()
+                    _, number, _, _ = _HEAD.unpack_from(message.payload)
+                    message.peer.send(_HEAD.pack(_FOUND, number, 0, 1) + answer)
+                except kvxfer.KvxferError:
+                    return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+    thread.join()
+
+
+def test_hostile_parameters_cost_their_request_a_computation() -> None:
+    port = free_ports(1)
+    asks = {**PATIENCE, "role": "decode", "prefills": [f"tcp://127.0.0.1:{port}"]}
+    with answering(port, list(HOSTILE.values())), engine(Options(asks, "newer")) as decode:
+        for at, name in enumerate(HOSTILE):
+            decode.submit(at, PROMPT, 2)
+            answer = decode.answer(at)
+            # What can be read, and names nobody, is found out when it is dialled.
+            num_matched = 19 if name == "nobody" else 0
+            assert (answer.tokens, answer.num_matched) == (expected(PROMPT, 2), num_matched), name
+        decode.wait_empty()
+
+
+# ---- many requests ----------------------------------------------------------------------------
+
+
+def many_requests(num_requests: int, seed: int, num_blocks: int, **options: Any) -> None:
+    """Sends requests of which most are aborted at either end at some time, and looks at what is left."""
+    random_ = random.Random(seed)
+    # A load that fails ends an engine with layer groups: on a machine that stands still for a second, too.
+    is_layout = options["kind"] == "layout"
+    hasty = {
+        **HASTY,
+        "silent_timeout_s": 20.0,
+        "lookup_timeout_s": 10.0,
+        "load_timeout_s": 20.0,
+        "lease_ttl_s": 6.0 if is_layout else 1.0,
+        "claim_within_s": 0.2,
+    }
+    with pair(hasty, hasty, num_blocks=num_blocks, chunk_tokens=16, **options) as (prefill, decode):
+        prompts = {at: prompt_of(random_.randrange(2, 60), seed + at) for at in range(num_requests)}
+        at_decode: dict[int, int] = {}
+        for at, prompt in prompts.items():
+            prefill.submit(at, prompt, random_.choice([1, 1, 1, 3]))
+            if random_.random() < 0.3:
+                prefill.cancel(at)
+            if random_.random() < 0.5:
+                prefill.answer(at)
+            if random_.random() < 0.8:
+                at_decode[at] = random_.randrange(1, 6)
+                decode.submit(at, prompt, at_decode[at])
+                if random_.random() < 0.4:
+                    decode.cancel(at)
+        matched = 0
+        for at, count in at_decode.items():
+            answer = decode.answer(at)
+            assert answer.what == "cancelled" or answer.tokens == expected(prompts[at], count)
+            matched += bool(answer.num_matched)
+        for at in prompts:
+            prefill.answer(at)
+        assert matched > num_requests / 10
+        prefill.wait_empty()
+        decode.wait_empty()
+        # What was given back is whole: it serves all of a cache at once.
+        # (The layer group with a window has half of the blocks.)
+        prompt = prompt_of((2 if is_layout else 4) * num_blocks - 14, seed)
+        prefill.submit(num_requests, prompt)
+        prefill.answer(num_requests)
+        decode.submit(num_requests, prompt, 3)
+        answer = decode.answer(num_requests)
+        assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), len(prompt) - 1)
+        prefill.wait_empty()
+        decode.wait_empty()
+
+
+@pytest.mark.parametrize(
+    ("release", "kind", "tp_size", "num_blocks"),
+    [
+        ("older", "tensor", 2, 96),
+        # So few that prompts which nobody takes to decode keep others waiting.
+        pytest.param("older", "tensor", 1, 32, marks=pytest.mark.slow),
+        pytest.param("newer", "latent", 2, 48, marks=pytest.mark.slow),
+        pytest.param("newer", "layout", 1, 96, marks=pytest.mark.slow),
+        pytest.param("newer", "layout", 2, 96, marks=pytest.mark.slow),
+    ],
+)
+def test_200_requests_with_random_aborts_leave_nothing(
+    release: str, kind: str, tp_size: int, num_blocks: int, seed: int
+) -> None:
+    many_requests(200, seed, num_blocks, release=release, kind=kind, tp_size=tp_size)
