@@ -21,14 +21,10 @@ def self_signed(folder: Path) -> Tls:
     if (program := shutil.which("openssl")) is None:
         raise BenchError("certificates are made by openssl's own program: install openssl")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
-    made = subprocess.run(
-        [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        + ["-days", "1", "-subj", "/CN=kvxfer bench", "-addext", "subjectAltName=URI:kvxfer://bench/pages"]
-        + ["-keyout", str(key), "-out", str(certificate)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", "1", "-subj", "/CN=kvxfer bench", "-keyout", str(key), "-out", str(certificate)]
+    command += ["-addext", "subjectAltName=URI:kvxfer://bench/pages"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         raise BenchError(f"{program} made no certificate: {made.stderr.strip()}")
     return Tls(certificate, key, certificate)

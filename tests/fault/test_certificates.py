@@ -93,10 +93,10 @@ def test_certificates_are_made_as_the_document_says(tmp_path: Path, local: Local
     text = (ROOT / "docs" / "tls.md").read_text()
     commands = next(block for block in text.split("```") if "openssl req" in block)
     subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True, capture_output=True, timeout=BOUND_S)
-    files = [tmp_path / name for name in ("decode.pem", "decode.key", "authority.pem")]
-    decode = local("decode-0", "tcp", tls=Tls(*files))
+    tls = Tls(tmp_path / "decode.pem", tmp_path / "decode.key", tmp_path / "authority.pem")
+    decode = local("decode-0", "tcp", tls=tls)
     decode.fill(3)
-    reads_all(local("decode-1", "tcp", tls=Tls(*files)), decode)
+    reads_all(local("decode-1", "tcp", tls=tls), decode)
     assert decode.peers[-1].identity == "acme/decode/decode-1"
 
 
