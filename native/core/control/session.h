@@ -12,6 +12,14 @@
 // Afterwards every frame carries the next sequence number and a mac under its direction's key.
 // Anything else - a gap, a repetition, a bad mac, a frame that its state does not allow - closes
 // the session with kProtocol or kAuthFailed.
+//
+// While a secret is exchanged for another an end accepts two. HELLO hints at the initiator's: each hint is the first
+// four bytes of hmac(secret, "kvxfer/1 hint" || nonce_i). The acceptor proves the first of its own secrets that a hint
+// fits, or its first where none does. The initiator takes the secret that was proved; proofs and keys are of that one.
+// A hint tells a stranger nothing that proof_r does not: both are hmacs under the secret, of a text that the stranger
+// knows and that is used once, and every caller is given proof_r. It does not show that two agents have one secret,
+// nor that an agent has the same as before. Hints that were altered show in the transcript. A wrong secret fits a hint
+// once in 2^32 handshakes; that handshake fails.
 #pragma once
 
 #include <array>
@@ -35,14 +43,15 @@ using RandomSource = std::function<void(std::span<std::byte>)>;
 
 struct SessionConfig {
   std::string secret;
+  std::string second_secret;  // accepted as well; "": none
   std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
   // Instead of a secret: no session opens before certify() has said what the connection's certificates proved.
   bool needs_certificate = false;
   wire::Identity self;
   wire::Features features{.num_fence_slots = FenceTable::kSlots.num};
   Time handshake_timeout_ns = 2'000'000'000;
-  Time heartbeat_ns = 500'000'000;   // at most between two heartbeats, whatever else is sent
-  Time silent_ns = 2'000'000'000;    // nothing heard for this long: the peer is lost
+  Time heartbeat_ns = 500'000'000;  // at most between two heartbeats, whatever else is sent
+  Time silent_ns = 2'000'000'000;  // nothing heard for this long: the peer is lost
 };
 
 // What certificates have proved of a connection, before the first frame came over it.
@@ -104,7 +113,7 @@ class Session {
 
   // An initiator's: whoever dials has a limit of their own, for connection and handshake together.
   void connecting() noexcept;
-  void connection_lost();         // end of the socket
+  void connection_lost();  // end of the socket
   void close(Time now, Code code, std::string text);  // sends GOODBYE where open
 
   // Frames to write to the connection, in order; empties the queue.
@@ -175,6 +184,8 @@ class Session {
   Time next_heartbeat_due(Time now) const noexcept;
   Status on_goodbye(const wire::Goodbye& goodbye);
   void answer_unknown_version(const wire::Header& header, wire::ByteSpan body);
+  wire::Features hinting() const;
+  void choose_secret(const wire::Digest& nonce);
   Status check_is_another(const wire::Identity& identity) const;
   void open(Time now, wire::Identity peer);
   void queue(const wire::Message& message);
@@ -192,10 +203,10 @@ class Session {
   Status reason_;
   bool was_violated_ = false;
 
-  wire::Digest nonce_{};        // ours
-  wire::Bytes hello_body_;      // initiator: kept until CHALLENGE completes the transcript
+  wire::Digest nonce_{};  // ours
+  wire::Bytes hello_body_;  // initiator: kept until CHALLENGE completes the transcript
   wire::Digest transcript_{};
-  wire::Identity claimed_;      // acceptor: the peer's until its PROOF is in
+  wire::Identity claimed_;  // acceptor: the peer's until its PROOF is in
   wire::Identity peer_;
   std::optional<Certified> certified_;
   std::string identity_;
@@ -210,14 +221,14 @@ class Session {
 
   Time last_heard_at_ = 0;
   Time give_up_at_ = 0;
-  Time stood_still_ns_ = 0;     // this agent, since the peer was heard
-  int num_standstills_ = 0;     // those
+  Time stood_still_ns_ = 0;  // this agent, since the peer was heard
+  int num_standstills_ = 0;  // those
   Time heartbeat_due_at_ = kNever;
   std::uint64_t last_sent_heartbeat_ = 0, last_acked_heartbeat_ = 0, last_heard_heartbeat_ = 0;
   std::array<Time, kNumHeartbeatTimes> heartbeat_sent_at_{};
   Time acked_sent_at_ = 0;
   Time last_heartbeat_at_ = 0;
-  bool hurried_ = false;        // somebody waits for the next heartbeat
+  bool hurried_ = false;  // somebody waits for the next heartbeat
 
   std::vector<std::uint64_t> next_lives_;  // of rails that were accepted, by index; at most 512 KiB
 };
