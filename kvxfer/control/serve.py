@@ -35,6 +35,7 @@ from kvxfer.control.node import NodeDaemon, NodeOptions
 from kvxfer.control.state.transfer_table import CAPACITY
 from kvxfer.errors import invalid
 from kvxfer.log import logger
+from kvxfer.shared_secret import SecretOption
 
 if TYPE_CHECKING:
     import socket
@@ -94,7 +95,7 @@ class ServeOptions:
     host_names: tuple[str, ...] = ()
     agent_listen: str = "tcp://127.0.0.1:0"
     agent_advertise: str | None = None
-    secret: bytes | str | None = field(default=None, repr=False)
+    secret: SecretOption | None = field(default=None, repr=False)
     directory: str = ""
     pool_gib: float = 0.0
     allow: tuple[str, ...] | None = None
