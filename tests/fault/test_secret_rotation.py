@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,6 +24,7 @@ from kvxfer.agent import Agent
 from kvxfer.errors import AgentError, PeerError, UsageError
 from kvxfer.shared_secret import find_secrets
 from tests.fault.node import BOUND_S, LONG_S, ROOT, Node, options_for
+from tests.seeds import seed_of
 
 Local = Callable[..., Node]
 Secret = bytes | tuple[bytes, ...] | Path
@@ -126,6 +129,40 @@ def test_a_secret_is_exchanged_and_no_session_or_transfer_is_lost(
     for line in logged(here.agent, caplog) + logged(there.agent, caplog):
         assert OLD.decode() not in line
         assert NEW.decode() not in line
+
+
+def test_sessions_that_begin_while_secrets_change_find_the_common_one(agents: Callable[..., Agent]) -> None:
+    """Both ends change theirs all the time, and always have one in common."""
+    called, callers = agents((OLD, NEW)), [agents((NEW, OLD), listen="") for _ in range(3)]
+    lists = ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), NEW)
+    over = threading.Event()
+    failed: list[str] = []
+
+    def change(agent: Agent, seed: int) -> None:
+        chosen = random.Random(seed)
+        while not over.is_set():
+            agent.set_secret(chosen.choice(lists))
+
+    def call(caller: Agent) -> None:
+        for _ in range(60):
+            try:
+                caller.connect_blocking(called.address, BOUND_S).disconnect()
+            except PeerError as error:
+                failed.append(f"{error.code}: {error}")
+
+    changing = [
+        threading.Thread(target=change, args=(agent, seed_of("secrets") + index))
+        for index, agent in enumerate((called, *callers))
+    ]
+    calling = [threading.Thread(target=call, args=(caller,)) for caller in callers]
+    for thread in (*changing, *calling):
+        thread.start()
+    for thread in calling:
+        thread.join()
+    over.set()
+    for thread in changing:
+        thread.join()
+    assert not failed
 
 
 @pytest.mark.parametrize(
