@@ -23,6 +23,7 @@ from kvxfer import AgentOptions
 from kvxfer.agent import Agent
 from kvxfer.errors import AgentError, PeerError, UsageError
 from kvxfer.shared_secret import find_secrets
+from kvxfer.tls import Tls
 from tests.fault.node import BOUND_S, LONG_S, ROOT, Node, options_for
 from tests.seeds import seed_of
 
@@ -224,6 +225,27 @@ def test_an_agent_of_its_users_own_secret_is_given_none(agents: Callable[..., Ag
         assert caught.value.code == "invalid-argument"
     assert as_called(b"", agent) == ""
     assert as_called(NEW, agent) == "auth-failed"
+
+
+def test_an_agent_of_certificates_is_given_none(tmp_path: Path) -> None:
+    making = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=certified"
+    )
+    naming = "-addext subjectAltName=URI:kvxfer://acme/prefill/certified -keyout key -out certificate"
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    subprocess.run([*making.split(), *naming.split()], cwd=tmp_path, check=True, capture_output=True)
+    certificate, key = tmp_path / "certificate", tmp_path / "key"
+    options = options_for("tcp", tls=Tls(certificate, key, certificate))
+    try:
+        certified = Agent("certified", options)
+    except UsageError as error:
+        pytest.skip(f"no certificates here: {error}")
+    with certified:
+        for verb in (certified.set_secret, lambda _: certified.reload_secret()):
+            with pytest.raises(UsageError, match="has certificates and no secret") as caught:
+                verb(NEW)
+            assert caught.value.code == "invalid-argument"
 
 
 def test_a_closed_agent_takes_no_secret(agents: Callable[..., Agent]) -> None:
