@@ -29,6 +29,9 @@ namespace {
 // While the agent closes, between two looks whether what it waits for is so.
 constexpr Time kClosingPause = 1'000'000;
 
+// Of the secrets' file, in one call: one that changes all the time is the watch's.
+constexpr int kMaxReads = 8;
+
 // Polls of every transport in which a caller takes what has ended at once. More are for whoever drives.
 constexpr int kEndedRounds = 16;
 
@@ -507,8 +510,20 @@ Status Runtime::reload_secrets() {
   if (options_.secret_file.empty())
     return {Code::kInvalidArgument,
             "the secret of agent '" + options_.name + "' came from no file: use set_secret()"};
-  const auto read = with_open_engine([&](Engine&, Time) { return secrets_->read(true); });
-  return read ? *read : check_alive();
+  // Where the watch has read it meanwhile, that may have been later.
+  for (int tries = 0; tries < kMaxReads; ++tries) {
+    const auto num_reads = with_open_engine([&](Engine&, Time) { return secrets_->num_reads(); });
+    if (!num_reads) break;
+    Result<Secrets> found = read_secret_file(options_.secret_file);
+    if (!found.ok()) return found.status();
+    const auto taken = with_open_engine([&](Engine&, Time) {
+      if (secrets_->num_reads() != *num_reads) return false;
+      secrets_->take(std::move(found).value());
+      return true;
+    });
+    if (!taken || *taken) break;
+  }
+  return check_alive();
 }
 
 Status Runtime::check_has_secret() const {

@@ -20,7 +20,7 @@ void WatchedSecrets::start() {
 }
 
 void WatchedSecrets::on_change(const Status& watching) {
-  Status status = read(false);
+  Status status = read();
   if (status.ok() && !watching.ok())
     status = {watching.code(), "the secret's file (" + path_ +
                                    ") may change unseen; reload_secret() reads it: " + watching.message()};
@@ -30,16 +30,21 @@ void WatchedSecrets::on_change(const Status& watching) {
     complain(status.message());
 }
 
-Status WatchedSecrets::read(bool insists) {
+Status WatchedSecrets::read() {
+  ++num_reads_;
   Result<Secrets> found = read_secret_file(path_);
   if (!found.ok()) return found.status();
-  if (found.value() == last_ && !insists) return {};
-  if (found.value() != last_)
-    log_("the secret's file (" + path_ + ") has changed: sessions that begin from now on prove " +
-         (found.value().second.empty() ? "what is in it" : "one of the two in it"));
-  last_ = std::move(found).value();
-  changed_(last_);
+  if (found.value() != last_) take(std::move(found).value());
   return {};
+}
+
+void WatchedSecrets::take(Secrets secrets) {
+  ++num_reads_;
+  if (secrets != last_)
+    log_("the secret's file (" + path_ + ") has changed: sessions that begin from now on prove " +
+         (secrets.second.empty() ? "what is in it" : "one of the two in it"));
+  last_ = std::move(secrets);
+  changed_(last_);
 }
 
 void WatchedSecrets::complain(const std::string& text) {

@@ -2,8 +2,8 @@
 // cannot be read, or holds none, those that were read last go on.
 #pragma once
 
+#include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "core/control/secret_file.h"
@@ -13,7 +13,8 @@
 
 namespace kvxfer {
 
-// Everything under the gate. The file is small, and read where it was just written: from memory.
+// Everything under the gate. A file that was just written on this host is read from memory; a caller, whose file may
+// lie on another, reads it without the gate and gives what it found to take().
 class WatchedSecrets {
  public:
   using Changed = std::function<void(const Secrets& secrets)>;
@@ -24,17 +25,21 @@ class WatchedSecrets {
 
   // Watches, where the system lets it, and logs where it does not.
   void start();
-  // `changed` where others are in it than were read before, or where the caller `insists`.
-  Status read(bool insists);
+  // How often the file has been read. It tells a caller that reads it as well who was later.
+  std::uint64_t num_reads() const noexcept { return num_reads_; }
+  // What is in the file now, even where it was before: set_secrets() may have come between.
+  void take(Secrets secrets);
 
  private:
   void on_change(const Status& watching);
+  Status read();
   void complain(const std::string& text);
 
   const std::string path_;
   Secrets last_;
   const Changed changed_;
   const Log log_;
+  std::uint64_t num_reads_ = 0;
   std::string complaint_;  // the newest: the same is not said twice
   FileWatch watch_;
 };
