@@ -216,6 +216,8 @@ class AgentCore:
 
     ``options`` is a dict with exactly these keys (kvxfer/options.py: AgentOptions gives defaults):
     ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
+    ``second_secret`` (bytes: accepted as well, b"" for none), ``user_secret`` (bytes, b"" where there is another),
+    ``secret_file`` (absolute path from which both were read, and are read again; "" for none),
     ``transports`` (list of names that `transports` tells), ``require`` (list of those without which no session
     goes on), ``transport_options`` (dict: bool, int or str by
     names that it tells, e.g. "tcp.rails"), ``gpus`` (list of a dict for each GPU of the agent, one at most:
@@ -342,6 +344,10 @@ class AgentCore:
     # What peers are limited to, by their names, whether a session is open with them or not.
     def renew_certificates(self, files: dict[str, Any]) -> None:
         """Reads the files of ``tls`` anew; connections that begin from now on use them. May block on the disk."""
+    def set_secrets(self, first: bytes, second: bytes) -> None:
+        """Replaces both for sessions that begin from now on; ``second`` may be b""."""
+    def reload_secrets(self) -> None:
+        """The same, from ``secret_file``. May block on the disk."""
     def limit_peer(self, name: str, max_bytes_per_s: int, least_priority: int) -> None:
         """Replaces what that name was limited to; 0 and 0 take it away. NativeError(kExhausted): 4096 names are."""
     def peer_limits(self) -> list[tuple[str, int, int]]:

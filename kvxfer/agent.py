@@ -35,6 +35,7 @@ from kvxfer.session.publication import Publication
 from kvxfer.session.receiving import Receiving
 from kvxfer.session.region_table import RegionTable
 from kvxfer.session.steering import Steering
+from kvxfer.shared_secret import SecretOption
 
 if TYPE_CHECKING:
     from kvxfer._native import Event
@@ -93,7 +94,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
         *,
         listen: str | None = None,
         advertise: str | None = None,
-        secret: bytes | str | None = None,
+        secret: SecretOption | None = None,
         directory: Directory | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:

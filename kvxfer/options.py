@@ -10,10 +10,9 @@ from typing import Any, Final, Literal, get_args
 from kvxfer.address import Address
 from kvxfer.errors import invalid
 from kvxfer.session import transport_registry as registry
+from kvxfer.shared_secret import SecretOption, find_secrets, warn_of_value
 from kvxfer.tls import Tls
 
-# 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
-MIN_SECRET_NBYTES: Final = 16
 ShmPeers = Literal["user", "secret"]
 SHM_PEERS: Final[tuple[str, ...]] = get_args(ShmPeers)
 _MOST_CTAS = 65535
@@ -51,10 +50,13 @@ class AgentOptions:
         likes. The agent then renews it three times in that time, by a thread that sleeps in between, and an
         agent that dies is forgotten.
     secret
-        Shared by all agents that may connect, as any user and from any host; at least 16 bytes. None takes
-        ``KVXFER_SECRET``, or the contents of the file that ``KVXFER_SECRET_FILE`` names. Without any of
-        these, and with ``b""`` whatever the environment says, peers are this user's own processes on this
-        host alone: they share a secret of the user's that is made on first use
+        Shared by all agents that may connect, as any user and from any host; at least 16 bytes. A tuple of
+        two while one is exchanged for another: both are accepted, and the first is preferred
+        (`Agent.set_secret`). A path names a file with one secret a line, one or two lines; the agent reads it
+        again where it changes. None takes the file that ``KVXFER_SECRET_FILE`` names, or the value of
+        ``KVXFER_SECRET``, which all programs inherit that the process starts: a line in the log says so.
+        Without any of these, and with ``b""`` whatever the environment says, peers are this user's own
+        processes on this host alone: they share a secret of the user's that is made on first use
         (`kvxfer.session.user_secret`).
     tls
         Certificates instead of a secret: whom they show an agent to be decides who may connect, and what goes
@@ -156,7 +158,7 @@ class AgentOptions:
     listen: str = "tcp://127.0.0.1:0"
     advertise: str | None = None
     directory_ttl_s: float | None = None
-    secret: bytes | str | None = None
+    secret: SecretOption | None = None
     tls: Tls | None = None
     shm_peers: ShmPeers = "user"
     transports: tuple[str, ...] = field(default_factory=registry.default_names)
@@ -264,7 +266,9 @@ class AgentOptions:
             user_secret,
         )  # files and random numbers, which few programs lack by then
 
-        secret = find_secret(self.secret)
+        secrets = find_secrets(self.secret)
+        secret = secrets.first
+        warn_of_value(secrets)
         tls = Tls.of_environment() if self.tls is None and self.secret is None else self.tls
         check_kind(tls, "option tls", Tls | None, "a kvxfer.Tls, or None")
         if tls is not None and secret:
@@ -282,6 +286,8 @@ class AgentOptions:
         return {
             "listen": self.listen,
             "secret": secret,
+            "second_secret": secrets.second,
+            "secret_file": secrets.file,
             "user_secret": b"" if secret or tls else user_secret(),
             **({} if tls is None else {"tls": tls.to_native()}),
             "shm_peers": self.shm_peers,
@@ -301,45 +307,6 @@ class AgentOptions:
             "meter_gate": self.meter_gate,
             "faults": self.faults,
         }
-
-
-def find_secret(given: bytes | str | None) -> bytes:
-    """Returns the secret that was given, or else the environment's; ``b""`` for none: the user's own is used.
-
-    Raises
-    ------
-    UsageError
-        ``invalid-argument`` when it is shorter than 16 bytes, its file cannot be read, or both
-        variables are set. An empty variable is an error: something was meant to be in it.
-    """
-    if given is not None:
-        if not isinstance(given, bytes | str):
-            raise invalid(f"the secret argument is {type(given).__name__}, but must be bytes or text")
-        secret, origin = given.encode() if isinstance(given, str) else given, "the secret argument"
-        if not secret:
-            return b""
-    else:
-        value, path = os.environ.get("KVXFER_SECRET"), os.environ.get("KVXFER_SECRET_FILE")
-        if value is not None and path is not None:
-            raise invalid("KVXFER_SECRET and KVXFER_SECRET_FILE are both set: unset one")
-        if value is not None:
-            secret, origin = value.encode(), "KVXFER_SECRET"
-        elif path is not None:
-            from pathlib import Path
-
-            origin = f"KVXFER_SECRET_FILE ({path})"
-            try:
-                secret = Path(path).read_bytes().rstrip(b"\r\n")
-            except OSError as error:
-                raise invalid(f"{origin} cannot be read: {error.strerror}") from None
-        else:
-            return b""
-    if len(secret) < MIN_SECRET_NBYTES:
-        raise invalid(
-            f"{origin} has {len(secret)} bytes, a secret has at least {MIN_SECRET_NBYTES}: "
-            "make one with `openssl rand -hex 32`"
-        )
-    return secret
 
 
 def _check_advertise(advertise: str | None, listen: str) -> None:

@@ -37,8 +37,9 @@ class Settings(BaseModel):
         The host that other engines dial; "" for `host`, and where that is ``0.0.0.0`` or ``::`` for the
         address of this host from which the default route leaves.
     secret_file
-        The file that holds the secret of all engines; None takes ``KVXFER_SECRET`` or
-        ``KVXFER_SECRET_FILE``, or this user's own secret.
+        The file that holds the secret of all engines, or two while one is exchanged for another, one a line;
+        it is read again where it changes. None takes ``KVXFER_SECRET_FILE`` or ``KVXFER_SECRET``, or this
+        user's own secret.
     allowed_hosts
         Hosts and networks (``"10.0.0.0/8"``) that this engine dials when a request's parameters name
         them; None for addresses of this host and of private networks. ``"*"`` is any host, and
@@ -167,7 +168,7 @@ class Settings(BaseModel):
             "silent_timeout_s": self.silent_timeout_s,
         }
         if self.secret_file is not None:
-            options["secret"] = self.secret_file.read_bytes().rstrip(b"\r\n")
+            options["secret"] = self.secret_file  # read again where it changes
         if place.gpu is not None:
             options |= {"transports": ("cuda_ipc", *kvxfer.AgentOptions().transports), "gpu": place.gpu}
         if self.transports is not None:

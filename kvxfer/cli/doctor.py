@@ -54,7 +54,7 @@ def doctor(
 ) -> None:
     """Say what this machine offers to kvxfer, and what to change; status 1 when something blocks.
 
-    The secret of --peer and --serve is KVXFER_SECRET, or what is in the file KVXFER_SECRET_FILE.
+    The secret of --peer and --serve is in the file KVXFER_SECRET_FILE, or is KVXFER_SECRET.
     """
     required, willing = _names(require), _names(transports)
     if serve:

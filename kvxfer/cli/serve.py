@@ -92,7 +92,7 @@ def serve(
                 host_names=tuple(host_name or ()),
                 agent_listen=agent_listen,
                 agent_advertise=agent_advertise,
-                secret=None if secret_file is None else secret_file.read_bytes().strip(),
+                secret=secret_file,
                 directory=directory,
                 pool_gib=pool_gib,
                 allow=None if allow is None else _names(allow),

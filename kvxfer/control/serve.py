@@ -35,6 +35,7 @@ from kvxfer.control.node import NodeDaemon, NodeOptions
 from kvxfer.control.state.transfer_table import CAPACITY
 from kvxfer.errors import invalid
 from kvxfer.log import logger
+from kvxfer.shared_secret import SecretOption, find_secrets
 
 if TYPE_CHECKING:
     import socket
@@ -94,7 +95,7 @@ class ServeOptions:
     host_names: tuple[str, ...] = ()
     agent_listen: str = "tcp://127.0.0.1:0"
     agent_advertise: str | None = None
-    secret: bytes | str | None = field(default=None, repr=False)
+    secret: SecretOption | None = field(default=None, repr=False)
     directory: str = ""
     pool_gib: float = 0.0
     allow: tuple[str, ...] | None = None
@@ -145,6 +146,8 @@ async def serve(
     """
     if options.gpu is not None and not options.own_agent:
         raise invalid("--gpu is for the daemon's own agent, which --no-agent leaves out")
+    if options.secret is not None:
+        find_secrets(options.secret)  # before anything is made
     address = parse_listen(options.listen) if options.listen else None
     if address is not None:
         require_safe(address[0], options.tls)

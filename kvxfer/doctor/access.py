@@ -7,18 +7,27 @@ from pathlib import Path
 
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError
-from kvxfer.options import find_secret
 from kvxfer.session.user_secret import SECRET_FILE, existing_secret, secret_folder
+from kvxfer.shared_secret import FILE_VARIABLE, VALUE_VARIABLE, find_secrets
 
 SUBJECT = "access"
 
 _WHY = "a peer that is handed shared memory can read every page of it without a lease"
 
+_INHERITED = Finding(
+    SUBJECT,
+    "who is told the secret",
+    State.NOTE,
+    f"every program that an engine starts: it is in the environment ({VALUE_VARIABLE})",
+    "a value in the environment is inherited, shown by /proc, and cannot be changed while agents run",
+    f"{FILE_VARIABLE}, naming a file of mode 0600; agents read it again where it changes",
+)
+
 
 def examine(root: Path) -> list[Finding]:
     """Says it of agents that are made in this environment without options; makes no secret."""
     try:
-        given, own = find_secret(None), existing_secret()
+        given, own = find_secrets(None), existing_secret()
     except UsageError as error:
         return [
             Finding(
@@ -31,16 +40,19 @@ def examine(root: Path) -> list[Finding]:
             )
         ]
     user = f"user {os.geteuid()}"
-    if given:
-        origin = "KVXFER_SECRET" if "KVXFER_SECRET" in os.environ else "KVXFER_SECRET_FILE"
+    if given.accepted:
+        by_value = given.variable == VALUE_VARIABLE
+        known = "one of the two secrets" if given.second else "the secret"
         return [
             Finding(
                 SUBJECT,
                 "who may connect",
                 State.NOTE,
-                f"whoever knows the secret of {origin}, as any user, from any host that reaches an agent",
+                f"whoever knows {known} of {given.variable}, as any user, "
+                "from any host that reaches an agent",
                 "peers prove the secret; what crosses the network is not encrypted",
             ),
+            *([_INHERITED] if by_value else []),
             Finding(
                 SUBJECT,
                 "who can read every page",

@@ -1,4 +1,4 @@
-"""What an agent is set to while it runs: limits of peers, and rails that are off."""
+"""What an agent is set to while it runs: limits of peers, rails that are off, and its secrets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvxfer.arguments import check_kind, count, flag
 from kvxfer.errors import invalid, translate
 from kvxfer.peer import Peer
 from kvxfer.peer_limit import LAST_PRIORITY, MOST_BYTES_PER_S, PeerLimit
+from kvxfer.shared_secret import given_secrets
 
 if TYPE_CHECKING:
     from kvxfer._native import AgentCore
@@ -136,5 +137,53 @@ class Steering:
         self._completions.check()
         try:
             return tuple(self._core.rails_off())
+        except NativeError as error:
+            raise translate(error) from None
+
+    def set_secret(self, secret: bytes | str | tuple[bytes | str, ...]) -> None:
+        """Replaces the secret for sessions that begin from now on; those that are open go on.
+
+        A cluster changes its secret without losing a session: every agent gets ``(new, old)``, one after the
+        other, and when all have it every agent gets ``new``. Where agents of a release before this are left,
+        which know the old one, it is ``(old, new)`` until they have the new one.
+
+        Parameters
+        ----------
+        secret
+            At least 16 bytes; or a tuple of two, which are both accepted: the first is preferred.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: it is too short, there are more than two, or the agent was made with
+            certificates, or without a secret: it uses its user's own then. Nothing has changed.
+
+        Notes
+        -----
+        Where the agent's secret came from a file, that counts again when it changes next. `options` shows
+        what the agent was made with.
+        """
+        accepted = given_secrets(secret)
+        self._completions.check()
+        try:
+            self._core.set_secrets(accepted[0], accepted[1] if len(accepted) > 1 else b"")
+        except NativeError as error:
+            raise translate(error) from None
+
+    def reload_secret(self) -> None:
+        """Reads the secret's file again, for sessions that begin from now on; those that are open go on.
+
+        An agent whose secret came from a file does so by itself where the file changes: this is for a folder
+        whose changes the system does not tell (a network's file system), or after `set_secret`.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: the file cannot be read or does not hold one or two secrets, or the agent's
+            secret came from no file. Nothing has changed.
+        """
+        self._completions.check()
+        try:
+            self._core.reload_secrets()
         except NativeError as error:
             raise translate(error) from None

@@ -110,16 +110,21 @@ std::shared_ptr<const tls::Credentials> load_credentials(const nb::dict& files) 
   return take(std::move(loaded));
 }
 
+std::string to_secret(nb::handle given) {
+  const auto secret = nb::cast<nb::bytes>(given);
+  return {secret.c_str(), secret.size()};
+}
+
 class PyAgentCore {
  public:
   PyAgentCore(const std::string& name, const nb::dict& options) {
     RuntimeOptions native;
     native.name = name;
     native.listen = nb::cast<std::string>(options["listen"]);
-    const auto secret = nb::cast<nb::bytes>(options["secret"]);
-    native.secret.assign(secret.c_str(), secret.size());
-    const auto user_secret = nb::cast<nb::bytes>(options["user_secret"]);
-    native.user_secret.assign(user_secret.c_str(), user_secret.size());
+    native.secret = to_secret(options["secret"]);
+    native.second_secret = to_secret(options["second_secret"]);
+    native.secret_file = nb::cast<std::string>(options["secret_file"]);
+    native.user_secret = to_secret(options["user_secret"]);
     if (options.contains("tls")) native.credentials = load_credentials(nb::cast<nb::dict>(options["tls"]));
     if (native.credentials == nullptr && native.secret.empty() && native.user_secret.empty())
       raise({Code::kInvalidArgument, "an agent needs a secret, or its user's"});
@@ -387,6 +392,20 @@ class PyAgentCore {
     }();
     check(renewed);
   }
+  void set_secrets(const nb::bytes& first, const nb::bytes& second) const {
+    const Status set = [&, first = to_secret(first), second = to_secret(second)] {
+      const WithoutGil released;
+      return runtime_->set_secrets(first, second);
+    }();
+    check(set);
+  }
+  void reload_secrets() const {
+    const Status read = [&] {
+      const WithoutGil released;
+      return runtime_->reload_secrets();
+    }();
+    check(read);
+  }
   void limit_peer(const std::string& name, std::uint64_t max_bytes_per_s, std::uint8_t least_priority) const {
     check(call([&](Engine& engine, Time now) {
       return engine.limit_peer(now, name, {max_bytes_per_s, least_priority});
@@ -610,6 +629,8 @@ void define_agent_core(nb::module_& m) {
            "text"_a = "disconnect() was called")
       .def("peer", &PyAgentCore::peer, "peer"_a)
       .def("peers", &PyAgentCore::peers)
+      .def("set_secrets", &PyAgentCore::set_secrets, "first"_a, "second"_a)
+      .def("reload_secrets", &PyAgentCore::reload_secrets)
       .def("renew_certificates", &PyAgentCore::renew_certificates, "files"_a)
       .def("limit_peer", &PyAgentCore::limit_peer, "name"_a, "max_bytes_per_s"_a, "least_priority"_a)
       .def("peer_limits", &PyAgentCore::peer_limits)

@@ -89,6 +89,10 @@ class Engine {
     Peer* peer = sessions_.find(key);
     return peer == nullptr ? nullptr : &peer->session();
   }
+  // Those that are accepted in sessions that begin from now on. `second`: "" for none.
+  void set_secrets(std::string first, std::string second) {
+    sessions_.set_secrets(std::move(first), std::move(second));
+  }
   Session* find_session(const wire::Id128& id, SessionKey& key) { return sessions_.find_session(id, key); }
   // Of a session: its rails charge it, too. Null: there is no such session.
   std::shared_ptr<Budget> budget(SessionKey key) const {

@@ -29,6 +29,9 @@ namespace {
 // While the agent closes, between two looks whether what it waits for is so.
 constexpr Time kClosingPause = 1'000'000;
 
+// Of the secrets' file, in one call: one that changes all the time is the watch's.
+constexpr int kMaxReads = 8;
+
 // Polls of every transport in which a caller takes what has ended at once. More are for whoever drives.
 constexpr int kEndedRounds = 16;
 
@@ -145,6 +148,7 @@ Status Runtime::start() {
   }
   EngineConfig config;
   config.session.secret = is_open_to_others ? options_.secret : options_.user_secret;
+  config.session.second_secret = options_.second_secret;
   config.session.needs_certificate = is_certified;
   if (is_certified)
     if (Status status = options_.credentials->check_own_name(options_.name); !status.ok()) return status;
@@ -164,6 +168,13 @@ Status Runtime::start() {
   config.peer_budget = peer_budget(config.max_open_transfers, config.max_open_pairs);
   engine_ = std::make_unique<Engine>(std::move(config), static_cast<EngineHost&>(*this), workers_);
   connections_.serve(*engine_, self_);
+  if (!options_.secret_file.empty()) {
+    secrets_ = std::make_unique<WatchedSecrets>(
+        reactor_, options_.secret_file, Secrets{options_.secret, options_.second_secret},
+        [this](const Secrets& secrets) { engine_->set_secrets(secrets.first, secrets.second); },
+        [this](std::string text) { log(std::move(text)); });
+    secrets_->start();
+  }
   thread_ = std::thread([this] { run(); });
   ::pthread_setname_np(thread_.native_handle(), "kvxfer");
   return {};
@@ -207,6 +218,7 @@ void Runtime::close(Time timeout_ns) {
   if (thread_.joinable()) thread_.join();
   triggers_.clear();
   std::unique_lock lock(gate_);
+  secrets_.reset();
   listeners_.close();
   connections_.close_all();
   rails_.disconnect_all();
@@ -491,6 +503,51 @@ Status Runtime::renew(std::shared_ptr<const tls::Credentials> credentials) {
   if (Status status = credentials->check_own_name(options_.name); !status.ok()) return status;
   connections_.renew(std::move(credentials));
   return {};
+}
+
+Status Runtime::reload_secrets() {
+  if (Status status = check_has_secret(); !status.ok()) return status;
+  if (options_.secret_file.empty())
+    return {Code::kInvalidArgument,
+            "the secret of agent '" + options_.name + "' came from no file: use set_secret()"};
+  // Where the watch has read it meanwhile, that may have been later.
+  for (int tries = 0; tries < kMaxReads; ++tries) {
+    const auto num_reads = with_open_engine([&](Engine&, Time) { return secrets_->num_reads(); });
+    if (!num_reads) break;
+    Result<Secrets> found = read_secret_file(options_.secret_file);
+    if (!found.ok()) return found.status();
+    const auto taken = with_open_engine([&](Engine&, Time) {
+      if (secrets_->num_reads() != *num_reads) return false;
+      secrets_->take(std::move(found).value());
+      return true;
+    });
+    if (!taken || *taken) break;
+  }
+  return check_alive();
+}
+
+Status Runtime::check_has_secret() const {
+  if (options_.credentials != nullptr)
+    return {Code::kInvalidArgument,
+            "agent '" + options_.name + "' has certificates and no secret: renew those instead"};
+  if (options_.secret.empty())
+    return {Code::kInvalidArgument,
+            "agent '" + options_.name +
+                "' was made without a secret and uses its user's own, which does not change: "
+                "make it with secret= or KVXFER_SECRET_FILE"};
+  return check_alive();
+}
+
+Status Runtime::set_secrets(std::string first, std::string second) {
+  if (Status status = check_has_secret(); !status.ok()) return status;
+  if (first.empty())
+    return {Code::kInvalidArgument,
+            "no secret is given, but the first of those that are accepted is to be one"};
+  with_open_engine([&](Engine& engine, Time) {
+    engine.set_secrets(std::move(first), std::move(second));
+    return true;
+  });
+  return check_alive();
 }
 
 void Runtime::close_session(SessionKey session) {

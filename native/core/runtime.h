@@ -32,6 +32,7 @@
 #include "core/runtime/kept_memory.h"
 #include "core/runtime/listeners.h"
 #include "core/runtime/rail_table.h"
+#include "core/runtime/watched_secrets.h"
 #include "core/runtime_options.h"
 #include "core/system/epoll_reactor.h"
 #include "core/system/gate.h"
@@ -54,6 +55,11 @@ class Runtime final : private EngineHost {
   Budget strangers();
   // Of an agent that has certificates: connections that begin from now on prove themselves by these.
   Status renew(std::shared_ptr<const tls::Credentials> credentials);
+  // Of an agent that was made with a secret: sessions that begin from now on prove `first`, or `second` where the peer
+  // knows that alone; "" for none. Those that are open, or have begun, go on.
+  Status set_secrets(std::string first, std::string second);
+  // The same, of those that are in the secrets' file by now.
+  Status reload_secrets();
   CompletionRing& ring() noexcept { return ring_; }
   // Of what has ended, from any thread and without the gate; also once the agent is closed.
   RecordRing& records() noexcept { return records_; }
@@ -182,6 +188,7 @@ class Runtime final : private EngineHost {
 
   explicit Runtime(RuntimeOptions options);
   Status start();
+  Status check_has_secret() const;
   // Under the gate: takes what has ended, until that is so. Rails that stop at once have ended it already.
   bool take_ended(const std::function<bool()>& is_so);
   // Outside the gate, while the agent goes on for everybody else: until that is so, which is asked under it.
@@ -257,6 +264,7 @@ class Runtime final : private EngineHost {
   Listeners listeners_{reactor_, connections_};
   KeptMemory kept_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<WatchedSecrets> secrets_;  // null where they came from no file
   Waker waker_;
   Bell thread_bell_, driver_bell_;
   std::atomic<bool> serves_{false};  // all sessions' frames may come through memory

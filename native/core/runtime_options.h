@@ -19,16 +19,18 @@ struct RuntimeOptions {
   std::string listen;                    // "tcp://host:port", "" accepts nobody
   // Every peer proves to know it, as whatever user and from whatever host.
   std::string secret;
+  std::string second_secret;             // that they may prove instead; "": none
+  std::string secret_file;  // absolute path of where both came from, read again there; "": none
   // Where there is no such secret: known to all processes of this user. Peers are those alone, on this host.
   std::string user_secret;
   // Instead of both: peers prove who they are by certificates, and all that goes over TCP is encrypted.
   std::shared_ptr<const tls::Credentials> credentials;
   // Shared memory goes to whoever knows the secret, and not to processes of this user alone.
   bool shares_with_all = false;
-  std::vector<std::string> transports;   // names of kinds in the registry (kvxfer/transport_kind.h)
-  std::vector<std::string> require;      // of those: no session goes on without
-  NamedOptions transport_options;        // of those and of others
-  std::vector<GpuPart> gpus;             // whose memory it registers; one for now
+  std::vector<std::string> transports;  // names of kinds in the registry (kvxfer/transport_kind.h)
+  std::vector<std::string> require;  // of those: no session goes on without
+  NamedOptions transport_options;  // of those and of others
+  std::vector<GpuPart> gpus;  // whose memory it registers; one for now
   Time silent_ns = 2'000'000'000, heartbeat_ns = 500'000'000, handshake_ns = 2'000'000'000;
   Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
   std::uint32_t max_transfers_per_peer = 1024;

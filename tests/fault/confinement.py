@@ -11,6 +11,7 @@ import os
 import resource
 import struct
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from kvxfer import Agent, Pool
 
 # Of x86-64 and AArch64, which seccomp's filters tell apart by these names of the kernel's.
 _PROCESS_VM_READV: Final = {"x86_64": (0xC000003E, 310), "aarch64": (0xC00000B7, 270)}
+_INOTIFY_INIT1: Final = {"x86_64": (0xC000003E, 294), "aarch64": (0xC00000B7, 26)}
 # linux/prctl.h, linux/seccomp.h, linux/capability.h
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 8, 22, 38
 _CAP_DAC_READ_SEARCH: Final = 2
@@ -47,7 +49,16 @@ def why_not(*within: str) -> str:
 
 def forbid_process_vm_readv() -> None:
     """As a container's seccomp profile does: EPERM, for all threads that are made from now on."""
-    architecture, number = _PROCESS_VM_READV[os.uname().machine]
+    _forbid(_PROCESS_VM_READV)
+
+
+def forbid_inotify() -> None:
+    """Likewise: no file can be watched."""
+    _forbid(_INOTIFY_INIT1)
+
+
+def _forbid(call: Mapping[str, tuple[int, int]]) -> None:
+    architecture, number = call[os.uname().machine]
     program = b"".join(
         struct.pack("HBBI", *instruction)
         for instruction in (

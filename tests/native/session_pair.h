@@ -37,6 +37,13 @@ inline SessionConfig config_of(std::string name, std::string secret = "open sesa
   return config;
 }
 
+// One that accepts two.
+inline SessionConfig config_of(std::string name, std::string secret, std::string second) {
+  SessionConfig config = config_of(std::move(name), std::move(secret));
+  config.second_secret = std::move(second);
+  return config;
+}
+
 struct Pair {
   explicit Pair(std::uint64_t seed = check::seed(), SessionConfig a = config_of("prefill-0"),
                 SessionConfig b = config_of("decode-0"))

@@ -93,6 +93,74 @@ TEST(the_initiator_refuses_a_peer_with_another_secret) {
   CHECK(says(pair.acceptor.reason(), "or has another secret"));
 }
 
+struct Accepted { std::string first, second; };
+constexpr std::string_view kSecrets[] = {"old", "new", "third"};
+
+// Every pair of ends that accept one or two of three secrets, in either order.
+TEST(two_ends_talk_if_and_only_if_one_accepts_a_secret_that_the_other_accepts) {
+  std::vector<Accepted> all;
+  for (const std::string_view first : kSecrets) {
+    all.push_back({std::string(first), ""});
+    for (const std::string_view second : kSecrets)
+      if (first != second) all.push_back({std::string(first), std::string(second)});
+  }
+  std::uint64_t seed = check::seed();
+  for (const Accepted& a : all) {
+    for (const Accepted& b : all) {
+      const bool agree = a.first == b.first || a.first == b.second ||
+                         (!a.second.empty() && a.second == b.first) ||
+                         (!a.second.empty() && a.second == b.second);
+      Pair pair(++seed, config_of("prefill-0", a.first, a.second), config_of("decode-0", b.first, b.second));
+      const Status status = pair.handshake();
+      CHECK_EQ(status.code(), agree ? Code::kOk : Code::kAuthFailed);
+      CHECK_EQ(pair.initiator.state(), agree ? State::kOpen : State::kClosed);
+      if (!agree) continue;
+      REQUIRE_EQ(pair.acceptor.state(), State::kOpen);
+      // And they have the same keys.
+      pair.initiator.send(pair.now, Done{2});
+      pair.acceptor.send(pair.now, Done{3});
+      REQUIRE_OK(pair.carry(pair.initiator));
+      REQUIRE_OK(pair.carry(pair.acceptor));
+      CHECK_EQ(pair.at_acceptor.size(), 1);
+      CHECK_EQ(pair.at_initiator.size(), 1);
+    }
+  }
+}
+
+TEST(the_acceptors_first_secret_is_taken_where_both_know_both) {
+  Pair pair(check::seed(), config_of("prefill-0", "old", "new"), config_of("decode-0", "new", "old"));
+  Pair third(check::seed(), config_of("prefill-0", "old", "new"), config_of("decode-0", "new"));
+  REQUIRE_OK(pair.handshake());
+  REQUIRE_OK(third.handshake());
+  // All else is alike, but that HELLO and CHALLENGE are: the proofs are those of one secret.
+  CHECK(pair.initiator.rail_hello(0, "tcp") == third.initiator.rail_hello(0, "tcp"));
+}
+
+TEST(the_same_secret_twice_is_one) {
+  Pair pair(check::seed(), config_of("prefill-0", "old", "old"), config_of("decode-0", "old"));
+  CHECK_OK(pair.handshake());
+}
+
+TEST(a_hint_is_another_in_every_handshake_and_one_with_certificates_gives_none) {
+  const auto hello_of = [](const SessionConfig& config, std::uint64_t seed) {
+    Session session(SessionRole::kInitiator, config, kStart, random_source(seed));
+    const Bytes frame = session.take_output().at(0);
+    return decode_features(
+        std::get<Hello>(decode(decode_header(frame, kMaxHandshakeBody).value(), body_of(frame)).value())
+            .extensions);
+  };
+  const SessionConfig two = config_of("prefill-0", "old", "new");
+  const Features first = hello_of(two, 1), second = hello_of(two, 2);
+  CHECK(first.secret_hint != first.second_secret_hint);
+  CHECK(first.secret_hint != second.secret_hint);
+  CHECK(first.second_secret_hint != second.second_secret_hint);
+  CHECK_EQ(hello_of(config_of("prefill-0", "old"), 1).second_secret_hint, 0u);
+  SessionConfig certified = two;
+  certified.needs_certificate = true;
+  CHECK_EQ(hello_of(certified, 1).secret_hint, 0u);
+  CHECK_EQ(hello_of(certified, 1).second_secret_hint, 0u);
+}
+
 TEST(the_acceptor_refuses_a_peer_that_cannot_prove_the_secret) {
   for (const char* secret : {"other", "", "open sesam", "open sesame "}) {
     Pair pair;

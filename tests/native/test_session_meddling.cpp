@@ -71,6 +71,45 @@ TEST(one_flipped_bit_anywhere_ends_the_session) {
   }
 }
 
+// Of both ends two secrets, so that a hint that was changed changes which one is proved, or none.
+TEST(a_hint_that_was_altered_on_its_way_ends_the_handshake) {
+  const SessionConfig a = config_of("prefill-0", "old", "new"), b = config_of("decode-0", "new", "old");
+  Pair honest(check::seed(), a, b);
+  const Bytes hello = honest.initiator.take_output().at(0);
+  const Hello sent =
+      std::get<Hello>(decode(decode_header(hello, kMaxHandshakeBody).value(), body_of(hello)).value());
+  const Features had = decode_features(sent.extensions);
+  REQUIRE(had.secret_hint != 0 && had.second_secret_hint != 0);
+  const auto with = [&](std::uint32_t first, std::uint32_t second) {
+    Features features = had;
+    features.secret_hint = first, features.second_secret_hint = second;
+    return features;
+  };
+  const Features altered[] = {
+      with(had.second_secret_hint, had.secret_hint),
+      with(had.secret_hint, 0),
+      with(had.second_secret_hint, 0),
+      with(0, had.second_secret_hint),
+      with(0, 0),
+      with(had.secret_hint ^ 1, had.second_secret_hint),
+      with(had.secret_hint, had.second_secret_hint ^ 1u << 31),
+  };
+  for (const Features& features : altered) {
+    Pair pair(check::seed(), a, b);
+    REQUIRE(pair.initiator.take_output().at(0) == hello);  // it draws the same nonce
+    Hello changed = sent;
+    changed.extensions = encode(features);
+    REQUIRE_OK(pair.acceptor.receive(pair.now, encode(changed, 0)));
+    const Status status = pair.carry(pair.acceptor);
+    CHECK_EQ(status.code(), Code::kAuthFailed);
+    CHECK(says(status, "the proof in its CHALLENGE is wrong"));
+    CHECK_EQ(pair.initiator.state(), State::kClosed);
+    CHECK(pair.initiator.take_output().empty());
+  }
+  REQUIRE_OK(honest.acceptor.receive(honest.now, hello));
+  CHECK_OK(honest.carry(honest.acceptor));
+}
+
 TEST(a_truncated_or_extended_frame_ends_the_session) {
   for (int index = 0; index < kNumFrames; ++index) {
     for (const int change : {-1000, -17, -1, 1, 40}) {

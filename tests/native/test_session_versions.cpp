@@ -1,4 +1,5 @@
 // The session: agents of unlike versions understand each other or say why not.
+#include <algorithm>
 #include <span>
 
 #include "core/control/sha256.h"
@@ -136,6 +137,27 @@ TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
   CHECK_EQ(begun.eager_nbytes, 4096);
   CHECK_EQ(begun.num_fence_slots, 0);
   CHECK_EQ(decode_features({}).eager_nbytes, 0);
+}
+
+// An older release hints at no secret: it is proved the first of those that are accepted.
+TEST(a_caller_that_hints_at_no_secret_is_proved_the_first) {
+  for (const bool knows_first : {true, false}) {
+    Pair pair(check::seed(), config_of("unused"),
+              knows_first ? config_of("decode-0", "open sesame", "another")
+                          : config_of("decode-0", "another", "open sesame"));
+    Newer older;
+    older.extensions = encode(Features{.eager_nbytes = 4096});
+    const Bytes hello = encode(Hello{.identity = older.identity, .extensions = older.extensions}, 0);
+    REQUIRE_OK(pair.acceptor.receive(kStart, hello));
+    const std::vector<Bytes> answer = pair.acceptor.take_output();
+    REQUIRE_EQ(answer.size(), 1);
+    const ByteSpan challenge = body_of(answer[0]);
+    older.transcript = sha256({body_of(hello), challenge.first(challenge.size() - sizeof(Digest))});
+    const Digest proof = older.prove("kvxfer/1 acceptor");
+    CHECK_EQ(std::ranges::equal(challenge.last(sizeof(Digest)), proof), knows_first);
+    const auto result = pair.acceptor.receive(kStart, encode(Proof{older.prove("kvxfer/1 initiator")}, 1));
+    CHECK_EQ(result.status().code(), knows_first ? Code::kOk : Code::kAuthFailed);
+  }
 }
 
 TEST(versions_and_extensions_that_were_changed_on_the_way_show_in_the_transcript) {

@@ -63,6 +63,13 @@ SipHashKey first_half(const wire::Digest& digest) noexcept {
   return key;
 }
 
+std::uint32_t hint_of(std::string_view secret, const wire::Digest& nonce) noexcept {
+  const wire::Digest digest = hmac_sha256(bytes_of(secret), {bytes_of("kvxfer/1 hint"), nonce});
+  std::uint32_t hint;
+  std::memcpy(&hint, digest.data(), sizeof hint);
+  return hint;
+}
+
 std::string milliseconds(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
 
 // The sum, where it can be kept.
@@ -112,7 +119,7 @@ Session::Session(SessionRole role, const SessionConfig& config, Time now, const 
     random(session_);
     return;
   }
-  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = wire::encode(config_.features)});
+  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = wire::encode(hinting())});
   const wire::ByteSpan frame = output_.back();
   const wire::ByteSpan body =
       frame.subspan(wire::kHeaderNbytes, frame.size() - wire::kHeaderNbytes - wire::kMacNbytes);
@@ -244,8 +251,30 @@ Status Session::check_is_another(const wire::Identity& identity) const {
   return Status(Code::kInvalidArgument, "it is this agent itself; use the address of another agent");
 }
 
+// What an initiator has, with hints at its secrets. Certificates' secret is the connection's: there is one alone.
+wire::Features Session::hinting() const {
+  wire::Features features = config_.features;
+  if (config_.needs_certificate) return features;
+  features.secret_hint = hint_of(config_.secret, nonce_);
+  if (!config_.second_secret.empty()) features.second_secret_hint = hint_of(config_.second_secret, nonce_);
+  return features;
+}
+
+// An acceptor's, by the hints of a HELLO of this nonce. A peer of an older release gives none.
+void Session::choose_secret(const wire::Digest& nonce) {
+  if (config_.second_secret.empty()) return;
+  const auto is_hinted_at = [&](const std::string& secret) {
+    const std::uint32_t hint = hint_of(secret, nonce);
+    return hint == peer_features_.secret_hint || hint == peer_features_.second_secret_hint;
+  };
+  if (!is_hinted_at(config_.secret) && is_hinted_at(config_.second_secret))
+    std::swap(config_.secret, config_.second_secret);
+  config_.second_secret.clear();
+}
+
 void Session::certify(Certified certified) {
   config_.secret = std::move(certified.secret);
+  config_.second_secret.clear();
   certified_ = std::move(certified);
 }
 
@@ -272,6 +301,7 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
   claimed_ = hello.identity;
   protocol_ = std::min(hello.version, wire::kProtocolVersion);
   peer_features_ = wire::decode_features(hello.extensions);
+  choose_secret(hello.nonce);
   wire::Challenge challenge{.nonce = nonce_,
                             .identity = config_.self,
                             .extensions = wire::encode(config_.features),
@@ -295,7 +325,14 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
   claimed_ = challenge.identity;
   protocol_ = std::min(challenge.version, wire::kProtocolVersion);
   transcript_ = sha256({hello_body_, body.first(body.size() - challenge.proof.size())});
-  if (!equal_in_constant_time(challenge.proof, prove("kvxfer/1 acceptor")))
+  const auto is_proved = [&] { return equal_in_constant_time(challenge.proof, prove("kvxfer/1 acceptor")); };
+  bool proved = is_proved();
+  if (!proved && !config_.second_secret.empty()) {
+    std::swap(config_.secret, config_.second_secret);
+    proved = is_proved();
+  }
+  config_.second_secret.clear();
+  if (!proved)
     return violate(Code::kAuthFailed,
                    "the peer's secret differs: the proof in its CHALLENGE is wrong; " + config_.other_secret);
   session_ = challenge.session;

@@ -12,6 +12,14 @@
 // Afterwards every frame carries the next sequence number and a mac under its direction's key.
 // Anything else - a gap, a repetition, a bad mac, a frame that its state does not allow - closes
 // the session with kProtocol or kAuthFailed.
+//
+// While a secret is exchanged for another an end accepts two. HELLO hints at the initiator's: each hint is the first
+// four bytes of hmac(secret, "kvxfer/1 hint" || nonce_i). The acceptor proves the first of its own secrets that a hint
+// fits, or its first where none does. The initiator takes the secret that was proved; proofs and keys are of that one.
+// A hint tells a stranger nothing that proof_r does not: both are hmacs under the secret, of a text that the stranger
+// knows and that is used once, and every caller is given proof_r. It does not show that two agents have one secret,
+// nor that an agent has the same as before. Hints that were altered show in the transcript. A wrong secret fits a hint
+// once in 2^32 handshakes; that handshake fails.
 #pragma once
 
 #include <array>
@@ -35,6 +43,7 @@ using RandomSource = std::function<void(std::span<std::byte>)>;
 
 struct SessionConfig {
   std::string secret;
+  std::string second_secret;  // accepted as well; "": none
   std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
   // Instead of a secret: no session opens before certify() has said what the connection's certificates proved.
   bool needs_certificate = false;
@@ -175,6 +184,8 @@ class Session {
   Time next_heartbeat_due(Time now) const noexcept;
   Status on_goodbye(const wire::Goodbye& goodbye);
   void answer_unknown_version(const wire::Header& header, wire::ByteSpan body);
+  wire::Features hinting() const;
+  void choose_secret(const wire::Digest& nonce);
   Status check_is_another(const wire::Identity& identity) const;
   void open(Time now, wire::Identity peer);
   void queue(const wire::Message& message);

@@ -558,10 +558,15 @@ std::size_t estimate_nbytes(const Message& message) noexcept {
 // Kinds of `extensions`.
 constexpr std::uint16_t kEagerNbytes = 1;
 constexpr std::uint16_t kNumFenceSlots = 2;
+constexpr std::uint16_t kSecretHint = 3;
+constexpr std::uint16_t kSecondSecretHint = 4;
 
 // Each with its kind; absent where it is 0.
 constexpr std::pair<std::uint16_t, std::uint32_t Features::*> kFeatures[] = {
-    {kEagerNbytes, &Features::eager_nbytes}, {kNumFenceSlots, &Features::num_fence_slots}};
+    {kEagerNbytes, &Features::eager_nbytes},
+    {kNumFenceSlots, &Features::num_fence_slots},
+    {kSecretHint, &Features::secret_hint},
+    {kSecondSecretHint, &Features::second_secret_hint}};
 
 }  // namespace
 

@@ -18,10 +18,15 @@ std::vector<std::string> Peer::notes() const {
   return all;
 }
 
+void Sessions::set_secrets(std::string first, std::string second) {
+  config_.secret = std::move(first);
+  config_.second_secret = std::move(second);
+}
+
 Peer& Sessions::add(SessionRole role) {
   const SessionKey key = next_key_++;
   auto session =
-      std::make_unique<Session>(role, context_.config.session, context_.now,
+      std::make_unique<Session>(role, config_, context_.now,
                                 [&host = context_.host](std::span<std::byte> bytes) { host.random(bytes); });
   const auto added =
       peers_.emplace(key, std::make_unique<Peer>(key, std::move(session), context_.config.peer_budget)).first;

@@ -65,7 +65,10 @@ class Peer {
 
 class Sessions {
  public:
-  explicit Sessions(Context& context) : context_(context) {}
+  explicit Sessions(Context& context) : context_(context), config_(context.config.session) {}
+
+  // Those that are accepted in sessions that begin from now on. `second`: "" for none.
+  void set_secrets(std::string first, std::string second);
 
   Peer& add(SessionRole role);
   // It is no peer any more; why is kept for those who ask. A reference to it is good for this round.
@@ -151,6 +154,7 @@ class Sessions {
   void forget_names(const Peer& peer) noexcept;
 
   Context& context_;
+  SessionConfig config_;  // of the next
   SessionKey next_key_ = 1;
   std::map<SessionKey, std::unique_ptr<Peer>> peers_;
   std::map<wire::Id128, SessionKey>

@@ -260,7 +260,7 @@ def test_settings_reach_the_agent(tmp_path: Any) -> None:
         "settings",
     ).agent_options(Place("engine", tp_rank=1, tp_size=2, dp_rank=3))
     assert options.listen == "tcp://[fd00::1]:5607"
-    assert options.secret == b"0123456789abcdef"
+    assert options.secret == tmp_path / "secret", "the file, which is read again"
     assert options.transports == ("tcp",)
     assert options.advertise is None
     everywhere = Settings(host="0.0.0.0", advertise="fd00::7").agent_options(Place("engine"))

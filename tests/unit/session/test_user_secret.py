@@ -122,3 +122,9 @@ def test_doctor_says_who_may_connect_and_who_can_read_what(
     monkeypatch.setenv("KVXFER_SECRET", "0123456789abcdef")
     assert "whoever knows the secret of KVXFER_SECRET," in _access()["who may connect"]
     assert "read leased pages alone" in _access()["who can read every page"]
+    assert "every program that an engine starts" in _access()["who is told the secret"]
+    (home.parent / "given").write_text("0123456789abcdef\nfedcba9876543210\n")
+    monkeypatch.delenv("KVXFER_SECRET")
+    monkeypatch.setenv("KVXFER_SECRET_FILE", str(home.parent / "given"))
+    assert "whoever knows one of the two secrets of KVXFER_SECRET_FILE," in _access()["who may connect"]
+    assert "who is told the secret" not in _access()

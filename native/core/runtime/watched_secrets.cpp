@@ -1,0 +1,56 @@
+#include "core/runtime/watched_secrets.h"
+
+#include <utility>
+
+namespace kvxfer {
+
+WatchedSecrets::WatchedSecrets(Reactor& reactor, std::string path, Secrets had, Changed changed, Log log)
+    : path_(std::move(path)),
+      last_(std::move(had)),
+      changed_(std::move(changed)),
+      log_(std::move(log)),
+      watch_(reactor, {path_}, [this](const Status& watching) { on_change(watching); }) {}
+
+void WatchedSecrets::start() {
+  if (const Status status = watch_.start(); !status.ok())
+    log_("the secret's file (" + path_ +
+         ") is not read again where it changes, but by reload_secret() alone: " + status.message());
+  else
+    on_change(status);  // what came between the caller's look and the watch
+}
+
+void WatchedSecrets::on_change(const Status& watching) {
+  Status status = read();
+  if (status.ok() && !watching.ok())
+    status = {watching.code(), "the secret's file (" + path_ +
+                                   ") may change unseen; reload_secret() reads it: " + watching.message()};
+  if (status.ok())
+    complaint_.clear();
+  else
+    complain(status.message());
+}
+
+Status WatchedSecrets::read() {
+  ++num_reads_;
+  Result<Secrets> found = read_secret_file(path_);
+  if (!found.ok()) return found.status();
+  if (found.value() != last_) take(std::move(found).value());
+  return {};
+}
+
+void WatchedSecrets::take(Secrets secrets) {
+  ++num_reads_;
+  if (secrets != last_)
+    log_("the secret's file (" + path_ + ") has changed: sessions that begin from now on prove " +
+         (secrets.second.empty() ? "what is in it" : "one of the two in it"));
+  last_ = std::move(secrets);
+  changed_(last_);
+}
+
+void WatchedSecrets::complain(const std::string& text) {
+  if (text == complaint_) return;
+  complaint_ = text;
+  log_(text + "; the secrets that the agent had before go on");
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,564 @@
+"""Secrets are exchanged while agents run: no session or transfer is lost, and a wrong one lets nobody in."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kvxfer import AgentOptions
+from kvxfer.agent import Agent
+from kvxfer.errors import AgentError, PeerError, UsageError
+from kvxfer.shared_secret import find_secrets
+from kvxfer.tls import Tls
+from tests.fault.node import BOUND_S, LONG_S, ROOT, Node, options_for
+from tests.seeds import seed_of
+
+Local = Callable[..., Node]
+Secret = bytes | tuple[bytes, ...] | Path
+
+OLD: Final = b"the secret that goes: 0123"
+NEW: Final = b"the secret that comes: 4567"
+THIRD: Final = b"what nobody was given: 89"
+_numbers: Final = count()
+
+
+@pytest.fixture
+def agents() -> Iterator[Callable[..., Agent]]:
+    """Makes agents that end with the test."""
+    made: list[Agent] = []
+
+    def make(secret: Secret, **options: Any) -> Agent:
+        made.append(Agent(f"agent-{next(_numbers)}", options_for("tcp", secret=secret, **options)))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.close()
+
+
+def outcome(caller: Agent, called: Agent) -> str:
+    """Returns how a session between them begins: "" or an error's code."""
+    try:
+        caller.connect_blocking(called.address, BOUND_S)
+    except PeerError as error:
+        return error.code
+    return ""
+
+
+def as_called(secret: Secret, called: Agent) -> str:
+    """Returns how a newcomer that has this secret fares that calls."""
+    with Agent(f"caller-{next(_numbers)}", options_for("tcp", secret=secret, listen="")) as caller:
+        return outcome(caller, called)
+
+
+def as_caller(secret: Secret, caller: Agent) -> str:
+    """The same of one that is called."""
+    with Agent(f"called-{next(_numbers)}", options_for("tcp", secret=secret)) as called:
+        return outcome(caller, called)
+
+
+def until_accepted(secret: Secret, called: Agent) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while as_called(secret, called) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert as_called(secret, called) == ""
+
+
+def logged(agent: Agent, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Returns the lines of the log by now."""
+    agent.take_notification()
+    return [record.getMessage() for record in caplog.records if record.name.startswith("kvxfer")]
+
+
+def until_logged(agent: Agent, caplog: pytest.LogCaptureFixture, words: str) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not any(words in line for line in logged(agent, caplog)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert any(words in line for line in logged(agent, caplog)), logged(agent, caplog)
+
+
+# ---- by a call ------------------------------------------------------------------------------------
+
+
+def test_a_secret_is_exchanged_and_no_session_or_transfer_is_lost(
+    local: Local, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "kvxfer")
+    here, there = local("here", "tcp", secret=OLD), local("there", "tcp", secret=OLD)
+    there.fill(5)
+    here.connect(there.address())
+    there.accept("here")
+    there.grant("read")
+    now: dict[str, Secret] = {"here": OLD, "there": OLD}
+    steps: tuple[tuple[Node, Secret], ...] = (
+        (here, (NEW, OLD)),
+        (there, (NEW, OLD)),
+        (here, NEW),
+        (there, NEW),
+    )
+    for step, (node, secret) in enumerate(steps):
+        here.set(0)
+        work = here.read_until_bytes_land(held=True)
+        assert isinstance(secret, bytes | tuple)
+        node.agent.set_secret(secret)
+        now[node.agent.name] = secret
+        here.let_go()
+        assert here.end(work) is None, f"step {step}"
+        assert here.holds(5)
+        for end, other in ((here, there), (there, here)):
+            assert as_called(now[end.agent.name], other.agent) == "", f"step {step}"
+            assert as_caller(now[end.agent.name], other.agent) == "", f"step {step}"
+    assert here.peer_state() == there.peer_state() == ("open", "")
+    for node in (here, there):
+        assert as_called(OLD, node.agent) == "auth-failed"
+        assert as_caller(OLD, node.agent) == "auth-failed"
+        assert as_called((OLD, NEW), node.agent) == ""
+    for line in logged(here.agent, caplog) + logged(there.agent, caplog):
+        assert OLD.decode() not in line
+        assert NEW.decode() not in line
+
+
+def test_sessions_that_begin_while_secrets_change_find_the_common_one(agents: Callable[..., Agent]) -> None:
+    """Both ends change theirs all the time, and always have one in common."""
+    called, callers = agents((OLD, NEW)), [agents((NEW, OLD), listen="") for _ in range(3)]
+    lists = ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), NEW)
+    over = threading.Event()
+    failed: list[str] = []
+
+    def change(agent: Agent, seed: int) -> None:
+        chosen = random.Random(seed)
+        while not over.is_set():
+            agent.set_secret(chosen.choice(lists))
+
+    def call(caller: Agent) -> None:
+        for _ in range(60):
+            try:
+                caller.connect_blocking(called.address, BOUND_S).disconnect()
+            except PeerError as error:
+                failed.append(f"{error.code}: {error}")
+
+    changing = [
+        threading.Thread(target=change, args=(agent, seed_of("secrets") + index))
+        for index, agent in enumerate((called, *callers))
+    ]
+    calling = [threading.Thread(target=call, args=(caller,)) for caller in callers]
+    for thread in (*changing, *calling):
+        thread.start()
+    for thread in calling:
+        thread.join()
+    over.set()
+    for thread in changing:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (OLD, NEW),
+        ((OLD, NEW), THIRD),
+        ((OLD, THIRD), NEW),
+        ((OLD, NEW), (THIRD, THIRD + b"x")),
+        (OLD, OLD + b"x"),
+        ((OLD, NEW), b""),
+    ],
+)
+def test_disjoint_secrets_are_refused_in_words(
+    agents: Callable[..., Agent], one: Secret, other: Secret
+) -> None:
+    first, second = agents(one), agents(other)
+    for caller, called in ((first, second), (second, first)):
+        with pytest.raises(PeerError) as caught:
+            caller.connect_blocking(called.address, BOUND_S)
+        assert caught.value.code == "auth-failed"
+        assert "secret" in str(caught.value)
+        for secret in (OLD, NEW, THIRD):
+            assert secret.decode() not in str(caught.value)
+
+
+REFUSED: Final[tuple[object, ...]] = (
+    b"",
+    "short",
+    (),
+    (OLD, b""),
+    (OLD, "short"),
+    (OLD, NEW, THIRD),
+    [OLD, NEW],
+    (OLD, 5),
+    5,
+    None,
+)
+
+
+@pytest.mark.parametrize("secret", REFUSED, ids=repr)
+def test_what_is_no_secret_is_refused_and_changes_nothing(agents: Callable[..., Agent], secret: Any) -> None:
+    agent = agents(OLD)
+    with pytest.raises(UsageError) as caught:
+        agent.set_secret(secret)
+    assert caught.value.code == "invalid-argument"
+    assert OLD.decode() not in str(caught.value)
+    assert as_called(OLD, agent) == ""
+    with pytest.raises(UsageError, match="came from no file"):
+        agent.reload_secret()
+
+
+def test_an_agent_of_its_users_own_secret_is_given_none(agents: Callable[..., Agent]) -> None:
+    agent = agents(b"")
+    verbs: tuple[Callable[[], None], ...] = (lambda: agent.set_secret(NEW), agent.reload_secret)
+    for verb in verbs:
+        with pytest.raises(UsageError, match="made without a secret") as caught:
+            verb()
+        assert caught.value.code == "invalid-argument"
+    assert as_called(b"", agent) == ""
+    assert as_called(NEW, agent) == "auth-failed"
+
+
+def test_an_agent_of_certificates_is_given_none(tmp_path: Path) -> None:
+    making = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=certified"
+    )
+    naming = "-addext subjectAltName=URI:kvxfer://acme/prefill/certified -keyout key -out certificate"
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    subprocess.run([*making.split(), *naming.split()], cwd=tmp_path, check=True, capture_output=True)
+    certificate, key = tmp_path / "certificate", tmp_path / "key"
+    options = options_for("tcp", tls=Tls(certificate, key, certificate))
+    try:
+        certified = Agent("certified", options)
+    except UsageError as error:
+        pytest.skip(f"no certificates here: {error}")
+    with certified:
+        for verb in (certified.set_secret, lambda _: certified.reload_secret()):
+            with pytest.raises(UsageError, match="has certificates and no secret") as caught:
+                verb(NEW)
+            assert caught.value.code == "invalid-argument"
+
+
+def test_a_closed_agent_takes_no_secret(agents: Callable[..., Agent]) -> None:
+    agent = agents(OLD)
+    agent.close()
+    verbs: tuple[Callable[[], None], ...] = (lambda: agent.set_secret(NEW), agent.reload_secret)
+    for verb in verbs:
+        with pytest.raises(AgentError, match="closed"):
+            verb()
+
+
+# ---- by a file --------------------------------------------------------------------------------------
+
+
+def replace_by_rename(file: Path, text: bytes) -> None:
+    fresh = file.with_name(".fresh")
+    fresh.write_bytes(text)
+    fresh.rename(file)
+
+
+def write_in_place(file: Path, text: bytes) -> None:
+    file.write_bytes(text)
+
+
+def remove_and_return(file: Path, text: bytes) -> None:
+    file.unlink()
+    file.write_bytes(text)
+
+
+def return_with_its_folder(file: Path, text: bytes) -> None:
+    shutil.rmtree(file.parent)
+    file.parent.mkdir()
+    file.write_bytes(text)
+
+
+def link_whole(file: Path, text: bytes) -> None:
+    """Puts it there by a link to what is whole, whose first name then goes."""
+    fresh = file.with_name(".fresh")
+    fresh.write_bytes(text)
+    file.unlink()
+    file.hardlink_to(fresh)
+    fresh.unlink()
+
+
+CHANGES: Final = (replace_by_rename, write_in_place, remove_and_return, return_with_its_folder, link_whole)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: str(change.__name__))
+def test_a_file_that_changes_is_read_again(
+    agents: Callable[..., Agent], tmp_path: Path, change: Callable[[Path, bytes], None]
+) -> None:
+    file = tmp_path / "secrets" / "kvxfer"
+    file.parent.mkdir()
+    file.write_bytes(OLD + b"\n")
+    agent = agents(file)
+    friend = agents(OLD)
+    assert outcome(friend, agent) == ""
+    for text, accepted, refused in (
+        (NEW + b"\n" + OLD + b"\n", (NEW, OLD), THIRD),
+        (NEW, (NEW,), OLD),
+        (OLD + b"\r\n" + THIRD + b"\r\n", (OLD, THIRD), NEW),
+    ):
+        change(file, text)
+        for secret in accepted:
+            until_accepted(secret, agent)
+            assert as_caller(secret, agent) == ""
+        assert as_called(refused, agent) == "auth-failed"
+    assert [peer.state for peer in friend.peers] == ["open"], "what was open stays"
+
+
+class Mounted:
+    """A folder as Kubernetes mounts a Secret: a link to a file behind ``..data``, a link that is swapped."""
+
+    def __init__(self, folder: Path, text: bytes) -> None:
+        self.folder = folder
+        self.file = folder / "kvxfer"
+        folder.mkdir()
+        self.swap(text)
+        self.file.symlink_to("..data/kvxfer")
+
+    def swap(self, text: bytes) -> None:
+        old = (self.folder / "..data").resolve() if (self.folder / "..data").is_symlink() else None
+        fresh = self.folder / f"..{next(_numbers)}"
+        fresh.mkdir()
+        (fresh / "kvxfer").write_bytes(text)
+        (self.folder / "..data_tmp").symlink_to(fresh.name)
+        (self.folder / "..data_tmp").rename(self.folder / "..data")
+        if old is not None:
+            shutil.rmtree(old)
+
+
+def test_a_link_that_is_swapped_is_seen(agents: Callable[..., Agent], tmp_path: Path) -> None:
+    mounted = Mounted(tmp_path / "mounted", OLD)
+    agent = agents(mounted.file)
+    for secret, last in ((NEW, OLD), (THIRD, NEW), (OLD, THIRD)):
+        mounted.swap(secret)
+        until_accepted(secret, agent)
+        assert as_called(last, agent) == "auth-failed"
+
+
+def test_a_file_that_is_being_written_counts_when_it_is_closed(
+    agents: Callable[..., Agent], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(OLD)
+    agent = agents(file)
+    with file.open("wb") as opened:
+        opened.write(NEW[:18])
+        opened.flush()
+        (tmp_path / "another").write_bytes(b"of the same folder")
+        assert as_called(OLD, agent) == ""
+        assert as_called(NEW[:18], agent) == "auth-failed"
+        opened.write(NEW[18:])
+    until_accepted(NEW, agent)
+    assert not [line for line in logged(agent, caplog) if "go on" in line]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "a line of 0 bytes"),
+        (b"short", "a line of 5 bytes"),
+        (b"\n" + NEW, "a line of 0 bytes"),
+        (NEW + b"\nshort", "a line of 5 bytes"),
+        (b"\n".join((OLD, NEW, THIRD)), "more than two lines"),
+        (b"x" * 5000, "more than 4096 bytes"),
+    ],
+)
+def test_a_file_without_secrets_leaves_the_last_ones_and_is_one_line_in_the_log(
+    agents: Callable[..., Agent],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    text: bytes | None,
+    words: str,
+) -> None:
+    caplog.set_level(logging.DEBUG, "kvxfer")
+    file = tmp_path / "secret"
+    file.write_bytes(OLD)
+    agent = agents(file)
+    for _ in range(3):
+        if text is None:
+            file.unlink(missing_ok=True)
+            file.symlink_to("nowhere")
+            file.unlink()
+        else:
+            file.write_bytes(text)
+        until_logged(agent, caplog, words)
+        with pytest.raises(UsageError, match=words):
+            agent.reload_secret()
+        assert as_called(OLD, agent) == ""
+    complaints = [line for line in logged(agent, caplog) if "go on" in line]
+    assert len(complaints) == 1, complaints
+    assert str(file) in complaints[0]
+    file.write_bytes(NEW)
+    until_accepted(NEW, agent)
+    assert as_called(OLD, agent) == "auth-failed"
+    for line in logged(agent, caplog):
+        assert not any(secret.decode() in line for secret in (OLD, NEW, THIRD))
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        (OLD, (OLD,)),
+        (OLD + b"\n", (OLD,)),
+        (OLD + b"\r\n\r\n\n", (OLD,)),
+        (OLD + b"\n" + NEW, (OLD, NEW)),
+        (OLD + b"\r\n" + NEW + b"\r\n", (OLD, NEW)),
+        (b"  " + OLD + b" \n", (b"  " + OLD + b" ",)),
+        (b"x" * 4096, (b"x" * 4096,)),
+        (b"\xff\0" * 8, (b"\xff\0" * 8,)),
+        (b"", None),
+        (b"\n\n", None),
+        (b"x" * 15, None),
+        (OLD + b"\n\n" + NEW, None),
+        (b"\n" + OLD, None),
+        (OLD + b"\n" + b"x" * 15, None),
+        (OLD + b"\n" + NEW + b"\n" + THIRD, None),
+        (b"x" * 4097, None),
+    ],
+)
+def test_a_file_is_read_alike_at_first_and_again(
+    agents: Callable[..., Agent], tmp_path: Path, text: bytes, accepted: tuple[bytes, ...] | None
+) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(THIRD)
+    agent = agents(file)
+    file.write_bytes(text)
+    if accepted is None:
+        with pytest.raises(UsageError, match=str(file)):
+            find_secrets(file)
+        with pytest.raises(UsageError, match=str(file)):
+            agent.reload_secret()
+        accepted = (THIRD,)
+    else:
+        assert find_secrets(file).accepted == accepted
+        agent.reload_secret()
+    for secret in accepted:
+        assert as_called(secret, agent) == ""
+
+
+def test_what_a_call_set_holds_until_the_file_changes(agents: Callable[..., Agent], tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(OLD)
+    agent = agents(file)
+    agent.set_secret(NEW)
+    assert as_called(NEW, agent) == ""
+    os.utime(file)
+    assert as_called(OLD, agent) == "auth-failed"
+    agent.reload_secret()
+    assert as_called(OLD, agent) == ""
+    assert as_called(NEW, agent) == "auth-failed"
+    file.write_bytes(THIRD)
+    until_accepted(THIRD, agent)
+
+
+def _descriptors() -> list[str]:
+    """What each descriptor of this process leads to, but the one that lists them."""
+    gc.collect()  # agents that have ended keep some while their objects live
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(f"{fd.name} {fd.readlink()}")
+    return found
+
+
+def _watches() -> list[int]:
+    """How many folders each inotify of this process watches."""
+    inotify = [line.split()[0] for line in _descriptors() if line.endswith("anon_inode:inotify")]
+    return sorted(Path(f"/proc/self/fdinfo/{fd}").read_text().count("inotify wd:") for fd in inotify)
+
+
+def test_hundreds_of_changes_leak_no_descriptor_and_no_watch(
+    agents: Callable[..., Agent], tmp_path: Path
+) -> None:
+    mounted = Mounted(tmp_path / "mounted", OLD)
+    plain = tmp_path / "plain"
+    plain.write_bytes(OLD)
+    before = _watches()
+    one, two = agents(mounted.file), agents(plain)
+    watched, num_open = _watches(), len(_descriptors())
+    assert len(watched) == len(before) + 2
+    for step in range(300):
+        secret = THIRD + str(step).encode()
+        mounted.swap(secret)
+        CHANGES[step % 3](plain, secret)
+    for agent in (one, two):
+        until_accepted(secret, agent)
+    deadline = time.monotonic() + BOUND_S  # sockets of callers that were refused go last
+    while (_watches() != watched or len(_descriptors()) > num_open) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _watches() == watched
+    assert len(_descriptors()) <= num_open
+    one.close()
+    two.close()
+    assert _watches() == before
+
+
+_UNWATCHED: Final = """
+import logging, sys
+from pathlib import Path
+from tests.fault import confinement
+from kvxfer import Agent
+
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("kvxfer").addHandler(handler)
+confinement.forbid_inotify()
+file = Path(sys.argv[1])
+with Agent("unwatched", secret=file) as agent:
+    agent.take_notification()
+    said = [line for line in lines if "reload_secret()" in line and "inotify" in line]
+    assert len(said) == 1, lines
+    file.write_bytes(file.read_bytes()[::-1])
+    agent.reload_secret()
+    with Agent("caller", secret=file.read_bytes()) as caller:
+        caller.connect_blocking(agent.address)
+"""
+
+
+def test_without_inotify_the_log_says_so_and_a_call_reads_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(OLD)
+    done = subprocess.run(
+        [sys.executable, "-c", _UNWATCHED, str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_fork_keeps_no_watch(agents: Callable[..., Agent], tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(OLD)
+    agent = agents(file)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(_watches()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    file.write_bytes(NEW)
+    until_accepted(NEW, agent)
+
+
+# ---- what is told of it ----------------------------------------------------------------------------
+
+
+def test_options_show_no_secret(tmp_path: Path) -> None:
+    for secret in (OLD, OLD.decode(), (OLD, NEW), (OLD.decode(), NEW.decode())):
+        shown = repr(AgentOptions(secret=secret))
+        assert "secret='...'" in shown
+        assert "secret that" not in shown
