@@ -97,15 +97,17 @@ nb::dict from_budget(const Budget& budget) {
   return out;
 }
 
+tls::CredentialFiles to_credential_files(const nb::dict& files) {
+  return {nb::cast<std::string>(files["certificate"]), nb::cast<std::string>(files["key"]),
+          nb::cast<std::string>(files["authorities"]), nb::cast<std::string>(files["revoked"]),
+          nb::cast<std::vector<std::string>>(files["allow"])};
+}
+
 // Reads files, and so lets others run meanwhile.
-std::shared_ptr<const tls::Credentials> load_credentials(const nb::dict& files) {
-  const tls::CredentialFiles native{
-      nb::cast<std::string>(files["certificate"]), nb::cast<std::string>(files["key"]),
-      nb::cast<std::string>(files["authorities"]), nb::cast<std::string>(files["revoked"]),
-      nb::cast<std::vector<std::string>>(files["allow"])};
+std::shared_ptr<const tls::Credentials> load_credentials(const tls::CredentialFiles& files) {
   auto loaded = [&] {
     const WithoutGil released;
-    return tls::Credentials::load(native);
+    return tls::Credentials::load(files);
   }();
   return take(std::move(loaded));
 }
@@ -125,7 +127,10 @@ class PyAgentCore {
     native.second_secret = to_secret(options["second_secret"]);
     native.secret_file = nb::cast<std::string>(options["secret_file"]);
     native.user_secret = to_secret(options["user_secret"]);
-    if (options.contains("tls")) native.credentials = load_credentials(nb::cast<nb::dict>(options["tls"]));
+    if (options.contains("tls")) {
+      native.credential_files = to_credential_files(nb::cast<nb::dict>(options["tls"]));
+      native.credentials = load_credentials(native.credential_files);
+    }
     if (native.credentials == nullptr && native.secret.empty() && native.user_secret.empty())
       raise({Code::kInvalidArgument, "an agent needs a secret, or its user's"});
     native.shares_with_all = nb::cast<std::string>(options["shm_peers"]) == "secret";
@@ -385,7 +390,7 @@ class PyAgentCore {
   }
   void renew_certificates(const nb::dict& files) const {
     check(runtime_->check_alive());
-    std::shared_ptr<const tls::Credentials> loaded = load_credentials(files);
+    std::shared_ptr<const tls::Credentials> loaded = load_credentials(to_credential_files(files));
     const Status renewed = [&] {
       const WithoutGil released;
       return runtime_->renew(std::move(loaded));

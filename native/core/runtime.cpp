@@ -175,6 +175,13 @@ Status Runtime::start() {
         [this](std::string text) { log(std::move(text)); });
     secrets_->start();
   }
+  if (is_certified) {
+    credentials_ = std::make_unique<WatchedCredentials>(
+        reactor_, options_.credential_files,
+        [this](std::shared_ptr<const tls::Credentials> read) { return renew(std::move(read)); },
+        [this](std::string text) { log(std::move(text)); });
+    credentials_->start();
+  }
   thread_ = std::thread([this] { run(); });
   ::pthread_setname_np(thread_.native_handle(), "kvxfer");
   return {};
@@ -219,6 +226,7 @@ void Runtime::close(Time timeout_ns) {
   triggers_.clear();
   std::unique_lock lock(gate_);
   secrets_.reset();
+  credentials_.reset();
   listeners_.close();
   connections_.close_all();
   rails_.disconnect_all();

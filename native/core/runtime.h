@@ -32,6 +32,7 @@
 #include "core/runtime/kept_memory.h"
 #include "core/runtime/listeners.h"
 #include "core/runtime/rail_table.h"
+#include "core/runtime/watched_credentials.h"
 #include "core/runtime/watched_secrets.h"
 #include "core/runtime_options.h"
 #include "core/system/epoll_reactor.h"
@@ -265,6 +266,7 @@ class Runtime final : private EngineHost {
   KeptMemory kept_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<WatchedSecrets> secrets_;  // null where they came from no file
+  std::unique_ptr<WatchedCredentials> credentials_;  // null where there are none
   Waker waker_;
   Bell thread_bell_, driver_bell_;
   std::atomic<bool> serves_{false};  // all sessions' frames may come through memory

@@ -25,6 +25,7 @@ struct RuntimeOptions {
   std::string user_secret;
   // Instead of both: peers prove who they are by certificates, and all that goes over TCP is encrypted.
   std::shared_ptr<const tls::Credentials> credentials;
+  tls::CredentialFiles credential_files;  // that those were read from
   // Shared memory goes to whoever knows the secret, and not to processes of this user alone.
   bool shares_with_all = false;
   std::vector<std::string> transports;  // names of kinds in the registry (kvxfer/transport_kind.h)

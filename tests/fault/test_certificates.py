@@ -417,6 +417,26 @@ def test_certificates_are_renewed_while_sessions_go_on(
     assert first.holds(3)
 
 
+def test_what_changes_on_the_disk_is_read_again(
+    local: Local, decode: Node, tls_of_decode: Tls, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvxfer")
+    tls = authority.issue(_PREFILL)
+    prefill = local("prefill", "tcp", tls=tls)
+    reads_all(prefill, decode)
+    authority.issue("kvxfer://acme/decode/other", into=tls_of_decode)
+    until_logged(caplog, "those from before go on: the certificate is for agent 'other'", decode)
+    authority.issue(_DECODE, into=tls_of_decode)
+    until_logged(caplog, "certificates have changed: connections that begin from now on", decode)
+    caplog.clear()
+    authority.revoke(tls)
+    until_logged(caplog, "certificates have changed: connections that begin from now on", decode)
+    prefill.disconnect()
+    with pytest.raises(PeerError) as caught:
+        prefill.connect(decode.address())
+    assert caught.value.code == "auth-failed"
+
+
 def test_a_session_outlives_the_revocation_of_its_certificate(
     local: Local, decode: Node, authority: Authority
 ) -> None:
