@@ -228,9 +228,7 @@ def test_an_agent_of_its_users_own_secret_is_given_none(agents: Callable[..., Ag
 
 
 def test_an_agent_of_certificates_is_given_none(tmp_path: Path) -> None:
-    making = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=certified"
-    )
+    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=certified"
     naming = "-addext subjectAltName=URI:kvxfer://acme/prefill/certified -keyout key -out certificate"
     if shutil.which("openssl") is None:
         pytest.skip("no openssl")

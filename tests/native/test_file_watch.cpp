@@ -14,6 +14,7 @@
 #include "check.h"
 #include "core/system/epoll_reactor.h"
 #include "core/system/file_watch.h"
+#include "memory_failure.h"
 
 namespace {
 
@@ -173,6 +174,34 @@ TEST(several_files_are_one_watch) {
   for (const char* const name : {"one", "two", "in/three"}) {
     write(top.path / name, "x");
     CHECK(watched.told() > 0);
+  }
+}
+
+int allocations_left = 0;
+
+// The change comes through all the same, and what is watched is right afterwards.
+TEST(a_change_for_which_there_was_no_memory_is_told_when_there_is) {
+  for (int num_allocations = 0;; ++num_allocations) {
+    const Folder top;
+    fs::create_directory(top.path / "1"), fs::create_directory(top.path / "2");
+    fs::create_directory_symlink("1", top.path / "link");
+    Watched watched({(top.path / "link" / "file").string()});
+    fs::create_directory_symlink("2", top.path / "fresh");
+    fs::rename(top.path / "fresh", top.path / "link");
+    allocations_left = num_allocations;
+    memory_failure::fails = [](std::size_t) noexcept { return allocations_left-- <= 0; };
+    watched.reactor.run();
+    memory_failure::fails = nullptr;
+    const bool had_enough = allocations_left >= 0;
+    if (!had_enough) CHECK_EQ(watched.num_told, 0);
+    watched.told();
+    CHECK_EQ(watched.num_told, 1);
+    CHECK_OK(watched.watching);
+    CHECK_EQ(watched.watch.num_folders(), 2u);
+    write(top.path / "2" / "file", "x");
+    CHECK(watched.told() > 0);
+    if (had_enough) return;
+    REQUIRE(num_allocations < 1000);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstring>
 #include <deque>
+#include <new>
 #include <utility>
 
 namespace kvxfer {
@@ -71,9 +72,21 @@ Status FileWatch::start() {
 }
 
 void FileWatch::on_ready(std::uint32_t) {
-  if (!drain()) return;
-  const Status watching = look();
-  changed_(watching);
+  try {
+    owed_ = drain() || owed_;
+    if (!owed_) return;
+    const Status watching = look();
+    changed_(watching);
+    owed_ = false;
+  } catch (const std::bad_alloc&) {
+    owed_ = true;
+    ask_again();
+  }
+}
+
+// A watch that ends is an event, for which the reactor wakes once more.
+void FileWatch::ask_again() noexcept {
+  ::inotify_rm_watch(inotify_.get(), ::inotify_add_watch(inotify_.get(), "/", IN_MASK_ADD | IN_DELETE_SELF));
 }
 
 bool FileWatch::drain() {

@@ -21,7 +21,7 @@ namespace kvxfer {
 class FileWatch final : private Reactor::Handler {
  public:
   // Called on the reactor after one or more of the files may have changed. An error: not all of what was watched
-  // can be watched any more.
+  // can be watched any more. Where it has no memory (bad_alloc) it is called again.
   using Changed = std::function<void(const Status& watching)>;
 
   // Absolute paths, of files that need not be there.
@@ -45,6 +45,7 @@ class FileWatch final : private Reactor::Handler {
   using Folders = std::map<int, Folder>;  // by inotify's number
 
   void on_ready(std::uint32_t events) override;
+  void ask_again() noexcept;
   bool drain();  // whether a file may have changed
   bool matters(int number, std::uint32_t mask, const std::string& name) const;
   Status look();  // at where the paths lead now, and watches that
@@ -56,6 +57,7 @@ class FileWatch final : private Reactor::Handler {
   const Changed changed_;
   GuardedFd inotify_;
   Folders folders_;
+  bool owed_ = false;  // there was no memory to tell
 };
 
 }  // namespace kvxfer
