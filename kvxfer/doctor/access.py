@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from kvxfer.doctor.finding import Finding, State
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 from kvxfer.session.user_secret import SECRET_FILE, existing_secret, secret_folder
 from kvxfer.shared_secret import FILE_VARIABLE, VALUE_VARIABLE, find_secrets
+from kvxfer.tls import Tls
 
 SUBJECT = "access"
 
@@ -27,7 +28,9 @@ _INHERITED = Finding(
 def examine(root: Path) -> list[Finding]:
     """Says it of agents that are made in this environment without options; makes no secret."""
     try:
-        given, own = find_secrets(None), existing_secret()
+        given, own, tls = find_secrets(None), existing_secret(), Tls.of_environment()
+        if tls is not None and given.accepted:
+            raise invalid("certificates (KVXFER_TLS_CERTIFICATE) and a secret are both given: unset one")
     except UsageError as error:
         return [
             Finding(
@@ -40,6 +43,24 @@ def examine(root: Path) -> list[Finding]:
             )
         ]
     user = f"user {os.geteuid()}"
+    if tls is not None:
+        allowed = ", ".join(tls.allow) or "its own tenant"
+        return [
+            Finding(
+                SUBJECT,
+                "who may connect",
+                State.GOOD,
+                f"agents with certificates of {tls.authorities}, of {allowed}",
+                "what goes over TCP is encrypted; pages over RDMA (verbs) or on one host are not",
+            ),
+            Finding(
+                SUBJECT,
+                "who can read every page",
+                State.NOTE,
+                f"processes of {user} on this host that it allows; others read leased pages alone",
+                _WHY,
+            ),
+        ]
     if given.accepted:
         by_value = given.variable == VALUE_VARIABLE
         known = "one of the two secrets" if given.second else "the secret"

@@ -330,7 +330,15 @@ def test_parts_of_the_engine_know_those_above_them_alone() -> None:
 
 
 # The same of what the runtime gives it (native/DESIGN.md, "The runtime's parts").
-PARTS_OF_THE_RUNTIME = ("clock", "watched_secrets", "kept_memory", "rail_table", "listeners", "connections")
+PARTS_OF_THE_RUNTIME = (
+    "clock",
+    "watched_secrets",
+    "watched_credentials",
+    "kept_memory",
+    "rail_table",
+    "listeners",
+    "connections",
+)
 
 
 def test_parts_of_the_runtime_know_those_above_them_alone() -> None:

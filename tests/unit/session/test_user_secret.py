@@ -128,3 +128,18 @@ def test_doctor_says_who_may_connect_and_who_can_read_what(
     monkeypatch.setenv("KVXFER_SECRET_FILE", str(home.parent / "given"))
     assert "whoever knows one of the two secrets of KVXFER_SECRET_FILE," in _access()["who may connect"]
     assert "who is told the secret" not in _access()
+
+
+def test_doctor_says_what_certificates_mean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVXFER_SECRET_FILE", "KVXFER_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("CERTIFICATE", "KEY", "AUTHORITIES"):
+        monkeypatch.setenv(f"KVXFER_TLS_{name}", f"/somewhere/{name.lower()}.pem")
+    assert "certificates of /somewhere/authorities.pem, of its own tenant" in _access()["who may connect"]
+    monkeypatch.setenv("KVXFER_TLS_ALLOW", "acme/*/* other/decode/*")
+    assert "of acme/*/*, other/decode/*" in _access()["who may connect"]
+    monkeypatch.setenv("KVXFER_SECRET", "0123456789abcdef")
+    assert "agents do not start: certificates" in _access()["who may connect"]
+    monkeypatch.delenv("KVXFER_SECRET")
+    monkeypatch.delenv("KVXFER_TLS_KEY")
+    assert "KVXFER_TLS_KEY is not set" in _access()["who may connect"]
