@@ -18,7 +18,7 @@ SUBJECT = "software"
 OTHERS = {
     "torch": "tensors register without a copy; those on a GPU with agents that name the transport cuda_ipc",
     "vllm": "its connector comes along: kv_connector KvxferConnector of --kv-transfer-config (0.32, 0.33)",
-    "sglang": "its connector is to come; until then call kvxfer from a backend of your own",
+    "sglang": "its connector comes along: --disaggregation-transfer-backend kvxfer (0.5.23)",
 }
 # MADV_POPULATE_WRITE and MADV_POPULATE_READ came with it.
 _GOOD_KERNEL = (5, 14)

@@ -3,19 +3,22 @@ meanwhile is right afterwards."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvxfer import Agent, KVLayout
+from kvxfer import Agent, AgentOptions, KVLayout
 from kvxfer.directory import Entry
 from kvxfer.directory.etcd import EtcdDirectory
 from kvxfer.errors import PeerError
@@ -74,6 +77,55 @@ def test_etcd_is_killed_and_costs_no_session_and_no_transfer(cluster: Cluster) -
         etcd.start()
         until("it is heard again", lambda: not one.away and not other.away)
         assert names(one) == names(other) == ["decode", "prefill"]
+
+
+@pytest.mark.slow
+def test_a_minute_without_etcd_under_two_hundred_agents(cluster: Cluster, seed: int) -> None:
+    """Sessions and transfers go on; who ended meanwhile is gone when it is back, and nobody else."""
+    rng = random.Random(seed)
+    (etcd,) = cluster.members
+    layout = KVLayout.from_tensor(np.zeros((1, 4, 1, 1, 1024), np.uint8), axes="lbthd")
+    with ExitStack() as ended:
+        directories = [ended.enter_context(EtcdDirectory(cluster.url())) for _ in range(10)]
+        agents = {}
+        for number in range(200):
+            name = f"agent-{number:03}"
+            options = AgentOptions(directory_ttl_s=20.0, daemon="")
+            agents[name] = Agent(name, options, directory=directories[number % 10])
+            ended.callback(agents[name].close)
+        everybody = sorted(agents)
+        for directory in directories:
+            until("all are known", lambda directory=directory: names(directory) == everybody)  # type: ignore[misc]
+        callers = rng.sample(everybody, 40)
+        pairs = list(zip(callers[:20], callers[20:], strict=True))
+        caches, moves = {}, []
+        for name in callers:
+            caches[name] = np.full((1, 4, 1, 1, 1024), 7 if name in callers[20:] else 0, np.uint8)
+            agents[name].register("kv", caches[name], layout)
+        for reader, owner in pairs:
+            peer = agents[reader].connect_blocking(owner)
+            agents[owner].regions["kv"].grant(agents[owner].accept_blocking(reader, BOUND_S), ttl_s=600)
+            moves.append((reader, peer, peer.region_blocking("kv", BOUND_S)))
+        etcd.kill()
+        pause, stopped_at = threading.Event(), time.monotonic()
+        leavers = rng.sample(sorted(set(everybody) - set(callers)), 10)
+        while time.monotonic() < stopped_at + 60:
+            for reader, _, region in moves:
+                caches[reader][:] = 0
+                own = agents[reader].regions["kv"]
+                agents[reader].read(own, region, src_blocks=[0, 3], dst_blocks=[1, 2]).wait(BOUND_S)
+                assert caches[reader][0, 1:3].all()
+            if leavers:
+                everybody.remove(name := leavers.pop())
+                with suppress(PeerError):  # it cannot be withdrawn now: its lease ends instead
+                    agents[name].close()
+            pause.wait(1)
+        etcd.start()
+        for directory in directories:
+            until("who ended is gone", lambda directory=directory: names(directory) == everybody)  # type: ignore[misc]
+        assert all(peer.state == "open" for _, peer, _ in moves)
+        at = agents[rng.choice(everybody)]
+        assert directories[0].resolve_blocking(at.name, BOUND_S) == at.entry
 
 
 @pytest.mark.parametrize("how", ["kept its data", "lost its data"])

@@ -145,9 +145,9 @@ TEST(a_lease_covers_its_blocks_and_is_renewed_where_it_may_be) {
 
 TEST(a_lease_admits_its_holder_or_where_there_is_none_any_peer) {
   const Lease held(1, {5, 1, wire::LeaseMode::kRead, true, {}, 100, true}, 4, 10);
-  for (SessionKey peer = 1; peer < 10; ++peer) CHECK_EQ(held.admits(peer, "a"), peer == 5);
+  for (SessionKey peer = 1; peer < 10; ++peer) CHECK_EQ(held.admits(peer, "a", ""), peer == 5);
   Lease bearers(kBearerBit, {std::nullopt, 1, wire::LeaseMode::kRead, true, {}, 100, true}, 4, 10);
-  for (SessionKey peer = 1; peer < 10; ++peer) CHECK(bearers.admits(peer, "a"));
+  for (SessionKey peer = 1; peer < 10; ++peer) CHECK(bearers.admits(peer, "a", ""));
   CHECK(!bearers.renewable());
   bearers.renew(60);
   CHECK_EQ(bearers.expires_at(), 110);
@@ -178,8 +178,21 @@ TEST(a_lease_of_a_name_admits_every_peer_of_that_name) {
     Lease lease(kBearerBit,
                 {std::nullopt, 1, wire::LeaseMode::kRead, true, {}, 100, false, 0, std::string(one.wanted)},
                 4, 10);
-    CHECK_EQ(lease.admits(7, one.peer), one.is_admitted);
+    CHECK_EQ(lease.admits(7, one.peer, "acme/decode/decode-0"), one.is_admitted);
   }
+}
+
+TEST(a_lease_of_certificates_admits_those_that_match) {
+  const auto lease_of = [](std::string allow, std::string name = "") {
+    LeaseTerms terms{std::nullopt, 1, wire::LeaseMode::kRead, true, {}, 100, false, 0, std::move(name)};
+    terms.allow = std::move(allow);
+    return Lease(kBearerBit, std::move(terms), 4, 10);
+  };
+  CHECK(lease_of("acme/*/*").admits(7, "decode-0", "acme/decode/decode-0"));
+  CHECK(!lease_of("acme/*/*").admits(7, "decode-0", "other/decode/decode-0"));
+  CHECK(!lease_of("acme/*/*").admits(7, "decode-0", ""));
+  CHECK(lease_of("acme/*/*", "decode-0").admits(7, "decode-0", "acme/decode/decode-0"));
+  CHECK(!lease_of("acme/*/*", "decode-1").admits(7, "decode-0", "acme/decode/decode-0"));
 }
 
 }  // namespace
