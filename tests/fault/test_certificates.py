@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import os
@@ -25,6 +26,11 @@ from kvxfer.errors import PeerError, TransferError, UsageError
 from tests.certificates import Authority
 from tests.fault.node import BOUND_S, ROOT, SECRET, Node, Worker
 from tests.fault.proxy import Proxy
+
+try:
+    ctypes.CDLL("libssl.so.3")
+except OSError:
+    pytest.skip("OpenSSL 3 is not here: install libssl3", allow_module_level=True)
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]

@@ -21,6 +21,12 @@ constexpr std::size_t kMostUnsentNbytes = 1024 * 1024;
 
 constexpr std::size_t kKeyNbytes = 32;
 
+// Of the alerts that a peer sends (RFC 8446, 6.2), those about our certificate: from handshake_failure, by which whoever
+// does not allow it says so, to certificate_required.
+bool is_about_certificates(int alert) noexcept {
+  return alert == 40 || (alert >= 42 && alert <= 46) || alert == 48 || alert == 49 || alert == 116;
+}
+
 }  // namespace
 
 std::unique_ptr<Channel> Channel::create(std::shared_ptr<const Credentials> credentials, bool initiator) {
@@ -139,7 +145,7 @@ ssize_t Channel::fail(int result) noexcept {
     if (!handshake_.why.empty()) {
       was_refused_ = true;
       why_ = "its certificate is refused: " + handshake_.why;
-    } else if (reason >= abi::kFirstAlert && reason <= abi::kLastAlert) {
+    } else if (is_about_certificates(reason - abi::kFirstAlert)) {
       was_refused_ = true;
       why_ =
           "it refuses this agent's certificate (" + words + "); its log says why, as where its clock differs";

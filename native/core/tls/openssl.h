@@ -47,7 +47,7 @@ inline constexpr int kAlternativeNames = 85, kUri = 6;
 inline constexpr std::uint64_t kNoExitHandler = 0x0008'0000;
 inline constexpr int kGetTag = 0x10, kSetTag = 0x11;
 inline constexpr std::uint16_t kAes128GcmSha256 = 0x1301;
-inline constexpr int kFirstAlert = 1000, kLastAlert = 1255;  // reasons of errors that are a peer's alerts
+inline constexpr int kFirstAlert = 1000;  // reasons of errors from here on are alerts of the peer's
 }  // namespace abi
 
 struct Library {
