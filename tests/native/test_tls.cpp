@@ -317,6 +317,44 @@ TEST(what_is_played_again_or_left_out_ends_the_connection) {
   }
 }
 
+// Whoever reads has others to serve: crumbs come a bounded number at a time.
+TEST(records_of_a_byte_each_take_turns) {
+  const auto proof = credentials();
+  if (proof == nullptr) return;
+  for (const bool carries_pages : {false, true}) {
+    Link link(proof);
+    REQUIRE(link.shake_hands());
+    std::array<std::shared_ptr<Cipher>, 2> ends;
+    if (carries_pages)
+      ends = link.for_pages(kRecordsOfAKey);
+    else
+      for (std::size_t i = 0; i < 2; ++i) ends[i] = std::move(link.ends[i]);
+    std::size_t sent = 0, got = 0, num_turns = 0;
+    const auto read_some = [&] {
+      std::vector<std::byte> in(100'000);
+      const iovec room{in.data(), in.size()};
+      const ssize_t count = ends[1]->receive({&room, 1});
+      REQUIRE(count > 0 || (count < 0 && errno == EAGAIN));
+      CHECK(count <= 256);
+      if (count > 0) got += static_cast<std::size_t>(count);
+      num_turns += ends[1]->has_unread();
+    };
+    while (sent < 3000) {
+      std::byte crumb{1};
+      const iovec bytes{&crumb, 1};
+      if (ends[0]->send({&bytes, 1}) == 1)
+        ++sent;
+      else
+        read_some();
+    }
+    for (int i = 0; i < 3000 && got < sent; ++i) {
+      static_cast<void>(ends[0]->send({}));
+      read_some();
+    }
+    CHECK_EQ(got, sent);
+  }
+}
+
 TEST(records_that_are_none_end_the_connection_in_words) {
   const auto proof = credentials();
   if (proof == nullptr) return;

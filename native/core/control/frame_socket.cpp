@@ -282,7 +282,8 @@ void FrameSocket::read_all() {
     // Whatever it is: a frame that goes over the socket anyway announces what is in the ring as well.
     if (inbox_ != nullptr) owner_.on_announced();
     take_turn();
-    if (static_cast<std::size_t>(got) < wanted && !exact_) return;
+    const bool has_unread = channel_ != nullptr && channel_->has_unread();
+    if (static_cast<std::size_t>(got) < wanted && !exact_ && !has_unread) return;
   }
   // A channel may have read more than it gave: the socket does not say so.
   if (channel_ != nullptr && fd_ && !has_more_) wait_for_turn();

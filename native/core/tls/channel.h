@@ -41,6 +41,7 @@ class Channel final : public Cipher {
 
   ssize_t receive(std::span<const iovec> into) noexcept override;
   ssize_t send(std::span<const iovec> bytes) noexcept override;
+  bool has_unread() const noexcept override { return has_unread_; }
   bool has_unsent() const noexcept override { return sent_ < unsent_.size(); }
   std::string why() const override { return why_; }
 
@@ -59,7 +60,7 @@ class Channel final : public Cipher {
   const bool initiator_;
   abi::Connection* connection_ = nullptr;
   int socket_ = -1;
-  bool is_secure_ = false, was_refused_ = false, has_ended_ = false;
+  bool is_secure_ = false, was_refused_ = false, has_ended_ = false, has_unread_ = false;
   std::uint64_t num_sent_ = 0, num_received_ = 0;  // records
   int error_ = 0;  // of the socket's last call
   Handshake handshake_;

@@ -6,6 +6,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <new>
 #include <utility>
 
 namespace kvxfer::tls {
@@ -13,7 +15,6 @@ namespace {
 
 // Records for one system call; they are in the cache still when the kernel copies them.
 constexpr std::size_t kOutNbytes = 256 * 1024;
-constexpr std::size_t kInNbytes = 512 * 1024;
 
 // Runs of one record; where they are shorter, the record is.
 constexpr std::size_t kMostRuns = 1024;
@@ -21,13 +22,53 @@ constexpr std::size_t kMostRuns = 1024;
 // What is no data is short: such records are opened aside, and looked at before a caller has them.
 constexpr std::size_t kMostAside = 64;
 
+// A call of a MiB takes 65 full ones; one byte in each would keep everybody else waiting.
+constexpr std::size_t kMostRecordsOfACall = 256;
+
 constexpr std::array<std::byte, 5> kKeyUpdate{std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1},
                                               std::byte{0}};
 constexpr std::byte kCloseNotify{0};
 
 bool would_block() noexcept { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
+// As many as are used at a time by a few rails.
+constexpr std::size_t kMostSpare = 8;
+
+struct Spare {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<std::byte[]>> buffers;
+};
+
+Spare& spare() {
+  static Spare& all = *new Spare;  // for threads that outlive the rest
+  return all;
+}
+
 }  // namespace
+
+bool RecordBuffer::acquire() noexcept {
+  if (bytes_ != nullptr) return true;
+  {
+    const std::lock_guard lock(spare().mutex);
+    if (auto& buffers = spare().buffers; !buffers.empty()) {
+      bytes_ = std::move(buffers.back());
+      buffers.pop_back();
+      return true;
+    }
+  }
+  bytes_.reset(new (std::nothrow) std::byte[kNbytes]);
+  return bytes_ != nullptr;
+}
+
+void RecordBuffer::release() noexcept {
+  if (bytes_ == nullptr) return;
+  const std::lock_guard lock(spare().mutex);
+  auto& buffers = spare().buffers;
+  try {
+    if (buffers.size() < kMostSpare) buffers.push_back(std::move(bytes_));
+  } catch (const std::bad_alloc&) {}
+  bytes_.reset();
+}
 
 struct PageChannel::Cursor {
   std::span<const iovec> runs;
@@ -58,14 +99,11 @@ struct PageChannel::Cursor {
 
 PageChannel::PageChannel(int socket, std::unique_ptr<RecordCipher> sends,
                          std::unique_ptr<RecordCipher> receives, std::span<const std::byte> unsent)
-    : socket_(socket),
-      sends_(std::move(sends)),
-      receives_(std::move(receives)),
-      out_(std::make_unique_for_overwrite<std::byte[]>(kOutNbytes + unsent.size())),
-      in_(std::make_unique_for_overwrite<std::byte[]>(kInNbytes)),
-      plain_(std::make_unique_for_overwrite<std::byte[]>(kMostPlainNbytes)),
-      out_end_(unsent.size()) {
-  std::ranges::copy(unsent, out_.get());
+    : socket_(socket), sends_(std::move(sends)), receives_(std::move(receives)), out_end_(unsent.size()) {
+  if (!unsent.empty()) {
+    if (!out_.acquire() || unsent.size() > RecordBuffer::kNbytes) throw std::bad_alloc();
+    std::ranges::copy(unsent, out_.get());
+  }
   runs_.reserve(kMostRuns);
 }
 
@@ -86,6 +124,7 @@ bool PageChannel::transmit() noexcept {
     out_begin_ += static_cast<std::size_t>(sent);
   }
   out_begin_ = out_end_ = 0;
+  out_.release();
   return true;
 }
 
@@ -106,6 +145,10 @@ ssize_t PageChannel::send(std::span<const iovec> bytes) noexcept {
   Cursor from{bytes};
   std::size_t total = 0;
   while (!from.empty()) {
+    if (!out_.acquire()) {
+      errno = ENOMEM;
+      return -1;
+    }
     // Room for a record, and for one that renews its key.
     while (!from.empty() && out_end_ + 2 * kMostRecordNbytes <= kOutNbytes) {
       if (sends_->num_records() >= records_of_a_key_ && !renew_key())
@@ -126,16 +169,21 @@ ssize_t PageChannel::send(std::span<const iovec> bytes) noexcept {
 
 ssize_t PageChannel::fill() noexcept {
   if (in_begin_ == in_end_) in_begin_ = in_end_ = 0;
-  if (kInNbytes - in_end_ < kMostRecordNbytes) {
+  if (!in_.acquire()) {
+    errno = ENOMEM;
+    return -1;
+  }
+  if (RecordBuffer::kNbytes - in_end_ < kMostRecordNbytes) {
     std::memmove(in_.get(), in_.get() + in_begin_, in_end_ - in_begin_);
     in_end_ -= in_begin_;
     in_begin_ = 0;
   }
   ssize_t got;
   do {
-    got = ::recv(socket_, in_.get() + in_end_, kInNbytes - in_end_, MSG_DONTWAIT);
+    got = ::recv(socket_, in_.get() + in_end_, RecordBuffer::kNbytes - in_end_, MSG_DONTWAIT);
   } while (got < 0 && errno == EINTR);
   if (got > 0) in_end_ += static_cast<std::size_t>(got);
+  if (in_begin_ == in_end_) in_.release();
   return got;
 }
 
@@ -179,8 +227,14 @@ ssize_t PageChannel::open(std::span<const std::byte> record, Cursor& into) noexc
     }
     into = before;
   }
+  if (plain_ == nullptr) plain_.reset(new (std::nothrow) std::byte[kMostPlainNbytes]);
+  if (plain_ == nullptr) {
+    errno = ENOMEM;
+    return -1;
+  }
   const iovec aside{plain_.get(), nbytes};
   if (!receives_->open(record, {&aside, 1}, kind)) return fail(kAltered);
+  if (nbytes == 0) return fail("TLS: the peer sent a record of nothing");
   plain_begin_ = 0;
   plain_end_ = nbytes;
   return kind == RecordKind::kData ? 1 : obey(kind);
@@ -188,7 +242,8 @@ ssize_t PageChannel::open(std::span<const std::byte> record, Cursor& into) noexc
 
 ssize_t PageChannel::receive(std::span<const iovec> runs) noexcept {
   Cursor into{runs};
-  std::size_t total = 0;
+  std::size_t total = 0, num_records = 0;
+  has_unread_ = false;
   while (!into.empty()) {
     if (plain_begin_ < plain_end_) {
       const std::size_t length = std::min(plain_end_ - plain_begin_, into.runs.front().iov_len - into.at);
@@ -199,6 +254,11 @@ ssize_t PageChannel::receive(std::span<const iovec> runs) noexcept {
       total += length;
       continue;
     }
+    if (num_records == kMostRecordsOfACall) {
+      if (total == 0) return fail("TLS: the peer renews its keys without end");
+      has_unread_ = true;
+      return static_cast<ssize_t>(total);
+    }
     std::span<const std::byte> record;
     if (!next(record)) return fail("TLS: what the peer sent is no record of pages");
     if (record.empty()) {
@@ -207,10 +267,10 @@ ssize_t PageChannel::receive(std::span<const iovec> runs) noexcept {
       const bool comes_again = got == 0 || would_block();
       return total != 0 && comes_again ? static_cast<ssize_t>(total) : got;
     }
+    ++num_records;
     const Cursor before = into;
     const ssize_t opened = open(record, into);
-    if (opened < 0) return -1;
-    if (opened == 0 && record.size() != kRecordOverheadNbytes) return static_cast<ssize_t>(total);  // its end
+    if (opened <= 0) return opened == 0 ? static_cast<ssize_t>(total) : -1;  // its end, or what is wrong
     if (into.runs.data() != before.runs.data() || into.at != before.at)
       total += static_cast<std::size_t>(opened);
   }

@@ -13,6 +13,23 @@
 
 namespace kvxfer::tls {
 
+// Memory for many records, given back to be used by other connections.
+class RecordBuffer {
+ public:
+  static constexpr std::size_t kNbytes = 512 * 1024;
+
+  ~RecordBuffer() { release(); }
+  RecordBuffer() = default;
+  RecordBuffer(const RecordBuffer&) = delete;
+  RecordBuffer& operator=(const RecordBuffer&) = delete;
+  bool acquire() noexcept;  // false: there is none
+  void release() noexcept;
+  std::byte* get() const noexcept { return bytes_.get(); }
+
+ private:
+  std::unique_ptr<std::byte[]> bytes_;
+};
+
 class PageChannel final : public Cipher {
  public:
   // `unsent`: ciphertext that goes before all else. Throws std::bad_alloc.
@@ -21,6 +38,7 @@ class PageChannel final : public Cipher {
 
   ssize_t receive(std::span<const iovec> into) noexcept override;
   ssize_t send(std::span<const iovec> bytes) noexcept override;
+  bool has_unread() const noexcept override { return has_unread_; }
   bool has_unsent() const noexcept override { return out_begin_ < out_end_; }
   std::string why() const override { return why_; }
 
@@ -42,10 +60,13 @@ class PageChannel final : public Cipher {
   const int socket_;
   const std::unique_ptr<RecordCipher> sends_, receives_;
   std::uint64_t records_of_a_key_ = kRecordsOfAKey;
-  const std::unique_ptr<std::byte[]> out_, in_, plain_;
+  // Of a pool while there is something in them: a rail that is idle holds no memory for records.
+  RecordBuffer out_, in_;
+  std::unique_ptr<std::byte[]> plain_;  // made for the first record that is opened aside
   std::size_t out_begin_ = 0, out_end_ = 0, in_begin_ = 0, in_end_ = 0;
   std::size_t plain_begin_ = 0, plain_end_ = 0;  // of a record for which the caller had no room
   std::vector<iovec> runs_;  // of one record; never more than it has room for
+  bool has_unread_ = false;
   const char* why_ = "";
 };
 

@@ -22,6 +22,8 @@ class Cipher {
   // Returns how many bytes it took, of which a part may wait here still (has_unsent()), or -1 with errno: EAGAIN until
   // the socket is writable again. What it took is not read any more. Without bytes it sends what waits, and returns 0.
   virtual ssize_t send(std::span<const iovec> bytes) noexcept = 0;
+  // After fewer than were asked: the peer's bytes come in crumbs, and more wait here, of which the socket says nothing.
+  virtual bool has_unread() const noexcept = 0;
   // True: call send() when the socket is writable, with or without bytes.
   virtual bool has_unsent() const noexcept = 0;
 

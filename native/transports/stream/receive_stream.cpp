@@ -68,7 +68,8 @@ Step ReceiveStream::read(const StreamSocket& socket, std::uint64_t max_work, std
     return {Status(Code::kPeerLost, where), 0, work, false};
   }
 
-  Step step{{}, static_cast<std::uint64_t>(count), work, static_cast<std::uint64_t>(count) < asked};
+  const bool would_block = static_cast<std::uint64_t>(count) < asked && !socket.has_unread();
+  Step step{{}, static_cast<std::uint64_t>(count), work, would_block};
   std::uint64_t left = step.nbytes;
   const std::uint64_t data = std::min(left, window_nbytes_);
   if (scatters()) cursor_.scatter(scratch.data(), data);

@@ -38,6 +38,8 @@ class StreamSocket {
     } while (count < 0 && errno == EINTR);
     return count;
   }
+  // After fewer bytes than were asked: more wait all the same.
+  bool has_unread() const noexcept { return cipher_ != nullptr && cipher_->has_unread(); }
   Status failure(std::string_view call, int error) const {
     if (cipher_ != nullptr && error == EPROTO) return {Code::kRailFailed, cipher_->why()};
     return Status::from_errno(call, error);
