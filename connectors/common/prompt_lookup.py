@@ -276,16 +276,26 @@ class PromptLookup:
         now = time.monotonic()
         if (peer := source.peer) is not None or now < source.rests_until_s:
             return peer if now >= source.rests_until_s else None
+        # A call that began earlier, as at the start, may have come before the engine listened.
+        is_earlier = source.session is not None and not source.session.done()
+        if is_earlier and (peer := self._dialled(source, says=False)) is not None:
+            return peer
         if source.session is None or source.session.done():
             self._dial(source)
+            return self._dialled(source)
+        return None
+
+    def _dialled(self, source: _Source, says: bool = True) -> kvxfer.Peer | None:
+        """Waits for a call's end; one that failed, and says so, is not repeated for a while."""
         assert source.session is not None
         try:
             return source.session.result(self._timeout_s)
         except TimeoutError:
             source.rests_until_s = time.monotonic() + _REST_S
         except kvxfer.KvxferError as error:
-            source.rests_until_s = time.monotonic() + _REST_S
-            _log.warning("kvxfer: %s cannot be asked for prompts: %s", source.address, error)
+            if says:
+                source.rests_until_s = time.monotonic() + _REST_S
+                _log.warning("kvxfer: %s cannot be asked for prompts: %s", source.address, error)
         return None
 
     def _ask(self, source: _Source, key: bytes) -> dict[str, Any] | None:

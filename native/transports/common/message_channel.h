@@ -60,7 +60,7 @@ class MessageChannel {
   Status failure(const char* call) const;  // by errno
 
   GuardedFd socket_;
-  const std::shared_ptr<Cipher> cipher_;  // null: the socket is plain. Descriptors go over plain ones alone
+  std::shared_ptr<Cipher> cipher_;  // null: the socket is plain. Descriptors go over plain ones alone
   std::deque<Outgoing> outbox_;
   std::size_t sent_nbytes_ = 0;  // of outbox_.front()
   bool watches_room_ = false;
