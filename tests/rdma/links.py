@@ -87,8 +87,16 @@ def second_link() -> Iterator[None]:
 
 @contextmanager
 def lossy(device: Device, percent: float = 100.0) -> Iterator[None]:
-    """Drops packets that the device sends; the ports stay active. All of them look like a peer that died."""
-    with _netem(device, f"loss {percent}%"):
+    """Drops packets that the device sends; the ports stay active. All of them look like a peer that died.
+
+    Answers to ARP are spared: both ends know each other's address, as they do when a link dies in mid-work.
+    """
+    with ExitStack() as undo:
+        for end, other in ((RXE0, RXE1), (RXE1, RXE0)):
+            mac = Path(f"/sys/class/net/{other.interface}/address").read_text().strip()
+            _call(f"ip neigh replace {other.address} dev {end.interface} lladdr {mac} nud permanent")
+            undo.callback(_call, f"ip neigh del {other.address} dev {end.interface}")
+        undo.enter_context(_netem(device, f"loss {percent}%"))
         yield
 
 
