@@ -16,10 +16,11 @@
 // While a secret is exchanged for another an end accepts two. HELLO hints at the initiator's: each hint is the first
 // four bytes of hmac(secret, "kvxfer/1 hint" || nonce_i). The acceptor proves the first of its own secrets that a hint
 // fits, or its first where none does. The initiator takes the secret that was proved; proofs and keys are of that one.
-// A hint tells a stranger nothing that proof_r does not: both are hmacs under the secret, of a text that the stranger
-// knows and that is used once, and every caller is given proof_r. It does not show that two agents have one secret,
-// nor that an agent has the same as before. Hints that were altered show in the transcript. A wrong secret fits a hint
-// once in 2^32 handshakes; that handshake fails.
+// A hint is what proof_r is, an hmac under the secret of a text that is known and used once: who has one can check
+// guesses at the secret. Acceptors give proof_r to every caller; by hints an initiator gives as much to whom it dials,
+// where it gave nothing before the other had proved itself. Against random bytes that helps nobody; a passphrase it
+// gives away. Hints do not show that two agents have one secret, nor that an agent has the same as before. Those that
+// were altered show in the transcript. A wrong secret fits a hint once in 2^32 handshakes; that handshake fails.
 #pragma once
 
 #include <array>
