@@ -176,7 +176,8 @@ void FrameSocket::transmit_all() {
 
 void FrameSocket::close() noexcept {
   if (!fd_) return;
-  if (!connecting_ && !is_securing() && !offered_ && out_begin_ < out_.size()) (void)!transmit();
+  offered_.reset();  // nobody is to read a ring of ours any more, and last words do not wait for one
+  if (!connecting_ && !is_securing() && out_begin_ < out_.size()) (void)!transmit();
   reactor_.remove(fd_.get());
   fd_.reset();
 }
