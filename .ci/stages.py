@@ -27,7 +27,7 @@ GPU_TESTS_PASSED = re.compile(r"`make native-test GPU_TESTS=ON`.*at commit `([0-
 
 PYTEST_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 PYTEST_CLOSING = re.compile(r"^=+ (?:.*\d+ (?:passed|failed|error).*) =+$", re.MULTILINE)
-CTEST_FAILED = re.compile(r"^\s*\d+ - (\S+) \(", re.MULTILINE)
+CTEST_FAILED = re.compile(r"^\s*\d+ - (\S+) \((?!Skipped)", re.MULTILINE)
 CTEST_CLOSING = re.compile(r"^\d+% tests passed, .*$", re.MULTILINE)
 
 

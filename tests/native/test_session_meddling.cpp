@@ -71,43 +71,52 @@ TEST(one_flipped_bit_anywhere_ends_the_session) {
   }
 }
 
-// Of both ends two secrets, so that a hint that was changed changes which one is proved, or none.
-TEST(a_hint_that_was_altered_on_its_way_ends_the_handshake) {
-  const SessionConfig a = config_of("prefill-0", "old", "new"), b = config_of("decode-0", "new", "old");
-  Pair honest(check::seed(), a, b);
-  const Bytes hello = honest.initiator.take_output().at(0);
-  const Hello sent =
-      std::get<Hello>(decode(decode_header(hello, kMaxHandshakeBody).value(), body_of(hello)).value());
-  const Features had = decode_features(sent.extensions);
-  REQUIRE(had.secret_hint != 0 && had.second_secret_hint != 0);
-  const auto with = [&](std::uint32_t first, std::uint32_t second) {
-    Features features = had;
-    features.secret_hint = first, features.second_secret_hint = second;
-    return features;
+// With two secrets at the acceptor an initiator may take either of two proofs: one that was spoilt must not make it
+// take the other.
+TEST(a_proof_that_was_altered_on_its_way_ends_the_handshake) {
+  struct Case {
+    SessionConfig initiator;
+    bool of_second;
+    SessionState initiator_ends;  // before PROOF, or because the acceptor refuses that
   };
-  const Features altered[] = {
-      with(had.second_secret_hint, had.secret_hint),
-      with(had.secret_hint, 0),
-      with(had.second_secret_hint, 0),
-      with(0, had.second_secret_hint),
-      with(0, 0),
-      with(had.secret_hint ^ 1, had.second_secret_hint),
-      with(had.secret_hint, had.second_secret_hint ^ 1u << 31),
+  const SessionConfig acceptor = config_of("decode-0", "new", "old");
+  const Case cases[] = {
+      {config_of("prefill-0", "old", "new"), false, State::kOpen},
+      {config_of("prefill-0", "old", "new"), true, State::kClosed},
+      {config_of("prefill-0", "new"), false, State::kClosed},
+      {config_of("prefill-0", "new"), true, State::kClosed},
+      {config_of("prefill-0", "old"), false, State::kOpen},
+      {config_of("prefill-0", "old"), true, State::kClosed},
   };
-  for (const Features& features : altered) {
-    Pair pair(check::seed(), a, b);
-    REQUIRE(pair.initiator.take_output().at(0) == hello);  // it draws the same nonce
-    Hello changed = sent;
-    changed.extensions = encode(features);
-    REQUIRE_OK(pair.acceptor.receive(pair.now, encode(changed, 0)));
-    const Status status = pair.carry(pair.acceptor);
-    CHECK_EQ(status.code(), Code::kAuthFailed);
-    CHECK(says(status, "the proof in its CHALLENGE is wrong"));
-    CHECK_EQ(pair.initiator.state(), State::kClosed);
-    CHECK(pair.initiator.take_output().empty());
+  for (const auto& [initiator, of_second, initiator_ends] : cases) {
+    for (const bool is_erased : {false, true}) {
+      Pair pair(check::seed(), initiator, acceptor);
+      REQUIRE_OK(pair.acceptor.receive(pair.now, pair.initiator.take_output().at(0)));
+      const Bytes sent = pair.acceptor.take_output().at(0);
+      auto challenge =
+          std::get<Challenge>(decode(decode_header(sent, kMaxHandshakeBody).value(), body_of(sent)).value());
+      Features features = decode_features(challenge.extensions);
+      REQUIRE(features.second_proof != Digest{});
+      Digest& proof = of_second ? features.second_proof : challenge.proof;
+      if (is_erased)
+        proof = {};
+      else
+        proof[7] ^= std::byte{1};
+      challenge.extensions = encode(features);
+      const Status at_initiator = pair.initiator.receive(pair.now, encode(challenge, 0)).status();
+      CHECK_EQ(pair.initiator.state(), initiator_ends);
+      if (initiator_ends == State::kClosed) {
+        CHECK_EQ(at_initiator.code(), Code::kAuthFailed);
+        CHECK(says(at_initiator, "the proof in its CHALLENGE is wrong"));
+        CHECK(pair.initiator.take_output().empty());
+      } else {
+        const Status at_acceptor = pair.carry(pair.initiator);
+        CHECK_EQ(at_acceptor.code(), Code::kAuthFailed);
+        CHECK(says(at_acceptor, "its PROOF is wrong"));
+        CHECK_EQ(pair.acceptor.state(), State::kClosed);
+      }
+    }
   }
-  REQUIRE_OK(honest.acceptor.receive(honest.now, hello));
-  CHECK_OK(honest.carry(honest.acceptor));
 }
 
 TEST(a_truncated_or_extended_frame_ends_the_session) {

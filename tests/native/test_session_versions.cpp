@@ -139,8 +139,8 @@ TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
   CHECK_EQ(decode_features({}).eager_nbytes, 0);
 }
 
-// An older release hints at no secret: it is proved the first of those that are accepted.
-TEST(a_caller_that_hints_at_no_secret_is_proved_the_first) {
+// An older release looks at the one proof that it knows.
+TEST(an_older_caller_is_proved_the_first_secret) {
   for (const bool knows_first : {true, false}) {
     Pair pair(check::seed(), config_of("unused"),
               knows_first ? config_of("decode-0", "open sesame", "another")

@@ -63,11 +63,24 @@ SipHashKey first_half(const wire::Digest& digest) noexcept {
   return key;
 }
 
-std::uint32_t hint_of(std::string_view secret, const wire::Digest& nonce) noexcept {
-  const wire::Digest digest = hmac_sha256(bytes_of(secret), {bytes_of("kvxfer/1 hint"), nonce});
-  std::uint32_t hint;
-  std::memcpy(&hint, digest.data(), sizeof hint);
-  return hint;
+wire::ByteSpan body_of(const wire::Bytes& frame) noexcept {
+  return wire::ByteSpan(frame).subspan(wire::kHeaderNbytes,
+                                       frame.size() - wire::kHeaderNbytes - wire::kMacNbytes);
+}
+
+// CHALLENGE's body ends with its extensions, the session and the proof.
+wire::ByteSpan up_to_proof(wire::ByteSpan challenge) noexcept {
+  return challenge.first(challenge.size() - sizeof(wire::Challenge::proof));
+}
+
+// Of CHALLENGE's body without either proof. That of the second secret ends the extensions.
+wire::Digest second_proof(std::string_view secret, wire::ByteSpan hello, wire::ByteSpan challenge) noexcept {
+  const wire::ByteSpan rest = up_to_proof(challenge);
+  const wire::ByteSpan session = rest.last(sizeof(wire::Challenge::session));
+  const wire::ByteSpan before =
+      rest.first(rest.size() - session.size() - sizeof(wire::Features::second_proof));
+  return hmac_sha256(bytes_of(secret),
+                     {bytes_of("kvxfer/1 acceptor, second"), sha256({hello, before, session})});
 }
 
 std::string milliseconds(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
@@ -119,10 +132,8 @@ Session::Session(SessionRole role, const SessionConfig& config, Time now, const 
     random(session_);
     return;
   }
-  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = wire::encode(hinting())});
-  const wire::ByteSpan frame = output_.back();
-  const wire::ByteSpan body =
-      frame.subspan(wire::kHeaderNbytes, frame.size() - wire::kHeaderNbytes - wire::kMacNbytes);
+  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = wire::encode(config_.features)});
+  const wire::ByteSpan body = body_of(output_.back());
   assert(body.size() <= wire::kMaxHandshakeBody && "an identity that no peer accepts");
   hello_body_.assign(body.begin(), body.end());
 }
@@ -251,27 +262,6 @@ Status Session::check_is_another(const wire::Identity& identity) const {
   return Status(Code::kInvalidArgument, "it is this agent itself; use the address of another agent");
 }
 
-// What an initiator has, with hints at its secrets. Certificates' secret is the connection's: there is one alone.
-wire::Features Session::hinting() const {
-  wire::Features features = config_.features;
-  if (config_.needs_certificate) return features;
-  features.secret_hint = hint_of(config_.secret, nonce_);
-  if (!config_.second_secret.empty()) features.second_secret_hint = hint_of(config_.second_secret, nonce_);
-  return features;
-}
-
-// An acceptor's, by the hints of a HELLO of this nonce. A peer of an older release gives none.
-void Session::choose_secret(const wire::Digest& nonce) {
-  if (config_.second_secret.empty()) return;
-  const auto is_hinted_at = [&](const std::string& secret) {
-    const std::uint32_t hint = hint_of(secret, nonce);
-    return hint == peer_features_.secret_hint || hint == peer_features_.second_secret_hint;
-  };
-  if (!is_hinted_at(config_.secret) && is_hinted_at(config_.second_secret))
-    std::swap(config_.secret, config_.second_secret);
-  config_.second_secret.clear();
-}
-
 void Session::certify(Certified certified) {
   config_.secret = std::move(certified.secret);
   config_.second_secret.clear();
@@ -301,20 +291,44 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
   claimed_ = hello.identity;
   protocol_ = std::min(hello.version, wire::kProtocolVersion);
   peer_features_ = wire::decode_features(hello.extensions);
-  choose_secret(hello.nonce);
-  wire::Challenge challenge{.nonce = nonce_,
-                            .identity = config_.self,
-                            .extensions = wire::encode(config_.features),
-                            .session = session_};
-  const wire::Bytes unproved = wire::encode(challenge, 0);
-  const std::size_t transcript_nbytes =
-      unproved.size() - wire::kHeaderNbytes - challenge.proof.size() - wire::kMacNbytes;
-  transcript_ = sha256({body, wire::ByteSpan(unproved).subspan(wire::kHeaderNbytes, transcript_nbytes)});
+  wire::Challenge challenge{.nonce = nonce_, .identity = config_.self, .extensions = {}, .session = session_};
+  wire::Features features = config_.features;
+  const auto encoded = [&] {
+    challenge.extensions = wire::encode(features);
+    return wire::encode(challenge, 0);
+  };
+  if (!config_.second_secret.empty()) {
+    features.second_proof.fill(
+        std::byte{0xff});  // its place; what stands there is not part of what it proves
+    features.second_proof = second_proof(config_.second_secret, body, body_of(encoded()));
+  }
+  transcript_ = sha256({body, up_to_proof(body_of(encoded()))});
   challenge.proof = prove("kvxfer/1 acceptor");
+  second_transcript_ = sha256({body, body_of(encoded())});
   queue(challenge);
   acked_sent_at_ = now;  // the PROOF will acknowledge this CHALLENGE like a heartbeat
   step(Event::kHello);
   return Status();
+}
+
+// The initiator's: keeps the secret that CHALLENGE proves, and returns whether it proves one.
+bool Session::choose_secret(const wire::Challenge& challenge, wire::ByteSpan body) {
+  const auto is_of_ours = [&](const wire::Digest& proof, const auto& prove) {
+    if (equal_in_constant_time(proof, prove())) return true;
+    if (config_.second_secret.empty()) return false;
+    std::swap(config_.secret, config_.second_secret);
+    return equal_in_constant_time(proof, prove());
+  };
+  const wire::Digest& second = peer_features_.second_proof;
+  transcript_ = sha256({hello_body_, up_to_proof(body)});
+  bool proved = is_of_ours(challenge.proof, [&] { return prove("kvxfer/1 acceptor"); });
+  if (!proved && second != wire::Digest{} &&
+      is_of_ours(second, [&] { return second_proof(config_.secret, hello_body_, body); })) {
+    proved = true;
+    transcript_ = sha256({hello_body_, body});
+  }
+  config_.second_secret.clear();
+  return proved;
 }
 
 Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::ByteSpan body) {
@@ -324,19 +338,11 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
     return violate(status.code(), status.message());
   claimed_ = challenge.identity;
   protocol_ = std::min(challenge.version, wire::kProtocolVersion);
-  transcript_ = sha256({hello_body_, body.first(body.size() - challenge.proof.size())});
-  const auto is_proved = [&] { return equal_in_constant_time(challenge.proof, prove("kvxfer/1 acceptor")); };
-  bool proved = is_proved();
-  if (!proved && !config_.second_secret.empty()) {
-    std::swap(config_.secret, config_.second_secret);
-    proved = is_proved();
-  }
-  config_.second_secret.clear();
-  if (!proved)
+  peer_features_ = wire::decode_features(challenge.extensions);
+  if (!choose_secret(challenge, body))
     return violate(Code::kAuthFailed,
                    "the peer's secret differs: the proof in its CHALLENGE is wrong; " + config_.other_secret);
   session_ = challenge.session;
-  peer_features_ = wire::decode_features(challenge.extensions);
   queue(wire::Proof{prove("kvxfer/1 initiator")});
   step(Event::kChallenge);
   open(now, challenge.identity);
@@ -344,7 +350,15 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
 }
 
 Status Session::on_proof(Time now, const wire::Proof& proof) {
-  if (!equal_in_constant_time(proof.proof, prove("kvxfer/1 initiator")))
+  const auto is_proved = [&] { return equal_in_constant_time(proof.proof, prove("kvxfer/1 initiator")); };
+  bool proved = is_proved();
+  if (!proved && !config_.second_secret.empty()) {
+    config_.secret = config_.second_secret;
+    transcript_ = second_transcript_;
+    proved = is_proved();
+  }
+  config_.second_secret.clear();
+  if (!proved)
     return violate(Code::kAuthFailed,
                    "the peer's secret differs: its PROOF is wrong; " + config_.other_secret);
   step(Event::kProof);

@@ -13,14 +13,15 @@
 // Anything else - a gap, a repetition, a bad mac, a frame that its state does not allow - closes
 // the session with kProtocol or kAuthFailed.
 //
-// While a secret is exchanged for another an end accepts two. HELLO hints at the initiator's: each hint is the first
-// four bytes of hmac(secret, "kvxfer/1 hint" || nonce_i). The acceptor proves the first of its own secrets that a hint
-// fits, or its first where none does. The initiator takes the secret that was proved; proofs and keys are of that one.
-// A hint is what proof_r is, an hmac under the secret of a text that is known and used once: who has one can check
-// guesses at the secret. Acceptors give proof_r to every caller; by hints an initiator gives as much to whom it dials,
-// where it gave nothing before the other had proved itself. Against random bytes that helps nobody; a passphrase it
-// gives away. Hints do not show that two agents have one secret, nor that an agent has the same as before. Those that
-// were altered show in the transcript. A wrong secret fits a hint once in 2^32 handshakes; that handshake fails.
+// While a secret is exchanged for another an end accepts two. An acceptor of two proves both: its first as above, its
+// second in the last of CHALLENGE's extensions,
+//   second_proof_r = hmac(second secret, "kvxfer/1 acceptor, second" ||
+//                                        sha256(HELLO body || CHALLENGE body without both proofs)).
+// The initiator takes the first of the two that one of its own secrets fits; PROOF and keys are of that secret, so
+// the acceptor tries its two on PROOF. Where it is the acceptor's second the transcript is of the whole CHALLENGE
+// body: who spoils the first proof on its way, so that the second is taken, ends the handshake. An initiator proves
+// nothing before the acceptor has, and HELLO does not depend on a secret; an acceptor gives every caller proofs by
+// which guesses can be checked, which is why a secret has 128 bits at least. An older initiator skips the second.
 #pragma once
 
 #include <array>
@@ -185,8 +186,7 @@ class Session {
   Time next_heartbeat_due(Time now) const noexcept;
   Status on_goodbye(const wire::Goodbye& goodbye);
   void answer_unknown_version(const wire::Header& header, wire::ByteSpan body);
-  wire::Features hinting() const;
-  void choose_secret(const wire::Digest& nonce);
+  bool choose_secret(const wire::Challenge& challenge, wire::ByteSpan body);
   Status check_is_another(const wire::Identity& identity) const;
   void open(Time now, wire::Identity peer);
   void queue(const wire::Message& message);
@@ -206,7 +206,7 @@ class Session {
 
   wire::Digest nonce_{};  // ours
   wire::Bytes hello_body_;  // initiator: kept until CHALLENGE completes the transcript
-  wire::Digest transcript_{};
+  wire::Digest transcript_{}, second_transcript_{};
   wire::Identity claimed_;  // acceptor: the peer's until its PROOF is in
   wire::Identity peer_;
   std::optional<Certified> certified_;

@@ -558,26 +558,27 @@ std::size_t estimate_nbytes(const Message& message) noexcept {
 // Kinds of `extensions`.
 constexpr std::uint16_t kEagerNbytes = 1;
 constexpr std::uint16_t kNumFenceSlots = 2;
-constexpr std::uint16_t kSecretHint = 3;
-constexpr std::uint16_t kSecondSecretHint = 4;
+constexpr std::uint16_t kSecondProof = 3;
 
-// Each with its kind; absent where it is 0.
-constexpr std::pair<std::uint16_t, std::uint32_t Features::*> kFeatures[] = {
-    {kEagerNbytes, &Features::eager_nbytes},
-    {kNumFenceSlots, &Features::num_fence_slots},
-    {kSecretHint, &Features::secret_hint},
-    {kSecondSecretHint, &Features::second_secret_hint}};
+// Calls `each` with the kind and the field of every feature, in the order of `extensions`.
+template <class F, class Each>
+void for_each_feature(F& features, Each&& each) {
+  each(kEagerNbytes, features.eager_nbytes);
+  each(kNumFenceSlots, features.num_fence_slots);
+  each(kSecondProof, features.second_proof);
+}
 
 }  // namespace
 
+// A feature that is zero is left out.
 Bytes encode(const Features& features) {
-  Writer out(std::size(kFeatures) * (2 * sizeof(std::uint16_t) + sizeof(std::uint32_t)));
-  for (const auto& [kind, value] : kFeatures) {
-    if (features.*value == 0) continue;
+  Writer out(sizeof(Features) + 16);
+  for_each_feature(features, [&]<class T>(std::uint16_t kind, const T& value) {
+    if (value == T{}) return;
     out.number(kind);
-    out.number(static_cast<std::uint16_t>(sizeof(features.*value)));
-    out.number(features.*value);
-  }
+    out.number(static_cast<std::uint16_t>(sizeof value));
+    out.raw(value);
+  });
   return out.take();
 }
 
@@ -588,9 +589,9 @@ Features decode_features(ByteSpan extensions) {
     const auto [kind, nbytes] = head;
     extensions = extensions.subspan(sizeof head);
     if (nbytes > extensions.size()) break;
-    for (const auto& [known, value] : kFeatures)
-      if (kind == known && nbytes == sizeof(features.*value))
-        std::memcpy(&(features.*value), extensions.data(), nbytes);
+    for_each_feature(features, [&, kind = kind, nbytes = nbytes](std::uint16_t known, auto& value) {
+      if (kind == known && nbytes == sizeof value) std::memcpy(&value, extensions.data(), nbytes);
+    });
     extensions = extensions.subspan(nbytes);
   }
   return features;

@@ -108,8 +108,8 @@ struct Identity {                     // who an agent is and where it runs
 struct Features {
   std::uint32_t eager_nbytes = 0;     // of pages that it takes in an OFFER; 0: none
   std::uint32_t num_fence_slots = 0;  // that it knows beside the first 16384 (FenceTable::kOldSlots)
-  // Of the caller's secrets, in HELLO: which of its own the other end is to prove (Session).
-  std::uint32_t secret_hint = 0, second_secret_hint = 0;
+  // In CHALLENGE: proof of the acceptor's second secret (Session); zeros where it accepts one. The last.
+  Digest second_proof{};
 };
 // As `extensions`: kind u16, nbytes u16, value, and so on. A kind that is not known is skipped, and so is all from where
 // the bytes are no list of kinds.
