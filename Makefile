@@ -14,7 +14,8 @@
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
-#   make test-sglang   SGLang's transfer backend under real servers, on the CPU; SGLANG_TESTS as VLLM_TESTS above
+#   make test-sglang   SGLang's transfer backend under real servers, on the CPU, and prompts of vLLM's that go on in
+#                      SGLang; SGLANG_TESTS as VLLM_TESTS above
 #   make demo-sglang   a prefill and a decode server with SGLang's router between: the tokens of one server?
 #   make test-vllm-next  test-vllm under the newest vLLM, over the kernels of the other
 #   make unit-asan     the Python tests over bindings and core under ASan and UBSan
@@ -332,7 +333,7 @@ SGLANG_REQUIREMENTS := tests/sglang/requirements.txt
 # One test at a time, as above.
 test-sglang: .sglang/sglang-$(SGLANG).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.sglang/bin/python -W ignore -c "import kvxfer, sglang" 2>/dev/null || .sglang/bin/python -c "import kvxfer, sglang"
-	.sglang/bin/python -m pytest tests/sglang -m "$(SGLANG_TESTS)" -o faulthandler_timeout=590 $(ARGS)
+	.sglang/bin/python -m pytest tests/sglang tests/between -m "$(SGLANG_TESTS)" -o faulthandler_timeout=590 $(ARGS)
 
 demo-sglang: .sglang/sglang-$(SGLANG).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.sglang/bin/python -m kvxfer.bench demo --engine sglang $(ARGS)

@@ -13,14 +13,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer import KVLayout
+from kvxfer import KVLayout, LeaseToken
 from kvxfer.connectors.common.appointment import Appointment
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.compute_stream import ComputeStream
+from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
 from kvxfer.connectors.common.settings import Settings
-from kvxfer.connectors.common.step import Chunk, FetchOrder, Step
+from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
 from kvxfer.connectors.common.worker_half import StepResults, WorkerHalf
 from kvxfer.directory import Entry
 from tests.seeds import seed_of
@@ -46,7 +47,7 @@ class Worker:
         stream: ComputeStream | None = None,
         **settings: Any,
     ) -> None:
-        self.place, self.caches = place, caches
+        self.place, self.caches, self.memory = place, caches, memory
         self.half = WorkerHalf(place, Settings(**settings), stream)
         self.half.register(memory)
 
@@ -244,3 +245,33 @@ def collected(workers: list[Worker], finished: set[str] | None = None) -> list[S
 
     until(all_have, "a report of every worker")
     return [result for result in results if result is not None]
+
+
+def order_of(pushed: Pushed, prefill: list[Worker]) -> Step:
+    """Grants what prefill's blocks hold, and returns the step in which decode is told to read it."""
+    lease = LeaseToken.draw()
+    for worker in prefill:
+        worker.half.step(Step(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
+    handover = Handover(
+        pushed.name,
+        tuple(worker.rank for worker in prefill),
+        (lease,),
+        (pushed.src,),
+        (pushed.block_sizes[0],),
+        (1,),
+        pushed.num_tokens,
+    )
+    order = FetchOrder(pushed.name, handover, (pushed.dst,), pushed.first_token, pushed.num_tokens)
+    return Step(fetches=[order])
+
+
+def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
+    """Hands it over; returns when decode has it and prefill has its blocks back."""
+    step = order_of(pushed, prefill)
+    for worker in decode:
+        worker.half.step(step)
+    for result in collected(decode):
+        assert result.received == {pushed.name}
+        assert not result.failed
+    for result in collected(prefill, {pushed.name}):
+        assert result.sent == {pushed.name}

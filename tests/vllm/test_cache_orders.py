@@ -13,13 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from kvxfer import LeaseToken
-from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.place import Place
-from kvxfer.connectors.common.step import FetchOrder, Grant, Step
 from kvxfer.connectors.vllm.cache_groups import SpecGroup
 from kvxfer.connectors.vllm.cache_tensors import ModelCache, memory_of
-from tests.connectors.workers import NUM_LAYERS, Array, Pushed, Worker, collected, forward, some_tokens, until
+from tests.connectors.workers import (
+    NUM_LAYERS,
+    Array,
+    Pushed,
+    Worker,
+    collected,
+    forward,
+    order_of,
+    pull,
+    some_tokens,
+    until,
+)
 from tests.seeds import seed_of
 from tests.vllm.workers import workers
 
@@ -59,36 +67,6 @@ def engine(
         is_latent=is_latent,
         model=model,
     )
-
-
-def order_of(pushed: Pushed, prefill: list[Worker]) -> Step:
-    """Grants what prefill's blocks hold, and returns the step in which decode is told to read it."""
-    lease = LeaseToken.draw()
-    for worker in prefill:
-        worker.half.step(Step(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
-    handover = Handover(
-        pushed.name,
-        tuple(worker.rank for worker in prefill),
-        (lease,),
-        (pushed.src,),
-        (pushed.block_sizes[0],),
-        (1,),
-        pushed.num_tokens,
-    )
-    order = FetchOrder(pushed.name, handover, (pushed.dst,), pushed.first_token, pushed.num_tokens)
-    return Step(fetches=[order])
-
-
-def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
-    """Hands it over; returns when decode has it and prefill has its blocks back."""
-    step = order_of(pushed, prefill)
-    for worker in decode:
-        worker.half.step(step)
-    for result in collected(decode):
-        assert result.received == {pushed.name}
-        assert not result.failed
-    for result in collected(prefill, {pushed.name}):
-        assert result.sent == {pushed.name}
 
 
 def push(pushed: Pushed, prefill: list[Worker], decode: list[Worker], whole: Array) -> None:

@@ -1,0 +1,82 @@
+"""An engine in a process of its own that does what a test says, line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tests import fork_server
+
+ROOT: Final = Path(__file__).parents[2]
+_STOP_TIMEOUT_S: Final = 20.0
+
+
+class EngineProcess:
+    """``python -m MODULE ARGUMENT...``, whose ``main`` ends in `serve`.
+
+    Parameters
+    ----------
+    log
+        Takes what the engine prints.
+    forked
+        The module of `tests.fork_server` that imports the engine beforehand; "" for a process that imports
+        it itself.
+    """
+
+    def __init__(self, module: str, *arguments: str, log: Path, forked: str = "") -> None:
+        self._log = log
+        of_fork = ["-m", fork_server.__name__, str(fork_server.start(forked))] if forked else []
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", *of_fork, "-m", module, *arguments],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env={**os.environ},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for end in (self._process.stdin, self._process.stdout):
+            assert end is not None
+            end.close()  # the engine ends with its input
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Has a method of the engine called, and returns what that returned; waits for its start."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps([method, arguments]) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # its log says why it has ended
+        line = self._process.stdout.readline()
+        assert line, f"{self._log} ends:\n{self._log.read_text(errors='replace')[-4000:]}"
+        return json.loads(line)
+
+
+def serve(make: Callable[[], Any]) -> None:
+    """Makes an engine, and calls its methods as `EngineProcess.call` says, until no more comes."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what engines print is no answer
+    engine = make()
+    for line in sys.stdin:
+        method, arguments = json.loads(line)
+        print(json.dumps(getattr(engine, method)(*arguments)), file=answers)
