@@ -60,26 +60,26 @@ class Decode:
 
     # ---- what a scheduler would ask for -----------------------------------------------------------
 
-    def compute(self, tokens: list[int], num_steps: int) -> dict[str, Any]:
-        """Computes a prompt and goes on, as one engine does."""
-        batch = self._allocate(tokens)
-        first = self._forward(batch)
-        answer = {"prompt": first, "pages": self._save(batch, len(tokens))}
-        answer["steps"] = self._decode(batch, int(np.argmax(first)), num_steps)
+    def compute(self, prompt: list[int], first: int, num_steps: int) -> dict[str, Any]:
+        """Computes a prompt and goes on from a token, as one engine does, with the likeliest each time."""
+        batch = self._allocate(prompt)
+        answer: dict[str, Any] = {"prompt": self._forward(batch), "pages": self._save(batch, len(prompt))}
+        answer["tokens"], answer["steps"] = [first], []
+        while len(answer["steps"]) < num_steps:
+            answer["steps"].append(self._step(batch, answer["tokens"][-1]))
+            answer["tokens"].append(int(np.argmax(answer["steps"][-1])))
         self._free()
         return answer
 
-    def take_over(
-        self, tokens: list[int], first: int, params: dict[str, Any], num_steps: int
-    ) -> dict[str, Any]:
-        """Reads the pages of a prompt from prefill, and goes on from the token that prefill has sampled."""
-        batch = self._allocate(tokens)
-        pages = self._pages(batch, len(tokens))
+    def take_over(self, prompt: list[int], params: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
+        """Reads the pages of a prompt from prefill, and goes on with these tokens: the first is prefill's."""
+        batch = self._allocate(prompt)
+        pages = self._pages(batch, len(prompt))
         for buffer in self._buffers():
             buffer[pages] = np.nan  # of a page that is not brought whole, all that is computed is none
-        num_read = self._fetch(self._half, self._handover(tokens, params), pages)
-        answer = {"num_pages": num_read, "pages": self._save(batch, len(tokens))}
-        answer["steps"] = self._decode(batch, first, num_steps)
+        num_read = self._fetch(self._half, self._handover(prompt, params), pages)
+        answer = {"num_pages": num_read, "pages": self._save(batch, len(prompt))}
+        answer["steps"] = [self._step(batch, token) for token in tokens]
         self._free()
         return answer
 
@@ -202,18 +202,14 @@ class Decode:
             logits = self._runner.forward(forward).logits_output.next_token_logits
         return [float(each) for each in logits[0]]
 
-    def _decode(self, batch: Any, token: int, num_steps: int) -> list[list[float]]:
-        """Returns the logits of each step; each goes on with the token that was likeliest in the last."""
+    def _step(self, batch: Any, token: int) -> list[float]:
+        """Goes on with a token; returns the logits behind it."""
         import torch
 
-        steps = []
-        for _ in range(num_steps):
-            batch.input_ids = torch.tensor([token])
-            batch.prefill_input_ids_cpu = None
-            batch.prepare_for_decode()
-            steps.append(self._forward(batch))
-            token = int(np.argmax(steps[-1]))
-        return steps
+        batch.input_ids = torch.tensor([token])
+        batch.prefill_input_ids_cpu = None
+        batch.prepare_for_decode()
+        return self._forward(batch)
 
     def _pages(self, batch: Any, num_tokens: int) -> list[int]:
         slots = self._runner.req_to_token_pool.req_to_token[int(batch.req_pool_indices[0]), :num_tokens]

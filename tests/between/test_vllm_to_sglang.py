@@ -18,9 +18,9 @@ from tests.between.process import EngineProcess
 from tests.seeds import next_seed
 
 NUM_STEPS: Final = 4
-# Of the largest element. Seen were 9e-6 in pages, of 11.8, and 6e-6 in logits, of 7.9, after 900 tokens.
+# Of the largest element. The most that was seen of hundreds of prompts is 1.2e-5, in pages and in logits.
 TOLERANCE: Final = 5e-5
-# What a changed byte does to logits is seen, where it is so many times as much as rounding may be.
+# A changed bit shows where logits change by so many times what rounding may change. Seen was 20,000 and more.
 MANY: Final = 1000
 
 
@@ -46,11 +46,12 @@ def test_pages_and_logits_are_those_of_one_engine(
 ) -> None:
     prompt = prompt_of(num_tokens)
     first, params = prefill.call("prefill", prompt)
-    own = decode.call("compute", prompt, NUM_STEPS)
-    brought = decode.call("take_over", prompt, first, params, NUM_STEPS)
+    own = decode.call("compute", prompt, first, NUM_STEPS)
+    # With the same tokens at both: between two that are alike within rounding each would take its own.
+    brought = decode.call("take_over", prompt, params, own["tokens"][:NUM_STEPS])
     # Keys and values are a region each. What was not brought would be NaN.
     assert brought["num_pages"] == 2 * -(-num_tokens // page_tokens)
-    assert int(np.argmax(own["prompt"])) == first
+    assert max(own["prompt"]) - own["prompt"][first] < TOLERANCE * max(own["prompt"])
     ours, theirs = np.load(brought["pages"]), np.load(own["pages"])
     assert ours.shape[1] == num_tokens
     in_pages, in_logits = difference(ours, theirs), difference(logits(brought), logits(own))
@@ -61,12 +62,12 @@ def test_pages_and_logits_are_those_of_one_engine(
 
 def test_a_flipped_bit_of_a_page_shows_in_the_logits(prefill: EngineProcess, decode: EngineProcess) -> None:
     prompt = prompt_of(100)
-    own = decode.call("compute", prompt, NUM_STEPS)
     first, params = prefill.call("prefill", prompt)
+    own = decode.call("compute", prompt, first, NUM_STEPS)
     table = params["remote_block_ids"][0]
     before, after = prefill.call("flip_a_bit", table[99 // BLOCK_TOKENS], 99 % BLOCK_TOKENS)
     assert abs(after) > 1e10 * abs(before)
-    brought = decode.call("take_over", prompt, first, params, NUM_STEPS)
+    brought = decode.call("take_over", prompt, params, own["tokens"][:NUM_STEPS])
     assert brought["num_pages"] > 0
     assert difference(logits(brought), logits(own)) > MANY * TOLERANCE
 
@@ -77,7 +78,7 @@ def test_blocks_come_back_when_they_were_read(prefill: EngineProcess, decode: En
     others = prefill.call("num_blocks_kept")
     first, params = prefill.call("prefill", prompt)
     assert prefill.call("num_blocks_kept") == others + -(-100 // BLOCK_TOKENS)
-    decode.call("take_over", prompt, first, params, 1)
+    decode.call("take_over", prompt, params, [first])
     assert prefill.call("num_blocks_kept") == others
 
 
