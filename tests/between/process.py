@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tests import fork_server
 
 ROOT: Final = Path(__file__).parents[2]
 _STOP_TIMEOUT_S: Final = 20.0
+_LOOK_EVERY_S: Final = 0.2
 
 
 class EngineProcess:
@@ -67,9 +69,15 @@ class EngineProcess:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # its log says why it has ended
+        # Not until its output ends: what it was forked from has that, too.
+        while not select.select([self._process.stdout], [], [], _LOOK_EVERY_S)[0]:
+            assert self._process.poll() is None, self._last_words()
         line = self._process.stdout.readline()
-        assert line, f"{self._log} ends:\n{self._log.read_text(errors='replace')[-4000:]}"
+        assert line, self._last_words()
         return json.loads(line)
+
+    def _last_words(self) -> str:
+        return f"the engine has ended; the end of its log:\n{self._log.read_text(errors='replace')[-4000:]}"
 
 
 def serve(make: Callable[[], Any]) -> None:
