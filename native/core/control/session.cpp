@@ -298,13 +298,13 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
     return wire::encode(challenge, 0);
   };
   if (!config_.second_secret.empty()) {
-    features.second_proof.fill(
-        std::byte{0xff});  // its place; what stands there is not part of what it proves
+    // Its place first: what stands there is no part of what it proves.
+    features.second_proof.fill(std::byte{0xff});
     features.second_proof = second_proof(config_.second_secret, body, body_of(encoded()));
   }
   transcript_ = sha256({body, up_to_proof(body_of(encoded()))});
   challenge.proof = prove("kvxfer/1 acceptor");
-  second_transcript_ = sha256({body, body_of(encoded())});
+  if (!config_.second_secret.empty()) second_transcript_ = sha256({body, body_of(encoded())});
   queue(challenge);
   acked_sent_at_ = now;  // the PROOF will acknowledge this CHALLENGE like a heartbeat
   step(Event::kHello);
