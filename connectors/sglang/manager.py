@@ -425,9 +425,11 @@ class KvxferKVManager(CommonKVManager):
         """Fails a room, now or when its request comes; returns what is under way of it."""
         with self.rooms_lock:
             if room not in self._senders:
-                self._orphans.pop(room, None)
-                self._forget(room)
-                remember(self._failed, room, reason, _MAX_FAILED)
+                # Of one that failed here before, SGLang's scheduler has yet to ask why.
+                if room not in self._failed:
+                    self._orphans.pop(room, None)
+                    self._forget(room)
+                    remember(self._failed, room, reason, _MAX_FAILED)
             elif self.request_status.get(room) not in (None, KVPoll.Success):
                 with self.failure_lock:
                     self.failure_records.setdefault(room, reason)

@@ -340,14 +340,19 @@ class Half:
             handle.abort()
 
     def release(self) -> list[str]:
-        """Ends it as the scheduler does, and gives its pages back; returns why it failed."""
+        """Ends it as the scheduler does, and gives its pages back.
+
+        Returns why it failed, as each rank says that knows: a failure of one is a failure of all.
+        """
         reasons = []
+        has_failed = self.poll() == KVPoll.Failed
         for handle in self.handles:
-            if handle.poll() == KVPoll.Failed:
+            if has_failed:
                 try:
                     handle.failure_exception()
                 except KVTransferError as error:
-                    reasons.append(error.failure_reason)
+                    if not error.is_from_another_rank:
+                        reasons.append(error.failure_reason)
             else:
                 handle.clear()
         self.engine.free(self.place)
