@@ -87,6 +87,29 @@ async def test_a_body_that_does_not_come_ends_in_time(
         assert answer.startswith(b"HTTP/1.1 504")
 
 
+async def test_who_is_refused_reads_why_though_the_body_comes_later(served: Served) -> None:
+    async with raw(served) as (reader, writer):
+        asked = head(served, "PUT", "/v1/drain", "Content-Type: application/json", "Content-Length: 2")
+        writer.write(asked.replace(served.token.encode(), b"kvxfer-wrong"))
+        await asyncio.sleep(0.05)
+        # It waits for the body: had it answered and closed, these bytes would be answered by a reset.
+        assert not reader.at_eof()
+        writer.write(b"{}")
+        async with asyncio.timeout(BOUND_S):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 401") and b"unauthorized" in answer
+
+
+async def test_who_is_refused_waits_for_no_body_without_end(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_PASSED_OVER_TIMEOUT_S", 0.1)
+    async with raw(served) as (reader, writer):
+        asked = head(served, "PUT", "/v1/drain", "Content-Type: application/json", "Content-Length: 2")
+        writer.write(asked.replace(served.token.encode(), b"kvxfer-wrong"))
+        assert (await all_of(reader)).startswith(b"HTTP/1.1 401")
+
+
 async def test_too_many_connections_are_closed_and_the_unix_socket_is_there_still(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

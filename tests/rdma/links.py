@@ -94,8 +94,9 @@ def lossy(device: Device, percent: float = 100.0) -> Iterator[None]:
     with ExitStack() as undo:
         for end, other in ((RXE0, RXE1), (RXE1, RXE0)):
             mac = Path(f"/sys/class/net/{other.interface}/address").read_text().strip()
-            _call(f"ip neigh replace {other.address} dev {end.interface} lladdr {mac} nud permanent")
-            undo.callback(_call, f"ip neigh del {other.address} dev {end.interface}")
+            neighbour = f"ip neigh replace {other.address} dev {end.interface} lladdr {mac} nud"
+            _call(f"{neighbour} permanent")
+            undo.callback(_call, f"{neighbour} reachable")  # a second fault may be under way
         undo.enter_context(_netem(device, f"loss {percent}%"))
         yield
 

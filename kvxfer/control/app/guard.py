@@ -28,6 +28,9 @@ _SHARE_OF_EACH: Final = 8
 MAX_BODY_NBYTES: Final = 2 * 1024 * 1024
 # A body that does not come holds memory and a connection.
 _BODY_TIMEOUT_S: Final = 30.0
+# Of a request that is refused before its body is asked for: what is waited for and let go.
+_PASSED_OVER_NBYTES: Final = 256 * 1024
+_PASSED_OVER_TIMEOUT_S: Final = 2.0
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _OPEN: Final = frozenset({"/healthz", "/readyz", "/v1/openapi.json"})
 
@@ -84,6 +87,7 @@ class Guard:
             if not self._under_way.enter(key):
                 raise Refusal("exhausted", f"{self._most_each} requests of one caller are under way")
         except Refusal as refusal:
+            await _pass_over(receive)
             await problem(refusal, scope["path"], {"Connection": "close"})(scope, receive, sending)
             return
         try:
@@ -198,6 +202,23 @@ def _why(headers: dict[bytes, bytes], certificate: ClientCertificate | None) -> 
             "makes one with its name, or send a token"
         )
     return "send a token: Authorization: Bearer ..."
+
+
+async def _pass_over(receive: Receive) -> None:
+    """Lets a body go by.
+
+    A connection that is closed with bytes unread is reset, and the answer may be lost with it.
+    """
+    nbytes = 0
+    try:
+        async with asyncio.timeout(_PASSED_OVER_TIMEOUT_S):
+            while nbytes < _PASSED_OVER_NBYTES:
+                message: Any = await receive()
+                nbytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
 
 
 def _bounded(receive: Receive, headers: dict[bytes, bytes]) -> Receive:
