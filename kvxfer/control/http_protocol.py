@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 #: Connections of one listener, where there are descriptors for as many. A further one takes the place of one
-#: that has nothing under way: the oldest that has asked for nothing yet, else the one that rests for longest.
+#: that has nothing under way: the oldest that has asked for nothing yet or was refused, else the one that has
+#: rested for longest.
 MOST_CONNECTIONS: Final = 1024
 #: That are accepted in one round of the loop, before any of them is counted; the rest waits in the kernel.
 ACCEPTED_AT_ONCE: Final = 16
@@ -61,6 +62,7 @@ class BoundedProtocol(H11Protocol):
         super().__init__(*args, **more)
         self._patience: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: Any) -> None:
         """Takes a connection, in the place of another where there are too many."""
@@ -78,6 +80,7 @@ class BoundedProtocol(H11Protocol):
             self.app = _Known(self.app, uid=_CREDENTIALS.unpack(told)[1])
         if (tls := transport.get_extra_info("ssl_object")) is not None and (found := _certificate_of(tls)):
             self.app = _Known(self.app, certificate=found)
+        self.app = _Known(self.app, yield_place=self._yield_place)
         self._wait_for_request()
 
     def data_received(self, data: bytes) -> None:
@@ -87,7 +90,8 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if not self._is_idle():
             self._stop_waiting()
-            self._give_up_place()
+            if not self._is_refused:
+                self._give_up_place()
 
     def on_response_complete(self) -> None:
         """Rests until the next request, unless that has come already."""
@@ -124,6 +128,12 @@ class BoundedProtocol(H11Protocol):
 
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    def _yield_place(self) -> None:
+        """Lets others take its place from now on: nothing that matters is under way."""
+        self._is_refused = True
+        if not self.transport.is_closing():
+            self.server_state.silent[self] = None
 
     def _give_up_place(self) -> None:
         self.server_state.silent.pop(self, None)

@@ -87,7 +87,7 @@ class Guard:
             if not self._under_way.enter(key):
                 raise Refusal("exhausted", f"{self._most_each} requests of one caller are under way")
         except Refusal as refusal:
-            await _pass_over(receive)
+            await _pass_over(scope, receive)
             await problem(refusal, scope["path"], {"Connection": "close"})(scope, receive, sending)
             return
         try:
@@ -204,11 +204,13 @@ def _why(headers: dict[bytes, bytes], certificate: ClientCertificate | None) -> 
     return "send a token: Authorization: Bearer ..."
 
 
-async def _pass_over(receive: Receive) -> None:
-    """Lets a body go by.
+async def _pass_over(scope: Scope, receive: Receive) -> None:
+    """Lets the body of a refused request go by; others may have the connection's place meanwhile.
 
     A connection that is closed with bytes unread is reset, and the answer may be lost with it.
     """
+    if (yield_place := scope.get("kvxfer.yield_place")) is not None:
+        yield_place()
     nbytes = 0
     try:
         async with asyncio.timeout(_PASSED_OVER_TIMEOUT_S):
