@@ -434,6 +434,8 @@ def sha256(data: bytes) -> bytes: ...
 def siphash128(key: bytes, data: bytes) -> bytes: ...
 def decode_frame(frame: bytes) -> str:
     """For the fuzz test: the message's type name, or raises NativeError(kProtocol)."""
+def kernel_tls() -> tuple[Literal["nothing", "one-key", "new-keys"], str]:
+    """What the kernel offers for encrypting pages over TCP, and why it is nothing. Tried once, a second at most."""
 
 # A program run by itself, one layer of it. `units`: (src_units, dst_units, src_tokens, dst_tokens).
 Units = tuple[int, int, int, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvxfer.errors import invalid
 
@@ -14,7 +14,9 @@ _VARIABLES: Final = {
     "authorities": "KVXFER_TLS_AUTHORITIES",
     "revoked": "KVXFER_TLS_REVOKED",
     "allow": "KVXFER_TLS_ALLOW",
+    "kernel": "KVXFER_TLS_KERNEL",
 }
+_KERNEL: Final = ("auto", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,10 @@ class Tls:
     allow
         Patterns ``TENANT/ENGINE/AGENT`` with stars, of peers that may open a session or be called. Empty:
         those of the own certificate's tenant.
+    kernel
+        Whether the kernel encrypts pages over TCP (kTLS): "auto" where it renews a connection's keys, from
+        Linux 6.14 on; "always" also before, where a rail ends, and is made anew, every 256 GiB; "never". Each
+        end decides for itself: what goes over the network is the same.
 
     Notes
     -----
@@ -54,19 +60,23 @@ class Tls:
     authorities: str | os.PathLike[str]
     revoked: str | os.PathLike[str] | None = None
     allow: tuple[str, ...] = ()
+    kernel: Literal["auto", "always", "never"] = "auto"
 
     @classmethod
     def of_environment(cls) -> Tls | None:
-        """Returns what ``KVXFER_TLS_CERTIFICATE``, ``_KEY``, ``_AUTHORITIES``, ``_REVOKED``, ``_ALLOW`` say.
+        """Returns what ``KVXFER_TLS_CERTIFICATE``, ``_KEY``, ``_AUTHORITIES`` and the others say.
 
-        The last has patterns with spaces between. None where none of them is set.
+        These are ``_REVOKED``, ``_ALLOW``, which has patterns with spaces between, and ``_KERNEL``. None
+        where none of them is set.
 
         Raises
         ------
         UsageError
             ``invalid-argument``: one of the first three is missing.
         """
-        found = {name: os.environ[said] for name, said in _VARIABLES.items() if said in os.environ}
+        found: dict[str, Any] = {
+            name: os.environ[said] for name, said in _VARIABLES.items() if said in os.environ
+        }
         if not found:
             return None
         for name in ("certificate", "key", "authorities"):
@@ -79,6 +89,7 @@ class Tls:
             found["authorities"],
             found.get("revoked") or None,
             tuple(found.get("allow", "").split()),
+            found.get("kernel") or "auto",
         )
 
     def to_native(self) -> dict[str, Any]:
@@ -94,7 +105,10 @@ class Tls:
         check_kind(self.allow, "tls allow", tuple | list, 'patterns, such as ("acme/prefill-*/*",)')
         for pattern in self.allow:
             check_kind(pattern, "tls allow", str, 'a pattern, such as "acme/prefill-*/*"')
+        if self.kernel not in _KERNEL:
+            raise invalid(f"tls kernel is {self.kernel!r}, and not one of {', '.join(_KERNEL)}")
         return {
+            "kernel": self.kernel,
             "certificate": str(Path(self.certificate).absolute()),
             "key": str(Path(self.key).absolute()),
             "authorities": str(Path(self.authorities).absolute()),

@@ -133,7 +133,7 @@ class PlainPages(PagesEnd):
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         role, files = fields.pop("role"), fields.pop("files", None)
         options = options_of(fields)
-        super().__init__(role, options, coordinator, tls=None if files is None else kvxfer.Tls(*files))
+        super().__init__(role, options, coordinator, tls=None if files is None else kvxfer.Tls(**files))
         blocks = options.num_pages
         shape = (1, blocks, options.page_nbytes)
         axes: Any = {"axes": "lbd", "shape": shape, "dtype": "uint8", "num_blocks": blocks}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated
 
+from kvxfer._native import kernel_tls
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, number
@@ -45,7 +46,10 @@ CopyThreads = Annotated[
     tuple[int, ...],
     Option("That copy at the destination, several with commas between: a row of each.", at_least=1),
 ]
-WithTls = Annotated[bool, Option("Beside it the same with certificates; over tcp, pages of one size.")]
+WithTls = Annotated[
+    bool,
+    Option("Beside it the same with certificates, and by the kernel (kTLS); over tcp, pages of one size."),
+]
 # Of one page, after each transfer.
 _PAGE_REPEATS = 200
 
@@ -139,10 +143,12 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
         progress(Progress(0, total, "setting up two agents" + (" of each" if len(counts) > 1 else "")))
         pairs = {count: _Pair(options, count, ended) for count in counts}
         first = pairs[counts[0]]
-        secured = None
+        secured: dict[str, _Pair] = {}
         if options.tls:
-            folder = Path(ended.enter_context(tempfile.TemporaryDirectory()))
-            secured = _Pair(options, counts[0], ended, self_signed(folder))
+            files = self_signed(Path(ended.enter_context(tempfile.TemporaryDirectory())))
+            secured["tls"] = _Pair(options, counts[0], ended, replace(files, kernel="never"))
+            if kernel_tls()[0] != "nothing":
+                secured["kernel_tls"] = _Pair(options, counts[0], ended, replace(files, kernel="always"))
         limit = Limit(_limits_of(options), first.source, first.destination)
         whats = (MOVED, PLAIN) if options.has_layouts else (MOVED,)
         pieces = None
@@ -150,8 +156,7 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
             pieces = _Piecewise(first.source, first.destination)
         turns: list[Callable[[int], None]] = [partial(first.transfer, what) for what in whats]
         turns += [partial(pairs[count].transfer, MOVED) for count in counts[1:]]
-        if secured is not None:
-            turns.append(partial(secured.transfer, MOVED))
+        turns += [partial(pair.transfer, MOVED) for pair in secured.values()]
         if len(counts) > 1 and not options.has_layouts:
             turns += [pair.read_one_page for pair in pairs.values()]
         turns.append(limit.run)
@@ -167,12 +172,16 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
                 pieces.run(check=not iteration)
             if not iteration:
                 limit.forget()
-                for pair in (*pairs.values(), *([secured] if secured is not None else ())):
+                for pair in (*pairs.values(), *secured.values()):
                     pair.forget()
     return {
         **_figures(options, first.moved, limit),
         **({} if pieces is None else pieces.figures(_rates(options, first.moved[MOVED]))),
-        **({} if secured is None else _figures_of_tls(options, secured, first)),
+        **{
+            f"{who}_{name}": figure
+            for who, pair in secured.items()
+            for name, figure in _beside(options, pair, first).items()
+        },
         **({"rows": list(_rows(options, pairs, limit))} if len(counts) > 1 else {}),
         **first.ready,
     }
@@ -198,7 +207,12 @@ class _Pair:
         kind = "LayoutPages" if options.has_layouts else "PlainPages"
         fields = {**asdict(options), "copy_threads": (copy_threads,)}
         if tls is not None:
-            fields["files"] = [str(tls.certificate), str(tls.key), str(tls.authorities)]
+            fields["files"] = {
+                "certificate": str(tls.certificate),
+                "key": str(tls.key),
+                "authorities": str(tls.authorities),
+                "kernel": tls.kernel,
+            }
         self._options = options
         self.source, self.destination = (
             ended.enter_context(Worker(f"pages.ends:{kind}", {**fields, "role": role}, role))
@@ -227,13 +241,14 @@ class _Pair:
         self.page_ns.append(self.destination.call("read_one_page", repeats=_PAGE_REPEATS)["page_ns"])
 
 
-def _figures_of_tls(options: PagesOptions, secured: _Pair, plain: _Pair) -> Message:
+def _beside(options: PagesOptions, secured: _Pair, plain: _Pair) -> Message:
+    """What pages with certificates cost beside those without."""
     ours, its = secured.moved[MOVED], plain.moved[MOVED]
     rates = _rates(options, ours)
     return {
-        "tls_gb_s": median(rates),
-        "tls_ratio": median_ratio(rates, _rates(options, its)),
-        "tls_cpu_s_per_gib": _cpu_s_per_gib(options, ours),
+        "gb_s": median(rates),
+        "ratio": median_ratio(rates, _rates(options, its)),
+        "cpu_s_per_gib": _cpu_s_per_gib(options, ours),
     }
 
 
@@ -354,11 +369,12 @@ def parts(result: Message) -> Iterator[Part]:
         yield shown.spreads(result)
         yield from shown.limits(result)
         yield shown.cost(result)
-        if "tls_gb_s" in result:
-            yield Words(
-                f"with certificates: {result['tls_gb_s']:.2f} GB/s, {result['tls_ratio']:.2f} of it without, "
-                f"{result['tls_cpu_s_per_gib']:.3f} CPU s/GiB at both ends"
-            )
+        for who, words in (("tls", "with certificates"), ("kernel_tls", "with certificates, by the kernel")):
+            if f"{who}_gb_s" in result:
+                yield Words(
+                    f"{words}: {result[f'{who}_gb_s']:.2f} GB/s, {result[f'{who}_ratio']:.2f} of it without, "
+                    f"{result[f'{who}_cpu_s_per_gib']:.3f} CPU s/GiB at both ends"
+                )
         yield from _shown_rows(result)
         return
     yield Words(

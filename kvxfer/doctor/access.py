@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kvxfer._native import kernel_tls
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError, invalid
 from kvxfer.session.user_secret import SECRET_FILE, existing_secret, secret_folder
@@ -23,6 +24,34 @@ _INHERITED = Finding(
     "a value in the environment is inherited, shown by /proc, and cannot be changed while agents run",
     f"{FILE_VARIABLE}, naming a file of mode 0600; agents read it again where it changes",
 )
+
+
+def _who_encrypts(tls: Tls) -> Finding:
+    """Says it of pages over TCP."""
+    offer, why = kernel_tls()
+    what = "who encrypts pages over TCP"
+    if tls.kernel == "always" and offer == "nothing":
+        return Finding(
+            SUBJECT,
+            what,
+            State.BLOCKS,
+            f"nobody, agents do not start: the kernel is to, and does not: {why}",
+            "KVXFER_TLS_KERNEL is always",
+            "modprobe tls, or KVXFER_TLS_KERNEL=auto",
+        )
+    if tls.kernel == "always" or (tls.kernel == "auto" and offer == "new-keys"):
+        said = "the kernel (kTLS)"
+        if offer == "one-key":
+            said += "; it renews no keys, so a rail ends, and is made anew, every 256 GiB"
+        return Finding(SUBJECT, what, State.GOOD, said, "no copy is made in between")
+    reason = {
+        "nothing": why,
+        "one-key": "the kernel renews no keys (6.14 does)",
+        "new-keys": "as asked",
+    }
+    return Finding(
+        SUBJECT, what, State.NOTE, f"this process: {reason[offer]}", "each page is copied once on its way out"
+    )
 
 
 def examine(root: Path) -> list[Finding]:
@@ -60,6 +89,7 @@ def examine(root: Path) -> list[Finding]:
                 f"processes of {user} on this host that it allows; others read leased pages alone",
                 _WHY,
             ),
+            _who_encrypts(tls),
         ]
     if given.accepted:
         by_value = given.variable == VALUE_VARIABLE

@@ -98,9 +98,16 @@ nb::dict from_budget(const Budget& budget) {
 }
 
 tls::CredentialFiles to_credential_files(const nb::dict& files) {
-  return {nb::cast<std::string>(files["certificate"]), nb::cast<std::string>(files["key"]),
-          nb::cast<std::string>(files["authorities"]), nb::cast<std::string>(files["revoked"]),
-          nb::cast<std::vector<std::string>>(files["allow"])};
+  const auto kernel = nb::cast<std::string>(files["kernel"]);
+  using Use = tls::KernelUse;
+  return {nb::cast<std::string>(files["certificate"]),
+          nb::cast<std::string>(files["key"]),
+          nb::cast<std::string>(files["authorities"]),
+          nb::cast<std::string>(files["revoked"]),
+          nb::cast<std::vector<std::string>>(files["allow"]),
+          kernel == "always"  ? Use::kAlways
+          : kernel == "never" ? Use::kNever
+                              : Use::kAuto};
 }
 
 // Reads files, and so lets others run meanwhile.

@@ -14,6 +14,7 @@
 #include "core/control/wire.h"
 #include "core/copy/crc32c.h"
 #include "core/copy/executor.h"
+#include "core/tls/kernel_channel.h"
 #include "gpu/gpu_part.h"
 
 namespace kvxfer::python {
@@ -105,6 +106,17 @@ NB_MODULE(_native, m) {
       },
       "key"_a, "data"_a);
   m.def("decode_frame", &decode_frame, "frame"_a);
+  m.def("kernel_tls", [] {
+    const tls::KernelTls& kernel = [&]() -> const tls::KernelTls& {
+      const nb::gil_scoped_release released;
+      return tls::KernelTls::get();
+    }();
+    using Offer = tls::KernelTls::Offer;
+    const char* const offer = kernel.offer == Offer::kNothing  ? "nothing"
+                              : kernel.offer == Offer::kOneKey ? "one-key"
+                                                               : "new-keys";
+    return nb::make_tuple(offer, kernel.why);
+  });
 }
 
 }  // namespace kvxfer::python

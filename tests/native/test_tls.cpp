@@ -2,7 +2,10 @@
 // bytes at a time.
 #include "core/tls/channel.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,6 +20,7 @@
 
 #include "check.h"
 #include "core/tls/identity.h"
+#include "core/tls/kernel_channel.h"
 #include "core/tls/page_channel.h"
 #include "kvxfer/transport.h"
 
@@ -122,9 +126,8 @@ class Files {
   ~Files() {
     for (const char* name : {"/key.pem", "/certificate.pem", ""}) std::remove((folder_ + name).c_str());
   }
-  CredentialFiles named(std::vector<std::string> allow = {}) const {
-    return {folder_ + "/certificate.pem", folder_ + "/key.pem", folder_ + "/certificate.pem", "",
-            std::move(allow)};
+  CredentialFiles named(KernelUse kernel = KernelUse::kNever) const {
+    return {folder_ + "/certificate.pem", folder_ + "/key.pem", folder_ + "/certificate.pem", "", {}, kernel};
   }
 
  private:
@@ -132,33 +135,58 @@ class Files {
 };
 
 // Null, and said, where this machine has no OpenSSL 3.
-std::shared_ptr<const Credentials> credentials() {
+std::shared_ptr<const Credentials> credentials(KernelUse kernel = KernelUse::kNever) {
   if (!Library::load().ok()) {
     std::printf("not run: %s\n", Library::load().status().message().c_str());
     return nullptr;
   }
   const Files files;
-  Result<std::shared_ptr<const Credentials>> loaded = Credentials::load(files.named());
+  Result<std::shared_ptr<const Credentials>> loaded = Credentials::load(files.named(kernel));
   REQUIRE(loaded.ok());
   return loaded.value();
 }
 
+std::array<UniqueFd, 2> unix_pair() {
+  std::array<int, 2> fds;
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds.data()) == 0);
+  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+std::array<UniqueFd, 2> tcp_pair() {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in place{};
+  place.sin_family = AF_INET;
+  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof place;
+  auto* const address = reinterpret_cast<sockaddr*>(&place);
+  REQUIRE(::bind(listener.get(), address, length) == 0 && ::listen(listener.get(), 1) == 0);
+  REQUIRE(::getsockname(listener.get(), address, &length) == 0);
+  std::array<UniqueFd, 2> out;
+  out[0] = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::connect(out[0].get(), address, length) == 0);
+  out[1] = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  REQUIRE(::fcntl(out[0].get(), F_SETFL, O_NONBLOCK) == 0);
+  return out;
+}
+
 // Both ends of one connection, over sockets whose buffers hold little.
 struct Link {
-  explicit Link(const std::shared_ptr<const Credentials>& credentials) {
-    std::array<int, 2> fds;
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds.data()) == 0);
+  using Proofs = std::array<std::shared_ptr<const Credentials>, 2>;
+
+  explicit Link(const std::shared_ptr<const Credentials>& credentials)
+      : Link({credentials, credentials}, unix_pair()) {}
+  Link(const Proofs& credentials, std::array<UniqueFd, 2> pair) : sockets(std::move(pair)) {
     for (std::size_t i = 0; i < 2; ++i) {
       const int nbytes = 4096;
-      ::setsockopt(fds[i], SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes);
-      sockets[i] = UniqueFd(fds[i]);
-      ends[i] = Channel::create(credentials, i == 0);
+      ::setsockopt(sockets[i].get(), SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes);
+      ends[i] = Channel::create(credentials[i], i == 0);
       REQUIRE(ends[i] != nullptr);
-      ends[i]->use(fds[i]);
+      ends[i]->use(sockets[i].get());
     }
   }
   bool shake_hands() {
     for (int i = 0; i < 1000; ++i) {
+      if (i > 20) pause();
       for (const auto& end : ends) {
         if (end->is_secure() ? end->has_unsent() && end->send({}) < 0 && errno != EAGAIN
                              : end->shake_hands() == Channel::Step::kFailed)
@@ -176,15 +204,25 @@ struct Link {
       std::array<std::byte, 7> word{};
       const iovec bytes{word.data(), word.size()}, first{word.data(), 3}, rest{word.data(), 4};
       REQUIRE(ends[i]->send({&bytes, 1}) == 7);
+      pause();
       REQUIRE(ends[1 - i]->receive({&first, 1}) == 3);
       REQUIRE(ends[1 - i]->receive({&rest, 1}) == 4);
     }
     for (std::size_t i = 0; i < 2; ++i) {
       out[i] = Channel::for_pages(std::move(ends[i]));
       REQUIRE(out[i] != nullptr);
-      dynamic_cast<PageChannel&>(*out[i]).renew_keys_after(records_of_a_key);
+      if (auto* const own = dynamic_cast<PageChannel*>(out[i].get()))
+        own->renew_keys_after(records_of_a_key);
+      else
+        dynamic_cast<KernelChannel&>(*out[i]).renew_keys_after(records_of_a_key);
     }
     return out;
+  }
+
+  // Until something has come to one end; over TCP that is a moment after it was sent.
+  void pause() const {
+    std::array<pollfd, 2> watched{{{sockets[0].get(), POLLIN, 0}, {sockets[1].get(), POLLIN, 0}}};
+    ::poll(watched.data(), watched.size(), 100);
   }
 
   std::array<UniqueFd, 2> sockets;
@@ -205,6 +243,47 @@ std::vector<iovec> runs(std::vector<std::byte>& memory, std::size_t at, std::siz
   return out;
 }
 
+// In both directions at once, and then the end of the stream.
+void carry(Link& link, const std::array<std::shared_ptr<Cipher>, 2>& ends, check::Random& random) {
+  constexpr std::size_t kNbytes = 3'000'000;
+  std::array<std::vector<std::byte>, 2> out, in;
+  std::array<std::size_t, 2> sent{}, got{};
+  for (std::size_t i = 0; i < 2; ++i) {
+    out[i].resize(kNbytes);
+    in[i].resize(kNbytes);
+    for (std::byte& each : out[i]) each = static_cast<std::byte>(random.next());
+  }
+  for (std::size_t turn = 0; got[0] < kNbytes || got[1] < kNbytes; ++turn) {
+    REQUIRE(turn < 1'000'000);
+    const std::size_t i = random.next() % 2;
+    if (random.next() % 2 == 0) {
+      const std::size_t most = std::min<std::size_t>(kNbytes - sent[i], 1 + random.next() % 200'000);
+      const std::vector<iovec> bytes = runs(out[i], sent[i], most, random);
+      const ssize_t count = ends[i]->send(bytes);
+      REQUIRE(count >= 0 || errno == EAGAIN);
+      if (count > 0) sent[i] += static_cast<std::size_t>(count);
+    } else {
+      const std::size_t most = std::min<std::size_t>(kNbytes - got[i], 1 + random.next() % 200'000);
+      const std::vector<iovec> room = runs(in[i], got[i], most, random);
+      const ssize_t count = most == 0 ? 0 : ends[i]->receive(room);
+      REQUIRE(count >= 0 || errno == EAGAIN);
+      if (count > 0) got[i] += static_cast<std::size_t>(count);
+    }
+  }
+  CHECK(in[0] == out[1]);
+  CHECK(in[1] == out[0]);
+  for (int i = 0; ends[0]->has_unsent() && i < 1000; ++i) static_cast<void>(ends[0]->send({}));
+  link.sockets[0].reset();
+  std::byte last{};
+  const iovec room{&last, 1};
+  ssize_t end = -1;
+  for (int i = 0; i < 100 && end < 0; ++i) {
+    end = ends[1]->receive({&room, 1});
+    if (end < 0) link.pause();
+  }
+  CHECK_EQ(end, 0);
+}
+
 TEST(every_byte_crosses_in_both_directions_at_once) {
   const auto proof = credentials();
   if (proof == nullptr) return;
@@ -220,39 +299,86 @@ TEST(every_byte_crosses_in_both_directions_at_once) {
       ends = link.for_pages(20);  // keys change some fifteen times
     else
       for (std::size_t i = 0; i < 2; ++i) ends[i] = std::move(link.ends[i]);
-    constexpr std::size_t kNbytes = 3'000'000;
-    std::array<std::vector<std::byte>, 2> out, in;
-    std::array<std::size_t, 2> sent{}, got{};
-    for (std::size_t i = 0; i < 2; ++i) {
-      out[i].resize(kNbytes);
-      in[i].resize(kNbytes);
-      for (std::byte& each : out[i]) each = static_cast<std::byte>(random.next());
+    carry(link, ends, random);
+  }
+}
+
+// False, and said, where this kernel has no kTLS, or there is no OpenSSL.
+bool has_kernel_tls() {
+  const KernelTls& kernel = KernelTls::get();
+  const bool has = kernel.offer != KernelTls::Offer::kNothing;
+  if (has)
+    std::printf("kTLS: %s\n", kernel.offer == KernelTls::Offer::kNewKeys ? "renews keys" : "one key");
+  else
+    std::printf("not run: %s\n", kernel.why.c_str());
+  return has && Library::load().ok();
+}
+
+TEST(the_kernels_records_are_those_of_everybody_else) {
+  if (!has_kernel_tls()) return;
+  const bool renews = KernelTls::get().offer == KernelTls::Offer::kNewKeys;
+  const auto kernel = credentials(KernelUse::kAlways), own = credentials(KernelUse::kNever);
+  check::Random random(check::seed());
+  for (const Link::Proofs& proofs : {Link::Proofs{kernel, kernel}, {kernel, own}, {own, kernel}}) {
+    Link link(proofs, tcp_pair());
+    REQUIRE(link.shake_hands());
+    const auto ends = link.for_pages(renews ? 20 : kRecordsOfAKey);
+    for (std::size_t i = 0; i < 2; ++i)
+      CHECK_EQ(dynamic_cast<KernelChannel*>(ends[i].get()) != nullptr, proofs[i] == kernel);
+    carry(link, ends, random);
+  }
+}
+
+TEST(a_kernel_without_new_keys_ends_the_connection_in_words) {
+  if (!has_kernel_tls() || KernelTls::get().offer == KernelTls::Offer::kNewKeys) return;
+  const auto kernel = credentials(KernelUse::kAlways), own = credentials(KernelUse::kNever);
+  for (const bool it_renews : {true, false}) {
+    Link link(Link::Proofs{kernel, own}, tcp_pair());
+    REQUIRE(link.shake_hands());
+    const auto ends = link.for_pages(2);
+    std::vector<std::byte> out(500), in(500);
+    const iovec bytes{out.data(), out.size()}, room{in.data(), in.size()};
+    Cipher &sends = *ends[it_renews ? 0 : 1], &receives = *ends[it_renews ? 1 : 0];
+    ssize_t count = 0;
+    for (int i = 0; i < 100 && (count >= 0 || errno == EAGAIN); ++i) {
+      count = sends.send({&bytes, 1});
+      if (count < 0) break;
+      link.pause();
+      if (!it_renews) count = receives.receive({&room, 1});
     }
-    for (std::size_t turn = 0; got[0] < kNbytes || got[1] < kNbytes; ++turn) {
-      REQUIRE(turn < 1'000'000);
-      const std::size_t i = random.next() % 2;
-      if (random.next() % 2 == 0) {
-        const std::size_t most = std::min<std::size_t>(kNbytes - sent[i], 1 + random.next() % 200'000);
-        const std::vector<iovec> bytes = runs(out[i], sent[i], most, random);
-        const ssize_t count = ends[i]->send(bytes);
-        REQUIRE(count >= 0 || errno == EAGAIN);
-        if (count > 0) sent[i] += static_cast<std::size_t>(count);
-      } else {
-        const std::size_t most = std::min<std::size_t>(kNbytes - got[i], 1 + random.next() % 200'000);
-        const std::vector<iovec> room = runs(in[i], got[i], most, random);
-        const ssize_t count = most == 0 ? 0 : ends[i]->receive(room);
-        REQUIRE(count >= 0 || errno == EAGAIN);
-        if (count > 0) got[i] += static_cast<std::size_t>(count);
-      }
+    CHECK_EQ(count, -1);
+    CHECK_EQ(errno, EPROTO);
+    CHECK(ends[0]->why().find("6.14") != std::string::npos);
+  }
+}
+
+TEST(what_the_kernel_cannot_open_ends_the_connection_in_words) {
+  if (!has_kernel_tls()) return;
+  const auto kernel = credentials(KernelUse::kAlways);
+  check::Random random(check::seed());
+  for (int round = 0; round < 40; ++round) {
+    Link link(Link::Proofs{kernel, credentials()}, tcp_pair());
+    REQUIRE(link.shake_hands());
+    const auto ends = link.for_pages(kRecordsOfAKey);
+    // What the other end's process would never send, over its socket.
+    std::string said(5 + random.next() % 3000, '\0');
+    for (char& each : said) each = static_cast<char>(random.next());
+    if (round % 2 == 0) {  // a record as it should be, with a tag that is none
+      said.replace(0, 3, "\x17\x03\x03");
+      said.resize(1000);
+      said[3] = static_cast<char>(995 >> 8);
+      said[4] = static_cast<char>(995 & 0xff);
     }
-    CHECK(in[0] == out[1]);
-    CHECK(in[1] == out[0]);
-    // The end of the stream, after all that came before it.
-    for (int i = 0; ends[0]->has_unsent() && i < 1000; ++i) static_cast<void>(ends[0]->send({}));
-    link.sockets[0].reset();
-    std::byte last{};
-    const iovec room{&last, 1};
-    CHECK_EQ(ends[1]->receive({&room, 1}), 0);
+    REQUIRE(::send(link.sockets[1].get(), said.data(), said.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(said.size()));
+    ::shutdown(link.sockets[1].get(), SHUT_WR);
+    link.pause();
+    std::vector<std::byte> in(70'000);
+    const iovec room{in.data(), in.size()};
+    const ssize_t count = ends[0]->receive({&room, 1});
+    CHECK(count <= 0);
+    if (round % 2 == 0) CHECK_EQ(count, -1);
+    if (count < 0 && errno == EPROTO) CHECK(!ends[0]->why().empty());
   }
 }
 

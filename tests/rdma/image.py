@@ -24,6 +24,7 @@ _MODULES: Final = (
     *("virtio_pci", "virtio_console", "virtio_rng", "9pnet_virtio", "9p", "overlay"),
     *("crc32_generic", "rdma_rxe", "rdma_ucm", "ib_umad", "veth", "sch_netem"),
     *("sch_ingress", "cls_matchall", "act_police"),
+    *("ctr", "ghash_generic", "gcm", "tls"),
 )
 _FOLDERS: Final = ("bin", "dev", "host", "modules", "proc", "root", "sys", "writes")
 

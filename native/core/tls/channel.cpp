@@ -8,6 +8,7 @@
 #include <new>
 #include <utility>
 
+#include "core/tls/kernel_channel.h"
 #include "core/tls/page_channel.h"
 
 namespace kvxfer::tls {
@@ -211,8 +212,15 @@ std::shared_ptr<Cipher> Channel::for_pages(std::unique_ptr<Channel> channel) {
   const std::uint16_t suite =
       library.SSL_CIPHER_get_protocol_id(library.SSL_get_current_cipher(self.connection_));
   if (suite != abi::kAes128GcmSha256 || !client || !server) return channel;
-  auto sends = RecordCipher::create(library, self.initiator_ ? *client : *server, self.num_sent_);
-  auto receives = RecordCipher::create(library, self.initiator_ ? *server : *client, self.num_received_);
+  TrafficKeys our(library, self.initiator_ ? *client : *server);
+  TrafficKeys their(library, self.initiator_ ? *server : *client);
+  if (!our.derive() || !their.derive()) return nullptr;
+  // The kernel would encrypt once more what waits here.
+  if (self.credentials_->uses_kernel() && self.transmit())
+    if (auto kernel = KernelChannel::create(self.socket_, our, self.num_sent_, their, self.num_received_))
+      return kernel;
+  auto sends = RecordCipher::create(our, self.num_sent_);
+  auto receives = RecordCipher::create(their, self.num_received_);
   if (sends == nullptr || receives == nullptr) return nullptr;
   return std::make_shared<PageChannel>(self.socket_, std::move(sends), std::move(receives),
                                        std::span(self.unsent_).subspan(self.sent_));

@@ -35,8 +35,8 @@ class Channel final : public Cipher {
   std::string export_key(std::string_view label) const;
   const std::vector<Identity>& identities() const noexcept { return identities_; }
   const std::shared_ptr<const Credentials>& credentials() const noexcept { return credentials_; }
-  // What carries pages over the same connection from now on; itself where its cipher is another than records' own. Null:
-  // more has come than was read.
+  // What carries pages over the same connection from now on: the kernel's records or kvxfer's own; itself where its
+  // cipher is another than theirs. Null: more has come than was read.
   static std::shared_ptr<Cipher> for_pages(std::unique_ptr<Channel> channel);
 
   ssize_t receive(std::span<const iovec> into) noexcept override;

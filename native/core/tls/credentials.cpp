@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/tls/kernel_channel.h"
+
 namespace kvxfer::tls {
 namespace {
 
@@ -83,6 +85,14 @@ Status Credentials::read(const CredentialFiles& files) {
     if (!pattern.ok()) return pattern.status();
     allow_.push_back(pattern.value());
     allow_in_words_ += (allow_in_words_.empty() ? "" : ", ") + text;
+  }
+  if (files.kernel != KernelUse::kNever) {
+    using Offer = KernelTls::Offer;
+    const KernelTls& kernel = KernelTls::get();
+    if (files.kernel == KernelUse::kAlways && kernel.offer == Offer::kNothing)
+      return {Code::kUnsupported,
+              "the kernel is to encrypt (tls kernel='always') and does not: " + kernel.why};
+    uses_kernel_ = kernel.offer == Offer::kNewKeys || files.kernel == KernelUse::kAlways;
   }
   library_.ERR_clear_error();
   context_ = library_.SSL_CTX_new(library_.TLS_method());

@@ -13,6 +13,9 @@
 
 namespace kvxfer::tls {
 
+// Who encrypts pages. kAuto: the kernel where it renews keys, else this process.
+enum class KernelUse : std::uint8_t { kAuto, kAlways, kNever };
+
 // Paths of files in PEM, and patterns of peers.
 struct CredentialFiles {
   std::string certificate;  // with those that lead to an authority, its own first
@@ -20,12 +23,13 @@ struct CredentialFiles {
   std::string authorities;
   std::string revoked;  // lists of those authorities; "": none is looked at
   std::vector<std::string> allow;  // none: the certificate's own tenant
+  KernelUse kernel = KernelUse::kNever;
 };
 
 class Credentials {
  public:
   // Reads the files, which may block. kInvalidArgument with the file and what is wrong with it; kUnsupported without
-  // OpenSSL.
+  // OpenSSL, or where the kernel is to encrypt always and does not.
   static Result<std::shared_ptr<const Credentials>> load(const CredentialFiles& files);
   ~Credentials();
   Credentials(const Credentials&) = delete;
@@ -36,6 +40,8 @@ class Credentials {
   // The identity of a peer with these, which calls itself so; or why it is not to be had to do with.
   Result<std::string> admit(const std::vector<Identity>& identities, std::string_view agent) const;
   std::int64_t expires_at_s() const noexcept { return expires_at_s_; }  // our own, since 1970
+
+  bool uses_kernel() const noexcept { return uses_kernel_; }
 
   const Library& library() const noexcept { return library_; }
   abi::Context* context() const noexcept { return context_; }
@@ -53,6 +59,7 @@ class Credentials {
   std::string allow_in_words_;
   std::vector<Identity> own_;
   std::int64_t expires_at_s_ = 0;
+  bool uses_kernel_ = false;
 };
 
 // Names of a certificate that are identities.

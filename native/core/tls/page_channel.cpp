@@ -16,9 +16,6 @@ namespace {
 // Records for one system call; they are in the cache still when the kernel copies them.
 constexpr std::size_t kOutNbytes = 256 * 1024;
 
-// Runs of one record; where they are shorter, the record is.
-constexpr std::size_t kMostRuns = 1024;
-
 // What is no data is short: such records are opened aside, and looked at before a caller has them.
 constexpr std::size_t kMostAside = 64;
 
@@ -70,33 +67,6 @@ void RecordBuffer::release() noexcept {
   bytes_.reset();
 }
 
-struct PageChannel::Cursor {
-  std::span<const iovec> runs;
-  std::size_t at = 0;  // of the first
-
-  void skip_empty() noexcept {
-    while (!runs.empty() && at == runs.front().iov_len) {
-      runs = runs.subspan(1);
-      at = 0;
-    }
-  }
-  bool empty() noexcept {
-    skip_empty();
-    return runs.empty();
-  }
-  // Appends the next up to `nbytes` to `out`, and goes past them. Returns how many.
-  std::size_t take(std::size_t nbytes, std::vector<iovec>& out) noexcept {
-    std::size_t taken = 0;
-    while (taken < nbytes && !empty() && out.size() < kMostRuns) {
-      const std::size_t length = std::min(runs.front().iov_len - at, nbytes - taken);
-      out.push_back({static_cast<std::byte*>(runs.front().iov_base) + at, length});  // has room
-      at += length;
-      taken += length;
-    }
-    return taken;
-  }
-};
-
 PageChannel::PageChannel(int socket, std::unique_ptr<RecordCipher> sends,
                          std::unique_ptr<RecordCipher> receives, std::span<const std::byte> unsent)
     : socket_(socket), sends_(std::move(sends)), receives_(std::move(receives)), out_end_(unsent.size()) {
@@ -104,7 +74,7 @@ PageChannel::PageChannel(int socket, std::unique_ptr<RecordCipher> sends,
     if (!out_.acquire() || unsent.size() > RecordBuffer::kNbytes) throw std::bad_alloc();
     std::ranges::copy(unsent, out_.get());
   }
-  runs_.reserve(kMostRuns);
+  runs_.reserve(Runs::kMost);
 }
 
 ssize_t PageChannel::fail(const char* why) noexcept {
@@ -142,7 +112,7 @@ bool PageChannel::renew_key() noexcept {
 
 ssize_t PageChannel::send(std::span<const iovec> bytes) noexcept {
   if (!transmit()) return -1;
-  Cursor from{bytes};
+  Runs from{bytes};
   std::size_t total = 0;
   while (!from.empty()) {
     if (!out_.acquire()) {
@@ -213,12 +183,12 @@ ssize_t PageChannel::obey(RecordKind kind) noexcept {
 }
 
 // Bytes that came, where it is data; else as obey().
-ssize_t PageChannel::open(std::span<const std::byte> record, Cursor& into) noexcept {
+ssize_t PageChannel::open(std::span<const std::byte> record, Runs& into) noexcept {
   constexpr const char* kAltered = "TLS: a record is not what the peer sent (bad record mac)";
   const std::size_t nbytes = record.size() - kRecordOverheadNbytes;
   RecordKind kind{};
   if (nbytes > kMostAside) {
-    const Cursor before = into;
+    const Runs before = into;
     runs_.clear();
     if (into.take(nbytes, runs_) == nbytes) {
       if (!receives_->open(record, runs_, kind)) return fail(kAltered);
@@ -241,7 +211,7 @@ ssize_t PageChannel::open(std::span<const std::byte> record, Cursor& into) noexc
 }
 
 ssize_t PageChannel::receive(std::span<const iovec> runs) noexcept {
-  Cursor into{runs};
+  Runs into{runs};
   std::size_t total = 0, num_records = 0;
   has_unread_ = false;
   while (!into.empty()) {
@@ -268,7 +238,7 @@ ssize_t PageChannel::receive(std::span<const iovec> runs) noexcept {
       return total != 0 && comes_again ? static_cast<ssize_t>(total) : got;
     }
     ++num_records;
-    const Cursor before = into;
+    const Runs before = into;
     const ssize_t opened = open(record, into);
     if (opened <= 0) return opened == 0 ? static_cast<ssize_t>(total) : -1;  // its end, or what is wrong
     if (into.runs.data() != before.runs.data() || into.at != before.at)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/tls/records.h"
+#include "core/tls/runs.h"
 #include "kvxfer/cipher.h"
 
 namespace kvxfer::tls {
@@ -45,15 +46,13 @@ class PageChannel final : public Cipher {
   void renew_keys_after(std::uint64_t num_records) noexcept { records_of_a_key_ = num_records; }  // of tests
 
  private:
-  struct Cursor;  // what is left of a caller's runs
-
   bool transmit() noexcept;  // false with errno: some is left
   bool seal(std::span<const iovec> runs, RecordKind kind) noexcept;
   bool renew_key() noexcept;
   ssize_t fill() noexcept;
   // The next record, whole; empty: not yet. False: what comes is none.
   bool next(std::span<const std::byte>& record) noexcept;
-  ssize_t open(std::span<const std::byte> record, Cursor& into) noexcept;
+  ssize_t open(std::span<const std::byte> record, Runs& into) noexcept;
   ssize_t obey(RecordKind kind) noexcept;  // what is not data, in plain_
   ssize_t fail(const char* why) noexcept;  // -1
 

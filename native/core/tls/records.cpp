@@ -13,24 +13,13 @@ const unsigned char* bytes_of(const void* bytes) { return static_cast<const unsi
 
 }  // namespace
 
-std::unique_ptr<RecordCipher> RecordCipher::create(const Library& library, const TrafficSecret& secret,
-                                                   std::uint64_t next) {
-  std::unique_ptr<RecordCipher> out(new RecordCipher(library));
-  out->state_ = library.EVP_CIPHER_CTX_new();
-  out->secret_ = secret;
-  if (out->state_ == nullptr || !out->derive()) return nullptr;
-  out->next_ = next;
-  return out;
-}
-
-RecordCipher::~RecordCipher() {
-  library_.EVP_CIPHER_CTX_free(state_);
-  library_.OPENSSL_cleanse(secret_.data(), secret_.size());
-  library_.OPENSSL_cleanse(key_.data(), key_.size());
+TrafficKeys::~TrafficKeys() {
+  library_->OPENSSL_cleanse(secret_.data(), secret_.size());
+  library_->OPENSSL_cleanse(&material_, sizeof material_);
 }
 
 // HKDF-Expand-Label without context, of one block at most.
-bool RecordCipher::expand(std::string_view label, std::span<std::byte> out) const noexcept {
+bool TrafficKeys::expand(std::string_view label, std::span<std::byte> out) const noexcept {
   constexpr std::string_view kPrefix = "tls13 ";
   std::array<std::byte, 64> info{};
   std::size_t n = 0;
@@ -43,32 +32,45 @@ bool RecordCipher::expand(std::string_view label, std::span<std::byte> out) cons
   info[n++] = std::byte{1};  // of HKDF-Expand: the first block
   std::array<unsigned char, 64> block{};
   unsigned nbytes = 0;
-  if (library_.HMAC(library_.EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()),
-                    bytes_of(info.data()), n, block.data(), &nbytes) == nullptr ||
+  if (library_->HMAC(library_->EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()),
+                     bytes_of(info.data()), n, block.data(), &nbytes) == nullptr ||
       nbytes < out.size())
     return false;
   std::memcpy(out.data(), block.data(), out.size());
-  library_.OPENSSL_cleanse(block.data(), block.size());
+  library_->OPENSSL_cleanse(block.data(), block.size());
   return true;
 }
 
-bool RecordCipher::derive() noexcept {
-  next_ = 0;
-  return expand("key", key_) && expand("iv", base_) &&
-         library_.EVP_CipherInit_ex(state_, library_.EVP_aes_128_gcm(), nullptr, bytes_of(key_.data()),
-                                    nullptr, 1) == 1;
-}
+bool TrafficKeys::derive() noexcept { return expand("key", material_.key) && expand("iv", material_.base); }
 
-bool RecordCipher::update() noexcept {
+bool TrafficKeys::advance() noexcept {
   TrafficSecret newer;
   if (!expand("traffic upd", newer)) return false;
   secret_ = newer;
-  library_.OPENSSL_cleanse(newer.data(), newer.size());
+  library_->OPENSSL_cleanse(newer.data(), newer.size());
   return derive();
 }
 
+std::unique_ptr<RecordCipher> RecordCipher::create(const TrafficKeys& keys, std::uint64_t next) {
+  std::unique_ptr<RecordCipher> out(new RecordCipher(keys));
+  out->state_ = out->library_.EVP_CIPHER_CTX_new();
+  if (out->state_ == nullptr || !out->use_keys()) return nullptr;
+  out->next_ = next;
+  return out;
+}
+
+RecordCipher::~RecordCipher() { library_.EVP_CIPHER_CTX_free(state_); }
+
+bool RecordCipher::use_keys() noexcept {
+  next_ = 0;
+  return library_.EVP_CipherInit_ex(state_, library_.EVP_aes_128_gcm(), nullptr,
+                                    bytes_of(keys_.material().key.data()), nullptr, 1) == 1;
+}
+
+bool RecordCipher::update() noexcept { return keys_.advance() && use_keys(); }
+
 bool RecordCipher::begin(std::span<const std::byte> header, bool seals) noexcept {
-  std::array<std::byte, 12> nonce = base_;
+  std::array<std::byte, 12> nonce = keys_.material().base;
   for (std::size_t i = 0; i < 8; ++i) nonce[11 - i] ^= static_cast<std::byte>(next_ >> 8 * i);
   ++next_;
   int nbytes = 0;

@@ -29,12 +29,37 @@ enum class RecordKind : std::uint8_t { kAlert = 21, kHandshake = 22, kData = 23 
 
 using TrafficSecret = std::array<std::byte, 32>;
 
+// The keys of one direction, and those after them (RFC 8446, 7.2 and 7.3).
+class TrafficKeys {
+ public:
+  struct Material {
+    std::array<std::byte, 16> key{};
+    std::array<std::byte, 12> base{};  // of nonces
+  };
+
+  TrafficKeys(const Library& library, const TrafficSecret& secret) : library_(&library), secret_(secret) {}
+  TrafficKeys(const TrafficKeys&) = default;
+  TrafficKeys& operator=(const TrafficKeys&) = delete;
+  ~TrafficKeys();
+
+  bool derive() noexcept;  // the first; false: OpenSSL failed
+  bool advance() noexcept;  // to the next; false: OpenSSL failed
+  const Material& material() const noexcept { return material_; }
+  const Library& library() const noexcept { return *library_; }
+
+ private:
+  bool expand(std::string_view label, std::span<std::byte> out) const noexcept;
+
+  const Library* library_;
+  TrafficSecret secret_;
+  Material material_;
+};
+
 // One direction: its keys, and the number of the record that comes next.
 class RecordCipher {
  public:
-  // Null where OpenSSL has no memory for it. `secret` is the direction's, `next`: records that went with it before.
-  static std::unique_ptr<RecordCipher> create(const Library& library, const TrafficSecret& secret,
-                                              std::uint64_t next);
+  // Null where OpenSSL has no memory for it. `keys` are the direction's, `next`: records that went with them before.
+  static std::unique_ptr<RecordCipher> create(const TrafficKeys& keys, std::uint64_t next);
   ~RecordCipher();
   RecordCipher(const RecordCipher&) = delete;
   RecordCipher& operator=(const RecordCipher&) = delete;
@@ -52,16 +77,13 @@ class RecordCipher {
   bool update() noexcept;
 
  private:
-  explicit RecordCipher(const Library& library) : library_(library) {}
-  bool derive() noexcept;
-  bool expand(std::string_view label, std::span<std::byte> out) const noexcept;
+  explicit RecordCipher(const TrafficKeys& keys) : library_(keys.library()), keys_(keys) {}
+  bool use_keys() noexcept;
   bool begin(std::span<const std::byte> header, bool seals) noexcept;
 
   const Library& library_;
   abi::CipherState* state_ = nullptr;
-  TrafficSecret secret_{};
-  std::array<std::byte, 16> key_{};
-  std::array<std::byte, 12> base_{};  // of nonces
+  TrafficKeys keys_;
   std::uint64_t next_ = 0;
 };
 

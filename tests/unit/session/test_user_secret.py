@@ -138,6 +138,17 @@ def test_doctor_says_what_certificates_mean(home: Path, monkeypatch: pytest.Monk
     assert "certificates of /somewhere/authorities.pem, of its own tenant" in _access()["who may connect"]
     monkeypatch.setenv("KVXFER_TLS_ALLOW", "acme/*/* other/decode/*")
     assert "of acme/*/*, other/decode/*" in _access()["who may connect"]
+    for use, offer, said in (
+        ("auto", "new-keys", "the kernel"),
+        ("auto", "one-key", "this process: the kernel renews no keys"),
+        ("auto", "nothing", "this process: no module"),
+        ("always", "one-key", "a rail ends"),
+        ("always", "nothing", "agents do not start"),
+        ("never", "new-keys", "this process: as asked"),
+    ):
+        monkeypatch.setenv("KVXFER_TLS_KERNEL", use)
+        monkeypatch.setattr(access, "kernel_tls", lambda offer=offer: (offer, "no module"))
+        assert said in _access()["who encrypts pages over TCP"]
     monkeypatch.setenv("KVXFER_SECRET", "0123456789abcdef")
     assert "agents do not start: certificates" in _access()["who may connect"]
     monkeypatch.delenv("KVXFER_SECRET")
