@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
-from kvxfer._native import kernel_tls
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError, invalid
 from kvxfer.session.user_secret import SECRET_FILE, existing_secret, secret_folder
@@ -24,6 +24,15 @@ _INHERITED = Finding(
     "a value in the environment is inherited, shown by /proc, and cannot be changed while agents run",
     f"{FILE_VARIABLE}, naming a file of mode 0600; agents read it again where it changes",
 )
+
+
+def kernel_tls() -> tuple[str, str]:
+    """What the kernel offers, and why it is nothing."""
+    try:
+        found: tuple[str, str] = importlib.import_module("kvxfer._native").kernel_tls()
+    except ImportError as error:  # another finding says it
+        return "nothing", str(error)
+    return found
 
 
 def _who_encrypts(tls: Tls) -> Finding:

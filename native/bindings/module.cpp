@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "bindings/command_ring.h"
+#include "bindings/gil.h"
 #include "bindings/lifetime.h"
 #include "bindings/transfer.h"
 #include "bindings/transports.h"
@@ -108,7 +109,7 @@ NB_MODULE(_native, m) {
   m.def("decode_frame", &decode_frame, "frame"_a);
   m.def("kernel_tls", [] {
     const tls::KernelTls& kernel = [&]() -> const tls::KernelTls& {
-      const nb::gil_scoped_release released;
+      const WithoutGil released;
       return tls::KernelTls::get();
     }();
     using Offer = tls::KernelTls::Offer;
