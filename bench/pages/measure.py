@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated
 
-from kvxfer._native import kernel_tls
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, number
@@ -145,6 +144,8 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
         first = pairs[counts[0]]
         secured: dict[str, _Pair] = {}
         if options.tls:
+            from kvxfer._native import kernel_tls  # without native modules a benchmark says so in a line
+
             files = self_signed(Path(ended.enter_context(tempfile.TemporaryDirectory())))
             secured["tls"] = _Pair(options, counts[0], ended, replace(files, kernel="never"))
             if kernel_tls()[0] != "nothing":
