@@ -24,6 +24,7 @@ import requests
 from numpy.typing import NDArray
 from sglang.srt.disaggregation.base.conn import KVArgs, KVPoll, StateType
 from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer, KVTransferError
+from sglang.srt.disaggregation.pp_consensus_store import PPConsensusStore
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_context, get_parallel
 
@@ -82,11 +83,38 @@ class Model:
 LLAMA: Final = Model()
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of pipeline parallelism, and which of the model's layers it has."""
+
+    rank: int
+    layers: range
+
+    @classmethod
+    def all_of(cls, num: int) -> list[Self]:
+        """Divides the layers among so many, the first ones having more."""
+        starts = [-(-NUM_LAYERS * rank // num) for rank in range(num + 1)]
+        return [cls(rank, range(*starts[rank : rank + 2])) for rank in range(num)]
+
+
+class PipelineGroup:
+    """What SGLang's stages tell each other by, all in this process: the first says it first."""
+
+    def __init__(self) -> None:
+        self._said: Any = None
+
+    def broadcast_object(self, value: Any, src: int) -> Any:
+        assert src == 0
+        self._said = value or self._said
+        return self._said
+
+
 class Buffers:
     """The memory of one rank, as SGLang lays it out: token rows, states and metadata."""
 
-    def __init__(self, model: Model, tp_size: int, tp_rank: int) -> None:
+    def __init__(self, model: Model, tp_size: int, tp_rank: int, stage: Stage | None = None) -> None:
         self.model, self.tp_size, self.tp_rank = model, tp_size, tp_rank
+        self.stage = stage or Stage(0, range(NUM_LAYERS))
         self.kv = self._tokens()
         self.states = [self._state(kind) for kind in model.states]
         self.aux = [np.zeros((NUM_SLOTS, nbytes), np.uint8) for nbytes in AUX_NBYTES]
@@ -94,11 +122,11 @@ class Buffers:
     def _tokens(self) -> list[Array]:
         """Returns keys of all layers, then values: ``[pages, tokens of a page, heads, bytes]`` each."""
         heads = self.model.heads_of(self.tp_size, self.tp_rank)
-        num_heads = heads.stop - heads.start
+        num_heads, count = heads.stop - heads.start, len(self.stage.layers)
         if self.model.is_latent:
-            shape, count = (NUM_PAGES, PAGE_TOKENS, 1, LATENT_NBYTES), NUM_LAYERS
+            shape = NUM_PAGES, PAGE_TOKENS, 1, LATENT_NBYTES
         else:
-            shape, count = (NUM_PAGES, PAGE_TOKENS, num_heads, HEAD_NBYTES), 2 * NUM_LAYERS
+            shape, count = (NUM_PAGES, PAGE_TOKENS, num_heads, HEAD_NBYTES), 2 * count
         return [np.zeros(shape, np.uint8) for _ in range(count)]
 
     def _state(self, kind: StateType) -> list[Array]:
@@ -140,8 +168,8 @@ class Buffers:
         args.page_size = PAGE_TOKENS
         args.system_dp_rank = 0
         args.rust_http_port = None
-        args.pp_rank = args.prefill_start_layer = 0
-        args.prefill_end_layer = None
+        args.pp_rank = self.stage.rank
+        args.prefill_start_layer, args.prefill_end_layer = self.stage.layers.start, self.stage.layers.stop
         args.ib_device, args.gpu_id = "", 0
         return args
 
@@ -182,7 +210,9 @@ class Cache:
     def of_rank(self, buffers: Buffers) -> list[list[Array]]:
         """Returns what a rank holds of it: token rows by buffer, then each kind of states by buffer."""
         heads = slice(0, 1) if self.model.is_latent else self.model.heads_of(buffers.tp_size, buffers.tp_rank)
-        found = [[each[:, :, heads] for each in self.kv]]
+        layers = buffers.stage.layers
+        rows = layers if self.model.is_latent else [*layers, *(NUM_LAYERS + layer for layer in layers)]
+        found = [[self.kv[row][:, :, heads] for row in rows]]
         for kind, state in zip(self.model.states, self.states, strict=True):
             if kind == StateType.SWA:
                 found.append([each[:, :, heads] for each in state])
@@ -215,16 +245,23 @@ class Engine:
     ----------
     address
         Of prefill's bootstrap server, which prefill's engine starts and decode's asks.
+    num_stages
+        Of pipeline parallelism.
     """
 
-    def __init__(self, role: str, model: Model, tp_size: int, address: str) -> None:
+    def __init__(self, role: str, model: Model, tp_size: int, address: str, num_stages: int = 1) -> None:
         self.role, self.model, self.address = role, model, address
-        self.buffers = [Buffers(model, tp_size, rank) for rank in range(tp_size)]
+        stages = Stage.all_of(num_stages)
+        self.buffers = [Buffers(model, tp_size, rank, stage) for stage in stages for rank in range(tp_size)]
         mode = DisaggregationMode(role)
         self.managers: list[KvxferKVManager] = []
-        for rank, buffers in enumerate(self.buffers):
+        groups = [PipelineGroup() for _ in range(tp_size)]
+        for buffers in self.buffers:
+            rank = buffers.tp_rank
             sizes = dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), tp_size)
-            with get_parallel().override(**sizes, attn_tp_rank=rank):
+            with get_parallel().override(
+                **sizes, attn_tp_rank=rank, pp_size=num_stages, pp_group=groups[rank]
+            ):
                 args = get_context().server_args
                 self.managers.append(KvxferKVManager(buffers.args(), mode, args, model.is_latent))
         self._free_pages = list(range(1, NUM_PAGES))
@@ -237,6 +274,8 @@ class Engine:
     def close(self) -> None:
         for manager in self.managers:
             manager.close()
+            if isinstance(manager.request_status, PPConsensusStore):
+                manager.request_status.close()
 
     def left(self) -> dict[str, int]:
         """Returns what agents and managers still hold of requests; nothing, where all is well."""
@@ -246,7 +285,10 @@ class Engine:
         )
         found: dict[str, int] = {}
         for rank, manager in enumerate(self.managers):
-            held = {name: len(getattr(manager, name, ())) for name in tables}
+            held = {}
+            for name in tables:
+                table = getattr(manager, name, ())
+                held[name] = len(getattr(table, "_local_map", table))  # stages share theirs
             held["transfers"] = manager.agent.stats()["transfers_open"]
             found |= {f"{self.role} {rank} {name}": number for name, number in held.items() if number}
         return found
@@ -439,10 +481,12 @@ class Receiving(Half):
 class Pair:
     """A prefill and a decode engine."""
 
-    def __init__(self, model: Model, prefill_tp: int, decode_tp: int, address: str) -> None:
+    def __init__(
+        self, model: Model, prefill_tp: int, decode_tp: int, address: str, num_stages: int = 1
+    ) -> None:
         self.model = model
         with ExitStack() as stack:
-            self.prefill = Engine("prefill", model, prefill_tp, address)
+            self.prefill = Engine("prefill", model, prefill_tp, address, num_stages)
             stack.callback(self.prefill.close)
             self.decode = Engine("decode", model, decode_tp, address)
             stack.callback(self.decode.close)

@@ -53,15 +53,50 @@ def test_decode_has_what_it_would_have_computed(
         configured(folder, model.total_heads) as address,
         Pair(model, prefill_tp, decode_tp, address) as pair,
     ):
-        for _ in range(3):
-            num_pages = random_.randrange(1, 12)
-            sending, receiving = pair.request(random_, num_pages)
-            assert hand_over(sending, receiving, random_.randrange(1, 6)) == SUCCESS
-            assert receiving.differences() == []
-            metric = sending.handles[0].get_transfer_metric()
-            assert metric.transfer_total_bytes
-            assert metric.transfer_latency_s
-            assert sending.release() == receiving.release() == []
+        several_arrive(pair, random_)
+
+
+def several_arrive(pair: Pair, random_: random.Random) -> None:
+    for _ in range(3):
+        num_pages = random_.randrange(1, 12)
+        sending, receiving = pair.request(random_, num_pages)
+        assert hand_over(sending, receiving, random_.randrange(1, 6)) == SUCCESS
+        assert receiving.differences() == []
+        metric = sending.handles[0].get_transfer_metric()
+        assert metric.transfer_total_bytes
+        assert metric.transfer_latency_s
+        assert sending.release() == receiving.release() == []
+    assert pair.left() == {}
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("case", [(model, *sizes) for model in (LLAMA, LATENT) for sizes in SIZES], ids=named)
+def test_each_stage_of_a_pipeline_brings_its_layers(
+    case: tuple[Model, int, int], num_stages: int, folder: Path, seed: int
+) -> None:
+    model, prefill_tp, decode_tp = case
+    with (
+        configured(folder, model.total_heads) as address,
+        Pair(model, prefill_tp, decode_tp, address, num_stages) as pair,
+    ):
+        several_arrive(pair, random.Random(seed))
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_that_fails_ends_the_request_alone(stage: int, folder: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    with configured(folder) as address, Pair(LLAMA, 1, 1, address, 2) as pair:
+        sending, receiving = pair.request(random_, 6)
+        receiving.start()
+        sending.start()
+        until(receiving.name_pages, "sessions")
+        until(sending.begin, "decode's pages at prefill")
+        sending.send_chunk(3)
+        sending.handles[stage].abort()
+        assert end_of(sending, receiving) == (KVPoll.Failed, KVPoll.Failed)
+        assert sending.release()
+        assert receiving.release()
+        succeed(pair, random_)
         assert pair.left() == {}
 
 
