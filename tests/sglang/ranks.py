@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -245,25 +246,29 @@ class Engine:
     ----------
     address
         Of prefill's bootstrap server, which prefill's engine starts and decode's asks.
-    num_stages
-        Of pipeline parallelism.
+    num_stages, cp_size
+        Of pipeline and of context parallelism; each rank of the latter holds all pages here, as if it had
+        computed them.
     """
 
-    def __init__(self, role: str, model: Model, tp_size: int, address: str, num_stages: int = 1) -> None:
+    def __init__(
+        self, role: str, model: Model, tp_size: int, address: str, num_stages: int = 1, cp_size: int = 1
+    ) -> None:
         self.role, self.model, self.address = role, model, address
-        stages = Stage.all_of(num_stages)
-        self.buffers = [Buffers(model, tp_size, rank, stage) for stage in stages for rank in range(tp_size)]
-        mode = DisaggregationMode(role)
+        self.buffers: list[Buffers] = []
         self.managers: list[KvxferKVManager] = []
-        groups = [PipelineGroup() for _ in range(tp_size)]
-        for buffers in self.buffers:
-            rank = buffers.tp_rank
-            sizes = dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), tp_size)
-            with get_parallel().override(
-                **sizes, attn_tp_rank=rank, pp_size=num_stages, pp_group=groups[rank]
-            ):
+        mode = DisaggregationMode(role)
+        sizes = {**dict.fromkeys(("tp_size", "moe_tp_size"), tp_size * cp_size), "attn_tp_size": tp_size}
+        groups = [PipelineGroup() for _ in range(tp_size * cp_size)]
+        for stage, rank, cp_rank in product(Stage.all_of(num_stages), range(tp_size), range(cp_size)):
+            buffers = Buffers(model, tp_size, rank, stage)
+            stages = {"pp_size": num_stages, "pp_group": groups[rank * cp_size + cp_rank]}
+            context = {"attn_cp_size": cp_size, "attn_cp_rank": cp_rank}
+            ranks = {"tp_rank": cp_rank * tp_size + rank, "attn_tp_rank": rank}
+            with get_parallel().override(**sizes, **ranks, **stages, **context):
                 args = get_context().server_args
                 self.managers.append(KvxferKVManager(buffers.args(), mode, args, model.is_latent))
+            self.buffers.append(buffers)
         self._free_pages = list(range(1, NUM_PAGES))
         self._free_slots = list(range(NUM_SLOTS))
 
@@ -482,11 +487,17 @@ class Pair:
     """A prefill and a decode engine."""
 
     def __init__(
-        self, model: Model, prefill_tp: int, decode_tp: int, address: str, num_stages: int = 1
+        self,
+        model: Model,
+        prefill_tp: int,
+        decode_tp: int,
+        address: str,
+        num_stages: int = 1,
+        cp_size: int = 1,
     ) -> None:
         self.model = model
         with ExitStack() as stack:
-            self.prefill = Engine("prefill", model, prefill_tp, address, num_stages)
+            self.prefill = Engine("prefill", model, prefill_tp, address, num_stages, cp_size)
             stack.callback(self.prefill.close)
             self.decode = Engine("decode", model, decode_tp, address)
             stack.callback(self.decode.close)

@@ -82,6 +82,21 @@ def test_each_stage_of_a_pipeline_brings_its_layers(
         several_arrive(pair, random.Random(seed))
 
 
+@pytest.mark.parametrize("all_send", ["0", "1"], ids=["first sends", "all send"])
+@pytest.mark.parametrize("case", [(model, *sizes) for model in (LLAMA, LATENT) for sizes in SIZES], ids=named)
+def test_ranks_of_context_parallelism_bring_each_page_once(
+    case: tuple[Model, int, int], all_send: str, folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang has the first of them send all, or each a share of the pages."""
+    monkeypatch.setenv("SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER", all_send)
+    model, prefill_tp, decode_tp = case
+    with (
+        configured(folder, model.total_heads) as address,
+        Pair(model, prefill_tp, decode_tp, address, cp_size=2) as pair,
+    ):
+        several_arrive(pair, random.Random(seed))
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_stage_that_fails_ends_the_request_alone(stage: int, folder: Path, seed: int) -> None:
     random_ = random.Random(seed)
