@@ -444,20 +444,21 @@ class Pushes:
                 continue
             for reader in push.readers.values():
                 self._look_after(reader)
-            if push.has_ended and push.may_be_shared and not push.gives_way:
+            has_ended = push.has_ended  # once: a write that ends meanwhile is the next call's
+            if has_ended and push.may_be_shared and not push.gives_way:
                 if not push.is_read:
                     push.is_read = True
                     self._read.add(push.chunk.request_id)
                 if push.expires_at > now:
                     continue
-            is_late = (push.gives_way or push.expires_at <= now) and not push.has_ended
+            is_late = (push.gives_way or push.expires_at <= now) and not has_ended
             if is_late:
                 why = f"it took more than {self._settings.lease_ttl_s:g} s (lease_ttl_s)"
                 for reader in push.readers.values():
                     self._fail(reader, "prefill needed its blocks for others" if push.gives_way else why)
                 if any(not reader.has_ended for reader in push.readers.values()):
                     continue
-            elif not push.has_ended:
+            elif not has_ended:
                 continue
             if not push.has_ended and not push.gives_way:
                 _log.warning(

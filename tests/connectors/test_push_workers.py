@@ -202,11 +202,7 @@ def test_engines_that_the_router_does_not_name_are_refused() -> None:
         assert stepped_until(prefill[0], decode[0])[1] == {pushed.name}
 
 
-# At night: under load prefill gives the push back too early about once in thirty runs, why is not known yet.
-AT_NIGHT = [pytest.param(how, marks=pytest.mark.slow) for how in ("may come", "does not come")]
-
-
-@pytest.mark.parametrize("how", ["claimed", "named", *AT_NIGHT])
+@pytest.mark.parametrize("how", ["claimed", "named", "may come", "does not come"])
 def test_engines_that_share_a_push_all_have_it_before_it_is_given_back(how: str) -> None:
     pushed, whole = Pushed.draw("shared", TOKENS), some_tokens(TOKENS)
     if how == "named":
