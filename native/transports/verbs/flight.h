@@ -13,9 +13,12 @@
 #include <vector>
 
 #include "kvxfer/transport.h"
-#include "transports/verbs/request_cursor.h"
+#include "transports/common/request_cursor.h"
+#include "transports/verbs/registration.h"
 
 namespace kvxfer::verbs {
+
+using RequestCursor = RequestCursorOf<std::uint32_t>;
 
 struct Flight {
   Work work;

@@ -49,14 +49,6 @@ Status refused(const Device& device, std::uint64_t nbytes, int error) {
 
 }  // namespace
 
-const KeyedSpan* KeyedSpans::find(std::uint64_t offset) const noexcept {
-  const auto after =
-      std::upper_bound(spans_.begin(), spans_.end(), offset,
-                       [](std::uint64_t at, const KeyedSpan& span) { return at < span.offset; });
-  if (after == spans_.begin() || !std::prev(after)->contains(offset)) return nullptr;
-  return &*std::prev(after);
-}
-
 Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr<const Device> device,
                                                                  const LocalRegion& region,
                                                                  const GpuMemory* gpu) {

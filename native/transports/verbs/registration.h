@@ -8,30 +8,14 @@
 #include <vector>
 
 #include "kvxfer/transport.h"
+#include "transports/common/keyed_spans.h"
 #include "transports/verbs/device.h"
 #include "transports/verbs/gpu_memory.h"
 
 namespace kvxfer::verbs {
 
-// Bytes [offset, end) of a region, from its base, which the device reaches at `address` under `key`.
-struct KeyedSpan {
-  std::uint64_t offset, end, address;
-  std::uint32_t key;
-
-  bool contains(std::uint64_t at) const noexcept { return at - offset < end - offset; }  // wraps below offset
-};
-
-// Ascending, apart from each other.
-class KeyedSpans {
- public:
-  void push_back(const KeyedSpan& span) { spans_.push_back(span); }
-  const std::vector<KeyedSpan>& all() const noexcept { return spans_; }
-  // Null: no span has that byte.
-  const KeyedSpan* find(std::uint64_t offset) const noexcept;
-
- private:
-  std::vector<KeyedSpan> spans_;
-};
+using KeyedSpan = KeyedSpanOf<std::uint32_t>;
+using KeyedSpans = KeyedSpansOf<std::uint32_t>;
 
 // Registered for as long as this lives, which may be longer than the rail.
 class Registration {

@@ -58,11 +58,12 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::create(Reactor& reactor,
                                                                std::shared_ptr<verbs::Device> device,
                                                                std::shared_ptr<const verbs::GpuMemory> gpu,
                                                                MemoryPlaces far) {
-  Result<std::unique_ptr<verbs::FenceWords>> words = verbs::FenceWords::create(device, fences);
+  Result<std::unique_ptr<verbs::FenceWords>> words = verbs::FenceWords::create(
+      [device](const LocalRegion& region) { return Registration::create(device, region); }, fences);
   if (!words.ok()) return words.status();
-  Result<std::unique_ptr<verbs::Alarm>> alarm = verbs::Alarm::create(reactor);
+  Result<std::unique_ptr<Alarm>> alarm = Alarm::create(reactor);
   if (!alarm.ok()) return alarm.status();
-  Result<std::unique_ptr<verbs::Connector>> connector = verbs::Connector::create();
+  Result<std::unique_ptr<Connector>> connector = Connector::create();
   if (!connector.ok()) return connector.status();
   std::unique_ptr<VerbsTransport> made(
       new VerbsTransport(reactor, std::move(device), std::move(gpu), far, std::move(alarm).value(),
@@ -73,8 +74,8 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::create(Reactor& reactor,
 
 VerbsTransport::VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
                                std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far,
-                               std::unique_ptr<verbs::Alarm> alarm,
-                               std::unique_ptr<verbs::Connector> connector,
+                               std::unique_ptr<Alarm> alarm,
+                               std::unique_ptr<Connector> connector,
                                std::unique_ptr<verbs::FenceWords> fences)
     : RailPeers(reactor),
       reactor_(reactor),
@@ -112,6 +113,17 @@ Capabilities VerbsTransport::capabilities() const noexcept {
           .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)
                                     : MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu,
           .converts = false};
+}
+
+Result<KeyedSpan> VerbsTransport::shared_fences(const FenceSlotRange& slots) {
+  const Result<const Registration*> shared = fences_->share(slots);
+  if (!shared.ok()) return shared.status();
+  // Peers have its key as they have those of regions.
+  const std::vector<KeyedSpan>& spans = shared.value()->remote().all();
+  if (spans.size() == 1) return spans.front();
+  return Status(Code::kUnsupported, device_->name() + " registers no more than " +
+                                        std::to_string(device_->most_registered_nbytes()) +
+                                        " bytes at once, too few for the fence table");
 }
 
 // ---- our memory ----
@@ -175,7 +187,7 @@ void VerbsTransport::detach(PeerId id, RegionId region) noexcept {
 
 Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   if (!lost_why_.empty()) return refuse(std::move(socket), info, {Code::kRailFailed, lost_why_});
-  if (const Result<KeyedSpan> shared = fences_->share(info.fence_slots); !shared.ok())
+  if (const Result<KeyedSpan> shared = shared_fences(info.fence_slots); !shared.ok())
     return refuse(std::move(socket), info, shared.status());
   Charge queues = Charge::take(info.budget, Resource::kBytes, QueuePairs::nbytes(*device_));
   if (!queues)
@@ -200,7 +212,7 @@ Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info)
 void VerbsTransport::greet(Peer& peer) {
   Message hello;
   peer.pairs->introduce(hello);
-  const KeyedSpan words = fences_->share(peer.fence_slots).value();
+  const KeyedSpan words = shared_fences(peer.fence_slots).value();
   hello.fence_address = words.address;
   hello.fence_nbytes = words.end - words.offset;
   hello.fence_key = words.key;
@@ -213,13 +225,14 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
                                    std::to_string(peer.fence_slots.nbytes())};
   peer.has_hello = true;
   peer.fences = {0, hello.fence_nbytes, hello.fence_address, hello.fence_key};
-  return connector_->begin(std::make_unique<verbs::Connector::SetUp>(
+  return connector_->begin(std::make_unique<verbs::SetUp>(
       peer.id, peer.name, std::move(peer.pairs), hello, std::move(peer.queues)));
 }
 
 void VerbsTransport::on_connected() {
   connector_->hush();
-  while (const std::unique_ptr<verbs::Connector::SetUp> ended = connector_->take_ended()) {
+  while (const std::unique_ptr<Connector::SetUp> any = connector_->take_ended()) {
+    auto* const ended = static_cast<verbs::SetUp*>(any.get());
     Peer* const peer = find(ended->peer);
     if (peer == nullptr || peer->down) continue;  // its queue pairs go with the set-up
     peer->pairs = std::move(ended->pairs);
@@ -232,7 +245,7 @@ void VerbsTransport::on_connected() {
   }
 }
 
-Status VerbsTransport::on_connected(Peer& peer, const verbs::Connector::SetUp& ended) {
+Status VerbsTransport::on_connected(Peer& peer, const verbs::SetUp& ended) {
   const Message& hello = ended.theirs;
   if (ended.status.code() == Code::kExhausted) return {Code::kExhausted, std::string(kNoMemory)};
   if (!ended.status.ok())

@@ -29,10 +29,10 @@
 #include <vector>
 
 #include "kvxfer/transport.h"
+#include "transports/common/alarm.h"
+#include "transports/common/connector.h"
+#include "transports/common/fence_words.h"
 #include "transports/common/rail_peers.h"
-#include "transports/verbs/alarm.h"
-#include "transports/verbs/connector.h"
-#include "transports/verbs/fence_words.h"
 #include "transports/verbs/gpu_memory.h"
 #include "transports/verbs/message.h"
 #include "transports/verbs/queue_pair.h"
@@ -42,6 +42,24 @@
 namespace kvxfer {
 
 namespace verbs {
+
+using FenceWords = kvxfer::FenceWords<Registration>;
+
+// Queue pairs on their way to be connected, and what they are charged to until they are gone.
+struct SetUp final : Connector::SetUp {
+  SetUp(PeerId its_peer, std::string its_name, std::unique_ptr<QueuePairs> its_pairs, const Message& hello,
+        Charge its_charge)
+      : Connector::SetUp(its_peer, std::move(its_name)),
+        theirs(hello),
+        charge(std::move(its_charge)),
+        pairs(std::move(its_pairs)) {}
+  Status run() override { return pairs->connect(theirs, is_abandoned); }
+  void let_go() noexcept override { pairs.reset(); }
+
+  const Message theirs;
+  Charge charge;
+  std::unique_ptr<QueuePairs> pairs;  // null: it was abandoned
+};
 
 struct Peer : RailPeer<Message> {
   Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, std::unique_ptr<QueuePairs> its)
@@ -102,7 +120,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
 
  private:
   using Peer = verbs::Peer;
-  using Clock = verbs::Alarm::Clock;
+  using Clock = Alarm::Clock;
   // Of the device or the connector, that something can be read.
   struct Bell final : Reactor::Handler {
     Bell(VerbsTransport& owner, void (VerbsTransport::*its)()) : rail(owner), ring(its) {}
@@ -113,9 +131,11 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
 
   VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
                  std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far,
-                 std::unique_ptr<verbs::Alarm> alarm, std::unique_ptr<verbs::Connector> connector,
+                 std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
                  std::unique_ptr<verbs::FenceWords> fences);
   Status listen();
+  // Its own table, as peers read it.
+  Result<verbs::KeyedSpan> shared_fences(const FenceSlotRange& slots);
 
   void greet(Peer& peer) override;
   Status on_hello(Peer& peer, const verbs::Message& message, UniqueFd fd) override;
@@ -136,7 +156,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
 
   // ---- requests go out
   void on_connected();  // some of the connector's set-ups have ended
-  Status on_connected(Peer& peer, const verbs::Connector::SetUp& ended);
+  Status on_connected(Peer& peer, const verbs::SetUp& ended);
   Status prove(Peer& peer);
   void post_some() noexcept;
   // Of its works, those of that class: the first that can run; queue.size() where none can.
@@ -183,8 +203,8 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   const MemoryPlaces far_;
   std::unordered_map<RegionId, std::shared_ptr<const verbs::Registration>> registered_;
   std::unique_ptr<verbs::FenceWords> fences_;
-  std::unique_ptr<verbs::Alarm> alarm_;
-  std::unique_ptr<verbs::Connector> connector_;
+  std::unique_ptr<Alarm> alarm_;
+  std::unique_ptr<Connector> connector_;
   verbs::Chain chain_;
   Bell completions_{*this, &VerbsTransport::on_completion_event};
   Bell events_{*this, &VerbsTransport::on_device_event};

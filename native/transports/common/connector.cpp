@@ -1,4 +1,4 @@
-#include "transports/verbs/connector.h"
+#include "transports/common/connector.h"
 
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -11,7 +11,7 @@
 
 #include "core/system/signals_blocked.h"
 
-namespace kvxfer::verbs {
+namespace kvxfer {
 
 Result<std::unique_ptr<Connector>> Connector::create() {
   UniqueFd bell(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -29,7 +29,7 @@ Connector::~Connector() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-Status Connector::begin(std::unique_ptr<SetUp> set_up) {
+Status Connector::begin(std::unique_ptr<SetUp>& set_up) {
   const std::lock_guard lock(mutex_);
   running_.reserve(kMostThreads);
   ended_.reserve(ended_.size() + running_.size() + waiting_.size() + 1);
@@ -41,8 +41,9 @@ Status Connector::begin(std::unique_ptr<SetUp> set_up) {
       ::pthread_setname_np(threads_.back().native_handle(), "kvxfer-connect");
     } catch (const std::exception&) {  // there is no memory, or no thread: those that there are do it
       if (threads_.empty()) {
+        set_up = std::move(waiting_.back());
         waiting_.pop_back();
-        return {Code::kExhausted, "the system gives no thread that could connect its queue pairs"};
+        return {Code::kExhausted, "the system gives no thread that could set its connection up"};
       }
     }
   called_.notify_one();
@@ -59,6 +60,15 @@ void Connector::abandon(PeerId peer) noexcept {
   } else if (const auto run = std::find_if(running_.begin(), running_.end(), is_its); run != running_.end()) {
     (*run)->is_abandoned = true;
   }
+}
+
+void Connector::await(PeerId peer) noexcept {
+  std::unique_lock lock(mutex_);
+  const auto is_its = [peer](const std::unique_ptr<SetUp>& each) { return each->peer == peer; };
+  ended_one_.wait(lock, [&] {
+    return std::none_of(waiting_.begin(), waiting_.end(), is_its) &&
+           std::none_of(running_.begin(), running_.end(), is_its);
+  });
 }
 
 void Connector::hush() noexcept {
@@ -89,11 +99,11 @@ void Connector::run() noexcept {
 
 void Connector::run(SetUp& set_up) noexcept {
   try {
-    set_up.status = set_up.pairs->connect(set_up.theirs, set_up.is_abandoned);
+    set_up.status = set_up.run();
   } catch (const std::bad_alloc&) {
     set_up.status = Status(Code::kExhausted, "");
   }
-  if (set_up.is_abandoned) set_up.pairs.reset();
+  if (set_up.is_abandoned) set_up.let_go();
 }
 
 Connector::SetUp* Connector::take_waiting() noexcept {
@@ -115,8 +125,9 @@ void Connector::end(SetUp& set_up) noexcept {
                                   [&](const std::unique_ptr<SetUp>& each) { return each.get() == &set_up; });
   ended_.push_back(std::move(*found));
   running_.erase(found);
+  ended_one_.notify_all();
   const std::uint64_t one = 1;
   (void)!::write(bell_.get(), &one, sizeof one);
 }
 
-}  // namespace kvxfer::verbs
+}  // namespace kvxfer

@@ -1,4 +1,4 @@
-// A place within a piece, from which its runs become READs or WRITEs as the device takes them.
+// A place within a piece, from which its runs become requests as a device or a library takes them.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,17 @@
 #include "kvxfer/copy_program.h"
 #include "kvxfer/half_loop.h"
 #include "kvxfer/transport.h"
-#include "transports/verbs/chain.h"
-#include "transports/verbs/registration.h"
+#include "transports/common/keyed_spans.h"
 
-namespace kvxfer::verbs {
+namespace kvxfer {
 
 // The cells of copy_program.h run by run, of programs without conversions, resumable: a piece may have more runs than
 // a chain takes, and a run more bytes than a request. The move and the spans outlive the cursor.
-class RequestCursor {
+//
+// Chain: what the runs are added to, by `std::uint64_t add(remote, remote_key, local, local_key, nbytes)`: how many bytes
+// of it found room, 0 where it is full.
+template <class Key>
+class RequestCursorOf {
  public:
   enum class Stop : std::uint8_t {
     kDone,     // all of the piece is named
@@ -22,10 +25,10 @@ class RequestCursor {
     kOutside,  // a run is in no span: outside() says at which end
   };
 
-  RequestCursor() = default;
+  RequestCursorOf() = default;
   // Of READs `local` is the destination, of WRITEs the source.
-  RequestCursor(const Move& move, std::uint32_t piece, const KeyedSpans& remote, const KeyedSpans& local,
-                Side local_side) noexcept
+  RequestCursorOf(const Move& move, std::uint32_t piece, const KeyedSpansOf<Key>& remote,
+                const KeyedSpansOf<Key>& local, Side local_side) noexcept
       : move_(&move),
         piece_(move.grid.piece(piece)),
         is_write_(local_side == Side::kSrc),
@@ -33,6 +36,7 @@ class RequestCursor {
         dst_(is_write_ ? &remote : &local) {}
 
   // Adds what comes next to the chain, and takes from `num_runs` what it looked at.
+  template <class Chain>
   Stop advance(Chain& chain, std::uint32_t& num_runs) noexcept {
     const CopyProgram& program = *move_->program;
     for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
@@ -60,6 +64,7 @@ class RequestCursor {
 
  private:
   // What is left of a run.
+  template <class Chain>
   Stop add(Chain& chain, std::uint32_t& num_runs, std::uint64_t src, std::uint64_t dst,
            std::uint64_t nbytes) noexcept {
     while (within_ < nbytes) {
@@ -95,12 +100,12 @@ class RequestCursor {
   const Move* move_ = nullptr;
   Piece piece_;
   bool is_write_ = false;
-  const KeyedSpans *src_ = nullptr, *dst_ = nullptr;
-  const KeyedSpan *src_span_ = nullptr, *dst_span_ = nullptr;
+  const KeyedSpansOf<Key>*src_ = nullptr, *dst_ = nullptr;
+  const KeyedSpanOf<Key>*src_span_ = nullptr, *dst_span_ = nullptr;
   std::size_t loop_ = 0;
   std::uint32_t pair_ = 0, i_ = 0, j_ = 0;
   std::uint64_t within_ = 0;  // bytes of the run that are named
   Side outside_ = Side::kSrc;
 };
 
-}  // namespace kvxfer::verbs
+}  // namespace kvxfer

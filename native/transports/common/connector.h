@@ -1,5 +1,5 @@
-// Connects queue pairs to those of peers on threads of its own: of RoCE ibv_modify_qp asks the network for the peer's
-// Ethernet address, and stands still for a second or more where nobody answers.
+// Sets connections to peers up on threads of its own, where a device or a library stands still meanwhile: of RoCE
+// ibv_modify_qp asks the network for the peer's Ethernet address, and waits for a second or more where nobody answers.
 //
 // Threads start where a set-up finds none that is free, sleep while there is none, and end with this. A peer has one of
 // them at a time, however often it comes back: so one whose address leads nowhere keeps nobody waiting.
@@ -17,10 +17,9 @@
 #include <vector>
 
 #include "core/system/fork_guard.h"
-#include "kvxfer/budget.h"
-#include "transports/verbs/queue_pair.h"
+#include "kvxfer/transport.h"
 
-namespace kvxfer::verbs {
+namespace kvxfer {
 
 class Connector {
  public:
@@ -28,21 +27,17 @@ class Connector {
   // to 30 s, and takes about one: 8 threads bear with some 200 of them.
   static constexpr std::size_t kMostThreads = 8;
 
-  // Queue pairs on their way to be connected, and what they are charged to until they are gone.
+  // What is to be done for a peer, with what that takes, until it is done.
   struct SetUp {
-    SetUp(PeerId its_peer, std::string its_name, std::unique_ptr<QueuePairs> its_pairs, const Message& hello,
-          Charge its_charge)
-        : peer(its_peer),
-          name(std::move(its_name)),
-          theirs(hello),
-          charge(std::move(its_charge)),
-          pairs(std::move(its_pairs)) {}
+    SetUp(PeerId its_peer, std::string its_name) : peer(its_peer), name(std::move(its_name)) {}
+    virtual ~SetUp() = default;
+    // On a thread, without the gate. May throw std::bad_alloc.
+    virtual Status run() = 0;
+    // After that, there as well: nobody waits for it any more.
+    virtual void let_go() noexcept {}
 
     const PeerId peer;
     const std::string name;  // of the peer
-    const Message theirs;
-    Charge charge;
-    std::unique_ptr<QueuePairs> pairs;  // null: it was abandoned
     Status status;  // how it ended
     std::atomic<bool> is_abandoned{false};
   };
@@ -55,10 +50,13 @@ class Connector {
 
   // What follows is called by whoever drives.
 
-  // Not ok: the system gives no thread.
-  Status begin(std::unique_ptr<SetUp> set_up);
+  // Takes it. Not ok: the system gives no thread, and it stays the caller's.
+  Status begin(std::unique_ptr<SetUp>& set_up);
+  Status begin(std::unique_ptr<SetUp>&& set_up) { return begin(set_up); }
   // The peer went. What waits is gone when this returns; what a thread has in its hands the thread destroys.
   void abandon(PeerId peer) noexcept;
+  // Returns once nothing of the peer's waits or is in a thread's hands.
+  void await(PeerId peer) noexcept;
   // Readable once some have ended.
   int fd() const noexcept { return bell_.get(); }
   void hush() noexcept;
@@ -76,11 +74,11 @@ class Connector {
 
   const GuardedFd bell_;
   std::mutex mutex_;
-  std::condition_variable called_;
+  std::condition_variable called_, ended_one_;
   std::deque<std::unique_ptr<SetUp>> waiting_;
   std::vector<std::unique_ptr<SetUp>> running_, ended_;  // have room for all that there are
   bool ends_ = false;
   std::vector<std::thread> threads_;  // of whoever drives
 };
 
-}  // namespace kvxfer::verbs
+}  // namespace kvxfer

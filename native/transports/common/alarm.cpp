@@ -1,4 +1,4 @@
-#include "transports/verbs/alarm.h"
+#include "transports/common/alarm.h"
 
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-namespace kvxfer::verbs {
+namespace kvxfer {
 
 Result<std::unique_ptr<Alarm>> Alarm::create(Reactor& reactor) {
   UniqueFd timer(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
@@ -41,4 +41,4 @@ void Alarm::on_ready(std::uint32_t) {
   if (::read(timer_.get(), &times, sizeof times) > 0) has_rung_ = true;
 }
 
-}  // namespace kvxfer::verbs
+}  // namespace kvxfer

@@ -8,7 +8,7 @@
 
 #include "kvxfer/transport.h"
 
-namespace kvxfer::verbs {
+namespace kvxfer {
 
 class Alarm final : public Reactor::Handler {
  public:
@@ -31,4 +31,4 @@ class Alarm final : public Reactor::Handler {
   bool has_rung_ = false;
 };
 
-}  // namespace kvxfer::verbs
+}  // namespace kvxfer

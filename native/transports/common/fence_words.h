@@ -1,0 +1,86 @@
+// Where the words of peers' fence tables land that are read by a device, and our own table as peers read it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+// Registration: memory of a region as the device knows it, with its KeyedSpans in local().
+template <class Registration>
+class FenceWords {
+ public:
+  using Register = std::function<Result<std::shared_ptr<const Registration>>(const LocalRegion& region)>;
+
+  static Result<std::unique_ptr<FenceWords>> create(Register register_memory, const FenceTable& table) {
+    std::unique_ptr<FenceWords> words(new FenceWords(std::move(register_memory), table));
+    words->landed_.resize(kMostQuestions + kPacketWords);
+    for (std::uint32_t place = kMostQuestions; place-- > 0;) words->free_.push_back(place);
+    LocalRegion region;
+    region.base = reinterpret_cast<std::byte*>(words->landed_.data());
+    region.spans = {{0, words->landed_.size() * sizeof(std::uint64_t)}};
+    Result<std::shared_ptr<const Registration>> registered = words->register_(region);
+    if (!registered.ok()) return registered.status();
+    words->registration_ = std::move(registered).value();
+    return words;
+  }
+
+  // ---- ours: registered when the first peer needs these. Offsets are those of the whole table.
+  Result<const Registration*> share(const FenceSlotRange& slots) {
+    std::shared_ptr<const Registration>& registration = shared_[slots.first];
+    if (registration == nullptr) {
+      if (const Result<int> filled = table_.fill(slots); !filled.ok()) return filled.status();
+      LocalRegion region;
+      // Of peers, who read; the device never writes it.
+      region.base = reinterpret_cast<std::byte*>(const_cast<std::atomic<std::uint64_t>*>(table_.words()));
+      region.spans = {{slots.first * sizeof(std::uint64_t), slots.nbytes()}};
+      Result<std::shared_ptr<const Registration>> registered = register_(region);
+      if (!registered.ok()) return registered.status();
+      registration = std::move(registered).value();
+    }
+    return registration.get();
+  }
+
+  // ---- peers', one for each question that is under way
+  bool has_room() const noexcept { return !free_.empty(); }
+  std::uint32_t take() noexcept {
+    const std::uint32_t place = free_.back();
+    free_.pop_back();
+    return place;
+  }
+  void give_back(std::uint32_t place) noexcept { free_.push_back(place); }
+  // Where the device is to put it, and what it has put there once that request has completed.
+  auto target(std::uint32_t place) const noexcept {
+    auto span = registration_->local().all().front();
+    span.address += place * sizeof(std::uint64_t);
+    span.offset = 0;
+    span.end = sizeof(std::uint64_t);
+    return span;
+  }
+  std::uint64_t value(std::uint32_t place) const noexcept { return landed_[place]; }
+  // Where a packet's bytes land that nobody looks at.
+  auto nowhere() const noexcept { return target(kMostQuestions); }
+
+ private:
+  // A question is a page's worth of time: few are under way at once, and more wait for these.
+  static constexpr std::uint32_t kMostQuestions = 512;
+  static constexpr std::uint32_t kPacketWords = 4096 / sizeof(std::uint64_t);  // of the largest there are
+
+  FenceWords(Register register_memory, const FenceTable& table)
+      : register_(std::move(register_memory)), table_(table) {}
+
+  const Register register_;
+  const FenceTable& table_;
+  std::map<std::uint32_t, std::shared_ptr<const Registration>> shared_;  // by the first slot
+  std::vector<std::uint64_t> landed_;
+  std::vector<std::uint32_t> free_;
+  std::shared_ptr<const Registration> registration_;  // of landed_: ends before it
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,140 @@
+// A library that moves memory between processes (UCX, libfabric), as far as a rail needs it: memory that it knows, and for
+// each peer an endpoint that reads that peer's.
+//
+// Threads: a Fabric's map() runs on any thread, beside all else. An Endpoint is one thread's at a time: that which holds
+// the progress gate, or one that sets it up or ends it (transports/common/connector.h).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvxfer/transport.h"
+#include "transports/common/request_cursor.h"
+
+namespace kvxfer::fabric {
+
+// Keys are the library's own: numbers, or pointers to what it made of them.
+using KeyedSpan = KeyedSpanOf<std::uint64_t>;
+using KeyedSpans = KeyedSpansOf<std::uint64_t>;
+
+// Some memory of ours that the library knows; forgotten when this ends.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  std::uint64_t local_key = 0;    // for reads that land here
+  std::uint64_t address = 0;      // where peers find its first byte
+  std::vector<std::byte> key;     // as it goes to peers
+};
+
+// One read: bytes of the peer's memory to ours.
+struct Read {
+  std::uint64_t remote = 0, remote_key = 0, local = 0, local_key = 0, nbytes = 0;
+};
+
+struct RemoteMemory;
+
+// A work of which reads are under way, or will be next.
+struct Flight {
+  Work work;
+  std::shared_ptr<const RemoteMemory> remote;  // held, since its region may be detached meanwhile
+  RequestCursorOf<std::uint64_t> cursor;
+  Read next;  // named by the cursor and not posted; nbytes 0: none
+  std::uint32_t num_under_way = 0;
+  std::optional<std::uint32_t> scratch;  // a question after a fence word: where the word lands
+  bool is_used = false;
+  bool is_proof = false;  // no work: the first read of an endpoint, whose end says whether it works
+  bool is_named = false;  // the cursor is at its end, or nothing more is to be posted
+  bool is_cancelled = false;
+  std::chrono::steady_clock::time_point due_at{};  // where it is cancelled
+  Code code = Code::kOk;  // what it ends with when its reads have
+  std::string why;
+
+  bool has_more() const noexcept { return !is_named || next.nbytes != 0; }
+  bool has_landed() const noexcept { return is_used && num_under_way == 0 && !has_more(); }
+  // Nothing more of it is posted.
+  void stop(Code its_code, std::string_view its_why) noexcept;
+};
+
+class Endpoint {
+ public:
+  enum class Posted : std::uint8_t {
+    kUnderWay,  // completed() is called for it
+    kDone,      // it has landed
+    kAgain,     // not now
+    kFailed,
+  };
+
+  // Ends it as close() does.
+  virtual ~Endpoint() = default;
+
+  // Where peers find it.
+  virtual std::vector<std::byte> address() const = 0;
+  // To the peer's. `address` is what it said, and may be anything.
+  virtual Status connect(std::span<const std::byte> address) = 0;
+  // What a peer's key is here: what it said, which may be anything. `holder` keeps it for as long as it lives.
+  virtual Result<std::uint64_t> unpack(std::span<const std::byte> key, std::shared_ptr<const void>& holder) = 0;
+
+  // Begins a read of a flight. `more`: another one follows at once.
+  Posted post(const Read& next, bool more, Flight& flight) noexcept {
+    ++flight.num_under_way;
+    ++num_under_way_;
+    const Posted posted = read(next, more, flight);
+    if (posted != Posted::kUnderWay) {
+      --flight.num_under_way;
+      --num_under_way_;
+    }
+    return posted;
+  }
+  std::uint32_t num_under_way() const noexcept { return num_under_way_; }  // of reads
+  std::size_t num_flights = 0;  // that are used
+  // Takes in what has come, a bounded amount; false: nothing had.
+  virtual bool progress() noexcept = 0;
+  // Becomes readable when something comes, once arm() has said true; -1: there is none, it has to be asked.
+  virtual int fd() const noexcept = 0;
+  virtual bool arm() noexcept = 0;
+  // Stops all that it has under way, the peer's reads as well: when it returns no byte of it lands, and none of ours is
+  // read for it. Takes milliseconds, in bounded time.
+  virtual void close() noexcept = 0;
+  // By what it goes, for people.
+  virtual std::string path() const = 0;
+
+  // Why it carries nothing any more; "" while it does.
+  const std::string& failure() const noexcept { return failure_; }
+
+ protected:
+  virtual Posted read(const Read& read, bool more, Flight& flight) noexcept = 0;
+  // A read of the flight has ended. `why`: not as it should.
+  void completed(Flight& flight, std::string_view why) noexcept;
+  void fail(std::string_view why) noexcept;
+
+ private:
+  std::string failure_;
+  std::uint32_t num_under_way_ = 0;
+};
+
+class Fabric {
+ public:
+  virtual ~Fabric() = default;
+  virtual std::string_view transport() const noexcept = 0;  // "ucx"
+  virtual std::string library() const = 0;  // with its version, for people
+  virtual std::string terms() const { return {}; }
+  // Makes some memory known to the library; the span is in one piece.
+  virtual Result<std::unique_ptr<Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind) = 0;
+  // For one peer. Takes milliseconds.
+  virtual Result<std::unique_ptr<Endpoint>> open() = 0;
+  virtual std::uint64_t endpoint_nbytes() const noexcept = 0;  // of memory that it takes, about
+  // Whether this process itself reads its memory when a peer asks it to: then that must be there until no peer can.
+  virtual bool serves_peers() const noexcept = 0;
+  virtual MemoryKinds memory() const noexcept { return MemoryKind::kHost; }
+  virtual std::uint64_t most_read_nbytes() const noexcept { return std::uint64_t{1} << 30; }
+  virtual std::uint32_t num_reads() const noexcept = 0;  // under way for each peer, at most
+};
+
+}  // namespace kvxfer::fabric

@@ -1,0 +1,832 @@
+#include "transports/fabric/fabric_rail.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <new>
+
+namespace kvxfer {
+
+using fabric::Introduction;
+using fabric::Message;
+using fabric::MessageKind;
+using fabric::Read;
+using fabric::RemoteMemory;
+
+namespace fabric {
+
+void Peer::Bell::on_ready(std::uint32_t) { rail.wake(peer); }
+
+void Flight::stop(Code its_code, std::string_view its_why) noexcept {
+  is_named = true;
+  next.nbytes = 0;
+  if (code != Code::kOk) return;
+  code = its_code;
+  try {
+    why = its_why;
+  } catch (const std::bad_alloc&) {  // its code says enough
+  }
+}
+
+void Endpoint::completed(Flight& flight, std::string_view why) noexcept {
+  --flight.num_under_way;
+  --num_under_way_;
+  if (why.empty()) return;
+  flight.stop(Code::kRailFailed, why);
+  fail(why);
+}
+
+void Endpoint::fail(std::string_view why) noexcept {
+  if (!failure_.empty()) return;
+  try {
+    failure_ = why;
+  } catch (const std::bad_alloc&) {
+    failure_ = "it failed";  // short enough to need no memory
+  }
+}
+
+}  // namespace fabric
+
+namespace {
+
+// What a poll posts at most: reads that the processor copies at once take 0.3 ms.
+constexpr std::uint32_t kRunsPerPoll = 256;
+constexpr std::uint64_t kNbytesPerPoll = 2 * 1024 * 1024;
+constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for a peer
+// What is cancelled ends with its last read, in far less; where the peer is dead, or the network, only the endpoint's end
+// ends it.
+constexpr std::chrono::milliseconds kStopBound{200};
+// Works begun for one peer; reads under way are bounded besides.
+constexpr std::size_t kMostFlights = 256;
+// Of an endpoint without a descriptor: how long it is asked after the last that came, and from when to when it rests.
+constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{20'000};
+// Of a peer; more than it may register at a time. The oldest are the smallest.
+constexpr std::size_t kMostGone = 8192;
+
+}  // namespace
+
+struct FabricRail::Budget {
+  std::uint32_t num_runs = kRunsPerPoll;
+  std::uint64_t nbytes = kNbytesPerPoll;
+  bool is_spent() const noexcept { return num_runs == 0 || nbytes == 0; }
+};
+
+// What happens to an endpoint on a thread.
+struct FabricRail::Job final : Connector::SetUp {
+  enum class Kind : std::uint8_t { kOpen, kConnect, kClose };
+  Job(const Peer& of, Kind its_kind, std::shared_ptr<fabric::Fabric> its_fabric)
+      : SetUp(of.id, of.name), kind(its_kind), fabric(std::move(its_fabric)) {}
+  ~Job() override {
+    if (kind == Kind::kClose && endpoint != nullptr) endpoint->close();  // before its flights go
+  }
+
+  Status run() override {
+    if (kind == Kind::kClose) {
+      endpoint->close();
+      // What they hold is the endpoint's.
+      for (const auto& flight : flights) flight->remote.reset();
+      return {};
+    }
+    if (kind == Kind::kConnect) {
+      if (Status connected = endpoint->connect(introduction->address); !connected.ok()) return connected;
+      Result<std::shared_ptr<const RemoteMemory>> words = RemoteMemory::unpack(introduction->fences, *endpoint);
+      if (words.ok()) fences = std::move(words).value();
+      return words.ok() ? Status() : words.status();
+    }
+    Result<std::unique_ptr<Endpoint>> opened = fabric->open();
+    if (!opened.ok()) return opened.status();
+    endpoint = std::move(opened).value();
+    ours.address = endpoint->address();
+    messages = ours.encode();
+    return {};
+  }
+
+  const Kind kind;
+  const std::shared_ptr<fabric::Fabric> fabric;
+  Introduction ours;  // kOpen
+  std::vector<Message> messages;
+  std::optional<Introduction> introduction;  // kConnect
+  std::unique_ptr<Endpoint> endpoint;
+  std::vector<std::unique_ptr<Flight>> flights;  // kClose
+  std::shared_ptr<const RemoteMemory> fences;    // kConnect; goes before the endpoint
+};
+
+// Runs of a flight on their way to the endpoint: merged where they touch, the last one kept back until it is known what
+// follows.
+class FabricRail::Batch {
+ public:
+  Batch(const fabric::Fabric& fabric, Peer& peer, Flight& flight, Budget& budget)
+      : most_(fabric.num_reads()),
+        most_nbytes_(fabric.most_read_nbytes()),
+        peer_(peer),
+        flight_(flight),
+        budget_(budget) {}
+
+  std::uint64_t add(std::uint64_t remote, std::uint64_t remote_key, std::uint64_t local,
+                    std::uint64_t local_key, std::uint64_t nbytes) noexcept {
+    Read& next = flight_.next;
+    nbytes = std::min(nbytes, most_nbytes_);
+    if (next.nbytes != 0) {
+      if (remote == next.remote + next.nbytes && local == next.local + next.nbytes &&
+          remote_key == next.remote_key && local_key == next.local_key &&
+          nbytes <= most_nbytes_ - next.nbytes) {
+        next.nbytes += nbytes;
+        return nbytes;
+      }
+      if (budget_.nbytes == 0) return 0;
+      const bool follows = peer_.endpoint->num_under_way() + 2 <= most_ && next.nbytes < budget_.nbytes;
+      if (!post(follows)) return 0;
+    }
+    next = {remote, remote_key, local, local_key, nbytes};
+    return nbytes;
+  }
+  void finish() noexcept {
+    if (flight_.next.nbytes != 0) post(false);
+  }
+
+ private:
+  bool post(bool follows) noexcept {
+    Endpoint& endpoint = *peer_.endpoint;
+    if (endpoint.num_under_way() >= most_) return false;
+    switch (endpoint.post(flight_.next, follows, flight_)) {
+      case Endpoint::Posted::kUnderWay:
+      case Endpoint::Posted::kDone: break;
+      case Endpoint::Posted::kAgain: peer_.rests = true; return false;
+      case Endpoint::Posted::kFailed: return false;
+    }
+    budget_.nbytes -= std::min(budget_.nbytes, flight_.next.nbytes);
+    flight_.next.nbytes = 0;
+    return true;
+  }
+
+  const std::uint32_t most_;
+  const std::uint64_t most_nbytes_;
+  Peer& peer_;
+  Flight& flight_;
+  Budget& budget_;
+};
+
+Result<std::unique_ptr<FabricRail>> FabricRail::create(Reactor& reactor, const FenceTable& fences,
+                                                       std::shared_ptr<fabric::Fabric> fabric,
+                                                       std::uint32_t rank) {
+  Result<std::unique_ptr<FenceWords>> words = FenceWords::create(
+      [fabric](const LocalRegion& region) { return Registration::create(fabric, region); }, fences);
+  if (!words.ok()) return words.status();
+  Result<std::unique_ptr<Alarm>> alarm = Alarm::create(reactor);
+  if (!alarm.ok()) return alarm.status();
+  Result<std::unique_ptr<Connector>> connector = Connector::create();
+  if (!connector.ok()) return connector.status();
+  std::unique_ptr<FabricRail> made(new FabricRail(reactor, std::move(fabric), rank, std::move(alarm).value(),
+                                                  std::move(connector).value(), std::move(words).value()));
+  if (Status added = reactor.add(made->connector_->fd(), EPOLLIN, made->set_ups_); !added.ok()) return added;
+  return made;
+}
+
+FabricRail::FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::uint32_t rank,
+                       std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
+                       std::unique_ptr<FenceWords> fences)
+    : RailPeers(reactor),
+      reactor_(reactor),
+      fabric_(std::move(fabric)),
+      rank_(rank),
+      fences_(std::move(fences)),
+      alarm_(std::move(alarm)),
+      connector_(std::move(connector)) {}
+
+FabricRail::~FabricRail() {
+  reactor_.remove(connector_->fd());
+  // First, so that nothing lands any more while the rest goes.
+  for_each_peer([this](Peer& peer) {
+    unwatch_endpoint(peer);
+    peer.regions.clear();
+    peer.fences.reset();
+    if (peer.endpoint != nullptr) peer.endpoint->close();
+    for (const auto& flight : peer.flights) flight->remote.reset();
+    peer.endpoint.reset();
+  });
+  connector_.reset();
+}
+
+Capabilities FabricRail::capabilities() const noexcept {
+  return {.name = fabric_->transport(),
+          .one_sided = true,
+          .rank = rank_,
+          .window = 64,
+          .memory = fabric_->memory(),
+          .converts = false};
+}
+
+// ---- our memory ----
+
+Result<Pinned> FabricRail::prepare(const LocalRegion& region) {
+  Result<std::shared_ptr<const Registration>> made = Registration::create(fabric_, region);
+  if (!made.ok()) return made.status();
+  return Pinned(std::move(made).value());
+}
+
+Result<RegionKeys> FabricRail::register_memory(const LocalRegion& region, const Pinned& pinned) {
+  auto registration = std::static_pointer_cast<const Registration>(pinned);
+  if (registration == nullptr) {
+    Result<std::shared_ptr<const Registration>> made = Registration::create(fabric_, region);
+    if (!made.ok()) return made.status();
+    registration = std::move(made).value();
+  }
+  RegionKeys keys = registration->keys();
+  registered_[region.id] = std::move(registration);
+  return keys;
+}
+
+void FabricRail::deregister_memory(RegionId region) noexcept {
+  auto found = registered_.extract(region);
+  if (found.empty() || !fabric_->serves_peers()) return;
+  for_each_peer([&](Peer& peer) {
+    if (!peer.is_introduced || (peer.endpoint == nullptr && !peer.is_away)) return;
+    try {
+      Leaving& leaving = leaving_[region];
+      leaving.registration = found.mapped();
+      leaving.held_by.insert(peer.id);
+    } catch (const std::bad_alloc&) {
+      fail(peer, kNoMemory);
+      return;
+    }
+    tell(peer, Message::about(MessageKind::kGone, region));
+  });
+}
+
+bool FabricRail::held_by_peers(RegionId region) const noexcept {
+  return region == kEveryRegion ? !leaving_.empty() : leaving_.contains(region);
+}
+
+std::vector<std::string> FabricRail::give_up_holders(RegionId region) {
+  std::vector<std::string> names;
+  std::set<PeerId> holders;
+  for (const auto& [id, leaving] : leaving_)
+    if (region == kEveryRegion || id == region)
+      holders.insert(leaving.held_by.begin(), leaving.held_by.end());
+  for (const PeerId id : holders) {
+    Peer* const peer = find(id);
+    if (peer == nullptr) continue;
+    names.push_back(peer->name);
+    fail(*peer, "it did not say in time that it reads nothing more of a region that is gone");
+    connector_->await(id);
+  }
+  on_set_up();
+  // What is still there is opened or connected now, and closed next.
+  for (const PeerId id : holders)
+    if (find(id) != nullptr) connector_->await(id);
+  on_set_up();
+  return names;
+}
+
+void FabricRail::let_go(PeerId peer, RegionId region) noexcept {
+  const auto leaving = leaving_.find(region);
+  if (leaving == leaving_.end()) return;
+  leaving->second.held_by.erase(peer);
+  if (leaving->second.held_by.empty()) leaving_.erase(leaving);
+}
+
+// ---- peers' memory ----
+
+std::string FabricRail::path_to(PeerId id) const {
+  const Peer* const peer = find(id);
+  return peer == nullptr ? std::string() : peer->path;
+}
+
+Status FabricRail::attach(PeerId id, const RemoteRegion& region) {
+  const Result<Peer*> found = find_up(id);
+  if (!found.ok()) return found.status();
+  Peer& peer = *found.value();
+  if (peer.endpoint == nullptr) return {Code::kRailFailed, words("not connected to this peer")};
+  if (peer.gone_regions.contains(region.id))
+    return {Code::kUnsupported, words("the region of " + peer.name + " is gone already")};
+  Result<std::shared_ptr<const RemoteMemory>> memory = RemoteMemory::unpack(region.keys, *peer.endpoint);
+  if (!memory.ok())
+    return {memory.status().code(), words("the region of " + peer.name + ": " + memory.status().message())};
+  peer.regions[region.id] = std::move(memory).value();
+  return {};
+}
+
+void FabricRail::detach(PeerId id, RegionId region) noexcept {
+  if (Peer* const peer = find(id)) peer->regions.erase(region);
+}
+
+// ---- an endpoint's life ----
+
+Result<PeerId> FabricRail::connect(UniqueFd socket, const ConnectInfo& info) {
+  if (const Result<const Registration*> shared = fences_->share(info.fence_slots); !shared.ok())
+    return refuse(std::move(socket), info, shared.status());
+  Charge charge = Charge::take(info.budget, Resource::kBytes, fabric_->endpoint_nbytes());
+  if (!charge)
+    return refuse(std::move(socket), info,
+                  {Code::kExhausted, "no endpoint is made for it: " + info.budget->in_words(Resource::kBytes)});
+  std::size_t num_peers = 1;
+  for_each_peer([&](const Peer&) { ++num_peers; });
+  awake_.reserve(num_peers);
+  Result<PeerId> added = add_peer(std::move(socket), info, *this);
+  if (!added.ok()) return added;
+  Peer& peer = *find(added.value());
+  peer.charge = std::move(charge);
+  return added;
+}
+
+void FabricRail::greet(Peer& peer) {
+  auto job = std::make_unique<Job>(peer, Job::Kind::kOpen, fabric_);
+  job->ours.library = fabric_->library();
+  job->ours.terms = fabric_->terms();
+  job->ours.fences = fences_->share(peer.fence_slots).value()->keys();
+  if (Status begun = send_away(peer, job); !begun.ok()) fail(peer, begun.message());
+}
+
+Status FabricRail::send_away(Peer& peer, std::unique_ptr<Job>& job) {
+  std::unique_ptr<Connector::SetUp> set_up = std::move(job);
+  peer.is_away = true;
+  try {
+    Status begun = connector_->begin(set_up);
+    if (begun.ok()) return begun;
+    peer.is_away = false;
+    job.reset(static_cast<Job*>(set_up.release()));
+    return begun;
+  } catch (const std::bad_alloc&) {
+    peer.is_away = false;
+    job.reset(static_cast<Job*>(set_up.release()));
+    throw;
+  }
+}
+
+void FabricRail::on_set_up() {
+  connector_->hush();
+  while (const std::unique_ptr<Connector::SetUp> any = connector_->take_ended()) {
+    Job& ended = static_cast<Job&>(*any);
+    Peer* const peer = find(ended.peer);  // it is kept until its endpoint is closed
+    if (peer == nullptr) continue;
+    peer->is_away = false;
+    if (ended.kind == Job::Kind::kClose) {
+      peer->flights = std::move(ended.flights);
+      closed(*peer);
+      continue;
+    }
+    try {
+      come_home(*peer, std::move(ended.endpoint));
+      Status status = peer->down ? Status() : on_set_up(*peer, ended);
+      if (peer->down)
+        end_requests(*peer);  // which found it away
+      else if (!status.ok())
+        fail(*peer, status.code() == Code::kExhausted && status.message().empty() ? std::string(kNoMemory)
+                                                                                  : status.message());
+    } catch (const std::bad_alloc&) {
+      fail(*peer, kNoMemory);
+    }
+  }
+}
+
+Status FabricRail::on_set_up(Peer& peer, Job& ended) {
+  if (!ended.status.ok()) return ended.status;
+  if (ended.kind == Job::Kind::kOpen) {
+    peer.is_introduced = true;
+    for (const Message& message : ended.messages) tell(peer, message);
+    return peer.down ? Status() : meet(peer);
+  }
+  peer.fences = std::move(ended.fences);
+  const std::uint64_t first = peer.fence_slots.first * sizeof(std::uint64_t);
+  const fabric::KeyedSpan* const words = peer.fences->spans.find(first);
+  if (words == nullptr || words->end - first < peer.fence_slots.nbytes())
+    return {Code::kRailFailed, "its fence table is not as long as this session's"};
+  peer.is_connected = true;
+  tell(peer, Message::about(MessageKind::kReady));
+  return peer.is_ready && !peer.down ? prove(peer) : Status();
+}
+
+void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
+  peer.endpoint = std::move(endpoint);
+  if (peer.endpoint == nullptr) return;
+  if (peer.endpoint->fd() >= 0 && !peer.down) {
+    if (Status added = reactor_.add(peer.endpoint->fd(), EPOLLIN, peer.bell); !added.ok())
+      return fail(peer, added.message());
+    peer.is_watched = true;
+  }
+  wake(peer);
+}
+
+void FabricRail::unwatch_endpoint(Peer& peer) noexcept {
+  if (std::exchange(peer.is_watched, false)) reactor_.remove(peer.endpoint->fd());
+  if (std::exchange(peer.is_awake, false)) std::erase(awake_, &peer);
+  peer.ask_at.reset();
+}
+
+Status FabricRail::on_hello(Peer& peer, const Message& hello, UniqueFd) {
+  peer.whole_nbytes = hello.whole_nbytes;
+  return hear(peer, hello);
+}
+
+Status FabricRail::hear(Peer& peer, const Message& part) {
+  const std::size_t left = peer.whole_nbytes - peer.heard.size();
+  if (peer.introduction || part.part_nbytes == 0 || part.part_nbytes > left)
+    return {Code::kRailFailed, "its introduction is not as long as it said"};
+  peer.heard.insert(peer.heard.end(), part.part.begin(), part.part.begin() + part.part_nbytes);
+  if (peer.heard.size() < peer.whole_nbytes) return {};
+  Result<Introduction> decoded = Introduction::decode(peer.heard);
+  if (!decoded.ok()) return decoded.status();
+  peer.heard = {};
+  peer.introduction = std::move(decoded).value();
+  if (peer.introduction->terms != fabric_->terms())
+    return {Code::kUnsupported, "it has " + peer.introduction->library + " " + peer.introduction->terms +
+                                    ", and this end " + fabric_->library() + " " + fabric_->terms() +
+                                    ": set both alike"};
+  return meet(peer);
+}
+
+Status FabricRail::meet(Peer& peer) {
+  if (!peer.introduction || !peer.is_introduced || peer.endpoint == nullptr || peer.is_connected) return {};
+  unwatch_endpoint(peer);
+  auto job = std::make_unique<Job>(peer, Job::Kind::kConnect, fabric_);
+  job->introduction = *peer.introduction;
+  job->endpoint = std::move(peer.endpoint);
+  return send_away(peer, job);
+}
+
+Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
+  switch (message.kind) {
+    case MessageKind::kMore: return hear(peer, message);
+    case MessageKind::kReady:
+      if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
+      return peer.is_connected ? prove(peer) : Status();
+    case MessageKind::kGone: {
+      peer.gone_regions.insert(message.region);
+      if (peer.gone_regions.size() > kMostGone) peer.gone_regions.erase(peer.gone_regions.begin());
+      const auto found = peer.regions.find(message.region);
+      peer.leaving.emplace_back(message.region, found == peer.regions.end()
+                                                    ? std::weak_ptr<const RemoteMemory>()
+                                                    : std::weak_ptr<const RemoteMemory>(found->second));
+      peer.regions.erase(message.region);
+      tell_what_is_let_go(peer);
+      return {};
+    }
+    case MessageKind::kLetGo: let_go(peer.id, message.region); return {};
+    case MessageKind::kHello: break;
+  }
+  return {};
+}
+
+void FabricRail::tell_what_is_let_go(Peer& peer) noexcept {
+  for (std::size_t i = 0; i < peer.leaving.size() && !peer.down;) {
+    if (!peer.leaving[i].second.expired()) {
+      ++i;
+      continue;
+    }
+    const RegionId region = peer.leaving[i].first;
+    peer.leaving.erase(peer.leaving.begin() + static_cast<std::ptrdiff_t>(i));
+    tell(peer, Message::about(MessageKind::kLetGo, region));
+  }
+}
+
+// The rail carries something: the peer's fence words, which are nobody's affair.
+Status FabricRail::prove(Peer& peer) {
+  const fabric::KeyedSpan& from = *peer.fences->spans.find(peer.fence_slots.first * sizeof(std::uint64_t));
+  const fabric::KeyedSpan to = fences_->nowhere();
+  Flight& flight = spare_flight(peer);
+  flight.is_proof = flight.is_named = true;
+  flight.next = {from.address, from.key, to.address, to.key, sizeof(std::uint64_t)};
+  peer.current = &flight;
+  activate(peer);
+  wake(peer);
+  return {};
+}
+
+// Nothing new begins, and a thread ends what is under way.
+void FabricRail::end_requests(Peer& peer) noexcept {
+  peer.channel.close();
+  peer.regions.clear();
+  peer.leaving.clear();
+  peer.fences.reset();
+  peer.current = nullptr;
+  peer.due.reset();
+  if (peer.is_away) return;  // it goes on when the endpoint is back
+  if (peer.endpoint == nullptr) return closed(peer);
+  unwatch_endpoint(peer);
+  std::unique_ptr<Job> job;
+  try {
+    job = std::make_unique<Job>(peer, Job::Kind::kClose, fabric_);
+    job->endpoint = std::move(peer.endpoint);
+    job->flights = std::move(peer.flights);
+    if (send_away(peer, job).ok()) return;
+  } catch (const std::bad_alloc&) {
+  }
+  // There is no thread, or no memory for it: here, then.
+  if (job != nullptr) {
+    peer.endpoint = std::move(job->endpoint);
+    peer.flights = std::move(job->flights);
+  }
+  peer.endpoint->close();
+  for (const auto& flight : peer.flights) flight->remote.reset();
+  closed(peer);
+}
+
+void FabricRail::closed(Peer& peer) noexcept {
+  for (const auto& flight : peer.flights) {
+    if (!flight->is_used) continue;
+    flight->stop(Code::kRailFailed, kNoMemory);  // what it ended with was said when the rail failed
+    flight->num_under_way = 0;
+    land(peer, *flight);
+  }
+  peer.flights.clear();
+  peer.endpoint.reset();
+  peer.charge.release();
+  for (auto leaving = leaving_.begin(); leaving != leaving_.end();) {
+    leaving->second.held_by.erase(peer.id);
+    leaving = leaving->second.held_by.empty() ? leaving_.erase(leaving) : std::next(leaving);
+  }
+  if (peer.gone) erase(peer);
+}
+
+void FabricRail::forget(Peer& peer) noexcept {
+  peer.gone = true;
+  end_requests(peer);
+}
+
+void FabricRail::wake(Peer& peer) noexcept {
+  peer.ask_at.reset();
+  peer.pause = {};
+  if (peer.endpoint == nullptr || std::exchange(peer.is_awake, true)) return;
+  awake_.push_back(&peer);  // there is room for each
+}
+
+// ---- reads ----
+
+bool FabricRail::can_run(const Peer& peer, const Work& work) const noexcept {
+  if (!peer.up || peer.endpoint == nullptr || peer.current != nullptr) return false;
+  if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
+  return peer.endpoint->num_under_way() < fabric_->num_reads() && peer.endpoint->num_flights < kMostFlights;
+}
+
+bool FabricRail::can_go_on(const Peer& peer) const noexcept {
+  if (peer.down || peer.endpoint == nullptr || peer.current == nullptr) return false;
+  const std::uint32_t num = peer.endpoint->num_under_way();
+  return num < fabric_->num_reads() && (!peer.rests || num == 0);
+}
+
+fabric::Flight& FabricRail::spare_flight(Peer& peer) {
+  auto spare = std::find_if(peer.flights.begin(), peer.flights.end(),
+                            [](const auto& flight) { return !flight->is_used; });
+  if (spare == peer.flights.end()) spare = peer.flights.insert(spare, std::make_unique<Flight>());
+  **spare = Flight();
+  (*spare)->is_used = true;
+  ++peer.endpoint->num_flights;
+  return **spare;
+}
+
+void FabricRail::post_some() noexcept {
+  Budget budget;
+  while (!budget.is_spent()) {
+    Peer* const peer = next_turn();
+    if (peer == nullptr) return;
+    end_turn();
+    try {
+      post_some(*peer, budget);
+    } catch (const std::bad_alloc&) {
+      fail(*peer, kNoMemory);
+    }
+  }
+}
+
+void FabricRail::post_some(Peer& peer, Budget& budget) {
+  --budget.num_runs;  // however short it is
+  if (peer.current == nullptr) {
+    const std::size_t at = first_that_runs(peer);
+    if (at == peer.queue.size() || !begin(peer, at)) return;
+  }
+  Flight& flight = *peer.current;
+  peer.rests = false;
+  Batch batch(*fabric_, peer, flight, budget);
+  using Cursor = RequestCursorOf<std::uint64_t>;
+  if (!flight.is_named) switch (flight.cursor.advance(batch, budget.num_runs)) {
+      case Cursor::Stop::kDone: flight.is_named = true; break;
+      case Cursor::Stop::kFull:
+      case Cursor::Stop::kTired: break;
+      case Cursor::Stop::kOutside:
+        flight.stop(Code::kInternal, words(flight.cursor.outside() == Side::kSrc
+                                               ? "the piece ends outside the region of " + peer.name
+                                               : "the piece ends outside the region here"));
+        break;
+    }
+  batch.finish();
+  wake(peer);
+  if (!flight.has_more()) peer.current = nullptr;
+  if (!peer.endpoint->failure().empty()) return fail(peer, std::string(peer.endpoint->failure()));
+  land(peer);
+}
+
+bool FabricRail::begin(Peer& peer, std::size_t at) {
+  Flight& flight = spare_flight(peer);
+  flight.work = peer.queue.take(at);
+  peer.current = &flight;
+  Status ready;
+  try {
+    ready = prepare_flight(peer, flight);
+  } catch (const std::bad_alloc&) {
+    flight.stop(Code::kRailFailed, kNoMemory);  // it ends with the rail
+    throw;
+  }
+  if (ready.ok()) return true;
+  peer.current = nullptr;
+  flight.is_used = false;
+  --peer.endpoint->num_flights;
+  end_work(failed(flight.work.id, ready.code(), words(ready.message())));
+  return false;
+}
+
+Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
+  const Work& work = flight.work;
+  if (work.kind == WorkKind::kCheckFence) {
+    if (!peer.fence_slots.contains(work.fence_slot))
+      return {Code::kInternal, "there is no fence slot " + std::to_string(work.fence_slot)};
+    const std::uint64_t at = work.fence_slot * sizeof(std::uint64_t);
+    const fabric::KeyedSpan& from = *peer.fences->spans.find(at);
+    flight.scratch = fences_->take();
+    const fabric::KeyedSpan to = fences_->target(*flight.scratch);
+    flight.next = {from.address + (at - from.offset), from.key, to.address, to.key, sizeof(std::uint64_t)};
+    flight.is_named = true;
+    return {};
+  }
+  if (work.kind != WorkKind::kFetch)
+    return {Code::kUnsupported, "the destination fetches; nothing is sent"};
+  const Move& move = *work.move;
+  if (move.program->converts())
+    return {Code::kUnsupported, fabric_->library() + " copies bytes as they are, and this program converts them"};
+  const auto local = registered_.find(move.local->id);
+  if (local == registered_.end())
+    return {Code::kUnsupported, "the region here is not registered with " + fabric_->library()};
+  const auto remote = peer.regions.find(move.remote_region);
+  if (remote == peer.regions.end())
+    return {Code::kRegionGone, "the region of " + peer.name + " is not attached"};
+  flight.remote = remote->second;
+  flight.cursor = {move, work.piece, flight.remote->spans, local->second->local(), Side::kDst};
+  return {};
+}
+
+void FabricRail::progress() noexcept {
+  for (std::size_t i = 0; i < awake_.size();) {
+    Peer* const peer = awake_[i];
+    progress(*peer);
+    if (i < awake_.size() && awake_[i] == peer) ++i;
+  }
+}
+
+// Whether something came.
+bool FabricRail::progress(Peer& peer) noexcept {
+  bool came = false;
+  for (int round = 0; round < kRoundsPerPoll && peer.endpoint->progress(); ++round) came = true;
+  if (came) {
+    peer.rests = false;
+    peer.pause = {};
+    land(peer);
+  }
+  if (!peer.endpoint->failure().empty()) {
+    fail(peer, std::string(peer.endpoint->failure()));
+  } else if (came && can_go_on(peer)) {
+    try {
+      activate(peer);
+    } catch (const std::bad_alloc&) {
+      fail(peer, kNoMemory);
+    }
+  }
+  return came;
+}
+
+void FabricRail::land(Peer& peer) noexcept {
+  bool any_cancelled = false, any_landed = false;
+  for (const auto& flight : peer.flights) {
+    if (flight->has_landed()) {
+      land(peer, *flight);
+      any_landed = true;
+    } else {
+      any_cancelled = any_cancelled || (flight->is_used && flight->is_cancelled);
+    }
+  }
+  if (!any_cancelled) peer.due.reset();
+  if (any_landed && !peer.leaving.empty()) tell_what_is_let_go(peer);
+}
+
+void FabricRail::land(Peer& peer, Flight& flight) noexcept {
+  flight.is_used = false;
+  flight.remote.reset();
+  if (peer.endpoint != nullptr) --peer.endpoint->num_flights;
+  if (flight.is_proof) {
+    if (flight.code != Code::kOk || peer.down) return;
+    try {
+      peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library + ")";
+    } catch (const std::bad_alloc&) {  // its name says enough
+    }
+    return come_up(peer);
+  }
+  Code code = flight.code;
+  if (flight.scratch) {
+    if (code == Code::kOk && fences_->value(*flight.scratch) != flight.work.fence_generation) {
+      code = Code::kLeaseEnded;
+      try {
+        flight.why = words(peer.name + " ended the right to read while the bytes moved");
+      } catch (const std::bad_alloc&) {  // its code says enough
+      }
+    }
+    fences_->give_back(*flight.scratch);
+  }
+  end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
+}
+
+void FabricRail::stop_shared(WorkId work) noexcept {
+  Peer* const peer = peer_of(work);
+  if (peer == nullptr || peer->endpoint == nullptr) return;
+  for (const auto& flight : peer->flights) {
+    if (!flight->is_used || flight->is_proof || flight->work.id != work) continue;
+    flight->stop(Code::kCancelled, {});
+    flight->is_cancelled = true;
+    flight->due_at = Clock::now() + kStopBound;
+    if (peer->current == flight.get()) peer->current = nullptr;
+    if (!peer->due || flight->due_at < *peer->due) watch(*peer, flight->due_at);
+    return land(*peer);
+  }
+}
+
+void FabricRail::stop_shared(PeerId id, Code code, std::string_view why) noexcept {
+  Peer* const peer = find(id);
+  if (peer == nullptr) return;
+  for (const auto& flight : peer->flights)
+    if (flight->is_used) flight->stop(code, why);
+  peer->current = nullptr;
+  if (peer->endpoint != nullptr) land(*peer);
+}
+
+// ---- in time ----
+
+void FabricRail::watch(Peer& peer, Clock::time_point due) noexcept {
+  peer.due = due;
+  set_alarm();
+}
+
+void FabricRail::set_alarm() noexcept {
+  std::optional<Clock::time_point> first;
+  for_each_peer([&](const Peer& peer) {
+    for (const auto& at : {peer.due, peer.ask_at})
+      if (at) first = std::min(first.value_or(*at), *at);
+  });
+  if (first) alarm_->set(*first);
+}
+
+void FabricRail::look_at_clock() noexcept {
+  if (!alarm_->has_rung()) return;
+  alarm_->hush();
+  const Clock::time_point now = Clock::now();
+  for_each_peer([&](Peer& peer) {
+    if (peer.ask_at && *peer.ask_at <= now && peer.endpoint != nullptr) {
+      peer.ask_at.reset();
+      if (!std::exchange(peer.is_awake, true)) awake_.push_back(&peer);
+    }
+    if (!peer.due || *peer.due > now || peer.down) return;
+    bool is_late = false;
+    std::optional<Clock::time_point> first;
+    for (const auto& flight : peer.flights) {
+      if (!flight->is_used || !flight->is_cancelled) continue;
+      is_late = is_late || flight->due_at <= now;
+      first = std::min(first.value_or(flight->due_at), flight->due_at);
+    }
+    peer.due = first;
+    if (is_late)
+      fail(peer, "reads that were cancelled had not ended after " + std::to_string(kStopBound.count()) +
+                     " ms, so its endpoint is closed: the peer, or the network, does not answer");
+  });
+  set_alarm();
+}
+
+// ---- for the core ----
+
+std::size_t FabricRail::poll(std::span<Completion> completions) noexcept {
+  progress();
+  look_at_clock();
+  post_some();
+  return ready_.take(completions);
+}
+
+bool FabricRail::busy() const noexcept {
+  return !ready_.empty() ||
+         std::any_of(active().begin(), active().end(), [this](const Peer* peer) { return has_turn(*peer); });
+}
+
+bool FabricRail::wants_poll() const noexcept { return alarm_->has_rung() || !awake_.empty() || busy(); }
+
+bool FabricRail::arm() noexcept {
+  for (std::size_t i = 0; i < awake_.size();) {
+    Peer& peer = *awake_[i];
+    if (peer.endpoint->fd() >= 0) {
+      if (!peer.endpoint->arm()) return false;  // something came
+    } else {
+      const std::uint32_t num = peer.endpoint->num_under_way();
+      peer.pause = std::clamp(2 * peer.pause, kFirstPause, num == 0 ? kLongestPause : 4 * kFirstPause);
+      peer.ask_at = Clock::now() + peer.pause;
+    }
+    peer.is_awake = false;
+    awake_.erase(awake_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  set_alarm();
+  return !wants_poll();
+}
+
+}  // namespace kvxfer

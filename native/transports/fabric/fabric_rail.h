@@ -1,0 +1,193 @@
+// A rail through a library that moves memory between processes (fabric.h): the destination reads the source's pages, one
+// read for each run of bytes.
+//
+// The rail's socket carries where endpoints are (message.h), never pages, and its end is the rail's. Each peer has an
+// endpoint of its own, so what ends one fences that peer alone. Its parts:
+//   Fabric, Endpoint  the library: transports/ucx, transports/libfabric
+//   Registration      memory of a region, as the library and peers know it
+//   Connector         threads that open, connect and close endpoints: each takes milliseconds
+//   Leaving           memory of which peers may still ask this process to read it
+//   FenceWords        the source's fence, read once all of a transfer has landed
+//
+// A rail is up when it has read the peer's fence words.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/transport.h"
+#include "transports/common/alarm.h"
+#include "transports/common/connector.h"
+#include "transports/common/fence_words.h"
+#include "transports/common/rail_peers.h"
+#include "transports/fabric/message.h"
+#include "transports/fabric/registration.h"
+
+namespace kvxfer {
+
+class FabricRail;
+
+namespace fabric {
+
+struct Peer : RailPeer<Message> {
+  // Of its endpoint, that something has come.
+  struct Bell final : Reactor::Handler {
+    Bell(FabricRail& owner, Peer& whose) : rail(owner), peer(whose) {}
+    void on_ready(std::uint32_t) override;
+    FabricRail& rail;
+    Peer& peer;
+  };
+
+  Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, FabricRail& rail)
+      : RailPeer(number, std::move(socket), info), bell(rail, *this) {}
+
+  Charge charge;  // of the endpoint, to its session
+  std::unique_ptr<Endpoint> endpoint;  // null: a thread has it, or it is closed
+  bool is_away = false;                // a thread has it
+  Bell bell;
+  bool is_watched = false;  // the endpoint's descriptor, by the reactor
+  bool is_awake = false;    // stands in the list of those that are asked
+  std::optional<Alarm::Clock::time_point> ask_at;  // of one without a descriptor, while it is asleep
+  std::chrono::microseconds pause{};               // before that
+  std::vector<std::unique_ptr<Flight>> flights;    // with the endpoint; their memory is used again
+  Flight* current = nullptr;                       // has more to post
+  bool rests = false;                              // "again" was said, and nothing has come since
+
+  std::unordered_map<RegionId, std::shared_ptr<const RemoteMemory>> regions;
+  std::shared_ptr<const RemoteMemory> fences;
+  std::set<RegionId> gone_regions;  // it has said so; its control frames may come later
+  std::vector<std::pair<RegionId, std::weak_ptr<const RemoteMemory>>> leaving;  // of those, read still
+
+  std::vector<std::byte> heard;  // of its introduction
+  std::size_t whole_nbytes = 0;
+  std::optional<Introduction> introduction;
+  std::string path;
+  bool is_introduced = false;  // it knows where our endpoint is
+  bool is_connected = false;   // that is, to its own
+  bool is_ready = false;       // and its own to ours: it has said so
+  bool gone = false;           // disconnected: forgotten once its endpoint is closed
+  std::optional<Alarm::Clock::time_point> due;  // by when what was cancelled should have ended
+};
+
+}  // namespace fabric
+
+class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
+ public:
+  static Result<std::unique_ptr<FabricRail>> create(Reactor& reactor, const FenceTable& fences,
+                                                    std::shared_ptr<fabric::Fabric> fabric,
+                                                    std::uint32_t rank);
+  ~FabricRail() override;
+
+  Capabilities capabilities() const noexcept override;
+  bool prepares() const noexcept override { return true; }
+  Result<Pinned> prepare(const LocalRegion& region) override;
+  Result<RegionKeys> register_memory(const LocalRegion& region) override {
+    return register_memory(region, nullptr);
+  }
+  Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override;
+  void deregister_memory(RegionId region) noexcept override;
+  MemoryLender* lender() noexcept override { return fabric_->serves_peers() ? this : nullptr; }
+  Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
+  std::string path_to(PeerId peer) const override;
+  Status attach(PeerId peer, const RemoteRegion& region) override;
+  void detach(PeerId peer, RegionId region) noexcept override;
+  std::size_t poll(std::span<Completion> completions) noexcept override;
+  bool busy() const noexcept override;
+  bool wants_poll() const noexcept override;
+  bool arm() noexcept override;
+
+ private:
+  using Peer = fabric::Peer;
+  using Endpoint = fabric::Endpoint;
+  using Flight = fabric::Flight;
+  using Registration = fabric::Registration;
+  using Clock = Alarm::Clock;
+  using FenceWords = kvxfer::FenceWords<Registration>;
+  friend struct fabric::Peer::Bell;
+  struct Budget;
+  class Batch;
+  struct Job;
+  struct SetUps final : Reactor::Handler {
+    explicit SetUps(FabricRail& owner) : rail(owner) {}
+    void on_ready(std::uint32_t) override { rail.on_set_up(); }
+    FabricRail& rail;
+  };
+
+  FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::uint32_t rank,
+             std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
+             std::unique_ptr<FenceWords> fences);
+
+  void greet(Peer& peer) override;
+  Status on_hello(Peer& peer, const fabric::Message& message, UniqueFd fd) override;
+  Status on_message(Peer& peer, const fabric::Message& message, UniqueFd fd) override;
+  bool is_up_with_hello() const noexcept override { return false; }
+  void on_down(Peer& peer) override { end_requests(peer); }
+  void forget(Peer& peer) noexcept override;
+  bool can_run(const Peer& peer, const Work& work) const noexcept override;
+  bool can_go_on(const Peer& peer) const noexcept override;
+  void stop_shared(WorkId work) noexcept override;
+  void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
+  // A peer hears of each region that goes.
+  std::size_t num_told() const noexcept override { return 64 + leaving_.size(); }
+
+  // ---- an endpoint's life: opened, connected and closed on a thread each time
+  Status send_away(Peer& peer, std::unique_ptr<Job>& job);
+  void on_set_up();
+  Status on_set_up(Peer& peer, Job& ended);
+  Status hear(Peer& peer, const fabric::Message& part);
+  Status meet(Peer& peer);  // once both ends are known
+  Status prove(Peer& peer);
+  void come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint);
+  void unwatch_endpoint(Peer& peer) noexcept;
+  void end_requests(Peer& peer) noexcept;
+  void closed(Peer& peer) noexcept;  // nothing of it is under way any more; it may be gone after
+  void wake(Peer& peer) noexcept;
+
+  // ---- reads
+  Flight& spare_flight(Peer& peer);
+  void post_some() noexcept;
+  void post_some(Peer& peer, Budget& budget);
+  bool begin(Peer& peer, std::size_t at);  // false: that work has ended at once
+  Status prepare_flight(Peer& peer, Flight& flight);
+  void progress() noexcept;
+  bool progress(Peer& peer) noexcept;
+  void land(Peer& peer) noexcept;
+  void land(Peer& peer, Flight& flight) noexcept;
+
+  // ---- regions that go
+  bool held_by_peers(RegionId region) const noexcept override;
+  std::vector<std::string> give_up_holders(RegionId region) override;
+  void let_go(PeerId peer, RegionId region) noexcept;
+  void tell_what_is_let_go(Peer& peer) noexcept;
+
+  // ---- in time
+  void watch(Peer& peer, Clock::time_point due) noexcept;
+  void set_alarm() noexcept;
+  void look_at_clock() noexcept;
+
+  Reactor& reactor_;
+  const std::shared_ptr<fabric::Fabric> fabric_;
+  const std::uint32_t rank_;
+  std::unordered_map<RegionId, std::shared_ptr<const Registration>> registered_;
+  // Deregistered, and kept until these peers have said that they read none of it, or cannot any more.
+  struct Leaving {
+    std::shared_ptr<const Registration> registration;
+    std::set<PeerId> held_by;
+  };
+  std::map<RegionId, Leaving> leaving_;
+  std::unique_ptr<FenceWords> fences_;
+  std::unique_ptr<Alarm> alarm_;
+  std::unique_ptr<Connector> connector_;
+  SetUps set_ups_{*this};
+  std::vector<Peer*> awake_;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,152 @@
+#include "transports/ucx/library.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+
+namespace kvxfer::ucx {
+namespace {
+
+constexpr const char* kSystemFile = "libucp.so.0";
+
+struct Loaded {
+  Library library{};
+  Status status;
+};
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? std::string() : path.substr(0, slash + 1);
+}
+
+std::string path_of(const void* symbol) {
+  Dl_info info{};
+  return ::dladdr(symbol, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : std::string();
+}
+
+// Another package's copy, in this process. Two of them would each replace the same functions of the C library. (Those of
+// nixl's wheel have names of their own, and do not count.)
+std::string opened_already() {
+  std::string found;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* out) {
+        const std::string_view name = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+        if (name.substr(name.rfind('/') + 1).substr(0, 10) != "libucp.so.") return 0;
+        *static_cast<std::string*>(out) = name;
+        return 1;
+      },
+      &found);
+  return found;
+}
+
+// The wheel's, where Python's packages are beside each other.
+std::string file_of_wheel() {
+  return folder_of(path_of(reinterpret_cast<const void*>(&file_of_wheel))) + "../libucx/lib/libucp.so.0";
+}
+
+Loaded load_library(const std::string& file) {
+  Loaded out;
+  const std::string opened = opened_already();
+  void* library = nullptr;
+  std::string why;
+  const auto open = [&](const std::string& path) {
+    // Never closed: its transports are libraries that it has opened, with threads and state of their own.
+    library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) return;
+    const char* const said = ::dlerror();
+    why += (why.empty() ? "" : "; ") + std::string(said != nullptr ? said : path);
+  };
+  if (!opened.empty()) {
+    open(opened);
+  } else if (!file.empty()) {
+    open(file);
+  } else {
+    open(kSystemFile);
+    if (library == nullptr) open(file_of_wheel());
+  }
+  if (library == nullptr) {
+    out.status = Status(Code::kUnsupported,
+                        "UCX's libucp cannot be opened (" + why +
+                            "): install it, ucx on Red Hat's systems, libucx0 on Debian's, or the wheel "
+                            "libucx-cu12 or libucx-cu13 (which has no RDMA), or name its file as option "
+                            "ucx.library");
+    return out;
+  }
+  Library& table = out.library;
+  const auto find = [&](auto& function, const char* symbol) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, symbol));
+    if (function == nullptr && out.status.ok())
+      out.status =
+          Status(Code::kUnsupported, "this UCX is too old: its libucp has no " + std::string(symbol) +
+                                         "; install 1.12 or newer, or name its file as option ucx.library");
+  };
+  find(table.get_version, "ucp_get_version");
+  find(table.config_read, "ucp_config_read");
+  find(table.config_modify, "ucp_config_modify");
+  find(table.config_release, "ucp_config_release");
+  find(table.init_version, "ucp_init_version");
+  find(table.cleanup, "ucp_cleanup");
+  find(table.context_print_info, "ucp_context_print_info");
+  find(table.worker_create, "ucp_worker_create");
+  find(table.worker_destroy, "ucp_worker_destroy");
+  find(table.worker_get_address, "ucp_worker_get_address");
+  find(table.worker_release_address, "ucp_worker_release_address");
+  find(table.worker_get_efd, "ucp_worker_get_efd");
+  find(table.worker_arm, "ucp_worker_arm");
+  find(table.worker_progress, "ucp_worker_progress");
+  find(table.ep_create, "ucp_ep_create");
+  find(table.ep_close_nbx, "ucp_ep_close_nbx");
+  find(table.ep_print_info, "ucp_ep_print_info");
+  find(table.mem_map, "ucp_mem_map");
+  find(table.mem_unmap, "ucp_mem_unmap");
+  find(table.rkey_pack, "ucp_rkey_pack");
+  find(table.rkey_buffer_release, "ucp_rkey_buffer_release");
+  find(table.ep_rkey_unpack, "ucp_ep_rkey_unpack");
+  find(table.rkey_destroy, "ucp_rkey_destroy");
+  find(table.get_nbx, "ucp_get_nbx");
+  find(table.request_check_status, "ucp_request_check_status");
+  find(table.request_free, "ucp_request_free");
+  find(table.status_string, "ucs_status_string");  // of libucs, which libucp brings
+  if (!out.status.ok()) return out;
+  unsigned major = 0, minor = 0, release = 0;
+  table.get_version(&major, &minor, &release);
+  table.version = std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
+  table.path = path_of(reinterpret_cast<const void*>(table.get_version));
+  if (major != abi::kApiMajor || minor < abi::kApiMinor)
+    out.status = Status(Code::kUnsupported, table.path + " is UCX " + table.version +
+                                                ": 1.12 or newer is needed, of major version 1; install it, or "
+                                                "name its file as option ucx.library");
+  else if (!file.empty() && !opened.empty() && opened != file)
+    out.status = Status(Code::kUnsupported, "this process has " + opened + " open already, and not " + file +
+                                                ": one process has one UCX. Name that file, or see to it that "
+                                                "nothing else opens UCX first");
+  // Where the modules are depends on who built it; each stands beside the library or in ucx/.
+  for (const char* const module : {"ucx/libuct_ib.so.0", "libuct_ib.so.0"})
+    table.has_rdma = table.has_rdma || ::access((folder_of(table.path) + module).c_str(), R_OK) == 0;
+  return out;
+}
+
+}  // namespace
+
+Result<const Library*> Library::load(const std::string& file) {
+  static std::mutex mutex;
+  static std::optional<Loaded> loaded;
+  static std::string first_file;
+  const std::lock_guard lock(mutex);
+  if (!loaded || (!loaded->status.ok() && file != first_file)) {
+    first_file = file;
+    loaded.emplace(load_library(file));
+  } else if (loaded->status.ok() && !file.empty() && file != first_file && file != loaded->library.path) {
+    return Status(Code::kUnsupported, "this process has " + loaded->library.path + " open already, and not " +
+                                          file + ": one process has one UCX");
+  }
+  if (!loaded->status.ok()) return loaded->status;
+  return &loaded->library;
+}
+
+}  // namespace kvxfer::ucx

@@ -1,0 +1,327 @@
+#include "transports/ucx/ucx_fabric.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <sstream>
+#include <utility>
+
+namespace kvxfer::ucx {
+namespace {
+
+// A worker over tcp alone, and one with an RDMA device's queues, about: most of it is the receive queue.
+constexpr std::uint64_t kWorkerNbytes = 4 << 20, kRdmaWorkerNbytes = 48 << 20;
+// What follows a peer's key or address, which UCX takes without a length: zeros, more than it can be made to look at.
+constexpr std::size_t kPadding = 32 * 1024;
+// How long an endpoint may take to end; then its worker goes all the same.
+constexpr std::chrono::milliseconds kCloseBound{200};
+constexpr int kRoundsAtOnce = 64;
+
+std::vector<std::byte> padded(std::span<const std::byte> bytes) {
+  std::vector<std::byte> copy(bytes.size() + kPadding);
+  std::memcpy(copy.data(), bytes.data(), bytes.size());
+  return copy;
+}
+
+std::vector<std::string> listed(const std::string& text) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
+  return words;
+}
+
+// Those of one host, none of which UCX can tell of a peer's death.
+bool shares_memory(const std::string& name) {
+  static const std::set<std::string> names = {"sm",   "shm",   "posix", "sysv",    "cma",
+                                              "knem", "xpmem", "self",  "cuda_ipc"};
+  return names.contains(name);
+}
+
+// UCX's settings that this process's environment has: what a person sees to when nothing works.
+std::string environment() {
+  std::string found;
+  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    if (text.substr(0, 4) == "UCX_" && found.size() < 400) found += (found.empty() ? "" : ", ") + std::string(text);
+  }
+  return found.empty() ? std::string() : " (the environment has " + found + ")";
+}
+
+template <class Print>
+std::string printed(Print&& print) {
+  char* text = nullptr;
+  std::size_t nbytes = 0;
+  std::FILE* const stream = ::open_memstream(&text, &nbytes);
+  if (stream == nullptr) return {};
+  print(stream);
+  std::fclose(stream);
+  std::string out(text, nbytes);
+  std::free(text);
+  return out;
+}
+
+class UcxMemory final : public fabric::Memory {
+ public:
+  UcxMemory(std::shared_ptr<UcxFabric> fabric, const Library& library, abi::Context* context,
+            abi::MemoryHandle* handle)
+      : fabric_(std::move(fabric)), library_(library), context_(context), handle_(handle) {}
+  ~UcxMemory() override { library_.mem_unmap(context_, handle_); }
+
+ private:
+  const std::shared_ptr<UcxFabric> fabric_;
+  const Library& library_;
+  abi::Context* const context_;
+  abi::MemoryHandle* const handle_;
+};
+
+}  // namespace
+
+class UcxEndpoint final : public fabric::Endpoint {
+ public:
+  UcxEndpoint(std::shared_ptr<UcxFabric> fabric, abi::Worker* worker)
+      : fabric_(std::move(fabric)), library_(fabric_->library_), worker_(worker) {
+    read_.field_mask = abi::RequestParams::kCallback | abi::RequestParams::kUserData | abi::RequestParams::kMemoryHandle;
+    read_.callback = [](void* request, abi::StatusCode status, void* flight) {
+      static_cast<UcxEndpoint*>(current)->on_read(request, status, *static_cast<fabric::Flight*>(flight));
+    };
+  }
+  ~UcxEndpoint() override { close(); }
+
+  Status listen() {
+    if (const abi::StatusCode got = library_.worker_get_efd(worker_, &fd_); got != abi::kOk)
+      return fabric_->refused("a worker's event descriptor", got);
+    return {};
+  }
+
+  std::vector<std::byte> address() const override {
+    abi::Address* address = nullptr;
+    std::size_t nbytes = 0;
+    if (library_.worker_get_address(worker_, &address, &nbytes) != abi::kOk) return {};
+    const auto* const first = reinterpret_cast<const std::byte*>(address);
+    std::vector<std::byte> copy(first, first + nbytes);
+    library_.worker_release_address(worker_, address);
+    return copy;
+  }
+
+  Status connect(std::span<const std::byte> address) override {
+    if (address.empty()) return {Code::kRailFailed, "its worker has no address"};
+    const std::vector<std::byte> copy = padded(address);
+    abi::EndpointParams params;
+    params.field_mask = abi::EndpointParams::kRemoteAddress | abi::EndpointParams::kErrorMode |
+                        abi::EndpointParams::kErrorHandler;
+    params.address = reinterpret_cast<const abi::Address*>(copy.data());
+    params.error_mode =
+        fabric_->is_fenced_ ? abi::EndpointParams::kModePeer : abi::EndpointParams::kModeNone;
+    params.error_handler.callback = [](void* endpoint, abi::EndpointHandle*, abi::StatusCode status) {
+      auto& self = *static_cast<UcxEndpoint*>(endpoint);
+      self.fail(self.library_.status_string(status));
+    };
+    params.error_handler.argument = this;
+    const abi::StatusCode created = library_.ep_create(worker_, &params, &endpoint_);
+    if (created == abi::kOk) return {};
+    endpoint_ = nullptr;
+    return fabric_->refused("an endpoint " + fabric_->terms() + " to the peer's worker", created);
+  }
+
+  Result<std::uint64_t> unpack(std::span<const std::byte> key, std::shared_ptr<const void>& holder) override {
+    const std::vector<std::byte> copy = padded(key);
+    abi::RemoteKey* unpacked = nullptr;
+    if (const abi::StatusCode status = library_.ep_rkey_unpack(endpoint_, copy.data(), &unpacked);
+        status != abi::kOk)
+      return fabric_->refused("a peer's key", status);
+    holder = std::shared_ptr<const void>(
+        unpacked, [&library = library_](const void* its) {
+          library.rkey_destroy(static_cast<abi::RemoteKey*>(const_cast<void*>(its)));
+        });
+    return reinterpret_cast<std::uintptr_t>(unpacked);
+  }
+
+  bool progress() noexcept override {
+    const Current now(*this);
+    return library_.worker_progress(worker_) != 0;
+  }
+  int fd() const noexcept override { return fd_; }
+  bool arm() noexcept override {
+    const abi::StatusCode armed = library_.worker_arm(worker_);
+    if (armed != abi::kOk && armed != abi::kBusy) fail(library_.status_string(armed));
+    return armed == abi::kOk;
+  }
+
+  void close() noexcept override {
+    if (worker_ == nullptr) return;
+    const Current now(*this);
+    if (endpoint_ != nullptr && fabric_->is_fenced_) {
+      abi::RequestParams params;
+      params.field_mask = abi::RequestParams::kFlags;
+      params.flags = abi::RequestParams::kCloseByForce;
+      void* const request = library_.ep_close_nbx(endpoint_, &params);
+      const bool is_request = request != nullptr && !abi::is_error(request);
+      const auto due = std::chrono::steady_clock::now() + kCloseBound;
+      while ((num_under_way() != 0 ||
+              (is_request && library_.request_check_status(request) == abi::kInProgress)) &&
+             std::chrono::steady_clock::now() < due)
+        library_.worker_progress(worker_);
+      if (is_request) library_.request_free(request);
+    }
+    library_.worker_destroy(worker_);
+    worker_ = nullptr;
+    endpoint_ = nullptr;
+  }
+
+  // The transports of its lanes, as UCX prints them: "lane[0]:  0:tcp/lo.0 md[0] ...".
+  std::string path() const override {
+    const std::string info = printed([this](std::FILE* stream) { library_.ep_print_info(endpoint_, stream); });
+    std::set<std::string> lanes;
+    std::istringstream stream(info);
+    for (std::string line; std::getline(stream, line);) {
+      const std::size_t lane = line.find("lane["), slash = line.find('/');
+      if (lane == std::string::npos || slash == std::string::npos) continue;
+      const std::size_t name = line.rfind(':', slash), end = line.find(' ', slash);
+      if (name != std::string::npos) lanes.insert(line.substr(name + 1, end - name - 1));
+    }
+    std::string words;
+    for (const std::string& lane : lanes) words += (words.empty() ? "" : " ") + lane;
+    return words.empty() ? "lanes unknown" : words;
+  }
+
+ private:
+  // Whose worker makes progress on this thread. UCX hands a callback one pointer, the flight's.
+  struct Current {
+    explicit Current(UcxEndpoint& endpoint) noexcept : before(std::exchange(current, &endpoint)) {}
+    ~Current() { current = before; }
+    UcxEndpoint* const before;
+  };
+  static thread_local UcxEndpoint* current;
+
+  Posted read(const fabric::Read& next, bool, fabric::Flight& flight) noexcept override {
+    const Current now(*this);
+    read_.user_data = &flight;
+    read_.memory = reinterpret_cast<abi::MemoryHandle*>(next.local_key);
+    void* const request =
+        library_.get_nbx(endpoint_, reinterpret_cast<void*>(next.local), next.nbytes, next.remote,
+                         reinterpret_cast<abi::RemoteKey*>(next.remote_key), &read_);
+    if (request == nullptr) return Posted::kDone;
+    if (!abi::is_error(request)) return Posted::kUnderWay;
+    const abi::StatusCode status = abi::error_of(request);
+    if (status == abi::kNoResource) return Posted::kAgain;
+    fail(library_.status_string(status));
+    return Posted::kFailed;
+  }
+  void on_read(void* request, abi::StatusCode status, fabric::Flight& flight) noexcept {
+    library_.request_free(request);
+    completed(flight, status == abi::kOk ? std::string_view() : library_.status_string(status));
+  }
+
+  const std::shared_ptr<UcxFabric> fabric_;
+  const Library& library_;
+  abi::Worker* worker_;
+  abi::EndpointHandle* endpoint_ = nullptr;
+  int fd_ = -1;
+  abi::RequestParams read_;
+};
+
+thread_local UcxEndpoint* UcxEndpoint::current = nullptr;
+
+Status UcxFabric::refused(const std::string& what, abi::StatusCode status) const {
+  return {status == abi::kUnreachable || status == abi::kNoDevice ? Code::kUnsupported : Code::kRailFailed,
+          library_.name() + " refused " + what + ": " + library_.status_string(status) + environment()};
+}
+
+Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, const Options& options,
+                                                     bool has_gpu) {
+  const std::shared_ptr<UcxFabric> made(new UcxFabric(library, options));
+  abi::Config* config = nullptr;
+  if (const abi::StatusCode read = library.config_read(nullptr, nullptr, &config); read != abi::kOk)
+    return made->refused("its configuration", read);
+  const std::unique_ptr<abi::Config, void (*)(abi::Config*)> owned(config, library.config_release);
+  std::vector<std::pair<std::string, std::string>> settings;
+  if (!options.transports.empty()) settings.emplace_back("TLS", options.transports);
+  if (!options.devices.empty()) settings.emplace_back("NET_DEVICES", options.devices);
+  std::istringstream stream(options.config);
+  for (std::string setting; stream >> setting;) {
+    const std::size_t equals = setting.find('=');
+    if (equals == std::string::npos)
+      return Status(Code::kInvalidArgument,
+                    "ucx.config has \"" + setting + "\": write NAME=value, with spaces between them");
+    settings.emplace_back(setting.substr(0, equals), setting.substr(equals + 1));
+  }
+  for (const auto& [name, value] : settings)
+    if (const abi::StatusCode set = library.config_modify(config, name.c_str(), value.c_str()); set != abi::kOk)
+      return Status(Code::kInvalidArgument, library.name() + " does not take " + name + "=" + value + ": " +
+                                                library.status_string(set));
+
+  const char* const from_environment = std::getenv("UCX_TLS");
+  const std::string transports =
+      !options.transports.empty() || from_environment == nullptr ? options.transports : from_environment;
+  const std::vector<std::string> names = listed(transports);
+  const bool is_shared = !names.empty() && std::all_of(names.begin(), names.end(), shares_memory);
+  made->is_fenced_ = options.errors.empty() ? !is_shared : options.errors == "peer";
+
+  abi::ContextParams params;
+  params.field_mask = abi::ContextParams::kFeatures | abi::ContextParams::kMtWorkersShared;
+  params.features = abi::ContextParams::kRma | abi::ContextParams::kWakeup;
+  params.mt_workers_shared = 1;
+  if (const abi::StatusCode begun =
+          library.init_version(abi::kApiMajor, abi::kApiMinor, &params, config, &made->context_);
+      begun != abi::kOk) {
+    made->context_ = nullptr;
+    return Status(Code::kUnsupported,
+                  library.name() + " has no transport that it could use" +
+                      (transports.empty() ? "" : " of \"" + transports + "\"") + ": " +
+                      library.status_string(begun) + environment() +
+                      ". `ucx_info -d` lists what it has; option ucx.transports names some of them");
+  }
+  if (has_gpu) made->memory_ = MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu;
+  return made;
+}
+
+UcxFabric::~UcxFabric() {
+  if (context_ != nullptr) library_.cleanup(context_);
+}
+
+Result<std::unique_ptr<fabric::Memory>> UcxFabric::map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind) {
+  abi::MemoryMapParams params;
+  params.field_mask = abi::MemoryMapParams::kAddress | abi::MemoryMapParams::kLength |
+                      abi::MemoryMapParams::kMemoryType;
+  params.address = memory;
+  params.length = nbytes;
+  params.memory_type = kind == MemoryKind::kGpu ? abi::MemoryMapParams::kCuda : abi::MemoryMapParams::kHost;
+  abi::MemoryHandle* handle = nullptr;
+  if (const abi::StatusCode mapped = library_.mem_map(context_, &params, &handle); mapped != abi::kOk)
+    return refused("to register " + std::to_string(nbytes) + " bytes" +
+                       (kind == MemoryKind::kGpu ? " of a GPU (a build without CUDA cannot)" : ""),
+                   mapped);
+  auto made = std::make_unique<UcxMemory>(shared_from_this(), library_, context_, handle);
+  void* key = nullptr;
+  std::size_t key_nbytes = 0;
+  if (const abi::StatusCode packed = library_.rkey_pack(context_, handle, &key, &key_nbytes); packed != abi::kOk)
+    return refused("a key of registered memory", packed);
+  const auto* const first = static_cast<const std::byte*>(key);
+  made->key.assign(first, first + key_nbytes);
+  library_.rkey_buffer_release(key);
+  made->local_key = reinterpret_cast<std::uintptr_t>(handle);
+  made->address = reinterpret_cast<std::uintptr_t>(memory);
+  return std::unique_ptr<fabric::Memory>(std::move(made));
+}
+
+Result<std::unique_ptr<fabric::Endpoint>> UcxFabric::open() {
+  abi::WorkerParams params;
+  params.field_mask = abi::WorkerParams::kThreadMode;
+  params.thread_mode = abi::WorkerParams::kSerialized;
+  abi::Worker* worker = nullptr;
+  if (const abi::StatusCode created = library_.worker_create(context_, &params, &worker); created != abi::kOk)
+    return refused("a worker", created);
+  auto endpoint = std::make_unique<UcxEndpoint>(shared_from_this(), worker);
+  if (Status listening = endpoint->listen(); !listening.ok()) return listening;
+  return std::unique_ptr<fabric::Endpoint>(std::move(endpoint));
+}
+
+std::uint64_t UcxFabric::endpoint_nbytes() const noexcept {
+  return library_.has_rdma ? kRdmaWorkerNbytes : kWorkerNbytes;
+}
+
+}  // namespace kvxfer::ucx

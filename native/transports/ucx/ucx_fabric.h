@@ -1,0 +1,57 @@
+// UCX as a fabric: a context for an agent, and for each peer a worker with one endpoint.
+//
+// A worker of its own for each peer, since that is what can be ended whatever transports UCX has chosen: an endpoint over
+// tcp or an RDMA device is closed by force, one over shared memory cannot be, and goes with its worker. Shared memory
+// therefore comes with error handling "none": it is the rail's socket that tells when such a peer has died.
+//
+// Peers that send bytes here over tcp, or read over it, have this process copy them by UCX's own software, which looks at
+// no key: within UCX nothing keeps a peer from reading or writing any address. So memory stays until peers have said
+// that they read none of it, and whoever may connect has to be trusted, as docs/fabrics.md says.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transports/fabric/fabric.h"
+#include "transports/ucx/library.h"
+
+namespace kvxfer::ucx {
+
+struct Options {
+  std::string library;     // file; "" for the one that is found
+  std::string transports;  // UCX_TLS; "" for what the environment says, or UCX's own choice
+  std::string devices;     // UCX_NET_DEVICES, likewise
+  std::string config;      // more of UCX's settings, as "RMA_BW_LANES=2 RC_RX_QUEUE_LEN=1024"
+  std::string errors;      // "peer", "none" or "" for whichever fits the transports
+  std::uint32_t num_reads = 64;
+};
+
+class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_this<UcxFabric> {
+ public:
+  static Result<std::shared_ptr<UcxFabric>> create(const Library& library, const Options& options,
+                                                   bool has_gpu);
+  ~UcxFabric() override;
+
+  std::string_view transport() const noexcept override { return "ucx"; }
+  std::string library() const override { return library_.name(); }
+  std::string terms() const override { return "with error handling " + std::string(is_fenced_ ? "peer" : "none"); }
+  Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind) override;
+  Result<std::unique_ptr<fabric::Endpoint>> open() override;
+  std::uint64_t endpoint_nbytes() const noexcept override;
+  bool serves_peers() const noexcept override { return true; }
+  MemoryKinds memory() const noexcept override { return memory_; }
+  std::uint32_t num_reads() const noexcept override { return options_.num_reads; }
+
+ private:
+  friend class UcxEndpoint;
+  UcxFabric(const Library& library, Options options) : library_(library), options_(std::move(options)) {}
+  Status refused(const std::string& what, abi::StatusCode status) const;
+
+  const Library& library_;
+  const Options options_;
+  abi::Context* context_ = nullptr;
+  MemoryKinds memory_ = MemoryKind::kHost;
+  bool is_fenced_ = true;  // endpoints are closed by force
+};
+
+}  // namespace kvxfer::ucx

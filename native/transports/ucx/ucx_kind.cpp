@@ -1,0 +1,77 @@
+#include <utility>
+
+#include "kvxfer/transport_kind.h"
+#include "transports/fabric/fabric_rail.h"
+#include "transports/ucx/ucx_fabric.h"
+
+namespace kvxfer {
+namespace {
+
+using Rails = std::vector<std::unique_ptr<Transport>>;
+
+constexpr std::uint32_t kRank = 3;  // before tcp, behind verbs
+
+constexpr TransportOption kOptions[] = {
+    {"library", "file of libucp; empty: the system's, else that of the wheel libucx", ""},
+    {"transports", "UCX's transports with commas between them, as UCX_TLS; empty: as the environment says", ""},
+    {"devices", "devices with commas between them, as UCX_NET_DEVICES; empty: as the environment says", ""},
+    {"config", "more of UCX's settings, without their UCX_, as \"MAX_RMA_RAILS=2 RC_RX_QUEUE_LEN=1024\"", ""},
+    {"error_handling",
+     "peer (endpoints end when a peer dies; not over shared memory), none, or empty: whichever fits the "
+     "transports; alike at both ends",
+     ""},
+    {"reads", "reads under way for each peer", std::int64_t{64}, 1, 4096},
+};
+
+Result<Rails> make(const RailParts& parts, const OptionValues& values) {
+  ucx::Options options;
+  options.library = values.text("library");
+  options.transports = values.text("transports");
+  options.devices = values.text("devices");
+  options.config = values.text("config");
+  options.errors = values.text("error_handling");
+  options.num_reads = static_cast<std::uint32_t>(values.number("reads"));
+  if (!options.errors.empty() && options.errors != "peer" && options.errors != "none")
+    return Status(Code::kInvalidArgument,
+                  "ucx.error_handling is \"" + options.errors + "\": it is peer, none or empty");
+  const Result<const ucx::Library*> library = ucx::Library::load(options.library);
+  if (!library.ok()) return library.status();
+  auto fabric = ucx::UcxFabric::create(*library.value(), options, !parts.gpus.empty());
+  if (!fabric.ok()) return fabric.status();
+  auto made = FabricRail::create(parts.reactor, parts.fences, std::move(fabric).value(), kRank);
+  if (!made.ok()) return made.status();
+  Rails rails;
+  rails.push_back(std::move(made).value());
+  return rails;
+}
+
+std::vector<std::string> describe() {
+  const Result<const ucx::Library*> library = ucx::Library::load();
+  if (!library.ok()) return {library.status().message()};
+  return {library.value()->name() + " of " + library.value()->path +
+          (library.value()->has_rdma ? ", with RDMA" : ", without RDMA: it has no libuct_ib beside it")};
+}
+
+}  // namespace
+
+extern const TransportKind ucx_transport;
+constinit const TransportKind ucx_transport{
+    .name = "ucx",
+    .purpose = "moves pages between hosts through UCX, by whichever of its transports both have",
+    .remedy = "it needs UCX's libucp, 1.12 or newer: the package ucx or libucx0, or the wheel libucx-cu12",
+    .options = kOptions,
+    .memory = MemoryKind::kHost,
+    .reach = Reach::kNetwork,
+    .socket = RailSocket::kTcp,
+    .rank = kRank,
+    .is_partial = true,  // programs that convert go over another
+    .is_default = false,  // for agents that name it
+    .why_off = [](const std::vector<GpuPart>&) -> std::string {
+      const Result<const ucx::Library*> library = ucx::Library::load();
+      return library.ok() ? std::string() : library.status().message();
+    },
+    .describe = describe,
+    .make = make,
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,37 @@
+// Rails over UCX and libfabric, for tests: real libraries, over what of them runs on any machine.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "check.h"
+#include "kvxfer/transport_kind.h"
+#include "transports/fabric/fabric_rail.h"
+#include "transports/ucx/ucx_fabric.h"
+
+namespace fabric_ends {
+
+using namespace kvxfer;
+
+inline std::unique_ptr<Transport> make_ucx(Reactor& reactor, const FenceTable& fences, ucx::Options options) {
+  const auto library = ucx::Library::load();
+  REQUIRE_OK(library);
+  auto fabric = ucx::UcxFabric::create(*library.value(), options, false);
+  REQUIRE_OK(fabric);
+  auto rail = FabricRail::create(reactor, fences, std::move(fabric).value(), 3);
+  REQUIRE_OK(rail);
+  return std::move(rail).value();
+}
+
+// A test program's main: without the library it is skipped (77 is ctest's word for that).
+template <class Load>
+int run(int argc, char** argv, Load&& load) {
+  const auto library = load();
+  if (library.ok()) return check::run_all(argc, argv);
+  std::printf("skipped: %s\n", library.status().message().c_str());
+  return 77;
+}
+
+}  // namespace fabric_ends
