@@ -71,7 +71,7 @@ class Endpoint {
     kFailed,
   };
 
-  // Ends it as close() does.
+  // After close(), and what unpack() held has gone.
   virtual ~Endpoint() = default;
 
   // Where peers find it.
@@ -100,7 +100,7 @@ class Endpoint {
   virtual int fd() const noexcept = 0;
   virtual bool arm() noexcept = 0;
   // Stops all that it has under way, the peer's reads as well: when it returns no byte of it lands, and none of ours is
-  // read for it. Takes milliseconds, in bounded time.
+  // read for it. Takes milliseconds, in bounded time. Idempotent.
   virtual void close() noexcept = 0;
   // By what it goes, for people.
   virtual std::string path() const = 0;

@@ -77,14 +77,20 @@ struct FabricRail::Job final : Connector::SetUp {
   Job(const Peer& of, Kind its_kind, std::shared_ptr<fabric::Fabric> its_fabric)
       : SetUp(of.id, of.name), kind(its_kind), fabric(std::move(its_fabric)) {}
   ~Job() override {
-    if (kind == Kind::kClose && endpoint != nullptr) endpoint->close();  // before its flights go
+    fences.reset();
+    end(endpoint, flights);
+  }
+  static void end(std::unique_ptr<Endpoint>& endpoint,
+                  const std::vector<std::unique_ptr<Flight>>& flights) noexcept {
+    if (endpoint == nullptr) return;
+    endpoint->close();
+    for (const auto& flight : flights) flight->remote.reset();  // what they hold is the endpoint's
+    endpoint.reset();
   }
 
   Status run() override {
     if (kind == Kind::kClose) {
-      endpoint->close();
-      // What they hold is the endpoint's.
-      for (const auto& flight : flights) flight->remote.reset();
+      end(endpoint, flights);
       return {};
     }
     if (kind == Kind::kConnect) {
@@ -200,9 +206,7 @@ FabricRail::~FabricRail() {
     unwatch_endpoint(peer);
     peer.regions.clear();
     peer.fences.reset();
-    if (peer.endpoint != nullptr) peer.endpoint->close();
-    for (const auto& flight : peer.flights) flight->remote.reset();
-    peer.endpoint.reset();
+    Job::end(peer.endpoint, peer.flights);
   });
   connector_.reset();
 }
@@ -399,8 +403,9 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
 void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
   peer.endpoint = std::move(endpoint);
   if (peer.endpoint == nullptr) return;
+  // By its edges: it stays readable until arm() has taken what made it so.
   if (peer.endpoint->fd() >= 0 && !peer.down) {
-    if (Status added = reactor_.add(peer.endpoint->fd(), EPOLLIN, peer.bell); !added.ok())
+    if (Status added = reactor_.add(peer.endpoint->fd(), EPOLLIN | EPOLLET, peer.bell); !added.ok())
       return fail(peer, added.message());
     peer.is_watched = true;
   }
@@ -516,8 +521,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
     peer.endpoint = std::move(job->endpoint);
     peer.flights = std::move(job->flights);
   }
-  peer.endpoint->close();
-  for (const auto& flight : peer.flights) flight->remote.reset();
+  Job::end(peer.endpoint, peer.flights);
   closed(peer);
 }
 

@@ -89,7 +89,10 @@ class UcxEndpoint final : public fabric::Endpoint {
       static_cast<UcxEndpoint*>(current)->on_read(request, status, *static_cast<fabric::Flight*>(flight));
     };
   }
-  ~UcxEndpoint() override { close(); }
+  ~UcxEndpoint() override {
+    close();
+    library_.worker_destroy(worker_);
+  }
 
   Status listen() {
     if (const abi::StatusCode got = library_.worker_get_efd(worker_, &fd_); got != abi::kOk)
@@ -152,24 +155,20 @@ class UcxEndpoint final : public fabric::Endpoint {
   }
 
   void close() noexcept override {
-    if (worker_ == nullptr) return;
+    // What is not closed by force needs this thread to copy anything, or the peer's processor: it ends here.
+    if (std::exchange(is_closed_, true) || endpoint_ == nullptr || !fabric_->is_fenced_) return;
     const Current now(*this);
-    if (endpoint_ != nullptr && fabric_->is_fenced_) {
-      abi::RequestParams params;
-      params.field_mask = abi::RequestParams::kFlags;
-      params.flags = abi::RequestParams::kCloseByForce;
-      void* const request = library_.ep_close_nbx(endpoint_, &params);
-      const bool is_request = request != nullptr && !abi::is_error(request);
-      const auto due = std::chrono::steady_clock::now() + kCloseBound;
-      while ((num_under_way() != 0 ||
-              (is_request && library_.request_check_status(request) == abi::kInProgress)) &&
-             std::chrono::steady_clock::now() < due)
-        library_.worker_progress(worker_);
-      if (is_request) library_.request_free(request);
-    }
-    library_.worker_destroy(worker_);
-    worker_ = nullptr;
-    endpoint_ = nullptr;
+    abi::RequestParams params;
+    params.field_mask = abi::RequestParams::kFlags;
+    params.flags = abi::RequestParams::kCloseByForce;
+    void* const request = library_.ep_close_nbx(endpoint_, &params);
+    const bool is_request = request != nullptr && !abi::is_error(request);
+    const auto due = std::chrono::steady_clock::now() + kCloseBound;
+    while ((num_under_way() != 0 ||
+            (is_request && library_.request_check_status(request) == abi::kInProgress)) &&
+           std::chrono::steady_clock::now() < due)
+      library_.worker_progress(worker_);
+    if (is_request) library_.request_free(request);
   }
 
   // The transports of its lanes, as UCX prints them: "lane[0]:  0:tcp/lo.0 md[0] ...".
@@ -218,7 +217,8 @@ class UcxEndpoint final : public fabric::Endpoint {
 
   const std::shared_ptr<UcxFabric> fabric_;
   const Library& library_;
-  abi::Worker* worker_;
+  abi::Worker* const worker_;
+  bool is_closed_ = false;
   abi::EndpointHandle* endpoint_ = nullptr;
   int fd_ = -1;
   abi::RequestParams read_;
