@@ -1,5 +1,4 @@
-// The suite of conformance.h over UCX, whichever release this machine has: by tcp, by shared memory, and with injected
-// faults.
+// The suite of conformance.h over UCX by tcp, whichever release this machine has, and with injected faults.
 #define KVXFER_CHECK_NO_MAIN  // without UCX it is skipped
 #include "conformance.h"
 #include "fabric_ends.h"
@@ -24,14 +23,10 @@ Subject ucx_over(std::string name, std::string transports, std::uint32_t num_rea
 }
 Subject ucx_tcp() { return ucx_over("ucx over tcp", "tcp"); }
 Subject ucx_tcp_one_read() { return ucx_over("ucx over tcp, a read at a time", "tcp", 1); }
-Subject ucx_posix() { return ucx_over("ucx over shared memory", "posix"); }
-Subject ucx_cma() { return ucx_over("ucx over cma", "posix,cma"); }
 Subject faulty_ucx() { return with_faults(ucx_tcp(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05"); }
 
 CONFORMANCE(ucx_tcp)
 CONFORMANCE(ucx_tcp_one_read)
-CONFORMANCE(ucx_posix)
-CONFORMANCE(ucx_cma)
 CONFORMANCE(faulty_ucx)
 
 }  // namespace

@@ -55,7 +55,7 @@ constexpr std::uint64_t kNbytesPerPoll = 2 * 1024 * 1024;
 constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for a peer
 // What is cancelled ends with its last read, in far less; where the peer is dead, or the network, only the endpoint's end
 // ends it.
-constexpr std::chrono::milliseconds kStopBound{200};
+constexpr std::chrono::milliseconds kStopBound{200}, kStandstill{100};
 // Works begun for one peer; reads under way are bounded besides.
 constexpr std::size_t kMostFlights = 256;
 // Of an endpoint without a descriptor: how long it is asked after the last that came, and from when to when it rests.
@@ -434,8 +434,8 @@ Status FabricRail::hear(Peer& peer, const Message& part) {
   peer.heard = {};
   peer.introduction = std::move(decoded).value();
   if (peer.introduction->terms != fabric_->terms())
-    return {Code::kUnsupported, "it has " + peer.introduction->library + " " + peer.introduction->terms +
-                                    ", and this end " + fabric_->library() + " " + fabric_->terms() +
+    return {Code::kUnsupported, "it has " + peer.introduction->library + " with " + peer.introduction->terms +
+                                    ", and this end " + fabric_->library() + " with " + fabric_->terms() +
                                     ": set both alike"};
   return meet(peer);
 }
@@ -786,9 +786,12 @@ void FabricRail::look_at_clock() noexcept {
     }
     if (!peer.due || *peer.due > now || peer.down) return;
     bool is_late = false;
+    // This thread stood still itself, and what has come meanwhile is not all taken in.
+    const bool stood_still = now - *peer.due > kStandstill;
     std::optional<Clock::time_point> first;
     for (const auto& flight : peer.flights) {
       if (!flight->is_used || !flight->is_cancelled) continue;
+      if (stood_still) flight->due_at = now + kStopBound;
       is_late = is_late || flight->due_at <= now;
       first = std::min(first.value_or(flight->due_at), flight->due_at);
     }

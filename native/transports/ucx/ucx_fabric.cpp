@@ -27,20 +27,6 @@ std::vector<std::byte> padded(std::span<const std::byte> bytes) {
   return copy;
 }
 
-std::vector<std::string> listed(const std::string& text) {
-  std::vector<std::string> words;
-  std::istringstream stream(text);
-  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
-  return words;
-}
-
-// Those of one host, none of which UCX can tell of a peer's death.
-bool shares_memory(const std::string& name) {
-  static const std::set<std::string> names = {"sm",   "shm",   "posix", "sysv",    "cma",
-                                              "knem", "xpmem", "self",  "cuda_ipc"};
-  return names.contains(name);
-}
-
 // UCX's settings that this process's environment has: what a person sees to when nothing works.
 std::string environment() {
   std::string found;
@@ -117,8 +103,7 @@ class UcxEndpoint final : public fabric::Endpoint {
     params.field_mask = abi::EndpointParams::kRemoteAddress | abi::EndpointParams::kErrorMode |
                         abi::EndpointParams::kErrorHandler;
     params.address = reinterpret_cast<const abi::Address*>(copy.data());
-    params.error_mode =
-        fabric_->is_fenced_ ? abi::EndpointParams::kModePeer : abi::EndpointParams::kModeNone;
+    params.error_mode = abi::EndpointParams::kModePeer;
     params.error_handler.callback = [](void* endpoint, abi::EndpointHandle*, abi::StatusCode status) {
       auto& self = *static_cast<UcxEndpoint*>(endpoint);
       self.fail(self.library_.status_string(status));
@@ -127,7 +112,11 @@ class UcxEndpoint final : public fabric::Endpoint {
     const abi::StatusCode created = library_.ep_create(worker_, &params, &endpoint_);
     if (created == abi::kOk) return {};
     endpoint_ = nullptr;
-    return fabric_->refused("an endpoint " + fabric_->terms() + " to the peer's worker", created);
+    Status why = fabric_->refused("an endpoint to the peer's worker", created);
+    if (created != abi::kUnreachable) return why;
+    return {why.code(), why.message() +
+                            ". Both ends need a transport in common that tells of a peer's death: tcp or one of a "
+                            "network, none of shared memory (kvxfer's own shm is for that)"};
   }
 
   Result<std::uint64_t> unpack(std::span<const std::byte> key, std::shared_ptr<const void>& holder) override {
@@ -155,8 +144,7 @@ class UcxEndpoint final : public fabric::Endpoint {
   }
 
   void close() noexcept override {
-    // What is not closed by force needs this thread to copy anything, or the peer's processor: it ends here.
-    if (std::exchange(is_closed_, true) || endpoint_ == nullptr || !fabric_->is_fenced_) return;
+    if (std::exchange(is_closed_, true) || endpoint_ == nullptr) return;
     const Current now(*this);
     abi::RequestParams params;
     params.field_mask = abi::RequestParams::kFlags;
@@ -254,13 +242,6 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
       return Status(Code::kInvalidArgument, library.name() + " does not take " + name + "=" + value + ": " +
                                                 library.status_string(set));
 
-  const char* const from_environment = std::getenv("UCX_TLS");
-  const std::string transports =
-      !options.transports.empty() || from_environment == nullptr ? options.transports : from_environment;
-  const std::vector<std::string> names = listed(transports);
-  const bool is_shared = !names.empty() && std::all_of(names.begin(), names.end(), shares_memory);
-  made->is_fenced_ = options.errors.empty() ? !is_shared : options.errors == "peer";
-
   abi::ContextParams params;
   params.field_mask = abi::ContextParams::kFeatures | abi::ContextParams::kMtWorkersShared;
   params.features = abi::ContextParams::kRma | abi::ContextParams::kWakeup;
@@ -271,7 +252,7 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
     made->context_ = nullptr;
     return Status(Code::kUnsupported,
                   library.name() + " has no transport that it could use" +
-                      (transports.empty() ? "" : " of \"" + transports + "\"") + ": " +
+                      (options.transports.empty() ? "" : " of \"" + options.transports + "\"") + ": " +
                       library.status_string(begun) + environment() +
                       ". `ucx_info -d` lists what it has; option ucx.transports names some of them");
   }

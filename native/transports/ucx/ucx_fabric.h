@@ -1,12 +1,12 @@
 // UCX as a fabric: a context for an agent, and for each peer a worker with one endpoint.
 //
-// A worker of its own for each peer, since that is what can be ended whatever transports UCX has chosen: an endpoint over
-// tcp or an RDMA device is closed by force, one over shared memory cannot be, and goes with its worker. Shared memory
-// therefore comes with error handling "none": it is the rail's socket that tells when such a peer has died.
+// A worker of its own for each peer, so that nothing of one peer's is another's: what it has under way, what it has made
+// UCX remember, and the end, which is the endpoint's by force and then the worker's. UCX's transports of shared memory are
+// left out: they take no endpoint that can be closed so (docs/fabrics.md).
 //
-// Peers that send bytes here over tcp, or read over it, have this process copy them by UCX's own software, which looks at
-// no key: within UCX nothing keeps a peer from reading or writing any address. So memory stays until peers have said
-// that they read none of it, and whoever may connect has to be trusted, as docs/fabrics.md says.
+// Peers that read over tcp have this process copy for them by UCX's own software, which looks at no key: within UCX nothing
+// keeps a peer from reading or writing any address. So memory stays until peers have said that they read none of it, and
+// whoever may connect has to be trusted.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,6 @@ struct Options {
   std::string transports;  // UCX_TLS; "" for what the environment says, or UCX's own choice
   std::string devices;     // UCX_NET_DEVICES, likewise
   std::string config;      // more of UCX's settings, as "RMA_BW_LANES=2 RC_RX_QUEUE_LEN=1024"
-  std::string errors;      // "peer", "none" or "" for whichever fits the transports
   std::uint32_t num_reads = 64;
 };
 
@@ -34,7 +33,6 @@ class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_th
 
   std::string_view transport() const noexcept override { return "ucx"; }
   std::string library() const override { return library_.name(); }
-  std::string terms() const override { return "with error handling " + std::string(is_fenced_ ? "peer" : "none"); }
   Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind) override;
   Result<std::unique_ptr<fabric::Endpoint>> open() override;
   std::uint64_t endpoint_nbytes() const noexcept override;
@@ -51,7 +49,6 @@ class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_th
   const Options options_;
   abi::Context* context_ = nullptr;
   MemoryKinds memory_ = MemoryKind::kHost;
-  bool is_fenced_ = true;  // endpoints are closed by force
 };
 
 }  // namespace kvxfer::ucx

@@ -16,10 +16,6 @@ constexpr TransportOption kOptions[] = {
     {"transports", "UCX's transports with commas between them, as UCX_TLS; empty: as the environment says", ""},
     {"devices", "devices with commas between them, as UCX_NET_DEVICES; empty: as the environment says", ""},
     {"config", "more of UCX's settings, without their UCX_, as \"MAX_RMA_RAILS=2 RC_RX_QUEUE_LEN=1024\"", ""},
-    {"error_handling",
-     "peer (endpoints end when a peer dies; not over shared memory), none, or empty: whichever fits the "
-     "transports; alike at both ends",
-     ""},
     {"reads", "reads under way for each peer", std::int64_t{64}, 1, 4096},
 };
 
@@ -29,11 +25,7 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   options.transports = values.text("transports");
   options.devices = values.text("devices");
   options.config = values.text("config");
-  options.errors = values.text("error_handling");
   options.num_reads = static_cast<std::uint32_t>(values.number("reads"));
-  if (!options.errors.empty() && options.errors != "peer" && options.errors != "none")
-    return Status(Code::kInvalidArgument,
-                  "ucx.error_handling is \"" + options.errors + "\": it is peer, none or empty");
   const Result<const ucx::Library*> library = ucx::Library::load(options.library);
   if (!library.ok()) return library.status();
   auto fabric = ucx::UcxFabric::create(*library.value(), options, !parts.gpus.empty());
