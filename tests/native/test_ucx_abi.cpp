@@ -3,6 +3,7 @@
 
 #if __has_include(<ucp/api/ucp.h>)
 
+#include <sys/uio.h>
 #include <ucp/api/ucp.h>
 
 #include "check.h"
@@ -70,6 +71,25 @@ SAME_VALUE(RequestParams::kUserData, UCP_OP_ATTR_FIELD_USER_DATA);
 SAME_VALUE(RequestParams::kFlags, UCP_OP_ATTR_FIELD_FLAGS);
 SAME_VALUE(RequestParams::kMemoryHandle, UCP_OP_ATTR_FIELD_MEMH);
 SAME_VALUE(RequestParams::kCloseByForce, UCP_EP_CLOSE_FLAG_FORCE);
+SAME_PLACE(RequestParams, datatype, ucp_request_param_t, datatype);
+SAME_VALUE(RequestParams::kDatatype, UCP_OP_ATTR_FIELD_DATATYPE);
+SAME_VALUE(RequestParams::kRendezvous, UCP_AM_SEND_FLAG_RNDV);
+static_assert(abi::RequestParams::kIov == ucp_dt_make_iov());
+static_assert(offsetof(iovec, iov_base) == offsetof(ucp_dt_iov_t, buffer) &&
+              offsetof(iovec, iov_len) == offsetof(ucp_dt_iov_t, length) && sizeof(iovec) == sizeof(ucp_dt_iov_t));
+
+SAME_VALUE(ContextParams::kActiveMessages, UCP_FEATURE_AM);
+SAME_PLACE(MessageParams, attributes, ucp_am_recv_param_t, recv_attr);
+SAME_VALUE(MessageParams::kIsRendezvous, UCP_AM_RECV_ATTR_FLAG_RNDV);
+SAME_PLACE(HandlerParams, id, ucp_am_handler_param_t, id);
+SAME_PLACE(HandlerParams, flags, ucp_am_handler_param_t, flags);
+SAME_PLACE(HandlerParams, callback, ucp_am_handler_param_t, cb);
+SAME_PLACE(HandlerParams, argument, ucp_am_handler_param_t, arg);
+SAME_VALUE(HandlerParams::kId, UCP_AM_HANDLER_PARAM_FIELD_ID);
+SAME_VALUE(HandlerParams::kFlags, UCP_AM_HANDLER_PARAM_FIELD_FLAGS);
+SAME_VALUE(HandlerParams::kCallback, UCP_AM_HANDLER_PARAM_FIELD_CB);
+SAME_VALUE(HandlerParams::kArgument, UCP_AM_HANDLER_PARAM_FIELD_ARG);
+SAME_VALUE(HandlerParams::kWholeMessage, UCP_AM_FLAG_WHOLE_MSG);
 
 TEST(statuses_in_pointers) {
   CHECK(!abi::is_error(nullptr));

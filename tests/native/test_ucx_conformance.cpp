@@ -9,10 +9,12 @@ namespace {
 using conformance::Subject;
 using conformance::with_faults;
 
-Subject ucx_over(std::string name, std::string transports, std::uint32_t num_reads = 64) {
+Subject ucx_over(std::string name, std::string transports, std::uint32_t num_reads = 64,
+                 ucx::Way way = ucx::Way::kChosen) {
   ucx::Options options;
   options.transports = std::move(transports);
   options.num_reads = num_reads;
+  options.way = way;
   return {std::move(name),
           [=](Reactor& reactor, const FenceTable& fences) {
             return fabric_ends::make_ucx(reactor, fences, options);
@@ -22,12 +24,28 @@ Subject ucx_over(std::string name, std::string transports, std::uint32_t num_rea
           {}};
 }
 Subject ucx_tcp() { return ucx_over("ucx over tcp", "tcp"); }
-Subject ucx_tcp_one_read() { return ucx_over("ucx over tcp, a read at a time", "tcp", 1); }
+Subject ucx_one_at_a_time() { return ucx_over("ucx over tcp, one at a time", "tcp", 1); }
+// As over RDMA. Over tcp no end may end while it reads (ucx_fabric.h).
+Subject ucx_reads() { return ucx_over("ucx by reads", "tcp", 64, ucx::Way::kRead); }
+Subject ucx_reads_one() { return ucx_over("ucx by one read at a time", "tcp", 1, ucx::Way::kRead); }
 Subject faulty_ucx() { return with_faults(ucx_tcp(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05"); }
 
 CONFORMANCE(ucx_tcp)
-CONFORMANCE(ucx_tcp_one_read)
+CONFORMANCE(ucx_one_at_a_time)
 CONFORMANCE(faulty_ucx)
+#define READS(subject)                                                         \
+  CONFORMANCE_PROMISE(subject, every_byte_arrives_and_no_other_changes)        \
+  CONFORMANCE_PROMISE(subject, programs_of_every_kind_arrive)                  \
+  CONFORMANCE_PROMISE(subject, post_accepts_a_prefix_and_the_rest_later)       \
+  CONFORMANCE_PROMISE(subject, transfers_in_both_directions_do_not_mix)        \
+  CONFORMANCE_PROMISE(subject, a_fence_that_moved_is_noticed)                  \
+  CONFORMANCE_PROMISE(subject, mistakes_complete_and_harm_nobody)              \
+  CONFORMANCE_PROMISE(subject, pieces_without_bytes_complete)                  \
+  CONFORMANCE_PROMISE(subject, what_is_detached_is_not_read)                   \
+  CONFORMANCE_PROMISE(subject, descriptors_are_given_back)                     \
+  CONFORMANCE_PROMISE(subject, an_idle_rail_asks_for_nothing)
+READS(ucx_reads)
+READS(ucx_reads_one)
 
 }  // namespace
 }  // namespace kvxfer

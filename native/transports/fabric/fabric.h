@@ -5,6 +5,8 @@
 // the progress gate, or one that sets it up or ends it (transports/common/connector.h).
 #pragma once
 
+#include <sys/uio.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -40,13 +42,24 @@ struct Read {
 
 struct RemoteMemory;
 
-// A work of which reads are under way, or will be next.
+// How a piece that is sent says which one it is.
+struct PieceHeader {
+  TransferId transfer = 0;
+  std::uint32_t piece = 0;
+  std::uint32_t is_proof = 0;  // of no piece: the first message of an endpoint
+  std::uint64_t nbytes = 0;
+};
+
+// A work of which reads are under way or will be next, or a piece that is sent or awaited.
 struct Flight {
   Work work;
   std::shared_ptr<const RemoteMemory> remote;  // held, since its region may be detached meanwhile
   RequestCursorOf<std::uint64_t> cursor;
   Read next;  // named by the cursor and not posted; nbytes 0: none
   std::uint32_t num_under_way = 0;
+  PieceHeader header;           // of one that is sent
+  std::vector<iovec> segments;  // in the order of the stream, of one that is sent or awaited
+  bool is_awaited = false;      // nothing of it has come
   std::optional<std::uint32_t> scratch;  // a question after a fence word: where the word lands
   bool is_used = false;
   bool is_proof = false;  // no work: the first read of an endpoint, whose end says whether it works
@@ -57,9 +70,19 @@ struct Flight {
   std::string why;
 
   bool has_more() const noexcept { return !is_named || next.nbytes != 0; }
-  bool has_landed() const noexcept { return is_used && num_under_way == 0 && !has_more(); }
+  bool has_landed() const noexcept { return is_used && num_under_way == 0 && !is_awaited && !has_more(); }
   // Nothing more of it is posted.
   void stop(Code its_code, std::string_view its_why) noexcept;
+};
+
+// Who knows which pieces are awaited.
+class Receiver {
+ public:
+  // A piece's bytes are there, or about to come: where they go. Null: nobody awaits them.
+  virtual Flight* begin_receive(const PieceHeader& header) noexcept = 0;
+
+ protected:
+  ~Receiver() = default;
 };
 
 class Endpoint {
@@ -92,7 +115,21 @@ class Endpoint {
     }
     return posted;
   }
-  std::uint32_t num_under_way() const noexcept { return num_under_way_; }  // of reads
+  // The same of a piece that is sent: segments under its header, both the flight's.
+  Posted post_send(Flight& flight) noexcept {
+    ++flight.num_under_way;
+    ++num_under_way_;
+    const Posted posted = send(flight);
+    if (posted != Posted::kUnderWay) {
+      --flight.num_under_way;
+      --num_under_way_;
+    }
+    return posted;
+  }
+  // Whether pieces are to be sent to this peer and received from it, since reads would be the peer's processor's work.
+  virtual bool prefers_sends() const { return false; }
+  void receive_for(Receiver* receiver) noexcept { receiver_ = receiver; }
+  std::uint32_t num_under_way() const noexcept { return num_under_way_; }  // of reads, sends and receives
   std::size_t num_flights = 0;  // that are used
   // Takes in what has come, a bounded amount; false: nothing had.
   virtual bool progress() noexcept = 0;
@@ -110,6 +147,13 @@ class Endpoint {
 
  protected:
   virtual Posted read(const Read& read, bool more, Flight& flight) noexcept = 0;
+  virtual Posted send(Flight&) noexcept { return Posted::kFailed; }
+  // What the library begins by itself, of a flight that it asked for.
+  void began(Flight& flight) noexcept {
+    ++flight.num_under_way;
+    ++num_under_way_;
+  }
+  Receiver* receiver() const noexcept { return receiver_; }
   // A read of the flight has ended. `why`: not as it should.
   void completed(Flight& flight, std::string_view why) noexcept;
   void fail(std::string_view why) noexcept;
@@ -117,6 +161,7 @@ class Endpoint {
  private:
   std::string failure_;
   std::uint32_t num_under_way_ = 0;
+  Receiver* receiver_ = nullptr;
 };
 
 class Fabric {
@@ -133,6 +178,8 @@ class Fabric {
   // Whether this process itself reads its memory when a peer asks it to: then that must be there until no peer can.
   virtual bool serves_peers() const noexcept = 0;
   virtual MemoryKinds memory() const noexcept { return MemoryKind::kHost; }
+  // Whether endpoints can send pieces and receive them.
+  virtual bool can_send() const noexcept { return false; }
   virtual std::uint64_t most_read_nbytes() const noexcept { return std::uint64_t{1} << 30; }
   virtual std::uint32_t num_reads() const noexcept = 0;  // under way for each peer, at most
 };

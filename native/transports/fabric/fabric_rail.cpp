@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <new>
 
+#include "core/copy/run_cursor.h"
+
 namespace kvxfer {
 
 using fabric::Introduction;
@@ -17,8 +19,11 @@ namespace fabric {
 
 void Peer::Bell::on_ready(std::uint32_t) { rail.wake(peer); }
 
+Flight* Peer::begin_receive(const PieceHeader& header) noexcept { return bell.rail.begin_receive(*this, header); }
+
 void Flight::stop(Code its_code, std::string_view its_why) noexcept {
   is_named = true;
+  is_awaited = false;
   next.nbytes = 0;
   if (code != Code::kOk) return;
   code = its_code;
@@ -214,6 +219,7 @@ FabricRail::~FabricRail() {
 Capabilities FabricRail::capabilities() const noexcept {
   return {.name = fabric_->transport(),
           .one_sided = true,
+          .two_sided = fabric_->can_send(),
           .rank = rank_,
           .window = 64,
           .memory = fabric_->memory(),
@@ -294,6 +300,11 @@ void FabricRail::let_go(PeerId peer, RegionId region) noexcept {
 std::string FabricRail::path_to(PeerId id) const {
   const Peer* const peer = find(id);
   return peer == nullptr ? std::string() : peer->path;
+}
+
+WorkKind FabricRail::choose(PeerId id, const Move&, std::uint32_t) const noexcept {
+  const Peer* const peer = find(id);
+  return peer != nullptr && peer->sends ? WorkKind::kReceive : WorkKind::kFetch;
 }
 
 Status FabricRail::attach(PeerId id, const RemoteRegion& region) {
@@ -396,7 +407,11 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
   if (words == nullptr || words->end - first < peer.fence_slots.nbytes())
     return {Code::kRailFailed, "its fence table is not as long as this session's"};
   peer.is_connected = true;
-  tell(peer, Message::about(MessageKind::kReady));
+  peer.wants_sends = peer.endpoint->prefers_sends();
+  peer.sends = peer.sends || peer.wants_sends;
+  Message ready = Message::about(MessageKind::kReady);
+  ready.sends = peer.wants_sends ? 1 : 0;
+  tell(peer, ready);
   return peer.is_ready && !peer.down ? prove(peer) : Status();
 }
 
@@ -454,7 +469,11 @@ Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
     case MessageKind::kMore: return hear(peer, message);
     case MessageKind::kReady:
       if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
+      if (message.sends != 0 && !fabric_->can_send())
+        return {Code::kUnsupported, "it wants pieces to be sent, which " + fabric_->library() + " does not"};
+      peer.sends = peer.sends || message.sends != 0;
       return peer.is_connected ? prove(peer) : Status();
+    case MessageKind::kDropped: dropped(peer, message.transfer, message.piece); return {};
     case MessageKind::kGone: {
       peer.gone_regions.insert(message.region);
       if (peer.gone_regions.size() > kMostGone) peer.gone_regions.erase(peer.gone_regions.begin());
@@ -484,8 +503,20 @@ void FabricRail::tell_what_is_let_go(Peer& peer) noexcept {
   }
 }
 
-// The rail carries something: the peer's fence words, which are nobody's affair.
+// The rail carries something: the peer's fence words, which are nobody's affair, or a message without bytes.
 Status FabricRail::prove(Peer& peer) {
+  peer.endpoint->receive_for(&peer);
+  if (peer.sends) {
+    Flight& awaited = spare_flight(peer);
+    awaited.is_proof = awaited.is_named = awaited.is_awaited = true;
+    Flight& sent = spare_flight(peer);
+    sent.header.is_proof = 1;
+    sent.is_proof = true;  // it is named once it is sent
+    peer.current = &sent;
+    activate(peer);
+    wake(peer);
+    return {};
+  }
   const fabric::KeyedSpan& from = *peer.fences->spans.find(peer.fence_slots.first * sizeof(std::uint64_t));
   const fabric::KeyedSpan to = fences_->nowhere();
   Flight& flight = spare_flight(peer);
@@ -557,7 +588,9 @@ void FabricRail::wake(Peer& peer) noexcept {
 // ---- reads ----
 
 bool FabricRail::can_run(const Peer& peer, const Work& work) const noexcept {
-  if (!peer.up || peer.endpoint == nullptr || peer.current != nullptr) return false;
+  if (!peer.up || peer.endpoint == nullptr) return false;
+  if (work.kind == WorkKind::kReceive) return peer.endpoint->num_flights < kMostFlights + WorkQueue::kMost;
+  if (peer.current != nullptr) return false;
   if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
   return peer.endpoint->num_under_way() < fabric_->num_reads() && peer.endpoint->num_flights < kMostFlights;
 }
@@ -594,6 +627,12 @@ void FabricRail::post_some() noexcept {
 
 void FabricRail::post_some(Peer& peer, Budget& budget) {
   --budget.num_runs;  // however short it is
+  // What is awaited waits for nothing that is posted.
+  if (const std::size_t at = peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
+      peer.up && at != peer.queue.size() && can_run(peer, peer.queue[at])) {
+    begin(peer, at);
+    return wake(peer);
+  }
   if (peer.current == nullptr) {
     const std::size_t at = first_that_runs(peer);
     if (at == peer.queue.size() || !begin(peer, at)) return;
@@ -602,7 +641,16 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
   peer.rests = false;
   Batch batch(*fabric_, peer, flight, budget);
   using Cursor = RequestCursorOf<std::uint64_t>;
-  if (!flight.is_named) switch (flight.cursor.advance(batch, budget.num_runs)) {
+  if (flight.work.kind == WorkKind::kSend || (flight.is_proof && peer.sends)) {
+    if (peer.endpoint->num_under_way() < fabric_->num_reads()) switch (peer.endpoint->post_send(flight)) {
+        case Endpoint::Posted::kUnderWay:
+        case Endpoint::Posted::kDone: flight.is_named = true; break;
+        case Endpoint::Posted::kAgain: peer.rests = true; break;
+        case Endpoint::Posted::kFailed: break;
+      }
+    budget.nbytes -= std::min(budget.nbytes, flight.header.nbytes);
+  } else if (!flight.is_named) {
+    switch (flight.cursor.advance(batch, budget.num_runs)) {
       case Cursor::Stop::kDone: flight.is_named = true; break;
       case Cursor::Stop::kFull:
       case Cursor::Stop::kTired: break;
@@ -612,6 +660,7 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
                                                : "the piece ends outside the region here"));
         break;
     }
+  }
   batch.finish();
   wake(peer);
   if (!flight.has_more()) peer.current = nullptr;
@@ -622,7 +671,8 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
 bool FabricRail::begin(Peer& peer, std::size_t at) {
   Flight& flight = spare_flight(peer);
   flight.work = peer.queue.take(at);
-  peer.current = &flight;
+  const bool is_awaited = flight.work.kind == WorkKind::kReceive;
+  if (!is_awaited) peer.current = &flight;
   Status ready;
   try {
     ready = prepare_flight(peer, flight);
@@ -631,10 +681,11 @@ bool FabricRail::begin(Peer& peer, std::size_t at) {
     throw;
   }
   if (ready.ok()) return true;
-  peer.current = nullptr;
+  if (!is_awaited) peer.current = nullptr;
   flight.is_used = false;
   --peer.endpoint->num_flights;
   end_work(failed(flight.work.id, ready.code(), words(ready.message())));
+  tell_dropped(peer, flight.work);
   return false;
 }
 
@@ -651,20 +702,93 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
     flight.is_named = true;
     return {};
   }
-  if (work.kind != WorkKind::kFetch)
-    return {Code::kUnsupported, "the destination fetches; nothing is sent"};
   const Move& move = *work.move;
   if (move.program->converts())
     return {Code::kUnsupported, fabric_->library() + " copies bytes as they are, and this program converts them"};
   const auto local = registered_.find(move.local->id);
   if (local == registered_.end())
     return {Code::kUnsupported, "the region here is not registered with " + fabric_->library()};
+  if (work.kind != WorkKind::kFetch) return prepare_piece(peer, flight);
   const auto remote = peer.regions.find(move.remote_region);
   if (remote == peer.regions.end())
     return {Code::kRegionGone, "the region of " + peer.name + " is not attached"};
   flight.remote = remote->second;
   flight.cursor = {move, work.piece, flight.remote->spans, local->second->local(), Side::kDst};
   return {};
+}
+
+Status FabricRail::prepare_piece(Peer& peer, Flight& flight) {
+  if (!peer.sends) return {Code::kUnsupported, "the destination fetches; nothing is sent"};
+  const Move& move = *flight.work.move;
+  const bool is_sent = flight.work.kind == WorkKind::kSend;
+  RunCursor cursor(move, flight.work.piece, is_sent ? Side::kSrc : Side::kDst);
+  flight.header = {move.transfer, flight.work.piece, 0, cursor.append(flight.segments, SIZE_MAX, UINT64_MAX)};
+  flight.is_named = flight.is_awaited = !is_sent;
+  return {};
+}
+
+// Its data may be here before the work was begun: the destination posts it first, and its turn comes later.
+fabric::Flight* FabricRail::begin_receive(Peer& peer, const fabric::PieceHeader& header) noexcept {
+  const auto find_awaited = [&]() -> Flight* {
+    for (const auto& flight : peer.flights) {
+      if (!flight->is_used || !flight->is_awaited || flight->is_proof != (header.is_proof != 0)) continue;
+      if (flight->is_proof) return flight.get();
+      if (flight->work.move->transfer == header.transfer && flight->work.piece == header.piece)
+        return flight.get();
+    }
+    return nullptr;
+  };
+  Flight* found = find_awaited();
+  if (found == nullptr && header.is_proof == 0) try {
+      const std::size_t at = peer.queue.first([&](const Work& work) {
+        return work.kind == WorkKind::kReceive && work.move->transfer == header.transfer &&
+               work.piece == header.piece;
+      });
+      if (at != peer.queue.size() && begin(peer, at)) found = find_awaited();
+    } catch (const std::bad_alloc&) {  // then it is as if nobody awaited it
+    }
+  if (found == nullptr) return nullptr;
+  found->is_awaited = false;
+  if (found->header.nbytes == header.nbytes) return found;
+  found->stop(Code::kRailFailed, "a piece came that has another length");
+  return nullptr;
+}
+
+void FabricRail::tell_dropped(Peer& peer, const Work& work) noexcept {
+  if (work.kind != WorkKind::kSend || !peer.sends) return;
+  Message message = Message::about(MessageKind::kDropped);
+  message.transfer = work.move->transfer;
+  message.piece = work.piece;
+  tell(peer, message);
+}
+
+void FabricRail::dropped(Peer& peer, TransferId transfer, std::uint32_t piece) {
+  static constexpr const char* kWhy = "the source stopped before the piece was sent";
+  const auto is_it = [&](const Work& work) {
+    return work.kind == WorkKind::kReceive && work.move->transfer == transfer && work.piece == piece;
+  };
+  if (const std::size_t at = peer.queue.first(is_it); at != peer.queue.size())
+    return end_work(failed(peer.queue.take(at).id, Code::kLeaseEnded, words(kWhy)));
+  for (const auto& flight : peer.flights)
+    if (flight->is_used && flight->is_awaited && !flight->is_proof && is_it(flight->work)) {
+      flight->stop(Code::kLeaseEnded, words(kWhy));
+      return land(peer);
+    }
+}
+
+// A piece that has not gone out: its destination hears so, and the engine at either end may ask anew.
+void FabricRail::cancel(std::span<const WorkId> works) noexcept {
+  for (const WorkId id : works) {
+    Peer* const peer = peer_of(id);
+    if (peer == nullptr || !peer->sends || peer->down) continue;
+    const std::size_t at = peer->queue.first([id](const Work& work) { return work.id == id; });
+    // By value: a peer that cannot be told fails, and its queue is emptied.
+    if (at != peer->queue.size())
+      tell_dropped(*peer, Work(peer->queue[at]));
+    else if (peer->current != nullptr && peer->current->work.id == id && !peer->current->is_proof)
+      tell_dropped(*peer, Work(peer->current->work));
+  }
+  RailPeers::cancel(works);
 }
 
 void FabricRail::progress() noexcept {
@@ -715,9 +839,13 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
   flight.remote.reset();
   if (peer.endpoint != nullptr) --peer.endpoint->num_flights;
   if (flight.is_proof) {
-    if (flight.code != Code::kOk || peer.down) return;
+    const bool is_last = std::none_of(peer.flights.begin(), peer.flights.end(), [](const auto& each) {
+      return each->is_used && each->is_proof;
+    });
+    if (flight.code != Code::kOk || peer.down || !is_last) return;
     try {
-      peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library + ")";
+      peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library + ")" +
+                  (peer.sends ? ", sent" : ", read");
     } catch (const std::bad_alloc&) {  // its name says enough
     }
     return come_up(peer);

@@ -37,7 +37,7 @@ class FabricRail;
 
 namespace fabric {
 
-struct Peer : RailPeer<Message> {
+struct Peer final : RailPeer<Message>, Receiver {
   // Of its endpoint, that something has come.
   struct Bell final : Reactor::Handler {
     Bell(FabricRail& owner, Peer& whose) : rail(owner), peer(whose) {}
@@ -48,6 +48,8 @@ struct Peer : RailPeer<Message> {
 
   Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, FabricRail& rail)
       : RailPeer(number, std::move(socket), info), bell(rail, *this) {}
+
+  Flight* begin_receive(const PieceHeader& header) noexcept override;
 
   Charge charge;  // of the endpoint, to its session
   std::unique_ptr<Endpoint> endpoint;  // null: a thread has it, or it is closed
@@ -60,6 +62,7 @@ struct Peer : RailPeer<Message> {
   std::vector<std::unique_ptr<Flight>> flights;    // with the endpoint; their memory is used again
   Flight* current = nullptr;                       // has more to post
   bool rests = false;                              // "again" was said, and nothing has come since
+  bool wants_sends = false, sends = false;         // here, and at either end: pieces are sent and received
 
   std::unordered_map<RegionId, std::shared_ptr<const RemoteMemory>> regions;
   std::shared_ptr<const RemoteMemory> fences;
@@ -97,6 +100,8 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   MemoryLender* lender() noexcept override { return fabric_->serves_peers() ? this : nullptr; }
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   std::string path_to(PeerId peer) const override;
+  WorkKind choose(PeerId peer, const Move& move, std::uint32_t piece) const noexcept override;
+  void cancel(std::span<const WorkId> works) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
@@ -111,6 +116,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   using Registration = fabric::Registration;
   using Clock = Alarm::Clock;
   using FenceWords = kvxfer::FenceWords<Registration>;
+  friend struct fabric::Peer;
   friend struct fabric::Peer::Bell;
   struct Budget;
   class Batch;
@@ -136,7 +142,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
   // A peer hears of each region that goes.
-  std::size_t num_told() const noexcept override { return 64 + leaving_.size(); }
+  std::size_t num_told() const noexcept override { return 64 + WorkQueue::kMost + leaving_.size(); }
 
   // ---- an endpoint's life: opened, connected and closed on a thread each time
   Status send_away(Peer& peer, std::unique_ptr<Job>& job);
@@ -157,10 +163,14 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   void post_some(Peer& peer, Budget& budget);
   bool begin(Peer& peer, std::size_t at);  // false: that work has ended at once
   Status prepare_flight(Peer& peer, Flight& flight);
+  Status prepare_piece(Peer& peer, Flight& flight);
   void progress() noexcept;
   bool progress(Peer& peer) noexcept;
   void land(Peer& peer) noexcept;
   void land(Peer& peer, Flight& flight) noexcept;
+  Flight* begin_receive(Peer& peer, const fabric::PieceHeader& header) noexcept;
+  void tell_dropped(Peer& peer, const Work& work) noexcept;
+  void dropped(Peer& peer, TransferId transfer, std::uint32_t piece);
 
   // ---- regions that go
   bool held_by_peers(RegionId region) const noexcept override;

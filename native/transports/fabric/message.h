@@ -16,9 +16,10 @@ namespace kvxfer::fabric {
 enum class MessageKind : std::uint32_t {
   kHello = 1,  // first, once: the beginning of an introduction
   kMore = 2,   // of it
-  kReady = 3,  // the sender's endpoint is connected to the receiver's
+  kReady = 3,  // the sender's endpoint is connected to the receiver's; whether it wants pieces to be sent
   kGone = 4,   // the sender has deregistered a region
   kLetGo = 5,  // the answer to that: nothing of it is read any more
+  kDropped = 6,  // a piece that the receiver awaits does not come
 };
 
 struct Message {
@@ -27,6 +28,9 @@ struct Message {
   std::array<char, 4> magic{'k', 'v', 'f', '1'};
   MessageKind kind = MessageKind::kHello;
   RegionId region = 0;  // kGone, kLetGo
+  TransferId transfer = 0;  // kDropped
+  std::uint32_t piece = 0;  // likewise
+  std::uint32_t sends = 0;  // kReady
   std::uint32_t whole_nbytes = 0;  // kHello: of the introduction
   std::uint32_t part_nbytes = 0;   // kHello, kMore
   std::array<std::byte, kPartNbytes> part{};
@@ -42,7 +46,7 @@ struct Message {
   bool is_hello() const noexcept { return kind == MessageKind::kHello; }
   Status check(bool has_fd) const;
 };
-static_assert(sizeof(Message) == 520);
+static_assert(sizeof(Message) == 536);
 
 // Who an end is, and what its peer needs to read from it.
 struct Introduction {

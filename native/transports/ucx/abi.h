@@ -34,7 +34,7 @@ inline constexpr unsigned kApiMajor = 1, kApiMinor = 12;
 
 struct ContextParams {
   static constexpr std::uint64_t kFeatures = 1, kMtWorkersShared = 1 << 5;
-  static constexpr std::uint64_t kRma = 1 << 1, kWakeup = 1 << 4;
+  static constexpr std::uint64_t kRma = 1 << 1, kWakeup = 1 << 4, kActiveMessages = 1 << 6;
   std::uint64_t field_mask = 0;
   std::uint64_t features = 0;
   std::size_t request_size = 0;
@@ -98,22 +98,44 @@ struct MemoryMapParams {
 };
 
 struct RequestParams {
-  static constexpr std::uint32_t kCallback = 1 << 1, kUserData = 1 << 2, kFlags = 1 << 4, kMemoryHandle = 1 << 8;
-  static constexpr unsigned kCloseByForce = 1;
+  static constexpr std::uint32_t kCallback = 1 << 1, kUserData = 1 << 2, kDatatype = 1 << 3, kFlags = 1 << 4,
+                                 kMemoryHandle = 1 << 8;
+  static constexpr unsigned kCloseByForce = 1, kRendezvous = 1 << 2;
+  static constexpr std::uint64_t kIov = 2;
   std::uint32_t field_mask = 0;
   std::uint32_t flags = 0;
   void* request = nullptr;
-  void (*callback)(void* request, StatusCode status, void* user_data) = nullptr;
+  union {
+    void (*sent)(void* request, StatusCode status, void* user_data) = nullptr;
+    void (*received)(void* request, StatusCode status, std::size_t nbytes, void* user_data);
+  } callback;
   std::uint64_t datatype = 0;
   void* user_data = nullptr;
   void* reply_buffer = nullptr;
   int memory_type = 0;
-  void* received = nullptr;
+  void* received_info = nullptr;
   MemoryHandle* memory = nullptr;
   // Of later releases.
   std::uint64_t remote_datatype = 0;
   const void* remote = nullptr;
   std::size_t remote_count = 0;
+};
+
+struct MessageParams {
+  static constexpr std::uint64_t kIsRendezvous = 1 << 17;
+  std::uint64_t attributes = 0;
+  EndpointHandle* reply = nullptr;
+};
+
+struct HandlerParams {
+  static constexpr std::uint64_t kId = 1, kFlags = 1 << 1, kCallback = 1 << 2, kArgument = 1 << 3;
+  static constexpr std::uint32_t kWholeMessage = 1;
+  std::uint64_t field_mask = 0;
+  unsigned id = 0;
+  std::uint32_t flags = 0;
+  StatusCode (*callback)(void* argument, const void* header, std::size_t header_nbytes, void* data,
+                         std::size_t nbytes, const MessageParams* params) = nullptr;
+  void* argument = nullptr;
 };
 
 }  // namespace kvxfer::ucx::abi

@@ -109,6 +109,9 @@ Loaded load_library(const std::string& file) {
   find(table.ep_rkey_unpack, "ucp_ep_rkey_unpack");
   find(table.rkey_destroy, "ucp_rkey_destroy");
   find(table.get_nbx, "ucp_get_nbx");
+  find(table.worker_set_am_recv_handler, "ucp_worker_set_am_recv_handler");
+  find(table.am_send_nbx, "ucp_am_send_nbx");
+  find(table.am_recv_data_nbx, "ucp_am_recv_data_nbx");
   find(table.request_check_status, "ucp_request_check_status");
   find(table.request_free, "ucp_request_free");
   find(table.status_string, "ucs_status_string");  // of libucs, which libucp brings

@@ -40,6 +40,12 @@ struct Library {
   abi::StatusPointer (*get_nbx)(abi::EndpointHandle* endpoint, void* buffer, std::size_t nbytes,
                                 std::uint64_t remote_address, abi::RemoteKey* key,
                                 const abi::RequestParams* params);
+  abi::StatusCode (*worker_set_am_recv_handler)(abi::Worker* worker, const abi::HandlerParams* params);
+  abi::StatusPointer (*am_send_nbx)(abi::EndpointHandle* endpoint, unsigned id, const void* header,
+                                    std::size_t header_nbytes, const void* buffer, std::size_t count,
+                                    const abi::RequestParams* params);
+  abi::StatusPointer (*am_recv_data_nbx)(abi::Worker* worker, void* data, void* buffer, std::size_t count,
+                                         const abi::RequestParams* params);
   abi::StatusCode (*request_check_status)(void* request);
   void (*request_free)(void* request);
   const char* (*status_string)(abi::StatusCode status);

@@ -19,7 +19,7 @@ constexpr std::uint64_t kWorkerNbytes = 4 << 20, kRdmaWorkerNbytes = 48 << 20;
 constexpr std::size_t kPadding = 32 * 1024;
 // How long an endpoint may take to end; then its worker goes all the same.
 constexpr std::chrono::milliseconds kCloseBound{200};
-constexpr int kRoundsAtOnce = 64;
+constexpr unsigned kMessageId = 0;
 
 std::vector<std::byte> padded(std::span<const std::byte> bytes) {
   std::vector<std::byte> copy(bytes.size() + kPadding);
@@ -71,7 +71,7 @@ class UcxEndpoint final : public fabric::Endpoint {
   UcxEndpoint(std::shared_ptr<UcxFabric> fabric, abi::Worker* worker)
       : fabric_(std::move(fabric)), library_(fabric_->library_), worker_(worker) {
     read_.field_mask = abi::RequestParams::kCallback | abi::RequestParams::kUserData | abi::RequestParams::kMemoryHandle;
-    read_.callback = [](void* request, abi::StatusCode status, void* flight) {
+    read_.callback.sent = [](void* request, abi::StatusCode status, void* flight) {
       static_cast<UcxEndpoint*>(current)->on_read(request, status, *static_cast<fabric::Flight*>(flight));
     };
   }
@@ -83,6 +83,18 @@ class UcxEndpoint final : public fabric::Endpoint {
   Status listen() {
     if (const abi::StatusCode got = library_.worker_get_efd(worker_, &fd_); got != abi::kOk)
       return fabric_->refused("a worker's event descriptor", got);
+    abi::HandlerParams params;
+    params.field_mask = abi::HandlerParams::kId | abi::HandlerParams::kFlags | abi::HandlerParams::kCallback |
+                        abi::HandlerParams::kArgument;
+    params.id = kMessageId;
+    params.flags = abi::HandlerParams::kWholeMessage;
+    params.callback = [](void* endpoint, const void* header, std::size_t header_nbytes, void* data,
+                         std::size_t nbytes, const abi::MessageParams* message) {
+      return static_cast<UcxEndpoint*>(endpoint)->on_message(header, header_nbytes, data, nbytes, *message);
+    };
+    params.argument = this;
+    if (const abi::StatusCode set = library_.worker_set_am_recv_handler(worker_, &params); set != abi::kOk)
+      return fabric_->refused("a handler of messages", set);
     return {};
   }
 
@@ -159,20 +171,19 @@ class UcxEndpoint final : public fabric::Endpoint {
     if (is_request) library_.request_free(request);
   }
 
-  // The transports of its lanes, as UCX prints them: "lane[0]:  0:tcp/lo.0 md[0] ...".
   std::string path() const override {
-    const std::string info = printed([this](std::FILE* stream) { library_.ep_print_info(endpoint_, stream); });
-    std::set<std::string> lanes;
-    std::istringstream stream(info);
-    for (std::string line; std::getline(stream, line);) {
-      const std::size_t lane = line.find("lane["), slash = line.find('/');
-      if (lane == std::string::npos || slash == std::string::npos) continue;
-      const std::size_t name = line.rfind(':', slash), end = line.find(' ', slash);
-      if (name != std::string::npos) lanes.insert(line.substr(name + 1, end - name - 1));
-    }
+    std::set<std::string> names;
+    for (const Lane& lane : lanes()) names.insert(lane.name);
     std::string words;
-    for (const std::string& lane : lanes) words += (words.empty() ? "" : " ") + lane;
+    for (const std::string& name : names) words += (words.empty() ? "" : " ") + name;
     return words.empty() ? "lanes unknown" : words;
+  }
+  // Where no lane reads memory by itself, UCX has the peer's processor serve reads. It looks at no key there, and all
+  // releases that were tried (1.13 to 1.22) crash at times where the reader ends meanwhile.
+  bool prefers_sends() const override {
+    if (fabric_->options_.way != Way::kChosen) return fabric_->options_.way == Way::kSend;
+    const std::vector<Lane> all = lanes();
+    return std::none_of(all.begin(), all.end(), [](const Lane& lane) { return lane.reads; });
   }
 
  private:
@@ -184,13 +195,94 @@ class UcxEndpoint final : public fabric::Endpoint {
   };
   static thread_local UcxEndpoint* current;
 
+  // Of the endpoint, as UCX prints them: "lane[0]:  0:rc_mlx5/mlx5_0:1 md[0] ... rma_bw#0 am".
+  struct Lane {
+    std::string name;
+    bool reads;
+  };
+  std::vector<Lane> lanes() const {
+    std::istringstream stream(
+        printed([this](std::FILE* file) { library_.ep_print_info(endpoint_, file); }));
+    std::vector<Lane> found;
+    for (std::string line; std::getline(stream, line);) {
+      const std::size_t lane = line.find("lane["), slash = line.find('/');
+      if (lane == std::string::npos || slash == std::string::npos) continue;
+      const std::size_t name = line.rfind(':', slash), end = line.find(' ', slash);
+      if (name != std::string::npos)
+        found.push_back({line.substr(name + 1, end - name - 1), line.find(" rma") != std::string::npos});
+    }
+    return found;
+  }
+
+  Posted send(fabric::Flight& flight) noexcept override {
+    const Current now(*this);
+    abi::RequestParams params;
+    params.field_mask = abi::RequestParams::kCallback | abi::RequestParams::kUserData;
+    params.callback.sent = [](void* request, abi::StatusCode status, void* its) {
+      current->on_read(request, status, *static_cast<fabric::Flight*>(its));
+    };
+    params.user_data = &flight;
+    // Its bytes go where they are awaited, and to no buffer before.
+    if (flight.header.nbytes != 0) {
+      params.field_mask |= abi::RequestParams::kFlags;
+      params.flags = abi::RequestParams::kRendezvous;
+    }
+    const Buffer buffer = name(flight, params);
+    return posted(library_.am_send_nbx(endpoint_, kMessageId, &flight.header, sizeof flight.header, buffer.first,
+                                       buffer.second, &params));
+  }
+
+  abi::StatusCode on_message(const void* header, std::size_t header_nbytes, void* data, std::size_t nbytes,
+                             const abi::MessageParams& message) noexcept {
+    fabric::PieceHeader piece;
+    if (header_nbytes != sizeof piece || receiver() == nullptr) return abi::kOk;  // dropped
+    std::memcpy(&piece, header, sizeof piece);
+    if (piece.nbytes != nbytes) return abi::kOk;
+    fabric::Flight* const flight = receiver()->begin_receive(piece);
+    if (flight == nullptr || nbytes == 0) return abi::kOk;
+    if ((message.attributes & abi::MessageParams::kIsRendezvous) == 0) {
+      const auto* from = static_cast<const std::byte*>(data);
+      for (const iovec& segment : flight->segments) {
+        std::memcpy(segment.iov_base, from, segment.iov_len);
+        from += segment.iov_len;
+      }
+      return abi::kOk;
+    }
+    abi::RequestParams params;
+    params.field_mask = abi::RequestParams::kCallback | abi::RequestParams::kUserData;
+    params.callback.received = [](void* request, abi::StatusCode status, std::size_t, void* its) {
+      current->on_read(request, status, *static_cast<fabric::Flight*>(its));
+    };
+    params.user_data = flight;
+    const Buffer buffer = name(*flight, params);
+    began(*flight);
+    void* const request = library_.am_recv_data_nbx(worker_, data, buffer.first, buffer.second, &params);
+    if (request == nullptr)
+      completed(*flight, {});
+    else if (abi::is_error(request))
+      completed(*flight, library_.status_string(abi::error_of(request)));
+    return abi::kInProgress;
+  }
+
+  // What UCX is to take or fill: a buffer and its length, or segments and their number.
+  using Buffer = std::pair<void*, std::size_t>;
+  static Buffer name(fabric::Flight& flight, abi::RequestParams& params) noexcept {
+    std::vector<iovec>& segments = flight.segments;
+    if (segments.empty()) return {nullptr, 0};
+    if (segments.size() == 1) return {segments.front().iov_base, segments.front().iov_len};
+    params.field_mask |= abi::RequestParams::kDatatype;
+    params.datatype = abi::RequestParams::kIov;
+    return {segments.data(), segments.size()};
+  }
+
   Posted read(const fabric::Read& next, bool, fabric::Flight& flight) noexcept override {
     const Current now(*this);
     read_.user_data = &flight;
     read_.memory = reinterpret_cast<abi::MemoryHandle*>(next.local_key);
-    void* const request =
-        library_.get_nbx(endpoint_, reinterpret_cast<void*>(next.local), next.nbytes, next.remote,
-                         reinterpret_cast<abi::RemoteKey*>(next.remote_key), &read_);
+    return posted(library_.get_nbx(endpoint_, reinterpret_cast<void*>(next.local), next.nbytes, next.remote,
+                                   reinterpret_cast<abi::RemoteKey*>(next.remote_key), &read_));
+  }
+  Posted posted(abi::StatusPointer request) noexcept {
     if (request == nullptr) return Posted::kDone;
     if (!abi::is_error(request)) return Posted::kUnderWay;
     const abi::StatusCode status = abi::error_of(request);
@@ -244,7 +336,9 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
 
   abi::ContextParams params;
   params.field_mask = abi::ContextParams::kFeatures | abi::ContextParams::kMtWorkersShared;
-  params.features = abi::ContextParams::kRma | abi::ContextParams::kWakeup;
+  params.features = abi::ContextParams::kActiveMessages | abi::ContextParams::kWakeup;
+  // Without it UCX serves no peer's reads and writes.
+  if (options.way != Way::kSend) params.features |= abi::ContextParams::kRma;
   params.mt_workers_shared = 1;
   if (const abi::StatusCode begun =
           library.init_version(abi::kApiMajor, abi::kApiMinor, &params, config, &made->context_);

@@ -4,9 +4,11 @@
 // UCX remember, and the end, which is the endpoint's by force and then the worker's. UCX's transports of shared memory are
 // left out: they take no endpoint that can be closed so (docs/fabrics.md).
 //
-// Peers that read over tcp have this process copy for them by UCX's own software, which looks at no key: within UCX nothing
-// keeps a peer from reading or writing any address. So memory stays until peers have said that they read none of it, and
-// whoever may connect has to be trusted.
+// Over RDMA pages are read. Over tcp UCX would have the source's processor serve reads, by software that looks at no key and
+// crashes at times where the reader ends: there pieces are sent, as active messages whose bytes go where they are awaited.
+//
+// With reads allowed nothing within UCX keeps a peer from reading or writing any address. So memory stays until peers have
+// said that they read none of it, and whoever may connect has to be trusted.
 #pragma once
 
 #include <memory>
@@ -17,7 +19,11 @@
 
 namespace kvxfer::ucx {
 
+// How pages come: this end reads them, the source sends them, or whichever UCX's transports are made for.
+enum class Way : std::uint8_t { kChosen, kRead, kSend };
+
 struct Options {
+  Way way = Way::kChosen;
   std::string library;     // file; "" for the one that is found
   std::string transports;  // UCX_TLS; "" for what the environment says, or UCX's own choice
   std::string devices;     // UCX_NET_DEVICES, likewise
@@ -37,6 +43,7 @@ class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_th
   Result<std::unique_ptr<fabric::Endpoint>> open() override;
   std::uint64_t endpoint_nbytes() const noexcept override;
   bool serves_peers() const noexcept override { return true; }
+  bool can_send() const noexcept override { return true; }
   MemoryKinds memory() const noexcept override { return memory_; }
   std::uint32_t num_reads() const noexcept override { return options_.num_reads; }
 

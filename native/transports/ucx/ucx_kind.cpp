@@ -16,7 +16,11 @@ constexpr TransportOption kOptions[] = {
     {"transports", "UCX's transports with commas between them, as UCX_TLS; empty: as the environment says", ""},
     {"devices", "devices with commas between them, as UCX_NET_DEVICES; empty: as the environment says", ""},
     {"config", "more of UCX's settings, without their UCX_, as \"MAX_RMA_RAILS=2 RC_RX_QUEUE_LEN=1024\"", ""},
-    {"reads", "reads under way for each peer", std::int64_t{64}, 1, 4096},
+    {"way",
+     "how pages come: read, send (UCX then serves no peer's reads), or empty: read where UCX's transports read "
+     "memory by themselves, as over RDMA, else send",
+     ""},
+    {"requests", "reads and sends under way for each peer", std::int64_t{64}, 1, 4096},
 };
 
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
@@ -25,7 +29,11 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   options.transports = values.text("transports");
   options.devices = values.text("devices");
   options.config = values.text("config");
-  options.num_reads = static_cast<std::uint32_t>(values.number("reads"));
+  options.num_reads = static_cast<std::uint32_t>(values.number("requests"));
+  const std::string& way = values.text("way");
+  if (way != "" && way != "read" && way != "send")
+    return Status(Code::kInvalidArgument, "ucx.way is \"" + way + "\": it is read, send or empty");
+  options.way = way == "read" ? ucx::Way::kRead : way == "send" ? ucx::Way::kSend : ucx::Way::kChosen;
   const Result<const ucx::Library*> library = ucx::Library::load(options.library);
   if (!library.ok()) return library.status();
   auto fabric = ucx::UcxFabric::create(*library.value(), options, !parts.gpus.empty());
