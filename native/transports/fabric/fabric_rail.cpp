@@ -61,6 +61,8 @@ constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for a peer
 // What is cancelled ends with its last read, in far less; where the peer is dead, or the network, only the endpoint's end
 // ends it.
 constexpr std::chrono::milliseconds kStopBound{200}, kStandstill{100};
+// The descriptor stays readable until arm() has taken what made it so, and where there is more.
+constexpr std::uint32_t kEdges = EPOLLIN | EPOLLET;
 // Works begun for one peer; reads under way are bounded besides.
 constexpr std::size_t kMostFlights = 256;
 // Of an endpoint without a descriptor: how long it is asked after the last that came, and from when to when it rests.
@@ -410,7 +412,7 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
   peer.wants_sends = peer.endpoint->prefers_sends();
   peer.sends = peer.sends || peer.wants_sends;
   Message ready = Message::about(MessageKind::kReady);
-  ready.sends = peer.wants_sends ? 1 : 0;
+  ready.flag = peer.wants_sends ? 1 : 0;
   tell(peer, ready);
   return peer.is_ready && !peer.down ? prove(peer) : Status();
 }
@@ -418,9 +420,8 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
 void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
   peer.endpoint = std::move(endpoint);
   if (peer.endpoint == nullptr) return;
-  // By its edges: it stays readable until arm() has taken what made it so.
   if (peer.endpoint->fd() >= 0 && !peer.down) {
-    if (Status added = reactor_.add(peer.endpoint->fd(), EPOLLIN | EPOLLET, peer.bell); !added.ok())
+    if (Status added = reactor_.add(peer.endpoint->fd(), kEdges, peer.bell); !added.ok())
       return fail(peer, added.message());
     peer.is_watched = true;
   }
@@ -469,11 +470,11 @@ Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
     case MessageKind::kMore: return hear(peer, message);
     case MessageKind::kReady:
       if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
-      if (message.sends != 0 && !fabric_->can_send())
+      if (message.flag != 0 && !fabric_->can_send())
         return {Code::kUnsupported, "it wants pieces to be sent, which " + fabric_->library() + " does not"};
-      peer.sends = peer.sends || message.sends != 0;
+      peer.sends = peer.sends || message.flag != 0;
       return peer.is_connected ? prove(peer) : Status();
-    case MessageKind::kDropped: dropped(peer, message.transfer, message.piece); return {};
+    case MessageKind::kDropped: dropped(peer, message); return {};
     case MessageKind::kGone: {
       peer.gone_regions.insert(message.region);
       if (peer.gone_regions.size() > kMostGone) peer.gone_regions.erase(peer.gone_regions.begin());
@@ -685,7 +686,7 @@ bool FabricRail::begin(Peer& peer, std::size_t at) {
   flight.is_used = false;
   --peer.endpoint->num_flights;
   end_work(failed(flight.work.id, ready.code(), words(ready.message())));
-  tell_dropped(peer, flight.work);
+  tell_dropped(peer, flight.work, ready.code() == Code::kUnsupported);
   return false;
 }
 
@@ -754,24 +755,28 @@ fabric::Flight* FabricRail::begin_receive(Peer& peer, const fabric::PieceHeader&
   return nullptr;
 }
 
-void FabricRail::tell_dropped(Peer& peer, const Work& work) noexcept {
+void FabricRail::tell_dropped(Peer& peer, const Work& work, bool cannot) noexcept {
   if (work.kind != WorkKind::kSend || !peer.sends) return;
   Message message = Message::about(MessageKind::kDropped);
   message.transfer = work.move->transfer;
   message.piece = work.piece;
+  message.flag = cannot ? 1 : 0;
   tell(peer, message);
 }
 
-void FabricRail::dropped(Peer& peer, TransferId transfer, std::uint32_t piece) {
-  static constexpr const char* kWhy = "the source stopped before the piece was sent";
+void FabricRail::dropped(Peer& peer, const Message& message) {
+  const Code code = message.flag != 0 ? Code::kUnsupported : Code::kLeaseEnded;
+  const char* const why = message.flag != 0 ? "the source's end of the rail cannot send the piece"
+                                            : "the source stopped before the piece was sent";
   const auto is_it = [&](const Work& work) {
-    return work.kind == WorkKind::kReceive && work.move->transfer == transfer && work.piece == piece;
+    return work.kind == WorkKind::kReceive && work.move->transfer == message.transfer &&
+           work.piece == message.piece;
   };
   if (const std::size_t at = peer.queue.first(is_it); at != peer.queue.size())
-    return end_work(failed(peer.queue.take(at).id, Code::kLeaseEnded, words(kWhy)));
+    return end_work(failed(peer.queue.take(at).id, code, words(why)));
   for (const auto& flight : peer.flights)
     if (flight->is_used && flight->is_awaited && !flight->is_proof && is_it(flight->work)) {
-      flight->stop(Code::kLeaseEnded, words(kWhy));
+      flight->stop(code, words(why));
       return land(peer);
     }
 }
@@ -784,9 +789,9 @@ void FabricRail::cancel(std::span<const WorkId> works) noexcept {
     const std::size_t at = peer->queue.first([id](const Work& work) { return work.id == id; });
     // By value: a peer that cannot be told fails, and its queue is emptied.
     if (at != peer->queue.size())
-      tell_dropped(*peer, Work(peer->queue[at]));
+      tell_dropped(*peer, Work(peer->queue[at]), false);
     else if (peer->current != nullptr && peer->current->work.id == id && !peer->current->is_proof)
-      tell_dropped(*peer, Work(peer->current->work));
+      tell_dropped(*peer, Work(peer->current->work), false);
   }
   RailPeers::cancel(works);
 }
@@ -952,6 +957,7 @@ bool FabricRail::arm() noexcept {
     Peer& peer = *awake_[i];
     if (peer.endpoint->fd() >= 0) {
       if (!peer.endpoint->arm()) return false;  // something came
+      reactor_.modify(peer.endpoint->fd(), kEdges);  // what is there already tells so once more
     } else {
       const std::uint32_t num = peer.endpoint->num_under_way();
       peer.pause = std::clamp(2 * peer.pause, kFirstPause, num == 0 ? kLongestPause : 4 * kFirstPause);

@@ -169,8 +169,8 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   void land(Peer& peer) noexcept;
   void land(Peer& peer, Flight& flight) noexcept;
   Flight* begin_receive(Peer& peer, const fabric::PieceHeader& header) noexcept;
-  void tell_dropped(Peer& peer, const Work& work) noexcept;
-  void dropped(Peer& peer, TransferId transfer, std::uint32_t piece);
+  void tell_dropped(Peer& peer, const Work& work, bool cannot) noexcept;
+  void dropped(Peer& peer, const fabric::Message& message);
 
   // ---- regions that go
   bool held_by_peers(RegionId region) const noexcept override;

@@ -30,7 +30,7 @@ struct Message {
   RegionId region = 0;  // kGone, kLetGo
   TransferId transfer = 0;  // kDropped
   std::uint32_t piece = 0;  // likewise
-  std::uint32_t sends = 0;  // kReady
+  std::uint32_t flag = 0;  // kReady: pieces are to be sent; kDropped: since the source's rail cannot send it
   std::uint32_t whole_nbytes = 0;  // kHello: of the introduction
   std::uint32_t part_nbytes = 0;   // kHello, kMore
   std::array<std::byte, kPartNbytes> part{};
