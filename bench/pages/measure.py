@@ -61,7 +61,9 @@ class PagesOptions:
     interleaved with a plain copy of as many bytes.
     """
 
-    transport: Annotated[str, Option("shm, unix, tcp, verbs", one_of=("shm", "unix", "tcp", "verbs"))] = "shm"
+    transport: Annotated[
+        str, Option("shm, unix, tcp, verbs, ucx", one_of=("shm", "unix", "tcp", "verbs", "ucx"))
+    ] = "shm"
     device: Device = ""
     op: Op = "write"
     total_mib: Total = 256

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
 
-from kvxfer.doctor import libraries, trial
+from kvxfer.doctor import trial
 from kvxfer.doctor.finding import Finding, State
-from kvxfer.doctor.libraries import Library
 from kvxfer.errors import invalid
 from kvxfer.gpu.availability import availability
 from kvxfer.session import transport_registry as registry
 from kvxfer.session.transport_registry import TransportKind
 
 SUBJECT = "transports"
-#: Kinds of rails that this version does not have.
-TO_COME = ("ucx",)
 _WHY_DEVICES = "those near a memory carry its pages first; transport_options names others, e.g. verbs.devices"
 
 
 def check_names(names: tuple[str, ...]) -> None:
     """Raises `UsageError` for a name that is no transport, unless the registry cannot be read."""
     kinds, failure = _kinds()
-    unknown = [name for name in names if name not in (*kinds, *TO_COME)]
+    unknown = [name for name in names if name not in kinds]
     if unknown and not failure:
-        raise invalid(
-            f"unknown transport {', '.join(map(repr, unknown))}; known are {', '.join((*kinds, *TO_COME))}"
-        )
+        raise invalid(f"unknown transport {', '.join(map(repr, unknown))}; known are {', '.join(kinds)}")
 
 
 def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
@@ -44,7 +38,7 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
     if failure:
         why = "the native module has the transports, and every page goes through it"
         return [Finding(SUBJECT, "all", State.BLOCKS, failure, why, "reinstall kvxfer: see software")]
-    lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in (*kinds, *TO_COME)}
+    lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in kinds}
     findings = [_written(kind, lacking[kind.name]) for kind in kinds.values() if not kind.needs_gpu]
     # Not having what agents use only where it is named limits nobody who did not ask for it.
     unasked = [name for name, kind in kinds.items() if not kind.is_default and name not in required]
@@ -61,7 +55,7 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
         for kind in kinds.values()
         for words in kind.devices
     ]
-    return [*findings, *devices, *on_gpu, *_to_come(lacking)]
+    return [*findings, *devices, *on_gpu]
 
 
 def _kinds() -> tuple[dict[str, TransportKind], str]:
@@ -91,37 +85,3 @@ def _on_gpu(kind: TransportKind, lacking: State) -> Finding:
     # Not having a GPU limits nobody who did not ask for one.
     state = lacking if lacking is State.BLOCKS else State.NOTE
     return Finding(SUBJECT, kind.name, state, found, kind.purpose, able.change)
-
-
-def _to_come(lacking: dict[str, State]) -> list[Finding]:
-    return [
-        _absent(
-            "ucx",
-            lacking["ucx"],
-            str(_find_ucp()),
-            "UCX would bring the fabrics that verbs does not cover; until then pages go over tcp",
-        ),
-    ]
-
-
-def _absent(name: str, state: State, offers: str, why: str) -> Finding:
-    # Not having what nobody can have limits nobody who did not ask for it.
-    asked = state is State.BLOCKS
-    return Finding(
-        SUBJECT,
-        name,
-        state if asked else State.NOTE,
-        f"no agent of this version has it; this machine would offer: {offers}",
-        why,
-        f"take {name} out of what is required, or wait for a version that has it" if asked else "",
-    )
-
-
-def _find_ucp() -> Library:
-    folders = []
-    for wheel in ("libucx-cu13", "libucx-cu12"):
-        try:
-            folders.append(Path(str(importlib.metadata.distribution(wheel).locate_file("libucx/lib"))))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return libraries.ucp(folders)

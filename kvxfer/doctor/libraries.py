@@ -1,11 +1,11 @@
-"""Shared libraries that transports to come will use: whether they load here, and their versions."""
+"""Shared libraries: whether they load here, and their versions."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class Library:
     Attributes
     ----------
     name
-        As it was asked for, e.g. ``"libucp.so.0"``.
+        As it was asked for, e.g. ``"libcuda.so.1"``.
     path
         The file that was loaded; ``""`` when none was, or where the kernel does not tell.
     version
@@ -42,7 +42,7 @@ class Library:
 
 
 def load(name: str, version_of: Callable[[ctypes.CDLL], str] | None = None) -> Library:
-    """Opens a shared library by its name, as a transport will, and asks for its version."""
+    """Opens a shared library by its name, and asks for its version."""
     try:
         handle = ctypes.CDLL(name)
     except OSError as error:
@@ -57,28 +57,9 @@ def load(name: str, version_of: Callable[[ctypes.CDLL], str] | None = None) -> L
     return Library(name, path, version or _version_in(path))
 
 
-def ucp(extra_folders: Iterable[Path] = ()) -> Library:
-    """UCX's protocol library: the linker's, or else the one that a libucx wheel brings along."""
-    library = load("libucp.so.0", _ucp_version)
-    for folder in extra_folders:
-        if library.loaded:
-            break
-        for file in sorted(folder.glob("libucp.so*")):
-            if (found := load(str(file), _ucp_version)).loaded:
-                library = found
-                break
-    return library
-
-
 def cuda() -> Library:
     """The CUDA driver's library; the version is the newest CUDA that the driver can serve."""
     return load("libcuda.so.1", _cuda_version)
-
-
-def _ucp_version(handle: ctypes.CDLL) -> str:
-    tell = handle.ucp_get_version_string
-    tell.restype = ctypes.c_char_p
-    return bytes(tell()).decode(errors="replace")
 
 
 def _cuda_version(handle: ctypes.CDLL) -> str:

@@ -46,6 +46,9 @@ struct Subject {
   std::byte* (*allocate)(std::size_t nbytes) = nullptr;
   void (*release)(std::byte* memory) = nullptr;
   bool src_on_host = false, dst_on_host = false;  // all the same
+  // Descriptors of a library that come and go by themselves: UCX's ends connect to each other at once, and close one
+  // connection of the two later.
+  std::size_t num_loose_descriptors = 0;
 };
 
 // Back-pressure, late and shuffled completions, works that fail: all within the contract.

@@ -15,13 +15,15 @@ Subject ucx_over(std::string name, std::string transports, std::uint32_t num_rea
   options.transports = std::move(transports);
   options.num_reads = num_reads;
   options.way = way;
-  return {std::move(name),
-          [=](Reactor& reactor, const FenceTable& fences) {
-            return fabric_ends::make_ucx(reactor, fences, options);
-          },
-          conformance::tcp_sockets,
-          false,
-          {}};
+  Subject subject{std::move(name),
+                  [=](Reactor& reactor, const FenceTable& fences) {
+                    return fabric_ends::make_ucx(reactor, fences, options);
+                  },
+                  conformance::tcp_sockets,
+                  false,
+                  {}};
+  subject.num_loose_descriptors = 2;
+  return subject;
 }
 Subject ucx_tcp() { return ucx_over("ucx over tcp", "tcp"); }
 Subject ucx_one_at_a_time() { return ucx_over("ucx over tcp, one at a time", "tcp", 1); }

@@ -20,7 +20,6 @@ class FenceWords {
 
   static Result<std::unique_ptr<FenceWords>> create(Register register_memory, const FenceTable& table) {
     std::unique_ptr<FenceWords> words(new FenceWords(std::move(register_memory), table));
-    words->landed_.resize(kMostQuestions + kPacketWords);
     for (std::uint32_t place = kMostQuestions; place-- > 0;) words->free_.push_back(place);
     LocalRegion region;
     region.base = reinterpret_cast<std::byte*>(words->landed_.data());
@@ -73,7 +72,7 @@ class FenceWords {
   static constexpr std::uint32_t kPacketWords = 4096 / sizeof(std::uint64_t);  // of the largest there are
 
   FenceWords(Register register_memory, const FenceTable& table)
-      : register_(std::move(register_memory)), table_(table) {}
+      : register_(std::move(register_memory)), table_(table), landed_(kMostQuestions + kPacketWords) {}
 
   const Register register_;
   const FenceTable& table_;

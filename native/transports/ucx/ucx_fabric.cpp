@@ -178,8 +178,8 @@ class UcxEndpoint final : public fabric::Endpoint {
     for (const std::string& name : names) words += (words.empty() ? "" : " ") + name;
     return words.empty() ? "lanes unknown" : words;
   }
-  // Where no lane reads memory by itself, UCX has the peer's processor serve reads. It looks at no key there, and all
-  // releases that were tried (1.13 to 1.22) crash at times where the reader ends meanwhile.
+  // Where no lane reads memory by itself, UCX has the peer's processor serve reads. It looks at no key there, and
+  // of eight releases that were tried five (1.13.1 to 1.22.0) crashed at times where the reader ended meanwhile.
   bool prefers_sends() const override {
     if (fabric_->options_.way != Way::kChosen) return fabric_->options_.way == Way::kSend;
     const std::vector<Lane> all = lanes();

@@ -88,15 +88,6 @@ def test_written_transports_are_tried_and_work(name: str) -> None:
     assert "every byte checked" in by_name(available_transports.examine(ROOT))[name].found
 
 
-def test_what_is_not_written_blocks_only_who_asked_for_it() -> None:
-    for required in ((), ("shm", "ucx")):
-        found = by_name(available_transports.examine(ROOT, required))
-        assert set(found) == {*TRANSPORTS, *available_transports.TO_COME}
-        for name in available_transports.TO_COME:
-            assert found[name].state is (State.BLOCKS if name in required else State.NOTE)
-            assert "no agent of this version has it" in found[name].found
-
-
 @pytest.mark.parametrize("name", OFF)
 def test_what_this_machine_lacks_blocks_only_who_asked_for_it(name: str) -> None:
     for required, state in (((), State.NOTE), ((name,), State.BLOCKS)):
@@ -151,7 +142,7 @@ def test_a_process_that_may_open_few_files_is_told_that_nothing_works(num_files:
 
 
 def test_unknown_names_are_refused_with_those_that_are_known() -> None:
-    known = ", ".join((*TRANSPORTS, *available_transports.TO_COME))
+    known = ", ".join(TRANSPORTS)
     with pytest.raises(UsageError, match=f"unknown transport 'nvlink'; known are {known}"):
         report.examine((TRIED[0], "nvlink"))
 
