@@ -420,6 +420,7 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
 void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
   peer.endpoint = std::move(endpoint);
   if (peer.endpoint == nullptr) return;
+  peer.endpoint->receive_for(&peer);
   if (peer.endpoint->fd() >= 0 && !peer.down) {
     if (Status added = reactor_.add(peer.endpoint->fd(), kEdges, peer.bell); !added.ok())
       return fail(peer, added.message());
@@ -506,10 +507,11 @@ void FabricRail::tell_what_is_let_go(Peer& peer) noexcept {
 
 // The rail carries something: the peer's fence words, which are nobody's affair, or a message without bytes.
 Status FabricRail::prove(Peer& peer) {
-  peer.endpoint->receive_for(&peer);
   if (peer.sends) {
-    Flight& awaited = spare_flight(peer);
-    awaited.is_proof = awaited.is_named = awaited.is_awaited = true;
+    if (!peer.proof_has_come) {
+      Flight& awaited = spare_flight(peer);
+      awaited.is_proof = awaited.is_named = awaited.is_awaited = true;
+    }
     Flight& sent = spare_flight(peer);
     sent.header.is_proof = 1;
     sent.is_proof = true;  // it is named once it is sent
@@ -748,6 +750,8 @@ fabric::Flight* FabricRail::begin_receive(Peer& peer, const fabric::PieceHeader&
       if (at != peer.queue.size() && begin(peer, at)) found = find_awaited();
     } catch (const std::bad_alloc&) {  // then it is as if nobody awaited it
     }
+  // It may be here before the word that the peer is ready.
+  if (found == nullptr && header.is_proof != 0) peer.proof_has_come = true;
   if (found == nullptr) return nullptr;
   found->is_awaited = false;
   if (found->header.nbytes == header.nbytes) return found;

@@ -76,6 +76,7 @@ struct Peer final : RailPeer<Message>, Receiver {
   bool is_introduced = false;  // it knows where our endpoint is
   bool is_connected = false;   // that is, to its own
   bool is_ready = false;       // and its own to ours: it has said so
+  bool proof_has_come = false;  // before it was awaited
   bool gone = false;           // disconnected: forgotten once its endpoint is closed
   std::optional<Alarm::Clock::time_point> due;  // by when what was cancelled should have ended
 };
