@@ -52,7 +52,9 @@ PLAIN = [
     Setting("shm-3-threads", AgentOptions(transports=("shm",), copy_threads=3), "shm"),
     Setting("unix", replace(RAILS_ALONE, transports=("unix",)), "unix", "foreign"),
     Setting("tcp", replace(RAILS_ALONE, transports=("tcp",), transport_options={"tcp.rails": 1}), "tcp"),
-    Setting("ucx", replace(RAILS_ALONE, transports=("ucx",), transport_options={"ucx.transports": "tcp"}), "ucx"),
+    Setting(
+        "ucx", replace(RAILS_ALONE, transports=("ucx",), transport_options={"ucx.transports": "tcp"}), "ucx"
+    ),
     Setting(
         "tcp-2-rails", replace(RAILS_ALONE, transports=("tcp",), transport_options={"tcp.rails": 2}), "tcp"
     ),

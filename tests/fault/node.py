@@ -46,7 +46,7 @@ SECRET: Final = b"a secret for tests only"
 _RAILS: Final = {
     "shm": AgentOptions(transports=("shm",)),
     "tcp": AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 2}),
-    "ucx": AgentOptions(transports=("ucx",), transport_options={"ucx.transports": "tcp"}),
+    "ucx": AgentOptions(transports=("ucx",), transport_options={"ucx.transports": "tcp", "tcp.rails": 1}),
     "loopback": AgentOptions(transports=("loopback",)),
 }
 

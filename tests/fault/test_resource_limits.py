@@ -47,13 +47,16 @@ def run(program: str, *within: str) -> None:
 # ---- descriptors --------------------------------------------------------------------------------
 
 
+RAILS = {"shm": ("shm", "unix"), "tcp": ("tcp", "tcp"), "ucx": ("tcp", "ucx")}
+
+
 @pytest.fixture
 def pair(transport: str, local: Local, remote: Remote) -> tuple[Node, Worker]:
     """A node here and one in another process, with all rails up: one that comes up takes descriptors."""
     here, there = local("here", transport), remote("full", transport)
     join(here, there)
     for end in (here, there):
-        end.wait_rails(*(("shm", "unix") if transport == "shm" else ("tcp", "tcp")))
+        end.wait_rails(*RAILS[transport])
     return here, there
 
 

@@ -76,7 +76,8 @@ SAME_VALUE(RequestParams::kDatatype, UCP_OP_ATTR_FIELD_DATATYPE);
 SAME_VALUE(RequestParams::kRendezvous, UCP_AM_SEND_FLAG_RNDV);
 static_assert(abi::RequestParams::kIov == ucp_dt_make_iov());
 static_assert(offsetof(iovec, iov_base) == offsetof(ucp_dt_iov_t, buffer) &&
-              offsetof(iovec, iov_len) == offsetof(ucp_dt_iov_t, length) && sizeof(iovec) == sizeof(ucp_dt_iov_t));
+              offsetof(iovec, iov_len) == offsetof(ucp_dt_iov_t, length) &&
+              sizeof(iovec) == sizeof(ucp_dt_iov_t));
 
 SAME_VALUE(ContextParams::kActiveMessages, UCP_FEATURE_AM);
 SAME_PLACE(MessageParams, attributes, ucp_am_recv_param_t, recv_attr);

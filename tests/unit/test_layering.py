@@ -70,7 +70,7 @@ PURE = (
 )
 
 # Folders beside those of the transports.
-SHARED_BY_TRANSPORTS = {"common", "stream"}
+SHARED_BY_TRANSPORTS = {"common", "fabric", "stream"}
 
 PURE_LIBRARY = {
     "base64",

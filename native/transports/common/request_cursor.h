@@ -28,7 +28,7 @@ class RequestCursorOf {
   RequestCursorOf() = default;
   // Of READs `local` is the destination, of WRITEs the source.
   RequestCursorOf(const Move& move, std::uint32_t piece, const KeyedSpansOf<Key>& remote,
-                const KeyedSpansOf<Key>& local, Side local_side) noexcept
+                  const KeyedSpansOf<Key>& local, Side local_side) noexcept
       : move_(&move),
         piece_(move.grid.piece(piece)),
         is_write_(local_side == Side::kSrc),

@@ -30,15 +30,13 @@ using KeyedSpans = KeyedSpansOf<std::uint64_t>;
 class Memory {
  public:
   virtual ~Memory() = default;
-  std::uint64_t local_key = 0;    // for reads that land here
-  std::uint64_t address = 0;      // where peers find its first byte
-  std::vector<std::byte> key;     // as it goes to peers
+  std::uint64_t local_key = 0;  // for reads that land here
+  std::uint64_t address = 0;  // where peers find its first byte
+  std::vector<std::byte> key;  // as it goes to peers
 };
 
 // One read: bytes of the peer's memory to ours.
-struct Read {
-  std::uint64_t remote = 0, remote_key = 0, local = 0, local_key = 0, nbytes = 0;
-};
+struct Read { std::uint64_t remote = 0, remote_key = 0, local = 0, local_key = 0, nbytes = 0; };
 
 struct RemoteMemory;
 
@@ -57,9 +55,9 @@ struct Flight {
   RequestCursorOf<std::uint64_t> cursor;
   Read next;  // named by the cursor and not posted; nbytes 0: none
   std::uint32_t num_under_way = 0;
-  PieceHeader header;           // of one that is sent
+  PieceHeader header;  // of one that is sent
   std::vector<iovec> segments;  // in the order of the stream, of one that is sent or awaited
-  bool is_awaited = false;      // nothing of it has come
+  bool is_awaited = false;  // nothing of it has come
   std::optional<std::uint32_t> scratch;  // a question after a fence word: where the word lands
   bool is_used = false;
   bool is_proof = false;  // no work: the first read of an endpoint, whose end says whether it works
@@ -89,8 +87,8 @@ class Endpoint {
  public:
   enum class Posted : std::uint8_t {
     kUnderWay,  // completed() is called for it
-    kDone,      // it has landed
-    kAgain,     // not now
+    kDone,  // it has landed
+    kAgain,  // not now
     kFailed,
   };
 
@@ -102,7 +100,8 @@ class Endpoint {
   // To the peer's. `address` is what it said, and may be anything.
   virtual Status connect(std::span<const std::byte> address) = 0;
   // What a peer's key is here: what it said, which may be anything. `holder` keeps it for as long as it lives.
-  virtual Result<std::uint64_t> unpack(std::span<const std::byte> key, std::shared_ptr<const void>& holder) = 0;
+  virtual Result<std::uint64_t> unpack(std::span<const std::byte> key,
+                                       std::shared_ptr<const void>& holder) = 0;
 
   // Begins a read of a flight. `more`: another one follows at once.
   Posted post(const Read& next, bool more, Flight& flight) noexcept {

@@ -19,7 +19,9 @@ namespace fabric {
 
 void Peer::Bell::on_ready(std::uint32_t) { rail.wake(peer); }
 
-Flight* Peer::begin_receive(const PieceHeader& header) noexcept { return bell.rail.begin_receive(*this, header); }
+Flight* Peer::begin_receive(const PieceHeader& header) noexcept {
+  return bell.rail.begin_receive(*this, header);
+}
 
 void Flight::stop(Code its_code, std::string_view its_why) noexcept {
   is_named = true;
@@ -102,7 +104,8 @@ struct FabricRail::Job final : Connector::SetUp {
     }
     if (kind == Kind::kConnect) {
       if (Status connected = endpoint->connect(introduction->address); !connected.ok()) return connected;
-      Result<std::shared_ptr<const RemoteMemory>> words = RemoteMemory::unpack(introduction->fences, *endpoint);
+      Result<std::shared_ptr<const RemoteMemory>> words =
+          RemoteMemory::unpack(introduction->fences, *endpoint);
       if (words.ok()) fences = std::move(words).value();
       return words.ok() ? Status() : words.status();
     }
@@ -121,7 +124,7 @@ struct FabricRail::Job final : Connector::SetUp {
   std::optional<Introduction> introduction;  // kConnect
   std::unique_ptr<Endpoint> endpoint;
   std::vector<std::unique_ptr<Flight>> flights;  // kClose
-  std::shared_ptr<const RemoteMemory> fences;    // kConnect; goes before the endpoint
+  std::shared_ptr<const RemoteMemory> fences;  // kConnect; goes before the endpoint
 };
 
 // Runs of a flight on their way to the endpoint: merged where they touch, the last one kept back until it is known what
@@ -334,8 +337,9 @@ Result<PeerId> FabricRail::connect(UniqueFd socket, const ConnectInfo& info) {
     return refuse(std::move(socket), info, shared.status());
   Charge charge = Charge::take(info.budget, Resource::kBytes, fabric_->endpoint_nbytes());
   if (!charge)
-    return refuse(std::move(socket), info,
-                  {Code::kExhausted, "no endpoint is made for it: " + info.budget->in_words(Resource::kBytes)});
+    return refuse(
+        std::move(socket), info,
+        {Code::kExhausted, "no endpoint is made for it: " + info.budget->in_words(Resource::kBytes)});
   std::size_t num_peers = 1;
   for_each_peer([&](const Peer&) { ++num_peers; });
   awake_.reserve(num_peers);
@@ -548,8 +552,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
     job->endpoint = std::move(peer.endpoint);
     job->flights = std::move(peer.flights);
     if (send_away(peer, job).ok()) return;
-  } catch (const std::bad_alloc&) {
-  }
+  } catch (const std::bad_alloc&) {}
   // There is no thread, or no memory for it: here, then.
   if (job != nullptr) {
     peer.endpoint = std::move(job->endpoint);
@@ -631,7 +634,8 @@ void FabricRail::post_some() noexcept {
 void FabricRail::post_some(Peer& peer, Budget& budget) {
   --budget.num_runs;  // however short it is
   // What is awaited waits for nothing that is posted.
-  if (const std::size_t at = peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
+  if (const std::size_t at =
+          peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
       peer.up && at != peer.queue.size() && can_run(peer, peer.queue[at])) {
     begin(peer, at);
     return wake(peer);
@@ -707,7 +711,8 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
   }
   const Move& move = *work.move;
   if (move.program->converts())
-    return {Code::kUnsupported, fabric_->library() + " copies bytes as they are, and this program converts them"};
+    return {Code::kUnsupported,
+            fabric_->library() + " copies bytes as they are, and this program converts them"};
   const auto local = registered_.find(move.local->id);
   if (local == registered_.end())
     return {Code::kUnsupported, "the region here is not registered with " + fabric_->library()};
@@ -848,13 +853,12 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
   flight.remote.reset();
   if (peer.endpoint != nullptr) --peer.endpoint->num_flights;
   if (flight.is_proof) {
-    const bool is_last = std::none_of(peer.flights.begin(), peer.flights.end(), [](const auto& each) {
-      return each->is_used && each->is_proof;
-    });
+    const bool is_last = std::none_of(peer.flights.begin(), peer.flights.end(),
+                                      [](const auto& each) { return each->is_used && each->is_proof; });
     if (flight.code != Code::kOk || peer.down || !is_last) return;
     try {
-      peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library + ")" +
-                  (peer.sends ? ", sent" : ", read");
+      peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library +
+                  ")" + (peer.sends ? ", sent" : ", read");
     } catch (const std::bad_alloc&) {  // its name says enough
     }
     return come_up(peer);

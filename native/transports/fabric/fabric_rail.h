@@ -53,16 +53,16 @@ struct Peer final : RailPeer<Message>, Receiver {
 
   Charge charge;  // of the endpoint, to its session
   std::unique_ptr<Endpoint> endpoint;  // null: a thread has it, or it is closed
-  bool is_away = false;                // a thread has it
+  bool is_away = false;  // a thread has it
   Bell bell;
   bool is_watched = false;  // the endpoint's descriptor, by the reactor
-  bool is_awake = false;    // stands in the list of those that are asked
+  bool is_awake = false;  // stands in the list of those that are asked
   std::optional<Alarm::Clock::time_point> ask_at;  // of one without a descriptor, while it is asleep
-  std::chrono::microseconds pause{};               // before that
-  std::vector<std::unique_ptr<Flight>> flights;    // with the endpoint; their memory is used again
-  Flight* current = nullptr;                       // has more to post
-  bool rests = false;                              // "again" was said, and nothing has come since
-  bool wants_sends = false, sends = false;         // here, and at either end: pieces are sent and received
+  std::chrono::microseconds pause{};  // before that
+  std::vector<std::unique_ptr<Flight>> flights;  // with the endpoint; their memory is used again
+  Flight* current = nullptr;  // has more to post
+  bool rests = false;  // "again" was said, and nothing has come since
+  bool wants_sends = false, sends = false;  // here, and at either end: pieces are sent and received
 
   std::unordered_map<RegionId, std::shared_ptr<const RemoteMemory>> regions;
   std::shared_ptr<const RemoteMemory> fences;
@@ -74,10 +74,10 @@ struct Peer final : RailPeer<Message>, Receiver {
   std::optional<Introduction> introduction;
   std::string path;
   bool is_introduced = false;  // it knows where our endpoint is
-  bool is_connected = false;   // that is, to its own
-  bool is_ready = false;       // and its own to ours: it has said so
+  bool is_connected = false;  // that is, to its own
+  bool is_ready = false;  // and its own to ours: it has said so
   bool proof_has_come = false;  // before it was awaited
-  bool gone = false;           // disconnected: forgotten once its endpoint is closed
+  bool gone = false;  // disconnected: forgotten once its endpoint is closed
   std::optional<Alarm::Clock::time_point> due;  // by when what was cancelled should have ended
 };
 

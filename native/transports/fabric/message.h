@@ -32,7 +32,7 @@ struct Message {
   std::uint32_t piece = 0;  // likewise
   std::uint32_t flag = 0;  // kReady: pieces are to be sent; kDropped: since the source's rail cannot send it
   std::uint32_t whole_nbytes = 0;  // kHello: of the introduction
-  std::uint32_t part_nbytes = 0;   // kHello, kMore
+  std::uint32_t part_nbytes = 0;  // kHello, kMore
   std::array<std::byte, kPartNbytes> part{};
 
   static Message about(MessageKind kind, RegionId region = 0) noexcept {
@@ -53,7 +53,7 @@ struct Introduction {
   static constexpr std::size_t kMostNbytes = 64 * 1024;
 
   std::string library;  // its name and version, for people
-  std::string terms;    // in which both ends must agree, in words
+  std::string terms;  // in which both ends must agree, in words
   std::vector<std::byte> address;
   RegionKeys fences;  // of its fence words, as a region's
 

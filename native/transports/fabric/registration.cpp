@@ -37,10 +37,10 @@ Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr
     Result<std::unique_ptr<Memory>> mapped = made->fabric_->map(first, span.nbytes, region.kind);
     if (!mapped.ok()) return mapped.status();
     const Memory& memory = *made->memory_.emplace_back(std::move(mapped).value());
-    made->local_.push_back({span.offset, span.offset + span.nbytes, reinterpret_cast<std::uintptr_t>(first),
-                            memory.local_key});
-    const WireSpan told{span.offset, span.nbytes, memory.address, static_cast<std::uint32_t>(memory.key.size()),
-                        0};
+    made->local_.push_back(
+        {span.offset, span.offset + span.nbytes, reinterpret_cast<std::uintptr_t>(first), memory.local_key});
+    const WireSpan told{span.offset, span.nbytes, memory.address,
+                        static_cast<std::uint32_t>(memory.key.size()), 0};
     append(std::as_bytes(std::span(&told, 1)));
     append(memory.key);
     ++head.num;
@@ -48,8 +48,9 @@ Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr
   std::memcpy(made->keys_.data(), &head, sizeof head);
   if (made->keys_.size() > kMaxKeyBytes)
     return Status(Code::kExhausted,
-                  std::string(made->fabric_->transport()) + ": the region lies in " + std::to_string(head.num) +
-                      " spans, of which the keys are longer than the " + std::to_string(kMaxKeyBytes) +
+                  std::string(made->fabric_->transport()) + ": the region lies in " +
+                      std::to_string(head.num) + " spans, of which the keys are longer than the " +
+                      std::to_string(kMaxKeyBytes) +
                       " bytes that peers can be told: register fewer, larger tensors in one region");
   return std::shared_ptr<const Registration>(made);
 }

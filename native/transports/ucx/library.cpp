@@ -121,13 +121,15 @@ Loaded load_library(const std::string& file) {
   table.version = std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
   table.path = path_of(reinterpret_cast<const void*>(table.get_version));
   if (major != abi::kApiMajor || minor < abi::kApiMinor)
-    out.status = Status(Code::kUnsupported, table.path + " is UCX " + table.version +
-                                                ": 1.12 or newer is needed, of major version 1; install it, or "
-                                                "name its file as option ucx.library");
+    out.status =
+        Status(Code::kUnsupported, table.path + " is UCX " + table.version +
+                                       ": 1.12 or newer is needed, of major version 1; install it, or "
+                                       "name its file as option ucx.library");
   else if (!file.empty() && !opened.empty() && opened != file)
-    out.status = Status(Code::kUnsupported, "this process has " + opened + " open already, and not " + file +
-                                                ": one process has one UCX. Name that file, or see to it that "
-                                                "nothing else opens UCX first");
+    out.status =
+        Status(Code::kUnsupported, "this process has " + opened + " open already, and not " + file +
+                                       ": one process has one UCX. Name that file, or see to it that "
+                                       "nothing else opens UCX first");
   // Where the modules are depends on who built it; each stands beside the library or in ucx/.
   for (const char* const module : {"ucx/libuct_ib.so.0", "libuct_ib.so.0"})
     table.has_rdma = table.has_rdma || ::access((folder_of(table.path) + module).c_str(), R_OK) == 0;

@@ -19,7 +19,8 @@ struct Library {
                                   const abi::Config* config, abi::Context** context);
   void (*cleanup)(abi::Context* context);
   void (*context_print_info)(const abi::Context* context, std::FILE* stream);
-  abi::StatusCode (*worker_create)(abi::Context* context, const abi::WorkerParams* params, abi::Worker** worker);
+  abi::StatusCode (*worker_create)(abi::Context* context, const abi::WorkerParams* params,
+                                   abi::Worker** worker);
   void (*worker_destroy)(abi::Worker* worker);
   abi::StatusCode (*worker_get_address)(abi::Worker* worker, abi::Address** address, std::size_t* nbytes);
   void (*worker_release_address)(abi::Worker* worker, abi::Address* address);
@@ -33,9 +34,11 @@ struct Library {
   abi::StatusCode (*mem_map)(abi::Context* context, const abi::MemoryMapParams* params,
                              abi::MemoryHandle** memory);
   abi::StatusCode (*mem_unmap)(abi::Context* context, abi::MemoryHandle* memory);
-  abi::StatusCode (*rkey_pack)(abi::Context* context, abi::MemoryHandle* memory, void** key, std::size_t* nbytes);
+  abi::StatusCode (*rkey_pack)(abi::Context* context, abi::MemoryHandle* memory, void** key,
+                               std::size_t* nbytes);
   void (*rkey_buffer_release)(void* key);
-  abi::StatusCode (*ep_rkey_unpack)(abi::EndpointHandle* endpoint, const void* key, abi::RemoteKey** unpacked);
+  abi::StatusCode (*ep_rkey_unpack)(abi::EndpointHandle* endpoint, const void* key,
+                                    abi::RemoteKey** unpacked);
   void (*rkey_destroy)(abi::RemoteKey* key);
   abi::StatusPointer (*get_nbx)(abi::EndpointHandle* endpoint, void* buffer, std::size_t nbytes,
                                 std::uint64_t remote_address, abi::RemoteKey* key,

@@ -32,7 +32,8 @@ std::string environment() {
   std::string found;
   for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
-    if (text.substr(0, 4) == "UCX_" && found.size() < 400) found += (found.empty() ? "" : ", ") + std::string(text);
+    if (text.substr(0, 4) == "UCX_" && found.size() < 400)
+      found += (found.empty() ? "" : ", ") + std::string(text);
   }
   return found.empty() ? std::string() : " (the environment has " + found + ")";
 }
@@ -70,7 +71,8 @@ class UcxEndpoint final : public fabric::Endpoint {
  public:
   UcxEndpoint(std::shared_ptr<UcxFabric> fabric, abi::Worker* worker)
       : fabric_(std::move(fabric)), library_(fabric_->library_), worker_(worker) {
-    read_.field_mask = abi::RequestParams::kCallback | abi::RequestParams::kUserData | abi::RequestParams::kMemoryHandle;
+    read_.field_mask =
+        abi::RequestParams::kCallback | abi::RequestParams::kUserData | abi::RequestParams::kMemoryHandle;
     read_.callback.sent = [](void* request, abi::StatusCode status, void* flight) {
       static_cast<UcxEndpoint*>(current)->on_read(request, status, *static_cast<fabric::Flight*>(flight));
     };
@@ -126,9 +128,10 @@ class UcxEndpoint final : public fabric::Endpoint {
     endpoint_ = nullptr;
     Status why = fabric_->refused("an endpoint to the peer's worker", created);
     if (created != abi::kUnreachable) return why;
-    return {why.code(), why.message() +
-                            ". Both ends need a transport in common that tells of a peer's death: tcp or one of a "
-                            "network, none of shared memory (kvxfer's own shm is for that)"};
+    return {why.code(),
+            why.message() +
+                ". Both ends need a transport in common that tells of a peer's death: tcp or one of a "
+                "network, none of shared memory (kvxfer's own shm is for that)"};
   }
 
   Result<std::uint64_t> unpack(std::span<const std::byte> key, std::shared_ptr<const void>& holder) override {
@@ -137,10 +140,9 @@ class UcxEndpoint final : public fabric::Endpoint {
     if (const abi::StatusCode status = library_.ep_rkey_unpack(endpoint_, copy.data(), &unpacked);
         status != abi::kOk)
       return fabric_->refused("a peer's key", status);
-    holder = std::shared_ptr<const void>(
-        unpacked, [&library = library_](const void* its) {
-          library.rkey_destroy(static_cast<abi::RemoteKey*>(const_cast<void*>(its)));
-        });
+    holder = std::shared_ptr<const void>(unpacked, [&library = library_](const void* its) {
+      library.rkey_destroy(static_cast<abi::RemoteKey*>(const_cast<void*>(its)));
+    });
     return reinterpret_cast<std::uintptr_t>(unpacked);
   }
 
@@ -201,8 +203,7 @@ class UcxEndpoint final : public fabric::Endpoint {
     bool reads;
   };
   std::vector<Lane> lanes() const {
-    std::istringstream stream(
-        printed([this](std::FILE* file) { library_.ep_print_info(endpoint_, file); }));
+    std::istringstream stream(printed([this](std::FILE* file) { library_.ep_print_info(endpoint_, file); }));
     std::vector<Lane> found;
     for (std::string line; std::getline(stream, line);) {
       const std::size_t lane = line.find("lane["), slash = line.find('/');
@@ -228,8 +229,8 @@ class UcxEndpoint final : public fabric::Endpoint {
       params.flags = abi::RequestParams::kRendezvous;
     }
     const Buffer buffer = name(flight, params);
-    return posted(library_.am_send_nbx(endpoint_, kMessageId, &flight.header, sizeof flight.header, buffer.first,
-                                       buffer.second, &params));
+    return posted(library_.am_send_nbx(endpoint_, kMessageId, &flight.header, sizeof flight.header,
+                                       buffer.first, buffer.second, &params));
   }
 
   abi::StatusCode on_message(const void* header, std::size_t header_nbytes, void* data, std::size_t nbytes,
@@ -330,7 +331,8 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
     settings.emplace_back(setting.substr(0, equals), setting.substr(equals + 1));
   }
   for (const auto& [name, value] : settings)
-    if (const abi::StatusCode set = library.config_modify(config, name.c_str(), value.c_str()); set != abi::kOk)
+    if (const abi::StatusCode set = library.config_modify(config, name.c_str(), value.c_str());
+        set != abi::kOk)
       return Status(Code::kInvalidArgument, library.name() + " does not take " + name + "=" + value + ": " +
                                                 library.status_string(set));
 
@@ -358,10 +360,11 @@ UcxFabric::~UcxFabric() {
   if (context_ != nullptr) library_.cleanup(context_);
 }
 
-Result<std::unique_ptr<fabric::Memory>> UcxFabric::map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind) {
+Result<std::unique_ptr<fabric::Memory>> UcxFabric::map(std::byte* memory, std::uint64_t nbytes,
+                                                       MemoryKind kind) {
   abi::MemoryMapParams params;
-  params.field_mask = abi::MemoryMapParams::kAddress | abi::MemoryMapParams::kLength |
-                      abi::MemoryMapParams::kMemoryType;
+  params.field_mask =
+      abi::MemoryMapParams::kAddress | abi::MemoryMapParams::kLength | abi::MemoryMapParams::kMemoryType;
   params.address = memory;
   params.length = nbytes;
   params.memory_type = kind == MemoryKind::kGpu ? abi::MemoryMapParams::kCuda : abi::MemoryMapParams::kHost;
@@ -373,7 +376,8 @@ Result<std::unique_ptr<fabric::Memory>> UcxFabric::map(std::byte* memory, std::u
   auto made = std::make_unique<UcxMemory>(shared_from_this(), library_, context_, handle);
   void* key = nullptr;
   std::size_t key_nbytes = 0;
-  if (const abi::StatusCode packed = library_.rkey_pack(context_, handle, &key, &key_nbytes); packed != abi::kOk)
+  if (const abi::StatusCode packed = library_.rkey_pack(context_, handle, &key, &key_nbytes);
+      packed != abi::kOk)
     return refused("a key of registered memory", packed);
   const auto* const first = static_cast<const std::byte*>(key);
   made->key.assign(first, first + key_nbytes);

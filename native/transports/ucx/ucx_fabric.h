@@ -24,10 +24,10 @@ enum class Way : std::uint8_t { kChosen, kRead, kSend };
 
 struct Options {
   Way way = Way::kChosen;
-  std::string library;     // file; "" for the one that is found
+  std::string library;  // file; "" for the one that is found
   std::string transports;  // UCX_TLS; "" for what the environment says, or UCX's own choice
-  std::string devices;     // UCX_NET_DEVICES, likewise
-  std::string config;      // more of UCX's settings, as "RMA_BW_LANES=2 RC_RX_QUEUE_LEN=1024"
+  std::string devices;  // UCX_NET_DEVICES, likewise
+  std::string config;  // more of UCX's settings, as "RMA_BW_LANES=2 RC_RX_QUEUE_LEN=1024"
   std::uint32_t num_reads = 64;
 };
 
@@ -39,7 +39,8 @@ class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_th
 
   std::string_view transport() const noexcept override { return "ucx"; }
   std::string library() const override { return library_.name(); }
-  Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind) override;
+  Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes,
+                                              MemoryKind kind) override;
   Result<std::unique_ptr<fabric::Endpoint>> open() override;
   std::uint64_t endpoint_nbytes() const noexcept override;
   bool serves_peers() const noexcept override { return true; }

@@ -13,11 +13,13 @@ constexpr std::uint32_t kRank = 3;  // before tcp, behind verbs
 
 constexpr TransportOption kOptions[] = {
     {"library", "file of libucp; empty: the system's, else that of the wheel libucx", ""},
-    {"transports", "UCX's transports with commas between them, as UCX_TLS; empty: as the environment says", ""},
+    {"transports", "UCX's transports with commas between them, as UCX_TLS; empty: as the environment says",
+     ""},
     {"devices", "devices with commas between them, as UCX_NET_DEVICES; empty: as the environment says", ""},
     {"config", "more of UCX's settings, without their UCX_, as \"MAX_RMA_RAILS=2 RC_RX_QUEUE_LEN=1024\"", ""},
     {"way",
-     "how pages come: read, send (UCX then serves no peer's reads), or empty: read where UCX's transports read "
+     "how pages come: read, send (UCX then serves no peer's reads), or empty: read where UCX's transports "
+     "read "
      "memory by themselves, as over RDMA, else send",
      ""},
     {"requests", "reads and sends under way for each peer", std::int64_t{64}, 1, 4096},

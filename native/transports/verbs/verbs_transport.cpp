@@ -74,8 +74,7 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::create(Reactor& reactor,
 
 VerbsTransport::VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
                                std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far,
-                               std::unique_ptr<Alarm> alarm,
-                               std::unique_ptr<Connector> connector,
+                               std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
                                std::unique_ptr<verbs::FenceWords> fences)
     : RailPeers(reactor),
       reactor_(reactor),
@@ -225,8 +224,8 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
                                    std::to_string(peer.fence_slots.nbytes())};
   peer.has_hello = true;
   peer.fences = {0, hello.fence_nbytes, hello.fence_address, hello.fence_key};
-  return connector_->begin(std::make_unique<verbs::SetUp>(
-      peer.id, peer.name, std::move(peer.pairs), hello, std::move(peer.queues)));
+  return connector_->begin(std::make_unique<verbs::SetUp>(peer.id, peer.name, std::move(peer.pairs), hello,
+                                                          std::move(peer.queues)));
 }
 
 void VerbsTransport::on_connected() {

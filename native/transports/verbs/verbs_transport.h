@@ -130,9 +130,8 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   };
 
   VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device,
-                 std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far,
-                 std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
-                 std::unique_ptr<verbs::FenceWords> fences);
+                 std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far, std::unique_ptr<Alarm> alarm,
+                 std::unique_ptr<Connector> connector, std::unique_ptr<verbs::FenceWords> fences);
   Status listen();
   // Its own table, as peers read it.
   Result<verbs::KeyedSpan> shared_fences(const FenceSlotRange& slots);
