@@ -5,14 +5,11 @@
 #include <algorithm>
 #include <new>
 
-#include "core/copy/run_cursor.h"
-
 namespace kvxfer {
 
 using fabric::Introduction;
 using fabric::Message;
 using fabric::MessageKind;
-using fabric::Read;
 using fabric::RemoteMemory;
 
 namespace fabric {
@@ -23,62 +20,20 @@ Flight* Peer::begin_receive(const PieceHeader& header) noexcept {
   return bell.rail.begin_receive(*this, header);
 }
 
-void Flight::stop(Code its_code, std::string_view its_why) noexcept {
-  is_named = true;
-  is_awaited = false;
-  next.nbytes = 0;
-  if (code != Code::kOk) return;
-  code = its_code;
-  try {
-    why = its_why;
-  } catch (const std::bad_alloc&) {  // its code says enough
-  }
-}
-
-void Endpoint::completed(Flight& flight, std::string_view why) noexcept {
-  --flight.num_under_way;
-  --num_under_way_;
-  if (why.empty()) return;
-  flight.stop(Code::kRailFailed, why);
-  fail(why);
-}
-
-void Endpoint::fail(std::string_view why) noexcept {
-  if (!failure_.empty()) return;
-  try {
-    failure_ = why;
-  } catch (const std::bad_alloc&) {
-    failure_ = "it failed";  // short enough to need no memory
-  }
-}
-
 }  // namespace fabric
 
 namespace {
 
-// What a poll posts at most: reads that the processor copies at once take 0.3 ms.
-constexpr std::uint32_t kRunsPerPoll = 256;
-constexpr std::uint64_t kNbytesPerPoll = 2 * 1024 * 1024;
-constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for a peer
-// What is cancelled ends with its last read, in far less; where the peer is dead, or the network, only the endpoint's end
-// ends it.
-constexpr std::chrono::milliseconds kStopBound{200}, kStandstill{100};
+// So late this thread has stood still itself.
+constexpr std::chrono::milliseconds kStandstill{100};
 // The descriptor stays readable until arm() has taken what made it so, and where there is more.
 constexpr std::uint32_t kEdges = EPOLLIN | EPOLLET;
-// Works begun for one peer; reads under way are bounded besides.
-constexpr std::size_t kMostFlights = 256;
 // Of an endpoint without a descriptor: how long it is asked after the last that came, and from when to when it rests.
 constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{20'000};
 // Of a peer; more than it may register at a time. The oldest are the smallest.
 constexpr std::size_t kMostGone = 8192;
 
 }  // namespace
-
-struct FabricRail::Budget {
-  std::uint32_t num_runs = kRunsPerPoll;
-  std::uint64_t nbytes = kNbytesPerPoll;
-  bool is_spent() const noexcept { return num_runs == 0 || nbytes == 0; }
-};
 
 // What happens to an endpoint on a thread.
 struct FabricRail::Job final : Connector::SetUp {
@@ -125,61 +80,6 @@ struct FabricRail::Job final : Connector::SetUp {
   std::unique_ptr<Endpoint> endpoint;
   std::vector<std::unique_ptr<Flight>> flights;  // kClose
   std::shared_ptr<const RemoteMemory> fences;  // kConnect; goes before the endpoint
-};
-
-// Runs of a flight on their way to the endpoint: merged where they touch, the last one kept back until it is known what
-// follows.
-class FabricRail::Batch {
- public:
-  Batch(const fabric::Fabric& fabric, Peer& peer, Flight& flight, Budget& budget)
-      : most_(fabric.num_reads()),
-        most_nbytes_(fabric.most_read_nbytes()),
-        peer_(peer),
-        flight_(flight),
-        budget_(budget) {}
-
-  std::uint64_t add(std::uint64_t remote, std::uint64_t remote_key, std::uint64_t local,
-                    std::uint64_t local_key, std::uint64_t nbytes) noexcept {
-    Read& next = flight_.next;
-    nbytes = std::min(nbytes, most_nbytes_);
-    if (next.nbytes != 0) {
-      if (remote == next.remote + next.nbytes && local == next.local + next.nbytes &&
-          remote_key == next.remote_key && local_key == next.local_key &&
-          nbytes <= most_nbytes_ - next.nbytes) {
-        next.nbytes += nbytes;
-        return nbytes;
-      }
-      if (budget_.nbytes == 0) return 0;
-      const bool follows = peer_.endpoint->num_under_way() + 2 <= most_ && next.nbytes < budget_.nbytes;
-      if (!post(follows)) return 0;
-    }
-    next = {remote, remote_key, local, local_key, nbytes};
-    return nbytes;
-  }
-  void finish() noexcept {
-    if (flight_.next.nbytes != 0) post(false);
-  }
-
- private:
-  bool post(bool follows) noexcept {
-    Endpoint& endpoint = *peer_.endpoint;
-    if (endpoint.num_under_way() >= most_) return false;
-    switch (endpoint.post(flight_.next, follows, flight_)) {
-      case Endpoint::Posted::kUnderWay:
-      case Endpoint::Posted::kDone: break;
-      case Endpoint::Posted::kAgain: peer_.rests = true; return false;
-      case Endpoint::Posted::kFailed: return false;
-    }
-    budget_.nbytes -= std::min(budget_.nbytes, flight_.next.nbytes);
-    flight_.next.nbytes = 0;
-    return true;
-  }
-
-  const std::uint32_t most_;
-  const std::uint64_t most_nbytes_;
-  Peer& peer_;
-  Flight& flight_;
-  Budget& budget_;
 };
 
 Result<std::unique_ptr<FabricRail>> FabricRail::create(Reactor& reactor, const FenceTable& fences,
@@ -589,315 +489,6 @@ void FabricRail::wake(Peer& peer) noexcept {
   peer.pause = {};
   if (peer.endpoint == nullptr || std::exchange(peer.is_awake, true)) return;
   awake_.push_back(&peer);  // there is room for each
-}
-
-// ---- reads ----
-
-bool FabricRail::can_run(const Peer& peer, const Work& work) const noexcept {
-  if (!peer.up || peer.endpoint == nullptr) return false;
-  if (work.kind == WorkKind::kReceive) return peer.endpoint->num_flights < kMostFlights + WorkQueue::kMost;
-  if (peer.current != nullptr) return false;
-  if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
-  return peer.endpoint->num_under_way() < fabric_->num_reads() && peer.endpoint->num_flights < kMostFlights;
-}
-
-bool FabricRail::can_go_on(const Peer& peer) const noexcept {
-  if (peer.down || peer.endpoint == nullptr || peer.current == nullptr) return false;
-  const std::uint32_t num = peer.endpoint->num_under_way();
-  return num < fabric_->num_reads() && (!peer.rests || num == 0);
-}
-
-fabric::Flight& FabricRail::spare_flight(Peer& peer) {
-  auto spare = std::find_if(peer.flights.begin(), peer.flights.end(),
-                            [](const auto& flight) { return !flight->is_used; });
-  if (spare == peer.flights.end()) spare = peer.flights.insert(spare, std::make_unique<Flight>());
-  **spare = Flight();
-  (*spare)->is_used = true;
-  ++peer.endpoint->num_flights;
-  return **spare;
-}
-
-void FabricRail::post_some() noexcept {
-  Budget budget;
-  while (!budget.is_spent()) {
-    Peer* const peer = next_turn();
-    if (peer == nullptr) return;
-    end_turn();
-    try {
-      post_some(*peer, budget);
-    } catch (const std::bad_alloc&) {
-      fail(*peer, kNoMemory);
-    }
-  }
-}
-
-void FabricRail::post_some(Peer& peer, Budget& budget) {
-  --budget.num_runs;  // however short it is
-  // What is awaited waits for nothing that is posted.
-  if (const std::size_t at =
-          peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
-      peer.up && at != peer.queue.size() && can_run(peer, peer.queue[at])) {
-    begin(peer, at);
-    return wake(peer);
-  }
-  if (peer.current == nullptr) {
-    const std::size_t at = first_that_runs(peer);
-    if (at == peer.queue.size() || !begin(peer, at)) return;
-  }
-  Flight& flight = *peer.current;
-  peer.rests = false;
-  Batch batch(*fabric_, peer, flight, budget);
-  using Cursor = RequestCursorOf<std::uint64_t>;
-  if (flight.work.kind == WorkKind::kSend || (flight.is_proof && peer.sends)) {
-    if (peer.endpoint->num_under_way() < fabric_->num_reads()) switch (peer.endpoint->post_send(flight)) {
-        case Endpoint::Posted::kUnderWay:
-        case Endpoint::Posted::kDone: flight.is_named = true; break;
-        case Endpoint::Posted::kAgain: peer.rests = true; break;
-        case Endpoint::Posted::kFailed: break;
-      }
-    budget.nbytes -= std::min(budget.nbytes, flight.header.nbytes);
-  } else if (!flight.is_named) {
-    switch (flight.cursor.advance(batch, budget.num_runs)) {
-      case Cursor::Stop::kDone: flight.is_named = true; break;
-      case Cursor::Stop::kFull:
-      case Cursor::Stop::kTired: break;
-      case Cursor::Stop::kOutside:
-        flight.stop(Code::kInternal, words(flight.cursor.outside() == Side::kSrc
-                                               ? "the piece ends outside the region of " + peer.name
-                                               : "the piece ends outside the region here"));
-        break;
-    }
-  }
-  batch.finish();
-  wake(peer);
-  if (!flight.has_more()) peer.current = nullptr;
-  if (!peer.endpoint->failure().empty()) return fail(peer, std::string(peer.endpoint->failure()));
-  land(peer);
-}
-
-bool FabricRail::begin(Peer& peer, std::size_t at) {
-  Flight& flight = spare_flight(peer);
-  flight.work = peer.queue.take(at);
-  const bool is_awaited = flight.work.kind == WorkKind::kReceive;
-  if (!is_awaited) peer.current = &flight;
-  Status ready;
-  try {
-    ready = prepare_flight(peer, flight);
-  } catch (const std::bad_alloc&) {
-    flight.stop(Code::kRailFailed, kNoMemory);  // it ends with the rail
-    throw;
-  }
-  if (ready.ok()) return true;
-  if (!is_awaited) peer.current = nullptr;
-  flight.is_used = false;
-  --peer.endpoint->num_flights;
-  end_work(failed(flight.work.id, ready.code(), words(ready.message())));
-  tell_dropped(peer, flight.work, ready.code() == Code::kUnsupported);
-  return false;
-}
-
-Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
-  const Work& work = flight.work;
-  if (work.kind == WorkKind::kCheckFence) {
-    if (!peer.fence_slots.contains(work.fence_slot))
-      return {Code::kInternal, "there is no fence slot " + std::to_string(work.fence_slot)};
-    const std::uint64_t at = work.fence_slot * sizeof(std::uint64_t);
-    const fabric::KeyedSpan& from = *peer.fences->spans.find(at);
-    flight.scratch = fences_->take();
-    const fabric::KeyedSpan to = fences_->target(*flight.scratch);
-    flight.next = {from.address + (at - from.offset), from.key, to.address, to.key, sizeof(std::uint64_t)};
-    flight.is_named = true;
-    return {};
-  }
-  const Move& move = *work.move;
-  if (move.program->converts())
-    return {Code::kUnsupported,
-            fabric_->library() + " copies bytes as they are, and this program converts them"};
-  const auto local = registered_.find(move.local->id);
-  if (local == registered_.end())
-    return {Code::kUnsupported, "the region here is not registered with " + fabric_->library()};
-  if (work.kind != WorkKind::kFetch) return prepare_piece(peer, flight);
-  const auto remote = peer.regions.find(move.remote_region);
-  if (remote == peer.regions.end())
-    return {Code::kRegionGone, "the region of " + peer.name + " is not attached"};
-  flight.remote = remote->second;
-  flight.cursor = {move, work.piece, flight.remote->spans, local->second->local(), Side::kDst};
-  return {};
-}
-
-Status FabricRail::prepare_piece(Peer& peer, Flight& flight) {
-  if (!peer.sends) return {Code::kUnsupported, "the destination fetches; nothing is sent"};
-  const Move& move = *flight.work.move;
-  const bool is_sent = flight.work.kind == WorkKind::kSend;
-  RunCursor cursor(move, flight.work.piece, is_sent ? Side::kSrc : Side::kDst);
-  flight.header = {move.transfer, flight.work.piece, 0, cursor.append(flight.segments, SIZE_MAX, UINT64_MAX)};
-  flight.is_named = flight.is_awaited = !is_sent;
-  return {};
-}
-
-// Its data may be here before the work was begun: the destination posts it first, and its turn comes later.
-fabric::Flight* FabricRail::begin_receive(Peer& peer, const fabric::PieceHeader& header) noexcept {
-  const auto find_awaited = [&]() -> Flight* {
-    for (const auto& flight : peer.flights) {
-      if (!flight->is_used || !flight->is_awaited || flight->is_proof != (header.is_proof != 0)) continue;
-      if (flight->is_proof) return flight.get();
-      if (flight->work.move->transfer == header.transfer && flight->work.piece == header.piece)
-        return flight.get();
-    }
-    return nullptr;
-  };
-  Flight* found = find_awaited();
-  if (found == nullptr && header.is_proof == 0) try {
-      const std::size_t at = peer.queue.first([&](const Work& work) {
-        return work.kind == WorkKind::kReceive && work.move->transfer == header.transfer &&
-               work.piece == header.piece;
-      });
-      if (at != peer.queue.size() && begin(peer, at)) found = find_awaited();
-    } catch (const std::bad_alloc&) {  // then it is as if nobody awaited it
-    }
-  // It may be here before the word that the peer is ready.
-  if (found == nullptr && header.is_proof != 0) peer.proof_has_come = true;
-  if (found == nullptr) return nullptr;
-  found->is_awaited = false;
-  if (found->header.nbytes == header.nbytes) return found;
-  found->stop(Code::kRailFailed, "a piece came that has another length");
-  return nullptr;
-}
-
-void FabricRail::tell_dropped(Peer& peer, const Work& work, bool cannot) noexcept {
-  if (work.kind != WorkKind::kSend || !peer.sends) return;
-  Message message = Message::about(MessageKind::kDropped);
-  message.transfer = work.move->transfer;
-  message.piece = work.piece;
-  message.flag = cannot ? 1 : 0;
-  tell(peer, message);
-}
-
-void FabricRail::dropped(Peer& peer, const Message& message) {
-  const Code code = message.flag != 0 ? Code::kUnsupported : Code::kLeaseEnded;
-  const char* const why = message.flag != 0 ? "the source's end of the rail cannot send the piece"
-                                            : "the source stopped before the piece was sent";
-  const auto is_it = [&](const Work& work) {
-    return work.kind == WorkKind::kReceive && work.move->transfer == message.transfer &&
-           work.piece == message.piece;
-  };
-  if (const std::size_t at = peer.queue.first(is_it); at != peer.queue.size())
-    return end_work(failed(peer.queue.take(at).id, code, words(why)));
-  for (const auto& flight : peer.flights)
-    if (flight->is_used && flight->is_awaited && !flight->is_proof && is_it(flight->work)) {
-      flight->stop(code, words(why));
-      return land(peer);
-    }
-}
-
-// A piece that has not gone out: its destination hears so, and the engine at either end may ask anew.
-void FabricRail::cancel(std::span<const WorkId> works) noexcept {
-  for (const WorkId id : works) {
-    Peer* const peer = peer_of(id);
-    if (peer == nullptr || !peer->sends || peer->down) continue;
-    const std::size_t at = peer->queue.first([id](const Work& work) { return work.id == id; });
-    // By value: a peer that cannot be told fails, and its queue is emptied.
-    if (at != peer->queue.size())
-      tell_dropped(*peer, Work(peer->queue[at]), false);
-    else if (peer->current != nullptr && peer->current->work.id == id && !peer->current->is_proof)
-      tell_dropped(*peer, Work(peer->current->work), false);
-  }
-  RailPeers::cancel(works);
-}
-
-void FabricRail::progress() noexcept {
-  for (std::size_t i = 0; i < awake_.size();) {
-    Peer* const peer = awake_[i];
-    progress(*peer);
-    if (i < awake_.size() && awake_[i] == peer) ++i;
-  }
-}
-
-// Whether something came.
-bool FabricRail::progress(Peer& peer) noexcept {
-  bool came = false;
-  for (int round = 0; round < kRoundsPerPoll && peer.endpoint->progress(); ++round) came = true;
-  if (came) {
-    peer.rests = false;
-    peer.pause = {};
-    land(peer);
-  }
-  if (!peer.endpoint->failure().empty()) {
-    fail(peer, std::string(peer.endpoint->failure()));
-  } else if (came && can_go_on(peer)) {
-    try {
-      activate(peer);
-    } catch (const std::bad_alloc&) {
-      fail(peer, kNoMemory);
-    }
-  }
-  return came;
-}
-
-void FabricRail::land(Peer& peer) noexcept {
-  bool any_cancelled = false, any_landed = false;
-  for (const auto& flight : peer.flights) {
-    if (flight->has_landed()) {
-      land(peer, *flight);
-      any_landed = true;
-    } else {
-      any_cancelled = any_cancelled || (flight->is_used && flight->is_cancelled);
-    }
-  }
-  if (!any_cancelled) peer.due.reset();
-  if (any_landed && !peer.leaving.empty()) tell_what_is_let_go(peer);
-}
-
-void FabricRail::land(Peer& peer, Flight& flight) noexcept {
-  flight.is_used = false;
-  flight.remote.reset();
-  if (peer.endpoint != nullptr) --peer.endpoint->num_flights;
-  if (flight.is_proof) {
-    const bool is_last = std::none_of(peer.flights.begin(), peer.flights.end(),
-                                      [](const auto& each) { return each->is_used && each->is_proof; });
-    if (flight.code != Code::kOk || peer.down || !is_last) return;
-    try {
-      peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library +
-                  ")" + (peer.sends ? ", sent" : ", read");
-    } catch (const std::bad_alloc&) {  // its name says enough
-    }
-    return come_up(peer);
-  }
-  Code code = flight.code;
-  if (flight.scratch) {
-    if (code == Code::kOk && fences_->value(*flight.scratch) != flight.work.fence_generation) {
-      code = Code::kLeaseEnded;
-      try {
-        flight.why = words(peer.name + " ended the right to read while the bytes moved");
-      } catch (const std::bad_alloc&) {  // its code says enough
-      }
-    }
-    fences_->give_back(*flight.scratch);
-  }
-  end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
-}
-
-void FabricRail::stop_shared(WorkId work) noexcept {
-  Peer* const peer = peer_of(work);
-  if (peer == nullptr || peer->endpoint == nullptr) return;
-  for (const auto& flight : peer->flights) {
-    if (!flight->is_used || flight->is_proof || flight->work.id != work) continue;
-    flight->stop(Code::kCancelled, {});
-    flight->is_cancelled = true;
-    flight->due_at = Clock::now() + kStopBound;
-    if (peer->current == flight.get()) peer->current = nullptr;
-    if (!peer->due || flight->due_at < *peer->due) watch(*peer, flight->due_at);
-    return land(*peer);
-  }
-}
-
-void FabricRail::stop_shared(PeerId id, Code code, std::string_view why) noexcept {
-  Peer* const peer = find(id);
-  if (peer == nullptr) return;
-  for (const auto& flight : peer->flights)
-    if (flight->is_used) flight->stop(code, why);
-  peer->current = nullptr;
-  if (peer->endpoint != nullptr) land(*peer);
 }
 
 // ---- in time ----

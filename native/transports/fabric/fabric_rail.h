@@ -128,6 +128,10 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
     FabricRail& rail;
   };
 
+  // What is cancelled ends with its last read, in far less; where the peer is dead, or the network, only the endpoint's
+  // end ends it.
+  static constexpr std::chrono::milliseconds kStopBound{200};
+
   FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::uint32_t rank,
              std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
              std::unique_ptr<FenceWords> fences);
