@@ -19,7 +19,6 @@ namespace {
 using block_programs::says;
 using counting_device::Fabric;
 using counting_device::Limits;
-using verbs::Connector;
 using verbs_ends::connect_both;
 using verbs_ends::End;
 using verbs_ends::Liar;
