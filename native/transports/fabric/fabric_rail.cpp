@@ -301,6 +301,8 @@ void FabricRail::on_set_up() {
 }
 
 Status FabricRail::on_set_up(Peer& peer, Job& ended) {
+  if (!ended.status.ok() && ended.introduction)
+    return {ended.status.code(), ended.status.message() + "; the peer has " + ended.introduction->library};
   if (!ended.status.ok()) return ended.status;
   if (ended.kind == Job::Kind::kOpen) {
     peer.is_introduced = true;

@@ -4,10 +4,13 @@
 #include <link.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace kvxfer::ucx {
 namespace {
@@ -47,6 +50,28 @@ std::string opened_already() {
 // The wheel's, where Python's packages are beside each other.
 std::string file_of_wheel() {
   return folder_of(path_of(reinterpret_cast<const void*>(&file_of_wheel))) + "../libucx/lib/libucp.so.0";
+}
+
+// Where the dynamic linker looks on most systems.
+std::string file_of_system() {
+  std::vector<std::string> folders;
+  if (const char* const named = std::getenv("LD_LIBRARY_PATH")) {
+    std::istringstream stream(named);
+    for (std::string folder; std::getline(stream, folder, ':');) folders.push_back(folder);
+  }
+  for (const char* const folder :
+       {"/usr/local/lib", "/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"})
+    folders.emplace_back(folder);
+  for (const std::string& folder : folders)
+    if (const std::string file = folder + "/" + kSystemFile; ::access(file.c_str(), R_OK) == 0) return file;
+  return {};
+}
+
+// Where its modules are depends on who built it: beside the library, or in ucx/.
+bool has_rdma_beside(const std::string& file) {
+  for (const char* const module : {"ucx/libuct_ib.so.0", "libuct_ib.so.0"})
+    if (::access((folder_of(file) + module).c_str(), R_OK) == 0) return true;
+  return false;
 }
 
 Loaded load_library(const std::string& file) {
@@ -130,9 +155,7 @@ Loaded load_library(const std::string& file) {
         Status(Code::kUnsupported, "this process has " + opened + " open already, and not " + file +
                                        ": one process has one UCX. Name that file, or see to it that "
                                        "nothing else opens UCX first");
-  // Where the modules are depends on who built it; each stands beside the library or in ucx/.
-  for (const char* const module : {"ucx/libuct_ib.so.0", "libuct_ib.so.0"})
-    table.has_rdma = table.has_rdma || ::access((folder_of(table.path) + module).c_str(), R_OK) == 0;
+  table.has_rdma = has_rdma_beside(table.path);
   return out;
 }
 
@@ -152,6 +175,19 @@ Result<const Library*> Library::load(const std::string& file) {
   }
   if (!loaded->status.ok()) return loaded->status;
   return &loaded->library;
+}
+
+std::string Library::describe() {
+  std::string file = opened_already();
+  const bool is_open = !file.empty();
+  if (!is_open) file = file_of_system();
+  if (!is_open && file.empty() && ::access(file_of_wheel().c_str(), R_OK) == 0) file = file_of_wheel();
+  if (file.empty())
+    return "no libucp was found: install ucx or libucx0, or the wheel libucx-cu12, or name its file as "
+           "option "
+           "ucx.library";
+  return file + (is_open ? " is open" : " would be opened") +
+         (has_rdma_beside(file) ? ", with RDMA" : ", without RDMA: it has no libuct_ib beside it");
 }
 
 }  // namespace kvxfer::ucx

@@ -61,6 +61,9 @@ struct Library {
   // libucx beside this one. In words why there is none (kUnsupported). The first call decides: a process has one.
   static Result<const Library*> load(const std::string& file = {});
 
+  // Which one that would be, without opening it: a sentence for people.
+  static std::string describe();
+
   // "UCX 1.13.1"
   std::string name() const { return "UCX " + version; }
 };

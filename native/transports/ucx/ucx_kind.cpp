@@ -47,13 +47,6 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   return rails;
 }
 
-std::vector<std::string> describe() {
-  const Result<const ucx::Library*> library = ucx::Library::load();
-  if (!library.ok()) return {library.status().message()};
-  return {library.value()->name() + " of " + library.value()->path +
-          (library.value()->has_rdma ? ", with RDMA" : ", without RDMA: it has no libuct_ib beside it")};
-}
-
 }  // namespace
 
 extern const TransportKind ucx_transport;
@@ -68,11 +61,9 @@ constinit const TransportKind ucx_transport{
     .rank = kRank,
     .is_partial = true,  // programs that convert go over another
     .is_default = false,  // for agents that name it
-    .why_off = [](const std::vector<GpuPart>&) -> std::string {
-      const Result<const ucx::Library*> library = ucx::Library::load();
-      return library.ok() ? std::string() : library.status().message();
-    },
-    .describe = describe,
+    // Nothing is opened before an agent names it: UCX installs handlers of signals where it is.
+    .why_off = [](const std::vector<GpuPart>&) { return std::string(); },
+    .describe = [] { return std::vector<std::string>{ucx::Library::describe()}; },
     .make = make,
 };
 
