@@ -531,8 +531,9 @@ void FabricRail::look_at_clock() noexcept {
     }
     peer.due = first;
     if (is_late)
-      fail(peer, "reads that were cancelled had not ended after " + std::to_string(kStopBound.count()) +
-                     " ms, so its endpoint is closed: the peer, or the network, does not answer");
+      fail(peer, "reads or pieces that were cancelled had not ended in time (" +
+                     std::to_string(kStopBound.count()) + " and " + std::to_string(kSendStopBound.count()) +
+                     " ms), so its endpoint is closed: the peer, or the network, does not answer");
   });
   set_alarm();
 }

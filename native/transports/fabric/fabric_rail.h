@@ -131,6 +131,9 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   // What is cancelled ends with its last read, in far less; where the peer is dead, or the network, only the endpoint's
   // end ends it.
   static constexpr std::chrono::milliseconds kStopBound{200};
+  // A piece that is sent takes the other agent, which may have to take in those before it first: 64 of 512 KiB, which
+  // 100 Mb/s carry in 3 s.
+  static constexpr std::chrono::milliseconds kSendStopBound{3000};
 
   FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::uint32_t rank,
              std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,

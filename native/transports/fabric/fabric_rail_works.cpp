@@ -21,6 +21,10 @@ constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for a peer
 // Works begun for one peer; reads under way are bounded besides.
 constexpr std::size_t kMostFlights = 256;
 
+bool work_is_read(const Work& work) noexcept {
+  return work.kind == WorkKind::kFetch || work.kind == WorkKind::kCheckFence;
+}
+
 }  // namespace
 
 struct FabricRail::Budget {
@@ -162,7 +166,7 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
   batch.finish();
   wake(peer);
   if (!flight.has_more()) peer.current = nullptr;
-  if (!peer.endpoint->failure().empty()) return fail(peer, std::string(peer.endpoint->failure()));
+  if (!peer.endpoint->failure().empty()) return fail(peer, peer.endpoint->failure());
   land(peer);
 }
 
@@ -314,7 +318,7 @@ bool FabricRail::progress(Peer& peer) noexcept {
     land(peer);
   }
   if (!peer.endpoint->failure().empty()) {
-    fail(peer, std::string(peer.endpoint->failure()));
+    fail(peer, peer.endpoint->failure());
   } else if (came && can_go_on(peer)) {
     try {
       activate(peer);
@@ -375,7 +379,7 @@ void FabricRail::stop_shared(WorkId work) noexcept {
     if (!flight->is_used || flight->is_proof || flight->work.id != work) continue;
     flight->stop(Code::kCancelled, {});
     flight->is_cancelled = true;
-    flight->due_at = Clock::now() + kStopBound;
+    flight->due_at = Clock::now() + (work_is_read(flight->work) ? kStopBound : kSendStopBound);
     if (peer->current == flight.get()) peer->current = nullptr;
     if (!peer->due || flight->due_at < *peer->due) watch(*peer, flight->due_at);
     return land(*peer);
