@@ -10,6 +10,9 @@ import numpy as np
 import kvxfer
 from kvxfer.errors import KvxferError
 
+# UCX would write its warnings to the standard output, which is the report's.
+os.environ.setdefault("UCX_LOG_LEVEL", "error")
+
 NUM_PAGES = 64
 PAGE_NBYTES = 4096
 _TIMEOUT_S = 5.0

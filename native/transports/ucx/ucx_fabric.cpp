@@ -320,9 +320,6 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
     return made->refused("its configuration", read);
   const std::unique_ptr<abi::Config, void (*)(abi::Config*)> owned(config, library.config_release);
   std::vector<std::pair<std::string, std::string>> settings;
-  // With UCX's 8 KiB a piece takes 64 system calls at either end; so it takes two (docs/fabrics.md).
-  for (const char* const name : {"TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"})
-    if (std::getenv(("UCX_" + std::string(name)).c_str()) == nullptr) settings.emplace_back(name, "256k");
   if (!options.transports.empty()) settings.emplace_back("TLS", options.transports);
   if (!options.devices.empty()) settings.emplace_back("NET_DEVICES", options.devices);
   std::istringstream stream(options.config);
