@@ -216,11 +216,9 @@ class OwnAgent:
             return peer
         if not address:
             if not agent or self._directory is None:
-                raise PeerError(
+                raise invalid(
                     f"no session is open with agent {agent!r}, and no address of it is known: name one that "
-                    "`kvxfer agents` lists, or an address",
-                    code="unreachable",
-                    peer=agent,
+                    "`kvxfer agents` lists, or an address"
                 )
             return await self._dials.dial(agent, agent, "")
         place = Address.parse(address, "address")
