@@ -10,9 +10,6 @@ import numpy as np
 import kvxfer
 from kvxfer.errors import KvxferError
 
-# UCX would write its warnings to the standard output, which is the report's.
-os.environ.setdefault("UCX_LOG_LEVEL", "error")
-
 NUM_PAGES = 64
 PAGE_NBYTES = 4096
 _TIMEOUT_S = 5.0
@@ -23,6 +20,8 @@ def try_transport(name: str) -> str:
 
     Takes some milliseconds, two agents and two pools of 256 KiB.
     """
+    # UCX would write its warnings to the standard output, which is the report's.
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
     try:
         return _move(name)
     except (KvxferError, ImportError, OSError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-// Rails over UCX and libfabric, for tests: real libraries, over what of them runs on any machine.
+// Rails over UCX, for tests: the real library, over its tcp.
 #pragma once
 
 #include <cstdio>

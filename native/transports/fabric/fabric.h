@@ -103,11 +103,11 @@ class Endpoint {
   virtual Result<std::uint64_t> unpack(std::span<const std::byte> key,
                                        std::shared_ptr<const void>& holder) = 0;
 
-  // Begins a read of a flight. `more`: another one follows at once.
-  Posted post(const Read& next, bool more, Flight& flight) noexcept {
+  // Begins a read of a flight.
+  Posted post(const Read& next, Flight& flight) noexcept {
     ++flight.num_under_way;
     ++num_under_way_;
-    const Posted posted = read(next, more, flight);
+    const Posted posted = read(next, flight);
     if (posted != Posted::kUnderWay) {
       --flight.num_under_way;
       --num_under_way_;
@@ -132,7 +132,7 @@ class Endpoint {
   std::size_t num_flights = 0;  // that are used
   // Takes in what has come, a bounded amount; false: nothing had.
   virtual bool progress() noexcept = 0;
-  // Becomes readable when something comes, once arm() has said true; -1: there is none, it has to be asked.
+  // Becomes readable when something comes, once arm() has said true.
   virtual int fd() const noexcept = 0;
   virtual bool arm() noexcept = 0;
   // Stops all that it has under way, the peer's reads as well: when it returns no byte of it lands, and none of ours is
@@ -145,7 +145,7 @@ class Endpoint {
   const std::string& failure() const noexcept { return failure_; }
 
  protected:
-  virtual Posted read(const Read& read, bool more, Flight& flight) noexcept = 0;
+  virtual Posted read(const Read& read, Flight& flight) noexcept = 0;
   virtual Posted send(Flight&) noexcept { return Posted::kFailed; }
   // What the library begins by itself, of a flight that it asked for.
   void began(Flight& flight) noexcept {

@@ -28,8 +28,6 @@ namespace {
 constexpr std::chrono::milliseconds kStandstill{100};
 // The descriptor stays readable until arm() has taken what made it so, and where there is more.
 constexpr std::uint32_t kEdges = EPOLLIN | EPOLLET;
-// Of an endpoint without a descriptor: how long it is asked after the last that came, and from when to when it rests.
-constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{20'000};
 // Of a peer; more than it may register at a time. The oldest are the smallest.
 constexpr std::size_t kMostGone = 8192;
 
@@ -315,10 +313,10 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
   if (words == nullptr || words->end - first < peer.fence_slots.nbytes())
     return {Code::kRailFailed, "its fence table is not as long as this session's"};
   peer.is_connected = true;
-  peer.wants_sends = peer.endpoint->prefers_sends();
-  peer.sends = peer.sends || peer.wants_sends;
+  const bool wants_sends = peer.endpoint->prefers_sends();
+  peer.sends = peer.sends || wants_sends;
   Message ready = Message::about(MessageKind::kReady);
-  ready.flag = peer.wants_sends ? 1 : 0;
+  ready.flag = wants_sends ? 1 : 0;
   tell(peer, ready);
   return peer.is_ready && !peer.down ? prove(peer) : Status();
 }
@@ -327,7 +325,7 @@ void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
   peer.endpoint = std::move(endpoint);
   if (peer.endpoint == nullptr) return;
   peer.endpoint->receive_for(&peer);
-  if (peer.endpoint->fd() >= 0 && !peer.down) {
+  if (!peer.down) {
     if (Status added = reactor_.add(peer.endpoint->fd(), kEdges, peer.bell); !added.ok())
       return fail(peer, added.message());
     peer.is_watched = true;
@@ -338,7 +336,6 @@ void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
 void FabricRail::unwatch_endpoint(Peer& peer) noexcept {
   if (std::exchange(peer.is_watched, false)) reactor_.remove(peer.endpoint->fd());
   if (std::exchange(peer.is_awake, false)) std::erase(awake_, &peer);
-  peer.ask_at.reset();
 }
 
 Status FabricRail::on_hello(Peer& peer, const Message& hello, UniqueFd) {
@@ -487,8 +484,6 @@ void FabricRail::forget(Peer& peer) noexcept {
 }
 
 void FabricRail::wake(Peer& peer) noexcept {
-  peer.ask_at.reset();
-  peer.pause = {};
   if (peer.endpoint == nullptr || std::exchange(peer.is_awake, true)) return;
   awake_.push_back(&peer);  // there is room for each
 }
@@ -503,8 +498,7 @@ void FabricRail::watch(Peer& peer, Clock::time_point due) noexcept {
 void FabricRail::set_alarm() noexcept {
   std::optional<Clock::time_point> first;
   for_each_peer([&](const Peer& peer) {
-    for (const auto& at : {peer.due, peer.ask_at})
-      if (at) first = std::min(first.value_or(*at), *at);
+    if (peer.due) first = std::min(first.value_or(*peer.due), *peer.due);
   });
   if (first) alarm_->set(*first);
 }
@@ -514,10 +508,6 @@ void FabricRail::look_at_clock() noexcept {
   alarm_->hush();
   const Clock::time_point now = Clock::now();
   for_each_peer([&](Peer& peer) {
-    if (peer.ask_at && *peer.ask_at <= now && peer.endpoint != nullptr) {
-      peer.ask_at.reset();
-      if (!std::exchange(peer.is_awake, true)) awake_.push_back(&peer);
-    }
     if (!peer.due || *peer.due > now || peer.down) return;
     bool is_late = false;
     // This thread stood still itself, and what has come meanwhile is not all taken in.
@@ -557,18 +547,11 @@ bool FabricRail::wants_poll() const noexcept { return alarm_->has_rung() || !awa
 bool FabricRail::arm() noexcept {
   for (std::size_t i = 0; i < awake_.size();) {
     Peer& peer = *awake_[i];
-    if (peer.endpoint->fd() >= 0) {
-      if (!peer.endpoint->arm()) return false;  // something came
-      reactor_.modify(peer.endpoint->fd(), kEdges);  // what is there already tells so once more
-    } else {
-      const std::uint32_t num = peer.endpoint->num_under_way();
-      peer.pause = std::clamp(2 * peer.pause, kFirstPause, num == 0 ? kLongestPause : 4 * kFirstPause);
-      peer.ask_at = Clock::now() + peer.pause;
-    }
+    if (!peer.endpoint->arm()) return false;  // something came
+    reactor_.modify(peer.endpoint->fd(), kEdges);  // what is there already tells so once more
     peer.is_awake = false;
     awake_.erase(awake_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  set_alarm();
   return !wants_poll();
 }
 

@@ -1,15 +1,16 @@
 // A rail through a library that moves memory between processes (fabric.h): the destination reads the source's pages, one
-// read for each run of bytes.
+// read for each run of bytes; or, where reads would be the source's processor's work, the source sends them, one message
+// for each piece.
 //
 // The rail's socket carries where endpoints are (message.h), never pages, and its end is the rail's. Each peer has an
 // endpoint of its own, so what ends one fences that peer alone. Its parts:
-//   Fabric, Endpoint  the library: transports/ucx, transports/libfabric
+//   Fabric, Endpoint  the library: transports/ucx
 //   Registration      memory of a region, as the library and peers know it
 //   Connector         threads that open, connect and close endpoints: each takes milliseconds
 //   Leaving           memory of which peers may still ask this process to read it
 //   FenceWords        the source's fence, read once all of a transfer has landed
 //
-// A rail is up when it has read the peer's fence words.
+// A rail is up when it has read the peer's fence words, or has heard a message of the peer's.
 #pragma once
 
 #include <chrono>
@@ -57,12 +58,10 @@ struct Peer final : RailPeer<Message>, Receiver {
   Bell bell;
   bool is_watched = false;  // the endpoint's descriptor, by the reactor
   bool is_awake = false;  // stands in the list of those that are asked
-  std::optional<Alarm::Clock::time_point> ask_at;  // of one without a descriptor, while it is asleep
-  std::chrono::microseconds pause{};  // before that
   std::vector<std::unique_ptr<Flight>> flights;  // with the endpoint; their memory is used again
   Flight* current = nullptr;  // has more to post
   bool rests = false;  // "again" was said, and nothing has come since
-  bool wants_sends = false, sends = false;  // here, and at either end: pieces are sent and received
+  bool sends = false;  // pieces are sent and received, since either end wants it so
 
   std::unordered_map<RegionId, std::shared_ptr<const RemoteMemory>> regions;
   std::shared_ptr<const RemoteMemory> fences;

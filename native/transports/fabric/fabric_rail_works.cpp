@@ -33,8 +33,8 @@ struct FabricRail::Budget {
   bool is_spent() const noexcept { return num_runs == 0 || nbytes == 0; }
 };
 
-// Runs of a flight on their way to the endpoint: merged where they touch, the last one kept back until it is known what
-// follows.
+// Runs of a flight on their way to the endpoint, merged where they touch: the last one is kept back until it is known
+// what follows.
 class FabricRail::Batch {
  public:
   Batch(const fabric::Fabric& fabric, Peer& peer, Flight& flight, Budget& budget)
@@ -56,21 +56,20 @@ class FabricRail::Batch {
         return nbytes;
       }
       if (budget_.nbytes == 0) return 0;
-      const bool follows = peer_.endpoint->num_under_way() + 2 <= most_ && next.nbytes < budget_.nbytes;
-      if (!post(follows)) return 0;
+      if (!post()) return 0;
     }
     next = {remote, remote_key, local, local_key, nbytes};
     return nbytes;
   }
   void finish() noexcept {
-    if (flight_.next.nbytes != 0) post(false);
+    if (flight_.next.nbytes != 0) post();
   }
 
  private:
-  bool post(bool follows) noexcept {
+  bool post() noexcept {
     Endpoint& endpoint = *peer_.endpoint;
     if (endpoint.num_under_way() >= most_) return false;
-    switch (endpoint.post(flight_.next, follows, flight_)) {
+    switch (endpoint.post(flight_.next, flight_)) {
       case Endpoint::Posted::kUnderWay:
       case Endpoint::Posted::kDone: break;
       case Endpoint::Posted::kAgain: peer_.rests = true; return false;
@@ -314,7 +313,6 @@ bool FabricRail::progress(Peer& peer) noexcept {
   for (int round = 0; round < kRoundsPerPoll && peer.endpoint->progress(); ++round) came = true;
   if (came) {
     peer.rests = false;
-    peer.pause = {};
     land(peer);
   }
   if (!peer.endpoint->failure().empty()) {

@@ -116,7 +116,6 @@ Loaded load_library(const std::string& file) {
   find(table.config_release, "ucp_config_release");
   find(table.init_version, "ucp_init_version");
   find(table.cleanup, "ucp_cleanup");
-  find(table.context_print_info, "ucp_context_print_info");
   find(table.worker_create, "ucp_worker_create");
   find(table.worker_destroy, "ucp_worker_destroy");
   find(table.worker_get_address, "ucp_worker_get_address");

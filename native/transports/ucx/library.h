@@ -18,7 +18,6 @@ struct Library {
   abi::StatusCode (*init_version)(unsigned major, unsigned minor, const abi::ContextParams* params,
                                   const abi::Config* config, abi::Context** context);
   void (*cleanup)(abi::Context* context);
-  void (*context_print_info)(const abi::Context* context, std::FILE* stream);
   abi::StatusCode (*worker_create)(abi::Context* context, const abi::WorkerParams* params,
                                    abi::Worker** worker);
   void (*worker_destroy)(abi::Worker* worker);

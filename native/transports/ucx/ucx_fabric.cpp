@@ -276,7 +276,7 @@ class UcxEndpoint final : public fabric::Endpoint {
     return {segments.data(), segments.size()};
   }
 
-  Posted read(const fabric::Read& next, bool, fabric::Flight& flight) noexcept override {
+  Posted read(const fabric::Read& next, fabric::Flight& flight) noexcept override {
     const Current now(*this);
     read_.user_data = &flight;
     read_.memory = reinterpret_cast<abi::MemoryHandle*>(next.local_key);
