@@ -392,7 +392,7 @@ async def test_pages_are_parked_leased_fetched_pinned_and_dropped(tmp_path: Path
         assert [page["state"] for page in parked.json()["pages"]] == ["parked"]
         assert (await node.client.post("/v1/pages/park", json=park)).json()["pages"][0]["state"] == "present"
         unknown = await node.client.post("/v1/pages/park", json={**park, "keys": ["k2"], "agent": "nobody"})
-        assert unknown.status_code == 502
+        assert unknown.status_code == 409
         assert "`kvxfer agents`" in unknown.json()["detail"]
         which = {**salt, "keys": ["k1"], "layout": layout_digest(node.regions["here"].layout)}
         assert parked.json()["layout"] == which["layout"]

@@ -279,7 +279,7 @@ async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
         ({"priority": 256}, "invalid-argument"),
         ({"context": "x" * 257}, "invalid-argument"),
         ({"source": RemotePlace("prefill", "none")}, "unknown-region"),
-        ({"source": RemotePlace("nobody", "kv")}, "unreachable"),
+        ({"source": RemotePlace("nobody", "kv")}, "invalid-argument"),
         ({"source": RemotePlace("daemon/n", "kv")}, "unsupported"),
         ({"source": RemotePlace("", "kv", "tcp://169.254.169.254:80")}, "not-permitted"),
         ({"source": RemotePlace("", "kv", "tcp://metadata.google.internal:80")}, "not-permitted"),

@@ -322,6 +322,7 @@ class Executor:
         self._contract: Interface = interface(options.release)
         self._cache = Cache(options, ranks.rank)
         self._calls: list[str] = []
+        self._preempts: dict[int, str] = {}
         self._loop_thread: threading.Thread | None = None
         self._main_thread = threading.current_thread()
         self._waiting: dict[int, Sequence] = {}
@@ -413,7 +414,7 @@ class Executor:
                 case ("cancel", request_id):
                     self._cancelled.add(request_id)
                 case ("preempt", request_id, how):
-                    self._preempt(request_id, how)
+                    self._preempts[request_id] = how
                 case ("fail",):
                     self._fails_forward = True
                 case ("hold",):
@@ -423,6 +424,8 @@ class Executor:
                     self._leaves_open = leaves_open
                 case _:
                     asked.append(command)
+        for request_id in self._preempts.keys() & self._active.keys():
+            self._preempt(request_id)
         self._schedule()
         for request_id in self._cancelled & (self._active.keys() | self._waiting.keys()):
             self._end(request_id, ("cancelled", request_id))
@@ -631,12 +634,13 @@ class Executor:
                     array[[block for block in table if block >= 0]] = 0xDD  # nobody's
         each.tables = []
 
-    def _preempt(self, request_id: int, how: str) -> None:
+    def _preempt(self, request_id: int) -> None:
         """Takes a request's blocks between two chunks of its prompt."""
-        each = self._active.get(request_id)
-        if each is None or each.request.state != CONTEXT:
+        each = self._active[request_id]
+        if each.request.state != CONTEXT:
             return
         del self._active[request_id]
+        how = self._preempts.pop(request_id)
         if how == "reset":
             if self.scheduler is not None:
                 self.scheduler.request_reset(each.request)

@@ -204,6 +204,8 @@ def test_what_prefill_has_not_computed_whole_is_never_told(how: str, seed: int) 
         prefill.answer(9)
         decode.submit(9, warm)
         decode.answer(9)
+        if how in ("preemption", "reset"):
+            prefill.tell("preempt", 0, how)
         prefill.submit(0, prompt)
         match how:
             case "abort":
@@ -213,8 +215,8 @@ def test_what_prefill_has_not_computed_whole_is_never_told(how: str, seed: int) 
                 prefill.tell("fail")
                 assert prefill.answer(0).what in ("failed", "done")
             case _:
-                prefill.tell("preempt", 0, "reset" if how == "reset" else "finish")
                 assert prefill.answer(0).tokens == expected(prompt, 1)
+                assert prefill.preempted == {0}
         decode.submit(0, prompt, 2)
         answer = decode.answer(0)
         assert answer.tokens == expected(prompt, 2)
