@@ -70,8 +70,8 @@ class AgentOptions:
         Kinds of rails that it is willing to use (`kvxfer.session.transport_registry`; ``kvxfer doctor`` lists
         them). A kind that reaches only part of a host's memory brings the one that reaches the rest. With
         ``"verbs"`` peers are given a NIC's keys of every region: whoever may connect can read all of it
-        without a lease, and write it where ``verbs.ways`` is not ``"read"``, its default. With ``"ucx"`` UCX
-        listens, and authenticates nobody (docs/fabrics.md).
+        without a lease, and write it where ``verbs.ways`` is not ``"read"``, its default. With ``"ucx"`` and
+        ``"libfabric"`` those listen, and authenticate nobody (docs/fabrics.md).
     require
         Of these, kinds without which no session goes on: `Agent.connect` fails (``unreachable``) where none
         of its rails comes up, though others would carry the pages, and a session ends with the last of them.

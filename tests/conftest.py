@@ -77,7 +77,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 # All that tests name; a build may have fewer (native/CMakeLists.txt has a line for each).
-TRANSPORTS = {"cuda_ipc", "loopback", "shm", "tcp", "ucx", "unix"}
+TRANSPORTS = {"cuda_ipc", "libfabric", "loopback", "shm", "tcp", "ucx", "unix"}
 
 
 def named(value: object) -> set[str]:
@@ -95,9 +95,10 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     except ImportError:  # without the native module all that needs it is left out
         return
     lacking = TRANSPORTS - set(kinds())
-    # A library that is opened at run time.
-    if ctypes.util.find_library("ucp") is None:
-        lacking.add("ucx")
+    # Libraries that are opened at run time.
+    for transport, library in (("ucx", "ucp"), ("libfabric", "fabric")):
+        if ctypes.util.find_library(library) is None:
+            lacking.add(transport)
     for item in items if lacking else ():
         of_test = [mark.args for mark in item.iter_markers("transports")]
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()

@@ -51,6 +51,7 @@ WithTls = Annotated[
 ]
 # Of one page, after each transfer.
 _PAGE_REPEATS = 200
+_TRANSPORTS = ("shm", "unix", "tcp", "verbs", "ucx", "libfabric")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class PagesOptions:
     """
 
     transport: Annotated[
-        str, Option("shm, unix, tcp, verbs, ucx", one_of=("shm", "unix", "tcp", "verbs", "ucx"))
+        str, Option("shm, unix, tcp, verbs, ucx, libfabric", one_of=_TRANSPORTS)
     ] = "shm"
     device: Device = ""
     op: Op = "write"

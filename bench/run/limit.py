@@ -68,9 +68,9 @@ class LimitSpec:
 def limits_for(transport: str, memory_kind: str) -> tuple[str, ...]:
     """Returns the limits of a transport, the one that ratios are taken against first.
 
-    Of verbs that is perftest's where it is installed, else a stream as for tcp; of ucx such a stream.
+    Of verbs that is perftest's where it is installed, else a stream as for tcp; of ucx and libfabric such a stream.
     """
-    if transport == "ucx":
+    if transport in ("ucx", "libfabric"):
         return ("tcp-stream",)
     if transport == "verbs":
         return (_PERFTEST,) if perftest.is_installed() else ("tcp-stream",)

@@ -55,6 +55,7 @@ PLAIN = [
     Setting(
         "ucx", replace(RAILS_ALONE, transports=("ucx",), transport_options={"ucx.transports": "tcp"}), "ucx"
     ),
+    Setting("libfabric", replace(RAILS_ALONE, transports=("libfabric",)), "libfabric"),
     Setting(
         "tcp-2-rails", replace(RAILS_ALONE, transports=("tcp",), transport_options={"tcp.rails": 2}), "tcp"
     ),

@@ -12,7 +12,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 from tests.fault.node import Node, Worker
 
 
-@pytest.fixture(params=["shm", "tcp", "ucx"])
+@pytest.fixture(params=["shm", "tcp", "ucx", "libfabric"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -47,6 +47,7 @@ _RAILS: Final = {
     "shm": AgentOptions(transports=("shm",)),
     "tcp": AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 2}),
     "ucx": AgentOptions(transports=("ucx",), transport_options={"ucx.transports": "tcp", "tcp.rails": 1}),
+    "libfabric": AgentOptions(transports=("libfabric",), transport_options={"tcp.rails": 1}),
     "loopback": AgentOptions(transports=("loopback",)),
 }
 

@@ -47,7 +47,7 @@ def run(program: str, *within: str) -> None:
 # ---- descriptors --------------------------------------------------------------------------------
 
 
-RAILS = {"shm": ("shm", "unix"), "tcp": ("tcp", "tcp"), "ucx": ("tcp", "ucx")}
+RAILS = {"shm": ("shm", "unix"), "tcp": ("tcp", "tcp"), "ucx": ("tcp", "ucx"), "libfabric": ("tcp", "libfabric")}
 
 
 @pytest.fixture

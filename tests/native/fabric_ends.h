@@ -1,4 +1,4 @@
-// Rails over UCX, for tests: the real library, over its tcp.
+// Rails over UCX and libfabric, for tests: the real libraries.
 #pragma once
 
 #include <cstdio>
@@ -9,6 +9,7 @@
 #include "check.h"
 #include "kvxfer/transport_kind.h"
 #include "transports/fabric/fabric_rail.h"
+#include "transports/libfabric/libfabric_fabric.h"
 #include "transports/ucx/ucx_fabric.h"
 
 namespace fabric_ends {
@@ -21,6 +22,17 @@ inline std::unique_ptr<Transport> make_ucx(Reactor& reactor, const FenceTable& f
   auto fabric = ucx::UcxFabric::create(*library.value(), options, false);
   REQUIRE_OK(fabric);
   auto rail = FabricRail::create(reactor, fences, std::move(fabric).value(), 3);
+  REQUIRE_OK(rail);
+  return std::move(rail).value();
+}
+
+inline std::unique_ptr<Transport> make_libfabric(Reactor& reactor, const FenceTable& fences,
+                                                 libfabric::Options options) {
+  const auto library = libfabric::Library::load();
+  REQUIRE_OK(library);
+  auto fabrics = libfabric::LibfabricFabric::create(*library.value(), options);
+  REQUIRE_OK(fabrics);
+  auto rail = FabricRail::create(reactor, fences, std::move(fabrics.value().front()), 3);
   REQUIRE_OK(rail);
   return std::move(rail).value();
 }

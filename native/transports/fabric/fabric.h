@@ -35,6 +35,11 @@ class Memory {
   std::vector<std::byte> key;  // as it goes to peers
 };
 
+// The socket addresses of a rail's socket, by which its two hosts reach each other; without bytes where it has none.
+struct Route {
+  std::vector<std::byte> ours, theirs;
+};
+
 // One read: bytes of the peer's memory to ours.
 struct Read { std::uint64_t remote = 0, remote_key = 0, local = 0, local_key = 0, nbytes = 0; };
 
@@ -103,11 +108,11 @@ class Endpoint {
   virtual Result<std::uint64_t> unpack(std::span<const std::byte> key,
                                        std::shared_ptr<const void>& holder) = 0;
 
-  // Begins a read of a flight.
-  Posted post(const Read& next, Flight& flight) noexcept {
+  // Begins a read of a flight. `has_more`: another one follows at once.
+  Posted post(const Read& next, Flight& flight, bool has_more) noexcept {
     ++flight.num_under_way;
     ++num_under_way_;
-    const Posted posted = read(next, flight);
+    const Posted posted = read(next, flight, has_more);
     if (posted != Posted::kUnderWay) {
       --flight.num_under_way;
       --num_under_way_;
@@ -132,7 +137,8 @@ class Endpoint {
   std::size_t num_flights = 0;  // that are used
   // Takes in what has come, a bounded amount; false: nothing had.
   virtual bool progress() noexcept = 0;
-  // Becomes readable when something comes, once arm() has said true.
+  // Becomes readable when something comes, once arm() has said true; -1: it has no descriptor, and is asked from time to
+  // time.
   virtual int fd() const noexcept = 0;
   virtual bool arm() noexcept = 0;
   // Stops all that it has under way, the peer's reads as well: when it returns no byte of it lands, and none of ours is
@@ -145,7 +151,7 @@ class Endpoint {
   const std::string& failure() const noexcept { return failure_; }
 
  protected:
-  virtual Posted read(const Read& read, Flight& flight) noexcept = 0;
+  virtual Posted read(const Read& read, Flight& flight, bool has_more) noexcept = 0;
   virtual Posted send(Flight&) noexcept { return Posted::kFailed; }
   // What the library begins by itself, of a flight that it asked for.
   void began(Flight& flight) noexcept {
@@ -172,13 +178,15 @@ class Fabric {
   // Makes some memory known to the library; the span is in one piece.
   virtual Result<std::unique_ptr<Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind) = 0;
   // For one peer. Takes milliseconds.
-  virtual Result<std::unique_ptr<Endpoint>> open() = 0;
+  virtual Result<std::unique_ptr<Endpoint>> open(const Route& route) = 0;
   virtual std::uint64_t endpoint_nbytes() const noexcept = 0;  // of memory that it takes, about
   // Whether this process itself reads its memory when a peer asks it to: then that must be there until no peer can.
   virtual bool serves_peers() const noexcept = 0;
   virtual MemoryKinds memory() const noexcept { return MemoryKind::kHost; }
   // Whether endpoints can send pieces and receive them.
   virtual bool can_send() const noexcept { return false; }
+  // Whether the ends of a rail begin one after the other, since connections that cross are not always borne.
+  virtual bool begins_in_turn() const noexcept { return false; }
   virtual std::uint64_t most_read_nbytes() const noexcept { return std::uint64_t{1} << 30; }
   virtual std::uint32_t num_reads() const noexcept = 0;  // under way for each peer, at most
 };

@@ -1,6 +1,7 @@
 #include "transports/fabric/fabric_rail.h"
 
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <new>
@@ -28,6 +29,15 @@ namespace {
 constexpr std::chrono::milliseconds kStandstill{100};
 // The descriptor stays readable until arm() has taken what made it so, and where there is more.
 constexpr std::uint32_t kEdges = EPOLLIN | EPOLLET;
+template <class Name>
+std::vector<std::byte> socket_name(int fd, Name name) {
+  sockaddr_storage storage{};
+  socklen_t nbytes = sizeof storage;
+  if (name(fd, reinterpret_cast<sockaddr*>(&storage), &nbytes) != 0) return {};
+  const auto* const first = reinterpret_cast<const std::byte*>(&storage);
+  return {first, first + std::min<std::size_t>(nbytes, sizeof storage)};
+}
+
 // Of a peer; more than it may register at a time. The oldest are the smallest.
 constexpr std::size_t kMostGone = 8192;
 
@@ -62,7 +72,7 @@ struct FabricRail::Job final : Connector::SetUp {
       if (words.ok()) fences = std::move(words).value();
       return words.ok() ? Status() : words.status();
     }
-    Result<std::unique_ptr<Endpoint>> opened = fabric->open();
+    Result<std::unique_ptr<Endpoint>> opened = fabric->open(route);
     if (!opened.ok()) return opened.status();
     endpoint = std::move(opened).value();
     ours.address = endpoint->address();
@@ -72,7 +82,8 @@ struct FabricRail::Job final : Connector::SetUp {
 
   const Kind kind;
   const std::shared_ptr<fabric::Fabric> fabric;
-  Introduction ours;  // kOpen
+  fabric::Route route;  // kOpen
+  Introduction ours;    // likewise
   std::vector<Message> messages;
   std::optional<Introduction> introduction;  // kConnect
   std::unique_ptr<Endpoint> endpoint;
@@ -250,6 +261,7 @@ Result<PeerId> FabricRail::connect(UniqueFd socket, const ConnectInfo& info) {
 
 void FabricRail::greet(Peer& peer) {
   auto job = std::make_unique<Job>(peer, Job::Kind::kOpen, fabric_);
+  job->route = {socket_name(peer.channel.fd(), ::getsockname), socket_name(peer.channel.fd(), ::getpeername)};
   job->ours.library = fabric_->library();
   job->ours.terms = fabric_->terms();
   job->ours.fences = fences_->share(peer.fence_slots).value()->keys();
@@ -318,14 +330,16 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
   Message ready = Message::about(MessageKind::kReady);
   ready.flag = wants_sends ? 1 : 0;
   tell(peer, ready);
-  return peer.is_ready && !peer.down ? prove(peer) : Status();
+  if (fabric_->begins_in_turn()) peer.may_begin = peer.endpoint->address() < peer.introduction->address;
+  return peer.down ? Status() : begin_to_prove(peer);
 }
 
 void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
   peer.endpoint = std::move(endpoint);
   if (peer.endpoint == nullptr) return;
   peer.endpoint->receive_for(&peer);
-  if (!peer.down) {
+  peer.quiet_since = Clock::now();
+  if (!peer.down && peer.endpoint->fd() >= 0) {
     if (Status added = reactor_.add(peer.endpoint->fd(), kEdges, peer.bell); !added.ok())
       return fail(peer, added.message());
     peer.is_watched = true;
@@ -377,7 +391,10 @@ Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
       if (message.flag != 0 && !fabric_->can_send())
         return {Code::kUnsupported, "it wants pieces to be sent, which " + fabric_->library() + " does not"};
       peer.sends = peer.sends || message.flag != 0;
-      return peer.is_connected ? prove(peer) : Status();
+      return begin_to_prove(peer);
+    case MessageKind::kProven:
+      if (std::exchange(peer.may_begin, true)) return {Code::kRailFailed, "it said twice that it has read"};
+      return begin_to_prove(peer);
     case MessageKind::kDropped: dropped(peer, message); return {};
     case MessageKind::kGone: {
       peer.gone_regions.insert(message.region);
@@ -406,6 +423,10 @@ void FabricRail::tell_what_is_let_go(Peer& peer) noexcept {
     peer.leaving.erase(peer.leaving.begin() + static_cast<std::ptrdiff_t>(i));
     tell(peer, Message::about(MessageKind::kLetGo, region));
   }
+}
+
+Status FabricRail::begin_to_prove(Peer& peer) {
+  return peer.is_connected && peer.is_ready && peer.may_begin ? prove(peer) : Status();
 }
 
 // The rail carries something: the peer's fence words, which are nobody's affair, or a message without bytes.
@@ -442,6 +463,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
   peer.fences.reset();
   peer.current = nullptr;
   peer.due.reset();
+  peer.look_at.reset();
   if (peer.is_away) return;  // it goes on when the endpoint is back
   if (peer.endpoint == nullptr) return closed(peer);
   unwatch_endpoint(peer);
@@ -492,23 +514,54 @@ void FabricRail::wake(Peer& peer) noexcept {
 
 void FabricRail::watch(Peer& peer, Clock::time_point due) noexcept {
   peer.due = due;
-  set_alarm();
+  ring_by(due);
 }
 
-void FabricRail::set_alarm() noexcept {
-  std::optional<Clock::time_point> first;
-  for_each_peer([&](const Peer& peer) {
-    if (peer.due) first = std::min(first.value_or(*peer.due), *peer.due);
-  });
-  if (first) alarm_->set(*first);
+void FabricRail::ring_by(Clock::time_point at) noexcept {
+  if (rings_at_ && *rings_at_ <= at) return;
+  rings_at_ = at;
+  alarm_->set(at);
+}
+
+// A descriptor tells that something has come. Of one who has none, and of room for another request where none is under way,
+// only looking tells.
+bool FabricRail::rest(Peer& peer) noexcept {
+  Endpoint& endpoint = *peer.endpoint;
+  const bool is_told = endpoint.fd() >= 0, is_at_work = endpoint.num_under_way() != 0;
+  if (is_told) {
+    if (!endpoint.arm()) return false;  // something came
+    reactor_.modify(endpoint.fd(), kEdges);  // what is there already tells so once more
+    if (!peer.rests || is_at_work) return true;
+  }
+  const Clock::time_point now = Clock::now();
+  const Clock::duration quiet = now - peer.quiet_since;
+  if (!is_told && is_at_work && quiet < kNoPause) return false;
+  const Clock::duration longest = is_at_work || is_told ? kLongestPauseAtWork : kLongestPause;
+  peer.look_at = now + std::clamp<Clock::duration>(quiet / 4, kShortestPause, longest);
+  ring_by(*peer.look_at);
+  return true;
 }
 
 void FabricRail::look_at_clock() noexcept {
   if (!alarm_->has_rung()) return;
   alarm_->hush();
+  rings_at_.reset();
   const Clock::time_point now = Clock::now();
   for_each_peer([&](Peer& peer) {
-    if (!peer.due || *peer.due > now || peer.down) return;
+    if (peer.down) return;
+    if (peer.look_at && *peer.look_at <= now) {
+      peer.look_at.reset();
+      peer.rests = false;
+      wake(peer);
+      try {
+        if (can_go_on(peer)) activate(peer);
+      } catch (const std::bad_alloc&) {
+        return fail(peer, kNoMemory);
+      }
+    }
+    if (peer.look_at) ring_by(*peer.look_at);
+    if (!peer.due) return;
+    if (*peer.due > now) return ring_by(*peer.due);
     bool is_late = false;
     // This thread stood still itself, and what has come meanwhile is not all taken in.
     const bool stood_still = now - *peer.due > kStandstill;
@@ -524,8 +577,9 @@ void FabricRail::look_at_clock() noexcept {
       fail(peer, "reads or pieces that were cancelled had not ended in time (" +
                      std::to_string(kStopBound.count()) + " and " + std::to_string(kSendStopBound.count()) +
                      " ms), so its endpoint is closed: the peer, or the network, does not answer");
+    else if (peer.due)
+      ring_by(*peer.due);
   });
-  set_alarm();
 }
 
 // ---- for the core ----
@@ -547,8 +601,7 @@ bool FabricRail::wants_poll() const noexcept { return alarm_->has_rung() || !awa
 bool FabricRail::arm() noexcept {
   for (std::size_t i = 0; i < awake_.size();) {
     Peer& peer = *awake_[i];
-    if (!peer.endpoint->arm()) return false;  // something came
-    reactor_.modify(peer.endpoint->fd(), kEdges);  // what is there already tells so once more
+    if (!rest(peer)) return false;
     peer.is_awake = false;
     awake_.erase(awake_.begin() + static_cast<std::ptrdiff_t>(i));
   }

@@ -61,6 +61,8 @@ struct Peer final : RailPeer<Message>, Receiver {
   std::vector<std::unique_ptr<Flight>> flights;  // with the endpoint; their memory is used again
   Flight* current = nullptr;  // has more to post
   bool rests = false;  // "again" was said, and nothing has come since
+  Alarm::Clock::time_point quiet_since{};  // something had come or begun, as far as the clock was looked at
+  std::optional<Alarm::Clock::time_point> look_at;  // asked again then, since no descriptor tells
   bool sends = false;  // pieces are sent and received, since either end wants it so
 
   std::unordered_map<RegionId, std::shared_ptr<const RemoteMemory>> regions;
@@ -75,6 +77,7 @@ struct Peer final : RailPeer<Message>, Receiver {
   bool is_introduced = false;  // it knows where our endpoint is
   bool is_connected = false;  // that is, to its own
   bool is_ready = false;  // and its own to ours: it has said so
+  bool may_begin = true;  // to read
   bool proof_has_come = false;  // before it was awaited
   bool gone = false;  // disconnected: forgotten once its endpoint is closed
   std::optional<Alarm::Clock::time_point> due;  // by when what was cancelled should have ended
@@ -130,6 +133,10 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   // What is cancelled ends with its last read, in far less; where the peer is dead, or the network, only the endpoint's
   // end ends it.
   static constexpr std::chrono::milliseconds kStopBound{200};
+  // Between two looks at an endpoint that no descriptor tells of: a quarter of the time that nothing has come, within these.
+  static constexpr std::chrono::microseconds kShortestPause{20}, kLongestPause{5000};
+  static constexpr std::chrono::microseconds kLongestPauseAtWork{1000};  // with reads under way
+  static constexpr std::chrono::microseconds kNoPause{50};  // with those, so long
   // A piece that is sent takes the other agent, which may have to take in those before it first: 64 of 512 KiB, which
   // 100 Mb/s carry in 3 s.
   static constexpr std::chrono::milliseconds kSendStopBound{3000};
@@ -157,6 +164,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   Status on_set_up(Peer& peer, Job& ended);
   Status hear(Peer& peer, const fabric::Message& part);
   Status meet(Peer& peer);  // once both ends are known
+  Status begin_to_prove(Peer& peer);  // once both ends are ready, and it is this one's turn
   Status prove(Peer& peer);
   void come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint);
   void unwatch_endpoint(Peer& peer) noexcept;
@@ -187,7 +195,8 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
 
   // ---- in time
   void watch(Peer& peer, Clock::time_point due) noexcept;
-  void set_alarm() noexcept;
+  bool rest(Peer& peer) noexcept;  // false: it is to be asked at once
+  void ring_by(Clock::time_point at) noexcept;
   void look_at_clock() noexcept;
 
   Reactor& reactor_;
@@ -202,6 +211,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   std::map<RegionId, Leaving> leaving_;
   std::unique_ptr<FenceWords> fences_;
   std::unique_ptr<Alarm> alarm_;
+  std::optional<Clock::time_point> rings_at_;
   std::unique_ptr<Connector> connector_;
   SetUps set_ups_{*this};
   std::vector<Peer*> awake_;

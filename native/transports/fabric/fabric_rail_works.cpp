@@ -56,20 +56,22 @@ class FabricRail::Batch {
         return nbytes;
       }
       if (budget_.nbytes == 0) return 0;
-      if (!post()) return 0;
+      const bool has_room = peer_.endpoint->num_under_way() + 1 < most_;
+      if (!post(has_room && budget_.nbytes > next.nbytes)) return 0;
     }
     next = {remote, remote_key, local, local_key, nbytes};
     return nbytes;
   }
   void finish() noexcept {
-    if (flight_.next.nbytes != 0) post();
+    if (flight_.next.nbytes != 0) post(false);
   }
 
  private:
-  bool post() noexcept {
+  // `has_more`: that which follows is posted in this batch, and there is room for it.
+  bool post(bool has_more) noexcept {
     Endpoint& endpoint = *peer_.endpoint;
     if (endpoint.num_under_way() >= most_) return false;
-    switch (endpoint.post(flight_.next, flight_)) {
+    switch (endpoint.post(flight_.next, flight_, has_more)) {
       case Endpoint::Posted::kUnderWay:
       case Endpoint::Posted::kDone: break;
       case Endpoint::Posted::kAgain: peer_.rests = true; return false;
@@ -97,8 +99,7 @@ bool FabricRail::can_run(const Peer& peer, const Work& work) const noexcept {
 
 bool FabricRail::can_go_on(const Peer& peer) const noexcept {
   if (peer.down || peer.endpoint == nullptr || peer.current == nullptr) return false;
-  const std::uint32_t num = peer.endpoint->num_under_way();
-  return num < fabric_->num_reads() && (!peer.rests || num == 0);
+  return peer.endpoint->num_under_way() < fabric_->num_reads() && !peer.rests;
 }
 
 fabric::Flight& FabricRail::spare_flight(Peer& peer) {
@@ -174,6 +175,7 @@ bool FabricRail::begin(Peer& peer, std::size_t at) {
   flight.work = peer.queue.take(at);
   const bool is_awaited = flight.work.kind == WorkKind::kReceive;
   if (!is_awaited) peer.current = &flight;
+  if (peer.endpoint->fd() < 0) peer.quiet_since = Clock::now();
   Status ready;
   try {
     ready = prepare_flight(peer, flight);
@@ -312,6 +314,7 @@ bool FabricRail::progress(Peer& peer) noexcept {
   bool came = false;
   for (int round = 0; round < kRoundsPerPoll && peer.endpoint->progress(); ++round) came = true;
   if (came) {
+    if (peer.endpoint->fd() < 0) peer.quiet_since = Clock::now();
     peer.rests = false;
     land(peer);
   }
@@ -354,7 +357,9 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
                   ")" + (peer.sends ? ", sent" : ", read");
     } catch (const std::bad_alloc&) {  // its name says enough
     }
-    return come_up(peer);
+    if (fabric_->begins_in_turn() && peer.endpoint->address() < peer.introduction->address)
+      tell(peer, Message::about(MessageKind::kProven));
+    return peer.down ? void() : come_up(peer);
   }
   Code code = flight.code;
   if (flight.scratch) {

@@ -1,102 +1,40 @@
 #include "transports/ucx/library.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <mutex>
-#include <optional>
-#include <sstream>
-#include <string_view>
 #include <type_traits>
-#include <vector>
+
+#include "transports/common/found_library.h"
 
 namespace kvxfer::ucx {
 namespace {
 
 constexpr const char* kSystemFile = "libucp.so.0";
+// (Those of nixl's wheel have names of their own.)
+constexpr const char* kPrefix = "libucp.so.";
 
-struct Loaded {
-  Library library{};
-  Status status;
-};
-
-std::string folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? std::string() : path.substr(0, slash + 1);
-}
-
-std::string path_of(const void* symbol) {
-  Dl_info info{};
-  return ::dladdr(symbol, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : std::string();
-}
-
-// Another package's copy, in this process. Two of them would each replace the same functions of the C library. (Those of
-// nixl's wheel have names of their own, and do not count.)
-std::string opened_already() {
-  std::string found;
-  ::dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* out) {
-        const std::string_view name = info->dlpi_name == nullptr ? "" : info->dlpi_name;
-        if (name.substr(name.rfind('/') + 1).substr(0, 10) != "libucp.so.") return 0;
-        *static_cast<std::string*>(out) = name;
-        return 1;
-      },
-      &found);
-  return found;
-}
+using OneLibrary = found_library::OnePerProcess<Library>;
 
 // The wheel's, where Python's packages are beside each other.
 std::string file_of_wheel() {
-  return folder_of(path_of(reinterpret_cast<const void*>(&file_of_wheel))) + "../libucx/lib/libucp.so.0";
-}
-
-// Where the dynamic linker looks on most systems.
-std::string file_of_system() {
-  std::vector<std::string> folders;
-  if (const char* const named = std::getenv("LD_LIBRARY_PATH")) {
-    std::istringstream stream(named);
-    for (std::string folder; std::getline(stream, folder, ':');) folders.push_back(folder);
-  }
-  for (const char* const folder :
-       {"/usr/local/lib", "/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"})
-    folders.emplace_back(folder);
-  for (const std::string& folder : folders)
-    if (const std::string file = folder + "/" + kSystemFile; ::access(file.c_str(), R_OK) == 0) return file;
-  return {};
+  return found_library::folder_of(found_library::path_of(reinterpret_cast<const void*>(&file_of_wheel))) + "../libucx/lib/libucp.so.0";
 }
 
 // Where its modules are depends on who built it: beside the library, or in ucx/.
 bool has_rdma_beside(const std::string& file) {
   for (const char* const module : {"ucx/libuct_ib.so.0", "libuct_ib.so.0"})
-    if (::access((folder_of(file) + module).c_str(), R_OK) == 0) return true;
+    if (::access((found_library::folder_of(file) + module).c_str(), R_OK) == 0) return true;
   return false;
 }
 
-Loaded load_library(const std::string& file) {
-  Loaded out;
-  const std::string opened = opened_already();
-  void* library = nullptr;
-  std::string why;
-  const auto open = [&](const std::string& path) {
-    // Never closed: its transports are libraries that it has opened, with threads and state of their own.
-    library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) return;
-    const char* const said = ::dlerror();
-    why += (why.empty() ? "" : "; ") + std::string(said != nullptr ? said : path);
-  };
-  if (!opened.empty()) {
-    open(opened);
-  } else if (!file.empty()) {
-    open(file);
-  } else {
-    open(kSystemFile);
-    if (library == nullptr) open(file_of_wheel());
-  }
+OneLibrary::Loaded load_library(const std::string& file) {
+  OneLibrary::Loaded out;
+  const found_library::Opened opened = found_library::open(kPrefix, file, {kSystemFile, file_of_wheel()});
+  void* const library = opened.handle;
   if (library == nullptr) {
     out.status = Status(Code::kUnsupported,
-                        "UCX's libucp cannot be opened (" + why +
+                        "UCX's libucp cannot be opened (" + opened.why +
                             "): install it, ucx on Red Hat's systems, libucx0 on Debian's, or the wheel "
                             "libucx-cu12 or libucx-cu13 (which has no RDMA), or name its file as option "
                             "ucx.library");
@@ -143,17 +81,14 @@ Loaded load_library(const std::string& file) {
   unsigned major = 0, minor = 0, release = 0;
   table.get_version(&major, &minor, &release);
   table.version = std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
-  table.path = path_of(reinterpret_cast<const void*>(table.get_version));
+  table.path = found_library::path_of(reinterpret_cast<const void*>(table.get_version));
   if (major != abi::kApiMajor || minor < abi::kApiMinor)
     out.status =
         Status(Code::kUnsupported, table.path + " is UCX " + table.version +
                                        ": 1.12 or newer is needed, of major version 1; install it, or "
                                        "name its file as option ucx.library");
-  else if (!file.empty() && !opened.empty() && opened != file)
-    out.status =
-        Status(Code::kUnsupported, "this process has " + opened + " open already, and not " + file +
-                                       ": one process has one UCX. Name that file, or see to it that "
-                                       "nothing else opens UCX first");
+  else if (!file.empty() && !opened.before.empty() && opened.before != file)
+    out.status = OneLibrary::other_is_open(opened.before, file);
   table.has_rdma = has_rdma_beside(table.path);
   return out;
 }
@@ -161,25 +96,14 @@ Loaded load_library(const std::string& file) {
 }  // namespace
 
 Result<const Library*> Library::load(const std::string& file) {
-  static std::mutex mutex;
-  static std::optional<Loaded> loaded;
-  static std::string first_file;
-  const std::lock_guard lock(mutex);
-  if (!loaded || (!loaded->status.ok() && file != first_file)) {
-    first_file = file;
-    loaded.emplace(load_library(file));
-  } else if (loaded->status.ok() && !file.empty() && file != first_file && file != loaded->library.path) {
-    return Status(Code::kUnsupported, "this process has " + loaded->library.path + " open already, and not " +
-                                          file + ": one process has one UCX");
-  }
-  if (!loaded->status.ok()) return loaded->status;
-  return &loaded->library;
+  static OneLibrary one;
+  return one.load(file, load_library);
 }
 
 std::string Library::describe() {
-  std::string file = opened_already();
+  std::string file = found_library::opened(kPrefix);
   const bool is_open = !file.empty();
-  if (!is_open) file = file_of_system();
+  if (!is_open) file = found_library::of_system(kSystemFile);
   if (!is_open && file.empty() && ::access(file_of_wheel().c_str(), R_OK) == 0) file = file_of_wheel();
   if (file.empty())
     return "no libucp was found: install ucx or libucx0, or the wheel libucx-cu12, or name its file as "

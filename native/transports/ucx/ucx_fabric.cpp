@@ -1,7 +1,5 @@
 #include "transports/ucx/ucx_fabric.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -9,6 +7,8 @@
 #include <set>
 #include <sstream>
 #include <utility>
+
+#include "transports/common/found_library.h"
 
 namespace kvxfer::ucx {
 namespace {
@@ -25,17 +25,6 @@ std::vector<std::byte> padded(std::span<const std::byte> bytes) {
   std::vector<std::byte> copy(bytes.size() + kPadding);
   std::memcpy(copy.data(), bytes.data(), bytes.size());
   return copy;
-}
-
-// UCX's settings that this process's environment has: what a person sees to when nothing works.
-std::string environment() {
-  std::string found;
-  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    if (text.substr(0, 4) == "UCX_" && found.size() < 400)
-      found += (found.empty() ? "" : ", ") + std::string(text);
-  }
-  return found.empty() ? std::string() : " (the environment has " + found + ")";
 }
 
 template <class Print>
@@ -276,7 +265,7 @@ class UcxEndpoint final : public fabric::Endpoint {
     return {segments.data(), segments.size()};
   }
 
-  Posted read(const fabric::Read& next, fabric::Flight& flight) noexcept override {
+  Posted read(const fabric::Read& next, fabric::Flight& flight, bool) noexcept override {
     const Current now(*this);
     read_.user_data = &flight;
     read_.memory = reinterpret_cast<abi::MemoryHandle*>(next.local_key);
@@ -309,7 +298,7 @@ thread_local UcxEndpoint* UcxEndpoint::current = nullptr;
 
 Status UcxFabric::refused(const std::string& what, abi::StatusCode status) const {
   return {status == abi::kUnreachable || status == abi::kNoDevice ? Code::kUnsupported : Code::kRailFailed,
-          library_.name() + " refused " + what + ": " + library_.status_string(status) + environment()};
+          library_.name() + " refused " + what + ": " + library_.status_string(status) + found_library::environment("UCX_")};
 }
 
 Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, const Options& options,
@@ -349,7 +338,7 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
     return Status(Code::kUnsupported,
                   library.name() + " has no transport that it could use" +
                       (options.transports.empty() ? "" : " of \"" + options.transports + "\"") + ": " +
-                      library.status_string(begun) + environment() +
+                      library.status_string(begun) + found_library::environment("UCX_") +
                       ". `ucx_info -d` lists what it has; option ucx.transports names some of them");
   }
   if (has_gpu) made->memory_ = MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu;
@@ -387,7 +376,7 @@ Result<std::unique_ptr<fabric::Memory>> UcxFabric::map(std::byte* memory, std::u
   return std::unique_ptr<fabric::Memory>(std::move(made));
 }
 
-Result<std::unique_ptr<fabric::Endpoint>> UcxFabric::open() {
+Result<std::unique_ptr<fabric::Endpoint>> UcxFabric::open(const fabric::Route&) {
   abi::WorkerParams params;
   params.field_mask = abi::WorkerParams::kThreadMode;
   params.thread_mode = abi::WorkerParams::kSerialized;

@@ -41,7 +41,7 @@ class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_th
   std::string library() const override { return library_.name(); }
   Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes,
                                               MemoryKind kind) override;
-  Result<std::unique_ptr<fabric::Endpoint>> open() override;
+  Result<std::unique_ptr<fabric::Endpoint>> open(const fabric::Route& route) override;
   std::uint64_t endpoint_nbytes() const noexcept override;
   bool serves_peers() const noexcept override { return true; }
   bool can_send() const noexcept override { return true; }

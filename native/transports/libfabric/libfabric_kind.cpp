@@ -1,0 +1,69 @@
+#include <utility>
+
+#include "gpu/gpu_part.h"
+#include "kvxfer/transport_kind.h"
+#include "transports/fabric/fabric_rail.h"
+#include "transports/libfabric/libfabric_fabric.h"
+
+namespace kvxfer {
+namespace {
+
+using Rails = std::vector<std::unique_ptr<Transport>>;
+
+constexpr std::uint32_t kRank = 3;  // before tcp, behind verbs
+
+constexpr TransportOption kOptions[] = {
+    {"library", "file of libfabric; empty: the system's", ""},
+    {"provider",
+     "libfabric's provider, as `fi_info` names it: efa, verbs;ofi_rxm, tcp, net (what releases before 1.18 "
+     "call the tcp that keeps 0.1 MiB for a peer); empty: the first of these that is there",
+     ""},
+    {"devices", "domains with commas between them, as `fi_info` names them; empty: all of the provider's", ""},
+    {"requests", "reads under way for each peer", std::int64_t{64}, 1, 4096},
+};
+
+Result<Rails> make(const RailParts& parts, const OptionValues& values) {
+  libfabric::Options options;
+  options.library = values.text("library");
+  options.provider = values.text("provider");
+  options.devices = values.text("devices");
+  options.num_reads = static_cast<std::uint32_t>(values.number("requests"));
+  if (!parts.gpus.empty()) options.gpu = parts.gpus.front().device;
+  if (options.provider == "shm")
+    return Status(Code::kUnsupported,
+                  "libfabric's provider shm is not used: a reader that is killed or stopped within a read keeps "
+                  "a lock of the source's, which then spins for ever. Transport shm is kvxfer's own");
+  const Result<const libfabric::Library*> library = libfabric::Library::load(options.library);
+  if (!library.ok()) return library.status();
+  auto fabrics = libfabric::LibfabricFabric::create(*library.value(), options);
+  if (!fabrics.ok()) return fabrics.status();
+  Rails rails;
+  for (auto& fabric : fabrics.value()) {
+    auto made = FabricRail::create(parts.reactor, parts.fences, std::move(fabric), kRank);
+    if (!made.ok()) return made.status();
+    rails.push_back(std::move(made).value());
+  }
+  return rails;
+}
+
+}  // namespace
+
+extern const TransportKind libfabric_transport;
+constinit const TransportKind libfabric_transport{
+    .name = "libfabric",
+    .purpose = "moves pages between hosts through libfabric: EFA on AWS, verbs, tcp",
+    .remedy = "it needs libfabric, 1.17 or newer: the package libfabric or libfabric1, or AWS's EFA installer",
+    .options = kOptions,
+    .memory = MemoryKind::kHost,
+    .reach = Reach::kNetwork,
+    .socket = RailSocket::kTcp,
+    .rank = kRank,
+    .is_partial = true,  // programs that convert go over another
+    .is_default = false,  // for agents that name it
+    // Nothing is opened before an agent names it.
+    .why_off = [](const std::vector<GpuPart>&) { return std::string(); },
+    .describe = [] { return std::vector<std::string>{libfabric::Library::describe()}; },
+    .make = make,
+};
+
+}  // namespace kvxfer

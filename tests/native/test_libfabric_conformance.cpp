@@ -1,0 +1,56 @@
+// The suite of conformance.h over libfabric by tcp, whichever release this machine has, and with injected faults; and over a
+// provider that has no descriptor to wait on.
+#define KVXFER_CHECK_NO_MAIN  // without libfabric it is skipped
+#include "conformance.h"
+#include "fabric_ends.h"
+
+namespace kvxfer {
+namespace {
+
+using conformance::Subject;
+using conformance::with_faults;
+
+Subject libfabric_over(std::string name, std::string provider, std::uint32_t num_reads = 64) {
+  libfabric::Options options;
+  options.provider = std::move(provider);
+  options.num_reads = num_reads;
+  Subject subject{std::move(name),
+                  [=](Reactor& reactor, const FenceTable& fences) {
+                    return fabric_ends::make_libfabric(reactor, fences, options);
+                  },
+                  conformance::tcp_sockets,
+                  false,
+                  {}};
+  subject.num_loose_descriptors = 2;
+  return subject;
+}
+// Empty: tcp, or net of a release that calls it so.
+Subject libfabric_tcp() { return libfabric_over("libfabric over tcp", ""); }
+Subject libfabric_one_at_a_time() { return libfabric_over("libfabric over tcp, one at a time", "", 1); }
+Subject faulty_libfabric() {
+  return with_faults(libfabric_tcp(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05");
+}
+// Asked from time to time. Its ends may not end within a read (libfabric_kind.cpp).
+Subject libfabric_shm() { return libfabric_over("libfabric over shm", "shm"); }
+
+CONFORMANCE(libfabric_tcp)
+CONFORMANCE(libfabric_one_at_a_time)
+CONFORMANCE(faulty_libfabric)
+#define READS(subject)                                                   \
+  CONFORMANCE_PROMISE(subject, every_byte_arrives_and_no_other_changes)  \
+  CONFORMANCE_PROMISE(subject, programs_of_every_kind_arrive)            \
+  CONFORMANCE_PROMISE(subject, post_accepts_a_prefix_and_the_rest_later) \
+  CONFORMANCE_PROMISE(subject, transfers_in_both_directions_do_not_mix)  \
+  CONFORMANCE_PROMISE(subject, a_fence_that_moved_is_noticed)            \
+  CONFORMANCE_PROMISE(subject, mistakes_complete_and_harm_nobody)        \
+  CONFORMANCE_PROMISE(subject, pieces_without_bytes_complete)            \
+  CONFORMANCE_PROMISE(subject, what_is_detached_is_not_read)             \
+  CONFORMANCE_PROMISE(subject, descriptors_are_given_back)
+READS(libfabric_shm)
+
+}  // namespace
+}  // namespace kvxfer
+
+int main(int argc, char** argv) {
+  return fabric_ends::run(argc, argv, [] { return kvxfer::libfabric::Library::load(); });
+}
