@@ -68,10 +68,12 @@ class AgentOptions:
         Peers that do not get it are sent their pages over a stream.
     transports
         Kinds of rails that it is willing to use (`kvxfer.session.transport_registry`; ``kvxfer doctor`` lists
-        them). A kind that reaches only part of a host's memory brings the one that reaches the rest. With
-        ``"verbs"`` peers are given a NIC's keys of every region: whoever may connect can read all of it
-        without a lease, and write it where ``verbs.ways`` is not ``"read"``, its default. With ``"ucx"`` and
-        ``"libfabric"`` those listen, and authenticate nobody (docs/fabrics.md).
+        them). A session uses those that go least far; among these, pages that this agent reads or expects
+        come over the first named that is up and carries them. A kind that reaches only part of a host's
+        memory brings the one that reaches the rest. With ``"verbs"`` peers are given a NIC's keys of every
+        region: whoever may connect can read all of it without a lease, and write it where ``verbs.ways`` is
+        not ``"read"``, its default. With ``"ucx"`` and ``"libfabric"`` those listen, and authenticate nobody
+        (docs/fabrics.md).
     require
         Of these, kinds without which no session goes on: `Agent.connect` fails (``unreachable``) where none
         of its rails comes up, though others would carry the pages, and a session ends with the last of them.

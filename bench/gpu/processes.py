@@ -110,7 +110,7 @@ def _cache_of(device: int, num_layers: int, num_blocks: int, block_nbytes: int) 
 def _options(device: int) -> kvxfer.AgentOptions:
     """Of either process's agent: a copy may take the whole device, as the copy that is its limit does."""
     num_ctas = torch.cuda.get_device_properties(device).multi_processor_count
-    return kvxfer.AgentOptions(transports=("unix", "cuda_ipc"), gpu=device, gpu_ctas=num_ctas)
+    return kvxfer.AgentOptions(transports=("cuda_ipc", "unix"), gpu=device, gpu_ctas=num_ctas)
 
 
 class Source(End):

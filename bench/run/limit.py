@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvxfer.bench import _limits
 from kvxfer.bench.errors import CheckFailedError
-from kvxfer.bench.run import memory, perftest
+from kvxfer.bench.run import memory, perftest, plain_loop
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import median, median_ratio
@@ -28,6 +28,8 @@ DESCRIPTIONS = {
     "process-vm-readv": "process_vm_readv, 1024 pages a call",
     "tcp-stream": "one loopback TCP stream, writev and readv",
     "unix-stream": "one unix socket stream, writev and readv",
+    "libfabric-loop": "a plain loop of libfabric's own reads, polling, over the same provider",
+    "ucx-loop": "a plain loop of UCX's own gets, polling, over its tcp",
     "ib-read-bw": "perftest's ib_read_bw, READs of a page on the same device",
 }
 # Of (transport, kind of memory); the one that ratios are taken against first.
@@ -35,6 +37,7 @@ DESCRIPTIONS = {
 _THREADED = "shared-copy-nt"
 _LIMITS = {("shm", "pool"): ("shared-copy", "shared-copy-nt"), ("shm", "foreign"): ("process-vm-readv",)}
 _PERFTEST = "ib-read-bw"
+_LOOP = "-loop"
 # Keys of the limit's pages begin with this, the transfer's with a request or an iteration.
 _KEY_SPACE = 1 << 40
 
@@ -61,6 +64,11 @@ class LimitSpec:
         return self.names[0].endswith("-stream")
 
     @property
+    def is_program(self) -> bool:
+        """Whether it is a program of its own, which brings its pages and both ends."""
+        return self.names == (_PERFTEST,) or self.names[0].endswith(_LOOP)
+
+    @property
     def is_shared(self) -> bool:
         return self.names[0].startswith("shared-copy")
 
@@ -68,10 +76,11 @@ class LimitSpec:
 def limits_for(transport: str, memory_kind: str) -> tuple[str, ...]:
     """Returns the limits of a transport, the one that ratios are taken against first.
 
-    Of verbs that is perftest's where it is installed, else a stream as for tcp; of ucx and libfabric such a stream.
+    Of verbs that is perftest's where it is installed, of ucx and libfabric a loop of the library's own reads
+    where its headers are: else a stream as for tcp.
     """
     if transport in ("ucx", "libfabric"):
-        return ("tcp-stream",)
+        return (f"{transport}{_LOOP}",) if plain_loop.is_there(transport) else ("tcp-stream",)
     if transport == "verbs":
         return (_PERFTEST,) if perftest.is_installed() else ("tcp-stream",)
     return _LIMITS.get((transport, memory_kind), (f"{transport}-stream",))
@@ -175,7 +184,7 @@ class Limit:
         self.spec = spec
         #: name -> elapsed times of the runs so far, in order
         self.elapsed_ns: dict[str, list[int]] = {name: [] for name in spec.names}
-        if spec.names == (_PERFTEST,):
+        if spec.is_program:
             return
         src_pass, dst_pass = _resources(spec)
         try:
@@ -193,9 +202,8 @@ class Limit:
 
     def run(self, iteration: int) -> None:
         """Fills, moves and checks once by each of the names, and keeps the times."""
-        if self.spec.names == (_PERFTEST,):
-            rate = perftest.read_rate(self.spec.device, self.spec.page_nbytes, self.spec.num_pages)
-            self.elapsed_ns[_PERFTEST].append(round(self.spec.nbytes / rate))
+        if self.spec.is_program:
+            self.elapsed_ns[self.spec.names[0]].append(self._run_program())
             return
         for turn in range(len(self.spec.names)):
             # Neither of two limits always runs on the warmer machine.
@@ -210,6 +218,14 @@ class Limit:
                 elapsed_ns = self._destination.reply()["elapsed_ns"]
             self.elapsed_ns[name].append(elapsed_ns)
             self._destination.call("limit.check", iteration=iteration)
+
+    def _run_program(self) -> int:
+        spec = self.spec
+        if spec.names == (_PERFTEST,):
+            rate = perftest.read_rate(spec.device, spec.page_nbytes, spec.num_pages)
+            return round(spec.nbytes / rate)
+        transport = spec.names[0].removesuffix(_LOOP)
+        return plain_loop.elapsed_ns(transport, spec.page_nbytes, spec.num_pages)
 
     def forget(self) -> None:
         """Drops the times so far, as those of a warm-up."""

@@ -89,7 +89,8 @@ def examine(root: Path) -> list[Finding]:
                 "who may connect",
                 State.GOOD,
                 f"agents with certificates of {tls.authorities}, of {allowed}",
-                "what goes over TCP is encrypted; pages over RDMA (verbs), UCX, libfabric or on one host are not",
+                "what goes over TCP is encrypted; pages over RDMA (verbs), UCX, libfabric or on one host "
+                "are not",
             ),
             Finding(
                 SUBJECT,

@@ -35,7 +35,8 @@ class TransportKind:
     reach
         Peers of the same ``"process"``, of the same ``"host"``, or any (``"network"``).
     rank
-        Lower is preferred among those of one reach.
+        Lower is preferred among those of one reach by agents that name no transports; the others prefer by
+        the order of their names.
     is_default
         Whether agents that name no transports use it.
     why_off

@@ -1,7 +1,6 @@
 #include "core/transport_registry.h"
 
 #include <algorithm>
-#include <tuple>
 #include <vector>
 
 namespace kvxfer {
@@ -16,10 +15,6 @@ std::string listed(Range&& range, Name name) {
     text += name(each);
   }
   return text;
-}
-
-bool is_nearer(const TransportKind* a, const TransportKind* b) {
-  return std::tuple(a->reach, a->rank) < std::tuple(b->reach, b->rank);
 }
 
 // Does `beside` reach what `partial` may not?
@@ -77,11 +72,15 @@ const TransportKind* find_transport_kind(std::string_view name) noexcept {
 
 Result<std::vector<const TransportKind*>> transports_in_use(const std::vector<std::string>& names) {
   std::vector<const TransportKind*> used;
-  // In their order at once: std::stable_sort of libstdc++ 12 calls what clang 19 warns of.
+  // The nearest first, and of those of one reach as they are named. In their order at once: std::stable_sort of libstdc++ 12
+  // calls what clang 19 warns of.
   const auto use = [&](const TransportKind* kind) {
     if (std::find(used.begin(), used.end(), kind) == used.end())
-      used.insert(std::upper_bound(used.begin(), used.end(), kind, is_nearer), kind);
+      used.insert(std::upper_bound(used.begin(), used.end(), kind,
+                                   [](const auto* a, const auto* b) { return a->reach < b->reach; }),
+                  kind);
   };
+  std::vector<const TransportKind*> named;
   for (const std::string& name : names) {
     const TransportKind* const kind = find_transport_kind(name);
     if (kind == nullptr)
@@ -89,9 +88,11 @@ Result<std::vector<const TransportKind*>> transports_in_use(const std::vector<st
                     "there is no transport '" + name + "': this build has " +
                         listed(transport_kinds(), [](const auto* each) { return each->name; }));
     use(kind);
+    named.push_back(kind);
+  }
+  for (const TransportKind* kind : named)
     for (const TransportKind* beside : transport_kinds())
       if (goes_beside(*beside, *kind)) use(beside);
-  }
   if (used.empty()) return Status(Code::kInvalidArgument, "an agent needs at least one transport");
   return used;
 }

@@ -21,7 +21,7 @@ inline std::unique_ptr<Transport> make_ucx(Reactor& reactor, const FenceTable& f
   REQUIRE_OK(library);
   auto fabric = ucx::UcxFabric::create(*library.value(), options, false);
   REQUIRE_OK(fabric);
-  auto rail = FabricRail::create(reactor, fences, std::move(fabric).value(), 3);
+  auto rail = FabricRail::create(reactor, fences, std::move(fabric).value());
   REQUIRE_OK(rail);
   return std::move(rail).value();
 }
@@ -32,7 +32,7 @@ inline std::unique_ptr<Transport> make_libfabric(Reactor& reactor, const FenceTa
   REQUIRE_OK(library);
   auto fabrics = libfabric::LibfabricFabric::create(*library.value(), options);
   REQUIRE_OK(fabrics);
-  auto rail = FabricRail::create(reactor, fences, std::move(fabrics.value().front()), 3);
+  auto rail = FabricRail::create(reactor, fences, std::move(fabrics.value().front()));
   REQUIRE_OK(rail);
   return std::move(rail).value();
 }

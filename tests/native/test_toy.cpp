@@ -17,9 +17,9 @@ using namespace agent_pair;
 
 using conformance::Subject;
 
-// Of the toy, and of others beside it.
+// Of the toy, and of others that are preferred to it.
 Options toys(std::vector<std::string> others = {}) {
-  others.insert(others.begin(), "toy");
+  others.emplace_back("toy");
   return {.transports = std::move(others)};
 }
 

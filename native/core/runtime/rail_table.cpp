@@ -65,6 +65,12 @@ std::uint16_t RailTable::instance_of(std::size_t transport) const {
   return static_cast<std::uint16_t>(transport - static_cast<std::size_t>(first - kind_of_.begin()));
 }
 
+// Two apart: one that is far from the memory comes behind the near ones of its kind, and before the next kind.
+std::uint32_t RailTable::rank_of(const TransportKind& kind) const {
+  const auto found = std::find(kinds_.begin(), kinds_.end(), &kind);
+  return 2 * static_cast<std::uint32_t>(found - kinds_.begin());
+}
+
 bool RailTable::any(bool (*is_so)(const TransportKind&)) const {
   return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto* kind) { return is_so(*kind); });
 }
@@ -224,8 +230,9 @@ void RailTable::handle(std::size_t transport, const Completion& completion, Time
     if (completion.kind == CompletionKind::kRailUp) {
       places_[next_rail_] = place;
       rail.id = next_rail_++;
-      engine.rail_up(now, session,
-                     {rail.id, rail.name, transports_[transport]->capabilities(), rail.peer_instance});
+      Capabilities capabilities = transports_[transport]->capabilities();
+      capabilities.rank = rank_of(*kind_of_[transport]);
+      engine.rail_up(now, session, {rail.id, rail.name, capabilities, rail.peer_instance});
       return;
     }
     const std::string why =

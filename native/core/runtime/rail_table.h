@@ -30,7 +30,7 @@ class RailTable {
   Status add_transports(const RuntimeOptions& options, Reactor& reactor, const FenceTable& fences,
                         const std::shared_ptr<CopyWorkers>& workers);
 
-  // ---- what there is, by index: the instances of one kind in a row, the nearest kind first
+  // ---- what there is, by index: the instances of one kind in a row, the nearest kind first, and of those the preferred
   const std::vector<const TransportKind*>& kinds() const noexcept { return kinds_; }
   std::size_t size() const noexcept { return transports_.size(); }
   const TransportKind& kind(std::size_t transport) const { return *kind_of_[transport]; }
@@ -38,6 +38,7 @@ class RailTable {
   // Shared with a caller who registers with it without the gate.
   const std::shared_ptr<Transport>& share(std::size_t transport) const { return transports_[transport]; }
   std::uint16_t instance_of(std::size_t transport) const;  // among those of its kind
+  std::uint32_t rank_of(const TransportKind& kind) const;  // as the agent prefers them: Capabilities::rank
   // Some kind of which that is so.
   bool any(bool (*is_so)(const TransportKind&)) const;
   // A peer of this host that fetches by itself can fetch anything.

@@ -278,7 +278,7 @@ struct Capabilities {
   // Which works it takes. One that takes both is asked for each piece: Transport::choose.
   bool one_sided = false;  // kFetch, kCheckFence: the destination fetches; the source need not act
   bool two_sided = false;  // kSend, kReceive: the source sends what the destination has asked for
-  std::uint32_t rank = 0;  // lower is preferred where several reach a region
+  std::uint32_t rank = 0;  // lower is preferred where several reach a region; the agent's to say
   MemoryPlaces far = {};  // at this end: for memory there it is preferred one rank less
   // Of transfers' priorities: works of one wait for none of another.
   PriorityClasses classes = {};

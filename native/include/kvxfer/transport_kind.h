@@ -89,7 +89,7 @@ struct TransportKind {
   MemoryKinds memory;  // that its rails reach; streams reach a GPU's as well, where the agent stages
   Reach reach;
   RailSocket socket;
-  // Lower is preferred where several reach a region.
+  // Lower is preferred among those of one reach by agents that name none; others say so by the order of their names.
   std::uint32_t rank;
   // Some of that memory it cannot reach, which shows only when a region is attached: a kind of the same reach
   // that is not partial is in use with it, and has a rail beside it.

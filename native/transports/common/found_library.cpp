@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/system/kept_signals.h"
+
 namespace kvxfer::found_library {
 
 std::string folder_of(const std::string& path) {
@@ -60,6 +62,7 @@ std::string environment(std::string_view prefix) {
 }
 
 Opened open(std::string_view prefix, const std::string& file, std::initializer_list<std::string> files) {
+  const KeptSignals kept;
   Opened out;
   out.before = opened(prefix);
   const auto open_one = [&](const std::string& path) {

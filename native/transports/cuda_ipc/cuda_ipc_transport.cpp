@@ -47,7 +47,6 @@ CudaIpcTransport::CudaIpcTransport(Reactor& reactor, const FenceTable& fences, c
 Capabilities CudaIpcTransport::capabilities() const noexcept {
   return {.name = "cuda_ipc",
           .one_sided = true,
-          .rank = 0,
           .window = 64,
           .piece_nbytes = kPieceNbytes,
           .memory = MemoryKind::kGpu};

@@ -92,8 +92,7 @@ struct FabricRail::Job final : Connector::SetUp {
 };
 
 Result<std::unique_ptr<FabricRail>> FabricRail::create(Reactor& reactor, const FenceTable& fences,
-                                                       std::shared_ptr<fabric::Fabric> fabric,
-                                                       std::uint32_t rank) {
+                                                       std::shared_ptr<fabric::Fabric> fabric) {
   Result<std::unique_ptr<FenceWords>> words = FenceWords::create(
       [fabric](const LocalRegion& region) { return Registration::create(fabric, region); }, fences);
   if (!words.ok()) return words.status();
@@ -101,19 +100,18 @@ Result<std::unique_ptr<FabricRail>> FabricRail::create(Reactor& reactor, const F
   if (!alarm.ok()) return alarm.status();
   Result<std::unique_ptr<Connector>> connector = Connector::create();
   if (!connector.ok()) return connector.status();
-  std::unique_ptr<FabricRail> made(new FabricRail(reactor, std::move(fabric), rank, std::move(alarm).value(),
+  std::unique_ptr<FabricRail> made(new FabricRail(reactor, std::move(fabric), std::move(alarm).value(),
                                                   std::move(connector).value(), std::move(words).value()));
   if (Status added = reactor.add(made->connector_->fd(), EPOLLIN, made->set_ups_); !added.ok()) return added;
   return made;
 }
 
-FabricRail::FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::uint32_t rank,
+FabricRail::FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric,
                        std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
                        std::unique_ptr<FenceWords> fences)
     : RailPeers(reactor),
       reactor_(reactor),
       fabric_(std::move(fabric)),
-      rank_(rank),
       fences_(std::move(fences)),
       alarm_(std::move(alarm)),
       connector_(std::move(connector)) {}
@@ -134,7 +132,6 @@ Capabilities FabricRail::capabilities() const noexcept {
   return {.name = fabric_->transport(),
           .one_sided = true,
           .two_sided = fabric_->can_send(),
-          .rank = rank_,
           .window = 64,
           .memory = fabric_->memory(),
           .converts = false};

@@ -88,8 +88,7 @@ struct Peer final : RailPeer<Message>, Receiver {
 class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
  public:
   static Result<std::unique_ptr<FabricRail>> create(Reactor& reactor, const FenceTable& fences,
-                                                    std::shared_ptr<fabric::Fabric> fabric,
-                                                    std::uint32_t rank);
+                                                    std::shared_ptr<fabric::Fabric> fabric);
   ~FabricRail() override;
 
   Capabilities capabilities() const noexcept override;
@@ -141,7 +140,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   // 100 Mb/s carry in 3 s.
   static constexpr std::chrono::milliseconds kSendStopBound{3000};
 
-  FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::uint32_t rank,
+  FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric,
              std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
              std::unique_ptr<FenceWords> fences);
 
@@ -201,7 +200,6 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
 
   Reactor& reactor_;
   const std::shared_ptr<fabric::Fabric> fabric_;
-  const std::uint32_t rank_;
   std::unordered_map<RegionId, std::shared_ptr<const Registration>> registered_;
   // Deregistered, and kept until these peers have said that they read none of it, or cannot any more.
   struct Leaving {

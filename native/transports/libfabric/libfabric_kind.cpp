@@ -10,8 +10,6 @@ namespace {
 
 using Rails = std::vector<std::unique_ptr<Transport>>;
 
-constexpr std::uint32_t kRank = 3;  // before tcp, behind verbs
-
 constexpr TransportOption kOptions[] = {
     {"library", "file of libfabric; empty: the system's", ""},
     {"provider",
@@ -39,7 +37,7 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   if (!fabrics.ok()) return fabrics.status();
   Rails rails;
   for (auto& fabric : fabrics.value()) {
-    auto made = FabricRail::create(parts.reactor, parts.fences, std::move(fabric), kRank);
+    auto made = FabricRail::create(parts.reactor, parts.fences, std::move(fabric));
     if (!made.ok()) return made.status();
     rails.push_back(std::move(made).value());
   }
@@ -57,7 +55,7 @@ constinit const TransportKind libfabric_transport{
     .memory = MemoryKind::kHost,
     .reach = Reach::kNetwork,
     .socket = RailSocket::kTcp,
-    .rank = kRank,
+    .rank = 3,
     .is_partial = true,  // programs that convert go over another
     .is_default = false,  // for agents that name it
     // Nothing is opened before an agent names it.

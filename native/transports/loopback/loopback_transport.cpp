@@ -87,7 +87,7 @@ LoopbackTransport::~LoopbackTransport() { exposure_->close(); }
 
 Capabilities LoopbackTransport::capabilities() const noexcept {
   // Rank 0: nothing beats a copy within one address space.
-  return {.name = "loopback", .one_sided = true, .rank = 0};
+  return {.name = "loopback", .one_sided = true};
 }
 
 // ---- memory ----

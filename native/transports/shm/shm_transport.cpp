@@ -72,7 +72,7 @@ ShmTransport::ShmTransport(Reactor& reactor, const FenceTable& fences, std::shar
 
 Capabilities ShmTransport::capabilities() const noexcept {
   // Only an address space in common (loopback, 0) is nearer. A piece is half a slice.
-  return {.name = "shm", .one_sided = true, .rank = 1, .piece_nbytes = SlicedCopy::kSliceCost / 2};
+  return {.name = "shm", .one_sided = true, .piece_nbytes = SlicedCopy::kSliceCost / 2};
 }
 
 // ---- our memory ----

@@ -34,7 +34,6 @@ Result<std::vector<std::unique_ptr<Transport>>> make_rails(const RailParts& part
     round = parts.shared.get<StreamRound>([&] { return std::make_shared<StreamRound>(parts.workers); });
   StreamTransport::Options options;
   options.name = kind.name;
-  options.rank = kind.rank;
   std::vector<std::unique_ptr<Transport>> rails;
   for (std::int64_t i = 0; i < num_rails; ++i) {
     auto rail = std::make_unique<StreamTransport>(parts.reactor, options, round);

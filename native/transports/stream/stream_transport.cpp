@@ -162,7 +162,6 @@ Capabilities StreamTransport::capabilities() const noexcept {
   Capabilities capabilities;
   capabilities.name = options_.name;
   capabilities.two_sided = true;
-  capabilities.rank = options_.rank;
   // 256 KiB a piece moves 0.9 as much (more headers, credits and wake-ups), 1 MiB no more and is
   // coarser to schedule. Four pieces fill a loopback; eight leave room for credits on their way.
   capabilities.window = 8;

@@ -20,7 +20,6 @@ class StreamTransport final : public Transport, public Errand {
  public:
   struct Options {
     std::string_view name = "tcp";  // or "unix"; of static storage
-    std::uint32_t rank = 0;
     // Of the sockets' kernel buffers; 0 for what was measured to be best.
     std::uint32_t socket_buffer_nbytes = 0;
     Options() = default;

@@ -9,8 +9,6 @@ namespace {
 
 using Rails = std::vector<std::unique_ptr<Transport>>;
 
-constexpr std::uint32_t kRank = 3;  // before tcp, behind verbs
-
 constexpr TransportOption kOptions[] = {
     {"library", "file of libucp; empty: the system's, else that of the wheel libucx", ""},
     {"transports", "UCX's transports with commas between them, as UCX_TLS; empty: as the environment says",
@@ -40,7 +38,7 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   if (!library.ok()) return library.status();
   auto fabric = ucx::UcxFabric::create(*library.value(), options, !parts.gpus.empty());
   if (!fabric.ok()) return fabric.status();
-  auto made = FabricRail::create(parts.reactor, parts.fences, std::move(fabric).value(), kRank);
+  auto made = FabricRail::create(parts.reactor, parts.fences, std::move(fabric).value());
   if (!made.ok()) return made.status();
   Rails rails;
   rails.push_back(std::move(made).value());
@@ -58,7 +56,7 @@ constinit const TransportKind ucx_transport{
     .memory = MemoryKind::kHost,
     .reach = Reach::kNetwork,
     .socket = RailSocket::kTcp,
-    .rank = kRank,
+    .rank = 3,
     .is_partial = true,  // programs that convert go over another
     .is_default = false,  // for agents that name it
     // Nothing is opened before an agent names it: UCX installs handlers of signals where it is.

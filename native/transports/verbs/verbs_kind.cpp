@@ -130,7 +130,7 @@ constinit const TransportKind verbs_transport{
     .memory = MemoryKind::kHost,
     .reach = Reach::kNetwork,
     .socket = RailSocket::kTcp,
-    .rank = VerbsTransport::kRank,
+    .rank = 2,
     .is_partial = true,  // memory that cannot be registered, and programs that convert, go over another
     .is_default = false,  // for agents that name it, until it has run on more than Soft-RoCE
     .why_off = [](const std::vector<GpuPart>&) { return verbs::Library::why_off(); },

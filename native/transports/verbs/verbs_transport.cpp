@@ -105,7 +105,6 @@ Capabilities VerbsTransport::capabilities() const noexcept {
   return {.name = "verbs",
           .one_sided = true,
           .two_sided = device_->options().ways != verbs::Ways::kRead,
-          .rank = kRank,
           .far = far_,
           .classes = verbs::priorities_of(device_->classes()),
           .window = 64,

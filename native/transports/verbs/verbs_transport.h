@@ -91,8 +91,6 @@ struct Peer : RailPeer<Message> {
 
 class VerbsTransport final : public RailPeers<verbs::Peer> {
  public:
-  // Two before tcp: ports that are far from memory, which are used where no near one is left, come before it, too.
-  static constexpr std::uint32_t kRank = 2;
   static Result<std::unique_ptr<VerbsTransport>> create(Reactor& reactor, const FenceTable& fences,
                                                         std::shared_ptr<verbs::Device> device,
                                                         std::shared_ptr<const verbs::GpuMemory> gpu = nullptr,

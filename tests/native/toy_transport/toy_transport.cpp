@@ -160,7 +160,7 @@ ToyTransport::ToyTransport(Reactor& reactor, const FenceTable& fences, bool pins
 ToyTransport::~ToyTransport() = default;
 
 Capabilities ToyTransport::capabilities() const noexcept {
-  return {.name = "toy", .one_sided = true, .two_sided = true, .rank = 1, .piece_nbytes = 40 * 1024};
+  return {.name = "toy", .one_sided = true, .two_sided = true, .piece_nbytes = 40 * 1024};
 }
 
 // ---- memory ----
