@@ -47,7 +47,12 @@ def run(program: str, *within: str) -> None:
 # ---- descriptors --------------------------------------------------------------------------------
 
 
-RAILS = {"shm": ("shm", "unix"), "tcp": ("tcp", "tcp"), "ucx": ("tcp", "ucx"), "libfabric": ("tcp", "libfabric")}
+RAILS = {
+    "shm": ("shm", "unix"),
+    "tcp": ("tcp", "tcp"),
+    "ucx": ("tcp", "ucx"),
+    "libfabric": ("tcp", "libfabric"),
+}
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -40,8 +41,19 @@ struct Route {
   std::vector<std::byte> ours, theirs;
 };
 
-// One read: bytes of the peer's memory to ours.
-struct Read { std::uint64_t remote = 0, remote_key = 0, local = 0, local_key = 0, nbytes = 0; };
+// A run of bytes of the peer's memory, to ours.
+struct Run { std::uint64_t remote = 0, remote_key = 0, local = 0, local_key = 0, nbytes = 0; };
+
+// One read, of some runs.
+struct Read {
+  static constexpr std::uint32_t kMostRuns = 4;
+  Read() = default;
+  explicit Read(const Run& run) : runs{run}, num_runs(1), nbytes(run.nbytes) {}
+
+  std::array<Run, kMostRuns> runs{};
+  std::uint32_t num_runs = 0;
+  std::uint64_t nbytes = 0;  // of all; 0: nothing
+};
 
 struct RemoteMemory;
 
@@ -58,7 +70,7 @@ struct Flight {
   Work work;
   std::shared_ptr<const RemoteMemory> remote;  // held, since its region may be detached meanwhile
   RequestCursorOf<std::uint64_t> cursor;
-  Read next;  // named by the cursor and not posted; nbytes 0: none
+  Read next;  // named by the cursor and not posted
   std::uint32_t num_under_way = 0;
   PieceHeader header;  // of one that is sent
   std::vector<iovec> segments;  // in the order of the stream, of one that is sent or awaited
@@ -188,6 +200,7 @@ class Fabric {
   // Whether the ends of a rail begin one after the other, since connections that cross are not always borne.
   virtual bool begins_in_turn() const noexcept { return false; }
   virtual std::uint64_t most_read_nbytes() const noexcept { return std::uint64_t{1} << 30; }
+  virtual std::uint32_t most_runs() const noexcept { return 1; }  // of a read
   virtual std::uint32_t num_reads() const noexcept = 0;  // under way for each peer, at most
 };
 

@@ -33,13 +33,14 @@ struct FabricRail::Budget {
   bool is_spent() const noexcept { return num_runs == 0 || nbytes == 0; }
 };
 
-// Runs of a flight on their way to the endpoint, merged where they touch: the last one is kept back until it is known
-// what follows.
+// Runs of a flight on their way to the endpoint, merged where they touch, as many in a read as the library takes: the last
+// read is kept back until it is known what follows.
 class FabricRail::Batch {
  public:
   Batch(const fabric::Fabric& fabric, Peer& peer, Flight& flight, Budget& budget)
       : most_(fabric.num_reads()),
         most_nbytes_(fabric.most_read_nbytes()),
+        most_runs_(std::min(fabric.most_runs(), Read::kMostRuns)),
         peer_(peer),
         flight_(flight),
         budget_(budget) {}
@@ -48,10 +49,17 @@ class FabricRail::Batch {
                     std::uint64_t local_key, std::uint64_t nbytes) noexcept {
     Read& next = flight_.next;
     nbytes = std::min(nbytes, most_nbytes_);
-    if (next.nbytes != 0) {
-      if (remote == next.remote + next.nbytes && local == next.local + next.nbytes &&
-          remote_key == next.remote_key && local_key == next.local_key &&
-          nbytes <= most_nbytes_ - next.nbytes) {
+    if (next.num_runs != 0) {
+      fabric::Run& last = next.runs[next.num_runs - 1];
+      const bool fits = nbytes <= most_nbytes_ - next.nbytes;
+      if (fits && remote == last.remote + last.nbytes && local == last.local + last.nbytes &&
+          remote_key == last.remote_key && local_key == last.local_key) {
+        last.nbytes += nbytes;
+        next.nbytes += nbytes;
+        return nbytes;
+      }
+      if (fits && next.num_runs < most_runs_) {
+        next.runs[next.num_runs++] = {remote, remote_key, local, local_key, nbytes};
         next.nbytes += nbytes;
         return nbytes;
       }
@@ -59,7 +67,7 @@ class FabricRail::Batch {
       const bool has_room = peer_.endpoint->num_under_way() + 1 < most_;
       if (!post(has_room && budget_.nbytes > next.nbytes)) return 0;
     }
-    next = {remote, remote_key, local, local_key, nbytes};
+    next = Read({remote, remote_key, local, local_key, nbytes});
     return nbytes;
   }
   void finish() noexcept {
@@ -78,12 +86,13 @@ class FabricRail::Batch {
       case Endpoint::Posted::kFailed: return false;
     }
     budget_.nbytes -= std::min(budget_.nbytes, flight_.next.nbytes);
-    flight_.next.nbytes = 0;
+    flight_.next = Read();
     return true;
   }
 
   const std::uint32_t most_;
   const std::uint64_t most_nbytes_;
+  const std::uint32_t most_runs_;
   Peer& peer_;
   Flight& flight_;
   Budget& budget_;
@@ -201,7 +210,8 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
     const fabric::KeyedSpan& from = *peer.fences->spans.find(at);
     flight.scratch = fences_->take();
     const fabric::KeyedSpan to = fences_->target(*flight.scratch);
-    flight.next = {from.address + (at - from.offset), from.key, to.address, to.key, sizeof(std::uint64_t)};
+    flight.next =
+        Read({from.address + (at - from.offset), from.key, to.address, to.key, sizeof(std::uint64_t)});
     flight.is_named = true;
     return {};
   }

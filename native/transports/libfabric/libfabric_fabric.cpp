@@ -225,7 +225,9 @@ class LibfabricEndpoint final : public fabric::Endpoint {
 
   void close() noexcept override { close_object(endpoint_); }
 
-  std::string path() const override { return fabric_->provider_ + " " + fabric_->device_; }
+  std::string path() const override {
+    return fabric_->provider_ + " " + fabric_->device_ + (fd_ < 0 ? ", polled" : "");
+  }
 
  private:
   // One with a descriptor, where the provider has such; else it is asked from time to time.
@@ -266,15 +268,21 @@ class LibfabricEndpoint final : public fabric::Endpoint {
   Posted read(const fabric::Read& next, fabric::Flight& flight, bool has_more) noexcept override {
     if (spare_ == nullptr) return Posted::kAgain;
     UnderWay& under_way = *spare_;
-    const iovec local{reinterpret_cast<void*>(next.local), next.nbytes};
-    void* descriptor = reinterpret_cast<void*>(next.local_key);
-    const abi::RemoteSpan remote{next.remote, next.nbytes, next.remote_key};
+    std::array<iovec, fabric::Read::kMostRuns> local;
+    std::array<void*, fabric::Read::kMostRuns> descriptors;
+    std::array<abi::RemoteSpan, fabric::Read::kMostRuns> remote;
+    for (std::uint32_t i = 0; i < next.num_runs; ++i) {
+      const fabric::Run& run = next.runs[i];
+      local[i] = {reinterpret_cast<void*>(run.local), run.nbytes};
+      descriptors[i] = reinterpret_cast<void*>(run.local_key);
+      remote[i] = {run.remote, run.nbytes, run.remote_key};
+    }
     abi::RemoteRead read;
-    read.spans = &local;
-    read.descriptors = &descriptor;
-    read.num_spans = read.num_remote = 1;
+    read.spans = local.data();
+    read.descriptors = descriptors.data();
+    read.num_spans = read.num_remote = next.num_runs;
     read.peer = peer_;
-    read.remote = &remote;
+    read.remote = remote.data();
     read.context = &under_way;
     const ssize_t posted = endpoint_->remote->read_message(endpoint_, &read, has_more ? abi::kMore : 0);
     if (posted == -EAGAIN) return Posted::kAgain;
@@ -486,6 +494,11 @@ Result<std::unique_ptr<fabric::Endpoint>> LibfabricFabric::open(const fabric::Ro
 std::uint64_t LibfabricFabric::endpoint_nbytes() const noexcept {
   if (provider_.find("ofi_rxm") != std::string::npos) return 96 << 20;
   return follows_routes() ? 256 << 10 : 16 << 20;
+}
+
+std::uint32_t LibfabricFabric::most_runs() const noexcept {
+  return static_cast<std::uint32_t>(std::clamp<std::size_t>(
+      std::min(info_->transmit->num_spans, info_->transmit->num_remote_spans), 1, fabric::Read::kMostRuns));
 }
 
 std::uint64_t LibfabricFabric::most_read_nbytes() const noexcept {

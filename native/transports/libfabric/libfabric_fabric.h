@@ -54,6 +54,7 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   bool begins_in_turn() const noexcept override { return true; }
   MemoryKinds memory() const noexcept override { return memory_; }
   std::uint64_t most_read_nbytes() const noexcept override;
+  std::uint32_t most_runs() const noexcept override;
   std::uint32_t num_reads() const noexcept override { return num_reads_; }
 
  private:

@@ -267,10 +267,11 @@ class UcxEndpoint final : public fabric::Endpoint {
 
   Posted read(const fabric::Read& next, fabric::Flight& flight, bool) noexcept override {
     const Current now(*this);
+    const fabric::Run& run = next.runs.front();
     read_.user_data = &flight;
-    read_.memory = reinterpret_cast<abi::MemoryHandle*>(next.local_key);
-    return posted(library_.get_nbx(endpoint_, reinterpret_cast<void*>(next.local), next.nbytes, next.remote,
-                                   reinterpret_cast<abi::RemoteKey*>(next.remote_key), &read_));
+    read_.memory = reinterpret_cast<abi::MemoryHandle*>(run.local_key);
+    return posted(library_.get_nbx(endpoint_, reinterpret_cast<void*>(run.local), run.nbytes, run.remote,
+                                   reinterpret_cast<abi::RemoteKey*>(run.remote_key), &read_));
   }
   Posted posted(abi::StatusPointer request) noexcept {
     if (request == nullptr) return Posted::kDone;
