@@ -18,6 +18,9 @@ namespace {
 constexpr std::uint32_t kRunsPerPoll = 256;
 constexpr std::uint64_t kNbytesPerPoll = 2 * 1024 * 1024;
 constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for a peer
+// Runs as large have a read of their own. Over libfabric's tcp, with up to four in one: of 4 KiB 1.7 times as fast as each
+// alone, of 16 KiB 1.4 times, of 32 KiB 0.95 times (two: 0.8).
+constexpr std::uint64_t kLargeRun = 32 * 1024;
 // Works begun for one peer; reads under way are bounded besides.
 constexpr std::size_t kMostFlights = 256;
 
@@ -58,7 +61,7 @@ class FabricRail::Batch {
         next.nbytes += nbytes;
         return nbytes;
       }
-      if (fits && next.num_runs < most_runs_) {
+      if (fits && next.num_runs < most_runs_ && nbytes < kLargeRun && last.nbytes < kLargeRun) {
         next.runs[next.num_runs++] = {remote, remote_key, local, local_key, nbytes};
         next.nbytes += nbytes;
         return nbytes;
