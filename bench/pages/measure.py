@@ -62,9 +62,7 @@ class PagesOptions:
     interleaved with a plain copy of as many bytes.
     """
 
-    transport: Annotated[
-        str, Option("shm, unix, tcp, verbs, ucx, libfabric", one_of=_TRANSPORTS)
-    ] = "shm"
+    transport: Annotated[str, Option("shm, unix, tcp, verbs, ucx, libfabric", one_of=_TRANSPORTS)] = "shm"
     device: Device = ""
     op: Op = "write"
     total_mib: Total = 256

@@ -150,7 +150,9 @@ SAME_PLACE(Info, domain, fi_info, domain_attr);
 SAME_PLACE(Info, fabric, fi_info, fabric_attr);
 static_assert(sizeof(abi::Context) == sizeof(fi_context2));
 
-TEST(the_headers_are_of_a_release_that_is_taken) { CHECK(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION) >= abi::kApi); }
+TEST(the_headers_are_of_a_release_that_is_taken) {
+  CHECK(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION) >= abi::kApi);
+}
 
 }  // namespace
 

@@ -24,11 +24,10 @@ std::string of_system(const std::string& name);
 // to when a library says that it has nothing to offer.
 std::string environment(std::string_view prefix);
 
-
 struct Opened {
   void* handle = nullptr;  // never closed: such a library opens others, with threads and state of their own
-  std::string before;      // the file of one that was open already, and is taken
-  std::string why;         // none could be
+  std::string before;  // the file of one that was open already, and is taken
+  std::string why;  // none could be
 };
 // One that the process has open already, else `file`, else the first of `files` that can be. A process has one: two would
 // each replace the same functions of the C library, or the same device's state.

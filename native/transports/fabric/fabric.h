@@ -37,9 +37,7 @@ class Memory {
 };
 
 // The socket addresses of a rail's socket, by which its two hosts reach each other; without bytes where it has none.
-struct Route {
-  std::vector<std::byte> ours, theirs;
-};
+struct Route { std::vector<std::byte> ours, theirs; };
 
 // A run of bytes of the peer's memory, to ours.
 struct Run { std::uint64_t remote = 0, remote_key = 0, local = 0, local_key = 0, nbytes = 0; };

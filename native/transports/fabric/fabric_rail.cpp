@@ -106,9 +106,8 @@ Result<std::unique_ptr<FabricRail>> FabricRail::create(Reactor& reactor, const F
   return made;
 }
 
-FabricRail::FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric,
-                       std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
-                       std::unique_ptr<FenceWords> fences)
+FabricRail::FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::unique_ptr<Alarm> alarm,
+                       std::unique_ptr<Connector> connector, std::unique_ptr<FenceWords> fences)
     : RailPeers(reactor),
       reactor_(reactor),
       fabric_(std::move(fabric)),

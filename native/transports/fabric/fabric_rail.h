@@ -140,9 +140,8 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   // 100 Mb/s carry in 3 s.
   static constexpr std::chrono::milliseconds kSendStopBound{3000};
 
-  FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric,
-             std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
-             std::unique_ptr<FenceWords> fences);
+  FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::unique_ptr<Alarm> alarm,
+             std::unique_ptr<Connector> connector, std::unique_ptr<FenceWords> fences);
 
   void greet(Peer& peer) override;
   Status on_hello(Peer& peer, const fabric::Message& message, UniqueFd fd) override;

@@ -21,8 +21,8 @@ using PeerAddress = std::uint64_t;  // fi_addr_t
 inline constexpr std::uint64_t kRma = 1 << 2, kRead = 1 << 8, kReceive = 1 << 10, kTransmit = 1 << 11,
                                kRemoteRead = 1 << 12, kMore = 1 << 18, kGpuMemory = std::uint64_t{1} << 47;
 inline constexpr std::uint64_t kContext = std::uint64_t{1} << 59, kContext2 = std::uint64_t{1} << 52;
-inline constexpr int kKeysLocal = 1 << 2, kKeysVirtual = 1 << 4, kKeysAllocated = 1 << 5, kKeysProvided = 1 << 6,
-                     kKeysGpu = 1 << 10;
+inline constexpr int kKeysLocal = 1 << 2, kKeysVirtual = 1 << 4, kKeysAllocated = 1 << 5,
+                     kKeysProvided = 1 << 6, kKeysGpu = 1 << 10;
 inline constexpr int kReliableDatagrams = 3;  // enum fi_ep_type
 inline constexpr int kThreadSafe = 1;
 inline constexpr int kProgressManual = 2;
@@ -93,8 +93,8 @@ struct AddressTableParams {
 };
 struct AddressTableOps {
   std::size_t size;
-  int (*insert)(AddressTable* table, const void* address, std::size_t count, PeerAddress* made, std::uint64_t flags,
-                void* context);
+  int (*insert)(AddressTable* table, const void* address, std::size_t count, PeerAddress* made,
+                std::uint64_t flags, void* context);
 };
 struct AddressTable {
   Object object;
@@ -107,9 +107,7 @@ struct QueueParams {
   int format = 0, wait_object = 0, signalled_cpu = 0, wait_condition = 0;
   WaitSet* wait_set = nullptr;
 };
-struct QueueEntry {
-  void* context;
-};
+struct QueueEntry { void* context; };
 struct QueueError {
   void* context;
   std::uint64_t flags;
@@ -129,7 +127,8 @@ struct QueueOps {
   void (*wait)();
   void (*wait_from)();
   void (*signal)();
-  const char* (*error_string)(Queue* queue, int provider_error, const void* data, char* buffer, std::size_t nbytes);
+  const char* (*error_string)(Queue* queue, int provider_error, const void* data, char* buffer,
+                              std::size_t nbytes);
 };
 struct Queue {
   Object object;
@@ -249,8 +248,6 @@ struct Info {
 };
 
 // What providers may keep of a read that is under way (struct fi_context2).
-struct Context {
-  void* internal[8];
-};
+struct Context { void* internal[8]; };
 
 }  // namespace kvxfer::libfabric::abi

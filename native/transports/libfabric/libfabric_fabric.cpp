@@ -340,8 +340,8 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
     hints->caps = abi::kRma | abi::kRead | abi::kRemoteRead | (with_gpu ? abi::kGpuMemory : 0);
     hints->mode = abi::kContext | abi::kContext2;
     hints->endpoint->type = abi::kReliableDatagrams;
-    hints->domain->key_mode = abi::kKeysLocal | abi::kKeysVirtual | abi::kKeysAllocated |
-                              abi::kKeysProvided | (with_gpu ? abi::kKeysGpu : 0);
+    hints->domain->key_mode = abi::kKeysLocal | abi::kKeysVirtual | abi::kKeysAllocated | abi::kKeysProvided |
+                              (with_gpu ? abi::kKeysGpu : 0);
     hints->domain->threading = abi::kThreadSafe;
     // By no thread of the library's.
     hints->domain->control_progress = hints->domain->data_progress = abi::kProgressManual;
@@ -386,8 +386,8 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
     if (one->follows_routes()) break;
   }
   if (made.empty())
-    return Status(Code::kInvalidArgument, "libfabric.devices is \"" + options.devices +
-                                              "\", and the provider has " + offered);
+    return Status(Code::kInvalidArgument,
+                  "libfabric.devices is \"" + options.devices + "\", and the provider has " + offered);
   return made;
 }
 

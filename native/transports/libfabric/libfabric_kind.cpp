@@ -16,7 +16,8 @@ constexpr TransportOption kOptions[] = {
      "libfabric's provider, as `fi_info` names it: efa, verbs;ofi_rxm, tcp, net (what releases before 1.18 "
      "call the tcp that keeps 0.1 MiB for a peer); empty: the first of these that is there",
      ""},
-    {"devices", "domains with commas between them, as `fi_info` names them; empty: all of the provider's", ""},
+    {"devices", "domains with commas between them, as `fi_info` names them; empty: all of the provider's",
+     ""},
     {"requests", "reads under way for each peer", std::int64_t{64}, 1, 4096},
 };
 
@@ -28,9 +29,10 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   options.num_reads = static_cast<std::uint32_t>(values.number("requests"));
   if (!parts.gpus.empty()) options.gpu = parts.gpus.front().device;
   if (options.provider == "shm")
-    return Status(Code::kUnsupported,
-                  "libfabric's provider shm is not used: a reader that is killed or stopped within a read keeps "
-                  "a lock of the source's, which then spins for ever. Transport shm is kvxfer's own");
+    return Status(
+        Code::kUnsupported,
+        "libfabric's provider shm is not used: a reader that is killed or stopped within a read keeps "
+        "a lock of the source's, which then spins for ever. Transport shm is kvxfer's own");
   const Result<const libfabric::Library*> library = libfabric::Library::load(options.library);
   if (!library.ok()) return library.status();
   auto fabrics = libfabric::LibfabricFabric::create(*library.value(), options);
@@ -50,7 +52,8 @@ extern const TransportKind libfabric_transport;
 constinit const TransportKind libfabric_transport{
     .name = "libfabric",
     .purpose = "moves pages between hosts through libfabric: EFA on AWS, verbs, tcp",
-    .remedy = "it needs libfabric, 1.17 or newer: the package libfabric or libfabric1, or AWS's EFA installer",
+    .remedy =
+        "it needs libfabric, 1.17 or newer: the package libfabric or libfabric1, or AWS's EFA installer",
     .options = kOptions,
     .memory = MemoryKind::kHost,
     .reach = Reach::kNetwork,

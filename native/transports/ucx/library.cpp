@@ -18,7 +18,8 @@ using OneLibrary = found_library::OnePerProcess<Library>;
 
 // The wheel's, where Python's packages are beside each other.
 std::string file_of_wheel() {
-  return found_library::folder_of(found_library::path_of(reinterpret_cast<const void*>(&file_of_wheel))) + "../libucx/lib/libucp.so.0";
+  return found_library::folder_of(found_library::path_of(reinterpret_cast<const void*>(&file_of_wheel))) +
+         "../libucx/lib/libucp.so.0";
 }
 
 // Where its modules are depends on who built it: beside the library, or in ucx/.

@@ -299,7 +299,8 @@ thread_local UcxEndpoint* UcxEndpoint::current = nullptr;
 
 Status UcxFabric::refused(const std::string& what, abi::StatusCode status) const {
   return {status == abi::kUnreachable || status == abi::kNoDevice ? Code::kUnsupported : Code::kRailFailed,
-          library_.name() + " refused " + what + ": " + library_.status_string(status) + found_library::environment("UCX_")};
+          library_.name() + " refused " + what + ": " + library_.status_string(status) +
+              found_library::environment("UCX_")};
 }
 
 Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, const Options& options,
