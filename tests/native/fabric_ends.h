@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "kvxfer/transport_kind.h"
+#include "library_leaks.h"
 #include "transports/fabric/fabric_rail.h"
 #include "transports/libfabric/libfabric_fabric.h"
 #include "transports/ucx/ucx_fabric.h"

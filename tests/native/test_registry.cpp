@@ -1,6 +1,7 @@
 // The registry as it is linked: run with every transport, and once more without each (CMakeLists.txt).
 #include "agent_pair.h"
 #include "core/transport_registry.h"
+#include "library_leaks.h"
 
 namespace kvxfer {
 namespace {
