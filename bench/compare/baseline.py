@@ -66,7 +66,8 @@ def known_baselines() -> tuple[Baseline, ...]:
         adapter = f"kvxfer.bench.compare.adapters.{software}_adapter"
         return Baseline(name, software, python, adapter, paths, **more)
 
-    nixl_paths = {"shm": "cross-memory attach (UCX)", "tcp": "tcp (UCX)"}
+    over_tcp = ("tcp", "ucx", "libfabric")
+    nixl_paths = {"shm": "cross-memory attach (UCX)"} | dict.fromkeys(over_tcp, "tcp (UCX)")
     return (
         made(
             "nixl",
@@ -90,7 +91,7 @@ def known_baselines() -> tuple[Baseline, ...]:
         made(
             "mooncake",
             "mooncake",
-            {"shm": "tcp", "tcp": "tcp"},
+            dict.fromkeys(("shm", *over_tcp), "tcp"),
             # 1,024 queued and 1,024 waiting for admission are its defaults: beyond them a batch fails.
             # The setting goes to 65,535, and is faster than smaller batches.
             options={"batch_pages": 32768},

@@ -69,7 +69,13 @@ class CompareOptions:
     )
     work: Annotated[str, Option(", ".join(FIGURES), one_of=tuple(FIGURES))] = "pages"
     rounds: Annotated[int, Option("In each, every system starts afresh, in rotated order.", at_least=1)] = 3
-    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
+    transport: Annotated[
+        str,
+        Option(
+            "shm, tcp, and of ours ucx and libfabric beside the others' tcp.",
+            one_of=("shm", "tcp", "ucx", "libfabric"),
+        ),
+    ] = "shm"
     op: Op = "write"
     total_mib: Total = 256
     block_kib: BlockKib = 32

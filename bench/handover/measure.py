@@ -43,7 +43,10 @@ class HandoverOptions:
     """
 
     model: Annotated[str, Option(", ".join(MODELS))] = "Llama-3.1-8B"
-    transport: Annotated[str, Option("shm, tcp, verbs", one_of=("shm", "tcp", "verbs"))] = "shm"
+    transport: Annotated[
+        str,
+        Option("shm, tcp, verbs, ucx, libfabric", one_of=("shm", "tcp", "verbs", "ucx", "libfabric")),
+    ] = "shm"
     device: Device = ""
     trace: Trace = traces.SAMPLE
     requests: Requests = 24

@@ -12,7 +12,8 @@ import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
 
 # What the agent reads at its creation; a user's own setting is left alone.
-_UCX_TLS = {"shm": "posix,sysv,cma,self,tcp", "tcp": "tcp,self"}
+_UCX_TLS = {"shm": "posix,sysv,cma,self,tcp"}
+_OVER_TCP = "tcp,self"
 # A thread that progresses by itself needs the core that a spinning caller would take.
 _PAUSE_S = 20e-6
 # How many polls between two looks at the clock.
@@ -109,5 +110,5 @@ class NixlEnd:
 
 def create(options: dict[str, Any]) -> NixlEnd:
     """Returns an agent that is ready to register memory."""
-    os.environ.setdefault("UCX_TLS", _UCX_TLS[options["transport"]])
+    os.environ.setdefault("UCX_TLS", _UCX_TLS.get(options["transport"], _OVER_TCP))
     return NixlEnd(options)
