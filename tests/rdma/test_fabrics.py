@@ -12,7 +12,7 @@ from kvxfer.testing.conformance import Check
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine"), pytest.mark.transports("libfabric")]
 
-# Peers for each endpoint, by which ofi_rxm multiplies its queues: of 256 they are longer than Soft-RoCE takes.
+# Peers of an endpoint, by which ofi_rxm multiplies its queues: of 256 they are longer than Soft-RoCE takes.
 os.environ.setdefault("FI_UNIVERSE_SIZE", "16")
 
 OPTIONS = AgentOptions(
