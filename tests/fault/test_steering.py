@@ -82,6 +82,18 @@ def test_a_paced_transfer_is_cancelled_and_its_peer_may_end() -> None:
         assert dict(ends.decode.limits)["prefill"].least_priority == 3, "it is kept for who comes back"
 
 
+@pytest.mark.parametrize("order", [("libfabric", "ucx"), ("ucx", "libfabric"), ("tcp", "ucx")])
+def test_pages_come_over_the_first_transport_that_is_named(order: tuple[str, str]) -> None:
+    """One that reaches all, as tcp does, leaves nothing to those behind it."""
+    used = {"tcp"} if order[0] == "tcp" else {*order, "tcp"}
+    with Ends(transports=order, transport_options={"ucx.transports": "tcp"}) as ends:
+        until(lambda: set(ends.peers[0].rails) == used, f"rails are {ends.peers[0].rails}")
+        moved = ends.read()
+        moved.wait(60)
+        assert ends.has_all()
+        assert moved.rails == (order[0],)
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_rails_are_switched_off_and_come_back(here: bool) -> None:
     with Ends(transports=("shm", "unix")) as ends:
