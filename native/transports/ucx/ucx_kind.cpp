@@ -59,7 +59,7 @@ constinit const TransportKind ucx_transport{
     .rank = 3,
     .is_partial = true,  // programs that convert go over another
     .is_default = false,  // for agents that name it
-    // Nothing is opened before an agent names it: UCX installs handlers of signals where it is.
+    // Nothing is opened before an agent names it.
     .why_off = [](const std::vector<GpuPart>&) { return std::string(); },
     .describe = [] { return std::vector<std::string>{ucx::Library::describe()}; },
     .make = make,
