@@ -78,6 +78,13 @@ struct IpAddress {
   }
 };
 
+// Sockets behind ofi_rxm: of 1.17 that crashes where an endpoint is closed with reads under way, and later releases have no
+// need of it.
+bool is_refused(const abi::Info& info) {
+  const std::string_view provider = info.fabric->provider == nullptr ? "" : info.fabric->provider;
+  return provider == "tcp;ofi_rxm" || provider == "net;ofi_rxm";
+}
+
 bool is_named(const std::string& name, const std::string& names) {
   std::istringstream stream(names);
   for (std::string each; std::getline(stream, each, ',');)
@@ -374,7 +381,12 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
 
   std::vector<std::shared_ptr<LibfabricFabric>> made;
   std::string offered;
+  bool any_refused = false;
   for (const abi::Info* info = infos.get(); info != nullptr; info = info->next) {
+    if (is_refused(*info)) {
+      any_refused = true;
+      continue;
+    }
     const std::string device = info->domain->name == nullptr ? "" : info->domain->name;
     if (is_named(device, offered)) continue;
     offered += (offered.empty() ? "" : ",") + device;
@@ -385,6 +397,11 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
     made.push_back(one);
     if (one->follows_routes()) break;
   }
+  if (made.empty() && offered.empty() && any_refused)
+    return Status(Code::kUnsupported,
+                  "tcp of " + library.name() +
+                      " goes by ofi_rxm, which crashes where a peer ends while it reads: name "
+                      "its provider net instead (of 1.16 and 1.17), or install 1.18 or newer");
   if (made.empty())
     return Status(Code::kInvalidArgument,
                   "libfabric.devices is \"" + options.devices + "\", and the provider has " + offered);
@@ -496,7 +513,9 @@ std::uint64_t LibfabricFabric::endpoint_nbytes() const noexcept {
   return follows_routes() ? 256 << 10 : 16 << 20;
 }
 
+// shm has the source's processor do what has more than one.
 std::uint32_t LibfabricFabric::most_runs() const noexcept {
+  if (!follows_routes()) return 1;
   return static_cast<std::uint32_t>(std::clamp<std::size_t>(
       std::min(info_->transmit->num_spans, info_->transmit->num_remote_spans), 1, fabric::Read::kMostRuns));
 }
