@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -140,3 +142,19 @@ def test_what_cannot_be_set_is_refused_in_words() -> None:
                 agent.limit(name)  # type: ignore[arg-type]
         assert not agent.rails_off
         assert not agent.limits
+
+
+@pytest.mark.transports("libfabric")
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"provider": "smoke"}, 'has no provider "smoke"'),
+        ({"provider": "shm"}, "keeps a lock"),
+        ({"devices": "smoke0"}, 'libfabric.devices is "smoke0", and the provider has '),
+        ({"library": "/smoke.so"}, "/smoke.so"),
+    ],
+)
+def test_what_a_library_does_not_have_is_refused_in_words(named: dict[str, str], words: str) -> None:
+    options = {f"libfabric.{name}": value for name, value in named.items()}
+    with pytest.raises(UsageError, match=re.escape(words)):
+        Agent("alone", AgentOptions(transports=("libfabric",), transport_options=options))
