@@ -195,8 +195,6 @@ class Fabric {
   virtual MemoryKinds memory() const noexcept { return MemoryKind::kHost; }
   // Whether endpoints can send pieces and receive them.
   virtual bool can_send() const noexcept { return false; }
-  // Whether the ends of a rail begin one after the other, since connections that cross are not always borne.
-  virtual bool begins_in_turn() const noexcept { return false; }
   virtual std::uint64_t most_read_nbytes() const noexcept { return std::uint64_t{1} << 30; }
   virtual std::uint32_t most_runs() const noexcept { return 1; }  // of a read
   virtual std::uint32_t num_reads() const noexcept = 0;  // under way for each peer, at most

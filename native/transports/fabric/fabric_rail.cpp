@@ -326,8 +326,7 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
   Message ready = Message::about(MessageKind::kReady);
   ready.flag = wants_sends ? 1 : 0;
   tell(peer, ready);
-  if (fabric_->begins_in_turn()) peer.may_begin = peer.endpoint->address() < peer.introduction->address;
-  return peer.down ? Status() : begin_to_prove(peer);
+  return peer.is_ready && !peer.down ? prove(peer) : Status();
 }
 
 void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
@@ -387,10 +386,7 @@ Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
       if (message.flag != 0 && !fabric_->can_send())
         return {Code::kUnsupported, "it wants pieces to be sent, which " + fabric_->library() + " does not"};
       peer.sends = peer.sends || message.flag != 0;
-      return begin_to_prove(peer);
-    case MessageKind::kProven:
-      if (std::exchange(peer.may_begin, true)) return {Code::kRailFailed, "it said twice that it has read"};
-      return begin_to_prove(peer);
+      return peer.is_connected ? prove(peer) : Status();
     case MessageKind::kDropped: dropped(peer, message); return {};
     case MessageKind::kGone: {
       peer.gone_regions.insert(message.region);
@@ -419,10 +415,6 @@ void FabricRail::tell_what_is_let_go(Peer& peer) noexcept {
     peer.leaving.erase(peer.leaving.begin() + static_cast<std::ptrdiff_t>(i));
     tell(peer, Message::about(MessageKind::kLetGo, region));
   }
-}
-
-Status FabricRail::begin_to_prove(Peer& peer) {
-  return peer.is_connected && peer.is_ready && peer.may_begin ? prove(peer) : Status();
 }
 
 // The rail carries something: the peer's fence words, which are nobody's affair, or a message without bytes.

@@ -77,7 +77,6 @@ struct Peer final : RailPeer<Message>, Receiver {
   bool is_introduced = false;  // it knows where our endpoint is
   bool is_connected = false;  // that is, to its own
   bool is_ready = false;  // and its own to ours: it has said so
-  bool may_begin = true;  // to read
   bool proof_has_come = false;  // before it was awaited
   bool gone = false;  // disconnected: forgotten once its endpoint is closed
   std::optional<Alarm::Clock::time_point> due;  // by when what was cancelled should have ended
@@ -162,7 +161,6 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   Status on_set_up(Peer& peer, Job& ended);
   Status hear(Peer& peer, const fabric::Message& part);
   Status meet(Peer& peer);  // once both ends are known
-  Status begin_to_prove(Peer& peer);  // once both ends are ready, and it is this one's turn
   Status prove(Peer& peer);
   void come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint);
   void unwatch_endpoint(Peer& peer) noexcept;

@@ -370,9 +370,7 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
                   ")" + (peer.sends ? ", sent" : ", read");
     } catch (const std::bad_alloc&) {  // its name says enough
     }
-    if (fabric_->begins_in_turn() && peer.endpoint->address() < peer.introduction->address)
-      tell(peer, Message::about(MessageKind::kProven));
-    return peer.down ? void() : come_up(peer);
+    return come_up(peer);
   }
   Code code = flight.code;
   if (flight.scratch) {

@@ -20,7 +20,7 @@ void append(std::vector<std::byte>& whole, std::span<const std::byte> field) {
 
 Status Message::check(bool has_fd) const {
   if (has_fd) return {Code::kRailFailed, "it sent a descriptor, which means nothing here"};
-  if (kind < MessageKind::kHello || kind > MessageKind::kProven)
+  if (kind < MessageKind::kHello || kind > MessageKind::kDropped)
     return {Code::kRailFailed, "it sent a message of an unknown kind"};
   if (part_nbytes > kPartNbytes || whole_nbytes > Introduction::kMostNbytes)
     return {Code::kRailFailed, "its introduction is longer than one may be"};

@@ -20,7 +20,6 @@ enum class MessageKind : std::uint32_t {
   kGone = 4,   // the sender has deregistered a region
   kLetGo = 5,  // the answer to that: nothing of it is read any more
   kDropped = 6,  // a piece that the receiver awaits does not come
-  kProven = 7,   // the sender has read from the receiver: the receiver may begin to connect the other way
 };
 
 struct Message {

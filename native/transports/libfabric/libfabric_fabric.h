@@ -50,8 +50,6 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   Result<std::unique_ptr<fabric::Endpoint>> open(const fabric::Route& route) override;
   std::uint64_t endpoint_nbytes() const noexcept override;
   bool serves_peers() const noexcept override { return true; }
-  // In net of 1.17, where both dial at a time, one end reads nothing any more and turns round and round.
-  bool begins_in_turn() const noexcept override { return true; }
   MemoryKinds memory() const noexcept override { return memory_; }
   std::uint64_t most_read_nbytes() const noexcept override;
   std::uint32_t most_runs() const noexcept override;
