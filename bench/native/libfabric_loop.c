@@ -3,8 +3,7 @@
  *
  *   libfabric_loop PROVIDER ADDRESS PAGE_NBYTES NUM_PAGES WINDOW REPEATS
  *
- * prints the nanoseconds of each repeat, a line each. The provider net is waited on by no descriptor: see arm() of
- * native/transports/libfabric. Here both ends poll while they have something to do, which is the faster. */
+ * prints the nanoseconds of each repeat, a line each. Both ends poll, which is the faster. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -37,13 +37,11 @@ def elapsed_ns(transport: str, page_nbytes: int, num_pages: int) -> int:
     """
     said = ""
     for way in _WAYS[transport]:
-        done = subprocess.run(
-            [_program(transport), *way, *map(str, (page_nbytes, num_pages, _WINDOW, 1))],
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        command = [_program(transport), *way, *map(str, (page_nbytes, num_pages, _WINDOW, 1))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"the plain loop of {transport} took more than {_LIMIT_S:g} s") from None
         if done.returncode == 0:
             return int(done.stdout.split()[-1])
         said = done.stderr.strip()[-500:]

@@ -89,7 +89,7 @@ def test_pages_come_over_the_first_transport_that_is_named(order: tuple[str, str
     """One that reaches all, as tcp does, leaves nothing to those behind it."""
     used = {"tcp"} if order[0] == "tcp" else {*order, "tcp"}
     with Ends(transports=order, transport_options={"ucx.transports": "tcp"}) as ends:
-        until(lambda: set(ends.peers[0].rails) == used, f"rails are {ends.peers[0].rails}")
+        until(lambda: set(ends.peers[0].rails) == used, "its rails do not come up")
         moved = ends.read()
         moved.wait(60)
         assert ends.has_all()

@@ -4,7 +4,7 @@
 //
 // The rail's socket carries where endpoints are (message.h), never pages, and its end is the rail's. Each peer has an
 // endpoint of its own, so what ends one fences that peer alone. Its parts:
-//   Fabric, Endpoint  the library: transports/ucx
+//   Fabric, Endpoint  the library: transports/ucx, transports/libfabric
 //   Registration      memory of a region, as the library and peers know it
 //   Connector         threads that open, connect and close endpoints: each takes milliseconds
 //   Leaving           memory of which peers may still ask this process to read it

@@ -19,8 +19,7 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// Those that are tried where none is named. net is what 1.16 and 1.17 call the tcp of later releases; their own tcp has
-// only messages, with 70 MiB of buffers for each peer behind it.
+// Those that are tried where none is named. net is what 1.16 and 1.17 call the tcp of later releases.
 constexpr const char* kProviders[] = {"efa", "verbs;ofi_rxm", "net", "tcp"};
 constexpr std::size_t kMostAddress = 256;  // bytes
 
@@ -30,7 +29,7 @@ void close_object(T*& object) noexcept {
   object = nullptr;
 }
 
-// An IP address and its port, whatever it is wrapped in.
+// An IP address, whatever it is wrapped in.
 struct IpAddress {
   std::array<std::byte, 16> host{};  // IPv4 as IPv6 maps it
   bool is_v4 = false;
@@ -344,6 +343,7 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
   using Info = std::unique_ptr<abi::Info, void (*)(abi::Info*)>;
   const auto look_for = [&](const std::string& provider, bool with_gpu) {
     const Info hints(library.copy_info(nullptr), library.free_info);
+    if (hints == nullptr) return Info(nullptr, library.free_info);
     hints->caps = abi::kRma | abi::kRead | abi::kRemoteRead | (with_gpu ? abi::kGpuMemory : 0);
     hints->mode = abi::kContext | abi::kContext2;
     hints->endpoint->type = abi::kReliableDatagrams;

@@ -1,6 +1,7 @@
 #include "transports/libfabric/library.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <type_traits>
 
@@ -11,14 +12,13 @@ namespace {
 
 constexpr const char* kSystemFile = "libfabric.so.1";
 constexpr const char* kPrefix = "libfabric.so.";
+constexpr const char* kFileOfAws = "/opt/amazon/efa/lib/libfabric.so.1";  // AWS's installer's
 
 using OneLibrary = found_library::OnePerProcess<Library>;
 
 OneLibrary::Loaded load_library(const std::string& file) {
   OneLibrary::Loaded out;
-  // The last is that of AWS's installer.
-  const found_library::Opened opened =
-      found_library::open(kPrefix, file, {kSystemFile, "/opt/amazon/efa/lib/libfabric.so.1"});
+  const found_library::Opened opened = found_library::open(kPrefix, file, {kSystemFile, kFileOfAws});
   if (opened.handle == nullptr) {
     out.status = Status(Code::kUnsupported,
                         "libfabric cannot be opened (" + opened.why +
@@ -62,7 +62,8 @@ Result<const Library*> Library::load(const std::string& file) {
 
 std::string Library::describe() {
   if (const std::string file = found_library::opened(kPrefix); !file.empty()) return file + " is open";
-  const std::string file = found_library::of_system(kSystemFile);
+  std::string file = found_library::of_system(kSystemFile);
+  if (file.empty() && ::access(kFileOfAws, R_OK) == 0) file = kFileOfAws;
   return file.empty() ? "no libfabric was found: install libfabric or libfabric1, or name its file as option "
                         "libfabric.library"
                       : file + " would be opened";

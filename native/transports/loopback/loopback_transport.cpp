@@ -86,7 +86,6 @@ LoopbackTransport::LoopbackTransport(Reactor& reactor, const FenceTable& fences)
 LoopbackTransport::~LoopbackTransport() { exposure_->close(); }
 
 Capabilities LoopbackTransport::capabilities() const noexcept {
-  // Rank 0: nothing beats a copy within one address space.
   return {.name = "loopback", .one_sided = true};
 }
 

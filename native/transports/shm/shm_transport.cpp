@@ -71,7 +71,7 @@ ShmTransport::ShmTransport(Reactor& reactor, const FenceTable& fences, std::shar
       readers_(std::make_shared<shm::ForeignReaders>(workers_ == nullptr ? 1 : workers_->num_threads())) {}
 
 Capabilities ShmTransport::capabilities() const noexcept {
-  // Only an address space in common (loopback, 0) is nearer. A piece is half a slice.
+  // A piece is half a slice.
   return {.name = "shm", .one_sided = true, .piece_nbytes = SlicedCopy::kSliceCost / 2};
 }
 
