@@ -137,6 +137,8 @@ class RailPeers : public Transport {
   virtual void forget(Peer& peer) noexcept { erase(peer); }
   // May the work run, or does it wait for something that the peer has yet to say? What will fail may.
   virtual bool can_run(const Peer&, const Work&) const noexcept { return true; }
+  // False: none of its works can, whichever they are, so that they need not be looked through.
+  virtual bool takes_works(const Peer&) const noexcept { return true; }
   // Has it begun a work, which can go on now?
   virtual bool can_go_on(const Peer& peer) const noexcept { return peer.copy.has_value(); }
   // Has it something to do besides its works?
@@ -267,7 +269,7 @@ class RailPeers : public Transport {
   void end_turn() noexcept { ++turn_; }
   bool has_turn(const Peer& peer) const {
     if (can_go_on(peer)) return true;
-    if (peer.queue.empty()) return false;
+    if (peer.queue.empty() || !takes_works(peer)) return false;
     return can_run(peer, peer.queue[0]) || first_that_runs(peer) != peer.queue.size();
   }
   // The first of its works, of which there are some, that can run; queue.size() where none can.

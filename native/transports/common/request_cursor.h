@@ -44,9 +44,16 @@ class RequestCursorOf {
       const std::uint32_t layer = piece_.layer - loop.first_layer;  // wraps below first_layer
       if (layer >= loop.num_layers || loop.nbytes == 0) continue;
       const std::uint32_t first = piece_.begin(loop.grain), num_pairs = piece_.end(loop.grain) - first;
+      const bool is_one_run = loop.counts[0] == 1 && loop.counts[1] == 1;
       for (; pair_ < num_pairs; ++pair_, i_ = 0) {
         const Cell cell = cell_of(loop, program.units[loop.grain], layer, move_->src_ids[first + pair_],
                                   move_->dst_ids[first + pair_]);
+        if (is_one_run) {  // the page of most layouts
+          const Stop stop = add(chain, num_runs, cell.src, cell.dst, loop.nbytes);
+          if (stop != Stop::kDone) return stop;
+          within_ = 0;
+          continue;
+        }
         for (; i_ < loop.counts[0]; ++i_, j_ = 0)
           for (; j_ < loop.counts[1]; ++j_, within_ = 0) {
             const Stop stop =

@@ -7,7 +7,7 @@ namespace kvxfer::fabric {
 void Flight::stop(Code its_code, std::string_view its_why) noexcept {
   is_named = true;
   is_awaited = false;
-  next = Read();
+  next.clear();
   if (code != Code::kOk) return;
   code = its_code;
   try {

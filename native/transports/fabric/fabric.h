@@ -40,15 +40,23 @@ class Memory {
 struct Route { std::vector<std::byte> ours, theirs; };
 
 // A run of bytes of the peer's memory, to ours.
-struct Run { std::uint64_t remote = 0, remote_key = 0, local = 0, local_key = 0, nbytes = 0; };
+struct Run { std::uint64_t remote, remote_key, local, local_key, nbytes; };
 
 // One read, of some runs.
 struct Read {
   static constexpr std::uint32_t kMostRuns = 4;
-  Read() = default;
-  explicit Read(const Run& run) : runs{run}, num_runs(1), nbytes(run.nbytes) {}
 
-  std::array<Run, kMostRuns> runs{};
+  void clear() noexcept {
+    num_runs = 0;
+    nbytes = 0;
+  }
+  // There is room for it.
+  void add(const Run& run) noexcept {
+    runs[num_runs++] = run;
+    nbytes += run.nbytes;
+  }
+
+  std::array<Run, kMostRuns> runs;  // the first num_runs of them
   std::uint32_t num_runs = 0;
   std::uint64_t nbytes = 0;  // of all; 0: nothing
 };

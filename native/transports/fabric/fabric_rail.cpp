@@ -436,7 +436,7 @@ Status FabricRail::prove(Peer& peer) {
   const fabric::KeyedSpan to = fences_->nowhere();
   Flight& flight = spare_flight(peer);
   flight.is_proof = flight.is_named = true;
-  flight.next = fabric::Read({from.address, from.key, to.address, to.key, sizeof(std::uint64_t)});
+  flight.next.add({from.address, from.key, to.address, to.key, sizeof(std::uint64_t)});
   peer.current = &flight;
   activate(peer);
   wake(peer);

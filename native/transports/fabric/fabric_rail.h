@@ -149,6 +149,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   void on_down(Peer& peer) override { end_requests(peer); }
   void forget(Peer& peer) noexcept override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
+  bool takes_works(const Peer& peer) const noexcept override;
   bool can_go_on(const Peer& peer) const noexcept override;
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
@@ -170,6 +171,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
 
   // ---- reads
   Flight& spare_flight(Peer& peer);
+  bool has_room(const Peer& peer) const noexcept;  // for a read, and the works that need such
   void post_some() noexcept;
   void post_some(Peer& peer, Budget& budget);
   bool begin(Peer& peer, std::size_t at);  // false: that work has ended at once

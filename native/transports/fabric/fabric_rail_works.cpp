@@ -62,15 +62,14 @@ class FabricRail::Batch {
         return nbytes;
       }
       if (fits && next.num_runs < most_runs_ && nbytes < kLargeRun && last.nbytes < kLargeRun) {
-        next.runs[next.num_runs++] = {remote, remote_key, local, local_key, nbytes};
-        next.nbytes += nbytes;
+        next.add({remote, remote_key, local, local_key, nbytes});
         return nbytes;
       }
       if (budget_.nbytes == 0) return 0;
       const bool has_room = peer_.endpoint->num_under_way() + 1 < most_;
       if (!post(has_room && budget_.nbytes > next.nbytes)) return 0;
     }
-    next = Read({remote, remote_key, local, local_key, nbytes});
+    next.add({remote, remote_key, local, local_key, nbytes});
     return nbytes;
   }
   void finish() noexcept {
@@ -89,7 +88,7 @@ class FabricRail::Batch {
       case Endpoint::Posted::kFailed: return false;
     }
     budget_.nbytes -= std::min(budget_.nbytes, flight_.next.nbytes);
-    flight_.next = Read();
+    flight_.next.clear();
     return true;
   }
 
@@ -101,12 +100,20 @@ class FabricRail::Batch {
   Budget& budget_;
 };
 
+bool FabricRail::takes_works(const Peer& peer) const noexcept {
+  return peer.up && peer.endpoint != nullptr && (peer.sends || has_room(peer));
+}
+
 bool FabricRail::can_run(const Peer& peer, const Work& work) const noexcept {
   if (!peer.up || peer.endpoint == nullptr) return false;
   if (work.kind == WorkKind::kReceive) return peer.endpoint->num_flights < kMostFlights + WorkQueue::kMost;
-  if (peer.current != nullptr) return false;
   if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
-  return peer.endpoint->num_under_way() < fabric_->num_reads() && peer.endpoint->num_flights < kMostFlights;
+  return has_room(peer);
+}
+
+bool FabricRail::has_room(const Peer& peer) const noexcept {
+  return peer.current == nullptr && peer.endpoint->num_under_way() < fabric_->num_reads() &&
+         peer.endpoint->num_flights < kMostFlights;
 }
 
 bool FabricRail::can_go_on(const Peer& peer) const noexcept {
@@ -141,11 +148,12 @@ void FabricRail::post_some() noexcept {
 void FabricRail::post_some(Peer& peer, Budget& budget) {
   --budget.num_runs;  // however short it is
   // What is awaited waits for nothing that is posted.
-  if (const std::size_t at =
-          peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
-      peer.up && at != peer.queue.size() && can_run(peer, peer.queue[at])) {
-    begin(peer, at);
-    return wake(peer);
+  if (peer.sends && peer.up) {
+    const std::size_t at = peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
+    if (at != peer.queue.size() && can_run(peer, peer.queue[at])) {
+      begin(peer, at);
+      return wake(peer);
+    }
   }
   if (peer.current == nullptr) {
     const std::size_t at = first_that_runs(peer);
@@ -213,8 +221,7 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
     const fabric::KeyedSpan& from = *peer.fences->spans.find(at);
     flight.scratch = fences_->take();
     const fabric::KeyedSpan to = fences_->target(*flight.scratch);
-    flight.next =
-        Read({from.address + (at - from.offset), from.key, to.address, to.key, sizeof(std::uint64_t)});
+    flight.next.add({from.address + (at - from.offset), from.key, to.address, to.key, sizeof(std::uint64_t)});
     flight.is_named = true;
     return {};
   }

@@ -135,12 +135,8 @@ class LibfabricMemory final : public fabric::Memory {
 
 class LibfabricEndpoint final : public fabric::Endpoint {
  public:
-  LibfabricEndpoint(std::shared_ptr<LibfabricFabric> fabric, abi::Domain* domain,
-                    std::vector<std::byte> theirs)
-      : fabric_(std::move(fabric)),
-        domain_(domain),
-        theirs_(std::move(theirs)),
-        reads_(fabric_->num_reads()) {
+  LibfabricEndpoint(std::shared_ptr<LibfabricFabric> fabric, std::vector<std::byte> theirs)
+      : fabric_(std::move(fabric)), theirs_(std::move(theirs)), reads_(fabric_->num_reads()) {
     for (UnderWay& each : reads_) each.next_spare = std::exchange(spare_, &each);
   }
   ~LibfabricEndpoint() override {
@@ -148,10 +144,13 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     close_object(queue_);
     close_object(wait_);
     close_object(table_);
-    fabric_->close_domain(domain_);
+    if (domain_ != nullptr) fabric_->close_domain(domain_);
   }
 
   Status listen(abi::Info& info) {
+    const Result<abi::Domain*> opened = fabric_->open_domain();
+    if (!opened.ok()) return opened.status();
+    domain_ = opened.value();
     abi::Domain& domain = *domain_;
     if (const int made = domain.ops->endpoint(&domain, &info, &endpoint_, nullptr); made != 0)
       return fabric_->refused("an endpoint", made);
@@ -317,7 +316,7 @@ class LibfabricEndpoint final : public fabric::Endpoint {
   }
 
   const std::shared_ptr<LibfabricFabric> fabric_;
-  abi::Domain* const domain_;
+  abi::Domain* domain_ = nullptr;
   const std::vector<std::byte> theirs_;  // address of the peer's end of the rail's socket
   std::vector<UnderWay> reads_;
   UnderWay* spare_ = nullptr;
@@ -500,9 +499,7 @@ Result<std::unique_ptr<fabric::Endpoint>> LibfabricFabric::open(const fabric::Ro
   // Where the session goes by, and nowhere else.
   if (const std::optional<IpAddress> ours = IpAddress::of(route.ours); ours && follows_routes())
     if (!ours->put_into(*info)) return Status(Code::kExhausted, "no memory");
-  const Result<abi::Domain*> domain = open_domain();
-  if (!domain.ok()) return domain.status();
-  auto endpoint = std::make_unique<LibfabricEndpoint>(shared_from_this(), domain.value(), route.theirs);
+  auto endpoint = std::make_unique<LibfabricEndpoint>(shared_from_this(), route.theirs);
   if (Status listening = endpoint->listen(*info); !listening.ok()) return listening;
   return std::unique_ptr<fabric::Endpoint>(std::move(endpoint));
 }
