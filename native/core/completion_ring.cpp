@@ -82,7 +82,7 @@ void CompletionRing::deliver(MailKind kind, Mail mail) {
   into.mail.add(std::move(mail));
   into.any.store(true, std::memory_order_release);
   news_.store(true, std::memory_order_release);
-  if (num_waiters_ == 0 || into.told) return;
+  if (num_waiters_ + into.num_waiters == 0 || into.told) return;
   into.told = true;
   push_locked({.kind = event_of(kind)});
 }
@@ -90,6 +90,11 @@ void CompletionRing::deliver(MailKind kind, Mail mail) {
 void CompletionRing::add_waiters(int change) {
   const std::lock_guard lock(mutex_);
   num_waiters_ += change;
+}
+
+void CompletionRing::add_mail_waiters(MailKind kind, int change) {
+  const std::lock_guard lock(mutex_);
+  box(kind).num_waiters += change;
 }
 
 void CompletionRing::push_locked(Event&& event) {
@@ -120,11 +125,11 @@ std::vector<Event> CompletionRing::drain(std::size_t max_events, bool arm) {
   return out;
 }
 
-std::optional<Mail> CompletionRing::take(MailKind kind) {
+std::optional<Mail> CompletionRing::take(MailKind kind, bool keeps_charge) {
   Box& from = box(kind);
   if (!from.any.load(std::memory_order_acquire)) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  std::optional<Mail> taken = from.mail.take();  // none where another thread took it meanwhile
+  std::optional<Mail> taken = from.mail.take(keeps_charge);  // none where another thread took it meanwhile
   from.any.store(!from.mail.empty(), std::memory_order_release);
   return taken;
 }

@@ -34,12 +34,14 @@ class CompletionRing {
   // kNotification or kMessage, without payload, for as many as came). Whoever is to wait says so, and then looks
   // once more at what it waits for: what came before its word is not told.
   void add_waiters(int change);
+  // The same of one kind of mail alone: nothing else wakes whoever waits for that.
+  void add_mail_waiters(MailKind kind, int change);
   // Oldest first. Returning none with `arm` arms the descriptor: the next push makes it readable.
   // Who polls does without, and spares itself and the pusher a system call each.
   std::vector<Event> drain(std::size_t max_events, bool arm);
   bool has_events() const noexcept { return any_events_.load(std::memory_order_acquire); }
-  // The oldest that nobody has read.
-  std::optional<Mail> take(MailKind kind);
+  // The oldest that nobody has read. `keeps_charge`: it counts against its sender's budget until it goes.
+  std::optional<Mail> take(MailKind kind, bool keeps_charge = false);
   // Whether anything came since the last call.
   bool take_news() noexcept {
     return news_.load(std::memory_order_relaxed) && news_.exchange(false, std::memory_order_acquire);
@@ -59,6 +61,7 @@ class CompletionRing {
     Mailbox mail;
     std::atomic<bool> any{false};
     bool told = false;  // an event says that some came
+    int num_waiters = 0;  // for this alone
     std::uint64_t num_dropped = 0;
   };
   static constexpr EventKind event_of(MailKind kind) noexcept {

@@ -144,6 +144,8 @@ class Engine {
   // ---- transfers and leases of this end's callers
   Result<std::uint32_t> install_program(Time now, SessionKey peer, bool write, RegionId src, RegionId dst,
                                         CopyProgram program);
+  // One that nothing of ours is posted by any more: its number is the next one's.
+  void forget_program(SessionKey peer, std::uint32_t program) { programs_.forget(peer, program); }
   Result<std::shared_ptr<Handle>> post(Time now, TransferRequest request);
   void layers_ready(Time now, std::uint64_t handle, std::uint32_t layers);
   // Of a transfer or an expectation: its handle ends when nothing of it is under way any more.

@@ -4,11 +4,11 @@
 
 namespace kvxfer {
 
-std::optional<Mail> Mailbox::take() {
+std::optional<Mail> Mailbox::take(bool keeps_charge) {
   if (mail_.empty()) return std::nullopt;
   std::optional<Mail> taken(std::move(mail_.front()));
   mail_.pop_front();
-  taken->charge.release();
+  if (!keeps_charge) taken->charge.release();
   return taken;
 }
 

@@ -32,7 +32,8 @@ class Mailbox {
 
   bool empty() const noexcept { return mail_.empty(); }
   void add(Mail mail) { mail_.push_back(std::move(mail)); }
-  std::optional<Mail> take();
+  // `keeps_charge`: until the mail goes, else no longer.
+  std::optional<Mail> take(bool keeps_charge);
   // How much was dropped.
   std::size_t session_ended(SessionKey peer);
 

@@ -29,13 +29,15 @@ Status leaves_64_bits(std::size_t loop) {
   return {Code::kOutOfRange, "loop " + std::to_string(loop) + " of the copy program leaves 64 bits"};
 }
 
-// Refuses what would expand to too much where it runs.
-Status check_runs(const CopyProgram& program, Side side) {
+// Refuses what would expand to too much: where it runs one pair of units at a time, which a transfer names; as a region's
+// own, all units of a block.
+Status check_runs(const CopyProgram& program, std::optional<Side> own = std::nullopt) {
   std::uint64_t num_runs = 0;
   for (const CopyLoop& loop : program.loops) {
+    const std::uint64_t units = own ? half_of(program, loop, *own).units : 1;
     std::uint64_t runs;
-    if (__builtin_mul_overflow(std::uint64_t{loop.counts[0]} * loop.counts[1],
-                               std::uint64_t{loop.num_layers} * half_of(program, loop, side).units, &runs) ||
+    if (__builtin_mul_overflow(std::uint64_t{loop.counts[0]} * loop.counts[1], loop.num_layers * units,
+                               &runs) ||
         runs > Footprint::kMaxRuns || (num_runs += runs) > Footprint::kMaxRuns)
       return {Code::kLayoutMismatch, "the copy program has more than " + std::to_string(Footprint::kMaxRuns) +
                                          " runs for one block pair: the layouts are too far apart"};
@@ -205,13 +207,13 @@ Result<Footprint> Footprint::create(const CopyProgram& program, Side side, std::
 }
 
 Status Footprint::contains(const CopyProgram& program, Side side) const {
-  if (Status status = check_runs(program, side); !status.ok()) return status;
+  if (Status status = check_runs(program); !status.ok()) return status;
   // A block's bytes go once by each grain: what a program moves is bounded by what its blocks hold.
   std::uint64_t moved_nbytes[kNumGrains] = {0, 0};
   for (std::size_t k = 0; k < program.loops.size(); ++k) {
     const CopyLoop& loop = program.loops[k];
     const HalfLoop own = half_of(program, loop, side);
-    const std::uint64_t runs =  // at most kMaxRuns
+    const std::uint64_t runs =  // at most kMaxRuns times wire::kMaxUnits
         std::uint64_t{loop.counts[0]} * loop.counts[1] * loop.num_layers * own.units;
     std::uint64_t& moved = moved_nbytes[loop.grain];
     if (!mul_add(runs, own.nbytes, moved, moved)) return leaves_64_bits(k);
@@ -242,7 +244,7 @@ Status Footprint::contains(const CopyProgram& program, Side side) const {
 
 Status check_inside(const CopyProgram& program, Side side, std::uint32_t num_blocks,
                     std::span<const MemorySpan> spans) {
-  if (Status status = check_runs(program, side); !status.ok()) return status;
+  if (Status status = check_runs(program); !status.ok()) return status;
   std::uint64_t steps_left = max_steps(spans.size());
   return for_each_half(program, side, [&](std::size_t k, const HalfLoop& own) -> Status {
     // A run and the same of all blocks lie in one span.

@@ -27,7 +27,7 @@ class Footprint {
     std::uint64_t block_stride;
   };
 
-  // Runs of one block pair over all layers: what a program expands to where it runs.
+  // Runs of one pair over all layers: what a program expands to where it runs.
   static constexpr std::uint64_t kMaxRuns = 1 << 20;
 
   // Of what our own `program` touches of block 0 of each layer on one side: a step for each of its runs. Refused

@@ -1,5 +1,7 @@
 #include "core/engine/programs.h"
 
+#include <new>
+
 #include "core/copy/pack.h"
 
 namespace kvxfer {
@@ -40,7 +42,13 @@ Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, Re
   entry.src = src;
   entry.dst = dst;
   entry.write = write;
-  const std::uint32_t id = session.next++;
+  std::uint32_t id = session.next;
+  if (session.free.empty()) {
+    ++session.next;
+  } else {
+    id = session.free.back();
+    session.free.pop_back();
+  }
   sessions_.send(peer, wire::Program{id, src, dst, *entry.copies});
   session.ours.emplace(id, std::move(entry));
   return id;
@@ -51,6 +59,15 @@ const Programs::Program* Programs::find_ours(SessionKey session, std::uint32_t i
   if (programs == sessions_programs_.end()) return nullptr;
   auto found = programs->second.ours.find(id);
   return found == programs->second.ours.end() ? nullptr : &found->second;
+}
+
+void Programs::forget(SessionKey session, std::uint32_t id) noexcept {
+  const auto programs = sessions_programs_.find(session);
+  if (programs == sessions_programs_.end() || programs->second.ours.erase(id) == 0) return;
+  try {
+    programs->second.free.push_back(id);
+  } catch (const std::bad_alloc&) {  // then another is counted
+  }
 }
 
 Status Programs::told(Peer& peer, wire::Program& program) {

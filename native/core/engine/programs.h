@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "core/engine/peer_regions.h"
 #include "core/engine/regions.h"
@@ -37,6 +38,8 @@ class Programs {
   // Checks one of ours and tells the peer of it.
   Result<std::uint32_t> install(Peer& peer, bool write, RegionId src, RegionId dst, CopyProgram program);
   const Program* find_ours(SessionKey session, std::uint32_t id) const;
+  // One of ours by which no transfer is told any more. The peer keeps it until its number names another.
+  void forget(SessionKey session, std::uint32_t id) noexcept;
 
   // A peer told one. An error: it breaks the protocol.
   Status told(Peer& peer, wire::Program& program);
@@ -53,6 +56,7 @@ class Programs {
   struct OfSession {
     std::map<std::uint32_t, Program> ours, theirs;  // by who compiled it
     std::uint32_t next = 1;
+    std::vector<std::uint32_t> free;  // numbers below it, of programs that were forgotten
   };
 
   Sessions& sessions_;

@@ -1,0 +1,78 @@
+// Lists of descriptors (address, length), as callers of one-sided libraries name memory, and what they become here: blocks
+// of grids.
+//
+// Caches are pages of equal length side by side, so nearly every list names few grids: one for each tensor. What a transfer
+// moves is then a copy program over grids, and tables of block numbers, whichever pages it names.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvxfer/status.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer::door {
+
+struct Descriptor {
+  std::uint64_t address, nbytes, device;
+  bool operator==(const Descriptor&) const = default;
+  auto operator<=>(const Descriptor&) const = default;
+};
+static_assert(sizeof(Descriptor) == 24);  // a row of an N x 3 array
+
+// Some registered memory in one piece.
+struct Section {
+  std::uint64_t address, nbytes;
+  RegionId region;
+  std::uint64_t offset;  // from the region's base
+  MemoryKind kind;
+  int device;  // of GPU memory; 0 for the host's
+};
+
+// Sections of an agent, ours or a peer's, by address.
+class SectionMap {
+ public:
+  void add(const Section& section);
+  void remove(RegionId region);
+  void clear() noexcept { sections_.clear(); }
+  // That which holds all of a descriptor; null: none.
+  const Section* find(const Descriptor& descriptor, MemoryKind kind) const noexcept;
+  const std::vector<Section>& all() const noexcept { return sections_; }
+
+ private:
+  std::vector<Section> sections_;  // ascending addresses; those of several regions may overlap
+};
+
+// Blocks of equal length side by side within a section.
+struct Grid {
+  RegionId region;
+  std::uint64_t offset;  // of block 0, from the region's base
+  std::uint64_t nbytes;  // of each
+  std::uint32_t num;
+  bool operator==(const Grid&) const = default;
+};
+
+// A list that was prepared: entry i is block ids[i] of grids[grid_of(i)].
+struct PreparedList {
+  std::string agent;  // whose memory it is; "" for ours
+  std::vector<Grid> grids;
+  std::vector<std::uint32_t> ids;
+  std::vector<std::uint32_t> grid_numbers;  // empty where there is one grid
+  std::vector<std::uint64_t> addresses;  // of grids' blocks 0, in their process
+
+  std::size_t size() const noexcept { return ids.size(); }
+  std::uint32_t grid_of(std::size_t entry) const noexcept {
+    return grid_numbers.empty() ? 0 : grid_numbers[entry];
+  }
+};
+
+// Finds each descriptor's grid. kUnknownRegion, kOutOfRange: the message names the first that no section holds. A pass over
+// the list, and a search for each grid.
+Result<PreparedList> prepare(const SectionMap& sections, std::span<const Descriptor> descriptors,
+                             MemoryKind kind, std::string agent);
+
+}  // namespace kvxfer::door

@@ -1,0 +1,223 @@
+// The native door: lists of addresses become copy programs, and move what they name.
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <random>
+
+#include "check.h"
+#include "door/agent.h"
+#include "door/ways.h"
+
+namespace {
+
+using namespace kvxfer;
+using namespace kvxfer::door;
+
+constexpr Time kBound = 60'000'000'000;
+
+struct End {
+  explicit End(const std::string& name, const std::string& transport = "shm") {
+    Options options;
+    options.runtime.name = name;
+    options.runtime.listen = "tcp://127.0.0.1:0";
+    options.runtime.user_secret = "the secret of a test";
+    options.runtime.transports = {transport, "tcp"};
+    options.timeout_ns = kBound;
+    Result<std::unique_ptr<Agent>> made = Agent::create(std::move(options));
+    if (!made.ok()) FAIL(made.status().message());
+    agent = std::move(made).value();
+  }
+  // Of random bytes.
+  Descriptor add(std::size_t nbytes, unsigned seed) {
+    memory.emplace_back(nbytes);
+    std::mt19937 random(seed);
+    for (std::byte& each : memory.back()) each = std::byte(random());
+    return {reinterpret_cast<std::uint64_t>(memory.back().data()), nbytes, 0};
+  }
+  std::unique_ptr<Agent> agent;
+  std::deque<std::vector<std::byte>> memory;
+};
+
+wire::Bytes bytes_of(const std::string& text) {
+  const auto* const first = reinterpret_cast<const std::byte*>(text.data());
+  return {first, first + text.size()};
+}
+
+std::shared_ptr<const PreparedList> prepared(Agent& agent, const std::string& of,
+                                             const std::vector<Descriptor>& list) {
+  auto made = agent.prepare(of, list, MemoryKind::kHost);
+  if (!made.ok()) {
+    FAIL(made.status().message());
+    return nullptr;
+  }
+  return made.value();
+}
+
+Status move(Agent& agent, Operation operation, const PreparedList& local, const PreparedList& remote,
+            const std::string& notify = "") {
+  auto made = agent.make(operation, local, {}, true, remote, {}, true);
+  if (!made.ok()) return made.status();
+  Status status = agent.post(*made.value(), bytes_of(notify));
+  for (const Time until = Runtime::now() + kBound; status.code() == Code::kAgain && Runtime::now() < until;)
+    status = agent.check(*made.value());
+  agent.release(*made.value());
+  return status;
+}
+
+const std::byte* at(const Descriptor& descriptor) {
+  return reinterpret_cast<const std::byte*>(descriptor.address);
+}
+
+TEST(regular_lists_are_few_transfers) {
+  SectionMap sections;
+  for (std::uint64_t t = 0; t < 4; ++t)
+    sections.add({0x100000 * (t + 1), 64 * 4096, 1, 0x100000 * t, MemoryKind::kHost, 0});
+  std::vector<Descriptor> list;
+  for (std::uint64_t t = 0; t < 4; ++t)
+    for (std::uint64_t block = 0; block < 64; ++block)
+      list.push_back({0x100000 * (t + 1) + block * 4096, 4096, 0});
+  const auto whole = prepare(sections, list, MemoryKind::kHost, "");
+  CHECK(whole.ok());
+  CHECK_EQ(whole.value().grids.size(), 4u);
+  // Some blocks of every tensor: the tensors are layers.
+  std::vector<std::uint32_t> entries;
+  for (std::uint32_t t = 0; t < 4; ++t)
+    for (const std::uint32_t block : {5u, 9u, 60u}) entries.push_back(t * 64 + block);
+  auto ways = find_ways(whole.value(), entries.data(), whole.value(), entries.data(), entries.size());
+  CHECK(ways.ok());
+  CHECK_EQ(ways.value().size(), 1u);
+  CHECK_EQ(ways.value()[0].program.num_layers, 4u);
+  CHECK_EQ(ways.value()[0].src_ids.size(), 3u);
+  // Others of each: a transfer for each pair of tensors.
+  entries.back() = 3 * 64 + 61;
+  ways = find_ways(whole.value(), entries.data(), whole.value(), entries.data(), entries.size());
+  CHECK(ways.ok());
+  CHECK_EQ(ways.value().size(), 4u);
+  // Nothing holds it.
+  list[7].address += 0x80000;
+  const auto outside = prepare(sections, list, MemoryKind::kHost, "");
+  CHECK_EQ(outside.status().code(), Code::kUnknownRegion);
+}
+
+TEST(lists_move) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    End near("near", transport), far("far", transport);
+    std::vector<Descriptor> ours, theirs;
+    for (unsigned t = 0; t < 3; ++t) {
+      ours.push_back(near.add(32 * 1024, 2 * t));
+      theirs.push_back(far.add(32 * 1024, 2 * t + 1));
+    }
+    CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
+    CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
+    const auto added = near.agent->add_remote(far.agent->metadata());
+    CHECK(added.ok());
+    CHECK_EQ(added.value(), "far");
+    for (const Operation operation : {Operation::kRead, Operation::kWrite}) {
+      for (unsigned seed = 0; seed < 20; ++seed) {
+        std::mt19937 random(seed);
+        std::vector<Descriptor> from, to;
+        // Equal blocks, or ones of any length anywhere, none of them twice at the destination.
+        const bool is_regular = seed % 2 == 0;
+        for (unsigned t = 0; t < 3; ++t)
+          for (std::uint64_t block = 0; block < 8; ++block) {
+            const std::uint64_t offset = is_regular ? 0 : random() % 64,
+                                nbytes = is_regular ? 4096 : 1 + random() % 4000;
+            const std::uint64_t other = random() % 8;
+            from.push_back({ours[t].address + block * 4096 + offset, nbytes, 0});
+            to.push_back({theirs[t].address + (is_regular ? block : other) * 4096 + offset, nbytes, 0});
+            if (operation == Operation::kWrite) to.back().address = theirs[t].address + block * 4096 + offset;
+          }
+        std::shuffle(from.begin(), from.end(), random);
+        std::shuffle(to.begin(), to.end(), random);
+        if (!is_regular) {  // of one length each
+          for (std::size_t i = 0; i < from.size(); ++i)
+            from[i].nbytes = to[i].nbytes = std::min(from[i].nbytes, to[i].nbytes);
+        }
+        const auto local = prepared(*near.agent, "", from), remote = prepared(*near.agent, "far", to);
+        if (local == nullptr || remote == nullptr) return;
+        std::vector<std::vector<std::byte>> wanted;
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          const Descriptor& source = operation == Operation::kRead ? to[i] : from[i];
+          wanted.emplace_back(at(source), at(source) + source.nbytes);
+        }
+        const Status status = move(*near.agent, operation, *local, *remote, "seed " + std::to_string(seed));
+        if (!status.ok()) FAIL(status.message());
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          const Descriptor& destination = operation == Operation::kRead ? from[i] : to[i];
+          CHECK(std::memcmp(at(destination), wanted[i].data(), destination.nbytes) == 0);
+        }
+        std::vector<std::pair<std::string, wire::Bytes>> told;
+        for (const Time until = Runtime::now() + kBound; told.empty() && Runtime::now() < until;)
+          told = far.agent->take_notifications();
+        CHECK_EQ(told.size(), 1u);
+        if (!told.empty()) CHECK_EQ(told[0].first, "near");
+      }
+    }
+  }
+}
+
+TEST(rights_end_with_the_registration) {
+  End near("near"), far("far");
+  const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far.add(8192, 2), far.add(4096, 3)};
+  CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
+  CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
+  CHECK(near.agent->add_remote(far.agent->metadata()).ok());
+  CHECK(near.agent->connect("far").ok());
+  const auto local = prepared(*near.agent, "", ours), remote = prepared(*near.agent, "far", {theirs[0]});
+  CHECK(move(*near.agent, Operation::kRead, *local, *remote).ok());
+  const Descriptor never{theirs[0].address, 1, 0};
+  CHECK_EQ(far.agent->deregister_memory({&never, 1}, MemoryKind::kHost).code(), Code::kUnknownRegion);
+  // A part of what was registered together: what is left is another region, of new metadata.
+  CHECK(far.agent->deregister_memory({theirs.data(), 1}, MemoryKind::kHost).ok());
+  CHECK(!move(*near.agent, Operation::kRead, *local, *remote).ok());
+  CHECK(near.agent->add_remote(far.agent->metadata()).ok());
+  const auto part = prepared(*near.agent, "", {{ours[0].address, 4096, 0}});
+  const auto rest = prepared(*near.agent, "far", {theirs[1]});
+  CHECK(move(*near.agent, Operation::kWrite, *part, *rest).ok());
+  CHECK(std::memcmp(at(theirs[1]), at(ours[0]), 4096) == 0);
+  far.agent->invalidate();
+  CHECK(!move(*near.agent, Operation::kWrite, *part, *rest).ok());
+}
+
+TEST(a_peer_that_ends_fails_what_is_posted) {
+  End near("near");
+  auto far = std::make_unique<End>("far");
+  const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far->add(8192, 2)};
+  CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
+  CHECK(far->agent->register_memory(theirs, MemoryKind::kHost).ok());
+  CHECK(near.agent->add_remote(far->agent->metadata()).ok());
+  const auto local = prepared(*near.agent, "", ours), remote = prepared(*near.agent, "far", theirs);
+  CHECK(move(*near.agent, Operation::kRead, *local, *remote).ok());
+  far.reset();
+  CHECK(!move(*near.agent, Operation::kRead, *local, *remote).ok());
+  CHECK(near.agent->remove_remote("far").ok());
+  CHECK_EQ(near.agent->remove_remote("far").code(), Code::kUnknownRegion);
+}
+
+TEST(within_one_agent) {
+  End one("one");
+  const std::vector<Descriptor> from = {one.add(4096, 1)}, to = {one.add(4096, 2)};
+  CHECK(one.agent->register_memory(from, MemoryKind::kHost).ok());
+  CHECK(one.agent->register_memory(to, MemoryKind::kHost).ok());
+  const auto local = prepared(*one.agent, "", from), remote = prepared(*one.agent, "one", to);
+  CHECK(move(*one.agent, Operation::kWrite, *local, *remote, "done").ok());
+  CHECK(std::memcmp(at(from[0]), at(to[0]), 4096) == 0);
+  CHECK_EQ(one.agent->take_notifications().size(), 1u);
+}
+
+TEST(metadata_may_be_anything) {
+  End near("near"), far("far");
+  const std::vector<Descriptor> theirs = {far.add(8192, 2)};
+  CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
+  const wire::Bytes whole = far.agent->metadata();
+  for (std::size_t num = 0; num < whole.size(); ++num)
+    CHECK(!near.agent->add_remote({whole.data(), num}).ok());
+  std::mt19937 random(1);
+  for (int round = 0; round < 2000; ++round) {
+    wire::Bytes spoilt = whole;
+    for (int i = 0; i < 3; ++i) spoilt[random() % spoilt.size()] = std::byte(random());
+    (void)Metadata::decode(spoilt);
+  }
+}
+
+}  // namespace
