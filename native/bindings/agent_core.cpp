@@ -12,6 +12,7 @@
 #include "bindings/command_ring.h"
 #include "bindings/lifetime.h"
 #include "bindings/requests.h"
+#include "bindings/runtime_options.h"
 #include "bindings/transfer.h"
 #include "bindings/transports.h"
 #include "bindings/trigger.h"
@@ -41,12 +42,6 @@ std::string_view name_of_event(EventKind kind) {
   return "";
 }
 
-// A Python object that the core holds; any thread may let it go.
-std::shared_ptr<const void> held(nb::object owner) {
-  return {new nb::object(std::move(owner)),
-          [](const void* object) { destroy_with_gil(static_cast<const nb::object*>(object)); }};
-}
-
 // By the milliseconds that they took at most; the last one's bound is infinite.
 nb::dict from_histogram(const Gate::Histogram& holds) {
   nb::dict out;
@@ -56,34 +51,11 @@ nb::dict from_histogram(const Gate::Histogram& holds) {
   return out;
 }
 
-constexpr std::uint32_t kMostCopyThreads = 64;
-
 // What is looked at in one hold of the gate: some 20 microseconds.
 constexpr std::size_t kViewsOfAHold = 64;
 
 nb::bytes bytes_of(const Record* records, std::size_t num) {
   return nb::bytes(static_cast<const void*>(records), num * sizeof(Record));
-}
-
-std::uint32_t to_num_ctas(nb::handle number) {
-  const auto num = nb::cast<std::uint32_t>(number);
-  if (num < 1 || num > 65535) raise({Code::kInvalidArgument, "a kernel has 1 to 65535 CTAs"});
-  return num;
-}
-
-GpuPart to_gpu_part(const nb::dict& described) {
-  GpuPart part;
-  part.device = nb::cast<int>(described["device"]);
-  const auto kernels = nb::cast<std::array<std::uint64_t, gpu::kNumKernels>>(described["kernels"]);
-  for (std::size_t k = 0; k < gpu::kNumKernels; ++k)
-    part.kernels.functions[k] = reinterpret_cast<gpu::Function>(kernels[k]);
-  part.keepalive = held(described["owner"]);
-  part.stream.num_ctas = to_num_ctas(described["ipc_ctas"]);
-  part.staging_ctas = to_num_ctas(described["staging_ctas"]);
-  part.staging_nbytes = nb::cast<std::uint64_t>(described["staging_nbytes"]);
-  part.stream.calibration = to_calibration(described["way_samples"]);
-  part.driver = take(gpu::Driver::load());
-  return part;
 }
 
 // What is held of each resource, and how much may be.
@@ -97,72 +69,10 @@ nb::dict from_budget(const Budget& budget) {
   return out;
 }
 
-tls::CredentialFiles to_credential_files(const nb::dict& files) {
-  const auto kernel = nb::cast<std::string>(files["kernel"]);
-  using Use = tls::KernelUse;
-  return {nb::cast<std::string>(files["certificate"]),
-          nb::cast<std::string>(files["key"]),
-          nb::cast<std::string>(files["authorities"]),
-          nb::cast<std::string>(files["revoked"]),
-          nb::cast<std::vector<std::string>>(files["allow"]),
-          kernel == "always"  ? Use::kAlways
-          : kernel == "never" ? Use::kNever
-                              : Use::kAuto};
-}
-
-// Reads files, and so lets others run meanwhile.
-std::shared_ptr<const tls::Credentials> load_credentials(const tls::CredentialFiles& files) {
-  auto loaded = [&] {
-    const WithoutGil released;
-    return tls::Credentials::load(files);
-  }();
-  return take(std::move(loaded));
-}
-
-std::string to_secret(nb::handle given) {
-  const auto secret = nb::cast<nb::bytes>(given);
-  return {secret.c_str(), secret.size()};
-}
-
 class PyAgentCore {
  public:
-  PyAgentCore(const std::string& name, const nb::dict& options) {
-    RuntimeOptions native;
-    native.name = name;
-    native.listen = nb::cast<std::string>(options["listen"]);
-    native.secret = to_secret(options["secret"]);
-    native.second_secret = to_secret(options["second_secret"]);
-    native.secret_file = nb::cast<std::string>(options["secret_file"]);
-    native.user_secret = to_secret(options["user_secret"]);
-    if (options.contains("tls")) {
-      native.credential_files = to_credential_files(nb::cast<nb::dict>(options["tls"]));
-      native.credentials = load_credentials(native.credential_files);
-    }
-    if (native.credentials == nullptr && native.secret.empty() && native.user_secret.empty())
-      raise({Code::kInvalidArgument, "an agent needs a secret, or its user's"});
-    native.shares_with_all = nb::cast<std::string>(options["shm_peers"]) == "secret";
-    native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
-    native.require = nb::cast<std::vector<std::string>>(options["require"]);
-    native.transport_options = to_named_options(nb::cast<nb::dict>(options["transport_options"]));
-    for (const nb::handle part : nb::cast<nb::list>(options["gpus"]))
-      native.gpus.push_back(to_gpu_part(nb::cast<nb::dict>(part)));
-    native.silent_ns = to_ns(nb::cast<double>(options["silent_timeout_s"]));
-    native.heartbeat_ns = to_ns(nb::cast<double>(options["heartbeat_interval_s"]));
-    native.handshake_ns = to_ns(nb::cast<double>(options["handshake_timeout_s"]));
-    native.lease_margin_ns = to_ns(nb::cast<double>(options["lease_margin_s"]));
-    native.spin_ns = Time{nb::cast<std::uint32_t>(options["spin_us"])} * 1000;
-    native.max_transfers_per_peer = nb::cast<std::uint32_t>(options["max_transfers_per_peer"]);
-    native.eager_nbytes = nb::cast<std::uint32_t>(options["eager_nbytes"]);
-    native.copy_threads = nb::cast<std::uint32_t>(options["copy_threads"]);
-    if (native.copy_threads < 1 || native.copy_threads > kMostCopyThreads)
-      raise({Code::kInvalidArgument, "an agent copies by 1 to 64 threads"});
-    native.faults = nb::cast<std::string>(options["faults"]);
-    native.meter_gate = nb::cast<bool>(options["meter_gate"]);
-    if (name.empty() || name.size() > wire::kMaxName)
-      raise(
-          {Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});
-    runtime_ = make_agent(std::move(native));
-  }
+  PyAgentCore(const std::string& name, const nb::dict& options)
+      : runtime_(make_agent(to_runtime_options(name, options))) {}
 
   Runtime& runtime() const { return *runtime_; }
 

@@ -115,6 +115,7 @@ CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle co
 // plan.expand, execute, pack, unpack, convert: a program run by itself, for tests and explanations.
 void define_agent_core(nb::module_& module);
 void define_pool_memory(nb::module_& module);
+void define_door(nb::module_& module);
 void define_execution(nb::module_& module);
 
 // Samples of the ways that a GPU's copies go: (direction, form, alignment, run_nbytes, kernel_ns, engine_ns)

@@ -40,18 +40,18 @@ Installed::~Installed() {
   });
 }
 
-Result<std::unique_ptr<Agent>> Agent::create(Options options) {
-  std::unique_ptr<Agent> agent(new Agent(std::move(options)));
-  Result<std::shared_ptr<Runtime>> runtime = Runtime::create(agent->options_.runtime);
-  if (!runtime.ok()) return runtime.status();
-  agent->runtime_ = std::move(runtime).value();
+std::unique_ptr<Agent> Agent::create(std::shared_ptr<Runtime> runtime, Options options) {
+  std::unique_ptr<Agent> agent(new Agent(std::move(runtime), std::move(options)));
   agent->runtime_->ring().add_mail_waiters(MailKind::kMessage, 1);
   agent->thread_ = std::thread([raw = agent.get()] { raw->serve(); });
   return agent;
 }
 
 Agent::~Agent() {
-  if (runtime_ == nullptr) return;
+  if (runtime_->check_alive().code() == Code::kForked) {  // the thread is not there
+    (void)new std::thread(std::move(thread_));
+    return;
+  }
   runtime_->close(kClosingTimeout);
   stops_ = true;
   runtime_->ring().wake();
@@ -429,6 +429,7 @@ Status Agent::post(Request& request, wire::Bytes notify) {
       request.state_ = Request::State::kWaiting;
       remote->waiting.push_back(request.shared_from_this());
     }
+    request.begun_at_ = Runtime::now();
   }
   return check(request);
 }

@@ -34,7 +34,6 @@ namespace kvxfer::door {
 enum class Operation : std::uint8_t { kRead, kWrite };
 
 struct Options {
-  RuntimeOptions runtime;
   std::string advertise;  // address that metadata name; "": that which it listens at
   Time timeout_ns = 120'000'000'000;  // of a transfer, from its post on
 };
@@ -44,11 +43,11 @@ class Request;
 
 class Agent {
  public:
-  static Result<std::unique_ptr<Agent>> create(Options options);
+  static std::unique_ptr<Agent> create(std::shared_ptr<Runtime> runtime, Options options);
   // Ends everything; what is under way has ended when it returns.
   ~Agent();
 
-  const std::string& name() const noexcept { return options_.runtime.name; }
+  const std::string& name() const noexcept { return runtime_->identity().name; }
   Runtime& runtime() noexcept { return *runtime_; }
 
   // ---- memory of ours
@@ -117,7 +116,8 @@ class Agent {
     bool is_ready() const noexcept { return is_up && num_granted == tokens.size(); }
   };
 
-  explicit Agent(Options options) : options_(std::move(options)) {}
+  Agent(std::shared_ptr<Runtime> runtime, Options options)
+      : options_(std::move(options)), runtime_(std::move(runtime)) {}
   void serve();  // the thread
   void on_event(const Event& event);
   void on_message(Mail mail);
@@ -139,7 +139,7 @@ class Agent {
   std::string name_of(SessionKey session);
 
   const Options options_;
-  std::shared_ptr<Runtime> runtime_;
+  const std::shared_ptr<Runtime> runtime_;
   std::thread thread_;
   std::atomic<bool> stops_{false};
 
@@ -180,7 +180,9 @@ class Request : public std::enable_shared_from_this<Request> {
   const std::string& remote() const noexcept { return remote_; }
   std::uint64_t nbytes() const noexcept { return nbytes_; }
   std::size_t num_descriptors() const noexcept { return num_descriptors_; }
+  std::size_t num_transfers() const noexcept { return ways_.size(); }
   Time posted_at() const noexcept { return posted_at_; }
+  Time begun_at() const noexcept { return begun_at_; }  // post() had returned
   Time ended_at() const noexcept { return ended_at_; }
 
  private:
@@ -199,7 +201,7 @@ class Request : public std::enable_shared_from_this<Request> {
   Status status_;
   std::uint64_t nbytes_ = 0;
   std::size_t num_descriptors_ = 0;
-  Time posted_at_ = 0, ended_at_ = 0;
+  Time posted_at_ = 0, begun_at_ = 0, ended_at_ = 0;
   struct Run {
     std::byte* to;
     const std::byte* from;

@@ -17,15 +17,14 @@ constexpr Time kBound = 60'000'000'000;
 
 struct End {
   explicit End(const std::string& name, const std::string& transport = "shm") {
-    Options options;
-    options.runtime.name = name;
-    options.runtime.listen = "tcp://127.0.0.1:0";
-    options.runtime.user_secret = "the secret of a test";
-    options.runtime.transports = {transport, "tcp"};
-    options.timeout_ns = kBound;
-    Result<std::unique_ptr<Agent>> made = Agent::create(std::move(options));
+    RuntimeOptions options;
+    options.name = name;
+    options.listen = "tcp://127.0.0.1:0";
+    options.user_secret = "the secret of a test";
+    options.transports = {transport, "tcp"};
+    Result<std::shared_ptr<Runtime>> made = Runtime::create(std::move(options));
     if (!made.ok()) FAIL(made.status().message());
-    agent = std::move(made).value();
+    agent = Agent::create(std::move(made).value(), {.timeout_ns = kBound});
   }
   // Of random bytes.
   Descriptor add(std::size_t nbytes, unsigned seed) {

@@ -1,0 +1,35 @@
+"""Loggers under ``nixl``, as NIXL's clients ask for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+_LEVELS = {
+    "TRACE": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+
+
+def set_log_level_by_env(nixl_logger: logging.Logger) -> None:
+    """Sets what ``NIXL_LOG_LEVEL`` names."""
+    wanted = os.environ.get("NIXL_LOG_LEVEL", "")
+    if wanted.upper() in _LEVELS:
+        nixl_logger.setLevel(_LEVELS[wanted.upper()])
+    elif wanted:
+        nixl_logger.warning("NIXL_LOG_LEVEL=%s is none of %s", wanted, ", ".join(_LEVELS))
+
+
+def setup_logging() -> None:
+    """Sets the level; where messages go is the program's own affair."""
+    set_log_level_by_env(logging.getLogger("nixl"))
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Returns ``nixl.NAME``, without leading underscores."""
+    setup_logging()
+    return logging.getLogger(f"nixl.{name.lstrip('_')}")

@@ -1,0 +1,230 @@
+// The native door (native/door/agent.h): conversion only.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/convert.h"
+#include "bindings/lifetime.h"
+#include "bindings/runtime_options.h"
+#include "door/agent.h"
+
+namespace kvxfer::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+// Rows of address, length, device.
+using Rows = nb::ndarray<const std::uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+using Entries = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::span<const door::Descriptor> to_descriptors(const Rows& rows) {
+  return {reinterpret_cast<const door::Descriptor*>(rows.data()), rows.shape(0)};
+}
+
+MemoryKind to_kind(bool is_gpu) { return is_gpu ? MemoryKind::kGpu : MemoryKind::kHost; }
+
+// f() without Python's lock.
+template <class F>
+auto released(F&& f) -> decltype(f()) {
+  const WithoutGil without;
+  return f();
+}
+
+struct PyDoorRequest {
+  std::shared_ptr<door::Agent> agent;
+  std::shared_ptr<door::Request> request;
+  bool is_released = false;
+
+  PyDoorRequest(std::shared_ptr<door::Agent> of, std::shared_ptr<door::Request> made)
+      : agent(std::move(of)), request(std::move(made)) {}
+  PyDoorRequest(PyDoorRequest&&) = default;
+  ~PyDoorRequest() {
+    if (agent == nullptr || exiting) return;
+    released([&] {
+      release();
+      request.reset();
+      agent.reset();
+    });
+  }
+  void release() {
+    if (!std::exchange(is_released, true)) agent->release(*request);
+  }
+};
+
+// 0: it is done, 1: it is under way.
+int state_of(const Status& status) {
+  if (status.code() == Code::kAgain) return 1;
+  check(status);
+  return 0;
+}
+
+class PyDoor {
+ public:
+  PyDoor(const std::string& name, const nb::dict& options, const std::string& advertise, double timeout_s) {
+    std::shared_ptr<Runtime> runtime = make_agent(to_runtime_options(name, options));
+    door::Agent* const made =
+        door::Agent::create(std::move(runtime), {.advertise = advertise, .timeout_ns = to_ns(timeout_s)})
+            .release();
+    agent_ = std::shared_ptr<door::Agent>(made, [](door::Agent* agent) {
+      if (exiting || PyGILState_Check() == 0) {
+        if (!exiting) delete agent;
+        return;
+      }
+      released([&] { delete agent; });
+    });
+  }
+
+  door::Agent& agent() const { return *agent_; }
+
+  void close(double timeout_s) const {
+    released([&] { agent_->runtime().close(to_ns(timeout_s)); });
+  }
+  void register_memory(const Rows& rows, bool is_gpu) const {
+    check(released([&] { return agent_->register_memory(to_descriptors(rows), to_kind(is_gpu)); }));
+  }
+  void deregister_memory(const Rows& rows, bool is_gpu) const {
+    check(released([&] { return agent_->deregister_memory(to_descriptors(rows), to_kind(is_gpu)); }));
+  }
+  nb::bytes metadata() const {
+    return from_bytes(released([&] { return agent_->metadata(); }));
+  }
+  nb::bytes metadata_of(const Rows& rows, bool is_gpu, bool with_address) const {
+    return from_bytes(take(
+        released([&] { return agent_->metadata_of(to_descriptors(rows), to_kind(is_gpu), with_address); })));
+  }
+  void invalidate() const {
+    released([&] { agent_->invalidate(); });
+  }
+  std::string add_remote(const nb::bytes& metadata) const {
+    const wire::Bytes bytes = to_bytes(metadata);
+    return take(released([&] { return agent_->add_remote(bytes); }));
+  }
+  void remove_remote(const std::string& name) const {
+    check(released([&] { return agent_->remove_remote(name); }));
+  }
+  void connect(const std::string& name) const {
+    check(released([&] { return agent_->connect(name); }));
+  }
+  bool has_remote(const std::string& name, const Rows& rows, bool is_gpu) const {
+    return released([&] { return agent_->has_remote(name, to_descriptors(rows), to_kind(is_gpu)); });
+  }
+  std::shared_ptr<door::PreparedList> prepare(const std::string& of, const Rows& rows, bool is_gpu) const {
+    auto prepared =
+        take(released([&] { return agent_->prepare(of, to_descriptors(rows), to_kind(is_gpu)); }));
+    return std::const_pointer_cast<door::PreparedList>(prepared);
+  }
+  PyDoorRequest make(bool is_write, const door::PreparedList& local,
+                     const std::optional<Entries>& local_entries, const door::PreparedList& remote,
+                     const std::optional<Entries>& remote_entries) const {
+    const auto entries = [](const std::optional<Entries>& given) {
+      return given ? std::span<const std::uint32_t>(given->data(), given->size())
+                   : std::span<const std::uint32_t>();
+    };
+    auto made = take(released([&] {
+      return agent_->make(is_write ? door::Operation::kWrite : door::Operation::kRead, local,
+                          entries(local_entries), !local_entries, remote, entries(remote_entries),
+                          !remote_entries);
+    }));
+    return {agent_, std::move(made)};
+  }
+  void notify(const std::string& remote, const nb::bytes& payload) const {
+    wire::Bytes bytes = to_bytes(payload);
+    check(released([&] { return agent_->notify(remote, std::move(bytes)); }));
+  }
+  nb::list take_notifications() const {
+    const auto taken = released([&] { return agent_->take_notifications(); });
+    nb::list out;
+    for (const auto& [from, payload] : taken) out.append(nb::make_tuple(from, from_bytes(payload)));
+    return out;
+  }
+
+ private:
+  std::shared_ptr<door::Agent> agent_;
+};
+
+// Tuples of `width` fields, of which the first three are address, length and device, as rows.
+nb::object to_rows(const nb::list& tuples, std::size_t width) {
+  const std::size_t num = nb::len(tuples);
+  auto rows = std::make_unique<std::vector<std::uint64_t>>(3 * num);
+  for (std::size_t i = 0; i < num; ++i) {
+    PyObject* const tuple = PyList_GET_ITEM(tuples.ptr(), static_cast<Py_ssize_t>(i));
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != static_cast<Py_ssize_t>(width))
+      throw nb::type_error(
+          "a descriptor is a tuple of address, length and device, and metadata where it is registered");
+    for (std::size_t field = 0; field < 3; ++field) {
+      PyObject* const item = PyTuple_GET_ITEM(tuple, static_cast<Py_ssize_t>(field));
+      unsigned long long value;
+      if (PyLong_CheckExact(item)) {
+        value = PyLong_AsUnsignedLongLong(item);
+      } else {  // numpy's, torch's
+        const nb::object number = nb::steal(PyNumber_Index(item));
+        if (!number.is_valid()) throw nb::python_error();
+        value = PyLong_AsUnsignedLongLong(number.ptr());
+      }
+      if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr)
+        throw nb::python_error();
+      (*rows)[3 * i + field] = value;
+    }
+  }
+  std::vector<std::uint64_t>* const owned = rows.release();
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<std::uint64_t>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>>(owned->data(), {num, 3}, owner));
+}
+
+}  // namespace
+
+void define_door(nb::module_& m) {
+  nb::class_<door::PreparedList>(m, "DoorList")
+      .def("__len__", &door::PreparedList::size)
+      .def_prop_ro("num_grids", [](const door::PreparedList& list) { return list.grids.size(); });
+
+  nb::class_<PyDoorRequest>(m, "DoorRequest")
+      .def(
+          "post",
+          [](PyDoorRequest& r, const nb::bytes& notify) {
+            wire::Bytes bytes = to_bytes(notify);
+            return state_of(released([&] { return r.agent->post(*r.request, std::move(bytes)); }));
+          },
+          "notify"_a)
+      .def("check",
+           [](PyDoorRequest& r) { return state_of(released([&] { return r.agent->check(*r.request); })); })
+      .def("release", [](PyDoorRequest& r) { released([&] { r.release(); }); })
+      .def_prop_ro("nbytes", [](const PyDoorRequest& r) { return r.request->nbytes(); })
+      .def_prop_ro("num_descriptors", [](const PyDoorRequest& r) { return r.request->num_descriptors(); })
+      .def_prop_ro("num_transfers", [](const PyDoorRequest& r) { return r.request->num_transfers(); })
+      .def_prop_ro("posted_ns", [](const PyDoorRequest& r) { return r.request->posted_at(); })
+      .def_prop_ro("begun_ns", [](const PyDoorRequest& r) { return r.request->begun_at(); })
+      .def_prop_ro("ended_ns", [](const PyDoorRequest& r) { return r.request->ended_at(); });
+
+  nb::class_<PyDoor>(m, "Door")
+      .def(nb::init<const std::string&, const nb::dict&, const std::string&, double>(), "name"_a, "options"_a,
+           "advertise"_a, "timeout_s"_a)
+      .def("close", &PyDoor::close, "timeout_s"_a)
+      .def("register", &PyDoor::register_memory, "rows"_a, "is_gpu"_a)
+      .def("deregister", &PyDoor::deregister_memory, "rows"_a, "is_gpu"_a)
+      .def("metadata", &PyDoor::metadata)
+      .def("metadata_of", &PyDoor::metadata_of, "rows"_a, "is_gpu"_a, "with_address"_a)
+      .def("invalidate", &PyDoor::invalidate)
+      .def("add_remote", &PyDoor::add_remote, "metadata"_a)
+      .def("remove_remote", &PyDoor::remove_remote, "name"_a)
+      .def("connect", &PyDoor::connect, "name"_a)
+      .def("has_remote", &PyDoor::has_remote, "name"_a, "rows"_a, "is_gpu"_a)
+      .def("prepare", &PyDoor::prepare, "of"_a, "rows"_a, "is_gpu"_a)
+      .def("make", &PyDoor::make, "is_write"_a, "local"_a, "local_entries"_a.none(), "remote"_a,
+           "remote_entries"_a.none())
+      .def("notify", &PyDoor::notify, "remote"_a, "payload"_a)
+      .def("take_notifications", &PyDoor::take_notifications);
+
+  m.def("descriptor_rows", &to_rows, "tuples"_a, "width"_a);
+}
+
+}  // namespace kvxfer::python
