@@ -1,0 +1,61 @@
+"""What kvxfer's facade is held to: NIXL 1.5.1 itself, by its names and by random programs of calls."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvxfer.connectors import nixl as facade
+from kvxfer.connectors.nixl import _api, _bindings, _utils, logging
+from tests.nixl import calls
+
+NAMES = """
+import inspect, json, sys
+import nixl
+_api, _bindings, _utils, logging = (sys.modules["nixl." + n] for n in ("_api", "_bindings", "_utils", "logging"))
+def names(thing): return sorted(n for n in vars(thing) if not n.startswith("_"))
+def parameters(function):
+    try: return [p.name for p in inspect.signature(function).parameters.values()]
+    except ValueError: return None
+print(json.dumps({
+  "_api": names(_api), "_bindings": names(_bindings), "_utils": names(_utils), "logging": names(logging),
+  "nixl_agent": {n: parameters(getattr(_api.nixl_agent, n)) for n in names(_api.nixl_agent)},
+  "config": parameters(_api.nixl_agent_config.__init__),
+  "nixlAgent": names(_bindings.nixlAgent), "nixlXferDList": names(_bindings.nixlXferDList),
+  "nixlRegDList": names(_bindings.nixlRegDList), "nixlRemoteDList": names(_bindings.nixlRemoteDList),
+  "nixlXferTelemetry": names(_bindings.nixlXferTelemetry),
+  "numbers": {n: int(getattr(_bindings, n)) for n in names(_bindings) if n.isupper() and n[:4] in ("NIXL", "DRAM", "VRAM", "FILE") and not isinstance(getattr(_bindings, n), str)},
+}))
+"""
+# What a module imports for itself.
+IMPORTED = {"np", "pickle", "sys", "Enum", "TYPE_CHECKING", "Optional", "Union", "annotations", "nixlBind", "logger", "os", "logging"}
+IMPORTED |= {"LOGGING_CONFIG"}  # a whole configuration of the program's loggers, which a library leaves alone
+
+
+def test_every_public_name_is_there(real_nixl: Callable[..., str]) -> None:
+    found = json.loads(real_nixl("-c", NAMES))
+    ours: dict[str, Any] = {"_api": _api, "_bindings": _bindings, "_utils": _utils, "logging": logging}
+    for part, module in ours.items():
+        assert set(found[part]) - IMPORTED <= set(dir(module)), part
+    for kind in ("nixlAgent", "nixlXferDList", "nixlRegDList", "nixlRemoteDList"):
+        assert set(found[kind]) <= set(dir(getattr(_bindings, kind))), kind
+    assert set(found["nixlXferTelemetry"]) <= set(vars(_bindings.nixlXferTelemetry()))
+    for name, parameters in found["nixl_agent"].items():
+        assert list(inspect.signature(getattr(_api.nixl_agent, name)).parameters) == parameters, name
+    assert list(inspect.signature(_api.nixl_agent_config.__init__).parameters) == found["config"]
+    assert {name: int(getattr(_bindings, name)) for name in found["numbers"]} == found["numbers"]
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_random_programs_do_the_same(first: int, real_nixl: Callable[..., str], seed: int) -> None:
+    first += 1000 * seed
+    script = str(Path(calls.__file__).relative_to(Path(__file__).parents[2]))
+    theirs = [json.loads(line) for line in real_nixl(script, str(first), str(first + 10)).splitlines()]
+    assert len(theirs) == 10
+    for number, expected in enumerate(theirs, first):
+        assert calls.run(facade, number) == expected, f"seed {number}"
