@@ -619,9 +619,10 @@ std::vector<std::pair<std::string, wire::Bytes>> Agent::take_notifications() {
 
 void Agent::serve() {
   CompletionRing& ring = runtime_->ring();
-  while (!stops_) {
+  for (;;) {
     const std::vector<Event> events = ring.drain(256, true);
     if (events.empty()) {
+      if (stops_) return;  // its wake-up may be the one that drain() took
       pollfd waits{ring.fd(), POLLIN, 0};
       (void)::poll(&waits, 1, -1);
       continue;

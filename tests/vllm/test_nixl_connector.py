@@ -1,0 +1,95 @@
+"""vLLM's own NixlConnector, unchanged, with kvxfer's facade as ``nixl``: tokens are those of one engine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvxfer.bench.engines.vllm_server import Completion, VllmServer, complete
+from tests.etcd_server import free_ports
+from tests.vllm import tiny_models
+from tests.vllm.engine import ROOT, TO_PREFILL
+
+TEXT = "Pages that one engine computed are read by another, by addresses and no layout. " * 6
+
+
+@dataclass
+class NixlPair:
+    """A prefill and a decode engine."""
+
+    folder: Path
+    stack: ExitStack
+    servers: dict[str, VllmServer] = field(default_factory=dict)
+
+    def start(self, name: str) -> VllmServer:
+        """Starts one, which is called as one that ended may have been."""
+        config = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+            "kv_buffer_device": "cpu",
+            "kv_load_failure_policy": "recompute",
+        }
+        environment = {
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'connectors/nixl/distribution'}",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_ports(1)[0]),
+        }
+        weights = tiny_models.save("llama", self.folder / "model")
+        log = self.folder / f"{name}-{len(self.servers)}.log"
+        server = VllmServer(name, weights, log, kv_transfer_config=config, environment=environment)
+        self.servers[name] = self.stack.enter_context(server)
+        return server
+
+    def prefilled(self, prompt: str) -> dict[str, Any]:
+        """Returns what prefill hands to decode."""
+        answer = complete(self.servers["prefill"], prompt, max_tokens=1, kv_transfer_params=TO_PREFILL)
+        assert answer.kv_transfer_params
+        return answer.kv_transfer_params
+
+    def decoded(self, prompt: str, params: dict[str, Any] | None = None) -> Completion:
+        """Returns what decode says, with what prefill handed over or by itself."""
+        return complete(self.servers["decode"], prompt, kv_transfer_params=params)
+
+    def moved(self) -> int:
+        """Returns how many tokens of prompts decode was given."""
+        return self.servers["decode"].prompt_tokens("external_kv_transfer")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NixlPair]:
+    with ExitStack() as stack:
+        made = NixlPair(tmp_path_factory.mktemp("nixl"), stack)
+        for name in ("prefill", "decode"):
+            made.start(name)
+        for server in made.servers.values():
+            server.wait_ready()
+        yield made
+
+
+def test_tokens_are_those_of_one_engine(pair: NixlPair) -> None:
+    for number in range(6):
+        prompt = f"{number} {TEXT}"[: 70 + 60 * number]
+        moved = pair.moved()
+        answer = pair.decoded(prompt, pair.prefilled(prompt))
+        assert pair.moved() > moved, "decode computed the prompt by itself"
+        assert answer.token_ids == complete(pair.servers["prefill"], prompt).token_ids
+
+
+def test_a_prefill_that_is_killed_costs_its_own_requests_alone(pair: NixlPair) -> None:
+    prompts = [f"{name} {TEXT}"[:300] for name in ("kept", "lost", "after")]
+    expected = [complete(pair.servers["prefill"], prompt).token_ids for prompt in prompts]
+    assert pair.decoded(prompts[0], pair.prefilled(prompts[0])).token_ids == expected[0]
+    params = pair.prefilled(prompts[1])
+    pair.servers["prefill"].signal(signal.SIGKILL)
+    moved = pair.moved()
+    assert pair.decoded(prompts[1], params).token_ids == expected[1]
+    assert pair.moved() == moved
+    # The same model in another process: another agent, whose pages are read as those of the first were.
+    pair.start("prefill").wait_ready()
+    assert pair.decoded(prompts[2], pair.prefilled(prompts[2])).token_ids == expected[2]
+    assert pair.moved() > moved
