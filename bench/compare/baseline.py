@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ _TREE = Path(__file__).resolve().parents[2]
 #: Where ``make baselines`` builds, unless this variable of the environment names another folder.
 ENVIRONMENTS_VARIABLE = "KVXFER_BASELINES"
 
-SOFTWARE = ("nixl", "mooncake")
+SOFTWARE = ("nixl", "mooncake", "facade")
 _STDERR_LINES = 8
 
 
@@ -69,6 +70,15 @@ def known_baselines() -> tuple[Baseline, ...]:
     over_tcp = ("tcp", "ucx", "libfabric")
     nixl_paths = {"shm": "cross-memory attach (UCX)"} | dict.fromkeys(over_tcp, "tcp (UCX)")
     return (
+        Baseline(
+            "kvxfer as nixl",
+            "facade",
+            sys.executable,
+            "kvxfer.bench.compare.adapters.facade_adapter",
+            {transport: f"{transport}, foreign memory" for transport in ("shm", *over_tcp)},
+            options={"progress_thread": False, "pause": False},
+            notes=("kvxfer as nixl: the program of the nixl rows, on kvxfer.connectors.nixl",),
+        ),
         made(
             "nixl",
             "nixl",

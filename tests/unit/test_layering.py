@@ -28,6 +28,7 @@ ABOVE = {"agent", "bench", "cli", "connectors", "control", "doctor", "testing"}
 MAY_IMPORT_NATIVE = {
     "agent.py",
     "arguments.py",
+    "door.py",
     "attachment/agent_state.py",
     "attachment/calls.py",
     "attachment/link.py",

@@ -27,7 +27,7 @@ class NixlEnd:
         self._thread: bool = options["progress_thread"]
         self._pause_s = _PAUSE_S if options["pause"] else 0.0
         self.must_poll = not self._thread
-        self.version = importlib.metadata.version("nixl")
+        self.version = self.installed_version()
         self._agent = nixl_agent(
             options["role"], nixl_agent_config(enable_prog_thread=self._thread, backends=["UCX"])
         )
@@ -44,6 +44,11 @@ class NixlEnd:
         #: Kept where the same pages are moved again and again, which NIXL calls reposting.
         self._handle: Any = None
         self._reposts: bool = options["same_pages"]
+
+    @staticmethod
+    def installed_version() -> str:
+        """Returns what is measured."""
+        return importlib.metadata.version("nixl")
 
     def register(self, address: int, nbytes: int) -> None:
         self._address = address

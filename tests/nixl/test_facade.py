@@ -1,0 +1,244 @@
+"""The facade by itself: what it is stricter in than NIXL, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvxfer.connectors.nixl import _bindings, install_as_nixl, nixl_agent, nixl_agent_config
+
+ROOT = Path(__file__).parents[2]
+NBYTES = 1 << 20
+BOUND_S = 60.0
+
+
+class End:
+    """An agent with some memory that is registered."""
+
+    def __init__(self, name: str, nbytes: int = NBYTES, **config: Any) -> None:
+        self.agent = nixl_agent(name, nixl_agent_config(**config))
+        self.memory = np.random.default_rng(len(name)).integers(0, 256, nbytes, np.uint8)
+        self.registered = self.agent.register_memory([(self.address, nbytes, 0, "")], "DRAM")
+
+    @property
+    def address(self) -> int:
+        return self.memory.ctypes.data
+
+    def descs(self, *places: tuple[int, int]) -> Any:
+        return self.agent.get_xfer_descs([(self.address + at, nbytes, 0) for at, nbytes in places], "DRAM")
+
+    def knows(self, other: End) -> None:
+        self.agent.add_remote_agent(other.agent.get_agent_metadata())
+
+    def move(self, operation: str, near: Any, far: Any, remote: str, notify: bytes = b"") -> str:
+        handle = self.agent.initialize_xfer(operation, near, far, remote, notify)
+        state = self.agent.transfer(handle)
+        until = time.monotonic() + BOUND_S
+        while state == "PROC" and time.monotonic() < until:
+            state = self.agent.check_xfer_state(handle)
+        return state
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    near, far = End("near"), End("far-away")
+    near.knows(far)
+    yield near, far
+    for end in (near, far):
+        end.agent.agent._door.close()
+
+
+def test_both_ways(ends: tuple[End, End]) -> None:
+    near, far = ends
+    places = [(at * 4096, 4096) for at in range(0, 200, 3)]
+    wanted = near.memory.copy()
+    assert near.move("WRITE", near.descs(*places), far.descs(*reversed(places)), "far-away", b"told") == "DONE"
+    for (at, nbytes), (to, _) in zip(places, reversed(places), strict=True):
+        assert np.array_equal(far.memory[to : to + nbytes], wanted[at : at + nbytes])
+    assert far.agent.check_remote_xfer_done("near", b"to")
+    assert near.move("READ", near.descs((1, 777)), far.descs((5, 777)), "far-away") == "DONE"
+    assert np.array_equal(near.memory[1:778], far.memory[5:782])
+
+
+def test_nothing_lands_after_deregistration(ends: tuple[End, End]) -> None:
+    near, far = ends
+    descs = near.descs((0, NBYTES)), far.descs((0, NBYTES))
+    assert near.move("WRITE", *descs, "far-away") == "DONE"
+    stops, failed = threading.Event(), []
+
+    def write_on() -> None:
+        while not stops.is_set():
+            try:
+                near.move("WRITE", *descs, "far-away")
+            except _bindings._Error as error:
+                failed.append(error)
+                return
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    time.sleep(0.05)
+    far.agent.deregister_memory(far.registered)
+    far.memory[:] = 7
+    near.memory[:] = 9
+    writer.join(BOUND_S)
+    stops.set()
+    assert failed and isinstance(failed[0], (_bindings.nixlNotFoundError, _bindings.nixlNotAllowedError))
+    assert (far.memory == 7).all()
+
+
+def test_rights_end_with_the_metadata(ends: tuple[End, End]) -> None:
+    near, far = ends
+    descs = near.descs((0, 64)), far.descs((0, 64))
+    assert near.move("READ", *descs, "far-away") == "DONE"
+    far.agent.invalidate_local_metadata()
+    with pytest.raises(_bindings.nixlNotAllowedError, match="NIXL_ERR_NOT_ALLOWED: .*lease") as caught:
+        near.move("READ", *descs, "far-away")
+    assert caught.value.code in ("not-permitted", "lease-ended")
+    near.knows(far)
+    assert near.move("READ", *descs, "far-away") == "DONE"
+
+
+def test_a_secret_is_not_enough(ends: tuple[End, End]) -> None:
+    near, far = ends
+    told = bytearray(far.agent.get_agent_metadata())
+    stranger = End("stranger")
+    token = told.index(b"tcp://")
+    token += told[token:].index(b"\x01\x00\x00\x00") - 16  # before the number of sections
+    told[token] ^= 1
+    stranger.agent.add_remote_agent(bytes(told))
+    with pytest.raises(_bindings.nixlNotAllowedError):
+        stranger.move("READ", stranger.descs((0, 64)), far.descs((0, 64)), "far-away")
+
+
+def test_serialized_lists_are_lists_alone(ends: tuple[End, End]) -> None:
+    near, _ = ends
+    descs = near.descs((0, 64), (64, 64))
+    assert near.agent.deserialize_descs(near.agent.get_serialized_descs(descs)) == descs
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.system is no list"):
+        near.agent.deserialize_descs(b"cposix\nsystem\n(S'true'\ntR.")
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_irregular_lists_are_few_transfers(ends: tuple[End, End], count: int, seed: int) -> None:
+    near, far = ends
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 3000, count)
+    starts = np.cumsum(sizes) - sizes
+    near_places = [(int(at), int(nbytes)) for at, nbytes in zip(starts, sizes, strict=True)]
+    shifted = [(at + 13, nbytes) for at, nbytes in near_places]
+    handle = near.agent.initialize_xfer("WRITE", near.descs(*near_places), far.descs(*shifted), "far-away")
+    assert near.agent.agent._request(handle._handle).num_transfers <= 1 + count // 100
+    assert near.move("WRITE", near.descs(*near_places), far.descs(*shifted), "far-away") == "DONE"
+    total = int(sizes.sum())
+    assert np.array_equal(far.memory[13 : 13 + total], near.memory[:total])
+
+
+PEER = """
+import sys, time
+import numpy as np
+from kvxfer.connectors.nixl import nixl_agent, nixl_agent_config
+agent = nixl_agent("child", nixl_agent_config())
+memory = np.zeros(1 << 20, np.uint8)
+agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+print(agent.get_agent_metadata().hex(), memory.ctypes.data, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_peer_that_ends_is_told_in_time_and_may_come_back(how: signal.Signals) -> None:
+    near = End("near")
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-c", PEER], stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+            try:
+                assert child.stdout is not None
+                metadata, address = child.stdout.readline().split()
+                assert near.agent.add_remote_agent(bytes.fromhex(metadata)) == b"child"
+                far = near.agent.get_xfer_descs([(int(address), 4096, 0)], "DRAM")
+                assert near.move("WRITE", near.descs((0, 4096)), far, "child") == "DONE"
+            finally:
+                os.kill(child.pid, how)
+        with pytest.raises((_bindings.nixlRemoteDisconnectError, _bindings.nixlNotFoundError)):
+            for _ in range(100_000):
+                assert near.move("WRITE", near.descs((0, 4096)), far, "child") == "DONE"
+    near.agent.agent._door.close()
+
+
+def test_many_threads_use_one_agent(ends: tuple[End, End]) -> None:
+    near, far = ends
+    ended: list[str] = []
+
+    def work(number: int) -> None:
+        place = (number * 4096, 4096)
+        for _ in range(30):
+            ended.append(near.move("WRITE", near.descs(place), far.descs(place), "far-away", b"x"))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert ended == ["DONE"] * 180
+    told: list[bytes] = []
+    until = time.monotonic() + BOUND_S
+    while len(told) < 180 and time.monotonic() < until:
+        told += far.agent.get_new_notifs().get("near", [])
+    assert told == [b"x"] * 180
+
+
+def test_telemetry_is_there_where_it_is_asked_for(ends: tuple[End, End]) -> None:
+    _, far = ends
+    near = End("telling", capture_telemetry=True)
+    near.knows(far)
+    handle = near.agent.initialize_xfer("READ", near.descs((0, 4096)), far.descs((0, 4096)), "far-away")
+    near.agent.transfer(handle)
+    while near.agent.check_xfer_state(handle) == "PROC":
+        pass
+    told = near.agent.get_xfer_telemetry(handle)
+    assert (told.totalBytes, told.descCount) == (4096, 1)
+    assert abs(told.startTime / 1e6 - time.time()) < 600
+    assert 0 <= told.postDuration <= told.xferDuration
+    near.agent.agent._door.close()
+
+
+def test_it_is_nixl_only_where_that_is_asked_for() -> None:
+    program = """
+import sys
+from kvxfer.connectors.nixl import install_as_nixl
+assert "nixl" not in sys.modules
+install_as_nixl()
+from nixl._api import nixl_agent
+import nixl._bindings, nixl._utils, nixl.logging
+import nixl, kvxfer.connectors.nixl as ours
+assert nixl is ours and nixl_agent is ours.nixl_agent
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=BOUND_S)
+    beside = {**os.environ, "PYTHONPATH": str(ROOT / "connectors/nixl/distribution")}
+    refused = subprocess.run(
+        [sys.executable, "-c", "from kvxfer.connectors.nixl import install_as_nixl; install_as_nixl()"],
+        *(),
+        env=beside,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert "ImportError: nixl is installed" in refused.stderr
+    found = subprocess.run(
+        [sys.executable, "-c", "import nixl; print(nixl.__name__)"],
+        env=beside, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S, check=True,
+    )
+    assert found.stdout.split() == ["kvxfer.connectors.nixl"]
+    assert install_as_nixl.__doc__
