@@ -140,6 +140,10 @@ def unit() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("unit"))
 
 
+def nixl() -> Iterable[Outcome]:
+    yield run(Suite.of_pytest("test-nixl"))
+
+
 def rdma() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-rdma"))
 
@@ -158,7 +162,10 @@ def sglang() -> Iterable[Outcome]:
 
 #: In order: the demo first, while nothing is installed but what it installs itself; lint, native and unit are
 #: what `make test` is.
-STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (demo, lint, native, unit, page, rdma, vllm, sglang)
+STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (
+    *(demo, lint, native, unit),
+    *(page, nixl, rdma, vllm, sglang),
+)
 
 
 def main(wanted: list[str]) -> int:

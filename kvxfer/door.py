@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from kvxfer._native import Door as NativeDoor
 from kvxfer._native import NativeError, descriptor_rows
+from kvxfer.address import published
 from kvxfer.errors import translate
+from kvxfer.log import logger
 from kvxfer.options import AgentOptions
 
 if TYPE_CHECKING:
@@ -134,7 +136,11 @@ class Door:
 
             native["gpus"] = [part.of_agent(options, options.device)]
         with _translated():
-            self._native = NativeDoor(name, native, options.advertise or "", timeout_s)
+            self._native = NativeDoor(name, native, "", timeout_s)
+        address, note = published(self._native.address, options.advertise)
+        if note:
+            logger().warning("kvxfer: %s: %s", name, note)
+        self._native.advertise(address)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Ends everything; nothing of it can land when this returns."""
@@ -204,6 +210,27 @@ class Door:
         """
         with _translated(name):
             self._native.remove_remote(name)
+
+    def tell(self, address: str, metadata: bytes) -> None:
+        """Sends metadata of this agent to who listens at an address, who takes them in; returns before that.
+
+        Raises
+        ------
+        KvxferError
+            The address is none, or nobody can be called.
+        """
+        with _translated():
+            self._native.tell(address, metadata)
+
+    def ask(self, address: str, name: str) -> None:
+        """Asks who listens at an address for its metadata, to be taken in if they are `name`'s; as `tell`."""
+        with _translated():
+            self._native.ask(address, name)
+
+    def withdraw(self, address: str) -> None:
+        """Has who listens at an address forget this agent; as `tell`."""
+        with _translated():
+            self._native.withdraw(address)
 
     def connect(self, name: str) -> None:
         """Waits until the session with a remote agent is open and it has granted what its metadata name.

@@ -58,7 +58,10 @@ class BaselineEnd(End):
         self.page_nbytes: int = fields["page_nbytes"]
         self.num_pages: int = fields["num_pages"]
         # Pages that are there: the first pass over them is not what is measured.
-        self.memory = np.frombuffer(mmap.mmap(-1, self.page_nbytes * self.num_pages), np.uint8)
+        # Private and aligned, as kvxfer's foreign memory is.
+        mapped = mmap.mmap(-1, self.page_nbytes * self.num_pages, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+        self.memory = np.frombuffer(mapped, np.uint8)
         self.pages: Words = self.memory.view(np.uint64).reshape(self.num_pages, -1)
         self.filler = PageFiller(self.page_nbytes)
         self.order, self.far_order = (

@@ -249,7 +249,7 @@ class nixl_agent:
         return self.agent.checkRemoteMD(agent, descs) == bindings.nixl_status_t.NIXL_SUCCESS
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """Is not there yet; raises nixlNotSupportedError."""
+        """Sends metadata to who listens at an address, who takes them in; returns before that."""
         self.agent.sendLocalMD(ip_addr, port)
 
     def send_partial_agent_metadata(
@@ -261,17 +261,17 @@ class nixl_agent:
         port: int = DEFAULT_COMM_PORT,
         label: str = "",
     ) -> None:
-        """Is not there yet; raises nixlNotSupportedError."""
+        """Sends metadata of some memory; as `send_local_metadata`."""
         self.agent.sendLocalPartialMD(descs, inc_conn_info, self._handles(backends), ip_addr, port, label)
 
     def fetch_remote_metadata(
         self, remote_agent: str, ip_addr: str = "", port: int = DEFAULT_COMM_PORT, label: str = ""
     ) -> None:
-        """Is not there yet; raises nixlNotSupportedError."""
+        """Asks who listens at an address for its metadata; `check_remote_metadata` tells when they are here."""
         self.agent.fetchRemoteMD(remote_agent, ip_addr, port, label)
 
     def invalidate_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """Ends the rights that metadata gave until now."""
+        """Ends the rights that metadata gave until now; with an address has who listens there forget this agent."""
         self.agent.invalidateLocalMD(ip_addr, port)
 
     # ---- transfers
@@ -287,9 +287,10 @@ class nixl_agent:
         if agent_name == "NIXL_INIT_AGENT":
             agent_name = bindings.NIXL_INIT_AGENT
         handles = self._handles(backends)
-        if isinstance(xfer_list, np.ndarray) and xfer_list.ndim == 2 and xfer_list.shape[1] == 5:
-            if mem_type is None:
-                raise ValueError("strided descriptors need a mem_type")
+        is_strided = isinstance(xfer_list, np.ndarray) and xfer_list.ndim == 2 and xfer_list.shape[1] == 5
+        if is_strided and mem_type is None:
+            raise ValueError("strided descriptors need a mem_type")
+        if isinstance(xfer_list, np.ndarray) and mem_type is not None:
             number = self.agent.prepXferDlist(agent_name, self.nixl_mems[mem_type], xfer_list, handles)
         else:
             number = self.agent.prepXferDlist(agent_name, self.get_xfer_descs(xfer_list, mem_type), handles)

@@ -188,9 +188,7 @@ class _DescriptorList:
 
     def _take_rows(self, descs: Any, width: int) -> None:
         if isinstance(descs, np.ndarray):
-            if descs.ndim != 2 or descs.shape[1] != 3 or descs.dtype not in (np.uint64, np.int64):
-                raise ValueError("descs must be a Nx3 numpy array of uint64 or int64")
-            self._rows = np.ascontiguousarray(descs).view(np.uint64)
+            self._rows = _rows_of_array(descs).copy()
         elif isinstance(descs, list):
             self._rows = rows_of(descs, width)
         elif descs:
@@ -392,10 +390,13 @@ def _entries(indices: Any) -> NDArray[np.uint32]:
     return np.ascontiguousarray(array, np.uint32)
 
 
-def _options() -> tuple[AgentOptions, float]:
+def _options(config: nixlAgentConfig) -> tuple[AgentOptions, float]:
     """What the environment says, since NIXL's interface has no place for it (README.md)."""
     get = os.environ.get
-    options: dict[str, Any] = {"listen": get("KVXFER_NIXL_LISTEN", "tcp://127.0.0.1:0")}
+    listen = get("KVXFER_NIXL_LISTEN", "tcp://127.0.0.1:0")
+    if config.useListenThread:
+        listen = f"{listen.rpartition(':')[0]}:{config.listenPort or DEFAULT_COMM_PORT}"
+    options: dict[str, Any] = {"listen": listen}
     if advertise := get("KVXFER_NIXL_ADVERTISE"):
         options["advertise"] = advertise
     if transports := get("KVXFER_NIXL_TRANSPORTS"):
@@ -409,7 +410,7 @@ class nixlAgent:
     """An agent behind NIXL's own names; handles of lists and transfers are its numbers."""
 
     def __init__(self, name: str, config: nixlAgentConfig) -> None:
-        options, timeout_s = _options()
+        options, timeout_s = _options(config)
         self._name = name
         self._config = config
         self._door = _asked(lambda: Door(name, options, timeout_s))
@@ -502,28 +503,43 @@ class nixlAgent:
         return nixl_status_t.NIXL_SUCCESS
 
     def invalidateLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
-        self._door.invalidate()
+        if ip_addr:
+            _asked(lambda: self._door.withdraw(_address(ip_addr, port)))
+        else:
+            self._door.invalidate()
 
     def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
-        raise _no_exchange()
+        _asked(lambda: self._door.tell(_address(ip_addr, port), self._door.metadata()))
 
-    def sendLocalPartialMD(self, *args: Any, **kwargs: Any) -> None:
-        raise _no_exchange()
+    def sendLocalPartialMD(
+        self,
+        descs: nixlRegDList,
+        inc_conn_info: bool = False,
+        backends: Sequence[int] = (),
+        ip_addr: str = "",
+        port: int = 0,
+        label: str = "",
+    ) -> None:
+        told = self.getLocalPartialMD(descs, inc_conn_info)
+        _asked(lambda: self._door.tell(_address(ip_addr, port), told))
 
-    def fetchRemoteMD(self, *args: Any, **kwargs: Any) -> None:
-        raise _no_exchange()
+    def fetchRemoteMD(
+        self, remote_agent: str | bytes, ip_addr: str = "", port: int = 0, label: str = ""
+    ) -> None:
+        _asked(lambda: self._door.ask(_address(ip_addr, port), _as_text(remote_agent)))
 
     # ---- lists
 
     def prepXferDlist(self, *args: Any, **kwargs: Any) -> int:
-        """Of (agent, descs), (descs), or (agent, mem_type, N x 5 array), and backends behind them."""
+        """Of (agent, descs), (descs), or (agent, mem_type, N x 5 or N x 3 array), and backends behind them."""
         named = list(args)
         if named and isinstance(named[0], _DescriptorList):
             named.insert(0, NIXL_INIT_AGENT)
         agent = _as_text(named[0] if named else kwargs.get("agent_name", NIXL_INIT_AGENT))
         descs = named[1] if len(named) > 1 else kwargs.get("descs")
         if isinstance(descs, nixl_mem_t):
-            rows, kind = _expanded(named[2] if len(named) > 2 else kwargs["descs"]), descs
+            array, kind = (named[2] if len(named) > 2 else kwargs["descs"]), descs
+            rows = _expanded(array) if array.ndim == 2 and array.shape[1] == 5 else _rows_of_array(array)
         elif isinstance(descs, nixlXferDList):
             rows, kind = descs.rows, descs.getType()
         else:
@@ -669,10 +685,20 @@ def _as_text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def _no_exchange() -> nixlNotSupportedError:
-    return nixlNotSupportedError(
-        "kvxfer hands metadata to nobody by itself yet: send what get_agent_metadata() returns by your own way"
-    )
+def _address(ip_addr: str, port: int) -> str:
+    if not ip_addr:
+        raise nixlNotSupportedError(
+            "kvxfer keeps metadata in no etcd yet: name the other agent's address and port, or send what "
+            "get_agent_metadata() returns by your own way"
+        )
+    host = f"[{ip_addr}]" if ":" in ip_addr else ip_addr
+    return f"tcp://{host}:{port or DEFAULT_COMM_PORT}"
+
+
+def _rows_of_array(descs: NDArray[Any]) -> Rows:
+    if descs.ndim != 2 or descs.shape[1] != 3 or descs.dtype not in (np.uint64, np.int64):
+        raise ValueError("descs must be a Nx3 numpy array of uint64 or int64")
+    return np.ascontiguousarray(descs).view(np.uint64)
 
 
 def _expanded(strided: NDArray[Any]) -> Rows:

@@ -136,6 +136,20 @@ class PyDoor {
     }));
     return {agent_, std::move(made)};
   }
+  void tell(const std::string& address, const nb::bytes& metadata) const {
+    wire::Bytes bytes = to_bytes(metadata);
+    check(released([&] { return agent_->tell(address, std::move(bytes)); }));
+  }
+  void ask(const std::string& address, const std::string& name) const {
+    check(released([&] { return agent_->ask(address, name); }));
+  }
+  void withdraw(const std::string& address) const {
+    check(released([&] { return agent_->withdraw(address); }));
+  }
+  void advertise(const std::string& address) const {
+    released([&] { agent_->advertise(address); });
+  }
+  std::string address() const { return agent_->runtime().address(); }
   void notify(const std::string& remote, const nb::bytes& payload) const {
     wire::Bytes bytes = to_bytes(payload);
     check(released([&] { return agent_->notify(remote, std::move(bytes)); }));
@@ -221,6 +235,11 @@ void define_door(nb::module_& m) {
       .def("prepare", &PyDoor::prepare, "of"_a, "rows"_a, "is_gpu"_a)
       .def("make", &PyDoor::make, "is_write"_a, "local"_a, "local_entries"_a.none(), "remote"_a,
            "remote_entries"_a.none())
+      .def("tell", &PyDoor::tell, "address"_a, "metadata"_a)
+      .def("ask", &PyDoor::ask, "address"_a, "name"_a)
+      .def("withdraw", &PyDoor::withdraw, "address"_a)
+      .def("advertise", &PyDoor::advertise, "address"_a)
+      .def_prop_ro("address", &PyDoor::address)
       .def("notify", &PyDoor::notify, "remote"_a, "payload"_a)
       .def("take_notifications", &PyDoor::take_notifications);
 

@@ -15,15 +15,26 @@ constexpr std::uint8_t kClaim = 1;  // a token
 constexpr std::uint8_t kGranted = 2;  // a token
 constexpr std::uint8_t kRefused = 3;  // a token
 constexpr std::uint8_t kNotify = 4;  // a caller's bytes
+constexpr std::uint8_t kPart = 5;  // of what the next of those below says
+constexpr std::uint8_t kTell = 6;  // metadata
+constexpr std::uint8_t kAsk = 7;  // for metadata
+constexpr std::uint8_t kAnswer = 8;  // metadata
+constexpr std::uint8_t kForget = 9;
+constexpr std::uint8_t kThanks = 10;  // it is done
 
 // A loop of a region's own bytes (core/copy/footprint.cpp).
 constexpr std::uint64_t kMostLoopNbytes = std::uint64_t{1} << 30;
 constexpr Time kConnectTimeout = 10'000'000'000;
 // Renewed by heartbeats.
+// Two checks that are so close are of a caller who does nothing else.
+constexpr Time kSpinning = 20'000;
+constexpr Time kSpinWait = 100'000;
 constexpr Time kLeaseTtl = 30'000'000'000;
 constexpr Time kClosingTimeout = 2'000'000'000;
 // Of a session, for those who may use the same again.
 constexpr std::size_t kMostPrograms = 512;
+constexpr std::size_t kMostIntroductions = 1024;  // under way
+constexpr std::size_t kMostMetadata = std::size_t{4} << 20;  // bytes
 constexpr std::size_t kMostNames = 65536, kMostLeft = 65536;
 
 Status unknown(const std::string& name) {
@@ -222,10 +233,14 @@ Agent::Remote* Agent::find(SessionKey session) {
 }
 
 Result<std::string> Agent::add_remote(wire::ByteSpan bytes) {
+  const std::lock_guard lock(mutex_);
+  return take_in(bytes);
+}
+
+Result<std::string> Agent::take_in(wire::ByteSpan bytes) {
   Result<Metadata> decoded = Metadata::decode(bytes);
   if (!decoded.ok()) return decoded.status();
   Metadata& told = decoded.value();
-  const std::lock_guard lock(mutex_);
   if (told.name == name()) return Status(Code::kInvalidArgument, "these are this agent's own metadata");
   std::unique_ptr<Remote>& remote = remotes_[told.name];
   const bool is_new = remote == nullptr || remote->incarnation != told.incarnation;
@@ -328,6 +343,79 @@ bool Agent::has_remote(const std::string& name, std::span<const Descriptor> desc
   return remote != nullptr &&
          std::all_of(descriptors.begin(), descriptors.end(),
                      [&](const Descriptor& each) { return remote->sections.find(each, kind) != nullptr; });
+}
+
+// ---- metadata by the agents' own way ------------------------------------------------------------------
+
+Status Agent::introduce(const std::string& address, Introduction introduction) {
+  const std::lock_guard lock(mutex_);
+  if (introductions_.size() >= kMostIntroductions)
+    return {Code::kExhausted, "so many agents are told something already"};
+  const Result<SessionKey> session = runtime_->begin_connect(address, kConnectTimeout);
+  if (!session.ok()) return session.status();
+  introductions_.emplace(session.value(), std::move(introduction));
+  return {};
+}
+
+Status Agent::tell(const std::string& address, wire::Bytes metadata) {
+  return introduce(address, {kTell, std::move(metadata), {}});
+}
+Status Agent::ask(const std::string& address, std::string name) {
+  return introduce(address, {kAsk, {}, std::move(name)});
+}
+Status Agent::withdraw(const std::string& address) { return introduce(address, {kForget, {}, {}}); }
+
+void Agent::advertise(std::string address) {
+  const std::lock_guard lock(mutex_);
+  options_.advertise = std::move(address);
+}
+
+Status Agent::send_long(SessionKey session, std::uint8_t kind, const wire::Bytes& payload) {
+  constexpr std::size_t kMost = wire::kMaxMessage - 1;
+  std::size_t at = 0;
+  for (; payload.size() - at > kMost; at += kMost)
+    if (Status sent = send(session, kPart, std::span(payload).subspan(at, kMost)); !sent.ok()) return sent;
+  return send(session, kind, std::span(payload).subspan(at));
+}
+
+void Agent::on_introduced(SessionKey peer, std::uint8_t kind, wire::Bytes payload) {
+  if (kind == kPart) {
+    wire::Bytes& parts = parts_[peer];
+    if (parts.size() + payload.size() <= kMostMetadata)
+      parts.insert(parts.end(), payload.begin(), payload.end());
+    return;
+  }
+  if (auto parts = parts_.extract(peer); !parts.empty()) {
+    parts.mapped().insert(parts.mapped().end(), payload.begin(), payload.end());
+    payload = std::move(parts.mapped());
+  }
+  if (kind == kAsk) {
+    (void)send_long(peer, kAnswer, described(nullptr, true).encode());
+    return;
+  }
+  if (kind == kTell || kind == kForget) {
+    // A peer speaks for itself alone.
+    const std::string name = name_of(peer);
+    const Result<Metadata> told = kind == kTell ? Metadata::decode(payload) : Result<Metadata>(Metadata());
+    if (kind == kTell && told.ok() && told.value().name == name) (void)take_in(payload);
+    if (kind == kForget)
+      if (const auto found = remotes_.find(name); found != remotes_.end()) {
+        lose(*found->second, {Code::kCancelled, "agent " + name + " has withdrawn its metadata"});
+        remotes_.erase(found);
+      }
+    (void)send(peer, kThanks, {});
+    return;
+  }
+  const auto introduction = introductions_.extract(peer);
+  if (introduction.empty()) return;
+  if (kind == kAnswer && introduction.mapped().kind == kAsk) {
+    const Result<Metadata> told = Metadata::decode(payload);
+    if (told.ok() && told.value().name == introduction.mapped().name) (void)take_in(payload);
+  }
+  runtime_->with_open_engine([&](Engine& engine, Time now) {
+    engine.end_session(now, peer, Code::kPeerLost, "it was said what there was to say");
+    return 0;
+  });
 }
 
 // ---- transfers -------------------------------------------------------------------------------------
@@ -528,10 +616,32 @@ Status Agent::check(Request& request) {
         case Request::State::kMoving: break;
       }
     }
-    if (look == 1) return {Code::kAgain, "it is under way"};
+    const Time now = Runtime::now();
+    if (look == 1) {
+      checked_at_.store(now, std::memory_order_relaxed);
+      return {Code::kAgain, "it is under way"};
+    }
     if (Status alive = runtime_->check_alive(); !alive.ok()) return alive;
-    (void)runtime_->poll();
+    // Who asks again at once would only take the processor from who copies.
+    const bool is_spinning = now - checked_at_.load(std::memory_order_relaxed) < kSpinning;
+    const std::vector<std::shared_ptr<Handle>> handles =
+        is_spinning ? pending(request) : decltype(pending(request))();
+    if (handles.empty())
+      (void)runtime_->poll();
+    else
+      (void)runtime_->wait(
+          [&] {
+            return std::all_of(handles.begin(), handles.end(),
+                               [](const auto& each) { return each->outcome() != Outcome::kPending; });
+          },
+          kSpinWait);
   }
+}
+
+std::vector<std::shared_ptr<Handle>> Agent::pending(const Request& request) {
+  const std::lock_guard lock(mutex_);
+  if (request.state_ != Request::State::kMoving) return {};
+  return request.handles_;
 }
 
 void Agent::release(Request& request) {
@@ -640,6 +750,10 @@ void Agent::on_event(const Event& event) {
   const std::lock_guard lock(mutex_);
   if (event.kind == EventKind::kPeerUp) {
     const std::string name = name_of(event.peer);
+    if (const auto introduction = introductions_.find(event.peer); introduction != introductions_.end()) {
+      (void)send_long(event.peer, introduction->second.kind, introduction->second.payload);
+      return;
+    }
     Remote* const remote = find(event.peer);
     if (remote == nullptr) return;
     const auto view = runtime_->with_engine([&](Engine& engine, Time) { return engine.peer(event.peer); });
@@ -651,6 +765,8 @@ void Agent::on_event(const Event& event) {
     claim(*remote);
   } else if (event.kind == EventKind::kPeerLost) {
     std::erase_if(granted_, [&](const auto& each) { return each.first.first == event.peer; });
+    introductions_.erase(event.peer);
+    parts_.erase(event.peer);
     // What peers that come and go leave is bounded.
     while (told_.size() > kMostLeft && told_.front().mail.peer == event.peer) told_.pop_front();
     if (Remote* const remote = find(event.peer)) {
@@ -673,6 +789,10 @@ void Agent::on_message(Mail mail) {
   }
   mail.charge.release();
   if (mail.tells) runtime_->message_taken(peer);
+  if (kind >= kPart && kind <= kThanks) {
+    payload.erase(payload.begin());
+    return on_introduced(peer, kind, std::move(payload));
+  }
   Token token;
   if (payload.size() != 1 + token.size()) return;
   std::memcpy(token.data(), payload.data() + 1, token.size());

@@ -72,6 +72,16 @@ class Agent {
   // Whether descriptors lie in what its metadata name. Empty: whether it is known.
   bool has_remote(const std::string& name, std::span<const Descriptor> descriptors, MemoryKind kind);
 
+  // ---- metadata by the agents' own way: sessions prove the secret, as all do
+  // Sends metadata to who listens at an address, who takes them in. Returns before that.
+  Status tell(const std::string& address, wire::Bytes metadata);
+  // Asks who listens there for its metadata, and takes them in if they are `name`'s.
+  Status ask(const std::string& address, std::string name);
+  // Has who listens there forget this agent.
+  Status withdraw(const std::string& address);
+  // What metadata name from now on as the address of this agent.
+  void advertise(std::string address);
+
   // ---- transfers
   // "" is memory of ours as the near end, our own name the same as the far one.
   Result<std::shared_ptr<const PreparedList>> prepare(const std::string& agent,
@@ -122,6 +132,16 @@ class Agent {
   void on_event(const Event& event);
   void on_message(Mail mail);
   void on_claim(SessionKey peer, const Token& token);
+  // A session that is opened to say one thing.
+  struct Introduction {
+    std::uint8_t kind = 0;  // of the message
+    wire::Bytes payload;
+    std::string name;  // whose metadata are asked for
+  };
+  Status introduce(const std::string& address, Introduction introduction);
+  Status send_long(SessionKey session, std::uint8_t kind, const wire::Bytes& payload);
+  void on_introduced(SessionKey peer, std::uint8_t kind, wire::Bytes payload);
+  Result<std::string> take_in(wire::ByteSpan metadata);
   Result<RegionId> add_region(const std::multiset<Descriptor>& descriptors, MemoryKind kind);
   std::optional<std::size_t> find_registration(const Descriptor& descriptor, MemoryKind kind) const;
   Metadata described(const std::set<RegionId>* regions, bool with_address);
@@ -135,13 +155,15 @@ class Agent {
   Status install(Request& request, Remote& remote);
   Status move_locally(Request& request);
   void settle(Request& request);
+  std::vector<std::shared_ptr<Handle>> pending(const Request& request);
   Status send(SessionKey session, std::uint8_t kind, std::span<const std::byte> payload);
   std::string name_of(SessionKey session);
 
-  const Options options_;
+  Options options_;
   const std::shared_ptr<Runtime> runtime_;
   std::thread thread_;
   std::atomic<bool> stops_{false};
+  std::atomic<Time> checked_at_{0};  // and it was under way
 
   std::mutex mutex_;  // of all that follows
   std::vector<Registration> registrations_;
@@ -151,6 +173,8 @@ class Agent {
   std::map<std::pair<SessionKey, RegionId>, std::vector<LeaseId>> granted_;
   std::map<std::string, std::unique_ptr<Remote>> remotes_;
   std::map<SessionKey, std::string> names_;  // of peers
+  std::map<SessionKey, Introduction> introductions_;
+  std::map<SessionKey, wire::Bytes> parts_;  // of what a peer says in several messages
   // That came as messages, or from ourselves. A peer's count against its budget until our caller takes them.
   struct Told {
     std::string from;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <deque>
 #include <random>
+#include <thread>
 
 #include "check.h"
 #include "door/agent.h"
@@ -24,7 +25,7 @@ struct End {
     options.transports = {transport, "tcp"};
     Result<std::shared_ptr<Runtime>> made = Runtime::create(std::move(options));
     if (!made.ok()) FAIL(made.status().message());
-    agent = Agent::create(std::move(made).value(), {.timeout_ns = kBound});
+    agent = Agent::create(std::move(made).value(), {.advertise = "", .timeout_ns = kBound});
   }
   // Of random bytes.
   Descriptor add(std::size_t nbytes, unsigned seed) {
@@ -217,6 +218,47 @@ TEST(metadata_may_be_anything) {
     for (int i = 0; i < 3; ++i) spoilt[random() % spoilt.size()] = std::byte(random());
     (void)Metadata::decode(spoilt);
   }
+}
+
+// Sessions prove the secret alone; what was not shown is no right.
+TEST(a_peer_without_the_token_has_no_right) {
+  End near("near"), far("far");
+  const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far.add(8192, 2)};
+  CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
+  CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
+  Metadata told = Metadata::decode(far.agent->metadata()).value();
+  told.token[3] ^= std::byte{1};
+  CHECK(near.agent->add_remote(told.encode()).ok());
+  const auto local = prepared(*near.agent, "", ours), remote = prepared(*near.agent, "far", theirs);
+  for (const Operation operation : {Operation::kRead, Operation::kWrite})
+    CHECK_EQ(move(*near.agent, operation, *local, *remote).code(), Code::kNotPermitted);
+}
+
+TEST(agents_introduce_themselves) {
+  End near("near"), far("far");
+  std::vector<Descriptor> theirs;
+  for (unsigned i = 0; i < 3000; ++i) theirs.push_back(far.add(64, i));  // of more than one message
+  CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
+  const auto comes = [](Agent& agent, const std::string& name, bool wanted) {
+    const Time until = Runtime::now() + kBound;
+    while (agent.has_remote(name, {}, MemoryKind::kHost) != wanted && Runtime::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return agent.has_remote(name, {}, MemoryKind::kHost) == wanted;
+  };
+  CHECK(near.agent->ask(far.agent->runtime().address(), "far").ok());
+  CHECK(comes(*near.agent, "far", true));
+  CHECK(near.agent->has_remote("far", {&theirs.back(), 1}, MemoryKind::kHost));
+  CHECK(near.agent->tell(far.agent->runtime().address(), near.agent->metadata()).ok());
+  CHECK(comes(*far.agent, "near", true));
+  CHECK(near.agent->withdraw(far.agent->runtime().address()).ok());
+  CHECK(comes(*far.agent, "near", false));
+  // What is said of others is not heard.
+  Metadata other = Metadata::decode(near.agent->metadata()).value();
+  other.name = "somebody";
+  CHECK(near.agent->tell(far.agent->runtime().address(), other.encode()).ok());
+  CHECK(near.agent->tell(far.agent->runtime().address(), near.agent->metadata()).ok());
+  CHECK(comes(*far.agent, "near", true));
+  CHECK(!far.agent->has_remote("somebody", {}, MemoryKind::kHost));
 }
 
 }  // namespace

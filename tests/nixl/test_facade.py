@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from kvxfer.connectors.nixl import _bindings, install_as_nixl, nixl_agent, nixl_agent_config
+from tests.etcd_server import free_ports
 
 ROOT = Path(__file__).parents[2]
 NBYTES = 1 << 20
@@ -154,6 +155,34 @@ agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
 print(agent.get_agent_metadata().hex(), memory.ctypes.data, flush=True)
 time.sleep(600)
 """
+
+
+def test_agents_exchange_metadata_by_their_own_way() -> None:
+    ports = free_ports(2)
+    ends = [
+        End(name, enable_listen_thread=True, listen_port=port)
+        for name, port in zip(("one", "another"), ports, strict=True)
+    ]
+    one, another = ends
+
+    def comes(end: End, name: str, wanted: bool) -> bool:
+        until = time.monotonic() + BOUND_S
+        while end.agent.check_remote_metadata(name) != wanted and time.monotonic() < until:
+            time.sleep(0.001)
+        return end.agent.check_remote_metadata(name) == wanted
+
+    one.agent.fetch_remote_metadata("another", "127.0.0.1", ports[1])
+    assert comes(one, "another", True)
+    assert one.move("READ", one.descs((0, 4096)), another.descs((0, 4096)), "another") == "DONE"
+    one.agent.send_local_metadata("127.0.0.1", ports[1])
+    assert comes(another, "one", True)
+    assert another.move("WRITE", another.descs((0, 64)), one.descs((64, 64)), "one") == "DONE"
+    one.agent.invalidate_local_metadata("127.0.0.1", ports[1])
+    assert comes(another, "one", False)
+    with pytest.raises(_bindings.nixlNotSupportedError, match="etcd"):
+        one.agent.send_local_metadata()
+    for end in ends:
+        end.agent.agent._door.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
