@@ -1,7 +1,7 @@
 """The native door: an agent for callers that name memory by addresses, and neither layouts nor leases.
 
-What binds kvxfer to interfaces of that kind stands on it (`kvxfer.connectors.nixl`); who writes a program of their
-own takes `kvxfer.Agent`. native/door/agent.h says how it works.
+What binds kvxfer to interfaces of that kind stands on it (`kvxfer.connectors.nixl`); who writes a program of
+their own takes `kvxfer.Agent`. native/door/agent.h says how it works.
 
 Descriptors are rows of address, length in bytes and device: an array of shape [N, 3] and dtype uint64.
 """
@@ -119,7 +119,8 @@ class Door:
     name
         What others call it; distinct among those that know each other.
     options
-        As a `kvxfer.Agent`'s. Its secret and certificates are what peers prove; `advertise` is what metadata name.
+        As a `kvxfer.Agent`'s. Its secret and certificates are what peers prove; `advertise` is what metadata
+        name.
     timeout_s
         Of a transfer, from its post on.
 
@@ -173,7 +174,7 @@ class Door:
         return self._native.metadata()
 
     def metadata_of(self, rows: Rows, *, is_gpu: bool = False, with_address: bool) -> bytes:
-        """Returns the same of what holds these rows; `with_address`: for agents that do not know this one yet.
+        """Returns the same of what holds these rows; `with_address`: for agents that do not know this one.
 
         Raises
         ------
@@ -244,11 +245,11 @@ class Door:
             self._native.connect(name)
 
     def has_remote(self, name: str, rows: Rows, *, is_gpu: bool = False) -> bool:
-        """Returns whether metadata of this agent name memory that holds the rows, or any, where there are none."""
+        """Returns whether a remote agent's metadata are here, and name memory that holds the rows."""
         return self._native.has_remote(name, rows, is_gpu)
 
     def prepare(self, of: str, rows: Rows, *, is_gpu: bool = False) -> DoorList:
-        """Prepares descriptors of memory here (``of=""``), or of a remote agent's, for any number of transfers.
+        """Prepares descriptors of memory here (``of=""``), or of a remote agent's, for any transfers.
 
         Raises
         ------

@@ -1,8 +1,8 @@
 """NIXL's Python interface, kept by kvxfer: programs that are written for NIXL run on it unchanged.
 
-Under its own name (``from kvxfer.connectors.nixl import nixl_agent``), or as ``nixl`` where a program asks for that by
-`install_as_nixl`, or by installing the distribution in ``distribution/``. README.md says what is the same, what is
-stricter and what is missing.
+Under its own name (``from kvxfer.connectors.nixl import nixl_agent``), or as ``nixl`` where a program asks
+for that: by `install_as_nixl`, or by installing the distribution in ``distribution/``. README.md says what is
+the same, what is stricter and what is missing.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class nixl_thread_sync_t(Enum):
 class nixl_agent_config:
     """What an agent is made with.
 
-    Threads that are asked for, or not, make no difference: an agent makes progress by itself and sleeps meanwhile.
+    Threads that are asked for, or not, make no difference: an agent makes progress by itself, and sleeps
+    meanwhile.
     """
 
     def __init__(
@@ -201,8 +202,14 @@ class nixl_agent:
         self, reg_list: Any, mem_type: str | None = None, backends: Sequence[str] = ()
     ) -> bindings.nixlRegDList:
         """Registers memory, and returns the list of it, which deregisters it."""
-        descs = self.get_reg_descs(reg_list, mem_type)
+        descs = self._described(reg_list, mem_type)
         self.agent.registerMem(descs, self._handles(backends))
+        return descs
+
+    def _described(self, reg_list: Any, mem_type: str | None) -> bindings.nixlRegDList:
+        descs = self.get_reg_descs(reg_list, mem_type)
+        if descs is None:
+            raise TypeError("memory is a list of 4-tuples, an Nx3 array, a tensor, or a list of tensors")
         return descs
 
     def deregister_memory(self, dereg_list: bindings.nixlRegDList, backends: Sequence[str] = ()) -> None:
@@ -213,7 +220,7 @@ class nixl_agent:
         self, reg_list: Any, backend: str, mem_type: str | None = None
     ) -> list[dict[str, str] | None]:
         """Is of files and objects; raises nixlNotSupportedError."""
-        descs = self.get_reg_descs(reg_list, mem_type)
+        descs = self._described(reg_list, mem_type)
         if backend not in self.backends:
             raise ValueError(f"there is no backend {backend!r}: {list(self.backends)}")
         return self.agent.queryMem(descs, self.backends[backend])
@@ -267,11 +274,11 @@ class nixl_agent:
     def fetch_remote_metadata(
         self, remote_agent: str, ip_addr: str = "", port: int = DEFAULT_COMM_PORT, label: str = ""
     ) -> None:
-        """Asks who listens at an address for its metadata; `check_remote_metadata` tells when they are here."""
+        """Asks who listens at an address for its metadata; `check_remote_metadata` tells when they came."""
         self.agent.fetchRemoteMD(remote_agent, ip_addr, port, label)
 
     def invalidate_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """Ends the rights that metadata gave until now; with an address has who listens there forget this agent."""
+        """Ends the rights that metadata gave; with an address has who listens there forget this agent."""
         self.agent.invalidateLocalMD(ip_addr, port)
 
     # ---- transfers
@@ -281,8 +288,8 @@ class nixl_agent:
     ) -> nixl_prepped_dlist_handle:
         """Prepares descriptors, of which transfers then name some by their place.
 
-        ``""`` and ``"NIXL_INIT_AGENT"`` are memory of this agent as the near end, its own name the same as the far
-        end. An N x 5 array is of rows (address, length, device, stride, count).
+        ``""`` and ``"NIXL_INIT_AGENT"`` are memory of this agent as the near end, its own name the same as
+        the far end. An N x 5 array is of rows (address, length, device, stride, count).
         """
         if agent_name == "NIXL_INIT_AGENT":
             agent_name = bindings.NIXL_INIT_AGENT
@@ -331,7 +338,12 @@ class nixl_agent:
     ) -> nixl_xfer_handle:
         """Prepares two lists and makes a transfer of all of them."""
         number = self.agent.createXferReq(
-            self.nixl_ops[operation], local_descs, remote_descs, remote_agent, notif_msg, self._handles(backends)
+            self.nixl_ops[operation],
+            local_descs,
+            remote_descs,
+            remote_agent,
+            notif_msg,
+            self._handles(backends),
         )
         return nixl_xfer_handle(self.agent, number)
 
@@ -391,7 +403,7 @@ class nixl_agent:
         backends: Sequence[str] = (),
         tag_is_prefix: bool = True,
     ) -> bool:
-        """Returns whether an agent told something that begins with a tag, or contains it, and takes out the first."""
+        """Returns whether an agent told what begins with a tag, or contains it, and takes out the first."""
         told = self.update_notifs(backends).get(remote_agent_name, [])
         for place, message in enumerate(told):
             if message.startswith(lookup_tag) if tag_is_prefix else lookup_tag in message:
@@ -406,16 +418,19 @@ class nixl_agent:
     # ---- lists of descriptors
 
     def get_xfer_descs(self, descs: Any, mem_type: str | None = None) -> bindings.nixlXferDList | None:
-        """Makes a list of tuples (address, length, device), of an N x 3 array, of a tensor or a list of such."""
-        return self._descs(descs, mem_type, bindings.nixlXferDList, 3)
+        """Makes a list of tuples (address, length, device), an N x 3 array, a tensor or a list of such."""
+        made: bindings.nixlXferDList | None = self._descs(descs, mem_type, bindings.nixlXferDList, 3)
+        return made
 
     def get_reg_descs(self, descs: Any, mem_type: str | None = None) -> bindings.nixlRegDList | None:
         """Makes a list for registration: as `get_xfer_descs`, tuples with a word on the memory behind."""
-        return self._descs(descs, mem_type, bindings.nixlRegDList, 4)
+        made: bindings.nixlRegDList | None = self._descs(descs, mem_type, bindings.nixlRegDList, 4)
+        return made
 
     def get_remote_descs(self, descs: Any, mem_type: str | None = None) -> bindings.nixlRemoteDList | None:
         """Makes a list of tuples (address, length, device, agent)."""
-        return self._descs(descs, mem_type, bindings.nixlRemoteDList, 4)
+        made: bindings.nixlRemoteDList | None = self._descs(descs, mem_type, bindings.nixlRemoteDList, 4)
+        return made
 
     def _descs(self, descs: Any, mem_type: str | None, kind: Any, width: int) -> Any:
         if isinstance(descs, kind):
@@ -475,7 +490,11 @@ class _ListReader(pickle.Unpickler):
         super().__init__(io.BytesIO(serialized))
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.rpartition(".")[2] == "_bindings" and name in ("nixlXferDList", "nixlRegDList", "nixlRemoteDList"):
+        if module.rpartition(".")[2] == "_bindings" and name in (
+            "nixlXferDList",
+            "nixlRegDList",
+            "nixlRemoteDList",
+        ):
             return getattr(bindings, name)
         if (module, name) == ("copyreg", "_reconstructor"):
             import copyreg
@@ -499,4 +518,6 @@ def _tensors(descs: Any) -> Sequence[Any] | None:
 
 
 def _state(status: bindings.nixl_status_t) -> str:
-    return {bindings.nixl_status_t.NIXL_SUCCESS: "DONE", bindings.nixl_status_t.NIXL_IN_PROG: "PROC"}.get(status, "ERR")
+    return {bindings.nixl_status_t.NIXL_SUCCESS: "DONE", bindings.nixl_status_t.NIXL_IN_PROG: "PROC"}.get(
+        status, "ERR"
+    )

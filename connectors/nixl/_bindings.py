@@ -1,6 +1,6 @@
 """What NIXL 1.5.1 calls its bindings: the same names, kept by kvxfer's native door.
 
-Errors are NIXL's classes, so that ``except`` clauses hold; their words, their ``code`` and their cause are kvxfer's.
+Errors are NIXL's classes, so that ``except`` clauses hold; their words, ``code`` and cause are kvxfer's.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -178,7 +178,7 @@ def _asked(call: Callable[[], T]) -> T:
 class _DescriptorList:
     """Address, length and device, one row after another."""
 
-    def __init__(self, type: nixl_mem_t, descs: Any = 0, *, init_size: int | None = None) -> None:  # noqa: A002
+    def __init__(self, type: nixl_mem_t, descs: Any = 0, *, init_size: int | None = None) -> None:
         self._type = nixl_mem_t(type)
         self._rows: Rows = np.empty((0, 3), np.uint64)
         self._fill(init_size if init_size is not None else descs)
@@ -309,7 +309,7 @@ class nixlRegDList(_DescriptorList):
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other) and isinstance(other, nixlRegDList) and self._notes == other._notes
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __getstate__(self) -> tuple[Any, ...]:
         return (*super().__getstate__(), self._notes)
@@ -320,7 +320,7 @@ class nixlRegDList(_DescriptorList):
 
 
 class nixlRemoteDList(_DescriptorList):
-    """Memory of remote agents, for views from a GPU's kernels, which are not kvxfer's: it holds what it is given."""
+    """Memory of remote agents, for views from a GPU's kernels, of which kvxfer has none."""
 
     _agents: list[str]
 
@@ -345,7 +345,7 @@ class nixlRemoteDList(_DescriptorList):
 
 
 class nixlAgentConfig:
-    """What an agent is made with; a door needs no thread that is asked for, and telemetry costs it nothing."""
+    """What an agent is made with; a door needs none of the threads, and telemetry costs it nothing."""
 
     def __init__(
         self,
@@ -417,7 +417,9 @@ class nixlAgent:
         self._lock = threading.Lock()
         self._next = 1
         self._backends: dict[int, str] = {}
-        self._lists: dict[int, tuple[str | None, Any]] = {}  # agent that it is of; None: this, as the near end
+        self._lists: dict[
+            int, tuple[str | None, Any]
+        ] = {}  # agent that it is of; None: this, as the near end
         self._requests: dict[int, Request] = {}
         self._notify: dict[int, bytes] = {}
 
@@ -433,7 +435,9 @@ class nixlAgent:
 
     def getPluginParams(self, plugin: str) -> tuple[dict[str, str], list[str]]:
         if plugin not in BACKENDS:
-            raise nixlNotFoundError(f"there is no plug-in {plugin!r}: kvxfer goes by {' and '.join(BACKENDS)}")
+            raise nixlNotFoundError(
+                f"there is no plug-in {plugin!r}: kvxfer goes by {' and '.join(BACKENDS)}"
+            )
         return {}, ["DRAM_SEG", "VRAM_SEG"]
 
     def createBackend(self, backend: str, params: Mapping[str, str]) -> int:
@@ -449,7 +453,7 @@ class nixlAgent:
 
     # ---- memory
 
-    def _kind(self, type: nixl_mem_t) -> bool:  # noqa: A002
+    def _kind(self, type: nixl_mem_t) -> bool:
         """Returns whether memory of a kind is a GPU's."""
         if type > nixl_mem_t.VRAM_SEG:
             raise nixlNotSupportedError(f"kvxfer moves memory of the host and of GPUs, and no {type.name}")
@@ -531,7 +535,7 @@ class nixlAgent:
     # ---- lists
 
     def prepXferDlist(self, *args: Any, **kwargs: Any) -> int:
-        """Of (agent, descs), (descs), or (agent, mem_type, N x 5 or N x 3 array), and backends behind them."""
+        """Of (agent, descs), (descs), or (agent, mem_type, N x 5 or N x 3 array), and backends behind."""
         named = list(args)
         if named and isinstance(named[0], _DescriptorList):
             named.insert(0, NIXL_INIT_AGENT)
@@ -548,8 +552,11 @@ class nixlAgent:
             raise nixlNotFoundError("the list is empty")
         return self._prepare(agent, rows, self._kind(kind))
 
+    def _prepared(self, agent: str, rows: Rows, is_gpu: bool) -> Any:
+        return _asked(lambda: self._door.prepare(agent, rows, is_gpu=is_gpu))
+
     def _prepare(self, agent: str, rows: Rows, is_gpu: bool) -> int:
-        prepared = _asked(lambda: self._door.prepare(agent, rows, is_gpu=is_gpu))
+        prepared = self._prepared(agent, rows, is_gpu)
         number = self._number()
         self._lists[number] = (agent or None, prepared)
         return number
@@ -573,7 +580,9 @@ class nixlAgent:
     ) -> int:
         near, far = self._lists.get(local_side), self._lists.get(remote_side)
         if near is None or far is None or near[0] is not None or far[0] is None:
-            raise nixlInvalidParamError("the near list is one of this agent's, the far one of a remote agent's")
+            raise nixlInvalidParamError(
+                "the near list is one of this agent's, the far one of a remote agent's"
+            )
         chosen = _entries(local_indices), _entries(remote_indices)
         return self._make(operation, near[1], chosen[0], far[1], chosen[1], far[0], notif_msg)
 
@@ -587,15 +596,19 @@ class nixlAgent:
         backend: Sequence[int] = (),
     ) -> int:
         agent = _as_text(remote_agent)
-        sides = (("", local_descs), (agent, remote_descs))
-        near, far = (
-            _asked(lambda of=of, descs=descs: self._door.prepare(of, descs.rows, is_gpu=self._kind(descs.getType())))
-            for of, descs in sides
-        )
+        near = self._prepared("", local_descs.rows, self._kind(local_descs.getType()))
+        far = self._prepared(agent, remote_descs.rows, self._kind(remote_descs.getType()))
         return self._make(operation, near, None, far, None, agent, notif_msg)
 
     def _make(
-        self, operation: nixl_xfer_op_t, near: Any, near_entries: Any, far: Any, far_entries: Any, agent: str, notif_msg: bytes | str
+        self,
+        operation: nixl_xfer_op_t,
+        near: Any,
+        near_entries: Any,
+        far: Any,
+        far_entries: Any,
+        agent: str,
+        notif_msg: bytes | str,
     ) -> int:
         made = _asked(
             lambda: self._door.make(
@@ -715,7 +728,7 @@ def _expanded(strided: NDArray[Any]) -> Rows:
     return rows
 
 
-__all__: Iterable[str] = [name for name in globals() if name.startswith(("nixl", "NIXL_"))] + [
+__all__ = [name for name in globals() if name.startswith(("nixl", "NIXL_"))] + [
     *nixl_mem_t.__members__,
     "DEFAULT_COMM_PORT",
     "HAVE_UCX_GPU_DEVICE_API",

@@ -1,7 +1,7 @@
 """A random program of calls, run on whatever ``nixl`` is: what it returned, raised and moved, as JSON lines.
 
-Run as a script by NIXL's own environment (argument: seeds), and called by the tests on kvxfer's. Both agents are of one
-process, and are asked in turn, so that neither needs a thread.
+Run as a script by NIXL's own environment (arguments: seeds), and called by the tests on kvxfer's. Both agents
+are of one process, and are asked in turn, so that neither needs a thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Pair:
         generator = np.random.default_rng(seed)
         nbytes = NUM_BLOCKS * BLOCK_NBYTES
         self.memory = {
-            name: [generator.integers(0, 256, nbytes, np.uint8) for _ in range(NUM_TENSORS)] for name in ("a", "b")
+            name: [generator.integers(0, 256, nbytes, np.uint8) for _ in range(NUM_TENSORS)]
+            for name in ("a", "b")
         }
         self.registered = {
             name: agent.register_memory([(t.ctypes.data, nbytes, 0, "") for t in self.memory[name]], "DRAM")
@@ -75,7 +76,20 @@ class Pair:
         name = self.random.choice("ab")
         agent, far = self.agents[name], self.agents[self.other(name)]
         kind = self.random.choice(
-            ("prepped", "prepped", "prepped", "whole", "notify", "notify", "twice", "outside", "unequal", "unknown", "lists", "rest")
+            (
+                "prepped",
+                "prepped",
+                "prepped",
+                "whole",
+                "notify",
+                "notify",
+                "twice",
+                "outside",
+                "unequal",
+                "unknown",
+                "lists",
+                "rest",
+            )
         )
         write = self.random.random() < 0.5
         operation = "WRITE" if write else "READ"
@@ -84,8 +98,9 @@ class Pair:
         near, distant = self.random.sample(places, count), self.random.sample(places, count)
         tag = f"{number}-{operation}".encode()
         if kind == "prepped":
-            lists = agent.prep_xfer_dlist("", self.blocks(name, places), "DRAM"), agent.prep_xfer_dlist(
-                far.name, self.blocks(self.other(name), places), "DRAM"
+            lists = (
+                agent.prep_xfer_dlist("", self.blocks(name, places), "DRAM"),
+                agent.prep_xfer_dlist(far.name, self.blocks(self.other(name), places), "DRAM"),
             )
             chosen = [[places.index(place) for place in side] for side in (near, distant)]
             handle = agent.make_prepped_xfer(operation, lists[0], chosen[0], lists[1], chosen[1], tag)
@@ -94,8 +109,9 @@ class Pair:
             agent.release_xfer_handle(handle)
             return [kind, *result]
         if kind in ("whole", "twice"):
-            descs = agent.get_xfer_descs(self.blocks(name, near), "DRAM"), agent.get_xfer_descs(
-                self.blocks(self.other(name), distant), "DRAM"
+            descs = (
+                agent.get_xfer_descs(self.blocks(name, near), "DRAM"),
+                agent.get_xfer_descs(self.blocks(self.other(name), distant), "DRAM"),
             )
             handle = agent.initialize_xfer(operation, *descs, far.name, tag)
             result = []
@@ -109,14 +125,22 @@ class Pair:
         if kind == "outside":
             rows = self.blocks(name, near)
             rows[-1][0] += np.uint64(1 << 40)
-            return [kind, outcome(lambda: agent.prep_xfer_dlist(self.random.choice(["", far.name]), rows, "DRAM"))]
+            return [
+                kind,
+                outcome(lambda: agent.prep_xfer_dlist(self.random.choice(["", far.name]), rows, "DRAM")),
+            ]
         if kind == "unequal":
-            lists = [
+            wrong_lists = [
                 agent.prep_xfer_dlist("", self.blocks(name, near), "DRAM"),
                 agent.prep_xfer_dlist(far.name, self.blocks(self.other(name), distant), "DRAM"),
             ]
             wrong = self.random.choice(([0], [count], [-1], []))
-            return [kind, outcome(lambda: agent.make_prepped_xfer(operation, lists[0], [0, 0], lists[1], wrong))]
+            return [
+                kind,
+                outcome(
+                    lambda: agent.make_prepped_xfer(operation, wrong_lists[0], [0, 0], wrong_lists[1], wrong)
+                ),
+            ]
         if kind == "unknown":
             calls = (
                 lambda: agent.prep_xfer_dlist("nobody", self.blocks(name, near), "DRAM"),
@@ -136,8 +160,8 @@ class Pair:
             which = self.random.randrange(len(calls))
             return [kind, which, outcome(calls[which])]
         if kind == "lists":
-            rows = [(self.random.randrange(1 << 40), self.random.randrange(1 << 20), 0) for _ in range(4)]
-            descs = agent.get_xfer_descs(rows, "DRAM")
+            tuples = [(self.random.randrange(1 << 40), self.random.randrange(1 << 20), 0) for _ in range(4)]
+            descs = agent.get_xfer_descs(tuples, "DRAM")
             descs.append((1, 2, 3))
             descs.remDesc(self.random.randrange(5))
             back = agent.deserialize_descs(agent.get_serialized_descs(descs))
@@ -146,7 +170,9 @@ class Pair:
                 outcome(lambda: descs.index((9, 9, 9))),
                 outcome(lambda: descs.remDesc(17)),
                 agent.check_remote_metadata(far.name),
-                agent.check_remote_metadata(far.name, agent.get_xfer_descs(self.blocks(self.other(name), distant), "DRAM")),
+                agent.check_remote_metadata(
+                    far.name, agent.get_xfer_descs(self.blocks(self.other(name), distant), "DRAM")
+                ),
             ]
         return [kind, agent.get_new_notifs(), agent.estimate_xfer_cost, None][:2]
 
@@ -156,19 +182,34 @@ def run(api: Any, seed: int, num_steps: int = 12) -> list[Any]:
     pair = Pair(api, seed)
     a, b = pair.agents["a"], pair.agents["b"]
     out: list[Any] = [
-        [name.decode() for name in (a.add_remote_agent(b.get_agent_metadata()), b.add_remote_agent(a.get_agent_metadata()))]
+        [
+            name.decode()
+            for name in (
+                a.add_remote_agent(b.get_agent_metadata()),
+                b.add_remote_agent(a.get_agent_metadata()),
+            )
+        ]
     ]
     for number in range(num_steps):
         out.append(pair.step(number))
-        out.append([int(np.bitwise_xor.reduce(t.view(np.uint64) * np.arange(1, len(t) // 8 + 1, dtype=np.uint64))) for name in "ab" for t in pair.memory[name]])
+        out.append(
+            [
+                int(np.bitwise_xor.reduce(t.view(np.uint64) * np.arange(1, len(t) // 8 + 1, dtype=np.uint64)))
+                for name in "ab"
+                for t in pair.memory[name]
+            ]
+        )
     for name, agent in pair.agents.items():
         agent.deregister_memory(pair.registered[name])
         agent.remove_remote_agent(pair.agents[pair.other(name)].name)
-    return json.loads(json.dumps(out, default=lambda value: value.decode() if isinstance(value, bytes) else str(value)))
+    done: list[Any] = json.loads(
+        json.dumps(out, default=lambda value: value.decode() if isinstance(value, bytes) else str(value))
+    )
+    return done
 
 
 if __name__ == "__main__":
-    import nixl._api
+    import nixl._api  # type: ignore[import-not-found]
 
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         print(json.dumps(run(nixl._api, seed)), flush=True)

@@ -17,7 +17,11 @@ from tests.nixl import calls
 NAMES = """
 import inspect, json, sys
 import nixl
-_api, _bindings, _utils, logging = (sys.modules["nixl." + n] for n in ("_api", "_bindings", "_utils", "logging"))
+parts = ("_api", "_bindings", "_utils", "logging")
+_api, _bindings, _utils, logging = (sys.modules["nixl." + part] for part in parts)
+def number(n):
+    is_named = n.isupper() and n[:4] in ("NIXL", "DRAM", "VRAM", "FILE")
+    return is_named and not isinstance(getattr(_bindings, n), str)
 def names(thing): return sorted(n for n in vars(thing) if not n.startswith("_"))
 def parameters(function):
     try: return [p.name for p in inspect.signature(function).parameters.values()]
@@ -29,11 +33,24 @@ print(json.dumps({
   "nixlAgent": names(_bindings.nixlAgent), "nixlXferDList": names(_bindings.nixlXferDList),
   "nixlRegDList": names(_bindings.nixlRegDList), "nixlRemoteDList": names(_bindings.nixlRemoteDList),
   "nixlXferTelemetry": names(_bindings.nixlXferTelemetry),
-  "numbers": {n: int(getattr(_bindings, n)) for n in names(_bindings) if n.isupper() and n[:4] in ("NIXL", "DRAM", "VRAM", "FILE") and not isinstance(getattr(_bindings, n), str)},
+  "numbers": {n: int(getattr(_bindings, n)) for n in names(_bindings) if number(n)},
 }))
 """
 # What a module imports for itself.
-IMPORTED = {"np", "pickle", "sys", "Enum", "TYPE_CHECKING", "Optional", "Union", "annotations", "nixlBind", "logger", "os", "logging"}
+IMPORTED = {
+    "np",
+    "pickle",
+    "sys",
+    "Enum",
+    "TYPE_CHECKING",
+    "Optional",
+    "Union",
+    "annotations",
+    "nixlBind",
+    "logger",
+    "os",
+    "logging",
+}
 IMPORTED |= {"LOGGING_CONFIG"}  # a whole configuration of the program's loggers, which a library leaves alone
 
 
@@ -58,7 +75,11 @@ SCRIPT = str(Path(calls.__file__).relative_to(Path(__file__).parents[2]))
 def test_random_programs_do_the_same(first: int, real_nixl: Callable[..., str], seed: int) -> None:
     first += 1000 * seed
     # NIXL's log goes where its results go.
-    theirs = [json.loads(line) for line in real_nixl(SCRIPT, str(first), str(first + 10)).splitlines() if line.startswith("[[")]
+    theirs = [
+        json.loads(line)
+        for line in real_nixl(SCRIPT, str(first), str(first + 10)).splitlines()
+        if line.startswith("[[")
+    ]
     assert theirs
     for number, expected in enumerate(theirs, first):
         ours = calls.run(facade, number)

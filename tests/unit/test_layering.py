@@ -254,14 +254,14 @@ def quoted_in(path: Path) -> set[str]:
 def test_no_transport_is_named_outside_its_folder_and_the_registry() -> None:
     names = transports()
     sources = [
-        path for folder in ("core", "bindings", "include", "gpu") for path in cpp_files(NATIVE / folder)
+        path for folder in ("core", "bindings", "door", "include", "gpu") for path in cpp_files(NATIVE / folder)
     ]
     for path in [*sources, *python_files(PACKAGE)]:
         assert not quoted_in(path) & names, f"{path} names {quoted_in(path) & names}"
 
 
 def test_the_core_knows_transports_through_their_interface() -> None:
-    for folder in ("core", "bindings", "include", "gpu"):
+    for folder in ("core", "bindings", "door", "include", "gpu"):
         for path in cpp_files(NATIVE / folder):
             assert not any(name.startswith("transports/") for name in includes(path)), path
 
@@ -363,10 +363,19 @@ def test_transports_do_not_know_each_other_nor_the_engine() -> None:
             )
 
 
+def test_the_door_stands_on_the_core_and_nothing_of_it_on_the_door() -> None:
+    for path in cpp_files(NATIVE / "door"):
+        for name in includes(path):
+            assert name.startswith(("core/", "door/", "kvxfer/")), f"{path} includes {name}"
+    for folder in ("core", "include", "gpu", "transports"):
+        for path in cpp_files(NATIVE / folder):
+            assert not any(name.startswith("door/") for name in includes(path)), path
+
+
 def test_bindings_include_what_they_bind_alone() -> None:
     for path in cpp_files(NATIVE / "bindings"):
         for name in includes(path):
-            assert name.startswith(("core/", "gpu/", "kvxfer/", "bindings/")) or "/" not in name, (
+            assert name.startswith(("core/", "door/", "gpu/", "kvxfer/", "bindings/")) or "/" not in name, (
                 f"{path} includes {name}"
             )
 
