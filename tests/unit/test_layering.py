@@ -70,6 +70,7 @@ PURE = (
     "errors.py",
 )
 
+OUTSIDE_TRANSPORTS = ("core", "bindings", "door", "include", "gpu")
 # Folders beside those of the transports.
 SHARED_BY_TRANSPORTS = {"common", "fabric", "stream"}
 
@@ -253,15 +254,13 @@ def quoted_in(path: Path) -> set[str]:
 
 def test_no_transport_is_named_outside_its_folder_and_the_registry() -> None:
     names = transports()
-    sources = [
-        path for folder in ("core", "bindings", "door", "include", "gpu") for path in cpp_files(NATIVE / folder)
-    ]
+    sources = [path for folder in OUTSIDE_TRANSPORTS for path in cpp_files(NATIVE / folder)]
     for path in [*sources, *python_files(PACKAGE)]:
         assert not quoted_in(path) & names, f"{path} names {quoted_in(path) & names}"
 
 
 def test_the_core_knows_transports_through_their_interface() -> None:
-    for folder in ("core", "bindings", "door", "include", "gpu"):
+    for folder in OUTSIDE_TRANSPORTS:
         for path in cpp_files(NATIVE / folder):
             assert not any(name.startswith("transports/") for name in includes(path)), path
 
