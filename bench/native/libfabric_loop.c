@@ -24,6 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "loop.h"
+
 #define MOST_WINDOW 4096
 #define NAME_NBYTES 256
 
@@ -49,12 +51,6 @@ struct introduction {
   char name[NAME_NBYTES];
   uint64_t address, key;
 };
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static struct introduction open_end(struct end *end, const char *provider, const char *address, char *memory,
                                     size_t nbytes) {
@@ -96,17 +92,6 @@ static void serve(const struct end *end) {
   struct fi_cq_entry entry;
   for (;;)
     if (fi_cq_read(end->queue, &entry, 1) <= 0) sched_yield();
-}
-
-static void shuffle(uint32_t *order, size_t count) {
-  uint64_t state = 88172645463325252u;
-  for (size_t i = 0; i < count; ++i) order[i] = (uint32_t)i;
-  for (size_t i = count - 1; i > 0; --i) {
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    const size_t other = state % (i + 1);
-    const uint32_t kept = order[i];
-    order[i] = order[other], order[other] = kept;
-  }
 }
 
 int main(int argc, char **argv) {

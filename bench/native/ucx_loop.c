@@ -17,6 +17,8 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
+#include "loop.h"
+
 #define MOST_NBYTES 4096
 
 static void check(ucs_status_t status, const char *what) {
@@ -39,23 +41,6 @@ static void done(void *request, ucs_status_t status, void *unused) {
   check(status, "a get");
   ++num_done;
   ucp_request_free(request);
-}
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static void shuffle(uint32_t *order, size_t count) {
-  uint64_t state = 88172645463325252u;
-  for (size_t i = 0; i < count; ++i) order[i] = (uint32_t)i;
-  for (size_t i = count - 1; i > 0; --i) {
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    const size_t other = state % (i + 1);
-    const uint32_t kept = order[i];
-    order[i] = order[other], order[other] = kept;
-  }
 }
 
 static void send_all(int to, const void *bytes, size_t nbytes) {

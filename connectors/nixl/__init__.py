@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 
 from kvxfer.connectors.nixl import _api, _bindings, _utils, logging
 from kvxfer.connectors.nixl._api import (
@@ -30,9 +31,27 @@ __all__ = [
     "nixl_prepped_dlist_handle",
     "nixl_thread_sync_t",
     "nixl_xfer_handle",
+    "plugin_folder",
 ]
 
 _PARTS = {"_api": _api, "_bindings": _bindings, "_utils": _utils, "logging": logging}
+
+
+def plugin_folder() -> Path:
+    """Returns the folder of ``libplugin_KVXFER.so``, for ``NIXL_PLUGIN_DIR``: a backend of NIXL's own agent.
+
+    Raises
+    ------
+    FileNotFoundError
+        This build has no plug-in.
+    """
+    native = importlib.util.find_spec("kvxfer._native")
+    assert native is not None
+    assert native.origin is not None
+    folder = Path(native.origin).parent / "nixl_plugins"
+    if not (folder / "libplugin_KVXFER.so").exists():
+        raise FileNotFoundError(f"no libplugin_KVXFER.so in {folder}: install a wheel of kvxfer, which has it")
+    return folder
 
 
 def install_as_nixl(*, replace: bool = False) -> None:

@@ -71,7 +71,9 @@ Agent::~Agent() {
 
 // ---- memory of ours --------------------------------------------------------------------------------
 
-Result<RegionId> Agent::add_region(const std::multiset<Descriptor>& descriptors, MemoryKind kind) {
+// Without the mutex: it may take as long as a device takes to pin memory.
+Result<std::vector<Section>> Agent::make_region(const std::multiset<Descriptor>& descriptors,
+                                                MemoryKind kind) {
   // In one piece what overlaps or touches.
   std::vector<std::pair<std::byte*, std::uint64_t>> spans;
   for (const Descriptor& each : descriptors) {
@@ -96,13 +98,23 @@ Result<RegionId> Agent::add_region(const std::multiset<Descriptor>& descriptors,
       all.loops.push_back(loop);
     }
   const int device = kind == MemoryKind::kGpu ? static_cast<int>(descriptors.begin()->device) : -1;
-  Result<RegionId> region = runtime_->register_region("memory-" + std::to_string(++num_regions_), spans, 1,
-                                                      all, {}, kind, nullptr, device);
-  if (!region.ok()) return region;
+  const Result<RegionId> region = runtime_->register_region("memory-" + std::to_string(++num_regions_), spans,
+                                                            1, all, {}, kind, nullptr, device);
+  if (!region.ok()) return region.status();
+  std::vector<Section> sections;
   for (const auto& [first, nbytes] : spans)
-    sections_.add({reinterpret_cast<std::uint64_t>(first), nbytes, region.value(),
-                   static_cast<std::uint64_t>(first - base), kind, std::max(device, 0)});
-  return region;
+    sections.push_back({reinterpret_cast<std::uint64_t>(first), nbytes, region.value(),
+                        static_cast<std::uint64_t>(first - base), kind, std::max(device, 0)});
+  return sections;
+}
+
+Status Agent::add_region(std::multiset<Descriptor> descriptors, MemoryKind kind) {
+  const Result<std::vector<Section>> made = make_region(descriptors, kind);
+  if (!made.ok()) return made.status();
+  const std::lock_guard lock(mutex_);
+  for (const Section& section : made.value()) sections_.add(section);
+  registrations_.push_back({made.value().front().region, kind, std::move(descriptors)});
+  return {};
 }
 
 Status Agent::register_memory(std::span<const Descriptor> descriptors, MemoryKind kind) {
@@ -114,11 +126,7 @@ Status Agent::register_memory(std::span<const Descriptor> descriptors, MemoryKin
     if (kind == MemoryKind::kGpu && each.device != sorted.begin()->device)
       return {Code::kInvalidArgument, "memory that is registered together is one device's"};
   }
-  const std::lock_guard lock(mutex_);
-  Result<RegionId> region = add_region(sorted, kind);
-  if (!region.ok()) return region.status();
-  registrations_.push_back({region.value(), kind, std::move(sorted)});
-  return {};
+  return add_region(std::move(sorted), kind);
 }
 
 std::optional<std::size_t> Agent::find_registration(const Descriptor& descriptor, MemoryKind kind) const {
@@ -129,7 +137,7 @@ std::optional<std::size_t> Agent::find_registration(const Descriptor& descriptor
 
 Status Agent::deregister_memory(std::span<const Descriptor> descriptors, MemoryKind kind) {
   std::vector<RegionId> gone;
-  Status status;
+  std::vector<std::multiset<Descriptor>> rest;  // of what was registered together with them
   {
     const std::lock_guard lock(mutex_);
     std::vector<Registration> left = registrations_;
@@ -145,26 +153,24 @@ Status Agent::deregister_memory(std::span<const Descriptor> descriptors, MemoryK
       if (left[i].descriptors.size() == registrations_[i].descriptors.size()) continue;
       gone.push_back(left[i].region);
       sections_.remove(left[i].region);
-      left[i].region = 0;
-      if (left[i].descriptors.empty()) continue;
-      const Result<RegionId> rest = add_region(left[i].descriptors, kind);
-      if (rest.ok())
-        left[i].region = rest.value();
-      else
-        status = rest.status();
+      if (!left[i].descriptors.empty()) rest.push_back(std::move(left[i].descriptors));
     }
-    std::erase_if(left, [](const Registration& each) { return each.region == 0; });
+    const auto is_gone = [&](RegionId region) {
+      return std::find(gone.begin(), gone.end(), region) != gone.end();
+    };
+    std::erase_if(left, [&](const Registration& each) { return is_gone(each.region); });
     registrations_ = std::move(left);
     std::erase_if(tokens_, [&](const auto& each) {
-      return std::any_of(gone.begin(), gone.end(),
-                         [&](RegionId region) { return each.first.contains(region); });
+      return std::any_of(each.first.begin(), each.first.end(), is_gone);
     });
-    std::erase_if(granted_, [&](const auto& each) {
-      return std::find(gone.begin(), gone.end(), each.first.second) != gone.end();
-    });
+    std::erase_if(granted_, [&](const auto& each) { return is_gone(each.first.second); });
   }
-  for (const RegionId region : gone)
-    if (Status ended = runtime_->deregister_region(region); !ended.ok() && status.ok()) status = ended;
+  Status status;
+  const auto note = [&](Status ended) {
+    if (status.ok()) status = std::move(ended);
+  };
+  for (const RegionId region : gone) note(runtime_->deregister_region(region));
+  for (std::multiset<Descriptor>& each : rest) note(add_region(std::move(each), kind));
   return status;
 }
 
@@ -584,8 +590,16 @@ Status Agent::install(Request& request, Remote& remote) {
   return {};
 }
 
-// Where all of its transfers have ended, so has it.
+// Where all of its transfers have ended, or it waited too long for the first, so has it.
 void Agent::settle(Request& request) {
+  if (request.state_ == Request::State::kWaiting &&
+      Runtime::now() - request.posted_at_ > options_.timeout_ns) {
+    if (Remote* const remote = find(request.remote_))
+      std::erase_if(remote->waiting, [&](const auto& each) { return each.get() == &request; });
+    request.state_ = Request::State::kFailed;
+    request.status_ = {Code::kDeadline,
+                       "agent " + request.remote_ + " did not grant in time what its metadata name"};
+  }
   if (request.state_ != Request::State::kMoving) return;
   Status failed;
   for (const auto& handle : request.handles_) {

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -142,7 +141,8 @@ class Agent {
   Status send_long(SessionKey session, std::uint8_t kind, const wire::Bytes& payload);
   void on_introduced(SessionKey peer, std::uint8_t kind, wire::Bytes payload);
   Result<std::string> take_in(wire::ByteSpan metadata);
-  Result<RegionId> add_region(const std::multiset<Descriptor>& descriptors, MemoryKind kind);
+  Result<std::vector<Section>> make_region(const std::multiset<Descriptor>& descriptors, MemoryKind kind);
+  Status add_region(std::multiset<Descriptor> descriptors, MemoryKind kind);
   std::optional<std::size_t> find_registration(const Descriptor& descriptor, MemoryKind kind) const;
   Metadata described(const std::set<RegionId>* regions, bool with_address);
   Token token_of(const std::set<RegionId>& regions);
@@ -163,12 +163,12 @@ class Agent {
   const std::shared_ptr<Runtime> runtime_;
   std::thread thread_;
   std::atomic<bool> stops_{false};
+  std::atomic<std::uint64_t> num_regions_{0};  // that there were
   std::atomic<Time> checked_at_{0};  // and it was under way
 
   std::mutex mutex_;  // of all that follows
   std::vector<Registration> registrations_;
   SectionMap sections_;
-  std::uint64_t num_regions_ = 0;  // that there were
   std::map<std::set<RegionId>, Token> tokens_;
   std::map<std::pair<SessionKey, RegionId>, std::vector<LeaseId>> granted_;
   std::map<std::string, std::unique_ptr<Remote>> remotes_;

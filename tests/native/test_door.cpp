@@ -17,7 +17,7 @@ using namespace kvxfer::door;
 constexpr Time kBound = 60'000'000'000;
 
 struct End {
-  explicit End(const std::string& name, const std::string& transport = "shm") {
+  explicit End(const std::string& name, const std::string& transport = "shm", Time timeout_ns = kBound) {
     RuntimeOptions options;
     options.name = name;
     options.listen = "tcp://127.0.0.1:0";
@@ -25,7 +25,7 @@ struct End {
     options.transports = {transport, "tcp"};
     Result<std::shared_ptr<Runtime>> made = Runtime::create(std::move(options));
     if (!made.ok()) FAIL(made.status().message());
-    agent = Agent::create(std::move(made).value(), {.advertise = "", .timeout_ns = kBound});
+    agent = Agent::create(std::move(made).value(), {.advertise = "", .timeout_ns = timeout_ns});
   }
   // Of random bytes.
   Descriptor add(std::size_t nbytes, unsigned seed) {
@@ -218,6 +218,28 @@ TEST(metadata_may_be_anything) {
     for (int i = 0; i < 3; ++i) spoilt[random() % spoilt.size()] = std::byte(random());
     (void)Metadata::decode(spoilt);
   }
+}
+
+// An agent that is no door hears no claim.
+TEST(what_nobody_grants_fails_in_time) {
+  End near("near", "shm", 300'000'000);
+  RuntimeOptions options;
+  options.name = "deaf";
+  options.listen = "tcp://127.0.0.1:0";
+  options.user_secret = "the secret of a test";
+  options.transports = {"shm", "tcp"};
+  const std::shared_ptr<Runtime> deaf = Runtime::create(std::move(options)).value();
+  const std::vector<Descriptor> ours = {near.add(8192, 1)};
+  CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
+  Metadata told;
+  told.name = "deaf";
+  told.incarnation = deaf->identity().incarnation;
+  told.address = deaf->address();
+  told.sections = {{4096, 8192, 1, 0, MemoryKind::kHost, 0}};
+  CHECK(near.agent->add_remote(told.encode()).ok());
+  const auto local = prepared(*near.agent, "", ours),
+             remote = prepared(*near.agent, "deaf", {{4096, 8192, 0}});
+  CHECK_EQ(move(*near.agent, Operation::kRead, *local, *remote).code(), Code::kDeadline);
 }
 
 // Sessions prove the secret alone; what was not shown is no right.

@@ -1,6 +1,6 @@
 """A random program of calls, run on whatever ``nixl`` is: what it returned, raised and moved, as JSON lines.
 
-Run as a script by NIXL's own environment (arguments: seeds), and called by the tests on kvxfer's. Both agents
+Run as a script by NIXL's own environment (arguments: seeds, a backend), and called by the tests on kvxfer's. Both agents
 are of one process, and are asked in turn, so that neither needs a thread.
 """
 
@@ -30,9 +30,10 @@ def outcome(call: Any) -> Any:
 class Pair:
     """Two agents with some tensors each."""
 
-    def __init__(self, api: Any, seed: int) -> None:
+    def __init__(self, api: Any, seed: int, backend: str) -> None:
+        self.backend = backend
         self.random = random.Random(seed)
-        config = api.nixl_agent_config(backends=["UCX"], enable_prog_thread=False)
+        config = api.nixl_agent_config(backends=[backend], enable_prog_thread=False)
         self.agents = {name: api.nixl_agent(f"{name}-{seed}", config) for name in ("a", "b")}
         generator = np.random.default_rng(seed)
         nbytes = NUM_BLOCKS * BLOCK_NBYTES
@@ -151,9 +152,9 @@ class Pair:
                 lambda: agent.add_remote_agent(agent.get_agent_metadata()),
                 lambda: agent.check_remote_metadata("nobody"),
                 lambda: agent.deregister_memory(agent.get_reg_descs([(1 << 20, 5, 0, "")], "DRAM")),
-                lambda: agent.create_backend("UCX"),
+                lambda: agent.create_backend(self.backend),
                 lambda: agent.create_backend("nobody"),
-                lambda: agent.query_memory([(1, 2, 0, "")], "UCX", "DRAM"),
+                lambda: agent.query_memory([(1, 2, 0, "")], self.backend, "DRAM"),
                 lambda: agent.get_xfer_descs([(1, 2)], "DRAM"),
                 lambda: agent.get_xfer_descs([(1, 2, 3)]),
             )
@@ -177,9 +178,9 @@ class Pair:
         return [kind, agent.get_new_notifs(), agent.estimate_xfer_cost, None][:2]
 
 
-def run(api: Any, seed: int, num_steps: int = 12) -> list[Any]:
+def run(api: Any, seed: int, backend: str = "UCX", num_steps: int = 12) -> list[Any]:
     """Returns what a program did, and a checksum of all memory after each step."""
-    pair = Pair(api, seed)
+    pair = Pair(api, seed, backend)
     a, b = pair.agents["a"], pair.agents["b"]
     out: list[Any] = [
         [
@@ -212,5 +213,5 @@ if __name__ == "__main__":
     import nixl._api  # type: ignore[import-not-found]
 
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
-        print(json.dumps(run(nixl._api, seed)), flush=True)
+        print(json.dumps(run(nixl._api, seed, *sys.argv[3:])), flush=True)
     os._exit(0)  # NIXL's own end may crash

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +21,14 @@ def real_nixl() -> Callable[..., str]:
     if not found.is_installed:
         pytest.skip("NIXL is not installed: `make baselines` installs it")
 
-    def run(*arguments: str, timeout_s: float = 300.0) -> str:
+    def run(*arguments: str, timeout_s: float = 300.0, **environment: str) -> str:
         done = subprocess.run(
             [str(found.python), *arguments],
             capture_output=True,
             text=True,
             timeout=timeout_s,
             cwd=ROOT,
+            env={**os.environ, **environment},
             check=False,
         )
         found_lines = [line for line in done.stdout.splitlines() if line[:1] in ("[", "{")]

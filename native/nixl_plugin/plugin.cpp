@@ -1,0 +1,226 @@
+// A backend of NIXL's own agent: NIXL_PLUGIN_DIR names its folder, "KVXFER" its type. Conversion only; the native door does the rest.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "door/agent.h"
+#include "kvxfer/transport_kind.h"
+#include "nixl_plugin/engine_interface.h"
+#include "nixl_plugin/secrets.h"
+
+namespace kvxfer::nixl {
+namespace {
+
+constexpr const char* kName = "KVXFER";
+
+void say(const std::string& words) { std::fprintf(stderr, "kvxfer: NIXL plug-in: %s\n", words.c_str()); }
+
+Answer answer_of(Code code) {
+  switch (code) {
+    case Code::kOk: return kSuccess;
+    case Code::kAgain: return kInProgress;
+    case Code::kInvalidArgument:
+    case Code::kOutOfRange:
+    case Code::kDuplicateBlock:
+    case Code::kLengthMismatch:
+    case Code::kLayoutMismatch: return kInvalidParam;
+    case Code::kUnknownRegion:
+    case Code::kRegionGone: return kNotFound;
+    case Code::kNotPermitted:
+    case Code::kLeaseEnded: return kNotAllowed;
+    case Code::kPeerLost:
+    case Code::kPeerSilent:
+    case Code::kPeerRestarted:
+    case Code::kAuthFailed:
+    case Code::kUnreachable:
+    case Code::kNoPath: return kRemoteDisconnect;
+    case Code::kProtocol: return kMismatch;
+    case Code::kUnsupported: return kNotSupported;
+    case Code::kRefused: return kRepostActive;
+    case Code::kCancelled: return kCanceled;
+    default: return kBackendError;
+  }
+}
+
+// NIXL's agent takes a number; the words go to standard error.
+Answer answer_of(const Status& status) {
+  const Answer answer = answer_of(status.code());
+  if (answer < 0) say(status.message() + " [" + std::string(name_of(status.code())) + "]");
+  return answer;
+}
+
+MemoryKind kind_of(Segment segment) { return segment == kVram ? MemoryKind::kGpu : MemoryKind::kHost; }
+
+struct Memory final : Metadata {
+  Memory(bool is_own, const door::Descriptor& of, MemoryKind its_kind)
+      : Metadata(is_own), descriptor(of), kind(its_kind) {}
+  const door::Descriptor descriptor;
+  const MemoryKind kind;
+};
+
+struct Posted final : Transfer { std::shared_ptr<door::Request> request; };
+
+wire::Bytes bytes_of(const std::string& text) {
+  const auto* const first = reinterpret_cast<const std::byte*>(text.data());
+  return {first, first + text.size()};
+}
+std::string text_of(const wire::Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::vector<door::Descriptor> descriptors_of(const List<Named>& list) {
+  std::vector<door::Descriptor> out;
+  out.reserve(list.entries.size());
+  for (const Named& each : list.entries) out.push_back({each.address, each.nbytes, each.device});
+  return out;
+}
+
+class KvxferEngine final : public Engine {
+ public:
+  explicit KvxferEngine(const EngineOptions& options) : Engine(options) {
+    const Parameters given = options.parameters == nullptr ? Parameters() : *options.parameters;
+    const auto setting = [&](const char* name, const char* variable, const std::string& otherwise) {
+      if (const auto found = given.find(name); found != given.end() && !found->second.empty())
+        return found->second;
+      const char* const of_environment = std::getenv(variable);
+      return of_environment != nullptr && *of_environment != '\0' ? std::string(of_environment) : otherwise;
+    };
+    RuntimeOptions runtime;
+    runtime.name = options.agent;
+    runtime.listen = setting("listen", "KVXFER_NIXL_LISTEN", "tcp://127.0.0.1:0");
+    std::istringstream transports(setting("transports", "KVXFER_NIXL_TRANSPORTS", ""));
+    for (std::string each; std::getline(transports, each, ',');) runtime.transports.push_back(each);
+    if (runtime.transports.empty())
+      for (const TransportKind* const kind : transport_kinds())
+        if (kind->is_default) runtime.transports.emplace_back(kind->name);
+    const std::string timeout_s = setting("timeout_s", "KVXFER_NIXL_TIMEOUT_S", "120");
+    door::Options door;
+    door.advertise = setting("advertise", "KVXFER_NIXL_ADVERTISE", "");
+    door.timeout_ns = static_cast<Time>(std::strtod(timeout_s.c_str(), nullptr) * 1e9);
+    Status status = find_secret(runtime);
+    if (status.ok()) {
+      Result<std::shared_ptr<Runtime>> made = Runtime::create(std::move(runtime));
+      status = made.status();
+      if (status.ok()) agent = door::Agent::create(std::move(made).value(), std::move(door));
+    }
+    if (status.ok()) return;
+    say(status.message());
+    has_failed_ = true;
+  }
+
+  bool supports_remote() const override { return true; }
+  bool supports_local() const override { return true; }
+  bool supports_notifications() const override { return true; }
+  Segments segments() const override { return {kDram}; }
+
+  Answer register_memory(const Registered& memory, const Segment& segment, Metadata*& out) override {
+    const door::Descriptor descriptor{memory.address, memory.nbytes, memory.device};
+    if (Status status = agent->register_memory({&descriptor, 1}, kind_of(segment)); !status.ok())
+      return answer_of(status);
+    out = new Memory(true, descriptor, kind_of(segment));
+    return kSuccess;
+  }
+  Answer deregister_memory(Metadata* metadata) override {
+    const std::unique_ptr<Memory> memory(static_cast<Memory*>(metadata));
+    return answer_of(agent->deregister_memory({&memory->descriptor, 1}, memory->kind));
+  }
+
+  // Metadata of a connection have begun it.
+  Answer connect(const std::string&) override { return kSuccess; }
+  Answer disconnect(const std::string& remote) override {
+    if (remote == agent_) return kSuccess;
+    return answer_of(agent->remove_remote(remote));
+  }
+  Answer unload(Metadata* metadata) override {
+    delete static_cast<Memory*>(metadata);
+    return kSuccess;
+  }
+
+  Answer prepare(const Operation& operation, const List<Named>& local, const List<Named>& remote,
+                 const std::string& name, Transfer*& handle, const TransferOptions*) const override {
+    const auto near = agent->prepare("", descriptors_of(local), kind_of(local.segment));
+    if (!near.ok()) return answer_of(near.status());
+    const auto far = agent->prepare(name, descriptors_of(remote), kind_of(remote.segment));
+    if (!far.ok()) return answer_of(far.status());
+    auto made = agent->make(operation == kWrite ? door::Operation::kWrite : door::Operation::kRead,
+                            *near.value(), {}, true, *far.value(), {}, true);
+    if (!made.ok()) return answer_of(made.status());
+    auto posted = std::make_unique<Posted>();
+    posted->request = std::move(made).value();
+    handle = posted.release();
+    return kSuccess;
+  }
+  Answer post(const Operation&, const List<Named>&, const List<Named>&, const std::string&, Transfer*& handle,
+              const TransferOptions* options) const override {
+    wire::Bytes notification;
+    if (options != nullptr && options->notifies) notification = bytes_of(options->notification);
+    return answer_of(agent->post(*static_cast<Posted*>(handle)->request, std::move(notification)));
+  }
+  Answer check(Transfer* handle) const override {
+    return answer_of(agent->check(*static_cast<Posted*>(handle)->request));
+  }
+  Answer release(Transfer* handle) const override {
+    const std::unique_ptr<Posted> posted(static_cast<Posted*>(handle));
+    agent->release(*posted->request);
+    return kSuccess;
+  }
+
+  Answer public_data(const Metadata* metadata, std::string& out) const override {
+    const auto& memory = *static_cast<const Memory*>(metadata);
+    const Result<wire::Bytes> told = agent->metadata_of({&memory.descriptor, 1}, memory.kind, false);
+    if (told.ok()) out = text_of(told.value());
+    return answer_of(told.status());
+  }
+  Answer connection(std::string& out) const override {
+    const Result<wire::Bytes> told = agent->metadata_of({}, MemoryKind::kHost, true);
+    if (told.ok()) out = text_of(told.value());
+    return answer_of(told.status());
+  }
+  Answer load_connection(const std::string&, const std::string& told) override {
+    return answer_of(agent->add_remote(bytes_of(told)).status());
+  }
+  Answer load_remote(const Registered& told, const Segment& segment, const std::string&,
+                     Metadata*& out) override {
+    if (Status status = agent->add_remote(bytes_of(told.note)).status(); !status.ok())
+      return answer_of(status);
+    out = new Memory(false, {told.address, told.nbytes, told.device}, kind_of(segment));
+    return kSuccess;
+  }
+  Answer load_local(Metadata* own, Metadata*& out) override {
+    const auto& memory = *static_cast<const Memory*>(own);
+    out = new Memory(false, memory.descriptor, memory.kind);
+    return kSuccess;
+  }
+
+  Answer notifications(Notifications& out) override {
+    for (auto& [from, payload] : agent->take_notifications()) out.emplace_back(from, text_of(payload));
+    return kSuccess;
+  }
+  Answer notify(const std::string& remote, const std::string& payload) const override {
+    return answer_of(agent->notify(remote, bytes_of(payload)));
+  }
+
+ private:
+  std::unique_ptr<door::Agent> agent;
+};
+
+Plugin plugin{
+    kPluginApi,
+    [](const EngineOptions* options) -> Engine* { return new KvxferEngine(*options); },
+    [](Engine* engine) { delete engine; },
+    [] { return kName; },
+    [] { return KVXFER_VERSION; },
+    [] { return Parameters{{"listen", ""}, {"advertise", ""}, {"transports", ""}, {"timeout_s", ""}}; },
+    [] { return Segments{kDram}; }};
+
+}  // namespace
+}  // namespace kvxfer::nixl
+
+extern "C" {
+__attribute__((visibility("default"))) void* nixl_plugin_init() { return &kvxfer::nixl::plugin; }
+__attribute__((visibility("default"))) void nixl_plugin_fini() {}
+}
