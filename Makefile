@@ -8,6 +8,7 @@
 #                      -tsan, -plain, -clang); GPU_TESTS=ON with the emulated GPU's own and the kernels' PTX; CTEST="-R wire"
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
+#   make nixl-plugin   libplugin_KVXFER.so, a backend of NIXL's own agent
 #   make test-nixl     the facade of NIXL's interface beside NIXL itself
 #   make test-rdma     tests that need RDMA, in a machine under qemu with two Soft-RoCE devices;
 #                      RDMA_TESTS="slow or not slow" as at night
@@ -94,7 +95,7 @@ export REQUIREMENTS
 # What is installed for tests, to the version; users have the ranges of pyproject.toml.
 CONSTRAINTS := tests/constraints.txt
 
-.PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl test-rdma test-page test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
+.PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -209,6 +210,12 @@ clang:
 # In one boot of a machine that has RDMA devices (tests/rdma/machine.py): suites with tests marked rdma.
 # build/rdma is the one folder of the host that is written to.
 RDMA_SUITES := tests/rdma
+# A backend of NIXL's own agent by itself; wheels have it, too.
+nixl-plugin:
+	cmake -S . -B build/nixl-plugin -DCMAKE_BUILD_TYPE=Release > /dev/null
+	cmake --build build/nixl-plugin --target plugin_KVXFER -j $(JOBS)
+	@echo "NIXL_PLUGIN_DIR=$(CURDIR)/build/nixl-plugin/native has libplugin_KVXFER.so"
+
 # NIXL itself is what the facade is held to; without it the tests that compare are left out, as in `make unit`.
 test-nixl: .baselines/nixl-$(NIXL).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest tests/nixl $(ARGS)

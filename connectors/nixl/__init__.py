@@ -50,7 +50,7 @@ def plugin_folder() -> Path:
     assert native.origin is not None
     folder = Path(native.origin).parent / "nixl_plugins"
     if not (folder / "libplugin_KVXFER.so").exists():
-        raise FileNotFoundError(f"no libplugin_KVXFER.so in {folder}: install a wheel of kvxfer, which has it")
+        raise FileNotFoundError(f"no libplugin_KVXFER.so in {folder}: install kvxfer from a wheel")
     return folder
 
 

@@ -1,7 +1,7 @@
 """A random program of calls, run on whatever ``nixl`` is: what it returned, raised and moved, as JSON lines.
 
-Run as a script by NIXL's own environment (arguments: seeds, a backend), and called by the tests on kvxfer's. Both agents
-are of one process, and are asked in turn, so that neither needs a thread.
+Run as a script by NIXL's own environment (arguments: seeds, a backend), and called by the tests on kvxfer's.
+Both agents are of one process, and are asked in turn, so that neither needs a thread.
 """
 
 from __future__ import annotations

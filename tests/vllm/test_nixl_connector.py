@@ -1,7 +1,11 @@
-"""vLLM's own NixlConnector, unchanged, with kvxfer's facade as ``nixl``: tokens are those of one engine."""
+"""vLLM's own NixlConnector, unchanged: on kvxfer's facade as ``nixl``, and on NIXL's agent over the plug-in.
+
+Tokens are those of one engine.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 
 from kvxfer.bench.engines.vllm_server import Completion, VllmServer, complete
+from kvxfer.connectors.nixl import plugin_folder
 from tests.etcd_server import free_ports
 from tests.vllm import tiny_models
 from tests.vllm.engine import ROOT, TO_PREFILL
@@ -25,20 +30,23 @@ class NixlPair:
 
     folder: Path
     stack: ExitStack
+    over_plugin: bool
     servers: dict[str, VllmServer] = field(default_factory=dict)
 
     def start(self, name: str) -> VllmServer:
         """Starts one, which is called as one that ended may have been."""
-        config = {
+        config: dict[str, Any] = {
             "kv_connector": "NixlConnector",
             "kv_role": "kv_both",
             "kv_buffer_device": "cpu",
             "kv_load_failure_policy": "recompute",
         }
-        environment = {
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'connectors/nixl/distribution'}",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_ports(1)[0]),
-        }
+        environment = {"PYTHONPATH": str(ROOT), "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_ports(1)[0])}
+        if self.over_plugin:
+            config["kv_connector_extra_config"] = {"backends": ["KVXFER"]}
+            environment["NIXL_PLUGIN_DIR"] = str(plugin_folder())
+        else:
+            environment["PYTHONPATH"] += f":{ROOT / 'connectors/nixl/distribution'}"
         weights = tiny_models.save("llama", self.folder / "model")
         log = self.folder / f"{name}-{len(self.servers)}.log"
         server = VllmServer(name, weights, log, kv_transfer_config=config, environment=environment)
@@ -60,10 +68,12 @@ class NixlPair:
         return self.servers["decode"].prompt_tokens("external_kv_transfer")
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NixlPair]:
+@pytest.fixture(scope="module", params=["facade", "plug-in"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NixlPair]:
+    if request.param == "plug-in" and importlib.util.find_spec("nixl") is None:
+        pytest.skip("NIXL is not installed beside vLLM: `make bench-serving-setup` installs it")
     with ExitStack() as stack:
-        made = NixlPair(tmp_path_factory.mktemp("nixl"), stack)
+        made = NixlPair(tmp_path_factory.mktemp("nixl"), stack, request.param == "plug-in")
         for name in ("prefill", "decode"):
             made.start(name)
         for server in made.servers.values():
