@@ -211,9 +211,9 @@ clang:
 # build/rdma is the one folder of the host that is written to.
 RDMA_SUITES := tests/rdma
 # A backend of NIXL's own agent by itself; wheels have it, too.
-nixl-plugin:
-	cmake -S . -B build/nixl-plugin -DCMAKE_BUILD_TYPE=Release > /dev/null
-	cmake --build build/nixl-plugin --target plugin_KVXFER -j $(JOBS)
+nixl-plugin: $(VENV)/deps.stamp
+	@$(LOCK) cmake -S . -B build/nixl-plugin -G Ninja -DCMAKE_BUILD_TYPE=Release > /dev/null
+	cmake --build build/nixl-plugin --target plugin_KVXFER --parallel $(JOBS)
 	@echo "NIXL_PLUGIN_DIR=$(CURDIR)/build/nixl-plugin/native has libplugin_KVXFER.so"
 
 # NIXL itself is what the facade is held to; without it the tests that compare are left out, as in `make unit`.
