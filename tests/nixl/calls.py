@@ -213,5 +213,5 @@ if __name__ == "__main__":
     import nixl._api  # type: ignore[import-not-found]
 
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
-        print(json.dumps(run(nixl._api, seed, *sys.argv[3:])), flush=True)
+        print(json.dumps(run(nixl._api, seed, sys.argv[3] if len(sys.argv) > 3 else "UCX")), flush=True)
     os._exit(0)  # NIXL's own end may crash
