@@ -25,11 +25,10 @@ constexpr std::uint8_t kThanks = 10;  // it is done
 // A loop of a region's own bytes (core/copy/footprint.cpp).
 constexpr std::uint64_t kMostLoopNbytes = std::uint64_t{1} << 30;
 constexpr Time kConnectTimeout = 10'000'000'000;
-// Renewed by heartbeats.
 // Two checks that are so close are of a caller who does nothing else.
 constexpr Time kSpinning = 20'000;
 constexpr Time kSpinWait = 100'000;
-constexpr Time kLeaseTtl = 30'000'000'000;
+constexpr Time kLeaseTtl = 30'000'000'000;  // renewed by heartbeats
 constexpr Time kClosingTimeout = 2'000'000'000;
 // Of a session, for those who may use the same again.
 constexpr std::size_t kMostPrograms = 512;

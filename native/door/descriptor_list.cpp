@@ -109,7 +109,8 @@ Result<PreparedList> prepare(const SectionMap& sections, std::span<const Descrip
         const auto num = static_cast<std::uint32_t>(
             std::min<std::uint64_t>((section->nbytes - first) / descriptor.nbytes, wire::kMaxUnits));
         finders.emplace_back(section->address + first, descriptor, num, number);
-        list.grids.push_back({section->region, section->offset + first, descriptor.nbytes, num});
+        list.grids.push_back(
+            {section->region, section->offset + first, descriptor.nbytes, num, section->nbytes});
         list.addresses.push_back(section->address + first);
       }
       if (found->second != last && list.grid_numbers.empty()) {

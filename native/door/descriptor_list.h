@@ -53,7 +53,7 @@ struct Grid {
   std::uint64_t offset;  // of block 0, from the region's base
   std::uint64_t nbytes;  // of each
   std::uint32_t num;
-  bool operator==(const Grid&) const = default;
+  std::uint64_t section_nbytes;  // of the section that it lies in
 };
 
 // A list that was prepared: entry i is block ids[i] of grids[grid_of(i)].

@@ -29,6 +29,18 @@ struct Row {
   std::size_t first, num;
 };
 
+// Of a grid in its region: [first, last).
+struct Extent { std::uint64_t first, last; };
+
+// A program moves no byte of a block twice: grids that are its layers lie apart.
+bool meet(std::vector<Extent>& extents) {
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.first < b.first; });
+  return std::adjacent_find(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+           return b.first < a.last;
+         }) != extents.end();
+}
+
 CopyLoop loop_of(const Grid& src, const Grid& dst, std::uint32_t layer) {
   CopyLoop loop{};
   loop.first_layer = layer;
@@ -100,7 +112,7 @@ class Finder {
   bool add_layers() {
     const Row& like = rows_.front();
     const Grid &src = src_.grids[like.grids.src], &dst = dst_.grids[like.grids.dst];
-    std::vector<std::uint32_t> dst_grids;
+    std::vector<Extent> src_extents, dst_extents;
     for (const Row& row : rows_) {
       if (row.num != like.num) return false;
       const Grid &from = src_.grids[row.grids.src], &to = dst_.grids[row.grids.dst];
@@ -109,10 +121,10 @@ class Finder {
         if (src_id(row.first + i) != src_id(like.first + i) ||
             dst_id(row.first + i) != dst_id(like.first + i))
           return false;
-      dst_grids.push_back(row.grids.dst);
+      src_extents.push_back({from.offset, from.offset + from.num * from.nbytes});
+      dst_extents.push_back({to.offset, to.offset + to.num * to.nbytes});
     }
-    std::sort(dst_grids.begin(), dst_grids.end());
-    if (std::adjacent_find(dst_grids.begin(), dst_grids.end()) != dst_grids.end()) return false;
+    if (meet(src_extents) || meet(dst_extents)) return false;
     for (std::size_t first = 0; first < rows_.size(); first += wire::kMaxLayers) {
       const std::span<const Row> rows =
           std::span(rows_).subspan(first, std::min<std::size_t>(wire::kMaxLayers, rows_.size() - first));
@@ -159,7 +171,12 @@ class Finder {
   }
 
   void add_runs() {
-    std::map<std::pair<RegionId, RegionId>, std::size_t> open;
+    // A program, and how many bytes it may name: no more than a region has, since none is to move twice.
+    struct Open {
+      std::size_t way = 0;
+      std::uint64_t most_nbytes = 0;
+    };
+    std::map<std::pair<RegionId, RegionId>, Open> open;
     for (const Row& row : rows_)
       for (std::size_t i = row.first; i < row.first + row.num; ++i) {
         Grid from = src_.grids[row.grids.src], to = dst_.grids[row.grids.dst];
@@ -167,16 +184,19 @@ class Finder {
         to.offset += dst_id(i) * to.nbytes;
         for (std::uint64_t left = from.nbytes; left != 0;) {
           const std::uint64_t num = std::min(left, kMostLoopNbytes);
-          const auto [at, is_new] = open.try_emplace({from.region, to.region}, ways_.size());
-          if (is_new || ways_[at->second].program.loops.size() == kMostRuns ||
-              ways_[at->second].nbytes + num > std::max(num, kMostRunNbytes)) {
-            at->second = ways_.size();
+          const std::uint64_t room = std::min({from.section_nbytes, to.section_nbytes, kMostRunNbytes});
+          const auto [at, is_new] = open.try_emplace({from.region, to.region});
+          Open& its = at->second;
+          its.most_nbytes = std::min(its.most_nbytes, room);
+          if (is_new || ways_[its.way].program.loops.size() == kMostRuns ||
+              ways_[its.way].nbytes + num > its.most_nbytes) {
+            its = {ways_.size(), room};
             Way& way = begin(from.region, to.region);
             way.is_regular = false;
             way.program.num_layers = 1;
             way.src_ids = way.dst_ids = {0};
           }
-          Way& way = ways_[at->second];
+          Way& way = ways_[its.way];
           from.nbytes = num;
           way.program.loops.push_back(loop_of(from, to, 0));
           way.program.loops.back().src_unit_stride = way.program.loops.back().dst_unit_stride = 0;

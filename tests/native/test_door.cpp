@@ -156,6 +156,55 @@ TEST(lists_move) {
   }
 }
 
+// Blocks that are read twice, blocks that overlap, and ones of several loops: no program moves a byte of a block twice.
+TEST(what_overlaps_at_the_source_moves) {
+  End near("near"), far("far");
+  const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far.add(65536, 2), far.add(65536, 3)};
+  CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
+  CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
+  CHECK(near.agent->add_remote(far.agent->metadata()).ok());
+  const auto expect = [&](const std::vector<Descriptor>& from, const std::vector<Descriptor>& to) {
+    const auto local = prepared(*near.agent, "", from), remote = prepared(*near.agent, "far", to);
+    if (local == nullptr || remote == nullptr) return;
+    const Status status = move(*near.agent, Operation::kWrite, *local, *remote);
+    if (!status.ok()) FAIL(status.message());
+    for (std::size_t i = 0; i < from.size(); ++i)
+      CHECK(std::memcmp(at(from[i]), at(to[i]), from[i].nbytes) == 0);
+  };
+  const std::uint64_t source = ours[0].address;
+  // One block to two tensors; blocks a few bytes apart; one block to many places of no grid.
+  expect({{source, 4096, 0}, {source, 4096, 0}},
+         {{theirs[0].address, 4096, 0}, {theirs[1].address, 4096, 0}});
+  expect({{source, 4096, 0}, {source + 8, 4096, 0}},
+         {{theirs[0].address, 4096, 0}, {theirs[1].address, 4096, 0}});
+  std::vector<Descriptor> from, to;
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    const std::uint64_t nbytes = 1000 + i;
+    from.push_back({source + i, nbytes, 0});
+    to.push_back({theirs[i % 2].address + i / 2 * 1500, nbytes, 0});
+  }
+  expect(from, to);
+}
+
+TEST(what_is_larger_than_a_loop_is_several) {
+  SectionMap sections;
+  constexpr std::uint64_t kGib = std::uint64_t{1} << 30;
+  sections.add({kGib, 8 * kGib, 1, 0, MemoryKind::kHost, 0});
+  const std::vector<Descriptor> list = {{kGib, 3 * kGib + 5, 0}};
+  const auto whole = prepare(sections, list, MemoryKind::kHost, "");
+  CHECK(whole.ok());
+  const auto ways = find_ways(whole.value(), nullptr, whole.value(), nullptr, 1);
+  CHECK(ways.ok());
+  std::uint64_t nbytes = 0;
+  for (const Way& way : ways.value())
+    for (const CopyLoop& loop : way.program.loops) {
+      CHECK_EQ(loop.src_offset, nbytes);
+      CHECK(loop.nbytes <= kGib);
+      nbytes += loop.nbytes;
+    }
+  CHECK_EQ(nbytes, list[0].nbytes);
+}
+
 TEST(rights_end_with_the_registration) {
   End near("near"), far("far");
   const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far.add(8192, 2), far.add(4096, 3)};
