@@ -266,82 +266,80 @@ class nixlXferDList(_DescriptorList):
         self._take_rows(descs, 3)
 
 
-class nixlRegDList(_DescriptorList):
-    """Memory that is registered, and a word on each of it, which kvxfer keeps and does not read."""
+class _DescriptorListWithWords(_DescriptorList):
+    """Rows, and a word on each."""
 
-    _notes: list[bytes]
+    _words: list[Any]
+
+    @staticmethod
+    def _word(given: Any) -> Any:
+        """Returns a word as it is kept; of rows that come without one it is that of ``""``."""
+        raise NotImplementedError
 
     def _fill(self, descs: Any) -> None:
-        if isinstance(descs, list):
-            self._take_rows(descs, 4)
-            self._notes = [_as_bytes(desc[3]) for desc in descs]
-        else:
-            self._take_rows(descs, 3)
-            self._notes = [b""] * len(self._rows)
+        has_words = isinstance(descs, list)
+        self._take_rows(descs, 4 if has_words else 3)
+        given = (desc[3] for desc in descs) if has_words else [""] * len(self._rows)
+        self._words = [self._word(each) for each in given]
 
     def clear(self) -> None:
         super().clear()
-        self._notes = []
+        self._words = []
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return (*super().__getitem__(index), self._words[index])
+
+    def __setitem__(self, index: int, desc: tuple[Any, ...]) -> None:
+        super().__setitem__(index, desc)
+        self._words[index] = self._word(desc[3])
+
+    def append(self, desc: tuple[Any, ...]) -> None:
+        super().append(desc)
+        self._words.append(self._word(desc[3]))
+
+    def remDesc(self, index: int) -> None:
+        super().remDesc(index)
+        del self._words[index]
+
+    def index(self, desc: tuple[Any, ...]) -> int:
+        return super().index((*desc[:3], self._word(desc[3])))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            super().__eq__(other)
+            and isinstance(other, _DescriptorListWithWords)
+            and self._words == other._words
+        )
+
+    __hash__ = None
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return (*super().__getstate__(), self._words)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        super().__setstate__(state)
+        self._words = list(state[2])
+
+
+class nixlRegDList(_DescriptorListWithWords):
+    """Memory that is registered, and a word on each of it, which kvxfer keeps and does not read."""
+
+    @staticmethod
+    def _word(given: bytes | str) -> bytes:
+        return _as_bytes(given)
 
     def trim(self) -> nixlXferDList:
         out = nixlXferDList(self._type)
         out._rows = self._rows
         return out
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        return (*super().__getitem__(index), self._notes[index])
 
-    def __setitem__(self, index: int, desc: tuple[Any, ...]) -> None:
-        super().__setitem__(index, desc)
-        self._notes[index] = _as_bytes(desc[3])
-
-    def append(self, desc: tuple[Any, ...]) -> None:
-        super().append(desc)
-        self._notes.append(_as_bytes(desc[3]))
-
-    def remDesc(self, index: int) -> None:
-        super().remDesc(index)
-        del self._notes[index]
-
-    def index(self, desc: tuple[Any, ...]) -> int:
-        return super().index((*desc[:3], _as_bytes(desc[3])))
-
-    def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and isinstance(other, nixlRegDList) and self._notes == other._notes
-
-    __hash__ = None
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return (*super().__getstate__(), self._notes)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        super().__setstate__(state)
-        self._notes = list(state[2])
-
-
-class nixlRemoteDList(_DescriptorList):
+class nixlRemoteDList(_DescriptorListWithWords):
     """Memory of remote agents, for views from a GPU's kernels, of which kvxfer has none."""
 
-    _agents: list[str]
-
-    def _fill(self, descs: Any) -> None:
-        self._take_rows(descs, 4)
-        self._agents = [str(desc[3]) for desc in descs] if isinstance(descs, list) else [""] * len(self._rows)
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        return (*super().__getitem__(index), self._agents[index])
-
-    def append(self, desc: tuple[Any, ...]) -> None:
-        super().append(desc)
-        self._agents.append(str(desc[3]))
-
-    def remDesc(self, index: int) -> None:
-        super().remDesc(index)
-        del self._agents[index]
-
-    def clear(self) -> None:
-        super().clear()
-        self._agents = []
+    @staticmethod
+    def _word(given: object) -> str:
+        return str(given)
 
 
 class nixlAgentConfig:
@@ -417,9 +415,8 @@ class nixlAgent:
         self._lock = threading.Lock()
         self._next = 1
         self._backends: dict[int, str] = {}
-        self._lists: dict[
-            int, tuple[str | None, Any]
-        ] = {}  # agent that it is of; None: this, as the near end
+        # The agent that it is of; None: this, as the near end.
+        self._lists: dict[int, tuple[str | None, Any]] = {}
         self._requests: dict[int, Request] = {}
         self._notify: dict[int, bytes] = {}
 

@@ -7,6 +7,10 @@
 //
 // A thread of the agent's own answers those who show tokens, and posts what waited for a session. It sleeps meanwhile.
 // Anything here may be called from any thread.
+//
+// agent.cpp            life, memory, metadata, the thread
+// agent_remotes.cpp    remote agents, and metadata by the agents' own way
+// agent_transfers.cpp  transfers, notifications
 #pragma once
 
 #include <atomic>

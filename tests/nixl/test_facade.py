@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer.connectors.nixl import _bindings, install_as_nixl, nixl_agent, nixl_agent_config
+from kvxfer.connectors.nixl import _bindings, nixl_agent, nixl_agent_config
 from tests.etcd_server import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -261,27 +261,15 @@ import nixl._bindings, nixl._utils, nixl.logging
 import nixl, kvxfer.connectors.nixl as ours
 assert nixl is ours and nixl_agent is ours.nixl_agent
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=BOUND_S)
     beside = {**os.environ, "PYTHONPATH": str(ROOT / "connectors/nixl/distribution")}
-    refused = subprocess.run(
-        [sys.executable, "-c", "from kvxfer.connectors.nixl import install_as_nixl; install_as_nixl()"],
-        *(),
-        env=beside,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        check=False,
-    )
+
+    def run(program: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S, check=False
+        )
+
+    assert run(program).returncode == 0
+    refused = run("from kvxfer.connectors.nixl import install_as_nixl; install_as_nixl()", beside)
     assert "ImportError: nixl is installed" in refused.stderr
-    found = subprocess.run(
-        [sys.executable, "-c", "import nixl; print(nixl.__name__)"],
-        env=beside,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        check=True,
-    )
-    assert found.stdout.split() == ["kvxfer.connectors.nixl"]
-    assert install_as_nixl.__doc__
+    assert run("import nixl; print(nixl.__name__)", beside).stdout.split() == ["kvxfer.connectors.nixl"]
