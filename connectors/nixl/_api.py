@@ -435,7 +435,7 @@ class nixl_agent:
     def _descs(self, descs: Any, mem_type: str | None, kind: Any, width: int) -> Any:
         if isinstance(descs, kind):
             return descs
-        if isinstance(descs, bindings._DescriptorList):
+        if isinstance(descs, bindings.DescriptorList):
             logger.error("a %s is no %s", type(descs).__name__, kind.__name__)
             return None
         if (tensors := _tensors(descs)) is not None:
@@ -490,7 +490,7 @@ class _ListReader(pickle.Unpickler):
         super().__init__(io.BytesIO(serialized))
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.rpartition(".")[2] == "_bindings" and name in (
+        if module.rpartition(".")[2] == "descriptor_lists" and name in (
             "nixlXferDList",
             "nixlRegDList",
             "nixlRemoteDList",

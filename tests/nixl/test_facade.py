@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from kvxfer.connectors.nixl import _bindings, nixl_agent, nixl_agent_config
+from kvxfer.connectors.nixl.statuses import NixlError
 from tests.etcd_server import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def test_nothing_lands_after_deregistration(ends: tuple[End, End]) -> None:
         while not stops.is_set():
             try:
                 near.move("WRITE", *descs, "far-away")
-            except _bindings._Error as error:
+            except NixlError as error:
                 failed.append(error)
                 return
 
