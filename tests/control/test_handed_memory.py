@@ -270,6 +270,7 @@ async def test_a_process_that_is_killed_in_the_middle_ends_its_transfers_alone(
     with pytest.raises(KvxferError) as gone:
         await one.own.read(here.region, remote, range(64), range(64), lease=lease.token, timeout_s=BOUND_S)
     assert gone.value.code in ("region-gone", "lease-ended", "unknown-region")
+    await asyncio.wait_for(two.own.leases.ended(), BOUND_S)
     assert not two.own.leases
     assert list(two.handed.regions) == [stays.region]
     assert len(await here.sums(range(2))) == 2
