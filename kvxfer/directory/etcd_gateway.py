@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -144,7 +144,9 @@ class EtcdGateway:
         with suppress(LeaseGoneError):
             await self._call("lease/revoke", {"ID": str(lease)})
 
-    async def watch(self, key: bytes, end: bytes, revision: int) -> AsyncIterator[list[tuple[Pair, bool]]]:
+    async def watch(
+        self, key: bytes, end: bytes, revision: int
+    ) -> AsyncGenerator[list[tuple[Pair, bool]], None]:
         """Yields pairs that were written (True) or deleted since `revision`; ends where that is forgotten."""
         asked = {
             "create_request": {

@@ -17,6 +17,7 @@ from kvxfer.directory.entry import Entry
 from kvxfer.directory.in_process import InProcessDirectory
 from kvxfer.errors import PeerError, invalid
 from kvxfer.log import logger
+from kvxfer.loop_thread import LoopThread
 
 _T = TypeVar("_T")
 
@@ -58,16 +59,13 @@ class MirroredDirectory:
         # By name, of what was applied last in this contact: answers to writes and the news come in any order.
         self._revisions: dict[str, int] = {}
         self._num_writing = 0
-        self._asking: set[asyncio.Future[Any]] = set()
         self._answered = threading.Event()
         self._lost_at: float | None = time.monotonic()
         self._why = "it has not answered yet"
         self._closed = False
-        self._loop = asyncio.new_event_loop()
         self._following: asyncio.Task[None] | None = None
-        self._thread = threading.Thread(target=_run, args=(self._loop,), name="kvxfer-directory", daemon=True)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._begin(), self._loop)
+        self._thread = LoopThread("kvxfer-directory")
+        self._thread.start(self._begin())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._distant.where}{f', {why}' if (why := self.away) else ''}>"
@@ -98,9 +96,7 @@ class MirroredDirectory:
         self._closed = True
         with suppress(PeerError):
             self._call(self._end())
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CALL_S)
+        self._thread.close(_CALL_S)
         self._copy.end(f"the directory at {self._distant.where} was closed")
 
     # ---- Directory --------------------------------------------------------------------------
@@ -156,14 +152,12 @@ class MirroredDirectory:
     # ---- writes, on the loop ----------------------------------------------------------------
 
     def _call(self, call: Coroutine[Any, Any, _T]) -> _T:
-        if not self._thread.is_alive():
+        if not self._thread.is_running:
             call.close()
             raise PeerError(f"the directory at {self._distant.where} was closed", code="unreachable")
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
-            return future.result(_CALL_S)
+            return self._thread.call(call, _CALL_S)
         except TimeoutError:
-            future.cancel()
             raise PeerError(
                 f"the directory at {self._distant.where} did not answer within {_CALL_S:g} s",
                 code="unreachable",
@@ -171,7 +165,7 @@ class MirroredDirectory:
 
     async def _publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> bool:
         with self._writing():
-            revision = await self._answer(self._distant.publish(entry, ttl_s, replace))
+            revision = await self._thread.answer(self._distant.publish(entry, ttl_s, replace))
             if revision is None or ttl_s is not None:
                 self._kept.pop(entry.name, None)
             else:
@@ -185,7 +179,7 @@ class MirroredDirectory:
         if kept is not None and kept.incarnation == incarnation:
             del self._kept[name]  # also where it is not answered: it ends with its lease
         with self._writing():
-            revision = await self._answer(self._distant.withdraw(name, incarnation))
+            revision = await self._thread.answer(self._distant.withdraw(name, incarnation))
             known = self._known.get(name)
             if known is not None and known.incarnation == incarnation:
                 self._apply(name, None, revision)
@@ -204,7 +198,7 @@ class MirroredDirectory:
         """Follows the other end from a snapshot on until it is not heard any more, which it raises."""
         await self._keep_all()
         self._revisions.clear()  # another server may count anew
-        snapshot = await self._answer(self._distant.snapshot())
+        snapshot = await self._thread.answer(self._distant.snapshot())
         self._take(snapshot)
         self._heard()
         tasks = (
@@ -232,26 +226,11 @@ class MirroredDirectory:
             await self._keep_all()
 
     async def _keep_all(self) -> None:
-        if await self._answer(self._distant.keep()):
+        if await self._thread.answer(self._distant.keep()):
             return
         for entry in tuple(self._kept.values()):
-            if await self._answer(self._distant.publish(entry, None, replace=False)) is None:
+            if await self._thread.answer(self._distant.publish(entry, None, replace=False)) is None:
                 self._is_taken(entry)
-
-    async def _answer(self, call: Coroutine[Any, Any, _T]) -> _T:
-        """Returns what the other end answers. Who is cancelled leaves the call to its own end.
-
-        Libraries leave a connection open that is cancelled while it is being made.
-        """
-        asking = asyncio.ensure_future(call)
-        self._asking.add(asking)
-        asking.add_done_callback(self._has_answered)
-        return await asyncio.shield(asking)
-
-    def _has_answered(self, asking: asyncio.Future[Any]) -> None:
-        self._asking.discard(asking)
-        if not asking.cancelled():
-            asking.exception()  # which nobody may be there to take
 
     def _take(self, snapshot: Snapshot) -> None:
         for name in self._known.keys() - snapshot.entries.keys():
@@ -311,17 +290,6 @@ class MirroredDirectory:
     async def _end(self) -> None:
         if self._following is not None:
             self._following.cancel()
-            await asyncio.gather(self._following, *self._asking, return_exceptions=True)
+            await asyncio.gather(self._following, return_exceptions=True)
+            await self._thread.all_answered()
         await self._distant.close()
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        for task in (tasks := asyncio.all_tasks(loop)):
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        loop.close()

@@ -18,7 +18,8 @@ MAY_KNOW = {
     "layout": {"errors"},
     "memory": {"errors", "arguments", "_native", "layout"},
     "plan": {"errors", "layout", "memory"},
-    "directory": {"address", "errors", "layout", "log"},  # of layouts the schema of JSON objects alone
+    # Of layouts the schema of JSON objects alone.
+    "directory": {"address", "errors", "layout", "log", "loop_thread"},
 }
 # What the agent's and the daemon's side of the attachment stand on knows of neither.
 SPOKEN = {"frames": set[str](), "runtime_folder": {"errors"}, "connection": {"attachment"}}

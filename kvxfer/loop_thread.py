@@ -1,0 +1,88 @@
+"""A thread with an event loop of its own, for what goes on beside callers who may block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """Runs coroutines for other threads, which may call every method of it; sleeps while there are none.
+
+    Parameters
+    ----------
+    name
+        The thread's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._asking: set[asyncio.Future[Any]] = set()
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes calls."""
+        return self._thread.is_alive()
+
+    def start(self, call: Coroutine[Any, Any, object]) -> None:
+        """Begins a coroutine, and returns at once; what it raises is for the coroutine to tell."""
+        asyncio.run_coroutine_threadsafe(call, self._loop)
+
+    def call(self, call: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
+        """Runs a coroutine and returns what it returns.
+
+        Raises
+        ------
+        TimeoutError
+            It did not return in time, and is cancelled.
+        """
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    async def answer(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Returns what a call to elsewhere answers, on the loop. Who is cancelled leaves it to its own end.
+
+        Libraries leave a connection open that is cancelled while it is being made.
+        """
+        asking = asyncio.ensure_future(call)
+        self._asking.add(asking)
+        asking.add_done_callback(self._has_answered)
+        return await asyncio.shield(asking)
+
+    async def all_answered(self) -> None:
+        """Waits until such calls have ended, on the loop."""
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    def close(self, timeout_s: float) -> None:
+        """Cancels what runs, and ends the thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_s)
+
+    def _has_answered(self, asking: asyncio.Future[Any]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # which nobody may be there to take
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        for task in (tasks := asyncio.all_tasks(loop)):
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
