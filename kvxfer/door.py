@@ -143,6 +143,11 @@ class Door:
             logger().warning("kvxfer: %s: %s", name, note)
         self._native.advertise(address)
 
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._native.address.rpartition(":")[2])
+
     def close(self, timeout_s: float = 2.0) -> None:
         """Ends everything; nothing of it can land when this returns."""
         self._native.close(timeout_s)
@@ -247,6 +252,10 @@ class Door:
     def has_remote(self, name: str, rows: Rows, *, is_gpu: bool = False) -> bool:
         """Returns whether a remote agent's metadata are here, and name memory that holds the rows."""
         return self._native.has_remote(name, rows, is_gpu)
+
+    def is_connected(self, name: str) -> bool:
+        """Returns whether a session with a remote agent is open."""
+        return self._native.is_connected(name)
 
     def prepare(self, of: str, rows: Rows, *, is_gpu: bool = False) -> DoorList:
         """Prepares descriptors of memory here (``of=""``), or of a remote agent's, for any transfers.

@@ -114,6 +114,9 @@ class PyDoor {
   void connect(const std::string& name) const {
     check(released([&] { return agent_->connect(name); }));
   }
+  bool is_connected(const std::string& name) const {
+    return released([&] { return agent_->is_connected(name); });
+  }
   bool has_remote(const std::string& name, const Rows& rows, bool is_gpu) const {
     return released([&] { return agent_->has_remote(name, to_descriptors(rows), to_kind(is_gpu)); });
   }
@@ -231,6 +234,7 @@ void define_door(nb::module_& m) {
       .def("add_remote", &PyDoor::add_remote, "metadata"_a)
       .def("remove_remote", &PyDoor::remove_remote, "name"_a)
       .def("connect", &PyDoor::connect, "name"_a)
+      .def("is_connected", &PyDoor::is_connected, "name"_a)
       .def("has_remote", &PyDoor::has_remote, "name"_a, "rows"_a, "is_gpu"_a)
       .def("prepare", &PyDoor::prepare, "of"_a, "rows"_a, "is_gpu"_a)
       .def("make", &PyDoor::make, "is_write"_a, "local"_a, "local_entries"_a.none(), "remote"_a,

@@ -13,7 +13,6 @@ namespace {
 
 // A loop of a region's own bytes (core/copy/footprint.cpp).
 constexpr std::uint64_t kMostLoopNbytes = std::uint64_t{1} << 30;
-constexpr Time kLeaseTtl = 30'000'000'000;  // renewed by heartbeats
 constexpr Time kClosingTimeout = 2'000'000'000;
 constexpr std::size_t kMostLeft = 65536;
 
@@ -291,7 +290,8 @@ void Agent::on_claim(SessionKey peer, const Token& token) {
       if (!leases.empty()) continue;
       for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite}) {
         const auto lease = runtime_->with_open_engine([&](Engine& engine, Time now) {
-          return engine.grant(now, {peer, region, mode, true, {}, kLeaseTtl, true});
+          // It lasts as long as the session, which ends where its peer is silent.
+          return engine.grant(now, {peer, region, mode, true, {}, kNever, true});
         });
         if (lease && lease->ok()) leases.push_back(lease->value());
         ok = ok && lease && lease->ok();

@@ -74,6 +74,8 @@ class Agent {
   Status connect(const std::string& name);
   // Whether descriptors lie in what its metadata name. Empty: whether it is known.
   bool has_remote(const std::string& name, std::span<const Descriptor> descriptors, MemoryKind kind);
+  // Whether a session with it is open.
+  bool is_connected(const std::string& name);
 
   // ---- metadata by the agents' own way: sessions prove the secret, as all do
   // Sends metadata to who listens at an address, who takes them in. Returns before that.

@@ -139,6 +139,12 @@ bool Agent::has_remote(const std::string& name, std::span<const Descriptor> desc
                      [&](const Descriptor& each) { return remote->sections.find(each, kind) != nullptr; });
 }
 
+bool Agent::is_connected(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const Remote* const remote = find(name);
+  return remote != nullptr && remote->is_up;
+}
+
 // ---- metadata by the agents' own way ------------------------------------------------------------------
 
 Status Agent::introduce(const std::string& address, Introduction introduction) {

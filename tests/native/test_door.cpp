@@ -228,6 +228,23 @@ TEST(rights_end_with_the_registration) {
   CHECK(!move(*near.agent, Operation::kWrite, *part, *rest).ok());
 }
 
+// A host that stands still for a minute, as one does that is suspended, takes no right from those who come back with it.
+TEST(rights_last_as_long_as_the_session) {
+  End near("near", "tcp"), far("far", "tcp");
+  const Descriptor ours = near.add(4096, 0), theirs = far.add(4096, 1);
+  CHECK(near.agent->register_memory(std::span(&ours, 1), MemoryKind::kHost).ok());
+  CHECK(far.agent->register_memory(std::span(&theirs, 1), MemoryKind::kHost).ok());
+  CHECK(near.agent->add_remote(far.agent->metadata()).ok());
+  CHECK(near.agent->connect("far").ok());
+  std::vector<LeaseView> views;
+  far.agent->runtime().with_open_engine([&](Engine& engine, Time now) {
+    LeaseId last = 0;
+    return engine.append_leases(now, last, 16, views);
+  });
+  CHECK_EQ(views.size(), 2u);
+  for (const LeaseView& view : views) CHECK(view.left_ns > Time{1} << 60);
+}
+
 TEST(a_peer_that_ends_fails_what_is_posted) {
   End near("near");
   auto far = std::make_unique<End>("far");
