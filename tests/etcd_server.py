@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -31,8 +33,13 @@ def program() -> str:
 
 
 def free_ports(number: int) -> list[int]:
-    """Returns ports of loopback that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    """Returns ports of loopback that are free now, and that no connection gets as its own meanwhile."""
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    sockets: list[socket.socket] = []
+    while len(sockets) < number:
+        with contextlib.suppress(OSError):
+            place = ("127.0.0.1", random.SystemRandom().randrange(10_000, max(first_ephemeral, 11_000)))
+            sockets.append(socket.create_server(place))
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()

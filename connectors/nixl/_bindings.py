@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +21,8 @@ from kvxfer.connectors.nixl.descriptor_lists import (
     nixlXferDList,
     rows_of_array,
 )
+from kvxfer.connectors.nixl.environment import agent_options, captures_telemetry, metadata_store
+from kvxfer.connectors.nixl.metadata_store import WHOLE, MetadataStore
 from kvxfer.connectors.nixl.statuses import (
     asked,
     nixl_cost_t,
@@ -42,7 +44,6 @@ from kvxfer.connectors.nixl.statuses import (
     nixlUnknownError,
 )
 from kvxfer.door import Door, Request
-from kvxfer.options import AgentOptions
 
 DEFAULT_COMM_PORT = 8888
 HAVE_UCX_GPU_DEVICE_API = False
@@ -99,29 +100,17 @@ def _entries(indices: Any) -> NDArray[np.uint32]:
     return np.ascontiguousarray(array, np.uint32)
 
 
-def _options(config: nixlAgentConfig) -> tuple[AgentOptions, float]:
-    """What the environment says, since NIXL's interface has no place for it (README.md)."""
-    get = os.environ.get
-    listen = get("KVXFER_NIXL_LISTEN", "tcp://127.0.0.1:0")
-    if config.useListenThread:
-        listen = f"{listen.rpartition(':')[0]}:{config.listenPort or DEFAULT_COMM_PORT}"
-    options: dict[str, Any] = {"listen": listen}
-    if advertise := get("KVXFER_NIXL_ADVERTISE"):
-        options["advertise"] = advertise
-    if transports := get("KVXFER_NIXL_TRANSPORTS"):
-        options["transports"] = tuple(transports.split(","))
-    if device := get("KVXFER_NIXL_DEVICE"):
-        options["device"] = int(device)
-    return AgentOptions(**options), float(get("KVXFER_NIXL_TIMEOUT_S", "120"))
-
-
 class nixlAgent:
     """An agent behind NIXL's own names; handles of lists and transfers are its numbers."""
 
     def __init__(self, name: str, config: nixlAgentConfig) -> None:
-        options, timeout_s = _options(config)
+        if not name:
+            raise ValueError("an agent has a name")
+        options, timeout_s = agent_options(config.listenPort if config.useListenThread else None)
         self._name = name
-        self._config = config
+        self._captures_telemetry = captures_telemetry(config.captureTelemetry)
+        self._fetch_s = config.etcdWatchTimeout / 1e6
+        self._store: MetadataStore | None = None
         self._door = asked(lambda: Door(name, options, timeout_s))
         self._lock = threading.Lock()
         self._next = 1
@@ -199,6 +188,8 @@ class nixlAgent:
         return asked(lambda: self._door.add_remote(metadata)).encode()
 
     def invalidateRemoteMD(self, agent: str | bytes) -> nixl_status_t:
+        if self._store is not None:
+            self._store.forget(_as_text(agent))
         try:
             asked(lambda: self._door.remove_remote(_as_text(agent)))
         except nixlNotFoundError:
@@ -214,14 +205,29 @@ class nixlAgent:
         asked(lambda: self._door.connect(_as_text(agent)))
         return nixl_status_t.NIXL_SUCCESS
 
+    def _stored(self) -> MetadataStore:
+        """Returns where metadata are kept that go without an address; the first call looks."""
+        with self._lock:
+            if self._store is None:
+                self._store = asked(lambda: metadata_store(self._door, self._name, self._fetch_s))
+                self._ends = weakref.finalize(self, self._store.close)
+            return self._store
+
+    def close(self) -> None:
+        """Ends the agent; NIXL's ends when it is no longer used, as this does."""
+        if self._store is not None:
+            self._ends()
+        self._door.close()
+
     def invalidateLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
         if ip_addr:
             asked(lambda: self._door.withdraw(_address(ip_addr, port)))
-        else:
-            self._door.invalidate()
+            return
+        self._door.invalidate()
+        asked(self._stored().withdraw)
 
     def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
-        asked(lambda: self._door.tell(_address(ip_addr, port), self._door.metadata()))
+        self._send(self._door.metadata(), ip_addr, port, WHOLE)
 
     def sendLocalPartialMD(
         self,
@@ -232,13 +238,24 @@ class nixlAgent:
         port: int = 0,
         label: str = "",
     ) -> None:
-        told = self.getLocalPartialMD(descs, inc_conn_info)
-        asked(lambda: self._door.tell(_address(ip_addr, port), told))
+        if not ip_addr and not label:
+            raise nixlInvalidParamError("metadata of some memory are kept under a label: name one")
+        self._send(self.getLocalPartialMD(descs, inc_conn_info), ip_addr, port, label)
+
+    def _send(self, metadata: bytes, ip_addr: str, port: int, label: str) -> None:
+        if ip_addr:
+            asked(lambda: self._door.tell(_address(ip_addr, port), metadata))
+        else:
+            asked(lambda: self._stored().send(label, metadata))
 
     def fetchRemoteMD(
         self, remote_agent: str | bytes, ip_addr: str = "", port: int = 0, label: str = ""
     ) -> None:
-        asked(lambda: self._door.ask(_address(ip_addr, port), _as_text(remote_agent)))
+        name = _as_text(remote_agent)
+        if ip_addr:
+            asked(lambda: self._door.ask(_address(ip_addr, port), name))
+        else:
+            self._stored().fetch(name, label or WHOLE)
 
     # ---- lists
 
@@ -361,12 +378,13 @@ class nixlAgent:
 
     def getXferTelemetry(self, reqh: int) -> nixlXferTelemetry:
         posted_ns, begun_ns, ended_ns = (request := self._request(reqh)).times_ns
-        if not self._config.captureTelemetry or not posted_ns:
+        if not self._captures_telemetry or not posted_ns:
             raise nixlNoTelemetryError("the agent was made without capture_telemetry, or nothing was posted")
         out = nixlXferTelemetry()
         out.startTime = (time.time_ns() - time.monotonic_ns() + posted_ns) // 1000
-        out.postDuration = max(0, begun_ns - posted_ns) // 1000
-        out.xferDuration = max(0, (ended_ns or time.monotonic_ns()) - posted_ns) // 1000
+        # What took less than a microsecond took one.
+        out.postDuration = max(1, -(-(begun_ns - posted_ns) // 1000))
+        out.xferDuration = max(out.postDuration, -(-((ended_ns or time.monotonic_ns()) - posted_ns) // 1000))
         out.totalBytes = request.nbytes
         out.descCount = request.num_descriptors
         return out
@@ -407,11 +425,6 @@ def _as_text(name: str | bytes) -> str:
 
 
 def _address(ip_addr: str, port: int) -> str:
-    if not ip_addr:
-        raise nixlNotSupportedError(
-            "kvxfer keeps metadata in no etcd yet: name the other agent's address and port, or send what "
-            "get_agent_metadata() returns by your own way"
-        )
     host = f"[{ip_addr}]" if ":" in ip_addr else ip_addr
     return f"tcp://{host}:{port or DEFAULT_COMM_PORT}"
 

@@ -18,7 +18,6 @@ import pytest
 
 from kvxfer.connectors.nixl import _bindings, nixl_agent, nixl_agent_config
 from kvxfer.connectors.nixl.statuses import NixlError
-from tests.etcd_server import free_ports
 
 ROOT = Path(__file__).parents[2]
 NBYTES = 1 << 20
@@ -64,7 +63,7 @@ def ends() -> Iterator[tuple[End, End]]:
     near.knows(far)
     yield near, far
     for end in (near, far):
-        end.agent.agent._door.close()
+        end.agent.agent.close()
 
 
 def test_both_ways(ends: tuple[End, End]) -> None:
@@ -111,7 +110,8 @@ def test_rights_end_with_the_metadata(ends: tuple[End, End]) -> None:
     near, far = ends
     descs = near.descs((0, 64)), far.descs((0, 64))
     assert near.move("READ", *descs, "far-away") == "DONE"
-    far.agent.invalidate_local_metadata()
+    with pytest.raises(_bindings.nixlInvalidParamError, match="NIXL_ETCD_ENDPOINTS"):
+        far.agent.invalidate_local_metadata()
     with pytest.raises(_bindings.nixlNotAllowedError, match=r"NIXL_ERR_NOT_ALLOWED: .*lease") as caught:
         near.move("READ", *descs, "far-away")
     assert caught.value.code in ("not-permitted", "lease-ended")
@@ -167,11 +167,8 @@ time.sleep(600)
 
 
 def test_agents_exchange_metadata_by_their_own_way() -> None:
-    ports = free_ports(2)
-    ends = [
-        End(name, enable_listen_thread=True, listen_port=port)
-        for name, port in zip(("one", "another"), ports, strict=True)
-    ]
+    ends = [End(name, enable_listen_thread=True, listen_port=0) for name in ("one", "another")]
+    ports = [end.agent.agent._door.port for end in ends]
     one, another = ends
 
     def comes(end: End, name: str, wanted: bool) -> bool:
@@ -188,10 +185,8 @@ def test_agents_exchange_metadata_by_their_own_way() -> None:
     assert another.move("WRITE", another.descs((0, 64)), one.descs((64, 64)), "one") == "DONE"
     one.agent.invalidate_local_metadata("127.0.0.1", ports[1])
     assert comes(another, "one", False)
-    with pytest.raises(_bindings.nixlNotSupportedError, match="etcd"):
-        one.agent.send_local_metadata()
     for end in ends:
-        end.agent.agent._door.close()
+        end.agent.agent.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -211,7 +206,36 @@ def test_a_peer_that_ends_is_told_in_time_and_may_come_back(how: signal.Signals)
                 os.kill(child.pid, how)
         with pytest.raises((_bindings.nixlRemoteDisconnectError, _bindings.nixlNotFoundError)):
             near.move_until(lambda: near.descs((0, 4096)), far, "child")
-    near.agent.agent._door.close()
+    near.agent.agent.close()
+
+
+@pytest.mark.parametrize(
+    ("word", "asked", "is_there"), [("y", False, True), ("OFF", True, False), (None, True, True)]
+)
+def test_telemetry_is_as_the_environment_says(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, word: str | None, asked: bool, is_there: bool
+) -> None:
+    _, far = ends
+    if word is not None:
+        monkeypatch.setenv("NIXL_TELEMETRY_ENABLE", word)
+    near = End("telling", capture_telemetry=asked)
+    near.knows(far)
+    handle = near.agent.initialize_xfer("READ", near.descs((0, 4096)), far.descs((0, 4096)), "far-away")
+    near.agent.transfer(handle)
+    while near.agent.check_xfer_state(handle) == "PROC":
+        pass
+    if is_there:
+        told = near.agent.get_xfer_telemetry(handle)
+        assert (told.totalBytes, told.descCount) == (4096, 1)
+        assert abs(told.startTime / 1e6 - time.time()) < 600
+        assert 0 < told.postDuration <= told.xferDuration
+    else:
+        with pytest.raises(_bindings.nixlNoTelemetryError):
+            near.agent.get_xfer_telemetry(handle)
+    near.agent.agent.close()
+    monkeypatch.setenv("NIXL_TELEMETRY_ENABLE", "perhaps")
+    with pytest.raises(RuntimeError, match="NIXL_TELEMETRY_ENABLE"):
+        nixl_agent("unsure")
 
 
 def test_many_threads_use_one_agent(ends: tuple[End, End]) -> None:
@@ -234,21 +258,6 @@ def test_many_threads_use_one_agent(ends: tuple[End, End]) -> None:
     while len(told) < 180 and time.monotonic() < until:
         told += far.agent.get_new_notifs().get("near", [])
     assert told == [b"x"] * 180
-
-
-def test_telemetry_is_there_where_it_is_asked_for(ends: tuple[End, End]) -> None:
-    _, far = ends
-    near = End("telling", capture_telemetry=True)
-    near.knows(far)
-    handle = near.agent.initialize_xfer("READ", near.descs((0, 4096)), far.descs((0, 4096)), "far-away")
-    near.agent.transfer(handle)
-    while near.agent.check_xfer_state(handle) == "PROC":
-        pass
-    told = near.agent.get_xfer_telemetry(handle)
-    assert (told.totalBytes, told.descCount) == (4096, 1)
-    assert abs(told.startTime / 1e6 - time.time()) < 600
-    assert 0 <= told.postDuration <= told.xferDuration
-    near.agent.agent._door.close()
 
 
 def test_it_is_nixl_only_where_that_is_asked_for() -> None:

@@ -1,0 +1,94 @@
+"""What the environment says to an agent, since NIXL's interface has no place for it (table in README.md)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from kvxfer.connectors.nixl.statuses import nixlInvalidParamError, nixlNotSupportedError
+from kvxfer.options import AgentOptions
+
+if TYPE_CHECKING:
+    from kvxfer.connectors.nixl.metadata_store import MetadataStore
+    from kvxfer.door import Door
+
+_TRUE: Final = ("y", "yes", "on", "1", "true", "enable")
+_FALSE: Final = ("n", "no", "off", "0", "false", "disable")
+
+
+def agent_options(listen_port: int | None) -> tuple[AgentOptions, float]:
+    """Returns an agent's options, and after how many seconds its transfers fail.
+
+    Parameters
+    ----------
+    listen_port
+        None: whichever is free.
+    """
+    get = os.environ.get
+    listen = get("KVXFER_NIXL_LISTEN", "tcp://127.0.0.1:0")
+    if listen_port is not None:
+        listen = f"{listen.rpartition(':')[0]}:{listen_port}"
+    options: dict[str, Any] = {"listen": listen}
+    if advertise := get("KVXFER_NIXL_ADVERTISE"):
+        options["advertise"] = advertise
+    if transports := get("KVXFER_NIXL_TRANSPORTS"):
+        options["transports"] = tuple(transports.split(","))
+    if device := get("KVXFER_NIXL_DEVICE"):
+        options["device"] = int(device)
+    return AgentOptions(**options), float(get("KVXFER_NIXL_TIMEOUT_S", "120"))
+
+
+def captures_telemetry(asked: bool) -> bool:
+    """Returns whether times of transfers are kept: what NIXL_TELEMETRY_ENABLE says, else what was asked for.
+
+    Raises
+    ------
+    RuntimeError
+        It is neither yes nor no.
+    """
+    word = os.environ.get("NIXL_TELEMETRY_ENABLE")
+    if word is None:
+        return asked
+    if word.lower() not in (*_TRUE, *_FALSE):
+        raise RuntimeError(
+            f"NIXL_TELEMETRY_ENABLE is {word!r}, not one of {', '.join(_TRUE)} or {', '.join(_FALSE)}"
+        )
+    return word.lower() in _TRUE
+
+
+def metadata_store(door: Door, name: str, wait_s: float) -> MetadataStore:
+    """Returns where metadata are kept for agents that are named without an address.
+
+    Parameters
+    ----------
+    wait_s
+        How long metadata that are fetched are waited for.
+
+    Raises
+    ------
+    nixlInvalidParamError
+        The environment names none, or two.
+    nixlNotSupportedError
+        What it names needs a package that is not installed.
+    """
+    etcd, tcp = os.environ.get("NIXL_ETCD_ENDPOINTS"), os.environ.get("NIXL_TCPSTORE_ENDPOINT")
+    if bool(etcd) == bool(tcp):
+        raise nixlInvalidParamError(
+            "metadata go by NIXL_ETCD_ENDPOINTS or by NIXL_TCPSTORE_ENDPOINT, of which "
+            f"{'both are' if etcd else 'neither is'} set: set one, or name the other agent's address and port"
+        )
+    try:
+        if etcd:
+            from kvxfer.connectors.nixl.etcd_metadata import EtcdMetadata
+
+            namespace = os.environ.get("NIXL_ETCD_NAMESPACE", "/nixl/agents")
+            return EtcdMetadata(door, name, wait_s, etcd, namespace)
+        from kvxfer.connectors.nixl.tcp_store_metadata import TcpStoreMetadata
+
+        assert tcp is not None
+        return TcpStoreMetadata(door, name, wait_s, tcp)
+    except ImportError as error:
+        package = "kvxfer[etcd]" if etcd else "torch"
+        raise nixlNotSupportedError(
+            f"metadata cannot be kept there ({error}): pip install {package}"
+        ) from error

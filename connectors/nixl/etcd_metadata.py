@@ -1,0 +1,206 @@
+"""Metadata in etcd: a key for each agent and label, which ends some seconds after its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing, suppress
+from typing import Final
+
+from kvxfer.connectors.nixl.metadata_store import MetadataStore
+from kvxfer.directory.etcd_gateway import Certificates, EtcdGateway, LeaseGoneError, Pair
+from kvxfer.door import Door
+from kvxfer.errors import KvxferError, PeerError, invalid
+from kvxfer.log import logger
+
+# Of an agent that dies without a word; it is kept three times as often.
+_TTL_S: Final = 10
+_PAUSE_S: Final = 0.5
+# Of a key that is about to be deleted, so that followers tell a withdrawal from an agent that etcd lost.
+_WITHDRAWN: Final = b""
+
+
+class EtcdMetadata(MetadataStore):
+    """Metadata under ``NAMESPACE/AGENT/LABEL``.
+
+    Who follows an agent takes in what it sends again, and forgets it when it withdraws. An agent whose keys
+    run out is forgotten once no session with it is open: etcd that is away from one host harms no transfer.
+
+    Parameters
+    ----------
+    endpoints
+        URLs with commas or semicolons between.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: they are none.
+    """
+
+    def __init__(self, door: Door, name: str, wait_s: float, endpoints: str, namespace: str) -> None:
+        urls = [url.strip() for url in endpoints.replace(";", ",").split(",") if url.strip()]
+        schemes = {url.partition("://")[0] for url in urls}
+        if len(schemes) != 1 or not schemes <= {"http", "https"}:
+            raise invalid(f"NIXL_ETCD_ENDPOINTS is {endpoints!r}: write http://HOST:PORT,... or https://...")
+        servers = [url.partition("://")[2].rstrip("/") for url in urls]
+        certificates = Certificates("", "", "") if schemes == {"https"} else None
+        self._gateway = EtcdGateway(servers, certificates)
+        super().__init__(door, name, wait_s, self._gateway.where)
+        self._namespace = namespace.rstrip("/")
+        self._lease = 0
+        self._kept: dict[str, bytes] = {}
+        self._keeping: asyncio.Task[None] | None = None
+        self._followed: dict[str, _Followed] = {}
+
+    def _keys(self, agent: str) -> tuple[bytes, bytes]:
+        """Returns the first key of an agent's, and the first behind them."""
+        prefix = f"{self._namespace}/{agent}/".encode()
+        return prefix, prefix[:-1] + bytes([prefix[-1] + 1])
+
+    # ---- its own
+
+    async def _put(self, label: str, metadata: bytes) -> None:
+        self._kept[label] = metadata
+        await self._write(label, metadata)
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
+
+    async def _write(self, label: str, metadata: bytes) -> None:
+        key = self._keys(self._own)[0] + label.encode()
+        while True:
+            pairs, _ = await self._thread.answer(self._gateway.range(key))
+            if not self._lease:
+                self._lease = await self._thread.answer(self._gateway.grant(_TTL_S))
+            with suppress(LeaseGoneError):
+                revision = pairs[0].revision if pairs else 0
+                put = self._gateway.put_if(key, metadata, self._lease, revision)
+                if await self._thread.answer(put) is not None:
+                    return
+                continue
+            self._lease = 0
+
+    async def _keep(self) -> None:
+        is_away = False
+        while True:
+            await asyncio.sleep(_TTL_S / 3)
+            try:
+                if not self._lease or not await self._thread.answer(self._gateway.keep_alive(self._lease)):
+                    self._lease = 0
+                    for label, metadata in tuple(self._kept.items()):
+                        await self._write(label, metadata)
+                is_away = False
+            except PeerError as error:
+                if not is_away:
+                    logger().warning("kvxfer: %s; it is tried on", error)
+                is_away = True
+
+    async def _remove(self) -> None:
+        self._kept.clear()
+        first, end = self._keys(self._own)
+        pairs, _ = await self._thread.answer(self._gateway.range(first, end))
+        for pair in pairs:
+            revision = await self._thread.answer(
+                self._gateway.put_if(pair.key, _WITHDRAWN, pair.lease, pair.revision)
+            )
+            if revision is not None:
+                await self._thread.answer(self._gateway.delete_if(pair.key, revision))
+
+    # ---- others'
+
+    async def _begin_to_follow(self, agent: str, label: str) -> None:
+        followed = self._followed.setdefault(agent, _Followed())
+        followed.labels.add(label)
+        followed.stop()
+        followed.task = asyncio.create_task(self._follow(agent, followed, label))
+
+    async def _end_following(self, agent: str) -> None:
+        if (followed := self._followed.pop(agent, None)) is not None:
+            followed.stop()
+
+    async def _follow(self, agent: str, followed: _Followed, label: str) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s) as waiting:
+                while True:
+                    try:
+                        await self._one_contact(agent, followed, label, waiting)
+                    except PeerError as error:
+                        logger().info("kvxfer: %s; it is tried on", error)
+                    await asyncio.sleep(_PAUSE_S * random.uniform(1.0, 2.0))
+        except TimeoutError:
+            self._not_there(agent, label)
+            followed.labels.discard(label)
+            if not followed.found:
+                self._followed.pop(agent, None)
+
+    async def _one_contact(
+        self, agent: str, followed: _Followed, label: str, waiting: asyncio.Timeout
+    ) -> None:
+        """Follows from a snapshot on, until etcd is not heard any more, which it raises, or has forgotten."""
+        first, end = self._keys(agent)
+        pairs, revision = await self._thread.answer(self._gateway.range(first, end))
+        there = {pair.key[len(first) :].decode(errors="replace"): pair for pair in pairs}
+        for each in followed.labels:
+            self._apply(agent, followed, each, there.get(each))
+        async with aclosing(self._gateway.watch(first, end, revision + 1)) as news:
+            while agent in self._followed:
+                if label in followed.found:
+                    waiting.reschedule(None)
+                for pair, is_there in await anext(news, ()):
+                    each = pair.key[len(first) :].decode(errors="replace")
+                    if each in followed.labels:
+                        self._apply(agent, followed, each, pair if is_there else None)
+
+    def _apply(self, agent: str, followed: _Followed, label: str, pair: Pair | None) -> None:
+        if pair is None:
+            if followed.found.pop(label, None) is not None and not followed.found:
+                followed.lapsing = asyncio.create_task(self._lapse(agent))
+        elif pair.value == _WITHDRAWN:
+            followed.found.pop(label, None)
+            self._forget(agent)
+        elif followed.found.get(label) != pair.value:
+            followed.found[label] = pair.value
+            followed.stop_lapsing()
+            self._take_in(agent, pair.value)
+
+    async def _lapse(self, agent: str) -> None:
+        """Forgets an agent that is in etcd no more, once no session with it is open."""
+        while self._door.is_connected(agent):  # noqa: ASYNC110 (the native side tells of no event)
+            await asyncio.sleep(_PAUSE_S)
+        self._forget(agent)
+
+    def _forget(self, agent: str) -> None:
+        with suppress(KvxferError):  # it was never taken in
+            self._door.remove_remote(agent)
+
+    async def _end(self) -> None:
+        for followed in self._followed.values():
+            followed.stop()
+        self._followed.clear()
+        if self._keeping is not None:
+            self._keeping.cancel()
+        try:
+            if self._lease:
+                await asyncio.wait_for(self._thread.answer(self._gateway.revoke(self._lease)), 2.0)
+        finally:
+            await self._thread.all_answered()
+            await self._gateway.close()
+
+
+class _Followed:
+    """One agent that is followed."""
+
+    def __init__(self) -> None:
+        self.labels: set[str] = set()  # that were asked for
+        self.found: dict[str, bytes] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.lapsing: asyncio.Task[None] | None = None
+
+    def stop_lapsing(self) -> None:
+        if self.lapsing is not None:
+            self.lapsing.cancel()
+            self.lapsing = None
+
+    def stop(self) -> None:
+        self.stop_lapsing()
+        if self.task is not None:
+            self.task.cancel()

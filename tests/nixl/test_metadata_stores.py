@@ -1,0 +1,203 @@
+"""Metadata by names alone, in a real etcd: who withdraws, dies, comes back, and etcd that is away."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvxfer.connectors.nixl import _bindings, nixl_agent, nixl_agent_config
+from tests.etcd_server import Cluster, Member
+
+ROOT = Path(__file__).parents[2]
+NBYTES = 1 << 16
+BOUND_S = 60.0
+
+SENDER = """
+import time
+import numpy as np
+from kvxfer.connectors.nixl import nixl_agent, nixl_agent_config
+agent = nixl_agent("child", nixl_agent_config())
+memory = np.full(1 << 16, 7, np.uint8)
+agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+agent.send_local_metadata()
+print(memory.ctypes.data, flush=True)
+time.sleep(600)
+"""
+
+
+class End:
+    """An agent with two pieces of memory, registered each by itself."""
+
+    def __init__(self, name: str) -> None:
+        self.agent = nixl_agent(name, nixl_agent_config())
+        self.memory = [np.full(NBYTES, len(name), np.uint8) for _ in range(2)]
+        self.registered = [
+            self.agent.register_memory([(each.ctypes.data, NBYTES, 0, "")], "DRAM") for each in self.memory
+        ]
+
+    def piece(self, number: int) -> Any:
+        return self.registered[number].trim()
+
+    def knows(self, name: str, descs: Any = None) -> bool:
+        return self.agent.check_remote_metadata(name, descs)
+
+    def read(self, far: Any, name: str) -> str:
+        handle = self.agent.initialize_xfer("READ", self.piece(0), far, name)
+        state = self.agent.transfer(handle)
+        until = time.monotonic() + BOUND_S
+        while state == "PROC" and time.monotonic() < until:
+            state = self.agent.check_xfer_state(handle)
+        return state
+
+
+@pytest.fixture
+def etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Member]:
+    with Cluster() as cluster:
+        monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", f"http://{cluster.members[0].at}")
+        yield cluster.members[0]
+
+
+@pytest.fixture
+def end(etcd: Member) -> Iterator[Callable[[str], End]]:
+    made: list[End] = []
+
+    def make(name: str) -> End:
+        made.append(End(name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.agent.agent.close()
+
+
+@pytest.fixture
+def child(etcd: Member) -> Iterator[Callable[[], tuple[subprocess.Popen[str], int]]]:
+    children: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[subprocess.Popen[str], int]:
+        children.append(
+            subprocess.Popen([sys.executable, "-c", SENDER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        )
+        out = children[-1].stdout
+        assert out is not None
+        return children[-1], int(out.readline())
+
+    yield start
+    for each in children:
+        each.kill()
+        each.communicate()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + BOUND_S
+    while not is_so():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+def test_it_is_fetched_once_it_is_there_and_followed(end: Callable[[str], End]) -> None:
+    one, other = end("one"), end("other")
+    one.agent.fetch_remote_metadata("other")
+    time.sleep(0.2)
+    assert not one.knows("other")
+    other.agent.send_local_metadata()
+    until(lambda: one.knows("other"))
+    assert one.read(other.piece(1), "other") == "DONE"
+    assert (one.memory[0] == len("other")).all()
+    # What is sent again is taken in without being fetched again.
+    more = np.zeros(NBYTES, np.uint8)
+    registered = other.agent.register_memory([(more.ctypes.data, NBYTES, 0, "")], "DRAM")
+    assert not one.knows("other", registered.trim())
+    other.agent.send_local_metadata()
+    until(lambda: one.knows("other", registered.trim()))
+    other.agent.invalidate_local_metadata()
+    until(lambda: not one.knows("other"))
+    with pytest.raises(_bindings.nixlNotFoundError):
+        one.read(other.piece(1), "other")
+    other.agent.send_local_metadata()
+    until(lambda: one.knows("other"))
+
+
+def test_parts_go_under_labels(end: Callable[[str], End]) -> None:
+    one, other = end("one"), end("other")
+    with pytest.raises(_bindings.nixlInvalidParamError, match="label"):
+        other.agent.send_partial_agent_metadata(other.registered[0], True)
+    for number in range(2):
+        other.agent.send_partial_agent_metadata(other.registered[number], True, label=f"piece-{number}")
+    one.agent.fetch_remote_metadata("other", label="piece-0")
+    until(lambda: one.knows("other", other.piece(0)))
+    assert not one.knows("other", other.piece(1))
+    one.agent.fetch_remote_metadata("other", label="piece-1")
+    until(lambda: one.knows("other", other.piece(1)))
+    assert one.knows("other", other.piece(0))
+    one.agent.remove_remote_agent("other")
+    time.sleep(0.2)
+    assert not one.knows("other")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_an_agent_that_dies_is_forgotten_and_comes_back(
+    end: Callable[[str], End], child: Callable[[], tuple[subprocess.Popen[str], int]], how: signal.Signals
+) -> None:
+    one = end("one")
+    for _ in range(2):
+        process, address = child()
+        one.agent.fetch_remote_metadata("child")
+        until(lambda: one.knows("child"))
+        far = one.agent.get_xfer_descs([(address, NBYTES, 0)], "DRAM")
+        until(lambda far=far: one.knows("child", far))  # type: ignore[misc]
+        assert one.read(far, "child") == "DONE"
+        os.kill(process.pid, how)
+        until(lambda: not one.knows("child"))
+
+
+def test_etcd_that_is_away_harms_no_transfer(end: Callable[[str], End], etcd: Member) -> None:
+    one, other = end("one"), end("other")
+    other.agent.send_local_metadata()
+    one.agent.fetch_remote_metadata("other")
+    until(lambda: one.knows("other"))
+    assert one.read(other.piece(0), "other") == "DONE"
+    # It comes back with nothing: keys are written again, and meanwhile nobody is forgotten who is there.
+    etcd.kill()
+    with pytest.raises(_bindings.nixlRemoteDisconnectError, match="etcd does not answer"):
+        one.agent.send_local_metadata()
+    assert one.read(other.piece(0), "other") == "DONE"
+    etcd.start(empty=True)
+    etcd.until_healthy()
+    late = end("late")
+    late.agent.agent._fetch_s = BOUND_S
+    late.agent.fetch_remote_metadata("other")
+    until(lambda: late.knows("other"))
+    assert one.read(other.piece(1), "other") == "DONE"
+    assert one.knows("other")
+
+
+def test_what_never_comes_is_said(
+    end: Callable[[str], End], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = end("one")
+    one.agent.agent._fetch_s = 0.2
+    with caplog.at_level(logging.WARNING, "kvxfer"):
+        one.agent.fetch_remote_metadata("nobody")
+        until(lambda: "has no metadata of agent nobody" in caplog.text)
+    monkeypatch.setenv("NIXL_TCPSTORE_ENDPOINT", "127.0.0.1:1")
+    other = end("other")
+    with pytest.raises(_bindings.nixlInvalidParamError, match="both are set"):
+        other.agent.fetch_remote_metadata("one")
+    monkeypatch.delenv("NIXL_TCPSTORE_ENDPOINT")
+    monkeypatch.delenv("NIXL_ETCD_ENDPOINTS")
+    with pytest.raises(_bindings.nixlInvalidParamError, match="neither is set"):
+        other.agent.send_local_metadata()
+    monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "127.0.0.1:2379")
+    with pytest.raises(_bindings.nixlInvalidParamError, match="http://HOST:PORT"):
+        other.agent.send_local_metadata()
