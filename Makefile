@@ -305,9 +305,21 @@ $(1)/proxies-$(2)-$(VLLM_ROUTER).stamp: $(1)/vllm-$(2).stamp
 endef
 $(eval $(call VLLM_PROXIES,.vllm,$(VLLM),$(VLLM_SDIST_SHA256)))
 
+# Whose NIXL channel runs on kvxfer's facade; its imports are the environment's.
+LMCACHE := 0.5.6
+# Of Python 3.11, 3.12 and 3.13.
+LMCACHE_SHA256 := 14530ff72b96056e894c9b8dc70c10d019e7802799bbfde9cec298700b799194 \
+  c7892944ca91ec965c3448b2e30e0869f86a2499bdd01b70eb988e3436d71e4e \
+  28eebbe02288a95963b8e4530543c985169b9bd55c41b49547d840575f589da0
+.vllm/lmcache-$(LMCACHE).stamp: .vllm/vllm-$(VLLM).stamp
+	@$(LOCK) if [ $@ -nt $< ]; then exit 0; fi; rm -rf .vllm/lmcache; \
+	.vllm/bin/python -m pip install --quiet --no-warn-conflicts --target .vllm/lmcache --no-deps --require-hashes \
+	  -r <(echo "lmcache==$(LMCACHE) $(LMCACHE_SHA256:%=--hash=sha256:%)"); touch $@
+
 # Importing vLLM, and starting an engine that cannot be forked, takes a minute: pytest's own bounds are wider there.
 # One test at a time: engines of two workers are more than 24 GB.
-test-vllm: .vllm/vllm-$(VLLM).stamp .vllm/proxies-$(VLLM)-$(VLLM_ROUTER).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+test-vllm: .vllm/vllm-$(VLLM).stamp .vllm/proxies-$(VLLM)-$(VLLM_ROUTER).stamp .vllm/lmcache-$(LMCACHE).stamp \
+    $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
 	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -o faulthandler_timeout=590 $(ARGS)
 

@@ -52,18 +52,19 @@ ENVIRONMENT: Final = {
 }
 
 
-def plugins(folder: Path, functions: Mapping[str, str]) -> dict[str, str]:
+def plugins(folder: Path, functions: Mapping[str, str], path: str) -> dict[str, str]:
     """Returns the variables with which an engine calls functions (``module:function``, by name) as it starts.
 
-    No other plug-in but kvxfer's is loaded then. ``folder`` takes what tells SGLang of them.
+    No other plug-in but kvxfer's is loaded then. ``folder`` takes what tells SGLang of them; ``path`` is the
+    PYTHONPATH of the engine beside it.
     """
     package = folder / "plugins" / "kvxfer_bench_plugins-1.dist-info"
     package.mkdir(parents=True, exist_ok=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: kvxfer-bench-plugins\nVersion: 1\n")
     lines = [f"{name} = {function}" for name, function in functions.items()]
     (package / "entry_points.txt").write_text("\n".join(["[sglang.srt.plugins]", *lines, ""]))
-    path = [str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(path), "SGLANG_PLUGINS": ",".join([KVXFER, *functions])}
+    paths = [str(package.parent), *filter(None, [path])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "SGLANG_PLUGINS": ",".join([KVXFER, *functions])}
 
 
 class SglangServer(EngineServer):
@@ -106,11 +107,16 @@ class SglangServer(EngineServer):
         if role == "prefill":
             command += ["--disaggregation-bootstrap-port", str(self.bootstrap_port)]
         known = {sglang_cpu.NAME: sglang_cpu.ENTRY_POINT, **(functions or {})}
+        path = {**os.environ, **(environment or {})}.get("PYTHONPATH", "")
         super().__init__(
             name,
             [*command, *arguments],
             log,
-            environment={**ENVIRONMENT, **plugins(log.with_suffix(""), known), **(environment or {})},
+            environment={
+                **ENVIRONMENT,
+                **(environment or {}),
+                **plugins(log.with_suffix(""), known, path),
+            },
             ready_timeout_s=_READY_TIMEOUT_S,
         )
 

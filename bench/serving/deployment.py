@@ -43,7 +43,7 @@ class Deployment:
             for role in _ROLES if system.is_pair else ("alone",):
                 seen = folder / "seen" / role
                 seen.mkdir(parents=True)
-                environment = {**system.environment, **self._port(), FOLDER_VARIABLE: str(seen)}
+                environment = {**system.variables(), **self._port(), FOLDER_VARIABLE: str(seen)}
                 self.engines[role] = self._stack.enter_context(
                     self._make_engine(role, model, folder / f"{role}.log", num_blocks, arguments, environment)
                 )

@@ -6,8 +6,9 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from kvxfer.bench.compare.baseline import tree
@@ -36,7 +37,8 @@ class System:
 
     ``connector`` is vLLM's ``--kv-transfer-config`` of both engines but for the role, ``backend`` SGLang's
     transfer backend; without either it is one engine alone. ``needs`` are modules of their environment;
-    ``port_variable`` names a port of its own for each engine. ``plugins`` are SGLang's, by name.
+    ``folder`` says where more of it lies, as the variable ``folder_variable``. ``port_variable`` names a port
+    of its own for each engine. ``plugins`` are SGLang's, by name.
     """
 
     name: str
@@ -44,6 +46,8 @@ class System:
     connector: Mapping[str, Any] | None = None
     dispatch: str = "sequential"
     needs: tuple[str, ...] = ()
+    folder: Callable[[], Path] | None = None
+    folder_variable: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     port_variable: str = ""
     engine: str = VLLM
@@ -68,7 +72,18 @@ class System:
         """Returns why it cannot run in this environment; empty where it can."""
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         name = _WORDS[self.engine]
-        return f"{', '.join(absent)} is not installed beside {name}: `{SETUP}` installs it" if absent else ""
+        if absent:
+            return f"{', '.join(absent)} is not installed beside {name}: `{SETUP}` installs it"
+        try:
+            self.variables()
+        except FileNotFoundError as error:
+            return str(error)
+        return ""
+
+    def variables(self) -> dict[str, str]:
+        """Returns what engines find in their environment; FileNotFoundError where `missing` says why."""
+        folder = {} if self.folder is None else {self.folder_variable: str(self.folder())}
+        return {**self.environment, **folder}
 
     def settings(self) -> dict[str, Any]:
         """Returns what was set, for the result."""
@@ -95,15 +110,38 @@ def _kvxfer() -> dict[str, Any]:
     }
 
 
-def _nixl(name: str, words: str, **extra: Any) -> System:
+def _as_nixl() -> Path:
+    folder = tree() / "connectors" / "nixl" / "distribution"
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no {folder}: run this in a clone of kvxfer")
+    return folder
+
+
+def _plugins() -> Path:
+    from kvxfer.connectors.nixl import plugin_folder
+
+    return plugin_folder()
+
+
+#: What stands behind ``import nixl``: NIXL itself, kvxfer in its place, or NIXL over kvxfer's plug-in.
+_ITSELF: Final = {"needs": ("nixl",), "environment": _UCX}
+_FACADE: Final = {"folder": _as_nixl, "folder_variable": "PYTHONPATH"}
+_PLUGIN: Final = {"needs": ("nixl",), "folder": _plugins, "folder_variable": "NIXL_PLUGIN_DIR"}
+
+
+def _nixl(name: str, words: str, *, system: Mapping[str, Any] = _ITSELF, **extra: Any) -> System:
     connector = {
         "kv_connector": "NixlConnector",
         "kv_connector_module_path": "kvxfer.bench.serving.nixl",
         "kv_buffer_device": "cpu",
         "kv_connector_extra_config": extra,
     }
-    port = "VLLM_NIXL_SIDE_CHANNEL_PORT"
-    return System(name, words, connector, needs=("nixl",), environment=_UCX, port_variable=port)
+    return System(name, words, connector, port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT", **system)
+
+
+def _sglang_nixl(name: str, words: str, *, system: Mapping[str, Any] = _ITSELF) -> System:
+    plugins = {sglang_host_memory.NAME: sglang_host_memory.ENTRY_POINT}
+    return System(name, words, engine=SGLANG, backend="nixl", plugins=plugins, **system)
 
 
 _KNOWN: Final = (
@@ -125,6 +163,13 @@ _KNOWN: Final = (
         "nixl+thread",
         "NixlConnector as it comes: a progress thread, and a pool of 4 threads, in each engine",
     ),
+    _nixl("nixl-facade", "NixlConnector as it comes, on kvxfer in NIXL's place", system=_FACADE),
+    _nixl(
+        "nixl-plugin",
+        "NixlConnector as it comes, on NIXL's agent with kvxfer's plug-in",
+        system=_PLUGIN,
+        backends=["KVXFER"],
+    ),
     System(ALONE, "one engine does both, and no router stands before it", engine=SGLANG),
     System(
         OURS_OF[SGLANG],
@@ -133,14 +178,12 @@ _KNOWN: Final = (
         engine=SGLANG,
         backend="kvxfer",
     ),
-    System(
-        "nixl",
-        "SGLang's own NIXL backend",
-        needs=("nixl",),
-        environment=_UCX,
-        engine=SGLANG,
-        backend="nixl",
-        plugins={sglang_host_memory.NAME: sglang_host_memory.ENTRY_POINT},
+    _sglang_nixl("nixl", "SGLang's own NIXL backend"),
+    _sglang_nixl("nixl-facade", "the same on kvxfer in NIXL's place", system=_FACADE),
+    _sglang_nixl(
+        "nixl-plugin",
+        "the same on NIXL's agent with kvxfer's plug-in",
+        system={**_PLUGIN, "environment": {"SGLANG_DISAGGREGATION_NIXL_BACKEND": "KVXFER"}},
     ),
     System(
         "mooncake",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.bench.engines.server_process import ServerProcess
-from kvxfer.bench.engines.sglang_server import SglangRouter, SglangServer, generate, generate_apart
+from kvxfer.bench.engines.sglang_server import KVXFER, SglangRouter, SglangServer, generate, generate_apart
 from tests import fork_server
 from tests.seeds import next_seed
 from tests.sglang import forked as sglang_forked
@@ -119,12 +119,14 @@ def server(
     folder: Path,
     role: str = "",
     *,
+    backend: str = KVXFER,
     functions: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Server:
     """Returns an engine that is starting; ``settings`` are kvxfer's, ``functions`` further plug-ins."""
+    watched = {observed.NAME: observed.ENTRY_POINT} if role and backend == KVXFER else {}
     seen = folder / name / "observed"
     seen.mkdir(parents=True)
     return Server(
@@ -132,7 +134,8 @@ def server(
         weights,
         folder / f"{name}.log",
         role=role,
-        functions={**({observed.NAME: observed.ENTRY_POINT} if role else {}), **(functions or {})},
+        backend=backend,
+        functions={**watched, **(functions or {})},
         arguments=("--chunked-prefill-size", str(CHUNK), *arguments),
         environment={
             observed.FOLDER: str(seen),

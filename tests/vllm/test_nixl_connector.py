@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvxfer.bench.engines.vllm_server import Completion, VllmServer, complete
@@ -103,3 +106,30 @@ def test_a_prefill_that_is_killed_costs_its_own_requests_alone(pair: NixlPair) -
     pair.start("prefill").wait_ready()
     assert pair.decoded(prompts[2], pair.prefilled(prompts[2])).token_ids == expected[2]
     assert pair.moved() > moved
+
+
+def test_metadata_go_by_a_store_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import TCPStore
+
+    from kvxfer.connectors.nixl import nixl_agent, nixl_agent_config
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5), wait_for_workers=False)
+    monkeypatch.setenv("NIXL_TCPSTORE_ENDPOINT", f"127.0.0.1:{store.port}")
+    one, other = (nixl_agent(name, nixl_agent_config()) for name in ("one", "other"))
+    memory = np.zeros(4096, np.uint8)
+    registered = other.register_memory([(memory.ctypes.data, 4096, 0, "")], "DRAM")
+    one.fetch_remote_metadata("other")
+    other.send_local_metadata()
+    until = time.monotonic() + 60.0
+    while not one.check_remote_metadata("other", registered.trim()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    other.invalidate_local_metadata()
+    assert not store.check(["nixl/other/metadata"])
+    one.remove_remote_agent("other")
+    assert not one.check_remote_metadata("other")
+    for agent in (one, other):
+        agent.agent.close()
+    monkeypatch.setenv("NIXL_TCPSTORE_ENDPOINT", "nowhere")
+    with pytest.raises(Exception, match="HOST:PORT"):
+        nixl_agent("third", nixl_agent_config()).send_local_metadata()
