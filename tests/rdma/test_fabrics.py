@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import pytest
 
 from kvxfer import AgentOptions
 from kvxfer.testing import conformance, connected_pair
 from kvxfer.testing.conformance import Check
+from tests.fault.node import Node, Worker
+from tests.rdma.test_verbs_faults import FAULTS
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine"), pytest.mark.transports("libfabric")]
 
 # Peers of an endpoint, by which ofi_rxm multiplies its queues: of 256 they are longer than Soft-RoCE takes.
 os.environ.setdefault("FI_UNIVERSE_SIZE", "16")
 
+OVER_RXM: dict[str, Any] = {
+    "transports": ("libfabric",),
+    "transport_options": {"libfabric.provider": "verbs;ofi_rxm", "libfabric.devices": "rxe0"},
+}
 OPTIONS = AgentOptions(
-    transports=("libfabric",),
+    **OVER_RXM,
     require=("libfabric",),
-    transport_options={"libfabric.provider": "verbs;ofi_rxm", "libfabric.devices": "rxe0"},
     eager_nbytes=0,
     silent_timeout_s=conformance.BOUND_S,
     handshake_timeout_s=conformance.BOUND_S,
@@ -28,3 +36,22 @@ OPTIONS = AgentOptions(
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_contract(check: Check, seed: int) -> None:
     check(lambda shape: connected_pair(OPTIONS, shape=shape, seed=seed))
+
+
+# By day those in which an endpoint is closed under reads: of a peer that died, and of one that sleeps.
+BY_DAY = ("source killed, read", "destination killed, read", "reader slept, revoke")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [fault if fault in BY_DAY else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS],
+)
+def test_faults_of_processes(fault: str) -> None:
+    with ExitStack() as closing:
+
+        def made(kind: type[Any], end: str, name: str, _: str = "", *arguments: Any, **options: Any) -> Any:
+            node = kind(name, "tcp", *arguments, **{**OVER_RXM, **options})
+            closing.callback(getattr(node, end))
+            return node
+
+        FAULTS[fault]("libfabric", partial(made, Node, "close"), partial(made, Worker, "finish"))

@@ -142,7 +142,7 @@ def test_a_reader_that_slept_behind_a_full_queue_reports_no_stale_bytes_done(
 
 
 # The faults of tests/fault, as far as they have to do with who moves the bytes.
-AT_NIGHT: dict[str, Callable[..., None]] = {
+FAULTS: dict[str, Callable[..., None]] = {
     "destination killed, write": process_faults.test_destination_is_killed_while_a_write_is_open,
     "source killed, write": process_faults.test_source_is_killed_while_a_write_is_open,
     "source killed, read": partial(process_faults.test_source_is_killed_in_the_middle_of_a_read, held=False),
@@ -170,9 +170,9 @@ AT_NIGHT: dict[str, Callable[..., None]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", AT_NIGHT)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_processes(fault: str, local: Callable[..., Node], remote: Callable[..., Worker]) -> None:
-    AT_NIGHT[fault]("verbs", local, remote)
+    FAULTS[fault]("verbs", local, remote)
 
 
 # ---- set up wrongly -----------------------------------------------------------------------------
