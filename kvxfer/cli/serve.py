@@ -65,6 +65,13 @@ def serve(
         int | None, typer.Option(min=0, help="Take memory of this GPU as well, on memory.sock.")
     ] = None,
     most_transfers: Annotated[int, typer.Option(min=1, help="Records of transfers that are kept.")] = 100_000,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=FILE",
+            help="A token that was drawn elsewhere, as one for all nodes of a cluster is; may be repeated.",
+        ),
+    ] = None,
     stop_after_s: Annotated[
         float, typer.Option(min=0.0, help="For what runs when it is told to end.")
     ] = 10.0,
@@ -76,7 +83,7 @@ def serve(
         raise invalid("--tls-client-ca is for TLS: name --tls-certificate and --tls-key as well")
     gc.disable()  # as in kvxfer/control/__main__.py
     from kvxfer.control.listening import Tls
-    from kvxfer.control.serve import ServeOptions, run
+    from kvxfer.control.serve import ServeOptions, role_files, run
 
     tls = None
     if tls_certificate is not None and tls_key is not None:
@@ -100,6 +107,7 @@ def serve(
                 own_agent=own_agent,
                 gpu=gpu,
                 most_transfers=most_transfers,
+                tokens=role_files(token or ()),
                 stop_after_s=stop_after_s,
             )
         )

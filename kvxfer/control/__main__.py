@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
     # What is imported stays: looking at it for garbage is a tenth of the start. `run` has it looked at once.
     gc.disable()
     from kvxfer.control.listening import DEFAULT_LISTEN, Tls
-    from kvxfer.control.serve import ServeOptions, run
+    from kvxfer.control.serve import ServeOptions, role_files, run
     from kvxfer.errors import KvxferError
 
     parser = argparse.ArgumentParser(prog="python -m kvxfer.control", description="The node's daemon.")
@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-agent", action="store_true", help="no agent of its own")
     parser.add_argument("--gpu", type=int, help="index of a GPU whose memory is taken as well")
     parser.add_argument("--most-transfers", type=int, default=ServeOptions().most_transfers)
+    parser.add_argument(
+        "--token", action="append", default=[], help="ROLE=FILE: one that was drawn elsewhere"
+    )
     parser.add_argument("--stop-after-s", type=float, default=ServeOptions().stop_after_s)
     told = parser.parse_args(arguments)
     if (told.tls_certificate is None) != (told.tls_key is None):
@@ -61,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
             own_agent=not told.no_agent,
             gpu=told.gpu,
             most_transfers=told.most_transfers,
+            tokens=role_files(told.token),
             stop_after_s=told.stop_after_s,
         )
         run(options)

@@ -65,6 +65,8 @@ class NodeOptions:
         Transports without which it is not ready.
     most_transfers
         Records of transfers that are kept; some 800 bytes each.
+    tokens
+        As `Access` takes them.
     """
 
     node: str
@@ -73,6 +75,7 @@ class NodeOptions:
     allow: AllowedHosts
     require: tuple[str, ...] = ()
     most_transfers: int = CAPACITY
+    tokens: tuple[tuple[str, Path], ...] = ()
 
 
 class NodeDaemon:
@@ -110,7 +113,7 @@ class NodeDaemon:
             options.runtime, on_records=self._on_records, on_change=self._on_change
         )
         self.agents = AgentView(self.attachments)
-        self.access = Access(self.store, options.state / "admin.token", clock)
+        self.access = Access(self.store, options.state / "admin.token", clock, options.tokens)
         self.answers = Answers(self.store)
         self.drains = Drains(self.store, self.agents, self.note, clock)
         self.gate = TenantGate()

@@ -10,7 +10,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -81,6 +81,8 @@ class ServeOptions:
         Index of the GPU whose memory is taken on ``memory.sock`` beside the host's; None for none.
     most_transfers
         Records of transfers that are kept.
+    tokens
+        Tokens that were drawn elsewhere, e.g. one for all nodes of a cluster: a role, and the file of each.
     stop_after_s
         How long transfers that it began may go on when it is told to end.
     rate, burst
@@ -103,9 +105,15 @@ class ServeOptions:
     own_agent: bool = True
     gpu: int | None = None
     most_transfers: int = CAPACITY
+    tokens: tuple[tuple[str, Path], ...] = ()
     stop_after_s: float = 10.0
     rate: float = 500.0
     burst: float = 1000.0
+
+
+def role_files(told: Iterable[str]) -> tuple[tuple[str, Path], ...]:
+    """Reads ``ROLE=FILE`` of each."""
+    return tuple((role, Path(path)) for role, _, path in (each.partition("=") for each in told))
 
 
 def state_folder() -> Path:
@@ -160,6 +168,7 @@ async def serve(
             allow=AllowedHosts(options.allow),
             require=options.require,
             most_transfers=options.most_transfers,
+            tokens=options.tokens,
         )
     )
     daemon.makes_own = options.own_agent

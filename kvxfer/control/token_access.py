@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,8 @@ from kvxfer.control import schema
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.client_certificate import ClientCertificate, plain_name
 from kvxfer.control.state.store import Store
-from kvxfer.control.state.tokens import MAX_TOKENS, Caller, TokenRecord, Tokens
+from kvxfer.control.state.tokens import MAX_TOKENS, ROLES, Caller, TokenRecord, Tokens
+from kvxfer.errors import invalid
 
 _KIND: Final = "token"
 
@@ -23,9 +24,18 @@ class Access:
     ----------
     admin_file
         Where the first start writes an admin's token (0600).
+    given
+        Tokens that were drawn elsewhere, e.g. one for all nodes of a cluster: a role, and the file of each.
+        They hold as long as the daemon is started with them.
     """
 
-    def __init__(self, store: Store, admin_file: Path, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        admin_file: Path,
+        clock: Callable[[], float],
+        given: Sequence[tuple[str, Path]] = (),
+    ) -> None:
         self._store = store
         self._clock = clock
         self._tokens = Tokens(TokenRecord.from_dict(told) for told in store.load(_KIND).values())
@@ -34,6 +44,7 @@ class Access:
         #: Where the admin's token was written by this start; None by a later one.
         self.admin_file: Path | None = None
         self._path = admin_file
+        self._given = {token.id: path for path, token in self._read(given)}
 
     async def start(self) -> None:
         """Makes an admin's token where there is none at all.
@@ -43,7 +54,7 @@ class Access:
         OSError, Refusal
             It cannot be written.
         """
-        if len(self._tokens):
+        if len(self._tokens) > len(self._given):
             return
         record, secret = Tokens.draw("admin", "admin", None, self._clock(), None)
         # The file first: a token whose secret is nowhere could not be used, and no other would be made.
@@ -57,6 +68,20 @@ class Access:
         await self._store.put(_KIND, record.id, record.to_dict())
         self._tokens.add(record)
         self.admin_file = self._path
+
+    def _read(self, given: Sequence[tuple[str, Path]]) -> Iterator[tuple[Path, TokenRecord]]:
+        for role, path in given:
+            token = None
+            if role in ROLES:
+                token = Tokens.given(path.name, role, path.read_text().strip(), self._clock())
+            if token is None:
+                raise invalid(
+                    f"--token {role}={path}: a role ({', '.join(ROLES)}), and a file that holds kvx_, 16 "
+                    "hexadecimal digits, _ and at least 32 random letters and digits"
+                )
+            self._tokens.revoke(token.id)
+            self._tokens.add(token)
+            yield path, token
 
     def of_secret(self, secret: str) -> Caller | None:
         """Returns whose token it is."""
@@ -115,6 +140,8 @@ class Access:
             raise Refusal("conflict", "this is the token that asks: make another, and revoke it with that")
         if token is None:
             raise Refusal("not-found", f"there is no token {id_!r}")
+        if (path := self._given.get(id_)) is not None:
+            raise Refusal("conflict", f"the daemon was started with this token, of {path}: start it without")
         await self._store.remove(_KIND, id_)
         self._tokens.revoke(id_)
         for told in self._on_revoked:

@@ -247,3 +247,26 @@ async def test_other_origins_are_refused(served: Served, headers: dict[str, str]
     async with served.tcp(served.token) as client:
         assert (await client.get("/v1/node", headers=headers)).status_code == expected
         assert (await client.put("/v1/drain", json={}, headers=headers)).status_code == expected
+
+
+async def test_a_token_that_was_drawn_elsewhere_holds_while_the_daemon_is_started_with_it(
+    tmp_path: Path,
+) -> None:
+    secret = f"kvx_{'5a' * 8}_{'x' * 43}"
+    file = tmp_path / "prometheus"
+    file.write_text(f"{secret}\n")
+    async with serving(tmp_path, tokens=(("read", file),)) as served:
+        assert served.token  # the first admin's, as ever
+        async with served.tcp(secret) as client:
+            assert (await client.get("/metrics")).status_code == 200
+            assert (await client.put("/v1/drain", json={})).status_code == 403
+        async with served.unix() as client:
+            shown = (await client.get("/v1/tokens")).json()["items"]
+            assert [(each["name"], each["role"]) for each in shown if each["id"] == "5a" * 8] == [
+                ("prometheus", "read")
+            ]
+            refused = await client.delete(f"/v1/tokens/{'5a' * 8}")
+            assert refused.status_code == 409
+            assert str(file) in refused.json()["detail"]
+    async with serving(tmp_path) as served, served.tcp(secret) as client:
+        assert (await client.get("/metrics")).status_code == 401

@@ -58,6 +58,9 @@ def test_this_host_needs_none(host: str) -> None:
         (["--tls-client-ca", "c"], "is for TLS"),
         (["--allow", "10.0.0.0/99"], "10.0.0.0/99"),
         (["--secret", "/nothing"], "/nothing"),
+        (["--token", "reader=/etc/hostname"], "a role (read, transfer, admin)"),
+        (["--token", "read=/etc/hostname"], "that holds kvx_"),
+        (["--token", "read=/nothing"], "/nothing"),
         (["--gpu", "0"], "own agent, which --no-agent leaves out"),
     ],
 )

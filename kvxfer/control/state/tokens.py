@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from kvxfer.control.state.client_certificate import ClientCertificate
 
 #: Each role may do what those before it may.
 ROLES: Final = ("read", "transfer", "admin")
+_SECRET: Final = re.compile(r"kvx_([0-9a-f]{16})_([A-Za-z0-9_-]{32,256})")
 #: Bits of a secret: nothing is gained by a slow hash of what cannot be guessed.
 _SECRET_NBYTES: Final = 32
 MAX_TOKENS: Final = 4096
@@ -120,6 +122,14 @@ class Tokens:
             certificate=certificate,
         )
         return record, secret
+
+    @staticmethod
+    def given(name: str, role: str, secret: str, now_s: float) -> TokenRecord | None:
+        """Returns the token of a secret that was drawn elsewhere; None where it has not a secret's form."""
+        found = _SECRET.fullmatch(secret)
+        if found is None:
+            return None
+        return TokenRecord(found[1], name, role, None, _digest(secret), now_s, None)
 
     def add(self, token: TokenRecord) -> None:
         """Makes it valid."""
