@@ -9,6 +9,7 @@
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
 #   make nixl-plugin   libplugin_KVXFER.so, a backend of NIXL's own agent
+#   make test-deploy   the chart, alert rules and units of deploy/; make image: the daemon's container
 #   make test-nixl     the facade of NIXL's interface beside NIXL itself
 #   make test-rdma     tests that need RDMA, in a machine under qemu with two Soft-RoCE devices;
 #                      RDMA_TESTS="slow or not slow" as at night
@@ -100,7 +101,7 @@ export REQUIREMENTS
 # What is installed for tests, to the version; users have the ranges of pyproject.toml.
 CONSTRAINTS := tests/constraints.txt
 
-.PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
+.PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy image test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -236,6 +237,22 @@ test-rdma: $(VENV)/dev.stamp $(VENV)/module.stamp
 test-page: $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.ci/browser-packages
 	$(PY) -m pytest -m browser tests/control $(ARGS)
+
+# Helm comes as a library, with which nothing is installed but what renders and checks the chart; the rest of it is
+# the first environment's, as above.
+.deploy/chart.stamp: $(VENV)/venv.stamp tests/deploy/requirements.txt
+	@$(LOCK) if [ $@ -nt tests/deploy/requirements.txt ]; then exit 0; fi; \
+	$(PYTHON) -m venv --clear .deploy; \
+	.deploy/bin/python -m pip install --quiet --no-deps -r tests/deploy/requirements.txt; \
+	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
+	  > $$(.deploy/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
+
+test-deploy: .deploy/chart.stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	.deploy/bin/python -m pytest tests/deploy $(ARGS)
+
+# Of the node's daemon, by podman or buildah.
+image:
+	$$(command -v podman || command -v buildah || echo docker) build -f deploy/container/Containerfile -t kvxfer .
 
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
 fuzz: native-build-asan

@@ -144,6 +144,10 @@ def nixl() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-nixl"))
 
 
+def deploy() -> Iterable[Outcome]:
+    yield run(Suite.of_pytest("test-deploy"))
+
+
 def rdma() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-rdma"))
 
@@ -164,7 +168,7 @@ def sglang() -> Iterable[Outcome]:
 #: what `make test` is.
 STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (
     *(demo, lint, native, unit),
-    *(page, nixl, rdma, vllm, sglang),
+    *(page, deploy, nixl, rdma, vllm, sglang),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import random
 import signal
@@ -17,19 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import pytest
+from tests.system_program import system_program
 
 _BOUND_S: Final = 60.0
-_FINDER: Final = Path(__file__).parents[1] / ".ci" / "etcd"
-
-
-@functools.cache
-def program() -> str:
-    """Returns where etcd is; skips the test where it cannot be had."""
-    found = subprocess.run([_FINDER], capture_output=True, text=True, timeout=300, check=False).stdout.strip()
-    if not found:
-        pytest.skip("no etcd (Debian's etcd-server)")
-    return found
 
 
 def free_ports(number: int) -> list[int]:
@@ -76,7 +65,7 @@ class Member:
         self._folder = tempfile.TemporaryDirectory()
         self._command = [
             *inside,
-            program(),
+            system_program("etcd-server", "etcd"),
             f"--name={name}",
             f"--listen-client-urls={self._scheme}://{self.at}",
             f"--advertise-client-urls={self._scheme}://{self.at}",

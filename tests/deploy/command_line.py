@@ -1,0 +1,33 @@
+"""A daemon with a command line as deploy/ has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tests.control.serving import BOUND_S
+
+
+@contextmanager
+def serving(arguments: Sequence[str]) -> Iterator[None]:
+    """Runs ``kvxfer ARGUMENTS`` once it is ready, and ends it as service managers do, in order."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvxfer", *arguments], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line.strip())
+                if said[-1] == "ready":
+                    break
+            assert said[-1] == "ready", said
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield
+            process.terminate()
+            assert process.wait(BOUND_S) == 0
+        finally:
+            process.kill()

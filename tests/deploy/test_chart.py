@@ -1,0 +1,157 @@
+"""The chart: rendered by Helm, held to Kubernetes' schemas, and its daemon run with its own command line."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.certificates import Authority
+from tests.control.serving import BOUND_S
+from tests.deploy.command_line import serving
+from tests.etcd_server import free_ports
+
+helm = pytest.importorskip("helm_python", reason="no Helm: `make test-deploy` fetches it as a library")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+CHART = Path(__file__).parents[2] / "deploy" / "chart"
+VERSIONS = ("1.29", "1.34")
+# Of operators; no schema of theirs is at hand.
+UNKNOWN = {"PodMonitor", "PrometheusRule", "LeaderWorkerSet"}
+
+ENGINES = {"engines": {"enabled": True}}
+VALUES: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "engines": ENGINES,
+    "autoscaling": {"engines": {"enabled": True, "decode": {"autoscaling": {"enabled": True}}}},
+    "groups": {"engines": {"enabled": True, "leaderWorkerSet": {"enabled": True, "size": 4}}},
+    "RDMA": {
+        "daemon": {
+            "hostNetwork": True,
+            "require": "verbs",
+            "capabilities": ["IPC_LOCK"],
+            "resources": {"limits": {"rdma/hca": 1, "memory": "1Gi"}},
+            "tolerations": [{"operator": "Exists"}],
+            "nodeSelector": {"rdma": "true"},
+        }
+    },
+    "monitoring": {"monitoring": {"podMonitor": True, "rules": True}},
+    "alone": {"networkPolicy": {"enabled": False}, "imagePullSecrets": [{"name": "pull"}]},
+}
+
+
+def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
+    files = helm.Chart.load(CHART).render(values, name="kv", namespace="llm")
+    return [document for text in files.values() for document in yaml.safe_load_all(text) if document]
+
+
+def one(documents: list[dict[str, Any]], kind: str, name: str) -> Any:
+    (found,) = (each for each in documents if each["kind"] == kind and each["metadata"]["name"] == name)
+    return found
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_kubernetes_takes_it(values: dict[str, Any]) -> None:
+    documents = rendered(values)
+    assert len({(each["kind"], each["metadata"]["name"]) for each in documents}) == len(documents)
+    for document in documents:
+        for version in VERSIONS:
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+            except kubernetes_validate.SchemaNotFoundError:
+                assert document["kind"] in UNKNOWN
+
+
+def test_helm_has_no_complaint() -> None:
+    told = helm.lint(CHART, strict=True, quiet=True)
+    assert not told["errors"]
+    assert {each["error"] for each in told["messages"]} <= {"icon is recommended"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"daemon": {"port": 0}}, "/daemon/port"),
+        ({"daemon": {"directory": "consul://x"}}, "/daemon/directory"),
+        ({"daemons": {}}, "daemons"),
+        ({"secrets": {"agents": ""}}, "/secrets/agents"),
+    ],
+)
+def test_values_that_are_wrong_are_refused_by_name(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(helm.HelmError, match=words):
+        rendered(values)
+
+
+def test_pods_are_confined() -> None:
+    for document in rendered(ENGINES):
+        if document["kind"] not in ("DaemonSet", "Deployment"):
+            continue
+        pod = document["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for container in pod["containers"]:
+            own = container["securityContext"]
+            assert own["capabilities"]["drop"] == ["ALL"]
+            assert own["allowPrivilegeEscalation"] is False
+            # An engine of another's image writes where that wants to.
+            assert own.get("readOnlyRootFilesystem", False) is (document["kind"] == "DaemonSet")
+
+
+def test_services_and_budgets_find_their_pods() -> None:
+    documents = rendered(ENGINES)
+    for role in ("prefill", "decode"):
+        labels = one(documents, "Deployment", f"kv-{role}")["spec"]["template"]["metadata"]["labels"]
+        chosen = [one(documents, "Service", f"kv-{role}")["spec"]["selector"]]
+        chosen.append(one(documents, "PodDisruptionBudget", f"kv-{role}")["spec"]["selector"]["matchLabels"])
+        for selector in chosen:
+            assert selector.items() <= labels.items()
+            assert selector["app.kubernetes.io/component"] == role
+
+
+def test_the_rules_are_those_of_deploy() -> None:
+    rules = one(rendered(VALUES["monitoring"]), "PrometheusRule", "kv")["spec"]
+    assert rules == yaml.safe_load((CHART.parent / "prometheus" / "alerts.yaml").read_text())
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[Path, Path, Path]:
+    made = Authority(tmp_path).issue("URI:node")
+    return Path(made.certificate), Path(made.key), Path(made.authorities)
+
+
+def test_the_daemon_starts_so_and_the_probes_find_it(tmp_path: Path, tls: tuple[Path, Path, Path]) -> None:
+    port, agent_port = free_ports(2)
+    values = {"daemon": {"port": port, "agentPort": agent_port, "poolGib": 0.01}}
+    (container,) = one(rendered(values), "DaemonSet", "kv-daemon")["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "secret").write_text("s" * 32)
+    token = f"kvx_{'2e' * 8}_{'p' * 43}"
+    (tmp_path / "token").write_text(token)
+    # What Kubernetes puts in, and where it mounts.
+    places = {
+        "$(NODE)": "node-7",
+        "$(POD_IP)": "127.0.0.1",
+        "/var/lib/kvxfer": str(tmp_path / "state"),
+        "/run/kvxfer": str(tmp_path / "run"),
+        "/etc/kvxfer/tls/tls.crt": str(tls[0]),
+        "/etc/kvxfer/tls/tls.key": str(tls[1]),
+        "/etc/kvxfer/agents/secret": str(tmp_path / "secret"),
+        "/etc/kvxfer/metrics/token": str(tmp_path / "token"),
+    }
+    arguments = container["args"]
+    for ours, theirs in places.items():
+        arguments = [each.replace(ours, theirs) for each in arguments]
+    context = ssl.create_default_context(cafile=str(tls[2]))
+    context.check_hostname = False  # kubelets look at no name either
+    url = f"https://127.0.0.1:{port}"
+    with serving(arguments), httpx.Client(base_url=url, verify=context, timeout=BOUND_S) as client:
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            get = container[probe]["httpGet"]
+            assert get["scheme"] == "HTTPS"
+            assert client.get(get["path"]).status_code == 200
+        metrics = client.get("/metrics", headers={"Authorization": f"Bearer {token}"})
+        assert 'node="node-7"' in metrics.text
+        assert client.get("/metrics").status_code == 401
