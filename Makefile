@@ -493,4 +493,4 @@ constraints: $(VENV)/venv.stamp
 	  --output-file $(CONSTRAINTS) - >/dev/null
 
 clean:
-	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next .sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .deploy .torch .vllm .vllm-next .sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -72,6 +72,12 @@ def serve(
             help="A token that was drawn elsewhere, as one for all nodes of a cluster is; may be repeated.",
         ),
     ] = None,
+    otlp: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="An OpenTelemetry collector that is sent spans of transfers (OTLP by HTTP)."
+        ),
+    ] = "",
     stop_after_s: Annotated[
         float, typer.Option(min=0.0, help="For what runs when it is told to end.")
     ] = 10.0,
@@ -108,6 +114,7 @@ def serve(
                 gpu=gpu,
                 most_transfers=most_transfers,
                 tokens=role_files(token or ()),
+                otlp=otlp,
                 stop_after_s=stop_after_s,
             )
         )

@@ -40,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--token", action="append", default=[], help="ROLE=FILE: one that was drawn elsewhere"
     )
+    parser.add_argument("--otlp", default="", help="http://HOST:PORT of a collector of spans")
     parser.add_argument("--stop-after-s", type=float, default=ServeOptions().stop_after_s)
     told = parser.parse_args(arguments)
     if (told.tls_certificate is None) != (told.tls_key is None):
@@ -65,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
             gpu=told.gpu,
             most_transfers=told.most_transfers,
             tokens=role_files(told.token),
+            otlp=told.otlp,
             stop_after_s=told.stop_after_s,
         )
         run(options)

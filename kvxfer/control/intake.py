@@ -37,6 +37,8 @@ class Intake:
     ----------
     on_ended
         Called with the number of each transfer of which an end has ended; returns its tenant.
+    on_end
+        Called with its id, and the end.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Intake:
         events: EventLog,
         clock: Callable[[], float],
         on_ended: Callable[[int], str],
+        on_end: Callable[[str, End], None],
     ) -> None:
         self._table = table
         self._counts = counts
         self._events = events
         self._clock = clock
         self._on_ended = on_ended
+        self._on_end = on_end
         self._known: dict[str, _Known] = {}
         #: Records that were lost before they came here.
         self.records_dropped = 0
@@ -124,6 +128,7 @@ class Intake:
         packed = pack(end)
         seq = self._table.add_end(id_, end, packed, now_s)
         tenant = self._on_ended(seq)
+        self._on_end(id_, end)
         kept = id_, self._table.made_id_of(seq), packed
         self._events.append_packed(_TOPICS[record.outcome], now_s, kept, tenant)
 

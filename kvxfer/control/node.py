@@ -25,11 +25,12 @@ from kvxfer.control.live_settings import LiveSettings
 from kvxfer.control.moves import Moves
 from kvxfer.control.names import Names
 from kvxfer.control.problems import Refusal
+from kvxfer.control.spans import Spans
 from kvxfer.control.state.answers import Answers
 from kvxfer.control.state.event_log import RESERVE, EventLog
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.transfer_counts import TransferCounts
-from kvxfer.control.state.transfer_table import CAPACITY, TransferTable
+from kvxfer.control.state.transfer_table import CAPACITY, End, TransferTable
 from kvxfer.control.tenant_gate import TenantGate
 from kvxfer.control.token_access import Access
 from kvxfer.errors import UsageError
@@ -98,6 +99,8 @@ class NodeDaemon:
         self.own: OwnAgent | None = None
         #: Its own agent is being made.
         self.makes_own = False
+        #: Where ends of transfers are told as spans; set before it is started.
+        self.spans: Spans | None = None
         self.pages: PageDesk | None = None
         self._pool: PagePool | None = None
         self._memory: HandedMemory | None = None
@@ -120,7 +123,7 @@ class NodeDaemon:
         self.dials = AgentDials(self.agents, self.drains, options.allow)
         self.moves = Moves(self.table, self.agents, self.drains, self.events, self.dials, self.gate, clock)
         self.grants = Grants(self.agents, self.drains, self.note)
-        self.intake = Intake(self.table, self.counts, self.events, clock, self.moves.on_ended)
+        self.intake = Intake(self.table, self.counts, self.events, clock, self.moves.on_ended, self._on_end)
         self.settings = LiveSettings(
             self.store, self.agents, self.note, self._set_quotas, self.gate.set_rates
         )
@@ -193,6 +196,8 @@ class NodeDaemon:
             await self.store.put("node", "events", self.events.last + 1)
         except Refusal as error:
             logger().warning("%s", error)
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
         await asyncio.to_thread(self.store.close)
         self.audit.close()
 
@@ -203,6 +208,10 @@ class NodeDaemon:
         self.events.append(topic, self.clock(), data, tenant)
         self.events.wake()
         self._look_at_index()
+
+    def _on_end(self, transfer: str, end: End) -> None:
+        if self.spans is not None:
+            self.spans.add(transfer, end)
 
     def _on_records(self, agent: Attached, records: list[Any]) -> None:
         self.intake.records(agent, records)

@@ -32,6 +32,7 @@ from kvxfer.control.listening import (
     require_safe,
 )
 from kvxfer.control.node import NodeDaemon, NodeOptions
+from kvxfer.control.spans import Spans
 from kvxfer.control.state.transfer_table import CAPACITY
 from kvxfer.errors import invalid
 from kvxfer.log import logger
@@ -83,6 +84,8 @@ class ServeOptions:
         Records of transfers that are kept.
     tokens
         Tokens that were drawn elsewhere, e.g. one for all nodes of a cluster: a role, and the file of each.
+    otlp
+        ``http(s)://host:port`` of an OpenTelemetry collector that is sent spans; ``""`` for none.
     stop_after_s
         How long transfers that it began may go on when it is told to end.
     rate, burst
@@ -106,6 +109,7 @@ class ServeOptions:
     gpu: int | None = None
     most_transfers: int = CAPACITY
     tokens: tuple[tuple[str, Path], ...] = ()
+    otlp: str = ""
     stop_after_s: float = 10.0
     rate: float = 500.0
     burst: float = 1000.0
@@ -160,9 +164,11 @@ async def serve(
     if address is not None:
         require_safe(address[0], options.tls)
     runtime = options.runtime or _runtime_folder()
+    node = options.node or platform.node() or "node"
+    spans = Spans(node, options.otlp) if options.otlp else None
     daemon = NodeDaemon(
         NodeOptions(
-            node=options.node or platform.node() or "node",
+            node=node,
             state=options.state or state_folder(),
             runtime=runtime,
             allow=AllowedHosts(options.allow),
@@ -172,6 +178,7 @@ async def serve(
         )
     )
     daemon.makes_own = options.own_agent
+    daemon.spans = spans
     app: DaemonApp | None = None
     directory: MirroredDirectory | None = None
     servers: list[tuple[QuietServer, asyncio.Task[None]]] = []

@@ -25,7 +25,8 @@ MOST_LOOKED_AT: Final = 10_000
 # And at a time: of a call that finds what it is asked for among the newest, the others cost nothing.
 _AT_ONCE: Final = 512
 # https://www.w3.org/TR/trace-context/#traceparent-header
-_TRACE: Final = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+#: What a context may hold of a trace: its id, the span of the request, and flags.
+TRACE_PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 # Of an incarnation's 32 digits: 64 random bits of each agent and a number name a transfer well enough.
 _DIGITS: Final = 16
 
@@ -135,7 +136,7 @@ class Entry:
     @property
     def trace_parent(self) -> str | None:
         """What its context holds of a trace."""
-        found = _TRACE.search(self.context)
+        found = TRACE_PARENT.search(self.context)
         return found[0] if found else None
 
 
@@ -407,5 +408,5 @@ def _keys(context: str) -> tuple[str, ...]:
     """Under what a transfer is found by its context: all of it, and a trace's id in it."""
     if not context:
         return ()
-    found = _TRACE.search(context)
+    found = TRACE_PARENT.search(context)
     return (context,) if found is None or found[1] == context else (context, found[1])

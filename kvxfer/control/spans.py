@@ -1,0 +1,153 @@
+"""Spans of transfers for an OpenTelemetry collector, made of what agents tell the daemon of their ends.
+
+An engine takes no part in it, so no collector can fail or slow a transfer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import kvxfer
+from kvxfer.control.state.transfer_table import TRACE_PARENT, End
+from kvxfer.errors import UsageError, invalid
+from kvxfer.log import logger
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+#: Spans that wait for the collector; more are dropped.
+_MOST_WAITING: Final = 8192
+_EXPORT_S: Final = 5.0
+_CLOSE_S: Final = 2.0
+_SAMPLED: Final = 0x01
+
+
+class Spans:
+    """Sends a span for each end of a transfer, and one for each of its stages, in the trace of the request.
+
+    The request's W3C ``traceparent`` stands in the transfer's context (``Agent.read(context=...)``); those
+    without one, or of a request that is not sampled, have no spans.
+
+    Parameters
+    ----------
+    node
+        The daemon's.
+    endpoint
+        ``http(s)://host:port`` of the collector (OTLP by HTTP). Headers and certificates are those of the
+        exporter's own variables (``OTEL_EXPORTER_OTLP_HEADERS`` and others).
+
+    Raises
+    ------
+    UsageError
+        ``unsupported``: OpenTelemetry is not installed. ``invalid-argument``: no such address.
+    """
+
+    def __init__(self, node: str, endpoint: str) -> None:
+        if not endpoint.startswith(("http://", "https://")):
+            raise invalid(f"--otlp is {endpoint!r}: write http://HOST:PORT of a collector")
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise UsageError(
+                f"--otlp needs OpenTelemetry ({error}): pip install 'kvxfer[otel]'", code="unsupported"
+            ) from error
+        # Failures are told by `_told`, once.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=_EXPORT_S)
+        exporter.export = _told(exporter.export, endpoint)
+        resource = {"service.name": "kvxfer", "service.version": kvxfer.__version__, "host.name": node}
+        self._provider = TracerProvider(resource=Resource(resource), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_MOST_WAITING))
+        self._tracer = self._provider.get_tracer("kvxfer", kvxfer.__version__)
+
+    def add(self, transfer: str, end: End) -> None:
+        """Takes an end that has ended. Never waits: what the collector is late with is dropped."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        record = end.record
+        parent = _parent(record.context)
+        if parent is None or not record.posted_ns:
+            return
+        span = self._tracer.start_span(
+            f"kvxfer {record.role}",
+            context=parent,
+            kind=SpanKind.CLIENT if record.ours else SpanKind.SERVER,
+            start_time=record.posted_ns + end.clock_offset_ns,
+            attributes={
+                "kvxfer.transfer": transfer,
+                "kvxfer.role": record.role,
+                "kvxfer.agent": end.agent_name,
+                "kvxfer.peer": end.peer_name,
+                "kvxfer.region": end.region_name,
+                "kvxfer.remote_region": end.remote_region_name,
+                "kvxfer.context": record.context,
+                "kvxfer.nbytes": record.nbytes,
+                "kvxfer.num_blocks": record.num_blocks,
+                "kvxfer.rails": list(record.rails),
+                "kvxfer.outcome": record.outcome,
+            },
+        )
+        if record.outcome != "done":
+            span.set_attribute("error.type", record.code)
+            span.set_status(Status(StatusCode.ERROR, record.message or record.code))
+        within = set_span_in_context(span)
+        for name, start_ns, end_ns in _stages(end):
+            stage = self._tracer.start_span(name, context=within, start_time=start_ns)
+            stage.end(end_ns)
+        span.end(record.ended_ns + end.clock_offset_ns)
+
+    def close(self) -> None:
+        """Sends what waits, for two seconds at most."""
+        closing = threading.Thread(target=self._provider.shutdown, name="kvxfer-spans", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
+
+
+def _parent(context: str) -> Any:
+    """Returns the span of the request that a context names, where that is sampled."""
+    from opentelemetry import trace
+
+    found = TRACE_PARENT.search(context)
+    if found is None or not int(found[3], 16) & _SAMPLED:
+        return None
+    told = trace.SpanContext(int(found[1], 16), int(found[2], 16), True, trace.TraceFlags(_SAMPLED))
+    return trace.set_span_in_context(trace.NonRecordingSpan(told)) if told.is_valid else None
+
+
+def _stages(end: End) -> Iterator[tuple[str, int, int]]:
+    """Yields name, start and end of the stages that were reached, as /metrics names them."""
+    record, offset_ns = end.record, end.clock_offset_ns
+    stages = (
+        ("right", record.posted_ns, record.begun_ns),
+        ("first_piece", record.begun_ns, record.first_piece_ns),
+        ("moving", record.first_piece_ns, record.ended_ns),
+    )
+    for name, start_ns, end_ns in stages:
+        if 0 < start_ns <= end_ns:
+            yield name, start_ns + offset_ns, end_ns + offset_ns
+
+
+def _told(export: Any, endpoint: str) -> Any:
+    """Returns an export that says once that it fails, and once that it works again."""
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    fails = False
+
+    def told(spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        nonlocal fails
+        result: SpanExportResult = export(spans)
+        if (result is not SpanExportResult.SUCCESS) != fails:
+            fails = not fails
+            if fails:
+                logger().warning("kvxfer: the collector at %s takes no spans: they are dropped", endpoint)
+            else:
+                logger().info("kvxfer: the collector at %s takes spans again", endpoint)
+        return result
+
+    return told
