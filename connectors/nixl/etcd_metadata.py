@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -120,35 +121,36 @@ class EtcdMetadata(MetadataStore):
     async def _follow(self, agent: str, followed: _Followed, label: str) -> None:
         try:
             async with asyncio.timeout(self._wait_s) as waiting:
-                while True:
-                    try:
-                        await self._one_contact(agent, followed, label, waiting)
-                    except PeerError as error:
-                        logger().info("kvxfer: %s; it is tried on", error)
-                    await asyncio.sleep(_PAUSE_S * random.uniform(1.0, 2.0))
+                await self._contacts(
+                    agent, followed, lambda: label in followed.found and waiting.reschedule(None)
+                )
         except TimeoutError:
             self._not_there(agent, label)
             followed.labels.discard(label)
-            if not followed.found:
+            if followed.found:
+                await self._contacts(agent, followed, bool)
+            else:
                 self._followed.pop(agent, None)
 
-    async def _one_contact(
-        self, agent: str, followed: _Followed, label: str, waiting: asyncio.Timeout
-    ) -> None:
-        """Follows from a snapshot on, until etcd is not heard any more, which it raises, or has forgotten."""
+    async def _contacts(self, agent: str, followed: _Followed, on_news: Callable[[], object]) -> None:
+        """Follows from a snapshot on until etcd is not heard any more, or has forgotten; and again, for ever."""
         first, end = self._keys(agent)
-        pairs, revision = await self._thread.answer(self._gateway.range(first, end))
-        there = {pair.key[len(first) :].decode(errors="replace"): pair for pair in pairs}
-        for each in followed.labels:
-            self._apply(agent, followed, each, there.get(each))
-        async with aclosing(self._gateway.watch(first, end, revision + 1)) as news:
-            while agent in self._followed:
-                if label in followed.found:
-                    waiting.reschedule(None)
-                for pair, is_there in await anext(news, ()):
-                    each = pair.key[len(first) :].decode(errors="replace")
-                    if each in followed.labels:
-                        self._apply(agent, followed, each, pair if is_there else None)
+        while True:
+            try:
+                pairs, revision = await self._thread.answer(self._gateway.range(first, end))
+                there = {_label(pair, first): pair for pair in pairs}
+                for label in followed.labels:
+                    self._apply(agent, followed, label, there.get(label))
+                on_news()
+                async with aclosing(self._gateway.watch(first, end, revision + 1)) as news:
+                    async for events in news:
+                        for pair, is_there in events:
+                            if (label := _label(pair, first)) in followed.labels:
+                                self._apply(agent, followed, label, pair if is_there else None)
+                        on_news()
+            except PeerError as error:
+                logger().info("kvxfer: %s; it is tried on", error)
+            await asyncio.sleep(_PAUSE_S * random.uniform(1.0, 2.0))
 
     def _apply(self, agent: str, followed: _Followed, label: str, pair: Pair | None) -> None:
         if pair is None:
@@ -184,6 +186,10 @@ class EtcdMetadata(MetadataStore):
         finally:
             await self._thread.all_answered()
             await self._gateway.close()
+
+
+def _label(pair: Pair, first: bytes) -> str:
+    return pair.key[len(first) :].decode(errors="replace")
 
 
 class _Followed:

@@ -73,6 +73,7 @@ def end(etcd: Member) -> Iterator[Callable[[str], End]]:
 
     def make(name: str) -> End:
         made.append(End(name))
+        made[-1].agent.agent._fetch_s = BOUND_S  # on a machine of any speed
         return made[-1]
 
     yield make
@@ -128,6 +129,23 @@ def test_it_is_fetched_once_it_is_there_and_followed(end: Callable[[str], End]) 
     until(lambda: one.knows("other"))
 
 
+def test_a_label_that_never_comes_ends_no_other(
+    end: Callable[[str], End], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = end("one"), end("other")
+    other.agent.send_local_metadata()
+    one.agent.fetch_remote_metadata("other")
+    until(lambda: one.knows("other"))
+    with caplog.at_level(logging.WARNING, "kvxfer"):
+        one.agent.agent._stored()._wait_s = 0.3
+        one.agent.fetch_remote_metadata("other", label="never")
+        until(lambda: "has no never of agent other" in caplog.text)
+    other.agent.invalidate_local_metadata()
+    until(lambda: not one.knows("other"))
+    other.agent.send_local_metadata()
+    until(lambda: one.knows("other"))
+
+
 def test_parts_go_under_labels(end: Callable[[str], End]) -> None:
     one, other = end("one"), end("other")
     with pytest.raises(_bindings.nixlInvalidParamError, match="label"):
@@ -175,7 +193,6 @@ def test_etcd_that_is_away_harms_no_transfer(end: Callable[[str], End], etcd: Me
     etcd.start(empty=True)
     etcd.until_healthy()
     late = end("late")
-    late.agent.agent._fetch_s = BOUND_S
     late.agent.fetch_remote_metadata("other")
     until(lambda: late.knows("other"))
     assert one.read(other.piece(1), "other") == "DONE"
