@@ -133,7 +133,7 @@ class EtcdMetadata(MetadataStore):
                 self._followed.pop(agent, None)
 
     async def _contacts(self, agent: str, followed: _Followed, on_news: Callable[[], object]) -> None:
-        """Follows from a snapshot on until etcd is not heard any more, or has forgotten; and again, for ever."""
+        """Follows from a snapshot on, and from another one where etcd was away or has forgotten; for ever."""
         first, end = self._keys(agent)
         while True:
             try:

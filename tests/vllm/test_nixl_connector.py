@@ -118,6 +118,7 @@ def test_metadata_go_by_a_store_of_torchs(monkeypatch: pytest.MonkeyPatch) -> No
     one, other = (nixl_agent(name, nixl_agent_config()) for name in ("one", "other"))
     memory = np.zeros(4096, np.uint8)
     registered = other.register_memory([(memory.ctypes.data, 4096, 0, "")], "DRAM")
+    one.agent._fetch_s = 60.0  # on a machine of any speed
     one.fetch_remote_metadata("other")
     other.send_local_metadata()
     until = time.monotonic() + 60.0
