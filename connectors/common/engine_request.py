@@ -23,6 +23,8 @@ class EngineRequest(Protocol):
         where the router gives both one name; None where that cannot be told.
     has_tokens
         Whether its prompt is tokens, and no embeddings: those have no digest.
+    trace
+        The W3C ``traceparent`` of its span, which its transfers are told with; ``""`` where it is not traced.
     can_tell
         Whether who asked for it learns what is told with its answer.
     tokens
@@ -45,6 +47,9 @@ class EngineRequest(Protocol):
 
     @property
     def has_tokens(self) -> bool: ...
+
+    @property
+    def trace(self) -> str: ...
 
     @property
     def can_tell(self) -> bool: ...

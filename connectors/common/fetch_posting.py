@@ -99,7 +99,7 @@ class FetchPoster:
                     after=fetch.mark.after,
                     timeout_s=timeout_s,
                     lease=own.lease(handover.leases[own.table]),
-                    context=context_of(order.request_id),
+                    context=context_of(order.request_id, order.trace),
                 )
                 parts.setdefault(region.name, []).append(read)
                 fetch.sources[read] = peers[share.src], remotes[group][share.src]
@@ -143,7 +143,7 @@ class FetchPoster:
                 region,
                 tokens=tokens,
                 timeout_s=self._settings.push_timeout_s,
-                context=context_of(order.request_id),
+                context=context_of(order.request_id, order.trace),
             )
             parts[region.name] = [incoming]
             num_pages = int((pages != 0).sum())

@@ -17,6 +17,7 @@ _PART_NBYTES: Final = 65_000
 _MAX_PARTS: Final = 256
 _MAX_REASON_NBYTES: Final = 4000
 _MAX_CONTEXT_NBYTES: Final = 256  # of a transfer
+_MAX_RECORD_NBYTES: Final = 128  # of that, in its record
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,18 @@ def read(payload: bytes) -> Note:
     raise ValueError(f"{len(payload)} bytes that begin with {payload[:1].hex() or 'nothing'}")
 
 
-def context_of(request_id: str) -> str:
-    """Returns by what errors and logs of both ends name a request's transfers: its id, or how that begins."""
-    return request_id.encode(errors="replace")[:_MAX_CONTEXT_NBYTES].decode(errors="ignore")
+def context_of(request_id: str, trace: str = "") -> str:
+    """Returns by what errors and logs of both ends name a request's transfers: its id, or how that begins.
+
+    With its trace behind it both are whole in a transfer's record, which keeps less.
+    """
+    if not trace:
+        return _beginning(request_id, _MAX_CONTEXT_NBYTES)
+    return f"{_beginning(request_id, _MAX_RECORD_NBYTES - len(trace) - 1)} {trace}"
+
+
+def _beginning(text: str, nbytes: int) -> str:
+    return text.encode(errors="replace")[: max(0, nbytes)].decode(errors="ignore")
 
 
 def digest_of(name: str) -> bytes:

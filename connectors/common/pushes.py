@@ -403,7 +403,7 @@ class Pushes:
                 tokens=pairs.tokens,
                 notify=registration.tag_of(group),
                 timeout_s=self._settings.load_timeout_s,
-                context=context_of(chunk.request_id),
+                context=context_of(chunk.request_id, chunk.trace),
                 **self._order(group, share.layers[0], computing),
             )
             reader.took([write])

@@ -260,7 +260,9 @@ class SchedulerHalf:
             self._fetching.add(request.id)
         stop = self._num_loaded(request, source)
         tables = self._tables(block_ids, stop)
-        order = FetchOrder(request.id, source, tables, stop - num_external, stop, waits, code)
+        order = FetchOrder(
+            request.id, source, tables, stop - num_external, stop, waits, code, trace=request.trace
+        )
         self._next.fetches.append(order)
 
     def received(self, request_ids: set[str]) -> None:
@@ -382,6 +384,7 @@ class SchedulerHalf:
                 Chunk(
                     *(request.id, prefill.key, prefill.prompt, tables, first, stop, num_tokens),
                     readers=prefill.readers,
+                    trace=request.trace,
                 )
             )
 

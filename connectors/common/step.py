@@ -66,6 +66,8 @@ class Chunk:
         The chunk, and how long the prompt is.
     readers
         Engines that it is pushed to, and each of them; none where the router names none.
+    trace
+        The request's, as `EngineRequest` has it.
     """
 
     request_id: str
@@ -76,6 +78,7 @@ class Chunk:
     stop_token: int
     num_tokens: int
     readers: tuple[str, ...] = ()
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ class FetchOrder:
         Whether this step's forward waits for it, layer by layer.
     code
         Where nothing can be brought, why in one word.
+    trace
+        The request's, as `EngineRequest` has it.
     """
 
     request_id: str
@@ -118,6 +123,7 @@ class FetchOrder:
     num_tokens: int
     waits: bool = False
     code: str = "bad-handover"
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

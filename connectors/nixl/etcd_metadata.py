@@ -121,18 +121,21 @@ class EtcdMetadata(MetadataStore):
     async def _follow(self, agent: str, followed: _Followed, label: str) -> None:
         try:
             async with asyncio.timeout(self._wait_s) as waiting:
-                await self._contacts(
-                    agent, followed, lambda: label in followed.found and waiting.reschedule(None)
-                )
+
+                def wait_no_more() -> None:
+                    if label in followed.found:
+                        waiting.reschedule(None)
+
+                await self._contacts(agent, followed, wait_no_more)
         except TimeoutError:
             self._not_there(agent, label)
             followed.labels.discard(label)
             if followed.found:
-                await self._contacts(agent, followed, bool)
+                await self._contacts(agent, followed, lambda: None)
             else:
                 self._followed.pop(agent, None)
 
-    async def _contacts(self, agent: str, followed: _Followed, on_news: Callable[[], object]) -> None:
+    async def _contacts(self, agent: str, followed: _Followed, on_news: Callable[[], None]) -> None:
         """Follows from a snapshot on, and from another one where etcd was away or has forgotten; for ever."""
         first, end = self._keys(agent)
         while True:

@@ -54,6 +54,10 @@ class ExecutorRequest:
         return all(getattr(self.own, name, None) is None for name in _EMBEDDINGS)
 
     @property
+    def trace(self) -> str:
+        return ""
+
+    @property
     def can_tell(self) -> bool:
         return True  # by the register, and not by its answer
 

@@ -18,6 +18,9 @@ _SAMPLE: Final = re.compile(r"[0-9]+_(.*-[0-9a-f]{8})", re.DOTALL)
 _CHAT: Final = re.compile(r"(chatcmpl-.*)-[0-9a-f]{8}", re.DOTALL)
 _PROMPT: Final = re.compile(r"(cmpl-.*)-([0-9]+)-[0-9a-f]{8}", re.DOTALL)
 
+# https://www.w3.org/TR/trace-context/#traceparent-header
+_TRACE_PARENT: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
 
 @cache
 def _streams_tell() -> bool:
@@ -58,6 +61,11 @@ class VllmRequest:
     @property
     def has_tokens(self) -> bool:
         return self._own.prompt_token_ids is not None
+
+    @property
+    def trace(self) -> str:
+        told = (self._own.trace_headers or {}).get("traceparent", "")
+        return told if _TRACE_PARENT.fullmatch(told) else ""
 
     @property
     def can_tell(self) -> bool:

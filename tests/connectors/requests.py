@@ -19,6 +19,7 @@ class Request:
     num_computed_tokens: int = 0
     has_tokens: bool = True
     can_tell: bool = True
+    trace: str = ""
     beside: bytes = b""
 
     def __post_init__(self) -> None:

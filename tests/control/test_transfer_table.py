@@ -142,7 +142,7 @@ def test_a_request_is_found_by_its_context_and_by_its_trace() -> None:
     table = TransferTable(10)
     entry = add(table, "x", end(A, context=f"req-1 {TRACE}"), 1.0)
     add(table, "y", end(A, context="req-2"), 1.0)
-    for context in (f"req-1 {TRACE}", "0af7651916cd43dd8448eb211c80319c"):
+    for context in (f"req-1 {TRACE}", "0af7651916cd43dd8448eb211c80319c", "req-1"):
         found, cursor = table.listed(Filter(context=context), None, 10)
         assert ([each.seq for each in found], cursor) == ([entry.seq], None)
     assert table.listed(Filter(context="req-"), None, 10) == ([], None)

@@ -57,6 +57,19 @@ def test_what_cannot_be_shortened_is_left_alone(request_: Request) -> None:
     assert request_.max_tokens == 16
 
 
+@pytest.mark.parametrize(
+    ("headers", "trace"),
+    [
+        (None, ""),
+        ({"tracestate": "a=b"}, ""),
+        ({"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}, f"00-{'a' * 32}-{'b' * 16}-01"),
+        ({"traceparent": "00-whatever a client sends"}, ""),
+    ],
+)
+def test_a_trace_is_one_or_none(headers: dict[str, str] | None, trace: str) -> None:
+    assert VllmRequest(request_of([7, 8], trace_headers=headers)).trace == trace
+
+
 def test_what_decides_a_cache_beside_the_tokens_is_told() -> None:
     media: Any = SimpleNamespace(identifier="image", mm_position=SimpleNamespace(offset=7, length=1))
     with_media = request_of(list(range(10)), mm_features=[media])

@@ -405,8 +405,11 @@ def _outcome(row: Row, place: int, told: str) -> str:
 
 
 def _keys(context: str) -> tuple[str, ...]:
-    """Under what a transfer is found by its context: all of it, and a trace's id in it."""
+    """Under what a transfer is found by its context: all of it, a trace in it, and what stands before."""
     if not context:
         return ()
     found = TRACE_PARENT.search(context)
-    return (context,) if found is None or found[1] == context else (context, found[1])
+    if found is None:
+        return (context,)
+    before = context[: found.start()].rstrip()
+    return tuple({key: None for key in (context, found[1], before) if key})

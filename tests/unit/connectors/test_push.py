@@ -74,6 +74,14 @@ def test_transfers_are_of_their_request(request_id: str, context: str) -> None:
     assert notes.context_of(request_id) == context
 
 
+def test_a_trace_is_whole_in_a_record() -> None:
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    assert notes.context_of("cmpl-1", trace) == f"cmpl-1 {trace}"
+    long = notes.context_of("é" * 200, trace)
+    assert len(long.encode()) <= 128
+    assert long.endswith(f" {trace}")
+
+
 @pytest.mark.parametrize("seed", range(200), indirect=True)
 def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
     random_ = random.Random(seed)
