@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads, which may call every method of it; sleeps while there are none.
+    """Runs coroutines for other threads; sleeps while there are none. Coroutines of its own are for its loop.
 
     Parameters
     ----------

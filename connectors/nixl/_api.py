@@ -127,15 +127,16 @@ class nixl_agent:
             instantiate_all = False
             logger.warning("instantiate_all is ignored, since a configuration names backends")
         conf = nixl_conf or nixl_agent_config()
-        sync = nixl_thread_sync_t
+        sync_mode = conf.sync_mode or (
+            nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            if conf.enable_listen
+            else nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE
+        )
         config = bindings.nixlAgentConfig(
             useProgThread=conf.enable_pthread,
             useListenThread=conf.enable_listen,
             listenPort=conf.port,
-            syncMode=(
-                conf.sync_mode
-                or (sync.NIXL_THREAD_SYNC_STRICT if conf.enable_listen else sync.NIXL_THREAD_SYNC_NONE)
-            ).value,
+            syncMode=sync_mode.value,
             captureTelemetry=conf.capture_telemetry,
         )
         self.name = agent_name

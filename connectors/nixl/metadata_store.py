@@ -78,9 +78,11 @@ class MetadataStore:
             ) from None
 
     def _take_in(self, agent: str, metadata: bytes) -> None:
-        """Takes in what lies under an agent's name, if it is its own."""
+        """Takes in what lies under an agent's name.
+
+        Who may write to the store may write under any: whom it names proves the secret before anything moves.
+        """
         try:
-            # Nothing of another's is ever taken for this agent's: the session proves the name.
             self._door.add_remote(metadata)
         except KvxferError as error:
             logger().warning("kvxfer: metadata of %s in %s: %s", agent, self._where, error)

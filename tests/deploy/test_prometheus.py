@@ -7,8 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from tests.control.serving import Program, program
+from tests.control.waiting import until
 from tests.deploy.command_line import serving
 from tests.etcd_server import Cluster, free_ports
 from tests.system_program import system_program
@@ -38,9 +38,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         yield running
 
 
-def promtool(*arguments: str | Path) -> str:
+def promtool(*arguments: str | Path, given: str | None = None) -> str:
     done = subprocess.run(
         [system_program("prometheus", "promtool"), *arguments],
+        input=given,
         capture_output=True,
         text=True,
         timeout=BOUND_S,
@@ -99,28 +100,8 @@ def test_panels_lie_side_by_side_and_their_expressions_are_read() -> None:
     for expression in expressions:
         # What Grafana puts in.
         filled = expression.replace("$__rate_interval", "1m").replace("$instance", ".+")
-        promtool_query(filled)
-
-
-def promtool_query(expression: str) -> None:
-    rules = {"groups": [{"name": "g", "rules": [{"record": "r", "expr": expression}]}]}
-    done = subprocess.run(
-        [system_program("prometheus", "promtool"), "check", "rules", "/dev/stdin"],
-        input=json.dumps(rules),
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        check=False,
-    )
-    assert done.returncode == 0, expression + done.stderr
-
-
-def until(ask: Callable[[], Any]) -> Any:
-    end = time.monotonic() + BOUND_S
-    while not (told := ask()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.1)
-    return told
+        rules = {"groups": [{"name": "g", "rules": [{"record": "r", "expr": filled}]}]}
+        promtool("check", "rules", "/dev/stdin", given=json.dumps(rules))
 
 
 class Prometheus:
@@ -171,10 +152,12 @@ def test_a_daemon_that_dies_is_an_alert(tmp_path: Path) -> None:
         (tmp_path / "targets.yaml").write_text(json.dumps([{"targets": [at]}]))
         with Prometheus(tmp_path, (RULES.parent / "prometheus.yaml").read_text()) as prometheus:
             # A scrape that a busy machine was late with is one that failed, for a second.
-            until(lambda: prometheus.value("kvxfer_daemon_ready and on (instance) up == 1") == "1")
-            until(lambda: not prometheus.firing())
+            until(
+                lambda: prometheus.value("kvxfer_daemon_ready and on (instance) up == 1") == "1", "no scrape"
+            )
+            until(lambda: not prometheus.firing(), "it fires")
             daemon.end(signal.SIGKILL)
-            fired = until(prometheus.firing)
+            fired = until(prometheus.firing, "no alert")
             assert {alert["labels"]["alertname"] for alert in fired} == {"KvxferDaemonDown"}
             assert at in fired[0]["annotations"]["summary"]
 
@@ -213,5 +196,6 @@ def test_the_nodes_of_compose_are_scraped(tmp_path: Path) -> None:
             # Names of a network that is not here.
             config = config.replace(f"{node}:7380", f"localhost:{port}")
         with Prometheus(tmp_path, config) as prometheus:
-            until(lambda: prometheus.value("count(kvxfer_daemon_ready == 1)") == "2")
-            until(lambda: prometheus.value("sum(kvxfer_pool_bytes)") == str(2 * 256 << 20))
+            until(lambda: prometheus.value("count(kvxfer_daemon_ready == 1)") == "2", "no scrape")
+            pools = str(2 * 256 << 20)
+            until(lambda: prometheus.value("sum(kvxfer_pool_bytes)") == pools, "no pools")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from kvxfer import AgentOptions
 from kvxfer.errors import KvxferError
 from kvxfer.testing import Pair, connected_pair
 from tests.control.serving import BOUND_S, program
+from tests.control.waiting import until
 
 pytest.importorskip("opentelemetry.sdk", reason="no OpenTelemetry: `make test-deploy` installs it")
 
@@ -71,14 +72,6 @@ def collector() -> Iterator[Collector]:
     made.close()
 
 
-def until(ask: Callable[[], Any]) -> Any:
-    end = time.monotonic() + BOUND_S
-    while not (told := ask()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
-    return told
-
-
 def read(pair: Pair, context: str, *, timeout_s: float = BOUND_S) -> None:
     cache = pair.decode
     cache.agent.read(cache.region, cache.remote, [0, 1], [2, 3], context=context, timeout_s=timeout_s).wait()
@@ -89,7 +82,7 @@ def pair(tmp_path: Path, collector: Collector) -> Iterator[Pair]:
     with program(tmp_path, "--otlp", collector.url) as daemon:
         options = AgentOptions(listen="tcp://127.0.0.1:0", daemon=str(daemon.folder / "run"))
         with connected_pair(options) as made, daemon.client() as client:
-            until(lambda: len(client.get("/v1/agents").json()["items"]) == 2)
+            until(lambda: len(client.get("/v1/agents").json()["items"]) == 2, "not attached")
             yield made
         # Whatever the collector does.
         begun = time.monotonic()
@@ -100,7 +93,8 @@ def pair(tmp_path: Path, collector: Collector) -> Iterator[Pair]:
 def test_both_ends_are_spans_of_the_request(pair: Pair, collector: Collector) -> None:
     pair.prefill.region.grant(pair.prefill.peer, ttl_s=BOUND_S)
     read(pair, f"cmpl-7 00-{TRACE}-{SPAN}-01")
-    ends = until(lambda: len(found := of_ends(collector)) == 2 and found)
+    until(lambda: len(of_ends(collector)) == 2, "no spans")
+    ends = of_ends(collector)
     assert {span.name for _, span in ends} == {"kvxfer source", "kvxfer destination"}
     for resource, span in ends:
         assert resource["service.name"] == "kvxfer"
@@ -131,7 +125,7 @@ def test_what_fails_says_why_and_what_is_not_sampled_is_not_told(pair: Pair, col
     pair.prefill.region.grant(pair.prefill.peer, ttl_s=BOUND_S)
     for context in ("cmpl-1", f"cmpl-2 00-{TRACE}-{SPAN}-00"):
         read(pair, context)
-    (_, span) = until(lambda: of_ends(collector))[0]
+    (_, span) = until(lambda: of_ends(collector), "no span")[0]
     assert span.status.code == 2
     told = {each.key: each.value.string_value for each in span.attributes}
     assert told["error.type"]
@@ -149,7 +143,7 @@ def test_a_collector_that_fails_costs_nobody_anything(pair: Pair, collector: Col
     pair.prefill.region.grant(pair.prefill.peer, ttl_s=BOUND_S)
     for number in range(20):
         read(pair, f"cmpl-{number} 00-{TRACE}-{SPAN}-01")
-    until(lambda: collector.asked)
+    until(lambda: collector.asked, "nothing was sent")
     read(pair, f"cmpl-after 00-{TRACE}-{SPAN}-01")
 
 
