@@ -10,6 +10,7 @@
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
 #   make nixl-plugin   libplugin_KVXFER.so, a backend of NIXL's own agent
 #   make test-deploy   the chart, alert rules and units of deploy/; make image: the daemon's container
+#   make docs          the documentation's site in build/docs, and the tests that hold it
 #   make test-nixl     the facade of NIXL's interface beside NIXL itself
 #   make test-rdma     tests that need RDMA, in a machine under qemu with two Soft-RoCE devices;
 #                      RDMA_TESTS="slow or not slow" as at night
@@ -101,6 +102,8 @@ export REQUIREMENTS
 # What is installed for tests, to the version; users have the ranges of pyproject.toml.
 CONSTRAINTS := tests/constraints.txt
 
+# `docs` is a folder, too.
+.PHONY: docs
 .PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy image test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
@@ -111,6 +114,7 @@ setup: $(VENV)/module.stamp
 $(VENV)/venv.stamp:
 	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
 	PYTHON=$(PYTHON) VENV=$(VENV) .ci/system-packages; \
+	echo "making a Python environment in $(VENV)"; \
 	$(PYTHON) -m venv $(VENV); touch $@
 
 # cmake and ninja come from the system where it has them.
@@ -129,13 +133,16 @@ $(VENV)/dev.stamp: $(VENV)/deps.stamp
 # Editable: Python files are used where they are; the build folder is kept, so this is incremental.
 $(VENV)/module.stamp: $(NATIVE_SOURCES) $(VENV)/deps.stamp
 	@$(LOCK) touch build/.before; \
-	echo "building the native modules"; \
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-deps --no-build-isolation --editable .; \
+	echo "building the native modules: a minute or two the first time"; \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip install --verbose --no-deps --no-build-isolation --editable . 2>&1 \
+	  | $(PY) .ci/build_progress.py build/module.log || { cat build/module.log; exit 1; }; \
 	touch -r build/.before $@
 
 # -- What one runs ---------------------------------------------------------------------------------
 
 demo: $(VENV)/module.stamp
+	@echo "A prefill process pushes the KV pages of 24 real requests to a decode process, over shared memory and over TCP."
+	@echo "The same with --details has the table of all stages, beside this machine's limit."
 	$(VENV)/bin/kvxfer bench handover --transport shm
 	$(VENV)/bin/kvxfer bench handover --transport tcp
 
@@ -249,6 +256,19 @@ test-page: $(VENV)/dev.stamp $(VENV)/module.stamp
 
 test-deploy: .deploy/chart.stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.deploy/bin/python -m pytest tests/deploy $(ARGS)
+
+# The documentation's site, whose warnings are errors. What builds it is in an environment of its own; what the tests
+# beside it need is the first environment's.
+.docs/site.stamp: $(VENV)/venv.stamp docs/requirements.txt
+	@$(LOCK) if [ $@ -nt docs/requirements.txt ]; then exit 0; fi; \
+	echo "installing what builds the site into .docs"; $(PYTHON) -m venv --clear .docs; \
+	.docs/bin/python -m pip install --quiet --no-deps -r docs/requirements.txt; \
+	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
+	  > $$(.docs/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
+
+docs: .docs/site.stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	NO_MKDOCS_2_WARNING=1 .docs/bin/python -m mkdocs build --quiet --strict
+	.docs/bin/python -m pytest tests/docs $(ARGS)
 
 # Of the node's daemon, by podman or buildah.
 image:
@@ -493,4 +513,4 @@ constraints: $(VENV)/venv.stamp
 	  --output-file $(CONSTRAINTS) - >/dev/null
 
 clean:
-	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .deploy .torch .vllm .vllm-next .sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .deploy .docs .torch .vllm .vllm-next .sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import psutil
 
-from kvxfer.bench.handover.stages import STAGES, Handover, summarize
-from kvxfer.bench.report import shown
-from kvxfer.bench.report.document import Part, Table, Words
+from kvxfer.bench.handover.stages import Handover, summarize
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for
@@ -26,12 +23,6 @@ from kvxfer.bench.work.trace import Requests, Trace
 # The limit is measured before, between and after this many parts of the run, while nothing moves.
 _PARTS = 4
 _LIMIT_NBYTES = 256 * MIB
-_PERCENTILES = ("p50", "p90", "p99")
-_FIGURES = {
-    "limit_last_layer_ms": ("(limit: last layer)", "the same layers, moved at the limit's rate"),
-    "transfer_ms": ("transfer, ms", "first layer movable to last layer in place"),
-    "gb_per_s": ("transfer, GB/s", "paced by prefill where layers are pushed"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,28 +143,3 @@ def _run_part(
             done = first + sum("decode" in ends for ends in seen.values())
             progress(Progress(done, total, f"request {message['request']}: {message['words']}"))
     return [Handover.of(ends["prefill"], ends["decode"]) for ends in seen.values()]
-
-
-def parts(result: Message) -> Iterator[Part]:
-    """Yields what a result is shown as."""
-    yield Words(
-        f"push over {result['transport']}: {result['requests']} requests of "
-        f"{result['trace']}, {result['tokens']} tokens of {result['model']}, "
-        f"{result['total_nbytes'] / MIB:.0f} MiB in "
-        f"{result['num_pages']} pages of {result['page_nbytes'] / 1024:g} KiB",
-        "bold",
-    )
-
-    def row(label: str, values: Message, meaning: str) -> tuple[str | Words, ...]:
-        return (label, *(f"{values[key]:.2f}" for key in _PERCENTILES), Words(meaning, "dim"))
-
-    stages = result["stages_ms"].items()
-    rows = [row(stage.replace("_", " "), values, STAGES[stage]) for stage, values in stages]
-    rows.append(())
-    rows += [row(label, result[name], words) for name, (label, words) in _FIGURES.items()]
-    yield Table(("ms after the end of prefill", *_PERCENTILES, ""), rows)
-    yield Words(f"hidden behind prefill: {result['hidden_share']:.1%} of the bytes (median request)")
-    yield from shown.limits(result)
-    yield shown.cost(result)
-    memory = ", ".join(f"{role} {mib:.0f} MiB" for role, mib in result["rss_mib"].items())
-    yield Words(f"resident memory: {memory}")

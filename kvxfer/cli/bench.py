@@ -54,6 +54,9 @@ class Format(enum.StrEnum):
 
 
 _FORMAT = Annotated[Format, typer.Option("--format", help="A table, or one JSON object on one line.")]
+_DETAILS = Annotated[
+    bool, typer.Option("--details", help="The table of all figures, instead of three sentences.")
+]
 _OUT = Annotated[
     Path | None, typer.Option(help="Keeps the result, the machine and its noise in this directory.")
 ]
@@ -71,13 +74,21 @@ class _Command:
     options: type[Any]
     run: str
     parts: str = ""
+    #: Shown instead of ``parts`` where ``--details`` is not asked for.
+    sentences: str = ""
     #: What is to be done with the options before it is loaded.
     prepare: str = ""
 
 
 _COMMANDS = (
     _Command("pages", PagesOptions, "pages.measure:run", "pages.measure:parts"),
-    _Command("handover", HandoverOptions, "handover.measure:run", "handover.measure:parts"),
+    _Command(
+        "handover",
+        HandoverOptions,
+        "handover.measure:run",
+        "handover.shown:parts",
+        "handover.shown:sentences",
+    ),
     _Command("latency", LatencyOptions, "latency.measure:run", "latency.measure:parts"),
     _Command("compare", CompareOptions, "compare.measure:run", "compare.measure:parts"),
     _Command(
@@ -131,6 +142,8 @@ def _parameters(command: _Command) -> Iterator[inspect.Parameter]:
         told = typer.Option(flag(field.name), help=option.help, hidden=option.hidden)
         yield _parameter(field.name, Annotated[kind, told], default)
     if command.parts:
+        if command.sentences:
+            yield _parameter("details", _DETAILS, False)
         yield _parameter("format", _FORMAT, Format.TABLE)
         yield _parameter("out", _OUT, None)
 
@@ -147,6 +160,7 @@ def _items(name: str, kind: type[Any], told: list[str]) -> tuple[Any, ...]:
 def _add(command: _Command) -> None:
     def body(**told: Any) -> None:
         common = {name: told.pop(name, None) for name in ("format", "out")}
+        details = told.pop("details", True)
         if not command.parts and "out" in declared(command.options):
             told["out"] = common["out"]
         known = declared(command.options)
@@ -157,7 +171,7 @@ def _add(command: _Command) -> None:
         }
         options = command.options(**{**told, **lists})
         if command.parts:
-            _measure(command, options, **common)
+            _measure(command, options, details=details, **common)
         elif status := _load(command.run)(options):
             raise typer.Exit(status)
 
@@ -166,7 +180,7 @@ def _add(command: _Command) -> None:
     app.command(command.name)(body)
 
 
-def _measure(command: _Command, options: Any, format: Format, out: Path | None) -> None:
+def _measure(command: _Command, options: Any, *, details: bool, format: Format, out: Path | None) -> None:
     """Runs one benchmark under watch (its progress, the noise beside it), keeps and shows its result."""
     if out is not None:
         results.check_directory(out)
@@ -183,20 +197,27 @@ def _measure(command: _Command, options: Any, format: Format, out: Path | None) 
     if format is Format.JSON:
         print(json.dumps(result), flush=True)
     else:
-        document.print_parts(_shown(command, result, beside))
+        document.print_parts(_shown(command, result, beside, details=details))
     if not result["verified"]:
         raise typer.Exit(_CHECK_FAILED)
     if result.get("failures"):
         raise typer.Exit(_BASELINE_FAILED)
 
 
-def _shown(command: _Command, result: Message, beside: Message | None) -> Iterator[document.Part]:
+def _shown(
+    command: _Command, result: Message, beside: Message | None, *, details: bool
+) -> Iterator[document.Part]:
+    warning = noise.in_words(beside)
+    if command.sentences and not details and warning:
+        # Before the sentences, which are the end.
+        yield Words(warning, "warn")
+        warning = ""
     if result["verified"] or "systems" in result:
-        yield from _load(command.parts)(result)
+        yield from _load(command.parts if details else command.sentences)(result)
     if not result["verified"]:
         yield Words(f"check failed: {result['failure']}", "bad")
-    if words := noise.in_words(beside):
-        yield Words(words, "warn")
+    if warning:
+        yield Words(warning, "warn")
 
 
 @contextmanager

@@ -242,7 +242,8 @@ def test_corrupted_byte_ends_with_status_1(command: list[str], words: str) -> No
     [
         (PAGES, ("write over shm: 128 pages of 32 KiB", "ratio to it", "every byte checked")),
         (LAYOUTS, ("layers of Llama-3.1-70B", "plain copy: ", "then a layer of each")),
-        (HANDOVER, ("decode may start", "hidden behind prefill", "every byte checked")),
+        (HANDOVER, ("decode was ready", "of the bytes moved behind prefill", "every byte checked")),
+        ([*HANDOVER, "--details"], ("decode may start", "hidden behind prefill", "every byte checked")),
         (PLAN, ("compile ms", "a transfer after the first: one call")),
         (["latency", "--iterations", "60"], ("limit ratio", "1 is the limit")),
     ],
@@ -253,6 +254,31 @@ def test_table_goes_to_stdout_and_progress_to_stderr(command: list[str], words: 
     for expected in words:
         assert expected in done.stdout
     assert "setting up two agents" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "there", "not_there"),
+    [
+        ([], ("ms after prefill ended (p50; p99", "every byte checked"), ("GB/s", "decode may start", " -")),
+        (["--details"], ("before │", "after │", "limit: "), ("GB/s from", " -")),
+        (["--details", "--prefill-ms-per-layer", "0"], ("GB/s from the first layer", "after │"), (" -",)),
+    ],
+)
+def test_a_handover_has_sentences_and_no_figure_that_looks_like_a_defect(
+    more: list[str], there: tuple[str, ...], not_there: tuple[str, ...]
+) -> None:
+    # A pace that prefill keeps on a busy machine, too.
+    done = bench(*HANDOVER, "--prefill-ms-per-layer", "2", *more)
+    assert done.returncode == 0, done.stderr
+    for words in there:
+        assert words in done.stdout
+    for words in not_there:
+        assert words not in done.stdout
+    if not more:
+        *_, ready, behind, checked = done.stdout.splitlines()
+        assert ready.startswith("decode was ready ")
+        assert "behind prefill" in behind
+        assert checked == "every byte checked"
 
 
 def test_out_keeps_the_result_with_machine_and_noise(tmp_path: Path) -> None:
