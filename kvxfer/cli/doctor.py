@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 import signal
 import sys
 import threading
@@ -11,24 +11,20 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 import kvxfer
+from kvxfer.address import Address
+from kvxfer.cli.doctor_findings import print_report, problems
 from kvxfer.doctor import available_transports, peer_reach
 from kvxfer.doctor import report as report_of
-from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.serve import serve as serve_pages
 from kvxfer.errors import invalid
 from kvxfer.options import AgentOptions
+from kvxfer.shared_secret import FILE_VARIABLE, find_secrets
+from kvxfer.tls import Tls
 
 # Something blocks what was asked for; 2 is "could not run as asked" (app.py).
 _BLOCKED = 1
-# Of tables in files and pipes, where nobody says how wide a line may be.
-_WIDTH = 120
-_STYLES = {State.GOOD: "green", State.NOTE: "dim", State.LIMITS: "yellow", State.BLOCKS: "bold red"}
 # A minute tells what a path can do; for load, use kvxfer bench.
 _MAX_MEASURE_S = 60.0
 _ANY_PORT = "tcp://127.0.0.1:0"
@@ -36,39 +32,75 @@ _ANY_PORT = "tcp://127.0.0.1:0"
 
 def doctor(
     require: Annotated[
-        str, typer.Option(help="Transports that must work, e.g. shm,tcp; with --peer also: the path in use.")
+        str,
+        typer.Option(
+            metavar="TRANSPORTS",
+            help="Must work, e.g. shm,tcp; with --peer one of them must be the path in use.",
+        ),
     ] = "",
+    show_problems: Annotated[
+        bool, typer.Option("--problems", help="Show what blocks or limits, and nothing else.")
+    ] = False,
     peer: Annotated[
-        str, typer.Option(help="Connect to this agent, name the path, and measure it if it is a doctor.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Connect to this agent, name the path, and measure it if it is a doctor.",
+        ),
     ] = "",
     serve: Annotated[
         bool, typer.Option("--serve", help="Let others measure this machine with --peer, until interrupted.")
     ] = False,
-    listen: Annotated[str, typer.Option(help="With --serve: where; beyond loopback it needs a secret.")] = "",
-    transports: Annotated[str, typer.Option(help="With --peer or --serve: what this end may use.")] = "",
-    timeout_s: Annotated[float, typer.Option("--timeout-s", help="With --peer: of connecting.")] = 5.0,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="With --serve: where. Beyond loopback it needs a secret. Default: any port of 127.0.0.1.",
+        ),
+    ] = "",
+    transports: Annotated[
+        str,
+        typer.Option(
+            metavar="TRANSPORTS", help="With --peer or --serve: those that this end may use, e.g. unix,tcp."
+        ),
+    ] = "",
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", metavar="SECONDS", help="With --peer: of connecting.")
+    ] = 5.0,
     measure_s: Annotated[
-        float, typer.Option("--measure-s", help="With --peer: how long to read pages.")
+        float, typer.Option("--measure-s", metavar="SECONDS", help="With --peer: how long to read pages.")
     ] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
 ) -> None:
-    """Say what this machine offers to kvxfer, and what to change; status 1 when something blocks.
+    """Say what this machine offers to kvxfer, and what to change first; status 1 when something blocks.
 
     The secret of --peer and --serve is in the file KVXFER_SECRET_FILE, or is KVXFER_SECRET.
+
+    kvxfer doctor --problems
+
+    kvxfer doctor --require shm,tcp --json
+
+    kvxfer doctor --serve --listen 0.0.0.0:7301
+
+    kvxfer doctor --peer 10.0.0.7:7301
     """
     required, willing = _names(require), _names(transports)
+    available_transports.check_names(required, "--require")
+    available_transports.check_names(willing, "--transports")
     if serve:
-        _check_alone("--serve", {"--peer": peer, "--require": require})
-        options = replace(_options(willing), listen=listen or _ANY_PORT)
+        _check_alone("--serve", {"--peer": peer, "--require": require, "--problems": show_problems})
+        options = replace(_options(willing), listen=_listening(listen) if listen else _ANY_PORT)
         _serve(options, as_json=json)
         return
-    _check_alone("a run without --serve", {"--listen": listen})
-    if not peer:
-        _check_alone("a run without --peer or --serve", {"--transports": transports})
-    address = peer_reach.complete_address(peer) if peer else ""
-    available_transports.check_names(required)
+    if listen:
+        raise invalid("--listen is for --serve: add --serve, or leave --listen out")
+    if transports and not peer:
+        raise invalid("--transports is for --peer and --serve: add one, or leave --transports out")
+    address = peer_reach.complete_address(peer, "--peer") if peer else ""
     if not 0 < measure_s <= _MAX_MEASURE_S:
         raise invalid(f"--measure-s is above 0 and at most {_MAX_MEASURE_S:g}, not {measure_s:g}")
+    if not 0 < timeout_s < math.inf:
+        raise invalid(f"--timeout-s is a positive number of seconds, not {timeout_s:g}")
     if peer:
         # Mistakes in what was asked for end it before anything is examined.
         replace(_options(willing), connect_timeout_s=timeout_s).to_native()
@@ -78,12 +110,27 @@ def doctor(
             address, _options(willing).transports, required, timeout_s, measure_s
         )
         report.findings += findings
-    if json:
-        _print_json(report.to_dict())
+    if not json:
+        print_report(report, problems_alone=show_problems)
     else:
-        _print_table(report)
+        ok = {"ok": report.ok}
+        if show_problems:
+            report.findings = problems(report.findings)
+        _print_json(report.to_dict() | ok)
     if not report.ok:
         raise typer.Exit(_BLOCKED)
+
+
+def _listening(listen: str) -> str:
+    """Returns the address; refuses one that others reach before they need a secret."""
+    address = peer_reach.complete_address(listen, "--listen")
+    is_open = not find_secrets(None).accepted and Tls.of_environment() is None
+    if is_open and not Address.parse(address, "--listen").is_loopback:
+        raise invalid(
+            f"--listen {listen} without a secret would let anybody who reaches it in: name a file that holds "
+            f"one in {FILE_VARIABLE} (openssl rand -hex 32 > secret), at both ends, or listen on 127.0.0.1:0"
+        )
+    return address
 
 
 def _options(transports: tuple[str, ...]) -> AgentOptions:
@@ -94,7 +141,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def _check_alone(what: str, others: dict[str, str]) -> None:
+def _check_alone(what: str, others: dict[str, str | bool]) -> None:
     for name, value in others.items():
         if value:
             raise invalid(f"{name} does not go with {what}: leave one out")
@@ -121,34 +168,3 @@ def _serve(options: kvxfer.AgentOptions, *, as_json: bool) -> None:
 
 def _print_json(shown: dict[str, object]) -> None:
     print(json.dumps(shown), flush=True)
-
-
-def _print_table(report: report_of.Report) -> None:
-    """Prints findings by subject; what is good in one line, the rest with its reason and its remedy."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
-    for subject, findings in itertools.groupby(report.findings, key=lambda finding: finding.subject):
-        console.print(Text(subject, "bold"))
-        table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(min_width=20, max_width=28)
-        table.add_column(min_width=6)
-        table.add_column(overflow="fold")
-        for finding in findings:
-            table.add_row(finding.name, Text(finding.state, _STYLES[finding.state]), _words(finding))
-        console.print(Padding(table, (0, 0, 1, 2)))
-    limits, blocks = (
-        sum(finding.state is state for finding in report.findings) for state in (State.LIMITS, State.BLOCKS)
-    )
-    verdict = f"{blocks or 'nothing'} block{'' if blocks > 1 else 's'}, {limits or 'nothing'} limit"
-    verdict += "" if limits > 1 else "s"
-    console.print(Text(verdict, "bold red" if blocks else "bold"))
-
-
-def _words(finding: Finding) -> Text:
-    words = Text(finding.found)
-    if finding.state is not State.GOOD:
-        words.append(f"\n{finding.why}", "dim")
-    if finding.change:
-        words.append(f"\n-> {finding.change}", _STYLES[finding.state])
-    return words

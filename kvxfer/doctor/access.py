@@ -120,7 +120,7 @@ def examine(root: Path) -> list[Finding]:
                 State.NOTE,
                 f"processes of {user} on this host; others that know the secret read leased pages alone",
                 _WHY,
-                'shm_peers="secret" hands it to other users of this host that know the secret',
+                'AgentOptions(shm_peers="secret") hands it to other users of this host that know the secret',
             ),
         ]
     kept = f"{secret_folder() / SECRET_FILE} ({'there' if own else 'made by the first agent'})"

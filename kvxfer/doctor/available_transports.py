@@ -13,15 +13,24 @@ from kvxfer.session import transport_registry as registry
 from kvxfer.session.transport_registry import TransportKind
 
 SUBJECT = "transports"
-_WHY_DEVICES = "those near a memory carry its pages first; transport_options names others, e.g. verbs.devices"
+_WHY_DEVICES = (
+    "those near a memory carry its pages first; AgentOptions(transport_options={...}) names others, "
+    "e.g. verbs.devices"
+)
 
 
-def check_names(names: tuple[str, ...]) -> None:
-    """Raises `UsageError` for a name that is no transport, unless the registry cannot be read."""
+def check_names(names: tuple[str, ...], what: str = "") -> None:
+    """Raises `UsageError` for a name that is no transport, unless the registry cannot be read.
+
+    ``what`` begins the message: the option that named it.
+    """
     kinds, failure = _kinds()
     unknown = [name for name in names if name not in kinds]
     if unknown and not failure:
-        raise invalid(f"unknown transport {', '.join(map(repr, unknown))}; known are {', '.join(kinds)}")
+        begin = f"{what}: " if what else ""
+        raise invalid(
+            f"{begin}unknown transport {', '.join(map(repr, unknown))}; known are {', '.join(kinds)}"
+        )
 
 
 def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:

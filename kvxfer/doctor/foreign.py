@@ -61,8 +61,8 @@ def readv() -> Finding:
         found = f"works: a child process of user {os.geteuid()} read {_PROBE_NBYTES} bytes of this one"
         return Finding(SUBJECT, "process_vm_readv", State.GOOD, found, _WHY)
     changes = {
-        errno.EPERM: "give the engines CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE), or see what the "
-        "next two lines say of Yama and of this process",
+        errno.EPERM: "give the engines CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE), or see Yama "
+        "and this process under foreign memory",
         errno.ENOSYS: "use a kernel with CONFIG_CROSS_MEMORY_ATTACH, or a container runtime that lets "
         "process_vm_readv through",
     }

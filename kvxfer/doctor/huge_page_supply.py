@@ -19,6 +19,7 @@ _WHY = (
     "base pages cost a pool's maker and every peer that maps it a page fault for each 4 KiB, and copies a "
     "TLB miss for each page"
 )
+_NOT_NEEDED = "the pool above got huge pages without it, so nothing is lost"
 
 
 def examine(root: Path) -> list[Finding]:
@@ -42,9 +43,9 @@ def pool() -> Finding:
     if kind != "base":
         return Finding(SUBJECT, "a pool", State.GOOD, found, _WHY)
     change = (
-        "reserve 2 MiB pages (next line), or take a kernel from 6.1 on, which gives pools transparent ones "
-        "that are asked for outright, or let all shared memory have them: "
-        "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
+        "reserve 2 MiB pages (sysctl -w vm.nr_hugepages=N, half as many as the pools have MiB), or take a "
+        "kernel from 6.1 on, which gives pools transparent ones that are asked for outright, or let all "
+        "shared memory have them: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
     )
     return Finding(SUBJECT, "a pool", State.LIMITS, found, _WHY, change)
 
@@ -68,11 +69,19 @@ def reserved(root: Path, lacking: State = State.LIMITS) -> list[Finding]:
             findings.append(Finding(SUBJECT, label, State.GOOD, found, why))
         else:
             change = "sysctl -w vm.nr_hugepages=N, half as many as the pools have MiB; best soon after boot"
-            findings.append(Finding(SUBJECT, label, lacking, found, _WHY, change))
+            findings.append(_lacking(label, lacking, found, change))
     if not findings:
         found = "this kernel has none (/sys/kernel/mm/hugepages is missing or empty)"
-        findings.append(Finding(SUBJECT, "reserved", lacking, found, _WHY, "see transparent ones"))
+        change = "let pools have transparent ones, or use a kernel with CONFIG_HUGETLBFS"
+        findings.append(_lacking("reserved", lacking, found, change))
     return findings
+
+
+def _lacking(label: str, state: State, found: str, change: str) -> Finding:
+    """One of the two ways to huge pages that is not there; where a pool found the other, nothing changes."""
+    if state is State.NOTE:
+        return Finding(SUBJECT, label, state, found, _NOT_NEEDED)
+    return Finding(SUBJECT, label, state, found, _WHY, change)
 
 
 def transparent(root: Path, lacking: State = State.LIMITS) -> list[Finding]:
@@ -96,10 +105,13 @@ def transparent(root: Path, lacking: State = State.LIMITS) -> list[Finding]:
         if setting in takes:
             findings.append(Finding(SUBJECT, label, State.GOOD, f"{file} is {setting}", why))
             continue
+        found = f"{file} is {setting}"
         of_pools = file == "shmem_enabled"
         change = f"echo {'advise' if of_pools else 'madvise'} > /sys/kernel/mm/transparent_hugepage/{file}"
-        state = lacking if of_pools else State.LIMITS
-        findings.append(Finding(SUBJECT, label, state, f"{file} is {setting}", why, change))
+        if of_pools:
+            findings.append(_lacking(label, lacking, found, change))
+        else:
+            findings.append(Finding(SUBJECT, label, State.LIMITS, found, why, change))
     return findings
 
 

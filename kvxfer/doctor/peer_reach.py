@@ -38,15 +38,15 @@ _CHANGES = {
 }
 
 
-def complete_address(address: str) -> str:
-    """Returns ``"tcp://host:port"`` for an address with or without its scheme.
+def complete_address(address: str, option: str) -> str:
+    """Returns ``"tcp://host:port"`` for what an option names, with or without its scheme.
 
     Raises
     ------
     UsageError
         ``invalid-argument``: it is no address.
     """
-    return str(Address.parse(SCHEME + address.removeprefix(SCHEME), "--peer"))
+    return str(Address.parse(SCHEME + address.removeprefix(SCHEME), option))
 
 
 def examine(

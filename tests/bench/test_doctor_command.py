@@ -130,7 +130,48 @@ def test_table_names_every_subject_and_ends_with_the_verdict() -> None:
     assert done.returncode == 0, done.stderr
     for subject in ("transports", "foreign memory", "huge pages", "network", "software"):
         assert f"\n{subject}\n" in f"\n{done.stdout}"
-    assert done.stdout.splitlines()[-1].startswith("nothing blocks")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("nothing blocks, ")
+    assert lines[-1] == lines[0]
+
+
+@pytest.mark.parametrize(("more", "blocks"), [([], 0), (["--require", "verbs,cuda_ipc"], 2)])
+def test_problems_stand_alone_and_what_to_do_first_stands_first(more: list[str], blocks: int) -> None:
+    report = report_of(*more, status=1 if blocks else 0)
+    problems = [finding for finding in report["findings"] if finding["state"] in ("limits", "blocks")]
+    assert sum(finding["state"] == "blocks" for finding in problems) == blocks
+
+    lines = doctor(*more).stdout.splitlines()
+    assert lines[0].startswith(f"{blocks} things block, " if blocks else "nothing blocks, ")
+    steps = [line for line in lines if line[:1].isdigit() and line[1:3] == ". "]
+    changes = [finding["change"] for finding in sorted(problems, key=lambda each: each["state"])]
+    for step, change in zip(steps, dict.fromkeys(changes), strict=False):
+        assert step.endswith(change)
+    assert bool(steps) == bool(problems)
+
+    alone = doctor(*more, "--problems")
+    assert alone.returncode == (1 if blocks else 0)
+    assert alone.stdout.splitlines()[0] == lines[0]
+    assert "  good  " not in alone.stdout
+    assert "  note  " not in alone.stdout
+    for finding in problems:
+        assert finding["name"] in alone.stdout
+    told = report_of(*more, "--problems", status=1 if blocks else 0)
+    assert sorted(finding["name"] for finding in told["findings"]) == sorted(
+        finding["name"] for finding in problems
+    )
+
+
+def test_a_pool_with_huge_pages_is_not_told_to_want_them() -> None:
+    findings = {
+        finding["name"]: finding for finding in report_of()["findings"] if finding["subject"] == "huge pages"
+    }
+    if findings.pop("a pool")["state"] != "good":
+        pytest.skip("pools get base pages here")
+    for finding in findings.values():
+        if finding["state"] == "note":
+            assert "base pages cost" not in finding["why"]
+            assert not finding["change"]
 
 
 def test_a_required_transport_that_is_not_there_is_status_1() -> None:
@@ -143,21 +184,26 @@ def test_a_required_transport_that_is_not_there_is_status_1() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--require", "shm,nvlink"], "unknown transport 'nvlink'; known are loopback,"),
-        (["--peer", "decode-0"], 'write "tcp://host:port"'),
-        (["--peer", "127.0.0.1:7301", "--transports", "pigeon"], "there is no transport 'pigeon'"),
-        (["--peer", "127.0.0.1:7301", "--timeout-s", "0"], "connect_timeout_s"),
+        (["--require", "shm,nvlink"], "--require: unknown transport 'nvlink'; known are loopback,"),
+        (["--peer", "decode-0"], """--peer is 'tcp://decode-0': write "tcp://host:port\""""),
+        (["--peer", "127.0.0.1:7301", "--transports", "pigeon"], "--transports: unknown transport 'pigeon'"),
+        (["--peer", "127.0.0.1:7301", "--timeout-s", "0"], "--timeout-s is a positive number of seconds"),
+        (["--peer", "127.0.0.1:7301", "--timeout-s", "nan"], "--timeout-s is a positive number of seconds"),
         (["--peer", "127.0.0.1:7301", "--measure-s", "0"], "--measure-s is above 0"),
         (["--serve", "--peer", "127.0.0.1:7301"], "--peer does not go with --serve"),
-        (["--serve", "--listen", "tcp://0.0.0.0:0"], "without a secret"),
-        (["--listen", "tcp://127.0.0.1:0"], "--listen does not go with"),
-        (["--transports", "tcp"], "--transports does not go with"),
+        (["--serve", "--problems"], "--problems does not go with --serve"),
+        (["--serve", "--transports", "pigeon"], "--transports: unknown transport 'pigeon'"),
+        (["--serve", "--listen", "tcp://0.0.0.0:0"], "--listen tcp://0.0.0.0:0 without a secret"),
+        (["--serve", "--listen", "7301"], "--listen is 'tcp://7301': write"),
+        (["--listen", "tcp://127.0.0.1:0"], "--listen is for --serve: add --serve"),
+        (["--transports", "tcp"], "--transports is for --peer and --serve: add one"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(arguments: list[str], words: str) -> None:
     done = doctor(*arguments)
     assert done.returncode == 2, done.stdout
     assert words in done.stderr
+    assert "option " not in done.stderr
     assert done.stderr.count("\n") == 1
     assert not done.stdout
 

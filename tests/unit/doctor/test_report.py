@@ -270,10 +270,10 @@ def test_every_wrong_byte_of_the_pages_is_found(seed: int) -> None:
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:7301", "10.0.0.7:7301"])
 def test_addresses_may_leave_out_their_scheme(address: str) -> None:
-    assert peer_reach.complete_address(address) == "tcp://10.0.0.7:7301"
+    assert peer_reach.complete_address(address, "--peer") == "tcp://10.0.0.7:7301"
 
 
 @pytest.mark.parametrize("address", ["decode-0", "udp://10.0.0.7:7301", "tcp://10.0.0.7", ":7301", "a:b"])
 def test_other_words_are_no_address(address: str) -> None:
     with pytest.raises(UsageError, match="tcp://host:port"):
-        peer_reach.complete_address(address)
+        peer_reach.complete_address(address, "--peer")

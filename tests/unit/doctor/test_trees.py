@@ -308,7 +308,10 @@ def test_no_free_reserved_page_limits(plant: Plant) -> None:
     assert finding.state is State.LIMITS
     assert "vm.nr_hugepages" in finding.change
     # Not where a pool found the other kind.
-    assert huge_page_supply.reserved(root, State.NOTE)[0].state is State.NOTE
+    (finding,) = huge_page_supply.reserved(root, State.NOTE)
+    assert finding.state is State.NOTE
+    assert "without it" in finding.why
+    assert not finding.change
 
 
 @pytest.mark.parametrize(

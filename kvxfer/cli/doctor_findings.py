@@ -1,0 +1,88 @@
+"""A doctor's report for people: the verdict, what to do first, and the findings by subject."""
+
+from __future__ import annotations
+
+import itertools
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvxfer.doctor.finding import Finding, State
+from kvxfer.doctor.report import Report
+
+# Of tables in files and pipes, where nobody says how wide a line may be.
+_WIDTH = 120
+_STYLES = {State.GOOD: "green", State.NOTE: "dim", State.LIMITS: "yellow", State.BLOCKS: "bold red"}
+# Of what to do first; a reader who has done so much looks again.
+_MOST_STEPS = 5
+
+
+def problems(findings: list[Finding]) -> list[Finding]:
+    """Returns what blocks, then what limits."""
+    return [each for state in (State.BLOCKS, State.LIMITS) for each in findings if each.state is state]
+
+
+def print_report(report: Report, *, problems_alone: bool) -> None:
+    """Prints the verdict and the first steps, then all findings or the problems; the verdict is the end."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
+    found = problems(report.findings)
+    verdict = _verdict(report.findings)
+    console.print(verdict)
+    if problems_alone:
+        _print_findings(console, found, beside_subjects=True)
+        return
+    _print_steps(console, found)
+    console.print()
+    _print_findings(console, report.findings)
+    console.print(verdict)
+
+
+def _verdict(findings: list[Finding]) -> Text:
+    blocks, limits = (sum(each.state is state for each in findings) for state in (State.BLOCKS, State.LIMITS))
+    words = f"{_things(blocks)} block{'s' if blocks < 2 else ''}"
+    words += f", {_things(limits)} limit{'s' if limits < 2 else ''}"
+    return Text(words, "bold red" if blocks else "bold yellow" if limits else "bold green")
+
+
+def _things(number: int) -> str:
+    return "nothing" if not number else "1 thing" if number == 1 else f"{number} things"
+
+
+def _print_steps(console: Console, found: list[Finding]) -> None:
+    steps: dict[str, Finding] = {}
+    for each in found:
+        steps.setdefault(each.change, each)
+    for number, (change, finding) in enumerate(itertools.islice(steps.items(), _MOST_STEPS), start=1):
+        line = Text(f"{number}. {finding.subject}, {finding.name}: ", _STYLES[finding.state])
+        # A command is copied from here: it stays on one line.
+        console.print(line.append(change, "default"), soft_wrap=True)
+    if len(steps) > _MOST_STEPS:
+        console.print(f"{len(steps) - _MOST_STEPS} more: kvxfer doctor --problems")
+
+
+def _print_findings(console: Console, findings: list[Finding], *, beside_subjects: bool = False) -> None:
+    """What is good stands in one line, the rest with its reason and its remedy."""
+    for subject, of_subject in itertools.groupby(findings, key=lambda finding: finding.subject):
+        if beside_subjects:
+            console.print()
+        console.print(Text(subject, "bold"))
+        table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(min_width=20, max_width=28)
+        table.add_column(min_width=6)
+        table.add_column(overflow="fold")
+        for finding in of_subject:
+            table.add_row(finding.name, Text(finding.state, _STYLES[finding.state]), _words(finding))
+        console.print(Padding(table, (0, 0, 0 if beside_subjects else 1, 2)))
+
+
+def _words(finding: Finding) -> Text:
+    words = Text(finding.found)
+    if finding.state is not State.GOOD:
+        words.append(f"\n{finding.why}", "dim")
+    if finding.change:
+        words.append(f"\n-> {finding.change}", _STYLES[finding.state])
+    return words
