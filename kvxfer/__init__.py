@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kvxfer.tls import Tls
     from kvxfer.transfer import Incoming, Transfer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public name -> module.
 _HOME = {
