@@ -31,6 +31,8 @@
 #   make instructions  instructions for each page and each transfer, counted by callgrind
 #   make gpu-check     on a machine with a GPU: the tests that need one, then figures; ARGS goes to the latter
 #   make wheel         dist/*.whl
+#   make release       dist/: sdist, manylinux wheel, bill of materials, provenance, digests; make test-release holds it
+#   make interface     what others rely on of this version, written down: tests/release/interface.json
 #   make constraints   what tests install, chosen anew: tests/constraints.txt
 #   make clean         removes what the others made
 #
@@ -104,7 +106,7 @@ CONSTRAINTS := tests/constraints.txt
 
 # `docs` is a folder, too.
 .PHONY: docs
-.PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy image test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
+.PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -503,6 +505,33 @@ wheel: $(VENV)/dev.stamp
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	ls -l dist
 
+# Tools of it alone; the rest is the first environment's, as above.
+.release/tools.stamp: $(VENV)/venv.stamp tests/release/requirements.txt
+	@$(LOCK) if [ $@ -nt tests/release/requirements.txt ]; then exit 0; fi; \
+	$(PYTHON) -m venv --clear .release; \
+	.release/bin/python -m pip install --quiet --no-deps -r tests/release/requirements.txt; \
+	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
+	  > $$(.release/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
+
+# What is handed out, of this interpreter's wheels; for others cibuildwheel builds of the same sdist (docs/versions.md).
+# Times in the files are the commit's.
+release: .release/tools.stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(LOCK) rm -rf dist build/release; mkdir -p dist; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); \
+	$(PY) -m kvxfer.gpu.prebuilt; \
+	$(PY) -c "import scikit_build_core.build as backend; backend.build_sdist('dist')" >build/sdist.log; \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip wheel --quiet --no-deps --no-build-isolation \
+	  --wheel-dir build/release .; \
+	PATH=$(abspath .release/bin):$$PATH auditwheel repair --wheel-dir dist build/release/*.whl; \
+	.release/bin/python -m tests.release.bill dist/*.whl; \
+	.release/bin/python -m tests.release.provenance dist "make release"; \
+	cd dist && sha256sum -- * >SHA256SUMS && ls -l
+
+test-release: release
+	.release/bin/python -m pytest tests/release $(ARGS)
+
+interface: $(VENV)/dev.stamp $(VENV)/module.stamp
+	$(PY) -m tests.release.interface
+
 # One file for every Python that is served: uv chooses for all of them at once, and knows other indexes than
 # PyPI by UV_DEFAULT_INDEX. What stands there goes up to the newest; it says nothing of who passes with it.
 constraints: $(VENV)/venv.stamp
@@ -513,4 +542,4 @@ constraints: $(VENV)/venv.stamp
 	  --output-file $(CONSTRAINTS) - >/dev/null
 
 clean:
-	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .deploy .docs .torch .vllm .vllm-next .sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .deploy .release .docs .torch .vllm .vllm-next .sglang build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -148,6 +148,10 @@ def deploy() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-deploy"))
 
 
+def release() -> Iterable[Outcome]:
+    yield run(Suite.of_pytest("test-release"))
+
+
 def rdma() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-rdma"))
 
@@ -168,7 +172,7 @@ def sglang() -> Iterable[Outcome]:
 #: what `make test` is.
 STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (
     *(demo, lint, native, unit),
-    *(page, deploy, nixl, rdma, vllm, sglang),
+    *(page, deploy, release, nixl, rdma, vllm, sglang),
 )
 
 
