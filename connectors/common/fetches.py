@@ -14,6 +14,7 @@ import kvxfer
 from kvxfer.connectors.common.appointment import Appointment
 from kvxfer.connectors.common.claims import claim_of
 from kvxfer.connectors.common.compute_stream import ComputeStream, Marks
+from kvxfer.connectors.common.failed_loads import FailedLoads
 from kvxfer.connectors.common.fetch import Fetch
 from kvxfer.connectors.common.fetch_posting import FetchPoster
 from kvxfer.connectors.common.handover import Handover
@@ -134,6 +135,7 @@ class Fetches:
         """
         ended: set[str] = set()
         failed: dict[str, set[int]] = {}
+        lines = FailedLoads()
         for request_id, fetch in list(self._fetches.items()):
             if fetch.order.waits:
                 self._see_out(fetch)
@@ -147,7 +149,7 @@ class Fetches:
                 if isinstance(fetch.order.source, Handover):
                     self._pace.forget(_name(fetch.order.source))
                 self._statistics.failed(_mode(fetch.order.source), fetch.code)
-                _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
+                lines.add(request_id, _engine(fetch.order.source), fetch.code, fetch.failure)
             else:
                 self._count(fetch)
             # A push that came whole needs no word: who wrote it knows. Nor one that was refused, and by its
@@ -156,6 +158,7 @@ class Fetches:
             has_left = fetch.failure and fetch.sessions and fetch.code != "refused"
             if isinstance(source, Handover) or (isinstance(source, Appointment) and has_left):
                 self._release(source, fetch.sessions)
+        lines.tell()
         return ended, failed
 
     def _see_out(self, fetch: Fetch) -> None:
@@ -327,6 +330,11 @@ def _mode(source: Handover | Appointment | str) -> str:
     if isinstance(source, Handover):
         return RETURN if source.comes_back else PULL
     return PUSH if isinstance(source, Appointment) else NO_MODE
+
+
+def _engine(source: Handover | Appointment | str) -> str:
+    """Returns which engine was to send a request's cache; `""` where none was named."""
+    return "" if isinstance(source, str) or not source.ranks else source.ranks[0].name
 
 
 def _name(source: Handover) -> str:

@@ -20,6 +20,7 @@ from kvxfer.cli import (
     settings,
     token_commands,
     top,
+    trace_command,
     transfer_commands,
 )
 from kvxfer.errors import KvxferError
@@ -62,6 +63,7 @@ for _command in (
     agent_commands.regions,
     agent_commands.peers,
     transfer_commands.transfers,
+    trace_command.trace,
     token_commands.tokens,
     drain_command.drain,
     settings.settings,

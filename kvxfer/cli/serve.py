@@ -78,6 +78,9 @@ def serve(
             metavar="URL", help="An OpenTelemetry collector that is sent spans of transfers (OTLP by HTTP)."
         ),
     ] = "",
+    log: Annotated[
+        str, typer.Option(metavar="plain|json", help="How lines of its log are written to standard error.")
+    ] = "plain",
     stop_after_s: Annotated[
         float, typer.Option(min=0.0, help="For what runs when it is told to end.")
     ] = 10.0,
@@ -115,6 +118,7 @@ def serve(
                 most_transfers=most_transfers,
                 tokens=role_files(token or ()),
                 otlp=otlp,
+                log=log,
                 stop_after_s=stop_after_s,
             )
         )

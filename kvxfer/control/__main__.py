@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--token", action="append", default=[], help="ROLE=FILE: one that was drawn elsewhere"
     )
     parser.add_argument("--otlp", default="", help="http://HOST:PORT of a collector of spans")
+    parser.add_argument("--log", default=ServeOptions().log, help="plain, or json for programs")
     parser.add_argument("--stop-after-s", type=float, default=ServeOptions().stop_after_s)
     told = parser.parse_args(arguments)
     if (told.tls_certificate is None) != (told.tls_key is None):
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             most_transfers=told.most_transfers,
             tokens=role_files(told.token),
             otlp=told.otlp,
+            log=told.log,
             stop_after_s=told.stop_after_s,
         )
         run(options)

@@ -245,6 +245,9 @@ class Client:
     list_transfers = _sync(calls.list_transfers)
     list_open_transfers = _sync(calls.list_open_transfers)
     get_transfer = _sync(calls.get_transfer)
+    get_request_trace = _sync(calls.get_request_trace)
+    get_perfetto_trace = _sync(calls.get_perfetto_trace)
+    add_spans = _sync(calls.add_spans)
     delete_transfer = _sync(calls.delete_transfer)
     cancel_transfer = _sync(calls.cancel_transfer)
     list_leases = _sync(calls.list_leases)
@@ -393,6 +396,9 @@ class AsyncClient:
     list_transfers = _awaited(calls.list_transfers)
     list_open_transfers = _awaited(calls.list_open_transfers)
     get_transfer = _awaited(calls.get_transfer)
+    get_request_trace = _awaited(calls.get_request_trace)
+    get_perfetto_trace = _awaited(calls.get_perfetto_trace)
+    add_spans = _awaited(calls.add_spans)
     delete_transfer = _awaited(calls.delete_transfer)
     cancel_transfer = _awaited(calls.cancel_transfer)
     list_leases = _awaited(calls.list_leases)
@@ -458,7 +464,7 @@ def _request(call: Call[Any], headers: dict[str, str]) -> dict[str, Any]:
         "url": call.path,
         "params": list(call.params),
         "content": call.body,
-        "headers": {**headers, **kind},
+        "headers": {**headers, **kind, **call.headers},
         "timeout": httpx.Timeout(_CONNECT_TIMEOUT_S, read=call.timeout_s),
     }
 

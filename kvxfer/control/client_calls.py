@@ -5,6 +5,7 @@ Functions, and the clients' methods, are called as the operations of the OpenAPI
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
@@ -331,6 +332,25 @@ def unpin_pages(asked: schema.PagesRequest) -> Call[schema.PagesDone]:
 def drop_pages(asked: schema.PagesRequest) -> Call[schema.PagesDone]:
     """Takes pages away; leases on them end, and when this returns nobody reads them."""
     return _send("POST", "/v1/pages/drop", schema.PagesDone, asked)
+
+
+# ---- requests ---------------------------------------------------------------------------------------
+
+
+def get_request_trace(request: str) -> Call[schema.RequestTrace]:
+    """Returns what is known of one request: by its id, its trace's id, or a part of its id."""
+    return _get("/v1/request-trace", schema.RequestTrace, request=request)
+
+
+def get_perfetto_trace(request: str) -> Call[dict[str, Any]]:
+    """Returns the same as a trace file for https://ui.perfetto.dev."""
+    return Call("GET", "/v1/request-trace/perfetto", json.loads, (("request", request),))
+
+
+def add_spans(body: bytes) -> Call[bytes]:
+    """Adds spans of engines and routers: an ``ExportTraceServiceRequest`` of OTLP, in protobuf."""
+    headers = {"Content-Type": "application/x-protobuf"}
+    return Call("POST", "/v1/traces", bytes, body=body, headers=headers)
 
 
 # ---- tokens and events -----------------------------------------------------------------------------

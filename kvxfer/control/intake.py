@@ -67,7 +67,6 @@ class Intake:
         now_s = self._clock()
         known = self._of(agent)
         for record in records:
-            self._counts.add(record)
             if record.session and not known.names.peer(record.session) and len(known.held) < _MOST_HELD:
                 known.held.append((now_s, record))
             else:
@@ -125,6 +124,7 @@ class Intake:
         peer = known.names.peer(record.session) or f"session{record.session}"
         id_ = id_of(record, agent.incarnation, peer)
         end = End(agent.incarnation, agent.name, agent.clock_offset_ns, record, known.names.of(record))
+        self._counts.add(record, id_, now_s)
         packed = pack(end)
         seq = self._table.add_end(id_, end, packed, now_s)
         tenant = self._on_ended(seq)

@@ -19,15 +19,18 @@ from kvxfer.control.attached import Attached
 from kvxfer.control.attachments import Attachments
 from kvxfer.control.audit_log import AuditLog
 from kvxfer.control.drains import Drains
+from kvxfer.control.failure_log import FailureLog
 from kvxfer.control.grants import Grants
 from kvxfer.control.intake import Intake, told_of_end
 from kvxfer.control.live_settings import LiveSettings
 from kvxfer.control.moves import Moves
 from kvxfer.control.names import Names
 from kvxfer.control.problems import Refusal
+from kvxfer.control.request_trace import RequestTraces
 from kvxfer.control.spans import Spans
 from kvxfer.control.state.answers import Answers
 from kvxfer.control.state.event_log import RESERVE, EventLog
+from kvxfer.control.state.span_table import SpanTable
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import CAPACITY, End, TransferTable
@@ -111,7 +114,11 @@ class NodeDaemon:
         self._reserved = max(1, self.store.load("node").get("events", 1))
         self.events = EventLog(self._reserved, make=told_of_end)
         self.counts = TransferCounts()
+        self.failures = FailureLog()
         self.table = TransferTable(options.most_transfers)
+        #: What engines and routers told of requests.
+        self.spans_told = SpanTable()
+        self.traces = RequestTraces(self.table, self.spans_told)
         self.attachments = Attachments(
             options.runtime, on_records=self._on_records, on_change=self._on_change
         )
@@ -192,6 +199,7 @@ class NodeDaemon:
         if self.own is not None:
             await self.own.aclose()
         await self.attachments.aclose()
+        self.failures.close()
         try:
             await self.store.put("node", "events", self.events.last + 1)
         except Refusal as error:
@@ -210,6 +218,7 @@ class NodeDaemon:
         self._look_at_index()
 
     def _on_end(self, transfer: str, end: End) -> None:
+        self.failures.add(transfer, end)
         if self.spans is not None:
             self.spans.add(transfer, end)
 

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import kvxfer
-from kvxfer.control.state.transfer_counts import BOUNDS_S
+from kvxfer.control.state.transfer_counts import BOUNDS_S, Example
+from kvxfer.control.state.transfer_table import sampled_trace
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
     from kvxfer.control.app.event_routes import EventStreams
     from kvxfer.control.node import NodeDaemon
-
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
@@ -27,13 +26,19 @@ class Metrics:
         self._daemon = daemon
         self._streams = streams
 
-    def text(self) -> bytes:
-        """Returns all figures. A group that fails is left out, and said so in the log: the others stand."""
-        from prometheus_client import CollectorRegistry, generate_latest
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """Returns all figures in a format that is accepted, and which that is.
+
+        OpenMetrics has exemplars; Prometheus' text, which is the default, has none. A group that fails is
+        left out, and the log says so: the others stand.
+        """
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
-        return generate_latest(registry)
+        encode, content_type = choose_encoder(accept)
+        return encode(registry), content_type
 
     def collect(self) -> Iterator[Any]:
         """Yields families of metrics; prometheus-client calls it."""
@@ -138,7 +143,8 @@ class Metrics:
         )
         names = [*(str(float(bound)) for bound in BOUNDS_S), "+Inf"]
         for (role, stage), histogram in sorted(self._daemon.counts.stages.items()):
-            buckets = list(zip(names, accumulate(histogram.counts), strict=True))
+            examples = map(_exemplar, histogram.examples)
+            buckets = list(zip(names, accumulate(histogram.counts), examples, strict=True))
             family.add_metric([role, stage], buckets, histogram.sum_ns / 1e9)
         yield family
 
@@ -197,3 +203,15 @@ class Metrics:
             yield CounterMetricFamily("kvxfer_pool_misses", "Pages that were not.", pool.misses_total)
             yield CounterMetricFamily("kvxfer_pool_evicted", "Pages that gave way.", pool.evicted_total)
             yield CounterMetricFamily("kvxfer_pool_dropped", "Pages that were dropped.", pool.dropped_total)
+
+
+def _exemplar(example: Example | None) -> Any:
+    """Returns what a bucket shows of one transfer: its id, and its trace where that is sampled."""
+    from prometheus_client.samples import Exemplar
+
+    if example is None:
+        return None
+    labels = {"transfer": example.transfer}
+    if found := sampled_trace(example.context):
+        labels["trace_id"] = found[0]
+    return Exemplar(labels, example.duration_ns / 1e9, example.at_s)

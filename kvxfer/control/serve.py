@@ -36,6 +36,7 @@ from kvxfer.control.spans import Spans
 from kvxfer.control.state.transfer_table import CAPACITY
 from kvxfer.errors import invalid
 from kvxfer.log import logger
+from kvxfer.log_lines import FORMATS, write_to_stderr
 from kvxfer.shared_secret import SecretOption, find_secrets
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class ServeOptions:
         Tokens that were drawn elsewhere, e.g. one for all nodes of a cluster: a role, and the file of each.
     otlp
         ``http(s)://host:port`` of an OpenTelemetry collector that is sent spans; ``""`` for none.
+    log
+        How lines of the log are written: ``plain`` or ``json`` (`kvxfer.log_lines`).
     stop_after_s
         How long transfers that it began may go on when it is told to end.
     rate, burst
@@ -110,6 +113,7 @@ class ServeOptions:
     most_transfers: int = CAPACITY
     tokens: tuple[tuple[str, Path], ...] = ()
     otlp: str = ""
+    log: str = "plain"
     stop_after_s: float = 10.0
     rate: float = 500.0
     burst: float = 1000.0
@@ -328,7 +332,10 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
     """Runs a daemon until SIGTERM or SIGINT; a second one ends it at once."""
 
     def say(words: str) -> None:
-        print(words, file=sys.stderr, flush=True)
+        if options.log == "json":
+            logger().info("%s", words)
+        else:
+            print(words, file=sys.stderr, flush=True)
 
     def started(_: NodeDaemon) -> None:
         # What is there now stays: looking at it again would hold requests up for a tenth of a second.
@@ -354,6 +361,9 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
         await serve(options, stop, announce or say, started)
 
     raise_limit()
+    if options.log not in FORMATS:
+        raise invalid(f"--log is {options.log!r}: write {' or '.join(FORMATS)}")
+    write_to_stderr(options.log)
     # It would warn of each request that is none: strangers could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     asyncio.run(main())

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import kvxfer
-from kvxfer.control.state.transfer_table import TRACE_PARENT, End
+from kvxfer.control.state.transfer_table import End, sampled_trace
 from kvxfer.errors import UsageError, invalid
 from kvxfer.log import logger
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _MOST_WAITING: Final = 8192
 _EXPORT_S: Final = 5.0
 _CLOSE_S: Final = 2.0
-_SAMPLED: Final = 0x01
 
 
 class Spans:
@@ -97,7 +96,7 @@ class Spans:
             span.set_attribute("error.type", record.code)
             span.set_status(Status(StatusCode.ERROR, record.message or record.code))
         within = set_span_in_context(span)
-        for name, start_ns, end_ns in _stages(end):
+        for name, start_ns, end_ns in stages_of(end):
             stage = self._tracer.start_span(name, context=within, start_time=start_ns)
             stage.end(end_ns)
         span.end(record.ended_ns + end.clock_offset_ns)
@@ -113,14 +112,14 @@ def _parent(context: str) -> Any:
     """Returns the span of the request that a context names, where that is sampled."""
     from opentelemetry import trace
 
-    found = TRACE_PARENT.search(context)
-    if found is None or not int(found[3], 16) & _SAMPLED:
+    if (found := sampled_trace(context)) is None:
         return None
-    told = trace.SpanContext(int(found[1], 16), int(found[2], 16), True, trace.TraceFlags(_SAMPLED))
+    sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    told = trace.SpanContext(int(found[0], 16), int(found[1], 16), True, sampled)
     return trace.set_span_in_context(trace.NonRecordingSpan(told)) if told.is_valid else None
 
 
-def _stages(end: End) -> Iterator[tuple[str, int, int]]:
+def stages_of(end: End) -> Iterator[tuple[str, int, int]]:
     """Yields name, start and end of the stages that were reached, as /metrics names them."""
     record, offset_ns = end.record, end.clock_offset_ns
     stages = (

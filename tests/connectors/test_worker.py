@@ -17,6 +17,7 @@ import pytest
 import kvxfer
 from kvxfer.connectors.common import fetch
 from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.failed_loads import FailedLoads
 from kvxfer.connectors.common.handover import Handover, place_of
 from kvxfer.connectors.common.pace import StepPace
 from kvxfer.connectors.common.place import Place
@@ -458,3 +459,18 @@ def in_huge_pages() -> int:
     found = re.search(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
     assert found
     return int(found[1]) * 1024
+
+
+def test_requests_of_a_lost_engine_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    lines = FailedLoads()
+    for number in range(40):
+        lines.add(f"r{number}", "prefill-0", "peer-lost", "prefill-0 was lost")
+    lines.add("a", "prefill-1", "deadline", "not loaded within 30 s")
+    with caplog.at_level("INFO", "kvxfer"):
+        lines.tell()
+        lines.tell()
+    assert len(caplog.messages) == 2
+    lost, late = caplog.messages
+    assert lost.startswith("kvxfer: requests r0, r1, ")
+    assert lost.endswith(" and 24 more: cache not loaded: prefill-0 was lost")
+    assert late == "kvxfer: request a: cache not loaded: not loaded within 30 s"

@@ -148,7 +148,7 @@ def program(
     try:
         for line in process.stderr:
             said.append(line.strip())
-            if said[-1] == "ready":
+            if said[-1] == "ready" or '"message": "ready"' in said[-1]:  # --log json
                 break
         else:
             raise AssertionError(f"it did not start: {said}")

@@ -45,6 +45,7 @@ STREAMS = {"watch_events": "events"}
 SALT: dict[str, Any] = {"model": "m", "keys": ["k"]}
 SAMPLES: dict[type, Any] = {
     str: "a/b",
+    bytes: b"",
     float: 1.0,
     schema.SettingsChange: schema.SettingsChange(log_level="info"),
     schema.ConnectRequest: schema.ConnectRequest(remote_agent="b"),

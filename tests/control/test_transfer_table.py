@@ -221,13 +221,11 @@ def test_tenants_see_their_own() -> None:
 
 def test_stages_are_counted_as_far_as_they_are_known() -> None:
     counts = TransferCounts()
-    counts.add(
-        record(role="destination", posted_ns=100, begun_ns=200, first_piece_ns=300, ended_ns=1300, nbytes=9)
-    )
-    counts.add(
-        record(role="destination", posted_ns=100, ended_ns=2_000_000_100, outcome="failed", code="deadline")
-    )
-    counts.add(record(role="expectation", ended_ns=5))
+    stages = {"posted_ns": 100, "begun_ns": 200, "first_piece_ns": 300, "ended_ns": 1300}
+    counts.add(record(role="destination", **stages, nbytes=9, context="cmpl-1"), "first", 5.0)
+    failed = {"ended_ns": 2_000_000_100, "outcome": "failed", "code": "deadline"}
+    counts.add(record(role="destination", posted_ns=100, **failed), "second", 6.0)
+    counts.add(record(role="expectation", ended_ns=5), "third", 7.0)
     assert counts.ended == {
         ("destination", "done", ""): 1,
         ("destination", "failed", "deadline"): 1,
@@ -236,4 +234,11 @@ def test_stages_are_counted_as_far_as_they_are_known() -> None:
     assert counts.nbytes == {"destination": 9}
     sums = {stage: counts.stages["destination", stage].sum_ns for stage in STAGES}
     assert sums == {"right": 100, "first_piece": 100, "moving": 1000, "total": 1200 + 2_000_000_000}
-    assert sum(counts.stages["destination", "total"].counts) == 2
+    total = counts.stages["destination", "total"]
+    assert sum(total.counts) == 2
+    # An example in each bucket that has any, of the newest.
+    assert [each[:3] for each in total.examples if each] == [
+        ("first", "cmpl-1", 1200),
+        ("second", "", 2_000_000_000),
+    ]
+    assert [bool(each) for each in total.examples] == [count > 0 for count in total.counts]

@@ -1,19 +1,25 @@
-"""Spans of transfers: what a collector gets of real ones, and that one which fails costs nobody anything."""
+"""Spans: those of transfers at a collector, and those of engines and routers at the daemon."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from kvxfer import AgentOptions
+from kvxfer.cli import main
 from kvxfer.errors import KvxferError
 from kvxfer.testing import Pair, connected_pair
 from tests.control.serving import BOUND_S, program
@@ -83,6 +89,7 @@ def pair(tmp_path: Path, collector: Collector) -> Iterator[Pair]:
         options = AgentOptions(listen="tcp://127.0.0.1:0", daemon=str(daemon.folder / "run"))
         with connected_pair(options) as made, daemon.client() as client:
             until(lambda: len(client.get("/v1/agents").json()["items"]) == 2, "not attached")
+            (tmp_path / "said").write_text("\n".join(daemon.said))
             yield made
         # Whatever the collector does.
         begun = time.monotonic()
@@ -161,3 +168,112 @@ def test_no_address_is_refused_in_words(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 2
     assert "--otlp" in done.stderr
+
+
+def test_a_request_s_way_has_spans_of_engines_and_router(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told by OpenTelemetry's own exporter, also compressed; shown by the command, and as a file."""
+    from opentelemetry.exporter.otlp.proto.http import Compression
+
+    pair.prefill.region.grant(pair.prefill.peer, ttl_s=BOUND_S)
+    (url,) = (
+        line.split()[2].rstrip(",") for line in (tmp_path / "said").read_text().splitlines() if "http" in line
+    )
+    token = (tmp_path / "state/admin.token").read_text().strip()
+    begun_s = time.time()
+    with (
+        tracer(url, token, "router", Compression.NoCompression) as router,
+        tracer(url, token, "vllm.llm_engine", Compression.Gzip) as engine,
+        router.start_as_current_span("POST /v1/completions") as root,
+    ):
+        told = root.get_span_context()
+        with engine.start_as_current_span("llm_request") as span:
+            span.set_attribute("gen_ai.request.id", "cmpl-5-0")
+            read(pair, f"cmpl-5-0 00-{told.trace_id:032x}-{told.span_id:016x}-01")
+    daemon = f"unix:{tmp_path}/run/api.sock"
+    for request in ("cmpl-5-0", "cmpl-5", f"{told.trace_id:032x}"):
+        rows = rows_of(daemon, request, capsys)
+        names = [("router", "POST /v1/completions"), ("vllm.llm_engine", "llm_request")]
+        names += [("decode", "takes pages of prefill"), ("prefill", "sends pages to decode")]
+        at = [rows[name]["started_at_s"] for name in names]
+        assert begun_s <= at[0] <= at[1] <= at[2]
+        assert rows[names[1]]["details"]["gen_ai.request.id"] == "cmpl-5-0"
+    out = tmp_path / "trace.json"
+    assert main(["trace", "cmpl-5-0", "--daemon", daemon, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert all(words in shown for name in names for words in name), shown
+    assert {each["name"] for each in json.loads(out.read_text())["traceEvents"]} >= {
+        name for _, name in names
+    }
+
+
+def rows_of(daemon: str, request: str, capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], Any]:
+    """Returns rows by process and name, once all of both ends and both spans are told of."""
+
+    def asked() -> list[Any]:
+        main(["trace", request, "--daemon", daemon, "--json"])
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return rows if sum(row["depth"] == 0 for row in rows) == 4 else []
+
+    return {(row["process"].split()[0], row["name"]): row for row in until(asked, "not told of")}
+
+
+@contextmanager
+def tracer(url: str, token: str, service: str, compression: Any) -> Iterator[Any]:
+    """Returns a program's tracer whose spans go to the daemon, and are there at the end of the block."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    headers = {"Authorization": f"Bearer {token}"}
+    exporter = OTLPSpanExporter(f"{url}/v1/traces", headers=headers, compression=compression)
+    provider = TracerProvider(resource=Resource({"service.name": service}), shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield provider.get_tracer("test")
+    provider.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Content-Type": "application/json"}, b"{}", 415),
+        ({"Content-Encoding": "br"}, b"", 415),
+        ({}, b"\xff\xff", 422),
+        ({"Content-Encoding": "gzip"}, b"no gzip", 422),
+        ({"Content-Encoding": "gzip"}, gzip.compress(bytes(64 << 20)), 413),
+    ],
+    ids=["json", "brotli", "no protobuf", "no gzip", "a bomb"],
+)
+def test_what_is_no_span_is_refused(
+    tmp_path: Path, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    with program(tmp_path) as daemon, daemon.client() as client:
+        told = {"Content-Type": "application/x-protobuf", **headers}
+        assert client.post("/v1/traces", content=body, headers=told).status_code == status
+
+
+def test_buckets_have_an_example_with_its_trace(pair: Pair, tmp_path: Path) -> None:
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+    pair.prefill.region.grant(pair.prefill.peer, ttl_s=BOUND_S)
+    read(pair, f"cmpl-7 00-{TRACE}-{SPAN}-01")
+
+    def examples() -> list[Any]:
+        text = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}).text
+        return [
+            sample.exemplar
+            for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+            for sample in family.samples
+            if sample.exemplar
+        ]
+
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=str(tmp_path / "run/api.sock")), base_url="http://node"
+    ) as client:
+        found = until(examples, "no exemplars")
+        assert {each.labels["trace_id"] for each in found} == {TRACE}
+        transfer = client.get("/v1/transfers").json()["items"][0]["id"]
+        assert {each.labels["transfer"] for each in found} == {transfer}
+        assert "trace_id" not in client.get("/metrics").text

@@ -121,7 +121,7 @@ class Api:
             extra = {"x-kvxfer-role": role, "security": [{"token": []}]}
         if change is not None:
             extra["x-kvxfer-change"] = change
-        if method == "POST":
+        if method == "POST" and change is not None:
             extra["parameters"] = [IDEMPOTENCY_KEY]
         responses = {**PROBLEMS, **more.pop("responses", {})}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 import kvxfer
 from kvxfer.control.app.agent_routes import add_agents
@@ -20,10 +20,11 @@ from kvxfer.control.app.page_files import PageFiles
 from kvxfer.control.app.page_routes import add_pages
 from kvxfer.control.app.problem_answers import add_problems
 from kvxfer.control.app.token_routes import add_tokens
+from kvxfer.control.app.trace_routes import add_traces
 from kvxfer.control.app.transfer_routes import add_transfers
 from kvxfer.control.node import NodeDaemon
 from kvxfer.control.schema import Problem
-from kvxfer.control.scrape import CONTENT_TYPE, Metrics
+from kvxfer.control.scrape import Metrics
 
 
 class DaemonApp:
@@ -64,6 +65,7 @@ class DaemonApp:
         add_node(routes, daemon)
         add_agents(routes, daemon)
         add_transfers(routes, daemon)
+        add_traces(routes, daemon)
         add_leases(routes, daemon)
         add_pages(routes, daemon)
         add_tokens(routes, daemon)
@@ -83,9 +85,10 @@ class DaemonApp:
                 }
             },
         )
-        async def get_metrics() -> Response:
-            """Figures for Prometheus."""
-            return Response(metrics.text(), media_type=CONTENT_TYPE)
+        async def get_metrics(request: Request) -> Response:
+            """Figures for Prometheus; in OpenMetrics, with exemplars, for who accepts that."""
+            text, content_type = metrics.text(request.headers.get("accept", ""))
+            return Response(text, headers={"content-type": content_type})
 
         api.router.routes.extend(PageFiles().routes())
         made = api.openapi

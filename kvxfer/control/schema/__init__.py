@@ -69,6 +69,7 @@ from kvxfer.control.schema.page_models import (
     Salt,
 )
 from kvxfer.control.schema.token_models import Token, TokenMade, TokenRequest
+from kvxfer.control.schema.trace_models import RequestTrace, TraceRow
 from kvxfer.control.schema.transfer_models import Cancelled, Transfer, TransferEnd, TransferRequest
 
 __all__ = [
@@ -127,6 +128,7 @@ __all__ = [
     "Rail",
     "Readiness",
     "Region",
+    "RequestTrace",
     "Role",
     "Salt",
     "Seconds",
@@ -138,6 +140,7 @@ __all__ = [
     "TokenRequest",
     "Told",
     "Topology",
+    "TraceRow",
     "Transfer",
     "TransferEnd",
     "TransferRequest",

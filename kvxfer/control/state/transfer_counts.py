@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvxfer.session.records import Record
 
@@ -31,18 +31,30 @@ _BOUNDS_NS: Final = tuple(int(bound * 1e9) for bound in BOUNDS_S)
 STAGES: Final = ("right", "first_piece", "moving", "total")
 
 
-class Histogram:
-    """Counts of durations by bucket."""
+class Example(NamedTuple):
+    """A duration that fell into a bucket, and whose it was."""
 
-    __slots__ = ("counts", "sum_ns")
+    transfer: str
+    context: str
+    duration_ns: int
+    at_s: float
+
+
+class Histogram:
+    """Counts of durations by bucket, and the newest example of each."""
+
+    __slots__ = ("counts", "examples", "sum_ns")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.examples: list[Example | None] = [None] * len(self.counts)
         self.sum_ns = 0
 
-    def add(self, duration_ns: int) -> None:
+    def add(self, duration_ns: int, transfer: str, context: str, at_s: float) -> None:
         """Counts one."""
-        self.counts[bisect_left(_BOUNDS_NS, duration_ns)] += 1
+        bucket = bisect_left(_BOUNDS_NS, duration_ns)
+        self.counts[bucket] += 1
+        self.examples[bucket] = Example(transfer, context, duration_ns, at_s)
         self.sum_ns += duration_ns
 
 
@@ -54,8 +66,8 @@ class TransferCounts:
         self.nbytes: dict[str, int] = {}
         self.stages: dict[tuple[str, str], Histogram] = {}
 
-    def add(self, record: Record) -> None:
-        """Counts an end, or an expectation."""
+    def add(self, record: Record, transfer: str, at_s: float) -> None:
+        """Counts an end of a transfer, or an expectation, that was told of at a time of day."""
         role = record.role
         key = (role, record.outcome, record.code)
         self.ended[key] = self.ended.get(key, 0) + 1
@@ -64,17 +76,14 @@ class TransferCounts:
         if record.outcome == "done":
             self.nbytes[role] = self.nbytes.get(role, 0) + record.nbytes
         begun, first, ended = record.begun_ns, record.first_piece_ns, record.ended_ns
-        if begun:
-            self._add(role, "right", begun - record.posted_ns)
-            if first:
-                self._add(role, "first_piece", first - begun)
-        if first and ended:
-            self._add(role, "moving", ended - first)
-        if ended:
-            self._add(role, "total", ended - record.posted_ns)
-
-    def _add(self, role: str, stage: str, duration_ns: int) -> None:
-        histogram = self.stages.get((role, stage))
-        if histogram is None:
-            histogram = self.stages[role, stage] = Histogram()
-        histogram.add(max(0, duration_ns))
+        stages = (
+            ("right", record.posted_ns, begun),
+            ("first_piece", begun, first),
+            ("moving", first, ended),
+            ("total", record.posted_ns, ended),
+        )
+        for stage, start_ns, end_ns in stages:
+            if start_ns and end_ns:
+                if (histogram := self.stages.get((role, stage))) is None:
+                    histogram = self.stages[role, stage] = Histogram()
+                histogram.add(max(0, end_ns - start_ns), transfer, record.context, at_s)

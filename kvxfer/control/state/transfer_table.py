@@ -27,6 +27,7 @@ _AT_ONCE: Final = 512
 # https://www.w3.org/TR/trace-context/#traceparent-header
 #: What a context may hold of a trace: its id, the span of the request, and flags.
 TRACE_PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_SAMPLED: Final = 0x01
 # Of an incarnation's 32 digits: 64 random bits of each agent and a number name a transfer well enough.
 _DIGITS: Final = 16
 
@@ -138,6 +139,12 @@ class Entry:
         """What its context holds of a trace."""
         found = TRACE_PARENT.search(self.context)
         return found[0] if found else None
+
+
+def sampled_trace(context: str) -> tuple[str, str] | None:
+    """Returns trace and span of the request that a context names, where that is sampled."""
+    found = TRACE_PARENT.search(context)
+    return (found[1], found[2]) if found is not None and int(found[3], 16) & _SAMPLED else None
 
 
 def transfer_id(initiator: str, other: str, number: int) -> str:
@@ -318,6 +325,16 @@ class TransferTable:
                 found.append(self._entry(row[1]))
             last = rows[-1][1]
         return found, last if last is not None and self._is_before(wanted.context, last) else None
+
+    def contexts_with(self, part: str, most: int) -> list[str]:
+        """Returns contexts that contain a text, e.g. the id that a client gave a request; 50 ns a context."""
+        found = []
+        for context in self._by_context:
+            if part in context:
+                found.append(context)
+                if len(found) == most:
+                    break
+        return found
 
     def _is_before(self, context: str | None, seq: int) -> bool:
         """Whether there is one that comes behind this number in a list."""

@@ -1,0 +1,109 @@
+"""Lines of the daemon's log about transfers that fail: one for a lost peer, and not one for each transfer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from kvxfer.control.state.transfer_table import End
+from kvxfer.log import logger
+
+# What fails for one reason is told of within half a second by agents.
+_GATHER_S: Final = 1.0
+#: Until the next line about the same two agents and the same code.
+QUIET_S: Final = 60.0
+# Two agents and a code each; what comes beyond them is told of as one.
+_MOST_KEPT: Final = 1024
+
+_Key = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class _Kept:
+    count: int = 0
+    transfer: str = ""
+    context: str = ""
+    message: str = ""
+    quiet_until_s: float = 0.0
+
+
+class FailureLog:
+    """Gathers failed ends for a second, then writes a line for each pair of agents and code.
+
+    The same pair and code are told of again after a minute at the earliest, with the count of all that failed
+    meanwhile. Runs on the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[_Key, _Kept] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, transfer: str, end: End) -> None:
+        """Takes an end that has ended; what did not fail is passed over."""
+        record = end.record
+        if record.outcome != "failed":
+            return
+        key = (end.agent_name, end.peer_name, record.code)
+        if key not in self._kept and len(self._kept) >= _MOST_KEPT:
+            key = ("other agents", "", record.code)
+        kept = self._kept.setdefault(key, _Kept())
+        if not kept.count:
+            kept.transfer, kept.context, kept.message = transfer, record.context, record.message
+        kept.count += 1
+        self._tell_later(max(_GATHER_S, kept.quiet_until_s - time.monotonic()))
+
+    def close(self) -> None:
+        """Writes what is gathered."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for key, kept in self._kept.items():
+            _tell(key, kept)
+        self._kept.clear()
+
+    def _tell_later(self, after_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() > loop.time() + after_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(after_s, self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        now_s = time.monotonic()
+        for key, kept in list(self._kept.items()):
+            if kept.quiet_until_s > now_s:
+                continue
+            if not kept.count:
+                del self._kept[key]
+                continue
+            _tell(key, kept)
+            kept.count, kept.quiet_until_s = 0, now_s + QUIET_S
+        if self._kept:
+            # Also to forget those of which nothing more is heard.
+            self._tell_later(max(_GATHER_S, min(kept.quiet_until_s for kept in self._kept.values()) - now_s))
+
+
+def _tell(key: _Key, kept: _Kept) -> None:
+    if not kept.count:
+        return
+    agent, peer, code = key
+    logger().warning(
+        "%s of %s%s failed [%s]: %s",
+        "1 transfer" if kept.count == 1 else f"{kept.count} transfers",
+        agent,
+        f" with {peer}" if peer else "",
+        code,
+        kept.message,
+        extra={
+            "fields": {
+                "agent": agent,
+                "peer": peer,
+                "code": code,
+                "transfers": kept.count,
+                "transfer": kept.transfer,
+                "context": kept.context,
+            }
+        },
+    )

@@ -1,0 +1,154 @@
+"""A request's way: ends of its transfers with their stages, and spans that engines and routers told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kvxfer.control import schema
+from kvxfer.control.problems import Refusal
+from kvxfer.control.spans import stages_of
+from kvxfer.control.state.span_table import SpanTable, ToldSpan
+from kvxfer.control.state.tokens import Caller
+from kvxfer.control.state.transfer_table import END_NAMES, TRACE_PARENT, End, Entry, Filter, TransferTable
+
+#: Transfers of one request that are shown.
+MOST_TRANSFERS: Final = 100
+# Of requests whose name holds what is asked for, where none has it for a name.
+_MOST_LIKE: Final = 8
+_LEAST_OF_A_NAME: Final = 6
+_TRACE_DIGITS: Final = 32
+
+
+class RequestTraces:
+    """Finds what is known of requests."""
+
+    def __init__(self, transfers: TransferTable, spans: SpanTable) -> None:
+        self._transfers = transfers
+        self._spans = spans
+
+    def find(self, request: str, caller: Caller) -> schema.RequestTrace:
+        """Returns the way of a request.
+
+        Parameters
+        ----------
+        request
+            Its id as an engine has it, its trace's id, or a part of its id that no other has, as the one
+            that a client or router gave it is.
+
+        Raises
+        ------
+        Refusal
+            ``not-found``.
+        """
+        names = [request]
+        entries = self._entries(request, caller)
+        if not entries and not self._spans.traces_of(request) and len(request) >= _LEAST_OF_A_NAME:
+            names = self._transfers.contexts_with(request, _MOST_LIKE)
+            entries = list(
+                {each.seq: each for name in names for each in self._entries(name, caller)}.values()
+            )
+        traces = _traces_of(entries)
+        for name in names:
+            traces |= dict.fromkeys(self._spans.traces_of(name))
+        if self._spans.of(request):
+            traces[request] = None
+        # A trace that was found by an engine's span may name transfers that do not name the request.
+        for trace in traces:
+            entries += self._entries(trace, caller)
+        entries = sorted({entry.seq: entry for entry in entries}.values(), key=lambda entry: entry.seq)
+        # Spans belong to no tenant.
+        spans = [] if caller.tenants is not None else [s for trace in traces for s in self._spans.of(trace)]
+        if not entries and not spans:
+            raise Refusal("not-found", f"nothing is known of a request {request!r:.200} (any more)")
+        rows = [*_of_spans(spans), *(row for entry in entries for row in _of_entry(entry))]
+        rows.sort(key=lambda row: (row.started_at_s, row.depth))
+        return schema.RequestTrace(request=request, traces=list(traces), rows=rows)
+
+    def _entries(self, name: str, caller: Caller) -> list[Entry]:
+        wanted = Filter(context=name, tenants=caller.tenants)
+        return self._transfers.listed(wanted, None, MOST_TRANSFERS)[0]
+
+
+def _traces_of(entries: Iterable[Entry]) -> dict[str, None]:
+    found = (TRACE_PARENT.search(entry.context) for entry in entries)
+    return {each[1]: None for each in found if each is not None}
+
+
+def _of_entry(entry: Entry) -> Iterator[schema.TraceRow]:
+    for name in END_NAMES:
+        end = entry.end(name)
+        if end is not None and end.record.posted_ns:
+            yield from _of_end(entry.id, end)
+
+
+def _of_end(transfer: str, end: End) -> Iterator[schema.TraceRow]:
+    record = end.record
+    details = {
+        "transfer": transfer,
+        "began_it": "yes" if record.ours else "no",
+        "region": end.region_name,
+        "peer": end.peer_name,
+        "peer's region": end.remote_region_name,
+        "blocks": str(record.num_blocks),
+        "bytes": str(record.nbytes),
+        "rails": ", ".join(record.rails),
+        "outcome": record.outcome,
+        "context": record.context,
+    }
+    error = "" if record.outcome == "done" else f"{record.outcome} [{record.code}] {record.message}".strip()
+    words = {"source": "sends pages to", "destination": "takes pages of", "expectation": "expects pages of"}
+    yield _row(
+        end.agent_name,
+        transfer,
+        f"{words[record.role]} {end.peer_name or 'a peer'}",
+        record.posted_ns + end.clock_offset_ns,
+        max(record.ended_ns, record.posted_ns) + end.clock_offset_ns,
+        0,
+        error,
+        {key: value for key, value in details.items() if value},
+    )
+    for name, start_ns, end_ns in stages_of(end):
+        yield _row(end.agent_name, transfer, _STAGES[name], start_ns, end_ns, 1, "", {})
+
+
+_STAGES: Final = {
+    "right": "waits for the right",
+    "first_piece": "until the first piece",
+    "moving": "pages move",
+}
+
+
+def _of_spans(spans: Sequence[ToldSpan]) -> Iterator[schema.TraceRow]:
+    by_id = {span.span: span for span in spans}
+    for span in by_id.values():
+        depth, at = 0, span
+        # As deep as its parents in the same process.
+        while (parent := by_id.get(at.parent)) is not None and parent.process == at.process and depth < 16:
+            depth, at = depth + 1, parent
+        yield _row(
+            *(span.process, span.trace, span.name, span.start_ns, span.end_ns, depth, span.error),
+            dict(span.attributes),
+        )
+
+
+def _row(
+    process: str,
+    lane: str,
+    name: str,
+    start_ns: int,
+    end_ns: int,
+    depth: int,
+    error: str,
+    details: dict[str, str],
+) -> schema.TraceRow:
+    return schema.TraceRow(
+        process=process,
+        lane=lane,
+        name=name,
+        started_at_s=start_ns / 1e9,
+        took_us=(end_ns - start_ns) / 1e3,
+        depth=depth,
+        error=error,
+        details=details,
+    )

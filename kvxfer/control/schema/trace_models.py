@@ -1,0 +1,28 @@
+"""A request's way, as rows of one timeline."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from kvxfer.control.schema.base import Told
+
+
+class TraceRow(Told):
+    """Something that took time: an end of a transfer, a stage of it, or a span of an engine or router."""
+
+    process: str = Field(description="The agent, or the engine or router as its spans name it")
+    lane: str = Field(description="Rows of one lane and process lie in each other: a transfer, or a trace")
+    name: str
+    started_at_s: float
+    took_us: float
+    depth: int = Field(description="How deep it lies in others of its lane")
+    error: str = Field(description='Why it failed; "" where it did not')
+    details: dict[str, str]
+
+
+class RequestTrace(Told):
+    """What one daemon knows of a request; rows in the order in which they began."""
+
+    request: str
+    traces: list[str] = Field(description="W3C trace ids")
+    rows: list[TraceRow]

@@ -1,0 +1,56 @@
+"""Lines of the log, for people or for programs that gather them.
+
+An engine's own logging configuration may name `JsonLines` for the logger ``kvxfer``
+(``"()": "kvxfer.log_lines.JsonLines"``); ``kvxfer serve --log json`` does so for the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kvxfer.errors import KvxferError
+
+#: Formats by the names that ``kvxfer serve --log`` has for them.
+FORMATS: Final = ("plain", "json")
+
+
+class JsonLines(logging.Formatter):
+    """Writes a record as one JSON object.
+
+    ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``pid`` and ``message`` are always there. A kvxfer error
+    among the arguments adds ``code`` and, as far as it has them, ``peer``, ``rail`` and ``context``;
+    ``extra={"fields": {...}}`` adds its own; an exception adds ``exception`` with its traceback.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line, without its end."""
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "pid": os.getpid(),
+            "message": record.getMessage(),
+        }
+        args = record.args if isinstance(record.args, tuple) else ()
+        for error in (*args, record.exc_info[1] if record.exc_info else None):
+            if isinstance(error, KvxferError):
+                parts = {"peer": error.peer, "rail": error.rail, "context": error.context}
+                told |= {"code": error.code, **{name: value for name, value in parts.items() if value}}
+        told |= getattr(record, "fields", {})
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
+
+
+def write_to_stderr(format_: str) -> None:
+    """Has the lines of logger ``kvxfer`` written to standard error, in one of `FORMATS`."""
+    handler = logging.StreamHandler()
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonLines() if format_ == "json" else plain)
+    logger = logging.getLogger("kvxfer")
+    logger.addHandler(handler)
+    logger.propagate = False

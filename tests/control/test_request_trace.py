@@ -1,0 +1,89 @@
+"""A request's way, by what agents tell: found by any of its names, and bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvxfer.cli.app import run
+from kvxfer.control.state.span_table import MOST_OF_A_TRACE, SpanTable, ToldSpan
+from tests.control.records import attached, record
+from tests.control.serving import Served, program
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CONTEXT = f"cmpl-7f3a-0 00-{TRACE}-b7ad6b7169203331-01"
+A, B = "a" * 32, "b" * 32
+
+
+def span(trace: str, number: int = 0, *requests: str) -> ToldSpan:
+    return ToldSpan(trace, f"{number:016x}", "", "span", "router", 1, 2, "", (), requests)
+
+
+def test_spans_are_found_by_trace_and_request_and_the_oldest_give_way() -> None:
+    table = SpanTable(capacity=10)
+    for number in range(25):
+        table.add([span(f"trace-{number // 2}", number, f"request-{number // 2}")])
+        assert len(table) == min(number + 1, 10)
+    assert [len(table.of(f"trace-{number}")) for number in range(13)] == [0] * 7 + [1] + [2] * 4 + [1]
+    assert [list(table.traces_of(f"request-{number}")) for number in (6, 12)] == [[], ["trace-12"]]
+    # One trace cannot take the place of all others.
+    table = SpanTable()
+    table.add(span("endless", number) for number in range(2 * MOST_OF_A_TRACE))
+    assert len(table) == MOST_OF_A_TRACE
+
+
+@pytest.fixture
+def traced(served: Served) -> Served:
+    """A daemon that was told of both ends of one request's transfer, and of another request's."""
+    stages = {"posted_ns": 1_000, "begun_ns": 3_000, "first_piece_ns": 4_000, "ended_ns": 9_000}
+    for one, other, role in ((A, B, "source"), (B, A, "destination")):
+        peers = [{"session": 1, "incarnation": other, "name": f"agent-{other[0]}", "rails": ["tcp"]}]
+        agent = attached(one, f"agent-{one[0]}", peers=peers)
+        ours = role == "destination"
+        served.daemon.intake.records(agent, [record(role=role, ours=ours, context=CONTEXT, **stages)])
+        served.daemon.intake.records(
+            agent, [record(role=role, ours=ours, transfer=2, context="cmpl-8", **stages)]
+        )
+    return served
+
+
+@pytest.mark.parametrize("request_", [CONTEXT, "cmpl-7f3a-0", TRACE, "7f3a-0"])
+async def test_a_request_is_found_by_each_of_its_names(traced: Served, request_: str) -> None:
+    async with traced.unix() as client:
+        found = (await client.get("/v1/request-trace", params={"request": request_})).json()
+        file = (await client.get("/v1/request-trace/perfetto", params={"request": request_})).json()
+    assert found["traces"] == [TRACE]
+    rows = found["rows"]
+    assert {row["details"]["context"] for row in rows if row["depth"] == 0} == {CONTEXT}
+    assert {(row["process"], row["name"]) for row in rows if row["depth"] == 0} == {
+        ("agent-a", "sends pages to agent-b"),
+        ("agent-b", "takes pages of agent-a"),
+    }
+    took = {row["name"]: row["took_us"] for row in rows}
+    assert took["takes pages of agent-a"] == 8
+    assert (took["waits for the right"], took["until the first piece"], took["pages move"]) == (2, 1, 5)
+    assert [row["started_at_s"] for row in rows] == sorted(row["started_at_s"] for row in rows)
+    drawn = [event for event in file["traceEvents"] if event["ph"] == "X"]
+    assert sorted((event["name"], event["dur"]) for event in drawn) == sorted(
+        (row["name"], row["took_us"]) for row in rows
+    )
+    named = {event["args"]["name"] for event in file["traceEvents"] if event["name"] == "process_name"}
+    assert named == {"agent-a", "agent-b"}
+
+
+async def test_what_is_not_known_is_said_so_and_tenants_see_their_own(traced: Served) -> None:
+    token = await traced.make_token("read", tenants=["red"])
+    for secret, request in ((traced.token, "cmpl-9"), (traced.token, "1"), (token, "cmpl-7f3a-0")):
+        async with traced.tcp(secret) as client:
+            answer = await client.get("/v1/request-trace", params={"request": request})
+        assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
+
+
+def test_the_command_asks_several_daemons_and_says_where_nothing_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with program(tmp_path) as daemon:
+        place = f"unix:{daemon.folder}/run/api.sock"
+        assert run(["trace", "cmpl-1", "--daemon", place, "--daemon", place]) == 1
+        assert "nothing is known of a request 'cmpl-1'" in capsys.readouterr().err
