@@ -12,7 +12,7 @@ from kvxfer.control import schema
 
 
 def perfetto_of(rows: Iterable[schema.TraceRow]) -> dict[str, Any]:
-    """Returns the file's content: a process for each agent, engine and router, with a track for each transfer.
+    """Returns the file: a process for each agent, engine and router, and in it a track for each transfer.
 
     Times count from the first row: of a time of day a file of microseconds loses what is shorter.
     """

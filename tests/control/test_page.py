@@ -111,6 +111,29 @@ def test_a_transfer_is_shown_while_it_runs_and_when_it_has_ended(
     page.until(lambda: not page.element("detail").is_displayed(), "the dialog stays")
 
 
+def test_a_request_s_way_is_shown_and_saved(page: Page, daemon: Program, pair: Pair, tmp_path: Path) -> None:
+    page.open(daemon.url, daemon.token)
+    pair.write("req-way").wait(BOUND_S)
+    page.row("ended", "req-way")
+    page.activate(page.all("#ended-rows button")[0])
+    page.until(lambda: page.element("detail").is_displayed(), "the dialog is not shown")
+    page.activate(page.all("#detail-body button")[0])
+    page.until(lambda: page.text("detail-title") == "Request req-way", "its way is not shown")
+    words = page.text("detail-body")
+    assert "pages move" in words
+    assert HOSTILE in words
+    assert len(page.all("#detail-body tbody tr")) >= 4
+    assert page.all("#detail-body tbody svg .moves")
+    page.script("URL.createObjectURL = (blob) => (window.saved = blob, 'blob:none')")
+    page.activate(page.all("#detail-body button")[0])
+    page.until(lambda: page.script("return window.saved ? window.saved.size : 0") > 500, "nothing is saved")
+    page.press(Keys.ESCAPE)
+    # What nobody has heard of is said so.
+    page.element("context").send_keys("req-unknown")
+    page.activate(page.element("way"))
+    page.until(lambda: "nothing is known of a request" in page.text("said"), "it is not said")
+
+
 def test_cancel_cancels_a_transfer_that_runs(page: Page, daemon: Program, pair: Pair) -> None:
     page.open(daemon.url, daemon.token)
     held = pair.write("req-unwanted", hold=True)

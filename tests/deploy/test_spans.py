@@ -177,9 +177,7 @@ def test_a_request_s_way_has_spans_of_engines_and_router(
     from opentelemetry.exporter.otlp.proto.http import Compression
 
     pair.prefill.region.grant(pair.prefill.peer, ttl_s=BOUND_S)
-    (url,) = (
-        line.split()[2].rstrip(",") for line in (tmp_path / "said").read_text().splitlines() if "http" in line
-    )
+    (url,) = re.findall(r"http://[^,]+", (tmp_path / "said").read_text())
     token = (tmp_path / "state/admin.token").read_text().strip()
     begun_s = time.time()
     with (

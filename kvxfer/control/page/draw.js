@@ -112,6 +112,43 @@ function spanOf(word, end, firstS, nowS) {
   return { word, offset, begun, firstPiece, ended, words: `${word}: ${told.join(", ")}` };
 }
 
+// A request's way: a line for each row, over one scale.
+export function way(rows) {
+  const first = Math.min(...rows.map((row) => row.started_at_s));
+  const total = Math.max(1, ...rows.map((row) => (row.started_at_s - first) * 1e6 + row.took_us));
+  const body = element("tbody");
+  for (const row of rows) {
+    const at = (row.started_at_s - first) * 1e6;
+    const x = Math.min((at / total) * 1000, 997);
+    const picture = svg("svg", { viewBox: "0 0 1000 9", preserveAspectRatio: "none", height: 9, "aria-hidden": "true" });
+    picture.append(
+      svg("rect", { class: "track", x: 0, y: 0, width: 1000, height: 9 }),
+      svg("rect", { class: KINDS[row.name] || "whole", x, y: 0, width: Math.max(3, (row.took_us / total) * 1000), height: 9 }),
+    );
+    const told = Object.entries(row.details).map(([name, value]) => `${name}: ${value}`).join("\n");
+    const line = element("tr");
+    cells(line, [
+      duration(at),
+      duration(row.took_us),
+      row.process,
+      {
+        mark: "",
+        make: () => [
+          element("span", { class: `depth-${Math.min(row.depth, 4)}`, title: told }, row.name),
+          ...(row.error ? [element("small", { class: "bad" }, row.error)] : []),
+        ],
+      },
+      { mark: "", kind: "stages", make: () => [picture] },
+    ]);
+    body.append(line);
+  }
+  const heads = ["At", "Took", "Where", "What", "When"].map((name) => element("th", { scope: "col" }, name));
+  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "The request's way" },
+    element("table", {}, element("thead", {}, element("tr", {}, ...heads)), body));
+}
+
+const KINDS = { "waits for the right": "waits", "until the first piece": "asks", "pages move": "moves" };
+
 export function curve(points) {
   const most = Math.max(1, ...points);
   const step = 100 / (points.length - 1);

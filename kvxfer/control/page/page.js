@@ -1,7 +1,7 @@
 // What a node does: the parts of the page, and when each is asked for anew.
 
 import { Daemon, Problem } from "./daemon.js";
-import { cells, curve, element, endsOf, rows, say, timeline } from "./draw.js";
+import { cells, curve, element, endsOf, rows, say, timeline, way } from "./draw.js";
 import { Rates } from "./rates.js";
 import { bytes, duration, short, since } from "./words.js";
 
@@ -363,6 +363,7 @@ async function showDetail(id) {
     ]),
     ...(endsOf(transfer).length ? timeline(transfer, Date.now() / 1e3) : []),
   ];
+  if (transfer.context) parts.splice(1, 0, button("Show the request's way", () => showWay(transfer.context)));
   for (const [word, end] of endsOf(transfer)) {
     parts.push(
       element("h3", {}, `${word[0].toUpperCase()}${word.slice(1)}: ${end.agent_name || end.agent}`),
@@ -381,6 +382,27 @@ async function showDetail(id) {
   }
   $("detail-body").replaceChildren(...parts);
   $("detail").showModal();
+}
+
+// Router, engines, and both ends of each transfer.
+async function showWay(request) {
+  const { rows: found } = await daemon.get("/v1/request-trace", { request });
+  const save = async () => {
+    const file = await daemon.get("/v1/request-trace/perfetto", { request });
+    const link = element("a", { download: "request.perfetto.json" });
+    link.href = URL.createObjectURL(new Blob([JSON.stringify(file)], { type: "application/json" }));
+    link.click();
+    URL.revokeObjectURL(link.href);
+  };
+  say($("detail-title"), `Request ${request}`);
+  $("detail-body").replaceChildren(way(found), button("Save for ui.perfetto.dev", save));
+  if (!$("detail").open) $("detail").showModal();
+}
+
+function button(words, work) {
+  const made = element("button", { type: "button" }, words);
+  made.addEventListener("click", () => attempt(work));
+  return made;
 }
 
 function tell(words) {
@@ -426,6 +448,8 @@ $("search").addEventListener("submit", (event) => {
     tell($("ended-caption").textContent);
   });
 });
+$("way").addEventListener("click", () => attempt(() => showWay($("context").value.trim())));
+$("context").addEventListener("input", () => ($("way").disabled = !$("context").value.trim()));
 $("hold").addEventListener("click", () => {
   now.holds = !now.holds;
   $("hold").setAttribute("aria-pressed", String(now.holds));
@@ -433,6 +457,7 @@ $("hold").addEventListener("click", () => {
 });
 $("clear").addEventListener("click", () => {
   $("search").reset();
+  $("way").disabled = true;
   $("context").focus();
   $("search").requestSubmit();
 });
