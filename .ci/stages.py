@@ -148,6 +148,10 @@ def deploy() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-deploy"))
 
 
+def docs() -> Iterable[Outcome]:
+    yield run(Suite.of_pytest("docs"))
+
+
 def release() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-release"))
 
@@ -172,7 +176,7 @@ def sglang() -> Iterable[Outcome]:
 #: what `make test` is.
 STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (
     *(demo, lint, native, unit),
-    *(page, deploy, release, nixl, rdma, vllm, sglang),
+    *(docs, page, deploy, release, nixl, rdma, vllm, sglang),
 )
 
 

@@ -1,4 +1,4 @@
-"""The README's Python: its two programs as two processes, and its layouts between agents."""
+"""The README: its programs run as processes, its layouts move between agents, and it stays short."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import kvxfer
 README = (Path(__file__).parents[2] / "README.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 60.0
+MOST_NBYTES = 10_000
 MOVED = f"decode has {4 * 2 * 2 * 16 * 8 * 128} elements\n"
 
 
@@ -30,14 +31,18 @@ def free_port() -> int:
         return port
 
 
-def test_the_two_programs_move_a_request(tmp_path: Path) -> None:
+def test_it_is_short() -> None:
+    assert len(README.encode()) <= MOST_NBYTES, "tables, history and reference go to docs/"
+
+
+def test_the_two_programs_of_a_push_move_a_request(tmp_path: Path) -> None:
     port = str(free_port())
     _write_programs(tmp_path, port)
-    decode = _started(tmp_path, "decode.py")
+    decode = _started(tmp_path, "push_decode.py")
     try:
         _wait_for_listener(decode, int(port))
         prefill = subprocess.run(
-            [sys.executable, "prefill.py"],
+            [sys.executable, "push_prefill.py"],
             cwd=tmp_path,
             capture_output=True,
             text=True,
