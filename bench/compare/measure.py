@@ -62,13 +62,17 @@ class CompareOptions:
     """Do the same work with other software (`make baselines` installs it), round by round.
 
     Every system starts afresh, warms up, works and ends before the next: an idle agent of some takes a core.
+
+    kvxfer bench compare --work latency --against nixl --transport tcp
     """
 
-    against: Annotated[tuple[str, ...], Option("Other software, with commas between.", one_of=SOFTWARE)] = (
-        SOFTWARE
-    )
-    work: Annotated[str, Option(", ".join(FIGURES), one_of=tuple(FIGURES))] = "pages"
-    rounds: Annotated[int, Option("In each, every system starts afresh, in rotated order.", at_least=1)] = 3
+    against: Annotated[
+        tuple[str, ...], Option(f"Other software: {', '.join(SOFTWARE)}.", one_of=SOFTWARE, value="SOFTWARE")
+    ] = SOFTWARE
+    work: Annotated[str, Option("What they do.", one_of=tuple(FIGURES))] = "pages"
+    rounds: Annotated[
+        int, Option("How many; in each, every system starts afresh, in rotated order.", at_least=1)
+    ] = 3
     transport: Annotated[
         str,
         Option(

@@ -63,18 +63,26 @@ SCENES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """Measure how the node's daemon answers under load, and what it costs when there is none."""
+    """Measure how the node's daemon answers under load, and what it costs when there is none.
+
+    kvxfer bench daemon --scenes start,idle --seconds 5
+    """
 
     scenes: Annotated[
-        tuple[str, ...], Option(f"{', '.join(SCENES)}; with commas between.", one_of=tuple(SCENES))
+        tuple[str, ...],
+        Option(f"What is measured: {', '.join(SCENES)}.", one_of=tuple(SCENES), value="SCENE"),
     ] = tuple(SCENES)
-    transfers_per_s: Annotated[float, Option("Through the data plane, of requests.", above=0)] = 1000.0
-    seconds: Annotated[float, Option("Of each load, and of rest.", above=0)] = 10.0
-    records: Annotated[int, Option("Of lists.", at_least=1)] = 100_000
-    agents: Annotated[int, Option("Of events.", at_least=1)] = 200
-    watchers: Annotated[int, Option("Of events.", at_least=1)] = 100
-    events_per_s: Annotated[float, Option("Of events.", above=0)] = 10_000.0
-    iterations: Annotated[int, Option("Of what is done in turns.", at_least=1)] = 7
+    transfers_per_s: Annotated[
+        float, Option("Transfers of the data plane beside requests.", above=0, value="N")
+    ] = 1000.0
+    seconds: Annotated[float, Option("How long each load lasts, and rest.", above=0, value="SECONDS")] = 10.0
+    records: Annotated[int, Option("How long the lists are.", at_least=1)] = 100_000
+    agents: Annotated[int, Option("How many tell of events.", at_least=1)] = 200
+    watchers: Annotated[int, Option("How many read events.", at_least=1)] = 100
+    events_per_s: Annotated[float, Option("How many events there are.", above=0, value="N")] = 10_000.0
+    iterations: Annotated[
+        int, Option("How often each is measured, of what is done in turns.", at_least=1)
+    ] = 7
     seed: Seed = 1
 
     def __post_init__(self) -> None:

@@ -70,21 +70,24 @@ class GpuOptions:
     """Say what works on this machine's GPU, and how copies do beside limits of the same run.
 
     `make gpu-check` runs this. Prints a table last; status 1 where something is wrong, 3 without a GPU.
+
+    kvxfer bench gpu --only figures --out gpu.json
     """
 
-    device: Annotated[int, Option("Which GPU.", at_least=0)] = 0
-    total_mib: Annotated[int, Option("Bytes of a copy of pages.", at_least=1)] = 1024
+    device: Annotated[int, Option("Which GPU, by its number.", at_least=0)] = 0
+    total_mib: Annotated[int, Option("Size of a copy of pages.", at_least=1)] = 1024
     rounds: Annotated[int, Option("How often each is measured.", at_least=1)] = 7
-    seconds: Annotated[float, Option("When everything has ended.", above=0)] = 400.0
-    only: Annotated[tuple[str, ...], Option("Parts: tests, figures.", one_of=("tests", "figures"))] = (
-        "tests",
-        "figures",
-    )
+    seconds: Annotated[float, Option("When everything has ended.", above=0, value="SECONDS")] = 400.0
+    only: Annotated[
+        tuple[str, ...], Option("Which parts run: tests, figures.", one_of=("tests", "figures"), value="PART")
+    ] = ("tests", "figures")
     group: Annotated[
-        str, Option("Measures one group of figures alone, in this process.", one_of=("", *GROUPS))
+        str, Option("Measure this group of figures alone, in this process.", one_of=("", *GROUPS))
     ] = ""
-    out: Annotated[str, Option("A file for the result as JSON, written as it comes.")] = ""
-    logs: Annotated[str, Option("A folder.")] = "build/gpu-check-logs"
+    out: Annotated[str, Option("The result as JSON, written there as it comes.", value="FILE")] = ""
+    logs: Annotated[str, Option("What tests and figures print, a file each.", value="DIR")] = (
+        "build/gpu-check-logs"
+    )
 
     def __post_init__(self) -> None:
         check(self)

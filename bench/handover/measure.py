@@ -31,18 +31,27 @@ class HandoverOptions:
 
     Layers go as they finish. The memory of both processes together is about 2 x max-tokens tokens, and half a
     GiB at most for the limit.
+
+    kvxfer bench handover --transport tcp --details
+
+    kvxfer bench handover --trace my_requests.jsonl --out results
     """
 
-    model: Annotated[str, Option(", ".join(MODELS))] = "Llama-3.1-8B"
+    model: Annotated[str, Option(f"Whose cache: {', '.join(MODELS)}.")] = "Llama-3.1-8B"
     transport: Annotated[
         str,
-        Option("shm, tcp, verbs, ucx, libfabric", one_of=("shm", "tcp", "verbs", "ucx", "libfabric")),
+        Option(
+            "What carries it: shm, tcp, verbs, ucx, libfabric.",
+            one_of=("shm", "tcp", "verbs", "ucx", "libfabric"),
+        ),
     ] = "shm"
     device: Device = ""
     trace: Trace = traces.SAMPLE
     requests: Requests = 24
     max_tokens: Annotated[int, Option("Lengths are scaled so that the longest fits.", at_least=1)] = 2048
-    prefill_ms_per_layer: Annotated[float, Option("Pace of prefill; 0: as fast as it can.", at_least=0)] = 5.0
+    prefill_ms_per_layer: Annotated[
+        float, Option("Pace of prefill, for each layer; 0: as fast as it can.", at_least=0, value="MS")
+    ] = 5.0
     seed: Seed = 1
     timeout_s: Timeout = 30.0
     corrupt: Corrupt = False

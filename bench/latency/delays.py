@@ -31,7 +31,7 @@ _AGENTS = {
     "polled": (50, True, (0.001,)),
 }
 
-Rounds = Annotated[int, Option("Of each delay.", at_least=1)]
+Rounds = Annotated[int, Option("How often each delay is measured.", at_least=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class TriggerOptions:
     """Measure how soon a transfer goes once its trigger is satisfied, and what waiting takes.
 
     From the store to the word until the first piece of a read is in place.
+
+    kvxfer bench trigger --rounds 200 --wait-s 1
     """
 
     rounds: Rounds = 1000
@@ -53,6 +55,8 @@ class CommandsOptions:
     """Measure what a command in a ring takes, beside a write that is posted.
 
     From the call that posts it, as a kernel would, until it has ended, which the destination has confirmed.
+
+    kvxfer bench commands --rounds 200
     """
 
     rounds: Rounds = 1000

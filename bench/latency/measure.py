@@ -44,9 +44,12 @@ Nbytes = Annotated[int, Option("Bytes of one write.", at_least=_WORD_NBYTES)]
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """Write a page with a notification, seen at the far end: half of a round trip."""
+    """Write a page with a notification, seen at the far end: half of a round trip.
 
-    transport: Annotated[str, Option("shm, unix, tcp", one_of=("shm", "unix", "tcp"))] = "shm"
+    kvxfer bench latency --transport tcp --wait event
+    """
+
+    transport: Annotated[str, Option("What carries it.", one_of=("shm", "unix", "tcp"))] = "shm"
     nbytes: Nbytes = 4096
     wait: Annotated[
         str,

@@ -33,21 +33,26 @@ from kvxfer.tls import Tls
 
 MOVED, PLAIN = "moved", "plain"
 
-Total = Annotated[int, Option("Bytes of one transfer.", at_least=1)]
-BlockKib = Annotated[int, Option("Bytes of one page; layouts have pages of their own.", at_least=1)]
-Op = Annotated[str, Option("write, read", one_of=("write", "read"))]
-MemoryKind = Annotated[str, Option("pool, foreign", one_of=("pool", "foreign"))]
-Integrity = Annotated[bool, Option("With checksums, computed at both ends.")]
-Iterations = Annotated[int, Option("Measured ones, after one warm-up.", at_least=1)]
-SrcLayout = Annotated[str, Option(f"How sources hold the cache, names with + between: {NAMES}.")]
-DstLayout = Annotated[str, Option("How the destination holds it.")]
+Total = Annotated[int, Option("Size of one transfer.", at_least=1)]
+BlockKib = Annotated[int, Option("Size of one page; layouts have pages of their own.", at_least=1)]
+Op = Annotated[str, Option("Which verb moves them.", one_of=("write", "read"))]
+MemoryKind = Annotated[
+    str,
+    Option("Whose memory: a pool of kvxfer's, or tensors of an engine's own.", one_of=("pool", "foreign")),
+]
+Integrity = Annotated[bool, Option("Check each page by a checksum, computed at both ends.")]
+Iterations = Annotated[int, Option("How many are measured, after one warm-up.", at_least=1)]
+SrcLayout = Annotated[
+    str, Option(f"How sources hold the cache, names with + between: {NAMES}.", value="LAYOUT")
+]
+DstLayout = Annotated[str, Option("How the destination holds it, named as above.", value="LAYOUT")]
 CopyThreads = Annotated[
     tuple[int, ...],
-    Option("That copy at the destination, several with commas between: a row of each.", at_least=1),
+    Option("Threads that copy at the destination; several numbers give a row each.", at_least=1),
 ]
 WithTls = Annotated[
     bool,
-    Option("Beside it the same with certificates, and by the kernel (kTLS); over tcp, pages of one size."),
+    Option("Measure certificates and the kernel's TLS (kTLS) beside it; over tcp, pages of one size."),
 ]
 # Of one page, after each transfer.
 _PAGE_REPEATS = 200
@@ -60,9 +65,15 @@ class PagesOptions:
 
     With --src-layout and --dst-layout, move the cache of one rank between layouts that differ,
     interleaved with a plain copy of as many bytes.
+
+    kvxfer bench pages --transport tcp --op read
+
+    kvxfer bench pages --src-layout tp4 --dst-layout tp2
     """
 
-    transport: Annotated[str, Option("shm, unix, tcp, verbs, ucx, libfabric", one_of=_TRANSPORTS)] = "shm"
+    transport: Annotated[str, Option(f"What carries them: {', '.join(_TRANSPORTS)}.", one_of=_TRANSPORTS)] = (
+        "shm"
+    )
     device: Device = ""
     op: Op = "write"
     total_mib: Total = 256

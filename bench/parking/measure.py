@@ -49,22 +49,25 @@ _SALT = Salt("bench", "model", "1")
 
 @dataclass(frozen=True, slots=True)
 class ParkingOptions:
-    """Park an engine's pages in a daemon's pool and fetch them again, beside a plain copy."""
+    """Park an engine's pages in a daemon's pool and fetch them again, beside a plain copy.
 
-    total_mib: Annotated[int, Option("Parked by one call.", at_least=1)] = 256
-    layers: Annotated[int, Option("Of the cache.", at_least=1)] = 32
+    kvxfer bench parking --memory foreign --order blocks
+    """
+
+    total_mib: Annotated[int, Option("Size of what one call parks.", at_least=1)] = 256
+    layers: Annotated[int, Option("How many the cache has.", at_least=1)] = 32
     heads: Annotated[int, Option("KV heads of 128 bfloat16, in pages of 16 tokens.", at_least=1)] = 8
-    order: Annotated[
-        str, Option("What is outermost in the engine's memory: layers, blocks.", one_of=tuple(_ORDERS))
-    ] = "layers"
+    order: Annotated[str, Option("What is outermost in the engine's memory.", one_of=tuple(_ORDERS))] = (
+        "layers"
+    )
     memory: Annotated[
         str,
-        Option("Of the engine: pool, or foreign, as tensors of its own have.", one_of=("pool", "foreign")),
+        Option("Of the engine: a pool of kvxfer's, or tensors of its own.", one_of=("pool", "foreign")),
     ] = "pool"
-    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
-    iterations: Annotated[int, Option("Of each, in turns.", at_least=1)] = 7
-    copy_threads: Annotated[int, Option("Of each agent; 0 for its default.", at_least=0)] = 0
-    slabs: Annotated[int, Option("Of the pool, among which the pages of one call lie.", at_least=1)] = 1
+    transport: Annotated[str, Option("What carries them.", one_of=("shm", "tcp"))] = "shm"
+    iterations: Annotated[int, Option("How often each is measured, in turns.", at_least=1)] = 7
+    copy_threads: Annotated[int, Option("How many each agent has; 0: its default.", at_least=0)] = 0
+    slabs: Annotated[int, Option("How many of the pool the pages of one call lie in.", at_least=1)] = 1
     seed: Seed = 1
 
     def __post_init__(self) -> None:

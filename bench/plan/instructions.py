@@ -37,9 +37,14 @@ _TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class InstructionsOptions:
-    """Count instructions for each page and each transfer by callgrind; `make instructions` runs this."""
+    """Count instructions for each page and each transfer by callgrind; `make instructions` runs this.
 
-    program: Annotated[str, Option("What is counted.")] = "build/plain/bench/native/move_pages"
+    kvxfer bench instructions --format json
+    """
+
+    program: Annotated[str, Option("The program whose instructions are counted.", value="FILE")] = (
+        "build/plain/bench/native/move_pages"
+    )
 
 
 def run(options: InstructionsOptions, progress: Say) -> Message:

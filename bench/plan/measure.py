@@ -39,11 +39,15 @@ class PlanOptions:
     """Compile the copy program of a pair of ranks, and post transfers with it.
 
     A request is of as many blocks of the destination: one post for each source rank that serves it.
+
+    kvxfer bench plan --src-layout tp8 --dst-layout tp4
     """
 
-    layers: Annotated[int, Option("Of both caches.", at_least=1)] = 64
-    blocks: Annotated[int, Option("Named by one transfer, at random, of twice as many.", at_least=1)] = 512
-    iterations: Annotated[int, Option("Of compiling, and of posting.", at_least=1)] = 50
+    layers: Annotated[int, Option("How many both caches have.", at_least=1)] = 64
+    blocks: Annotated[
+        int, Option("How many one transfer names, at random, of twice as many.", at_least=1)
+    ] = 512
+    iterations: Annotated[int, Option("How often it compiles, and posts.", at_least=1)] = 50
     src_layout: SrcLayout = "tp1"
     dst_layout: DstLayout = "tp1"
     shape: Shape = "Llama-3.1-70B"

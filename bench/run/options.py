@@ -14,7 +14,10 @@ REPLY_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What an option means, and its bounds. Of a tuple each item is looked at."""
+    """What an option means, and its bounds. Of a tuple each item is looked at.
+
+    ``value`` is what help calls the value; by default it is made of the option's name.
+    """
 
     help: str = ""
     one_of: tuple[str, ...] = ()
@@ -22,9 +25,10 @@ class Option:
     above: float | None = None
     at_most: float = float("inf")
     hidden: bool = False
+    value: str = ""
 
 
-Seed = Annotated[int, Option("Of every random order.", at_least=0)]
+Seed = Annotated[int, Option("Seed of every random order.", at_least=0)]
 #: A transfer that misses its deadline is to be told by its worker, not by that worker's silence.
 Timeout = Annotated[float, Option("Deadline of one transfer.", above=0, at_most=REPLY_TIMEOUT_S - 10.0)]
 Corrupt = Annotated[bool, Option("Flip a byte after arrival, so that the check must fail.", hidden=True)]

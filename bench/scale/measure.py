@@ -76,15 +76,20 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class ScaleOptions:
-    """Measure what grows with transfers, regions, peers and pages, and with what stands still."""
+    """Measure what grows with transfers, regions, peers and pages, and with what stands still.
 
-    series: Annotated[
-        tuple[str, ...], Option(f"{', '.join(SERIES)}; with commas between.", one_of=tuple(SERIES))
-    ] = tuple(SERIES)
-    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
-    at_most: Annotated[int, Option("Of each series.", at_least=1)] = max(SERIES.values())
-    total_mib: Annotated[int, Option("That all prefills write together.", at_least=1)] = 64
-    repeats: Annotated[int, Option("Of each step, in fresh processes; the median counts.", at_least=1)] = 3
+    kvxfer bench scale --series peers,prefills --at-most 100
+    """
+
+    series: Annotated[tuple[str, ...], Option(f"What grows: {', '.join(SERIES)}.", one_of=tuple(SERIES))] = (
+        tuple(SERIES)
+    )
+    transport: Annotated[str, Option("What carries pages.", one_of=("shm", "tcp"))] = "shm"
+    at_most: Annotated[int, Option("How far each series goes.", at_least=1)] = max(SERIES.values())
+    total_mib: Annotated[int, Option("What all prefills write together.", at_least=1)] = 64
+    repeats: Annotated[
+        int, Option("How often each step runs, in fresh processes; the median counts.", at_least=1)
+    ] = 3
     seed: Seed = 1
 
     def __post_init__(self) -> None:

@@ -23,12 +23,14 @@ class ServingOptions:
 
     Needs `make bench-serving-setup`. A minute for each engine pair to start, then the rounds: in each every
     system serves the same requests once, with prompts that no other round had.
+
+    kvxfer bench serving --systems kvxfer-pull,nixl --rounds 5 --out results
     """
 
     engine: Annotated[str, Option("Which engines serve.", one_of=ENGINES)] = ENGINES[0]
     systems: Annotated[
         tuple[str, ...],
-        Option(f"With commas between, or {_ALL}: {_SYSTEMS}.", one_of=(_ALL, *systems.NAMES)),
+        Option(f"Connectors, or {_ALL}: {_SYSTEMS}.", one_of=(_ALL, *systems.NAMES), value="SYSTEM"),
     ] = (_ALL,)
     trace: Trace = traces.SAMPLE
     requests: Requests = 8
@@ -36,7 +38,9 @@ class ServingOptions:
         1024
     )
     max_output_tokens: Annotated[int, Option("Longer answers end there.", at_least=1)] = 16
-    rounds: Annotated[int, Option("In each every system serves all, in rotated order.", at_least=1)] = 3
+    rounds: Annotated[
+        int, Option("How many; in each, every system serves all, in rotated order.", at_least=1)
+    ] = 3
     concurrency: Annotated[int, Option("Requests in hand at once.", at_least=1)] = 2
     seed: Seed = 1
     timeout_s: Annotated[float, Option("How long a server may say nothing.", above=0)] = 60.0
@@ -71,17 +75,19 @@ class AbandonedOptions:
 
     Needs `make bench-serving-setup`. One connector after the other: clients ask prefill one by one; of most
     of them decode never hears. A connector that keeps blocks for 30 s keeps a full cache for as long.
+
+    kvxfer bench abandoned --systems kvxfer-pull,nixl --clients 20 --leave 16
     """
 
     systems: Annotated[
         tuple[str, ...],
-        Option(f"With commas between, of {', '.join(systems.PULLS)}.", one_of=systems.PULLS),
+        Option(f"Connectors: {', '.join(systems.PULLS)}.", one_of=systems.PULLS, value="SYSTEM"),
     ] = (systems.OURS, "nixl")
-    clients: Annotated[int, Option("They come one after the other.", at_least=1)] = 100
-    leave: Annotated[int, Option("So many of them give up, chosen at random.", at_least=0)] = 80
-    prompts_kept: Annotated[int, Option("So many prompts fill an engine's cache.", at_least=2)] = 8
+    clients: Annotated[int, Option("How many come, one after the other.", at_least=1)] = 100
+    leave: Annotated[int, Option("How many of them give up, chosen at random.", at_least=0)] = 80
+    prompts_kept: Annotated[int, Option("How many prompts fill an engine's cache.", at_least=2)] = 8
     # With an answer they fit what tiny engines are started for.
-    prompt_tokens: Annotated[int, Option("Of each prompt.", above=0, at_most=1000)] = 512
+    prompt_tokens: Annotated[int, Option("How long each prompt is.", above=0, at_most=1000)] = 512
     seed: Seed = 1
 
     def __post_init__(self) -> None:

@@ -35,10 +35,13 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SetupOptions:
-    """Import, create and connect an agent, and let it idle."""
+    """Import, create and connect an agent, and let it idle.
 
-    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
-    iterations: Annotated[int, Option("Two fresh processes each.", at_least=1)] = 5
+    kvxfer bench setup --transport tcp --iterations 3
+    """
+
+    transport: Annotated[str, Option("What carries pages.", one_of=("shm", "tcp"))] = "shm"
+    iterations: Annotated[int, Option("How many, of two fresh processes each.", at_least=1)] = 5
     idle_s: Annotated[
         float, Option("How long they are watched doing nothing.", above=0, at_most=_TIMEOUT_S / 2)
     ] = 2.0

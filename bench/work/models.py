@@ -52,7 +52,7 @@ _SHAPES = (
     ModelShape("Qwen3-30B-A3B", 48, 4, 128, "Qwen/Qwen3-30B-A3B"),
 )
 MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
-Shape = Annotated[str, Option(f"Of layouts: {', '.join(MODELS)}")]
+Shape = Annotated[str, Option(f"Whose layouts: {', '.join(MODELS)}.", value="MODEL")]
 
 
 def model(name: str) -> ModelShape:

@@ -14,8 +14,8 @@ from kvxfer.bench.run.options import Option
 SAMPLE = "mooncake"
 _SAMPLE_FILE = Path(__file__).parents[1] / "data" / "mooncake_conversation_trace.jsonl"
 
-Trace = Annotated[str, Option(f"A file, or the sample: {SAMPLE}")]
-Requests = Annotated[int, Option("Taken from the start of the trace.", at_least=1)]
+Trace = Annotated[str, Option(f"A file of requests, or the sample: {SAMPLE}.", value=f"FILE|{SAMPLE}")]
+Requests = Annotated[int, Option("How many are taken from the start of the trace.", at_least=1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    from kvxfer.cli.app import run
+    from kvxfer.cli import help_text
+    from kvxfer.cli.app import app, run
 
+    help_text.complete(app)
     return run(arguments)

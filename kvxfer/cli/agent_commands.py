@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 
 
 def agents(
-    agent: Annotated[str, typer.Argument(help="One of them: its id or name.")] = "",
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="One of them: its id or name.")] = "",
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List agents that are attached; of one, its options and statistics."""
+    """List agents that are attached; of one, its options and statistics.
+
+    kvxfer agents
+
+    kvxfer agents prefill-0 --json
+    """
     with asking(daemon, token_file, ca_file) as client:
         if agent:
             print_one(client.get_agent(_id_of(client, agent)), json)
@@ -61,7 +66,10 @@ def regions(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List the regions of agents; --json with their layouts."""
+    """List the regions of agents; --json with their layouts.
+
+    kvxfer regions --agent prefill-0
+    """
     with asking(daemon, token_file, ca_file) as client:
         print_rows(
             client.regions(agent or None),
@@ -85,7 +93,10 @@ def peers(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List the sessions of agents, with the rails that pages take."""
+    """List the sessions of agents, with the rails that pages take.
+
+    kvxfer peers --agent prefill-0
+    """
     with asking(daemon, token_file, ca_file) as client:
         print_rows(
             client.peers(agent or None),

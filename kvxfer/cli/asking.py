@@ -27,12 +27,12 @@ DaemonOption = Annotated[
     ),
 ]
 TokenFileOption = Annotated[
-    str, typer.Option(metavar="FILE", help="File with a token, for TCP. Default: KVXFER_TOKEN_FILE.")
+    str, typer.Option(metavar="FILE", help="A token, for TCP. Default: KVXFER_TOKEN_FILE.")
 ]
 CaFileOption = Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust, of https.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one object on a line for each thing.")]
 AgentOption = Annotated[str, typer.Option(metavar="AGENT", help="Of this agent alone: its id or name.")]
-LimitOption = Annotated[int, typer.Option(min=1, help="How many at most.")]
+LimitOption = Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")]
 
 #: Exit status: what was asked for was not reached. 2 is "could not run as asked" (app.py).
 FAILED = 1

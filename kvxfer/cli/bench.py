@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -35,15 +35,24 @@ from kvxfer.bench.report import measure as report_of
 from kvxfer.bench.report.document import Words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
-from kvxfer.bench.run.options import declared, flag
+from kvxfer.bench.run.options import Option, declared, flag
 from kvxfer.bench.scale.measure import ScaleOptions
 from kvxfer.bench.serving.options import AbandonedOptions, ServingOptions
 from kvxfer.bench.setup.measure import SetupOptions
+from kvxfer.cli.help_text import is_unit, value_name
 
 _CHECK_FAILED = 1
 _BASELINE_FAILED = 2
 
-app = typer.Typer(help="Measures page moves beside this machine's limits.", no_args_is_help=True)
+# Choices that stand beside an option as its value.
+_SHORT_CHOICES = 24
+
+app = typer.Typer(
+    help="Measures page moves beside this machine's limits.",
+    epilog="Exit status: 0: measured, and every byte was right. 1: a check failed. 2: it could not run as "
+    "asked, or other software of a comparison failed. 130: interrupted. `gpu` ends with 3 where no GPU is.",
+    no_args_is_help=True,
+)
 
 
 class Format(enum.StrEnum):
@@ -53,12 +62,16 @@ class Format(enum.StrEnum):
     JSON = "json"
 
 
-_FORMAT = Annotated[Format, typer.Option("--format", help="A table, or one JSON object on one line.")]
+_FORMAT = Annotated[
+    Format,
+    typer.Option("--format", metavar="table|json", help="For people, or one JSON object on one line."),
+]
 _DETAILS = Annotated[
     bool, typer.Option("--details", help="The table of all figures, instead of three sentences.")
 ]
 _OUT = Annotated[
-    Path | None, typer.Option(help="Keeps the result, the machine and its noise in this directory.")
+    Path | None,
+    typer.Option(metavar="DIR", help="Keeps the result, the machine and its noise in this directory."),
 ]
 
 
@@ -137,15 +150,48 @@ def _parameters(command: _Command) -> Iterator[inspect.Parameter]:
         default = ... if field.default is MISSING else field.default
         if isinstance(default, tuple):
             default = [",".join(map(str, default))] if default else []
+        value = _value_name(field.name, kind, option)
         if kind in (tuple[str, ...], tuple[int, ...]):
             kind = list[str]
-        told = typer.Option(flag(field.name), help=option.help, hidden=option.hidden)
+        told = typer.Option(
+            flag(field.name),
+            help=option.help,
+            hidden=option.hidden,
+            metavar=value,
+            autocompletion=_completing(option),
+        )
         yield _parameter(field.name, Annotated[kind, told], default)
     if command.parts:
         if command.sentences:
             yield _parameter("details", _DETAILS, False)
         yield _parameter("format", _FORMAT, Format.TABLE)
         yield _parameter("out", _OUT, None)
+
+
+def _value_name(name: str, kind: Any, option: Option) -> str | None:
+    """Returns what help calls a value: the choices where they are few, else a noun."""
+    if kind is bool:
+        return None
+    several = get_origin(kind) in (list, tuple)
+    choices = "|".join(option.one_of)
+    if not several and choices and len(choices) <= _SHORT_CHOICES:
+        return choices
+    noun = option.value or value_name(name)
+    if not option.value and (kind is int or kind == tuple[int, ...]) and not is_unit(noun):
+        noun = "N"
+    return f"{noun},..." if several else noun
+
+
+def _completing(option: Option) -> Callable[[str], list[str]] | None:
+    if not option.one_of:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        # Of several with commas between, the last is completed.
+        before, comma, begun = incomplete.rpartition(",")
+        return [before + comma + choice for choice in option.one_of if choice.startswith(begun)]
+
+    return complete
 
 
 def _items(name: str, kind: type[Any], told: list[str]) -> tuple[Any, ...]:
@@ -249,10 +295,15 @@ for _each in _COMMANDS:
 def report_runs(
     first: Annotated[Path, typer.Argument(metavar="DIR", help="Where --out kept results.")],
     second: Annotated[
-        Path | None, typer.Argument(metavar="[DIR2]", help="Another, judged against the first.")
+        Path | None, typer.Argument(metavar="DIR2", help="Another, judged against the first.")
     ] = None,
 ) -> None:
-    """Show many runs in tables, or say whether those of a second directory are faster."""
+    """Show many runs in tables, or say whether those of a second directory are faster.
+
+    kvxfer bench report results
+
+    kvxfer bench report before after
+    """
     folders = [first] if second is None else [first, second]
     document.print_parts(
         report_of.parts([str(folder) for folder in folders], list(map(results.read, folders)))

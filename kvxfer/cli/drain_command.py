@@ -33,7 +33,12 @@ def drain(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Have a node refuse new work and finish what runs; status 1 with --wait if it is not ready in time."""
+    """Have a node refuse new work and finish what runs; status 1 with --wait if it is not ready in time.
+
+    kvxfer drain --wait --deadline-s 60
+
+    kvxfer drain --undo
+    """
     if undo and (wait or show):
         raise invalid("--undo stands alone")
     with asking(daemon, token_file, ca_file) as client:

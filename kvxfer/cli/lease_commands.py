@@ -24,7 +24,7 @@ from kvxfer.errors import invalid
 
 app = typer.Typer(invoke_without_command=True, epilog="kvxfer leases --agent prefill-0")
 
-LeaseArgument = Annotated[str, typer.Argument(help="Its id, as kvxfer leases lists it.")]
+LeaseArgument = Annotated[str, typer.Argument(metavar="LEASE", help="Its id, as kvxfer leases lists it.")]
 
 
 @app.callback()

@@ -51,8 +51,8 @@ def move(
     ] = False,
     layers: Annotated[str, typer.Option(metavar="FIRST:STOP", help="These layers alone.")] = "",
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Both ends are final by then.")] = 30.0,
-    priority: Annotated[int, typer.Option(min=0, max=255, help="0 goes first.")] = 0,
-    context: Annotated[str, typer.Option(help="Whose request it is.")] = "",
+    priority: Annotated[int, typer.Option(metavar="N", min=0, max=255, help="0 goes first.")] = 0,
+    context: Annotated[str, typer.Option(metavar="REQUEST", help="Whose request it is.")] = "",
     daemon: DaemonOption = "",
     src_token_file: Annotated[
         str, typer.Option(metavar="FILE", help="Token of the source's daemon. Default: KVXFER_TOKEN_FILE.")
@@ -68,6 +68,10 @@ def move(
     A place is daemon#agent/region:blocks. Without daemon# it is at --daemon; /region is one of the daemon's
     own, as memory is that was handed over; without :blocks all of the region's are meant.
     The lease that it needs is granted for it, and ends with it.
+
+    kvxfer move prefill-0/kv:0-7 decode-0/kv:8-15
+
+    kvxfer move http://10.0.0.7:7380#prefill-0/kv:0-7 decode-0/kv:0-7 --push --timeout-s 5
     """
     source, destination = Place.parse(src), Place.parse(dst)
     wanted = _layers(layers)

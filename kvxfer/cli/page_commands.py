@@ -47,7 +47,7 @@ LayoutOption = Annotated[
     ),
 ]
 TimeoutOption = Annotated[float, typer.Option(min=0.001, help="How long copying may take.")]
-ContextOption = Annotated[str, typer.Option(help="Whose request it is.")]
+ContextOption = Annotated[str, typer.Option(metavar="REQUEST", help="Whose request it is.")]
 
 # After its deadline a copy drains.
 _GRACE_S = 20.0
@@ -153,7 +153,7 @@ def fetch(
     lease: Annotated[
         str, typer.Option(metavar="TOKEN", help="To write the blocks. Default: one is granted for it.")
     ] = "",
-    notify: Annotated[str, typer.Option(help="Tag that the agent expects.")] = "",
+    notify: Annotated[str, typer.Option(metavar="TAG", help="Tag that the agent expects.")] = "",
     timeout_s: TimeoutOption = 30.0,
     context: ContextOption = "",
     daemon: DaemonOption = "",

@@ -45,7 +45,12 @@ def settings(
         typer.Option(metavar="TRANSPORT=on|off", help="Switch rails of a transport."),
     ] = None,
     forget: Annotated[bool, typer.Option("--forget", help="Undo all that is set for the agent.")] = False,
-    log_level: Annotated[str, typer.Option(help="The daemon's, or with --agent that agent's.")] = "",
+    log_level: Annotated[
+        str,
+        typer.Option(
+            metavar="LEVEL", help="The daemon's, or with --agent that agent's: debug, info, warning, error."
+        ),
+    ] = "",
     quota: Annotated[
         list[str] | None, typer.Option(metavar="TENANT=BYTES", help="Pages that a tenant may park; or none.")
     ] = None,
@@ -58,7 +63,14 @@ def settings(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show what is set while a node runs, or change it; all options but --log-level may be repeated."""
+    """Show what is set while a node runs, or change it; all options but --log-level may be repeated.
+
+    kvxfer settings
+
+    kvxfer settings --agent decode-0 --rate prefill-0=1000000000 --rail tcp=off
+
+    kvxfer settings --quota red=10737418240 --log-level debug
+    """
     of_agent = bool(rate or least_priority or rail or forget)
     if of_agent and not agent:
         raise invalid("say whose: --agent NAME (kvxfer agents lists them)")

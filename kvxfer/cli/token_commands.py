@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def tokens(
-    token: Annotated[str, typer.Argument(help="One of them, by its id.")] = "",
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="One of them, by its id.")] = "",
     revoke: Annotated[bool, typer.Option("--revoke", help="Revoke that one.")] = False,
     create: Annotated[str, typer.Option(metavar="NAME", help="Make one of this name.")] = "",
-    role: Annotated[str, typer.Option(help="What it may: read, transfer or admin.")] = "read",
+    role: Annotated[str, typer.Option(metavar="read|transfer|admin", help="What it may do.")] = "read",
     tenant: Annotated[list[str] | None, typer.Option(help="For this tenant alone; may be repeated.")] = None,
     certificate: Annotated[
         str,
@@ -49,7 +49,12 @@ def tokens(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List tokens; make one, which is written to a file or stdout once; revoke one."""
+    """List tokens; make one, which is written to a file or stdout once; revoke one.
+
+    kvxfer tokens --create grafana --role read --out grafana.token
+
+    kvxfer tokens TOKEN --revoke
+    """
     if revoke and not token:
         raise invalid("--revoke needs a token's id: kvxfer tokens lists them")
     if certificate and (not create or out):

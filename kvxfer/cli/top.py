@@ -80,13 +80,20 @@ class Watch:
 
 def top(
     interval_s: Annotated[float, typer.Option(min=0.1, help="How often it is drawn anew.")] = 1.0,
-    count: Annotated[int, typer.Option(min=0, help="End after so many times; 0: on Ctrl-C.")] = 0,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=0, help="End after so many times; 0: on Ctrl-C.")
+    ] = 0,
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Watch a node: agents, links with their rates, transfers, leases and the pool."""
+    """Watch a node: agents, links with their rates, transfers, leases and the pool.
+
+    kvxfer top
+
+    kvxfer top --json --count 10 --interval-s 5
+    """
     with asking(daemon, token_file, ca_file) as client:
         # Mistakes of the place or the token end it before a screen is there.
         client.get_node()
