@@ -113,6 +113,7 @@ def rewritten(text: str, document: str) -> str:
 def on_config(config: Any) -> Any:
     """Puts in the place of each star in nav the pages that it stands for."""
     places = sorted(pages().values())
+    placed: set[str] = set()
 
     def expanded(entries: list[Any]) -> list[Any]:
         out: list[Any] = []
@@ -120,8 +121,11 @@ def on_config(config: Any) -> Any:
             if isinstance(entry, dict):
                 out += [{title: expanded(of) if isinstance(of, list) else of} for title, of in entry.items()]
             elif "*" in entry:
-                out += [place for place in places if fnmatch(place, entry)]
+                found = [place for place in places if fnmatch(place, entry) and place not in placed]
+                placed.update(found)
+                out += found
             else:
+                placed.add(entry)
                 out.append(entry)
         return out
 
