@@ -60,7 +60,7 @@ static void send_line(int connection, const char* line, int fd) {
   memcpy(CMSG_DATA(control), &fd, sizeof fd);
   const ssize_t sent = sendmsg(connection, &message, MSG_NOSIGNAL);
   if (sent < 0 && errno != EPIPE)
-    die("sendmsg"); /* who refuses at once says why; so short a line goes whole */
+    die("sendmsg"); /* EPIPE: the daemon refused at once, and show_line prints why. A short line goes whole. */
 }
 
 /* Copies one line that the daemon says to standard output; returns whether it is there, and no error. */
