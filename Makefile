@@ -18,6 +18,8 @@
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
+#   make cluster       two nodes with a daemon and an engine each, router, etcd and Prometheus, as processes in
+#                      networks of their own (root); ARGS=--once ends after some prompts
 #   make test-sglang   SGLang's transfer backend under real servers, on the CPU, and prompts of vLLM's that go on in
 #                      SGLang; SGLANG_TESTS as VLLM_TESTS above
 #   make demo-sglang   a prefill and a decode server with SGLang's router between: the tokens of one server?
@@ -106,7 +108,7 @@ CONSTRAINTS := tests/constraints.txt
 
 # `docs` is a folder, too.
 .PHONY: docs
-.PHONY: demo demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
+.PHONY: demo cluster demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -407,6 +409,11 @@ test-sglang: .sglang/sglang-$(SGLANG).stamp $(VENV)/dev.stamp $(VENV)/module.sta
 
 demo-sglang: .sglang/sglang-$(SGLANG).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.sglang/bin/python -m kvxfer.bench demo --engine sglang $(ARGS)
+
+# With the programs of the distribution's packages, which are not installed for it.
+cluster: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	.vllm/bin/python -m kvxfer.bench cluster --etcd "$$(.ci/program etcd-server etcd)" \
+	  --prometheus "$$(.ci/program prometheus prometheus)" $(ARGS)
 
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.vllm/bin/python -m kvxfer.bench demo $(ARGS)

@@ -44,3 +44,23 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Start the nodes of deploy/compose as processes, each in a network of its own. `make cluster`.
+
+    Two daemons, etcd and Prometheus have the command lines of compose.yaml. Beside one daemon runs a prefill
+    engine, beside the other a decode engine, and a router before both; their spans go to a daemon. Prompts
+    are sent through the router, and one request's way is shown. All goes on until it is interrupted. Status 1
+    when a token differs.
+    """
+
+    once: Annotated[bool, Option("End when the prompts are answered.")] = False
+    prompts: Annotated[int, Option("How many prompts are sent.", at_least=1)] = 4
+    mbit_s: Annotated[int, Option("What each node's cable carries; 0 for no bound.", at_least=0)] = 0
+    etcd: Annotated[str, Option("The program.", value="FILE")] = "etcd"
+    prometheus: Annotated[str, Option("The program.", value="FILE")] = "prometheus"
+
+    def __post_init__(self) -> None:
+        check(self)

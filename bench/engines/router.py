@@ -28,6 +28,7 @@ from fastapi import Body, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from kvxfer.bench.engines.options import RouterOptions
+from kvxfer.bench.engines.router_spans import RouterSpans
 
 Fields = Mapping[str, Any]
 
@@ -177,6 +178,7 @@ def create_app(options: RouterOptions) -> FastAPI:
         [Engine("decode", url, client) for url in options.decode],
     )
     serve = router.concurrent if options.dispatch == "concurrent" else router.sequential
+    spans = RouterSpans()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -200,11 +202,17 @@ def create_app(options: RouterOptions) -> FastAPI:
         headers = {"X-Request-Id": request.headers.get("X-Request-Id") or uuid.uuid4().hex}
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]
-        answer = await _while_client_waits(request, serve(request.url.path, body, headers))
-        if answer is None:
-            return Response(status_code=_STATUS_OF_A_CLIENT_THAT_LEFT)
+        path = request.url.path
+        span, traced = spans.begin(f"POST {path}", headers["X-Request-Id"], request.headers)
+        with contextlib.ExitStack() as until_it_ends:
+            if span is not None:
+                until_it_ends.callback(span.end)
+            answer = await _while_client_waits(request, serve(path, body, headers | traced))
+            if answer is None:
+                return Response(status_code=_STATUS_OF_A_CLIENT_THAT_LEFT)
+            ends = until_it_ends.pop_all()
         return StreamingResponse(
-            _passed_on(answer),
+            _passed_on(answer, ends),
             media_type=answer.headers.get("content-type"),
             headers={"X-Request-Id": headers["X-Request-Id"]},
         )
@@ -212,11 +220,12 @@ def create_app(options: RouterOptions) -> FastAPI:
     return app
 
 
-async def _passed_on(answer: httpx.Response) -> AsyncIterator[bytes]:
+async def _passed_on(answer: httpx.Response, ends: contextlib.ExitStack) -> AsyncIterator[bytes]:
     """Yields an answer as it comes; when the client leaves, this ends and closes it, and so does decode."""
-    async with contextlib.aclosing(answer):
-        async for piece in answer.aiter_bytes():
-            yield piece
+    with ends:
+        async with contextlib.aclosing(answer):
+            async for piece in answer.aiter_bytes():
+                yield piece
 
 
 async def _while_client_waits(

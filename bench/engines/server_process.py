@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,37 +37,22 @@ def reserved_port() -> socket.socket:
     return reserved
 
 
-class ServerProcess:
-    """A program that serves HTTP on a loopback port that the system chose.
+class ProgramProcess:
+    """A program in a process group of its own.
 
-    ``name`` is what errors call it; ``--port`` is added to ``command``, and ``--host`` if it ``takes_host``;
-    ``log`` takes what it prints; ``environment`` has variables beside those of this process. It has
-    ``ready_timeout_s`` until it answers at ``health``. To be made by a thread that lives as long as the
-    server: the server ends with it.
+    ``name`` is what errors call it; ``command`` begins with a path; ``log`` takes what it prints;
+    ``environment`` has variables beside those of this process. To be made by a thread that lives as long as
+    the program: the program ends with it.
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log: Path,
-        *,
-        environment: Mapping[str, str] | None = None,
-        ready_timeout_s: float = 30.0,
-        health: str = "/health",
-        takes_host: bool = True,
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         self.log = log
-        self._health = health
-        self._ready_timeout_s = ready_timeout_s
-        self._reserved = reserved_port()
-        self.port: int = self._reserved.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        host = ("--host", "127.0.0.1") if takes_host else ()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, *command, *host, "--port", str(self.port)],
+                [sys.executable, "-c", _LAUNCH, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -76,29 +61,22 @@ class ServerProcess:
                 process_group=0,
                 env={**os.environ, **(environment or {})},
             )
-        self.client = httpx.Client(base_url=self.url, timeout=_REQUEST_TIMEOUT_S)
 
     @property
     def pid(self) -> int:
-        """The server's; also the number of the group that all its processes belong to."""
+        """The program's; also the number of the group that all its processes belong to."""
         return self._process.pid
 
-    def wait_ready(self) -> Self:
-        """Waits until the server answers; raises with the end of its log if it ends or is too slow."""
-        deadline = time.monotonic() + self._ready_timeout_s
-        while True:
-            try:
-                if self.client.get(self._health).is_success:
-                    return self
-            except httpx.TransportError:
-                pass
+    def wait_until(self, is_up: Callable[[], bool], timeout_s: float) -> Self:
+        """Waits until it is up; raises with the end of its log if it ends or is too slow."""
+        deadline = time.monotonic() + timeout_s
+        while not is_up():
             if self.has_ended():
                 raise BenchError(f"{self.name} ended before it was up; {self.last_words()}")
             if time.monotonic() > deadline:
-                raise BenchError(
-                    f"{self.name} was not up after {self._ready_timeout_s:g} s; {self.last_words()}"
-                )
+                raise BenchError(f"{self.name} was not up after {timeout_s:g} s; {self.last_words()}")
             time.sleep(0.1)
+        return self
 
     def has_ended(self) -> bool:
         """Whether the process is gone. It is not reaped, so that its group's number stays its own."""
@@ -107,7 +85,7 @@ class ServerProcess:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def signal(self, number: int) -> None:
-        """Sends a signal to every process of the server: ``SIGKILL``, ``SIGSTOP``, ``SIGCONT``."""
+        """Sends a signal to every process of the program: ``SIGKILL``, ``SIGSTOP``, ``SIGCONT``."""
         os.killpg(self.pid, number)
 
     def last_words(self, num_lines: int = 25) -> str:
@@ -116,9 +94,7 @@ class ServerProcess:
         return "\n".join([f"the end of {self.log}:", *lines])
 
     def stop(self) -> None:
-        """Ends the server, and with force what is left of its group. Idempotent."""
-        self.client.close()
-        self._reserved.close()
+        """Ends the program, and with force what is left of its group. Idempotent."""
         if self._process.returncode is not None:
             return
         # What is stopped would not hear of its end.
@@ -135,6 +111,57 @@ class ServerProcess:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+class ServerProcess(ProgramProcess):
+    """A program that serves HTTP.
+
+    It listens on a loopback port that the system chose or, where it runs ``within`` a host of its own (a
+    command that becomes it), ``at`` a host and port. ``--port`` is added to ``command``, and ``--host`` if it
+    ``takes_host``. It has ``ready_timeout_s`` until it answers at ``health``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        ready_timeout_s: float = 30.0,
+        health: str = "/health",
+        takes_host: bool = True,
+        within: Sequence[str] = (),
+        at: tuple[str, int] | None = None,
+    ) -> None:
+        self._health = health
+        self._ready_timeout_s = ready_timeout_s
+        self._reserved: socket.socket | None = None
+        if at is None:
+            self._reserved = reserved_port()
+            at = self._reserved.getsockname()
+        host, self.port = at
+        self.url = f"http://{host}:{self.port}"
+        told = ("--host", host) if takes_host else ()
+        super().__init__(name, [*within, *command, *told, "--port", str(self.port)], log, environment)
+        self.client = httpx.Client(base_url=self.url, timeout=_REQUEST_TIMEOUT_S)
+
+    def wait_ready(self) -> Self:
+        """Waits until the server answers; raises with the end of its log if it ends or is too slow."""
+        return self.wait_until(self._answers, self._ready_timeout_s)
+
+    def _answers(self) -> bool:
+        try:
+            return self.client.get(self._health).is_success
+        except httpx.TransportError:
+            return False
+
+    def stop(self) -> None:
+        """Ends the server, and with force what is left of its group. Idempotent."""
+        self.client.close()
+        if self._reserved is not None:
+            self._reserved.close()
+        super().stop()
 
 
 class EngineServer(ServerProcess):
@@ -161,8 +188,13 @@ class RouterServer(ServerProcess):
     """The router (`kvxfer.bench.engines.router`) between engines of these addresses."""
 
     def __init__(
-        self, prefills: Sequence[str], decodes: Sequence[str], log: Path, dispatch: str = "sequential"
+        self,
+        prefills: Sequence[str],
+        decodes: Sequence[str],
+        log: Path,
+        dispatch: str = "sequential",
+        **more: Any,
     ) -> None:
         engines = ["--prefill", ",".join(prefills), "--decode", ",".join(decodes)]
         command = [sys.executable, "-m", "kvxfer.bench", "router", *engines, "--dispatch", dispatch]
-        super().__init__("the router", command, log)
+        super().__init__("the router", command, log, **more)

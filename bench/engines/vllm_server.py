@@ -48,7 +48,7 @@ def kvxfer_config(role: str, **extra: Any) -> dict[str, Any]:
 
 
 class VllmServer(EngineServer):
-    """One ``vllm serve``; ``name``, ``log`` and ``environment`` are as of `ServerProcess`.
+    """One ``vllm serve``; ``name``, ``log``, ``environment`` and others are as of `ServerProcess`.
 
     ``model`` is a folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`); without
     ``kv_transfer_config`` the engine has no connector. A block is of ``TOKENS_PER_BLOCK`` tokens.
@@ -65,6 +65,7 @@ class VllmServer(EngineServer):
         num_blocks: int = 256,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> None:
         program = Path(sys.executable).parent / "vllm"
         if not program.exists():
@@ -84,6 +85,7 @@ class VllmServer(EngineServer):
             log,
             environment={**ENVIRONMENT, **(environment or {})},
             ready_timeout_s=_READY_TIMEOUT_S,
+            **more,
         )
 
     def prompt_tokens(self, source: str) -> int:

@@ -20,7 +20,7 @@ import typer
 
 from kvxfer.bench.compare.measure import CompareOptions
 from kvxfer.bench.daemon.measure import DaemonOptions
-from kvxfer.bench.engines.options import DemoOptions, RouterOptions
+from kvxfer.bench.engines.options import ClusterOptions, DemoOptions, RouterOptions
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.gpu.check import GpuOptions
 from kvxfer.bench.handover.measure import HandoverOptions
@@ -129,6 +129,7 @@ _COMMANDS = (
     _Command("gpu", GpuOptions, "gpu.check:run"),
     _Command("router", RouterOptions, "engines.router:run"),
     _Command("demo", DemoOptions, "engines.demo:run"),
+    _Command("cluster", ClusterOptions, "cluster.picture:run"),
 )
 
 

@@ -80,9 +80,8 @@ def _spans(told: Any) -> Iterator[ToldSpan]:
 
 
 def _process(resource: Mapping[str, str]) -> str:
-    name = resource.get("service.name", "")
-    where = resource.get("service.instance.id") or resource.get("host.name", "")
-    return f"{name or 'unnamed'} on {where}" if where else name or "unnamed"
+    name, host = resource.get("service.name", "unnamed"), resource.get("host.name", "")
+    return f"{name} on {host}" if host else name
 
 
 def _texts(attributes: Iterable[Any]) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,18 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from kvxfer.bench.cluster import hosts
 from tests.fault.node import Worker
 
-_TOOLS: Final = ("ip", "tc", "nsenter", "unshare", "mount")
 _numbers = itertools.count()
 
 
 def why_not() -> str:
     """Returns why there can be no cable here; "" where one was laid and carried a byte."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
-        return f"no {' and no '.join(missing)} (iproute2, util-linux)"
+    if missing := hosts.missing():
+        return missing
     try:
         with Cable() as cable:
             cable.limit(100)
@@ -43,59 +40,28 @@ def why_not() -> str:
     return ""
 
 
-class Host:
+class Host(hosts.Host):
     """One end of the cable."""
 
     def __init__(self, number: int, names: Mapping[str, tuple[str, ...]], folder: Path) -> None:
         self.ipv4, self.ipv6 = f"10.77.0.{number}", f"fd77::{number}"
-        hosts = folder / f"hosts-{number}"
-        lines = [f"{address} {name}\n" for name, addresses in names.items() for address in addresses]
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
-        # Holds the namespaces; ``cat`` ends with this process, as its standard input does.
-        script = f"mount --bind {hosts} /etc/hosts && ip link set lo up && echo up && exec cat"
-        self._holder = subprocess.Popen(
-            ["unshare", "-nm", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
         self._workers: list[Worker] = []
-        assert self._holder.stdout is not None
-        if self._holder.stdout.readline() != "up\n":
-            self.end()
-            raise OSError("no namespaces of its own, or none that can be mounted in")
-
-    @property
-    def pid(self) -> int:
-        return self._holder.pid
-
-    def run(self, *command: str, pass_fds: tuple[int, ...] = ()) -> None:
-        """Runs a command in the host's namespaces."""
-        subprocess.run(
-            [*self._inside, *command],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            pass_fds=pass_fds,
-        )
+        super().__init__(names, folder)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """Starts one, with its output on a pipe."""
-        return subprocess.Popen([*self._inside, *command], stdout=subprocess.PIPE, text=True)
+        """Starts a command there, with its output on a pipe."""
+        return subprocess.Popen([*self.inside, *command], stdout=subprocess.PIPE, text=True)
 
     def node(self, name: str, *arguments: Any, **options: Any) -> Worker:
         """Starts a node there."""
-        worker = Worker(name, *arguments, within=self._inside, **options)
+        worker = Worker(name, *arguments, within=self.inside, **options)
         self._workers.append(worker)
         return worker
-
-    @property
-    def _inside(self) -> tuple[str, ...]:
-        return ("nsenter", "-t", str(self.pid), "-n", "-m", f"--wd={Path.cwd()}")
 
     def end(self) -> None:
         for worker in self._workers:
             worker.finish()
-        self._holder.kill()
-        self._holder.communicate()
+        super().end()
 
 
 class Cable:
@@ -124,20 +90,15 @@ class Cable:
     def _connect(self) -> None:
         number = next(_numbers)
         ends = [f"kv{os.getpid() % 100000}{side}{number}" for side in "ab"]
-        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        hosts.ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
         for end, host in zip(ends, (self.here, self.there), strict=True):
-            _ip("link", "set", end, "netns", str(host.pid))
-            host.run("ip", "addr", "add", f"{host.ipv4}/24", "dev", end)
-            # nodad: an address that is looked for elsewhere first cannot be listened on meanwhile.
-            host.run("ip", "addr", "add", f"{host.ipv6}/64", "dev", end, "nodad")
-            host.run("ip", "link", "set", end, "up")
+            host.plug(end, f"{host.ipv4}/24", f"{host.ipv6}/64")
             self._ends[host] = end
 
     def limit(self, mbit_s: int) -> None:
         """Lets that much through, each way."""
         for host, end in self._ends.items():
-            shape = f"rate {mbit_s}mbit burst 64kb latency 50ms"
-            host.run("tc", "qdisc", "replace", "dev", end, "root", "tbf", *shape.split())
+            host.limit(end, mbit_s)
 
     def cut(self) -> None:
         """Nothing comes through from now on, and nobody is told."""
@@ -173,10 +134,6 @@ class Cable:
         for host in self._hosts:
             host.end()
         self._folder.cleanup()
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=60)
 
 
 # Every packet is larger than the bucket, and dropped.
