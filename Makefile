@@ -9,7 +9,7 @@
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
 #   make nixl-plugin   libplugin_KVXFER.so, a backend of NIXL's own agent
-#   make test-deploy   the chart, alert rules and units of deploy/; make image: the daemon's container
+#   make test-deploy   the chart, alert rules and units of deploy/; make image, image-cuda: the daemon's container
 #   make docs          the documentation's site in build/docs, and the tests that hold it
 #   make test-nixl     the facade of NIXL's interface beside NIXL itself
 #   make test-rdma     tests that need RDMA, in a machine under qemu with two Soft-RoCE devices;
@@ -108,7 +108,7 @@ CONSTRAINTS := tests/constraints.txt
 
 # `docs` is a folder, too.
 .PHONY: docs
-.PHONY: demo cluster demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
+.PHONY: demo cluster demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image image-cuda test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -275,8 +275,11 @@ docs: .docs/site.stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.docs/bin/python -m pytest tests/docs $(ARGS)
 
 # Of the node's daemon, by podman or buildah.
+BUILD_IMAGE := $$(command -v podman || command -v buildah || echo docker) build -f deploy/container/Containerfile
 image:
-	$$(command -v podman || command -v buildah || echo docker) build -f deploy/container/Containerfile -t kvxfer .
+	$(BUILD_IMAGE) -t kvxfer .
+image-cuda:
+	$(BUILD_IMAGE) --build-arg EXTRAS=cli,control,etcd,otel,gpu -t kvxfer:cuda .
 
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
 fuzz: native-build-asan

@@ -140,7 +140,8 @@ class ServerProcess(ProgramProcess):
         if at is None:
             self._reserved = reserved_port()
             at = self._reserved.getsockname()
-        host, self.port = at
+        host: str = at[0]
+        self.port: int = at[1]
         self.url = f"http://{host}:{self.port}"
         told = ("--host", host) if takes_host else ()
         super().__init__(name, [*within, *command, *told, "--port", str(self.port)], log, environment)
