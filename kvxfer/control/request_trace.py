@@ -17,6 +17,7 @@ MOST_TRANSFERS: Final = 100
 # Of requests whose name holds what is asked for, where none has it for a name.
 _MOST_LIKE: Final = 8
 _LEAST_OF_A_NAME: Final = 6
+_MOST_ALSO: Final = 64
 _TRACE_DIGITS: Final = 32
 
 
@@ -53,9 +54,11 @@ class RequestTraces:
             traces |= dict.fromkeys(self._spans.traces_of(name))
         if self._spans.of(request):
             traces[request] = None
-        # A trace that was found by an engine's span may name transfers that do not name the request.
-        for trace in traces:
-            entries += self._entries(trace, caller)
+        # Transfers of the same trace; and of what its spans call the request, as SGLang's name a room.
+        also = dict.fromkeys(traces)
+        also |= dict.fromkeys(name for trace in traces for span in self._spans.of(trace) for name in span.requests)
+        for name in list(also)[:_MOST_ALSO]:
+            entries += self._entries(name, caller)
         entries = sorted({entry.seq: entry for entry in entries}.values(), key=lambda entry: entry.seq)
         # Spans belong to no tenant.
         spans = [] if caller.tenants is not None else [s for trace in traces for s in self._spans.of(trace)]
