@@ -61,8 +61,8 @@ class KvxferBackend:
     def endpoint_info(self, remote_engine_id: str, protocol: Any) -> str:
         """Returns what LMDeploy tells the other engine: where this agent is, and leases on all of its memory.
 
-        LMDeploy itself knows which blocks are whose, so a lease lasts until `p2p_drop_connect`. Who has its
-        token may read. The token goes over LMDeploy's own connection, and to that engine alone.
+        LMDeploy itself knows which request owns which blocks, so a lease lasts until `p2p_drop_connect`. An
+        agent that shows the token may read. LMDeploy tells it to that engine alone.
         """
         leases = {key: region.grant(None, ttl_s=math.inf) for key, region in self._regions.items()}
         self._granted.setdefault(remote_engine_id, []).extend(leases.values())

@@ -43,7 +43,7 @@ def prefill(api: str) -> None:
     kv[:, :, blocks] = computed()
     with Client(api) as daemon, kvxfer.Agent("prefill-0") as agent:
         region = agent.register("kv", kv, kvxfer.KVLayout.from_tensor(kv, axes="l2bthd"))
-        with region.grant(None, blocks, mode="read", ttl_s=30) as lease:  # for whom we tell the token
+        with region.grant(None, blocks, mode="read", ttl_s=30) as lease:  # None: the token is enough
             done = daemon.park_pages(
                 schema.ParkRequest(
                     model="llama",

@@ -2,7 +2,7 @@
 
     python prefill.py 10.0.0.7 | ssh 10.0.0.8 python decode.py
 
-The argument is this host's address. Who may connect is said by the environment, the same for both halves:
+The argument is this host's address. The environment says which peers may connect, in both halves:
 KVXFER_SECRET_FILE, or KVXFER_TLS_CERTIFICATE, KVXFER_TLS_KEY and KVXFER_TLS_AUTHORITIES.
 docs/tutorials/two-hosts.md explains each step.
 """

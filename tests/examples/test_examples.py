@@ -153,7 +153,7 @@ def environment(**changes: str) -> dict[str, str]:
 def started(
     *command: str | Path, folder: Path, stdin: int | None = None, **changes: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs a program in a group of its own, of which nothing is left afterwards."""
+    """Runs a program in a process group of its own, and kills the group afterwards."""
     process = subprocess.Popen(
         command,
         cwd=folder,
