@@ -9,6 +9,7 @@ import numpy as np
 from kvxfer.bench.report import noise
 from kvxfer.bench.report.comparison import CONFIDENCE, MIN_RUNS, MULTIPLICITY, Comparison, compare
 from kvxfer.bench.report.document import Part, Table, Words, number
+from kvxfer.bench.report.labels import beside_prefill, label
 from kvxfer.bench.report.results import Found
 from kvxfer.bench.report.runs import Runs, gather, machines_of
 
@@ -33,13 +34,33 @@ def _one(found: Found) -> Iterator[Part]:
         yield Words(runs.kind.in_words(), "bold")
         yield from (Words(f"check failed: {failure}", "bad") for failure in runs.failures)
         if runs.figures:
-            rows = [
-                (name, *map(number, np.percentile(values, [50, 0, 100]).tolist()), str(len(values)))
-                for name, values in runs.figures.items()
-            ]
-            yield Table(("figure", "median", "min", "max", "runs"), rows)
-        loud = filter(None, (noise.in_words(record.noise) for record in runs.records))
-        yield from (Words(words, "dim") for words in dict.fromkeys(loud))
+            yield _figures(runs)
+        # Of many runs the loudest stands for all.
+        words = noise.in_words(max((record.noise for record in runs.records), key=noise.share_of_others))
+        if words:
+            yield Words(words, "dim")
+
+
+def _figures(runs: Runs) -> Table:
+    """A row for each figure; one run has a value, and no spread that would look like one of many."""
+    most = max(map(len, runs.figures.values()))
+    rows = []
+    for name, told in runs.figures.items():
+        words, values = beside_prefill(name, told)
+        if name.startswith("gb_per_s") and _is_paced(runs):
+            words += ", at prefill's pace"
+        cells = [number(value) for value in np.percentile(values, [50, 0, 100]).tolist()]
+        unit = label(name)[1]
+        rows.append((words, cells[0], unit) if most == 1 else (words, *cells, unit, str(len(values))))
+    return Table(
+        ("figure", "one run", "unit") if most == 1 else ("figure", "median", "min", "max", "unit", "runs"),
+        rows,
+    )
+
+
+def _is_paced(runs: Runs) -> bool:
+    """Whether a rate is that of a prefill which computes layers, and no transfer's own."""
+    return dict(runs.kind.arguments).get("prefill_ms_per_layer", "0") != "0"
 
 
 def _two(names: Sequence[str], first: Found, second: Found) -> Iterator[Part]:
@@ -56,13 +77,18 @@ def _two(names: Sequence[str], first: Found, second: Found) -> Iterator[Part]:
         yield Words(f"only in {where}: {runs.kind.in_words()}", "dim")
 
 
+def _with_unit(figure: str) -> str:
+    words, unit = label(figure)
+    return f"{words}, {unit}" if unit else words
+
+
 def _compared(found: list[Comparison]) -> Iterator[Part]:
     if not found:
         yield Words("no figure in common")
         return
     rows = [
         (
-            one.figure,
+            _with_unit(one.figure),
             number(one.first_median),
             number(one.second_median),
             f"{one.ratio:.3f}",

@@ -72,6 +72,11 @@ def between(before: Sample, after: Sample) -> Message | None:
     }
 
 
+def share_of_others(noise: Message | None) -> float:
+    """Returns which share of the machine's processor time others took."""
+    return 0.0 if noise is None else float(noise["other_share"] + noise["steal_share"])
+
+
 def in_words(noise: Message | None) -> str:
     """Returns a warning for people, empty when the machine was quiet enough or does not tell."""
     parts = [

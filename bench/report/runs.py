@@ -37,8 +37,9 @@ class Kind:
     arguments: tuple[tuple[str, str], ...]
 
     def in_words(self) -> str:
-        """Returns the bench, and ``name value`` pairs, on one line."""
-        return f"{self.bench}: {', '.join(f'{name} {value}' for name, value in self.arguments)}"
+        """Returns the bench, and ``name value`` pairs of what was given, on one line."""
+        given = ", ".join(f"{name} {value}" for name, value in self.arguments if value)
+        return f"{self.bench}: {given}" if given else self.bench
 
 
 @dataclass(slots=True)

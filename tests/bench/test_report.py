@@ -43,9 +43,17 @@ def test_every_bench_is_shown_with_its_figures_and_its_failures(
         "handover: model Llama-3.1-8B",
         "block_kib 4",
         "check failed: ",
-        "stages_ms.decode_may_start.p50",
+        "decode may start, p50, after prefill ended",
+        "rate, p50, at prefill's pace",
+        "ratio to the limit with non-temporal stores",
+        "one run",
     ):
         assert words in shown
+    # Figures are called by words, and arguments that were not given are not shown.
+    assert not re.search(r"│ \S*[._]\S* ", shown)
+    assert "device ," not in shown
+    # A time before the end of prefill has no sign.
+    assert "│ -" not in shown
     assert results.read(kept).records[0].machine["kernel"] in shown
 
 
@@ -55,7 +63,7 @@ def test_two_directories_get_ratios_and_verdicts(
     first, second = copies(kept, tmp_path / "first", 1.0), copies(kept, tmp_path / "second", 2.0)
     assert cli.main(["bench", "report", str(second), str(first)]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"gb_per_s\.median.* 0\.500 .* slower", shown)
+    assert re.search(r"rate, GB/s .* 0\.500 .* slower", shown)
     assert "cannot tell" in shown
 
 
@@ -65,7 +73,7 @@ def test_results_of_a_bench_that_is_not_known_are_shown_too(
     result = {"bench": "new", "rows": [{"peers": 3, "goodput_gb_per_s": 1.5}], "verified": True}
     results.keep(tmp_path, result, None)
     assert cli.main(["bench", "report", str(tmp_path)]) == 0
-    assert "rows [peers 3] goodput_gb_per_s" in capsys.readouterr().out
+    assert "goodput, peers 3" in capsys.readouterr().out
 
 
 def test_line_of_another_version_is_left_out_in_words(
