@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 # By its lazy names: where the native module does not load, that is what a trial finds.
 import kvxfer
 from kvxfer.errors import KvxferError
+from kvxfer.log import logger
 
 NUM_PAGES = 64
 PAGE_NBYTES = 4096
 _TIMEOUT_S = 5.0
+_AGENTS = ("doctor-src", "doctor-dst")
 
 
 def try_transport(name: str) -> str:
@@ -23,9 +28,25 @@ def try_transport(name: str) -> str:
     # UCX would write its warnings to the standard output, which is the report's.
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
     try:
-        return _move(name)
+        with _unlogged():
+            return _move(name)
     except (KvxferError, ImportError, OSError, TimeoutError) as error:
         return str(error)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keeps out of the log what the trial's agents say: what failed is the finding's to tell."""
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return not any(name in record.getMessage() for name in _AGENTS)
+
+    log = logger()
+    log.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_of_others)
 
 
 def _move(name: str) -> str:
@@ -34,10 +55,10 @@ def _move(name: str) -> str:
     pages = np.frombuffer(os.urandom(NUM_PAGES * PAGE_NBYTES), np.uint8).reshape(NUM_PAGES, PAGE_NBYTES)
     blocks = range(NUM_PAGES)
     with (
-        kvxfer.Pool(NUM_PAGES, PAGE_NBYTES, name="doctor-src", huge_pages=False) as src_pool,
-        kvxfer.Pool(NUM_PAGES, PAGE_NBYTES, name="doctor-dst", huge_pages=False) as dst_pool,
-        kvxfer.Agent("doctor-src", options) as source,
-        kvxfer.Agent("doctor-dst", options) as destination,
+        kvxfer.Pool(NUM_PAGES, PAGE_NBYTES, name=_AGENTS[0], huge_pages=False) as src_pool,
+        kvxfer.Pool(NUM_PAGES, PAGE_NBYTES, name=_AGENTS[1], huge_pages=False) as dst_pool,
+        kvxfer.Agent(_AGENTS[0], options) as source,
+        kvxfer.Agent(_AGENTS[1], options) as destination,
     ):
         src, dst = src_pool.array(pages.shape), dst_pool.array(pages.shape)
         src[:] = pages

@@ -27,6 +27,7 @@ from kvxfer.doctor import (
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError
 from kvxfer.gpu.availability import availability
+from kvxfer.log import logger
 from kvxfer.session.transport_registry import kinds
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
@@ -121,6 +122,23 @@ def test_a_transport_that_fails_limits_or_blocks(monkeypatch: pytest.MonkeyPatch
 
 def test_trial_says_what_failed_instead_of_raising() -> None:
     assert "no transport 'pigeon'" in trial.try_transport("pigeon")
+
+
+def test_what_the_agents_of_a_trial_log_does_not_stand_before_the_report(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loud(name: str) -> str:
+        logger().warning("kvxfer: %s: rail 0 went down", "doctor-src")
+        logger().warning("kvxfer: %s: rail 0 went down", "decode-0")
+        raise OSError("no route")
+
+    monkeypatch.setattr(trial, "_move", loud)
+    assert trial.try_transport("tcp") == "no route"
+    logger().warning("kvxfer: doctor-src: after the trial")
+    assert [record.getMessage() for record in caplog.records] == [
+        "kvxfer: decode-0: rail 0 went down",
+        "kvxfer: doctor-src: after the trial",
+    ]
 
 
 @pytest.mark.parametrize("num_files", [3, 8, 14])
