@@ -16,6 +16,8 @@ _GATHER_S: Final = 1.0
 QUIET_S: Final = 60.0
 # Two agents and a code each; what comes beyond them is told of as one.
 _MOST_KEPT: Final = 1024
+# Transfers whose other end may be told of in the same second.
+_MOST_SEEN: Final = 8192
 
 _Key = tuple[str, str, str]
 
@@ -32,19 +34,22 @@ class _Kept:
 class FailureLog:
     """Gathers failed ends for a second, then writes a line for each pair of agents and code.
 
-    The same pair and code are told of again after a minute at the earliest, with the count of all that failed
-    meanwhile. Runs on the event loop.
+    A transfer counts once, by the end that is told of first. The same pair and code are told of again after a
+    minute at the earliest, with the count of all that failed meanwhile. Runs on the event loop.
     """
 
     def __init__(self) -> None:
         self._kept: dict[_Key, _Kept] = {}
+        self._seen: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, transfer: str, end: End) -> None:
         """Takes an end that has ended; what did not fail is passed over."""
         record = end.record
-        if record.outcome != "failed":
+        if record.outcome != "failed" or transfer in self._seen:
             return
+        if len(self._seen) < _MOST_SEEN:
+            self._seen.add(transfer)
         key = (end.agent_name, end.peer_name, record.code)
         if key not in self._kept and len(self._kept) >= _MOST_KEPT:
             key = ("other agents", "", record.code)
@@ -62,15 +67,10 @@ class FailureLog:
             _tell(key, kept)
         self._kept.clear()
 
-    def _tell_later(self, after_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        if self._timer is None or self._timer.when() > loop.time() + after_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_later(after_s, self._tell)
-
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Writes what is due; the timer calls it."""
         self._timer = None
+        self._seen.clear()
         now_s = time.monotonic()
         for key, kept in list(self._kept.items()):
             if kept.quiet_until_s > now_s:
@@ -83,6 +83,13 @@ class FailureLog:
         if self._kept:
             # Also to forget those of which nothing more is heard.
             self._tell_later(max(_GATHER_S, min(kept.quiet_until_s for kept in self._kept.values()) - now_s))
+
+    def _tell_later(self, after_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() > loop.time() + after_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(after_s, self.tell)
 
 
 def _tell(key: _Key, kept: _Kept) -> None:

@@ -56,7 +56,9 @@ class RequestTraces:
             traces[request] = None
         # Transfers of the same trace; and of what its spans call the request, as SGLang's name a room.
         also = dict.fromkeys(traces)
-        also |= dict.fromkeys(name for trace in traces for span in self._spans.of(trace) for name in span.requests)
+        also |= dict.fromkeys(
+            name for trace in traces for span in self._spans.of(trace) for name in span.requests
+        )
         for name in list(also)[:_MOST_ALSO]:
             entries += self._entries(name, caller)
         entries = sorted({entry.seq: entry for entry in entries}.values(), key=lambda entry: entry.seq)

@@ -104,6 +104,11 @@ async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
         await asyncio.wait_for(task, BOUND_S)
 
 
+def says_ready(line: str) -> bool:
+    """Returns whether a line of a daemon's says that it serves, as plain words or in JSON."""
+    return line == "ready" or '"message": "ready"' in line
+
+
 @dataclass
 class Program:
     """A daemon in another process."""
@@ -148,7 +153,7 @@ def program(
     try:
         for line in process.stderr:
             said.append(line.strip())
-            if said[-1] == "ready" or '"message": "ready"' in said[-1]:  # --log json
+            if says_ready(said[-1]):
                 break
         else:
             raise AssertionError(f"it did not start: {said}")

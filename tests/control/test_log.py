@@ -8,21 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer import AgentOptions
-from kvxfer.errors import KvxferError, PeerError
+from kvxfer.control.failure_log import FailureLog
+from kvxfer.control.state.transfer_table import End
+from kvxfer.errors import PeerError
 from kvxfer.log_lines import JsonLines
-from kvxfer.testing import connected_pair
-from tests.control.serving import BOUND_S, program
+from tests.control.records import record
+from tests.control.serving import program
 from tests.control.waiting import until
+from tests.fault.node import Node, Worker
 
 
 def test_a_line_is_one_object_with_what_an_error_knows() -> None:
     error = PeerError("prefill-0\nwas lost", code="peer-lost", peer="prefill-0", context="cmpl-1")
-    record = logging.LogRecord("kvxfer", logging.WARNING, "x.py", 1, "a %s: %s", ("b", error), None)
-    record.fields = {"transfers": 3}
-    line = JsonLines().format(record)
-    assert "\n" not in line
-    told = json.loads(line)
+    line = logging.LogRecord("kvxfer", logging.WARNING, "x.py", 1, "a %s: %s", ("b", error), None)
+    line.fields = {"transfers": 3}
+    text = JsonLines().format(line)
+    assert "\n" not in text
+    told = json.loads(text)
     assert told.pop("time").endswith("+00:00")
     del told["pid"]
     assert told == {
@@ -36,25 +38,41 @@ def test_a_line_is_one_object_with_what_an_error_knows() -> None:
     }
 
 
+async def test_a_transfer_counts_once_and_a_pair_is_told_of_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = FailureLog()
+    for _ in range(3):
+        for number in range(10):
+            for name, peer in (("prefill", "decode"), ("decode", "prefill")):
+                failed = record(outcome="failed", code="deadline", message="too slow")
+                failures.add(f"t{number}", End("a" * 32, name, 0, failed, ("kv", "b" * 32, peer, "kv")))
+        failures.add("t", End("a" * 32, "prefill", 0, record(), ("kv", "b" * 32, "decode", "kv")))
+        failures.tell()
+    assert caplog.messages == ["10 transfers of prefill with decode failed [deadline]: too slow"]
+    failures.close()
+    assert caplog.messages[1:] == ["20 transfers of prefill with decode failed [deadline]: too slow"]
+
+
 def test_a_lost_peer_is_one_line_and_not_one_for_each_transfer(tmp_path: Path) -> None:
-    with program(tmp_path, "--log", "json") as daemon:
-        options = AgentOptions(listen="tcp://127.0.0.1:0", daemon=str(daemon.folder / "run"))
-        with connected_pair(options) as pair, daemon.client() as client:
+    with program(tmp_path, "--log", "json") as daemon, daemon.client() as client:
+        place = str(daemon.folder / "run")
+        survivor, victim = Node("prefill", "shm", daemon=place), Worker("decode", "shm", daemon=place)
+        try:
+            victim.connect(survivor.address())
+            survivor.accept("decode")
+            victim.grant("write")
+            for block in survivor.all:
+                survivor.write([block], hold=True)
             until(lambda: len(client.get("/v1/peers").json()["items"]) == 2, "not attached")
-            prefill = pair.prefill
-            # They wait for a right that the peer has not given yet.
-            writes = [
-                prefill.agent.write(prefill.region, prefill.remote, [block], [block], timeout_s=BOUND_S)
-                for block in range(prefill.region.num_blocks)
-            ]
-            pair.decode.agent.close()
-            for write in writes:
-                with pytest.raises(KvxferError):
-                    write.wait(BOUND_S)
+            victim.kill()
+            assert all(survivor.end(work) is not None for work in range(len(survivor.all)))
             until(lambda: any('"transfers"' in line for line in daemon.said), "no line")
+        finally:
+            survivor.close()
+            victim.finish()
         assert daemon.end() == 0
-    lines = [line for line in map(json.loads, daemon.said) if "transfers" in line]
-    (line,) = lines
-    assert (line["agent"], line["peer"], line["transfers"]) == ("prefill", "decode", len(writes))
-    assert line["code"] == "peer-lost"
+    (line,) = [line for line in map(json.loads, daemon.said) if "transfers" in line]
+    assert (line["agent"], line["peer"], line["transfers"]) == ("prefill", "decode", len(survivor.all))
+    assert line["code"] in ("peer-lost", "peer-silent")
     assert line["level"] == "warning"

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tests.control.serving import BOUND_S
+from tests.control.serving import BOUND_S, says_ready
 
 
 @contextmanager
@@ -22,9 +22,10 @@ def serving(arguments: Sequence[str]) -> Iterator[None]:
             said = []
             for line in process.stderr:
                 said.append(line.strip())
-                if said[-1] == "ready":
+                if says_ready(said[-1]):
                     break
-            assert said[-1] == "ready", said
+            assert said, arguments
+            assert says_ready(said[-1]), said
             threading.Thread(target=process.stderr.read, daemon=True).start()
             yield
             process.terminate()

@@ -39,7 +39,10 @@ VALUES: dict[str, dict[str, Any]] = {
             "nodeSelector": {"rdma": "true"},
         }
     },
-    "monitoring": {"monitoring": {"podMonitor": True, "rules": True}},
+    "monitoring": {
+        "monitoring": {"podMonitor": True, "rules": True},
+        "daemon": {"log": "plain", "otlp": "http://collector:4318"},
+    },
     "alone": {"networkPolicy": {"enabled": False}, "imagePullSecrets": [{"name": "pull"}]},
 }
 
