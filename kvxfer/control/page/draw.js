@@ -144,7 +144,7 @@ export function way(rows) {
   }
   const heads = ["At", "Took", "Where", "What", "When"].map((name) => element("th", { scope: "col" }, name));
   return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "The request's way" },
-    element("table", {}, element("thead", {}, element("tr", {}, ...heads)), body));
+    element("table", { class: "way" }, element("thead", {}, element("tr", {}, ...heads)), body));
 }
 
 const KINDS = { "waits for the right": "waits", "until the first piece": "asks", "pages move": "moves" };
