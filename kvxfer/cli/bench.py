@@ -30,7 +30,7 @@ from kvxfer.bench.pages.measure import PagesOptions
 from kvxfer.bench.parking.measure import ParkingOptions
 from kvxfer.bench.plan.instructions import InstructionsOptions
 from kvxfer.bench.plan.measure import PlanOptions
-from kvxfer.bench.report import document, noise, results
+from kvxfer.bench.report import document, noise, page, results
 from kvxfer.bench.report import measure as report_of
 from kvxfer.bench.report.document import Words
 from kvxfer.bench.run.channel import Message
@@ -298,14 +298,20 @@ def report_runs(
     second: Annotated[
         Path | None, typer.Argument(metavar="DIR2", help="Another, judged against the first.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it with plots, as a page for a browser.")
+    ] = None,
 ) -> None:
     """Show many runs in tables, or say whether those of a second directory are faster.
 
     kvxfer bench report results
 
-    kvxfer bench report before after
+    kvxfer bench report before after --html report.html
     """
     folders = [first] if second is None else [first, second]
-    document.print_parts(
-        report_of.parts([str(folder) for folder in folders], list(map(results.read, folders)))
-    )
+    names, found = [str(folder) for folder in folders], list(map(results.read, folders))
+    if html is None:
+        document.print_parts(report_of.parts(names, found))
+    else:
+        page.write(html, "kvxfer bench report", report_of.with_plots(names, found))
+        print(f"the report is in {html}", file=sys.stderr)

@@ -67,6 +67,15 @@ def test_two_directories_get_ratios_and_verdicts(
     assert "cannot tell" in shown
 
 
+def test_a_stage_before_the_end_of_prefill_is_compared_without_a_sign(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "report", str(kept), str(kept)]) == 0
+    shown = capsys.readouterr().out
+    assert "decode may start, p50" in shown
+    assert "│ -" not in shown
+
+
 def test_results_of_a_bench_that_is_not_known_are_shown_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
