@@ -1,4 +1,4 @@
-{{/* The pod of an engine: top, role, config. */}}
+{{/* The pod of an engine. Its argument is a dict: top (the root context), role, config (JSON for vLLM). */}}
 {{- define "kvxfer.engine" -}}
 {{- $top := .top }}
 {{- $engines := $top.Values.engines }}
@@ -8,7 +8,7 @@ metadata:
 spec:
   automountServiceAccountToken: false
   terminationGracePeriodSeconds: {{ add $engines.drainSeconds 30 }}
-  # Its agents and the node's daemon are one user, as sockets and shared memory want.
+  # The engine's agents and the node's daemon run as one user: sockets and shared memory require that.
   securityContext:
     runAsNonRoot: true
     runAsUser: {{ $top.Values.daemon.user }}
@@ -46,7 +46,7 @@ spec:
         httpGet: {path: /health, port: http}
         periodSeconds: 15
         failureThreshold: 4
-      # Routers take it out while what it has handed over is fetched.
+      # The pod waits: routers stop sending it requests, and decode fetches the blocks that it has handed over.
       lifecycle: {preStop: {exec: {command: [sleep, {{ $engines.drainSeconds | quote }}]}}}
       securityContext:
         allowPrivilegeEscalation: false
