@@ -65,7 +65,7 @@ void copy_plain(std::byte* dst, const std::byte* src, std::size_t nbytes) { std:
 
 #if defined(__x86_64__)
 
-// Bytes before the first boundary of `alignment` at or after dst, at most nbytes.
+// Bytes from dst to the first boundary of `alignment`, at most nbytes.
 std::size_t head_nbytes(const std::byte* dst, std::size_t alignment, std::size_t nbytes) {
   return std::min(nbytes, -reinterpret_cast<std::uintptr_t>(dst) & (alignment - 1));
 }
@@ -123,7 +123,7 @@ const Kernel& nt_kernel() {
   return kernel;
 }
 
-// By so many threads, a run of pages each.
+// With so many threads, each copying a run of pages.
 std::int64_t copy_with(CopyFunction copy, std::uint64_t dst_addr, std::uint64_t src_addr,
                        const Offsets& dst_offsets, const Offsets& src_offsets, std::size_t nbytes,
                        std::size_t num_threads = 1) {
@@ -143,7 +143,7 @@ std::int64_t copy_with(CopyFunction copy, std::uint64_t dst_addr, std::uint64_t 
     for (std::size_t page = num_pages * thread / num_threads; page < end; ++page)
       copy(dst + to[page], src + from[page], nbytes);
 #if defined(__x86_64__)
-    _mm_sfence();  // a streamed page counts when others can see it
+    _mm_sfence();  // a streamed page counts once other threads can see it
 #endif
   };
   {
@@ -166,7 +166,7 @@ std::int64_t copy_pages_nt(std::uint64_t dst_addr, std::uint64_t src_addr, const
 
 // -- System calls over many pages -----------------------------------------------------------------
 
-// The iovecs of up to `batch` pages, from byte `done` of the whole on: a call may stop anywhere.
+// The iovecs of up to `batch` pages, from byte `done` of the whole on. A call may have stopped at any byte.
 void fill(std::vector<iovec>& out, std::byte* base, const Offsets& offsets, std::size_t nbytes,
           std::size_t batch, std::size_t done) {
   out.clear();
@@ -179,8 +179,8 @@ void fill(std::vector<iovec>& out, std::byte* base, const Offsets& offsets, std:
   out.front().iov_len -= skip;
 }
 
-// Calls step(done), which returns what its system call did, until `total` bytes are moved.
-// Releases the GIL; a signal in mid-call runs Python's handlers.
+// Calls step(done) until `total` bytes are moved; step returns the result of its system call. Releases the
+// GIL. A signal in mid-call runs Python's handlers.
 template <class Step>
 std::int64_t move_all(const char* call, std::size_t total, Step&& step) {
   int error = 0;
@@ -250,9 +250,9 @@ std::int64_t recv_pages(int fd, std::uint64_t addr, const Offsets& offsets, std:
   });
 }
 
-// -- Pieces, each a message of its own ------------------------------------------------------------
+// -- Pieces, each as a message of its own ------------------------------------------------------------
 
-// What goes before a piece: where it belongs, and how long it is.
+// Precedes a piece: the place where it belongs, and its length.
 struct PieceHeader { std::uint64_t offset, nbytes; };
 
 std::uint64_t total_nbytes(const Offsets& nbytes) {
@@ -284,7 +284,7 @@ std::int64_t send_pieces(int fd, const Offsets& addresses, const Offsets& dst_of
   });
 }
 
-// `total` is of headers and payloads; a piece that would reach beyond dst_nbytes is EBADMSG.
+// `total` counts headers and payloads. EBADMSG: a piece would reach beyond dst_nbytes.
 std::int64_t recv_pieces(int fd, std::uint64_t dst_addr, std::uint64_t dst_nbytes, std::uint64_t total) {
   PieceHeader header{};
   std::size_t received = 0;
@@ -308,16 +308,16 @@ std::int64_t recv_pieces(int fd, std::uint64_t dst_addr, std::uint64_t dst_nbyte
 
 // -- Wake-ups -------------------------------------------------------------------------------------
 
-// Two processes take turns: one is idle until the other one sleeps in read(), and then writes the
-// time to the eventfd that is read there. The time after read() less that is a wake-up: the writing
-// call, the kernel, and the way out of the reading call. It is one way, so nothing is halved.
+// Two processes take turns. One idles until the other sleeps in read(), and then writes the time to the
+// eventfd that the other reads. A wake-up is the time after read() less the written time: the writing call,
+// the kernel, and the way out of the reading call. It is one way, so nothing is halved.
 std::vector<std::int64_t> wake_ups(int in, int out, bool first, std::size_t count, double timeout_s) {
-  // With a timer's slack, and over both turns, a reader sleeps for as long as one that waits for
-  // the answer to a write. Back to back neither processor would have come to rest.
+  // With a timer's slack, and over both turns, a reader sleeps as long as a process that waits for the answer
+  // to a write. If the turns followed at once, neither processor would have come to rest.
   constexpr std::chrono::microseconds kIdle{100};
-  constexpr std::uint64_t kLate = std::uint64_t{1} << 63;  // added to a time, it still stands out
-  // Not poll() with a timeout before read(): leaving both takes a quarter more than leaving one. So
-  // it is this end that wakes itself where the other one never does.
+  constexpr std::uint64_t kLate = std::uint64_t{1} << 63;  // added to a time, it is still recognizable
+  // poll() with a timeout before read() would not do: leaving both calls takes a quarter more time than
+  // leaving one. So this end wakes itself if the other end never does.
   const std::jthread watch([&](const std::stop_token& ended) {
     std::mutex mutex;
     std::unique_lock lock(mutex);

@@ -1,9 +1,10 @@
-// Moves pages between two agents of one process and says nothing: its instructions are what is
-// counted (bench/plan/instructions.py). One thread drives both ends.
+// Moves pages between two agents of one process and prints nothing, because its instructions are counted
+// (bench/plan/instructions.py). One thread drives both ends.
 //
 //   move_pages TRANSPORT PAGES PAGE_NBYTES TRANSFERS [OF_A_BATCH]
 //
-// With OF_A_BATCH both agents leave records of their transfers, which are taken so many at a time.
+// With OF_A_BATCH both agents leave records of their transfers; the program takes them in batches of this
+// size.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -46,7 +47,7 @@ struct End {
     options.name = name;
     options.listen = "tcp://127.0.0.1:0";
     options.transports = {transport};
-    // Seconds pass between two frames where every instruction is counted.
+    // Where every instruction is counted, seconds pass between two frames.
     options.heartbeat_ns = 600 * kSecond;
     options.silent_ns = 2400 * kSecond;
     options.handshake_ns = 60 * kSecond;
@@ -54,7 +55,7 @@ struct End {
     region = take(runtime->register_region("kv", {{memory.get(), num_pages * page_nbytes}}, num_pages,
                                            one_layer(page_nbytes), {}));
   }
-  std::unique_ptr<std::byte[]> memory;  // filling it would be counted, too
+  std::unique_ptr<std::byte[]> memory;  // not filled, since that would be counted, too
   std::shared_ptr<Runtime> runtime;
   RegionId region = 0;
 };
@@ -95,7 +96,7 @@ int main(int argc, char** argv) {
     for (const End* end : {&src, &dst}) take(end->runtime->watch_records(2 * of_a_batch));
   std::vector<Record> records(of_a_batch);
 
-  // Neighbours at neither end, so that no two pages are one copy.
+  // Pages are neighbours at neither end, so that no two pages become one copy.
   std::vector<std::uint32_t> order(num_pages);
   std::iota(order.begin(), order.end(), 0u);
   for (std::uint32_t i = 0; i + 2 < num_pages; i += 2) std::swap(order[i], order[num_pages - 1 - i]);

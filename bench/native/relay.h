@@ -1,4 +1,5 @@
-// The host's part of the litmus test (native/gpu/litmus.cu): hears of a round, looks, replies, lets go.
+// The host's part of the litmus test (native/gpu/litmus.cu). It waits for a round, looks at its words,
+// replies, and lets the stream go on.
 #pragma once
 
 #include <atomic>
@@ -11,17 +12,17 @@
 
 namespace kvxfer::bench {
 
-// All of it is memory of the host's that the device reaches.
+// All of these lie in the host's memory, which the device reaches.
 struct Relay {
-  std::uint64_t* done;        // the device stores the number of a round
-  std::uint32_t* word;        // its stream waits for the same
-  const std::uint32_t* said;  // by the device, of the round
-  std::uint32_t* reply;       // by the host
+  std::uint64_t* done;        // the device stores a round's number
+  std::uint32_t* word;        // the device's stream waits for that number here
+  const std::uint32_t* said;  // the words that the device stored for the round
+  std::uint32_t* reply;       // the host's reply
   std::uint32_t num_words;
 };
 
-// Returns how many words of all rounds were not as the device had said; none where it did not come to the end
-// within the time. Then every stream is let go.
+// Returns how many words of all rounds differed from what the device had said; none if the rounds did not end
+// in time. In that case every stream is let go.
 inline std::optional<std::uint64_t> relay(const Relay& ends, std::uint32_t num_rounds, double timeout_s) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
   std::uint64_t wrong = 0;

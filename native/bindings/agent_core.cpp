@@ -1,4 +1,5 @@
-// An agent: each call converts, takes the gate without Python's lock, and raises what came back as an error.
+// An agent. Each call converts its arguments, takes the gate without Python's lock, and raises an error that
+// comes back.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -42,7 +43,7 @@ std::string_view name_of_event(EventKind kind) {
   return "";
 }
 
-// By the milliseconds that they took at most; the last one's bound is infinite.
+// Counts of the gate's holds, by the milliseconds that they took at most; the last bound is infinite.
 nb::dict from_histogram(const Gate::Histogram& holds) {
   nb::dict out;
   double most_ms = static_cast<double>(Gate::kFirstBucketNs) / 1e6;
@@ -51,14 +52,14 @@ nb::dict from_histogram(const Gate::Histogram& holds) {
   return out;
 }
 
-// What is looked at in one hold of the gate: some 20 microseconds.
+// How many views one hold of the gate reads: some 20 microseconds.
 constexpr std::size_t kViewsOfAHold = 64;
 
 nb::bytes bytes_of(const Record* records, std::size_t num) {
   return nb::bytes(static_cast<const void*>(records), num * sizeof(Record));
 }
 
-// What is held of each resource, and how much may be.
+// How much is held of each resource, and how much may be.
 nb::dict from_budget(const Budget& budget) {
   nb::dict out;
   for (std::size_t i = 0; i < kNumResources; ++i) {
@@ -76,7 +77,7 @@ class PyAgentCore {
 
   Runtime& runtime() const { return *runtime_; }
 
-  // f(engine, now) under the gate and without the GIL; raises where the agent can do nothing any more.
+  // Calls f(engine, now) under the gate and without the GIL. Raises if the agent cannot work any more.
   template <class F>
   auto call(F&& f) const {
     check(runtime_->check_alive());
@@ -92,7 +93,7 @@ class PyAgentCore {
     return runtime_->ring().drain(max_events, arm);
   }
 
-  // 0: nothing moved; 1: something moved or came in; 2: and there are events to drain.
+  // 0: nothing moved. 1: something moved or came in. 2: as 1, and there are events to drain.
   int poll() const {
     check(runtime_->check_alive());
     const bool moved = [&] {
@@ -130,7 +131,7 @@ class PyAgentCore {
     return take(std::move(fd));
   }
   nb::bytes take_records(std::size_t max_records) const {
-    // Of a closed agent, too; in a forked child the lock may be held for ever.
+    // Answers for a closed agent, too. In a forked child another thread may have held the lock for ever.
     if (const Status status = runtime_->check_alive(); status.code() == Code::kForked) raise(status);
     RecordRing& ring = runtime_->records();
     const std::size_t most = std::min(max_records, ring.size());

@@ -54,7 +54,7 @@ wire::Bytes to_payload(nb::handle payload) {
 
 namespace {
 
-// numpy's have a __float__, and no type that native code knows.
+// numpy's bools have a __float__, and a type that native code does not know.
 bool is_bool(nb::handle value) {
   const std::string_view type = Py_TYPE(value.ptr())->tp_name;
   return PyBool_Check(value.ptr()) || type == "numpy.bool_" || type == "numpy.bool";

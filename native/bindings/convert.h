@@ -1,4 +1,4 @@
-// Python values to native ones and back; nothing is decided here.
+// Converts Python values to native ones and back; nothing is decided here.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,8 +25,8 @@ namespace kvxfer::python {
 
 namespace nb = nanobind;
 
-// Block ids as kvxfer/memory/block_table.py makes them: uint32 in one dimension, side by side, read where they
-// lie. An nb::ndarray would have numpy make a DLPack capsule of each first: 0.4 us of a post's 3.
+// Block ids as kvxfer/memory/block_table.py makes them: contiguous uint32 in one dimension. They are read in
+// place. For an nb::ndarray, numpy would first make a DLPack capsule of each: 0.4 us of a post's 3.
 class BlockIds {
  public:
   BlockIds() = default;
@@ -34,7 +34,7 @@ class BlockIds {
   BlockIds& operator=(const BlockIds&) = delete;
   ~BlockIds() { close(); }
 
-  // False, and no Python error, for what is none.
+  // False, without a Python error: the object holds no such ids.
   bool open(PyObject* object) noexcept;
 
   const std::uint32_t* data() const noexcept { return static_cast<const std::uint32_t*>(view_.buf); }
@@ -76,12 +76,12 @@ inline wire::Bytes to_bytes(const nb::bytes& bytes) {
   return {first, first + bytes.size()};
 }
 
-// A notification's bytes, or a tag; raises where it is none.
+// The bytes of a notification or a tag; raises if the value is neither.
 wire::Bytes to_payload(nb::handle payload);
-// A message's, whose length the engine checks.
+// The bytes of a message; the engine checks its length.
 wire::Bytes to_message(nb::handle payload);
 
-// Whose request it is: a text, or its UTF-8; raises where it is none.
+// The context that a request belongs to: a text, or its UTF-8. Raises if it is neither.
 wire::Bytes to_context(nb::handle context);
 
 template <class Container>
@@ -89,37 +89,39 @@ nb::bytes from_bytes(const Container& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// 31 years: as good as for ever, and well inside 64 bits of nanoseconds.
+// 31 years: in effect for ever, and far below what 64 bits of nanoseconds hold.
 inline constexpr double kMostSeconds = 1e9;
 
-// What a caller passes as a time: any number, numpy's too, that is 0 or more; what is longer than kMostSeconds,
-// infinite or no double any more, becomes that. Raises kInvalidArgument, with the argument's name, for all else.
+// A time that a caller passes: any number from 0 on, numpy's included. Numbers above kMostSeconds, infinity,
+// and numbers too large for a double become kMostSeconds. Raises kInvalidArgument, with the argument's name,
+// for everything else.
 double to_seconds(nb::handle value, std::string_view name);
 
-// What a caller passes as a whole number, numpy's too. Raises kInvalidArgument for what is none (bools are none) and
-// what is not in [low, high]; `what` it should be, in words, where those would not say it.
+// A whole number that a caller passes, numpy's included. Raises kInvalidArgument for other values (bools are
+// no numbers) and for numbers outside [low, high]. `what`: says in words what it should be, where the bounds
+// would not.
 std::uint64_t to_count(nb::handle value, std::string_view name, std::uint64_t low, std::uint64_t high,
                        std::string_view what = {});
 
-// Checked seconds, or a negative number that stands for no bound, to nanoseconds.
+// Converts checked seconds to nanoseconds. A negative number stands for no bound.
 inline std::int64_t to_ns(double seconds) {
   return static_cast<std::int64_t>(std::min(seconds, kMostSeconds) * 1e9);
 }
 
-// A program as kvxfer/plan/program.py holds it: records of LOOP_DTYPE and CONVERSION_DTYPE, which are
-// CopyLoops and Conversions to the byte, float32 scales, units (src, dst of units; of tokens).
+// A program as kvxfer/plan/program.py holds it: records of LOOP_DTYPE and CONVERSION_DTYPE, which have the
+// same bytes as CopyLoop and Conversion; float32 scales; units (src and dst of units; of tokens).
 std::vector<CopyLoop> to_loops(nb::handle loops);
 CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle conversions, nb::handle scales,
                        const std::array<std::uint32_t, 4>& units);
 
-// plan.expand, execute, pack, unpack, convert: a program run by itself, for tests and explanations.
+// plan.expand, execute, pack, unpack, convert: run a program by itself, for tests and explanations.
 void define_agent_core(nb::module_& module);
 void define_pool_memory(nb::module_& module);
 void define_door(nb::module_& module);
 void define_execution(nb::module_& module);
 
-// Samples of the ways that a GPU's copies go: (direction, form, alignment, run_nbytes, kernel_ns, engine_ns)
-// each. They may be a file's: what cannot have been measured raises.
+// Measured samples of how a GPU copies, (direction, form, alignment, run_nbytes, kernel_ns, engine_ns) each.
+// They may come from a file, so values that cannot have been measured raise.
 gpu::Calibration to_calibration(nb::handle samples);
 
 // GpuCopyStream, GpuProgram, gpu_atoms: the same on a GPU.

@@ -32,7 +32,7 @@ std::span<const door::Descriptor> to_descriptors(const Rows& rows) {
 
 MemoryKind to_kind(bool is_gpu) { return is_gpu ? MemoryKind::kGpu : MemoryKind::kHost; }
 
-// f() without Python's lock.
+// Calls f() without Python's lock.
 template <class F>
 auto released(F&& f) -> decltype(f()) {
   const WithoutGil without;
@@ -60,7 +60,7 @@ struct PyDoorRequest {
   }
 };
 
-// 0: it is done, 1: it is under way.
+// 0: done. 1: under way.
 int state_of(const Status& status) {
   if (status.code() == Code::kAgain) return 1;
   check(status);
@@ -168,7 +168,7 @@ class PyDoor {
   std::shared_ptr<door::Agent> agent_;
 };
 
-// Tuples of `width` fields, of which the first three are address, length and device, as rows.
+// Tuples of `width` fields as rows. The first three fields are address, length and device.
 nb::object to_rows(const nb::list& tuples, std::size_t width) {
   const std::size_t num = nb::len(tuples);
   auto rows = std::make_unique<std::vector<std::uint64_t>>(3 * num);

@@ -1,4 +1,4 @@
-// A copy program run by itself, without agents: for tests, and for whoever wants to see what it does.
+// Runs a copy program by itself, without agents: for tests, and to show what a program does.
 #include <array>
 
 #include "bindings/convert.h"
@@ -20,7 +20,7 @@ using Units = std::array<std::uint32_t, 4>;
 const std::byte* at(const Bytes& bytes) { return reinterpret_cast<const std::byte*>(bytes.data()); }
 std::byte* at(const MutableBytes& bytes) { return reinterpret_cast<std::byte*>(bytes.data()); }
 
-// One layer of a transfer, as a move of one piece, checked as far as memory goes.
+// One layer of a transfer, as a move of one piece. Only its memory is checked.
 std::shared_ptr<Move> one_piece(CopyProgram program, std::uint32_t layer, const BlockIds& src_ids,
                                 const BlockIds& dst_ids, std::uint32_t num_fine) {
   if (src_ids.size() != dst_ids.size()) raise({Code::kLengthMismatch, "the tables differ in length"});
@@ -101,7 +101,7 @@ void unpack(nb::handle loops, nb::handle conversions, nb::handle scales, const U
     raise({Code::kLengthMismatch, "these are not the bytes of that piece"});
   if (empty) return;
   move->local = unregistered(at(dst));
-  // In unequal parts, as a socket gives them.
+  // Received in unequal parts, as from a socket.
   RunCursor cursor(*move, 0, Side::kDst);
   const auto* from = reinterpret_cast<const std::byte*>(packed.c_str());
   for (std::size_t done = 0, part = 1; done < packed.size(); part = part * 2 + 1) {

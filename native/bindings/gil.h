@@ -1,8 +1,8 @@
-// Python's global lock, given up and taken, by threads that the interpreter's end may meet at any time.
+// Releases and takes Python's global lock for threads that may still run while the interpreter ends.
 //
-// Until 3.14 Python ends a thread that wants the lock while the interpreter ends: pthread_exit() unwinds the
-// thread's stack, and frames of C++ that cannot be left by an exception abort the process. So whatever takes the
-// lock does it here, and such a thread stands still instead, as it does from 3.14 on, until the process is gone.
+// Until 3.14, Python ends a thread that asks for the lock while the interpreter ends: pthread_exit() unwinds
+// the thread's stack. C++ frames that no exception may leave then abort the process. So all code takes the
+// lock here; here such a thread stands still until the process is gone, as it does from 3.14 on.
 #pragma once
 
 #include <Python.h>
@@ -16,12 +16,12 @@ namespace kvxfer::python {
 // Set before the interpreter ends, when all agents are closed (lifetime.h).
 inline std::atomic<bool> exiting{false};
 
-// For a thread that Python ends: its stack stays as it is.
+// For a thread that Python wants to end: its stack is not unwound.
 [[noreturn]] inline void stand_still() noexcept {
   for (;;) ::pause();
 }
 
-// What f() returns or raises. `f` runs Python code, or takes the lock.
+// Returns what f() returns, and raises what it raises. `f` runs Python code, or takes the lock.
 template <class F>
 auto call_python(F&& f) -> decltype(f()) {
   try {
@@ -31,7 +31,7 @@ auto call_python(F&& f) -> decltype(f()) {
   }
 }
 
-// The lock given up by a thread that has it.
+// Releases the lock while this object lives, in a thread that holds it.
 class WithoutGil {
  public:
   WithoutGil() noexcept : state_(PyEval_SaveThread()) {}
@@ -45,8 +45,8 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
-// Destroys what needs the lock, on any thread. Once the interpreter ends it is left to the process's end: the
-// thread that ends the interpreter may be waiting for this one.
+// Destroys an object that needs the lock, on any thread. Once the interpreter ends, the object stays until
+// the process ends, because the thread that ends the interpreter may be waiting for this one.
 template <class T>
 void destroy_with_gil(T* object) noexcept {
   if (Py_IsInitialized() == 0 || exiting) return;

@@ -1,4 +1,4 @@
-// Copies on a GPU by themselves, without agents: for tests, and for measuring what a machine can do.
+// Runs copies on a GPU without agents: for tests, and to measure what a machine can do.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -29,8 +29,8 @@ gpu::Part part_of(const std::array<std::uint32_t, 2>& layers, const BlockIds& id
   return {layers[0], layers[1], num_pairs, num_fine};
 }
 
-// Every atom of a part as the kernels find them: (kernel, source's offset, destination's, bytes at the
-// source), slice by slice.
+// Every atom of a part in the order in which the kernels find them, slice by slice: (kernel, source's offset,
+// destination's, bytes at the source).
 nb::object atoms(std::uint32_t num_layers, nb::handle loops, nb::handle conversions, nb::handle scales,
                  const Units& units, const std::array<std::uint32_t, 2>& layers, const BlockIds& src_ids,
                  const BlockIds& dst_ids, std::uint32_t num_fine, std::uint64_t src_address,
@@ -60,7 +60,7 @@ nb::object atoms(std::uint32_t num_layers, nb::handle loops, nb::handle conversi
   return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>>(rows->data(), {rows->size(), 4}, owner));
 }
 
-// A program that is parsed once.
+// A program, parsed once.
 class PyGpuProgram {
  public:
   PyGpuProgram(std::uint32_t num_layers, nb::handle loops, nb::handle conversions, nb::handle scales,
@@ -84,7 +84,7 @@ gpu::Kernels to_kernels(const KernelHandles& handles) {
 using WayRow = std::tuple<unsigned, unsigned, std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t>;
 using CtaRow = std::tuple<unsigned, std::uint32_t, std::uint64_t, std::uint64_t>;
 
-// What comes from a file may be anything. Beyond these bounds sums would not be exact.
+// A file may contain anything. Beyond these bounds, sums would not be exact.
 constexpr std::size_t kMostSamples = 256;
 constexpr std::uint64_t kMostOfSample = std::uint64_t{1} << 48;  // bytes, and three days in ns
 
@@ -111,7 +111,7 @@ gpu::Direction to_direction(unsigned number) {
   return static_cast<gpu::Direction>(number);
 }
 
-// Samples of CTAs, those of ways, and why there are none of these.
+// Samples of CTAs, samples of ways, and why there are none of the latter.
 using MeasuredRows = std::tuple<std::vector<CtaRow>, std::vector<WayRow>, std::optional<std::string>>;
 MeasuredRows calibrate(int device, const KernelHandles& kernels) {
   const gpu::Driver* driver = take(gpu::Driver::load());
@@ -141,7 +141,7 @@ std::uint32_t staging_ctas(nb::handle samples) {
   return gpu::staging_ctas_of(native);
 }
 
-// By direction, form and alignment (0: 16 bytes); nothing where engines are never faster.
+// By direction, form and alignment (0: 16 bytes). No value where copy engines are never faster.
 using LeastRun = std::tuple<unsigned, unsigned, unsigned, std::optional<std::uint64_t>>;
 std::vector<LeastRun> least_runs(nb::handle samples) {
   const gpu::Calibration calibration = to_calibration(samples);

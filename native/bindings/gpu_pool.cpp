@@ -1,5 +1,5 @@
-// The process's pools of GPU memory that other processes can map, one a device, as what torch's
-// CUDAPluggableAllocator calls: two functions of this library by their names.
+// The process's pools of GPU memory that other processes can map, one for each device. torch's
+// CUDAPluggableAllocator calls two functions of this library, by their names.
 #include <sys/types.h>
 
 #include <cstdio>
@@ -14,8 +14,8 @@ namespace {
 
 using namespace nb::literals;
 
-// Never destroyed: at the end of the process tensors are freed in any order, and the driver may be gone
-// before us. What is left then goes with the process.
+// Never destroyed. At the end of the process tensors are freed in any order, and the driver may go before
+// this library. The process's end frees what is left.
 class Pools {
  public:
   static Pools& get() {
@@ -32,7 +32,7 @@ class Pools {
     if (!made.ok()) return made.status();
     return (pools_[device] = std::move(made).value()).get();
   }
-  // That is there already.
+  // The device's pool, if there is one already.
   gpu::MemoryPool* find(int device) {
     const std::lock_guard lock(mutex_);
     const auto found = pools_.find(device);
@@ -54,7 +54,7 @@ class Pools {
                                           : Status(Code::kInvalidArgument,
                                                    "memory of GPU " + std::to_string(device) +
                                                        " was given back, of which no pool has allocated any");
-    // Its caller has no way to hear of it.
+    // torch has no way to receive an error from this call.
     if (!status.ok()) std::fprintf(stderr, "kvxfer: %s\n", status.message().c_str());
   }
 
@@ -66,10 +66,10 @@ class Pools {
  private:
   std::mutex mutex_;
   std::map<int, std::unique_ptr<gpu::MemoryPool>> pools_;
-  std::string failure_;  // why the last allocation failed that did
+  std::string failure_;  // why the last failed allocation failed
 };
 
-// Raises where the device makes no memory that can be shared, which torch would take for a lack of it.
+// Raises if the device cannot make memory that can be shared. torch would take that for a lack of memory.
 void check_pool(int device) {
   const Status status = [&]() -> Status {
     const WithoutGil released;
@@ -107,14 +107,15 @@ void define_gpu_pool(nb::module_& m) {
 
 #define KVXFER_SYMBOL extern "C" __attribute__((visibility("default")))
 
-// Null where there is no memory; torch frees what it caches and asks again, then says so.
+// Null: there is no memory. torch then frees what it caches and asks again; if that fails, it raises an
+// error.
 KVXFER_SYMBOL void* kvxfer_gpu_allocate(ssize_t nbytes, int device, void* stream) {
-  static_cast<void>(stream);  // memory is there when this returns, for every stream
+  static_cast<void>(stream);  // memory is ready for every stream when this returns
   return kvxfer::python::Pools::get().allocate(nbytes, device);
 }
 
 KVXFER_SYMBOL void kvxfer_gpu_free(void* memory, ssize_t nbytes, int device, void* stream) {
   static_cast<void>(nbytes);
-  static_cast<void>(stream);  // all of the device's work is waited for
+  static_cast<void>(stream);  // this waits for all work of the device
   kvxfer::python::Pools::get().free(memory, device);
 }

@@ -1,4 +1,4 @@
-// GPU memory that another process's kernels store to: exported at one end, mapped at the other.
+// GPU memory that another process's kernels store to: exported by one end, mapped by the other.
 #include <unistd.h>
 
 #include <cstring>
@@ -43,7 +43,7 @@ class PyPeerMapping {
   ~PyPeerMapping() { close(); }
   std::uint64_t address() const { return mapped_ ? mapped_->address() : 0; }
   void close() {
-    // Taken under the lock: another thread may close it as well.
+    // Taken under the lock, because another thread may close it as well.
     std::optional<gpu::PeerMemory> mapped = std::exchange(mapped_, std::nullopt);
     if (!mapped) return;
     const WithoutGil released;

@@ -12,17 +12,17 @@
 namespace kvxfer::python {
 namespace {
 
-// How long an agent that is open at the exit may take over its goodbyes; its fences take what they take.
+// How long an agent that is open at the exit may spend on its goodbyes. Its fences take as long as they need.
 constexpr Time kGoodbye = 1'000'000'000;
 
-// Looks, a millisecond apart, at agents that other threads are just making.
+// How often, a millisecond apart, the exit looks for agents that other threads are just creating.
 constexpr int kMostLooks = 1000;
 
 // All of it under Python's lock.
 struct Agents {
   std::vector<std::weak_ptr<Runtime>> alive;
   int num_in_making = 0;
-  pid_t process = 0;  // a forked child has none of its parent's
+  pid_t process = 0;  // a forked child has no agents of its parent
 };
 
 Agents& agents() {
@@ -50,7 +50,8 @@ void close_all() {
   }
 }
 
-// Destroys an agent, which may want Python's lock for what it holds, and waits for threads that may.
+// Destroys an agent. That may need Python's lock for what the agent holds, and waits for threads that may
+// need it.
 struct Destroy {
   std::shared_ptr<Runtime> runtime;
   void operator()(Runtime*) {
@@ -79,7 +80,7 @@ std::shared_ptr<Runtime> make_agent(RuntimeOptions options) {
 }
 
 void define_lifetime(nb::module_& module) {
-  // Objects that daemon threads hold at the exit are no leaks.
+  // Objects that daemon threads hold at the exit are not leaks.
   nb::set_leak_warnings(false);
   module.def("close_agents", &close_all);
   nb::module_::import_("atexit").attr("register")(module.attr("close_agents"));

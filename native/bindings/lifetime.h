@@ -1,4 +1,4 @@
-// Agents from their making to the interpreter's exit.
+// Agents from their creation to the interpreter's exit.
 #pragma once
 
 #include <memory>
@@ -8,12 +8,12 @@
 
 namespace kvxfer::python {
 
-// An agent that is closed before the interpreter ends, if it is open then. Whatever Python object drops it last
-// closes it without Python's lock, which its threads may want.
+// Creates an agent. If it is still open when the interpreter ends, it is closed first. The last Python object
+// that drops it closes it without Python's lock, because the agent's threads may want the lock.
 std::shared_ptr<Runtime> make_agent(RuntimeOptions options);
 
-// At the interpreter's exit: ends all agents, so that nothing reads or writes memory of the interpreter's, no thread
-// of theirs outlives static objects, and peers hear a goodbye.
+// At the interpreter's exit: closes all agents. So nothing reads or writes the interpreter's memory
+// afterwards, no thread of an agent outlives static objects, and peers receive a goodbye.
 void define_lifetime(nb::module_& module);
 
 }  // namespace kvxfer::python

@@ -1,5 +1,5 @@
-// kvxfer/session/requests.py: what Python asks for in one typed tuple. They are unpacked here alone, field by
-// field in the order in which they stand there.
+// Unpacks the typed tuples of kvxfer/session/requests.py, by which Python makes its requests. Only this file
+// unpacks them, field by field in the order of their definition.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace kvxfer::python {
 
-// As callers passed them: a route knows what they mean where they are None.
+// As the caller passed them. A route has the values for those that are None.
 struct Terms {
   explicit Terms(nb::handle tuple);
   nb::handle priority, integrity, lease, hold;
@@ -34,7 +34,7 @@ struct Grant {
   explicit Grant(nb::handle tuple);
   Grant(const Grant&) = delete;
   Grant& operator=(const Grant&) = delete;
-  std::vector<std::uint32_t> blocks;  // to which the terms point
+  std::vector<std::uint32_t> blocks;  // the terms point to these
   LeaseTerms terms{};
 };
 

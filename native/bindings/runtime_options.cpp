@@ -39,7 +39,7 @@ GpuPart to_gpu_part(const nb::dict& described) {
 
 }  // namespace
 
-// A Python object that the core holds; any thread may let it go.
+// A Python object that the core keeps alive; any thread may release it.
 std::shared_ptr<const void> held(nb::object owner) {
   return {new nb::object(std::move(owner)),
           [](const void* object) { destroy_with_gil(static_cast<const nb::object*>(object)); }};
@@ -58,7 +58,7 @@ tls::CredentialFiles to_credential_files(const nb::dict& files) {
                               : Use::kAuto};
 }
 
-// Reads files, and so lets others run meanwhile.
+// Reads files, so it lets other threads run meanwhile.
 std::shared_ptr<const tls::Credentials> load_credentials(const tls::CredentialFiles& files) {
   auto loaded = [&] {
     const WithoutGil released;

@@ -10,12 +10,12 @@
 
 namespace kvxfer::python {
 
-// Waits without the GIL, in slices, so that Python's signal handlers run while a caller waits for long: `wait`
-// waits for a slice and says whether that was enough. False: the time is over.
+// Waits without the GIL, in slices, so that Python's signal handlers run during a long wait. `wait` waits for
+// one slice and returns whether the wait is over. False: the timeout has passed.
 bool wait_in_slices(Runtime& runtime, const std::function<bool(Time)>& wait, double timeout_s);
 bool wait_for(Runtime& runtime, const std::function<bool()>& done, double timeout_s);
 
-// One end of a transfer with the agent that drives it.
+// One end of a transfer, and the agent that drives it.
 struct PyHandle {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<Handle> handle;
@@ -31,19 +31,19 @@ struct PyHandle {
   std::shared_ptr<StreamWait> wait_in(std::uint64_t stream, std::optional<std::uint32_t> layer) const;
 };
 
-// A program of a peer, some of its layers, and what a caller who says nothing gets. Takes what a caller
-// passes as it is, so that a post that is like the one before it costs one call.
+// A peer's program, some of its layers, and defaults for arguments that a caller leaves out. It takes
+// arguments as the caller passes them, so that a post like the one before it costs one call.
 struct PyRoute {
   std::shared_ptr<Runtime> runtime;
   SessionKey peer;
   std::uint32_t program, first_layer, num_layers;
   double timeout_s;
   bool integrity;
-  nb::object as_ids;  // kvxfer/memory/block_table.py: of what are no uint32 yet
+  nb::object as_ids;  // kvxfer/memory/block_table.py: converts ids that are no uint32 yet
 
   PyHandle post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine, nb::handle notify,
                 nb::handle timeout, nb::handle context, nb::handle terms) const;
-  // What post() posts; all of its layers are released.
+  // The request that post() would post. All of its layers are released.
   TransferRequest request(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
                           nb::handle notify, nb::handle timeout, nb::handle context,
                           const Terms& terms) const;

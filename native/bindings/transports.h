@@ -1,4 +1,4 @@
-// What transports say of themselves, and the options that callers give them.
+// What transports report about themselves, and the options that callers give them.
 #pragma once
 
 #include "bindings/convert.h"

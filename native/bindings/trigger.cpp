@@ -5,7 +5,7 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// Over four bytes of a caller's, which stay exported for as long as somebody waits for them.
+// A trigger over four bytes of the caller's. They stay exported while a transfer waits for them.
 PyTrigger trigger_over(nb::handle memory) {
   auto view = std::make_unique<Py_buffer>();
   if (PyObject_GetBuffer(memory.ptr(), view.get(), PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0)

@@ -11,7 +11,7 @@
 namespace kvxfer::door {
 namespace {
 
-// A loop of a region's own bytes (core/copy/footprint.cpp).
+// The largest loop within a region's own bytes (core/copy/footprint.cpp).
 constexpr std::uint64_t kMostLoopNbytes = std::uint64_t{1} << 30;
 constexpr Time kClosingTimeout = 2'000'000'000;
 constexpr std::size_t kMostLeft = 65536;
@@ -26,7 +26,7 @@ std::unique_ptr<Agent> Agent::create(std::shared_ptr<Runtime> runtime, Options o
 }
 
 Agent::~Agent() {
-  if (runtime_->check_alive().code() == Code::kForked) {  // the thread is not there
+  if (runtime_->check_alive().code() == Code::kForked) {  // a forked child does not have the thread
     (void)new std::thread(std::move(thread_));
     return;
   }
@@ -38,10 +38,10 @@ Agent::~Agent() {
 
 // ---- memory of ours --------------------------------------------------------------------------------
 
-// Without the mutex: it may take as long as a device takes to pin memory.
+// Called without the mutex: a device may take long to pin memory.
 Result<std::vector<Section>> Agent::make_region(const std::multiset<Descriptor>& descriptors,
                                                 MemoryKind kind) {
-  // In one piece what overlaps or touches.
+  // Merges descriptors that overlap or touch.
   std::vector<std::pair<std::byte*, std::uint64_t>> spans;
   for (const Descriptor& each : descriptors) {
     auto* const first = reinterpret_cast<std::byte*>(each.address);
@@ -104,7 +104,7 @@ std::optional<std::size_t> Agent::find_registration(const Descriptor& descriptor
 
 Status Agent::deregister_memory(std::span<const Descriptor> descriptors, MemoryKind kind) {
   std::vector<RegionId> gone;
-  std::vector<std::multiset<Descriptor>> rest;  // of what was registered together with them
+  std::vector<std::multiset<Descriptor>> rest;  // what was registered together with them and stays
   {
     const std::lock_guard lock(mutex_);
     std::vector<Registration> left = registrations_;
@@ -199,7 +199,7 @@ void Agent::serve() {
   for (;;) {
     const std::vector<Event> events = ring.drain(256, true);
     if (events.empty()) {
-      if (stops_) return;  // its wake-up may be the one that drain() took
+      if (stops_) return;  // drain() may have taken the wake-up for this
       pollfd waits{ring.fd(), POLLIN, 0};
       (void)::poll(&waits, 1, -1);
       continue;
@@ -234,10 +234,10 @@ void Agent::on_event(const Event& event) {
     std::erase_if(granted_, [&](const auto& each) { return each.first.first == event.peer; });
     introductions_.erase(event.peer);
     parts_.erase(event.peer);
-    // What peers that come and go leave is bounded.
+    // Bounds what is kept of peers that come and go.
     while (told_.size() > kMostLeft && told_.front().mail.peer == event.peer) told_.pop_front();
     if (Remote* const remote = find(event.peer)) {
-      remote->session = 0;  // it is gone
+      remote->session = 0;  // the session has ended
       lose(*remote, {event.code, event.message});
     }
   }
@@ -269,7 +269,7 @@ void Agent::on_message(Mail mail) {
   const auto at = std::find(remote->tokens.begin(), remote->tokens.end(), token);
   if (at == remote->tokens.end()) return;
   if (kind == kRefused) {
-    // Older metadata end when newer are given out: what they named is refused where it is used.
+    // Giving out newer metadata ends the older ones. A use of what those named is refused.
     remote->tokens.erase(at);
     --remote->num_claimed;
   } else {
@@ -290,7 +290,7 @@ void Agent::on_claim(SessionKey peer, const Token& token) {
       if (!leases.empty()) continue;
       for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite}) {
         const auto lease = runtime_->with_open_engine([&](Engine& engine, Time now) {
-          // It lasts as long as the session, which ends where its peer is silent.
+          // The lease lasts as long as the session. A session with a silent peer ends.
           return engine.grant(now, {peer, region, mode, true, {}, kNever, true});
         });
         if (lease && lease->ok()) leases.push_back(lease->value());

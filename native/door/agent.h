@@ -1,15 +1,16 @@
-// The native door: an agent for callers that name memory by addresses, and neither layouts nor leases. What binds kvxfer to
-// such callers' own interfaces (NIXL's) converts and decides nothing.
+// The native door: an agent for callers that name memory by addresses, without layouts and leases. Bindings
+// for such callers' own interfaces (NIXL's) only convert.
 //
-// Registering memory makes it a region of one block. Metadata that name it carry a token; a peer that shows the token, in a
-// session that has proved the secret, is granted leases to read and write these regions, which end with the registration, with
-// invalidate() or with the session. So there is no right before a peer has proved itself, and none after deregistration.
+// Registering memory makes it a region of one block. Metadata that name the region carry a token. A peer that
+// shows the token, in a session that has proved the secret, is granted leases to read and write that region.
+// The leases end with the registration, with invalidate() or with the session. So a peer has no right before
+// it has proved itself, and none after deregistration.
 //
-// A thread of the agent's own answers those who show tokens, and posts what waited for a session. It sleeps meanwhile.
-// Anything here may be called from any thread.
+// A thread of the agent's own answers peers that show tokens, and posts requests that waited for a session.
+// It sleeps otherwise. Any thread may call the functions below.
 //
 // agent.cpp            life, memory, metadata, the thread
-// agent_remotes.cpp    remote agents, and metadata by the agents' own way
+// agent_remotes.cpp    remote agents, and metadata exchanged by the agents themselves
 // agent_transfers.cpp  transfers, notifications
 #pragma once
 
@@ -37,8 +38,8 @@ namespace kvxfer::door {
 enum class Operation : std::uint8_t { kRead, kWrite };
 
 struct Options {
-  std::string advertise;  // address that metadata name; "": that which it listens at
-  Time timeout_ns = 120'000'000'000;  // of a transfer, from its post on
+  std::string advertise;  // address that metadata name; "": the one that it listens at
+  Time timeout_ns = 120'000'000'000;  // of a transfer, counted from its post
 };
 
 class Installed;
@@ -47,7 +48,7 @@ class Request;
 class Agent {
  public:
   static std::unique_ptr<Agent> create(std::shared_ptr<Runtime> runtime, Options options);
-  // Ends everything; what is under way has ended when it returns.
+  // Ends everything. Nothing is under way any more when it returns.
   ~Agent();
 
   const std::string& name() const noexcept { return runtime_->identity().name; }
@@ -55,53 +56,57 @@ class Agent {
 
   // ---- memory of ours
   Status register_memory(std::span<const Descriptor> descriptors, MemoryKind kind);
-  // Of descriptors that were registered as they are. Some of those that were registered together end that region for peers, and
-  // register the others as a new one. When it returns nothing lands there.
+  // The descriptors must be as they were registered. If only some of those that were registered together are
+  // given, their region ends for peers, and the others become a new region. When it returns, nothing lands in
+  // the memory.
   Status deregister_memory(std::span<const Descriptor> descriptors, MemoryKind kind);
 
   // ---- metadata
   wire::Bytes metadata();
-  // Of registered memory that holds some of these descriptors. `with_address`: of the connection, too.
+  // Metadata of the registered memory that holds these descriptors. `with_address`: also those of the
+  // connection.
   Result<wire::Bytes> metadata_of(std::span<const Descriptor> descriptors, MemoryKind kind,
                                   bool with_address);
-  // Peers' rights by metadata that were given out until now end, when it returns.
+  // Ends the rights that peers have by metadata given out until now; they have ended when it returns.
   void invalidate();
 
   // ---- remote agents
   Result<std::string> add_remote(wire::ByteSpan metadata);
   Status remove_remote(const std::string& name);
-  // Begins to connect, where that is not so, and waits until it is or fails.
+  // Begins to connect if that has not begun, and waits until the agent is connected or has failed.
   Status connect(const std::string& name);
-  // Whether descriptors lie in what its metadata name. Empty: whether it is known.
+  // Whether the descriptors lie in the memory that the agent's metadata name. Without descriptors: whether
+  // the agent is known.
   bool has_remote(const std::string& name, std::span<const Descriptor> descriptors, MemoryKind kind);
-  // Whether a session with it is open.
+  // Whether a session with the agent is open.
   bool is_connected(const std::string& name);
 
-  // ---- metadata by the agents' own way: sessions prove the secret, as all do
-  // Sends metadata to who listens at an address, who takes them in. Returns before that.
+  // ---- metadata exchanged by the agents themselves: their sessions prove the secret, as all sessions do
+  // Sends metadata to the agent that listens at an address; it takes them in. Returns before that.
   Status tell(const std::string& address, wire::Bytes metadata);
-  // Asks who listens there for its metadata, and takes them in if they are `name`'s.
+  // Asks the agent that listens there for its metadata, and takes them in if they are `name`'s.
   Status ask(const std::string& address, std::string name);
-  // Has who listens there forget this agent.
+  // Makes the agent that listens there forget this agent.
   Status withdraw(const std::string& address);
-  // What metadata name from now on as the address of this agent.
+  // Sets the address that metadata name for this agent from now on.
   void advertise(std::string address);
 
   // ---- transfers
-  // "" is memory of ours as the near end, our own name the same as the far one.
+  // "" is our memory as the near end; our own name is our memory as the far end.
   Result<std::shared_ptr<const PreparedList>> prepare(const std::string& agent,
                                                       std::span<const Descriptor> descriptors,
                                                       MemoryKind kind);
-  // Entries null: all.
+  // Null entries: all of them.
   Result<std::shared_ptr<Request>> make(Operation operation, const PreparedList& local,
                                         std::span<const std::uint32_t> local_entries, bool all_local,
                                         const PreparedList& remote,
                                         std::span<const std::uint32_t> remote_entries, bool all_remote);
-  // Begins it. `notify` reaches the remote agent once all of its bytes are where they go. kAgain: it is under way.
+  // Begins the request. `notify` reaches the remote agent once all bytes are in place. kAgain: it is under
+  // way.
   Status post(Request& request, wire::Bytes notify);
-  // kOk: it is done; kAgain: it is under way; else how it failed. Drives progress.
+  // kOk: it is done. kAgain: it is under way. Else: how it failed. Drives progress.
   Status check(Request& request);
-  // Ends what is under way of it, and waits until nothing of it can land.
+  // Ends what is under way of the request, and waits until none of its bytes can land.
   void release(Request& request);
 
   // ---- notifications
@@ -110,7 +115,7 @@ class Agent {
   std::vector<std::pair<std::string, wire::Bytes>> take_notifications();
 
  private:
-  // Descriptors that were registered together.
+  // Descriptors that were registered together; they become one region.
   struct Registration {
     RegionId region = 0;
     MemoryKind kind = MemoryKind::kHost;
@@ -121,12 +126,12 @@ class Agent {
     wire::Id128 incarnation{};
     SectionMap sections;
     std::vector<Token> tokens;  // of its metadata
-    std::size_t num_claimed = 0, num_granted = 0;  // of those, in this session
+    std::size_t num_claimed = 0, num_granted = 0;  // of these tokens, in this session
     SessionKey session = 0;  // 0: none
     bool is_up = false;
-    Status failure;  // of the last session, or of a token
-    std::deque<std::shared_ptr<Request>> waiting;  // for the session
-    std::map<std::string, std::shared_ptr<Installed>> programs;  // of the session, by Way::key()
+    Status failure;  // why the last session ended, or a token was refused
+    std::deque<std::shared_ptr<Request>> waiting;  // requests that wait for the session
+    std::map<std::string, std::shared_ptr<Installed>> programs;  // told in this session, by Way::key()
 
     bool is_ready() const noexcept { return is_up && num_granted == tokens.size(); }
   };
@@ -137,11 +142,11 @@ class Agent {
   void on_event(const Event& event);
   void on_message(Mail mail);
   void on_claim(SessionKey peer, const Token& token);
-  // A session that is opened to say one thing.
+  // What a session says that is opened to say one thing only.
   struct Introduction {
     std::uint8_t kind = 0;  // of the message
     wire::Bytes payload;
-    std::string name;  // whose metadata are asked for
+    std::string name;  // the agent that must answer
   };
   Status introduce(const std::string& address, Introduction introduction);
   Status send_long(SessionKey session, std::uint8_t kind, const wire::Bytes& payload);
@@ -169,19 +174,20 @@ class Agent {
   const std::shared_ptr<Runtime> runtime_;
   std::thread thread_;
   std::atomic<bool> stops_{false};
-  std::atomic<std::uint64_t> num_regions_{0};  // that there were
-  std::atomic<Time> checked_at_{0};  // and it was under way
+  std::atomic<std::uint64_t> num_regions_{0};  // regions made so far, ended ones included
+  std::atomic<Time> checked_at_{0};  // when a request was last found under way
 
-  std::mutex mutex_;  // of all that follows
+  std::mutex mutex_;  // guards all that follows
   std::vector<Registration> registrations_;
   SectionMap sections_;
   std::map<std::set<RegionId>, Token> tokens_;
   std::map<std::pair<SessionKey, RegionId>, std::vector<LeaseId>> granted_;
   std::map<std::string, std::unique_ptr<Remote>> remotes_;
-  std::map<SessionKey, std::string> names_;  // of peers
+  std::map<SessionKey, std::string> names_;  // of peers, by session
   std::map<SessionKey, Introduction> introductions_;
-  std::map<SessionKey, wire::Bytes> parts_;  // of what a peer says in several messages
-  // That came as messages, or from ourselves. A peer's count against its budget until our caller takes them.
+  std::map<SessionKey, wire::Bytes> parts_;  // parts of what a peer sends in several messages
+  // Notifications that came as messages, or from this agent itself. A peer's count against its budget until
+  // our caller takes them.
   struct Told {
     std::string from;
     Mail mail;
@@ -189,7 +195,8 @@ class Agent {
   std::deque<Told> told_;
 };
 
-// A program that one session's peer was told of. Its number is used for another once this goes.
+// A program that one session's peer has been told of. Its number is used again after this object is
+// destroyed.
 class Installed {
  public:
   Installed(std::shared_ptr<Runtime> runtime, SessionKey session, std::uint32_t id)
@@ -204,7 +211,8 @@ class Installed {
   const std::uint32_t id_;
 };
 
-// Some ways of one remote agent's, which may be posted again and again, one time after another. Released before it goes.
+// Ways of one remote agent. It may be posted again and again, one post after another has ended. Released
+// before it is destroyed.
 class Request : public std::enable_shared_from_this<Request> {
  public:
   const std::string& remote() const noexcept { return remote_; }
@@ -212,7 +220,7 @@ class Request : public std::enable_shared_from_this<Request> {
   std::size_t num_descriptors() const noexcept { return num_descriptors_; }
   std::size_t num_transfers() const noexcept { return ways_.size(); }
   Time posted_at() const noexcept { return posted_at_; }
-  Time begun_at() const noexcept { return begun_at_; }  // post() had returned
+  Time begun_at() const noexcept { return begun_at_; }  // when post() had returned
   Time ended_at() const noexcept { return ended_at_; }
 
  private:
@@ -222,11 +230,11 @@ class Request : public std::enable_shared_from_this<Request> {
   std::string remote_;
   Operation operation_ = Operation::kRead;
   std::vector<Way> ways_;
-  std::vector<std::string> keys_;  // of regular ones
+  std::vector<std::string> keys_;  // of regular ways
   std::vector<std::shared_ptr<Installed>> programs_;
   std::vector<std::shared_ptr<Handle>> handles_;
-  SessionKey session_ = 0;  // that it moves by
-  wire::Bytes notify_;  // still to be told
+  SessionKey session_ = 0;  // the session that it moves by
+  wire::Bytes notify_;  // still to be sent
   State state_ = State::kMade;
   Status status_;
   std::uint64_t nbytes_ = 0;
@@ -237,7 +245,7 @@ class Request : public std::enable_shared_from_this<Request> {
     const std::byte* from;
     std::uint64_t nbytes;
   };
-  std::vector<Run> runs_;  // of one within this agent
+  std::vector<Run> runs_;  // of a request within this agent
 };
 
 }  // namespace kvxfer::door

@@ -1,4 +1,4 @@
-// Remote agents: what they told, the sessions with them, and metadata by the agents' own way.
+// Remote agents: their metadata, the sessions with them, and metadata exchanged by the agents themselves.
 #include <algorithm>
 
 #include "door/agent.h"
@@ -58,7 +58,7 @@ Result<std::string> Agent::take_in(wire::ByteSpan bytes) {
   if (remote->is_up)
     claim(*remote);
   else if (remote->session == 0)
-    (void)dial(*remote);  // what it fails with is told when it is used
+    (void)dial(*remote);  // a failure is reported when the agent is used
   return told.name;
 }
 
@@ -145,7 +145,7 @@ bool Agent::is_connected(const std::string& name) {
   return remote != nullptr && remote->is_up;
 }
 
-// ---- metadata by the agents' own way ------------------------------------------------------------------
+// ---- metadata exchanged by the agents themselves -----------------------------------------------------
 
 Status Agent::introduce(const std::string& address, Introduction introduction) {
   const std::lock_guard lock(mutex_);
@@ -194,7 +194,7 @@ void Agent::on_introduced(SessionKey peer, std::uint8_t kind, wire::Bytes payloa
     return;
   }
   if (kind == kTell || kind == kForget) {
-    // A peer speaks for itself alone.
+    // A peer speaks only for itself.
     const std::string name = name_of(peer);
     const Result<Metadata> told = kind == kTell ? Metadata::decode(payload) : Result<Metadata>(Metadata());
     if (kind == kTell && told.ok() && told.value().name == name) (void)take_in(payload);

@@ -8,10 +8,10 @@
 namespace kvxfer::door {
 namespace {
 
-// Two checks that are so close are of a caller who does nothing else.
+// A caller whose checks come this close together does nothing else.
 constexpr Time kSpinning = 20'000;
 constexpr Time kSpinWait = 100'000;
-// Of a session, for those who may use the same again.
+// Programs that are kept for one session, so that later requests can use them again.
 constexpr std::size_t kMostPrograms = 512;
 constexpr std::size_t kMostNames = 65536;
 
@@ -30,7 +30,7 @@ Installed::~Installed() {
 Result<std::shared_ptr<const PreparedList>> Agent::prepare(const std::string& agent,
                                                            std::span<const Descriptor> descriptors,
                                                            MemoryKind kind) {
-  // While others go on: a list may be long.
+  // Other calls go on meanwhile: a list may be long.
   SectionMap sections;
   {
     const std::lock_guard lock(mutex_);
@@ -165,7 +165,7 @@ Status Agent::start_ways(Request& request, Remote& remote) {
   return status;
 }
 
-// Has the peer know every program of the request.
+// Tells the peer every program of the request that it does not know.
 Status Agent::install(Request& request, Remote& remote) {
   const bool writes = request.operation_ == Operation::kWrite;
   for (std::size_t i = 0; i < request.ways_.size(); ++i) {
@@ -191,7 +191,7 @@ Status Agent::install(Request& request, Remote& remote) {
   return {};
 }
 
-// Where all of its transfers have ended, or it waited too long for the first, so has it.
+// The request ends once all of its transfers have ended, or if it waited too long for the first one.
 void Agent::settle(Request& request) {
   if (request.state_ == Request::State::kWaiting &&
       Runtime::now() - request.posted_at_ > options_.timeout_ns) {
@@ -211,7 +211,7 @@ void Agent::settle(Request& request) {
   }
   if (failed.ok() && !request.notify_.empty()) {
     failed = send(request.session_, kNotify, request.notify_);
-    if (failed.code() == Code::kExhausted) return;  // room comes
+    if (failed.code() == Code::kExhausted) return;  // room will come
     request.notify_.clear();
   }
   request.state_ = failed.ok() ? Request::State::kDone : Request::State::kFailed;
@@ -237,7 +237,7 @@ Status Agent::check(Request& request) {
       return {Code::kAgain, "it is under way"};
     }
     if (Status alive = runtime_->check_alive(); !alive.ok()) return alive;
-    // Who asks again at once would only take the processor from who copies.
+    // A caller that asks again at once would only take the processor from the thread that copies.
     const bool is_spinning = now - checked_at_.load(std::memory_order_relaxed) < kSpinning;
     const std::vector<std::shared_ptr<Handle>> handles =
         is_spinning ? pending(request) : decltype(pending(request))();

@@ -12,7 +12,7 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-// A grid while its list is prepared: what divides by a block's length without dividing.
+// A grid while its list is prepared. It divides by a block's length without a division.
 struct Finder {
   std::uint64_t address, nbytes, device, reciprocal;
   std::uint32_t num, number;
@@ -25,7 +25,7 @@ struct Finder {
         num(num_blocks),
         number(own_number) {}
 
-  // The block that a descriptor is, if it is one.
+  // Finds which block a descriptor is. False: it is none.
   bool find(const Descriptor& descriptor, std::uint32_t& block) const noexcept {
     if (descriptor.nbytes != nbytes || descriptor.device != device || descriptor.address < address)
       return false;
@@ -67,7 +67,7 @@ const Section* SectionMap::find(const Descriptor& descriptor, MemoryKind kind) c
   auto at =
       std::upper_bound(sections_.begin(), sections_.end(), descriptor.address,
                        [](std::uint64_t address, const Section& each) { return address < each.address; });
-  // The nearest mostly holds it; one that begins earlier does where registrations overlap.
+  // The nearest section mostly holds it. Where registrations overlap, one that begins earlier may.
   while (at != sections_.begin()) {
     const Section& each = *--at;
     const std::uint64_t distance = descriptor.address - each.address;

@@ -1,8 +1,9 @@
-// Lists of descriptors (address, length), as callers of one-sided libraries name memory, and what they become here: blocks
-// of grids.
+// Lists of descriptors (address, length), by which callers of one-sided libraries name memory. Here they
+// become blocks of grids.
 //
-// Caches are pages of equal length side by side, so nearly every list names few grids: one for each tensor. What a transfer
-// moves is then a copy program over grids, and tables of block numbers, whichever pages it names.
+// Caches are pages of equal length side by side, so nearly every list names only a few grids: one for each
+// tensor. Whichever pages it names, a transfer is then a copy program over grids, and tables of block
+// numbers.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 24);  // a row of an N x 3 array
 
-// Some registered memory in one piece.
+// A contiguous stretch of registered memory.
 struct Section {
   std::uint64_t address, nbytes;
   RegionId region;
@@ -33,13 +34,13 @@ struct Section {
   int device;  // of GPU memory; 0 for the host's
 };
 
-// Sections of an agent, ours or a peer's, by address.
+// Sections of one agent, ours or a peer's, by address.
 class SectionMap {
  public:
   void add(const Section& section);
   void remove(RegionId region);
   void clear() noexcept { sections_.clear(); }
-  // That which holds all of a descriptor; null: none.
+  // The section that holds the whole descriptor; null: none does.
   const Section* find(const Descriptor& descriptor, MemoryKind kind) const noexcept;
   const std::vector<Section>& all() const noexcept { return sections_; }
 
@@ -56,13 +57,13 @@ struct Grid {
   std::uint64_t section_nbytes;  // of the section that it lies in
 };
 
-// A list that was prepared: entry i is block ids[i] of grids[grid_of(i)].
+// A prepared list: entry i is block ids[i] of grids[grid_of(i)].
 struct PreparedList {
-  std::string agent;  // whose memory it is; "" for ours
+  std::string agent;  // the agent whose memory it is; "" for ours
   std::vector<Grid> grids;
   std::vector<std::uint32_t> ids;
   std::vector<std::uint32_t> grid_numbers;  // empty where there is one grid
-  std::vector<std::uint64_t> addresses;  // of grids' blocks 0, in their process
+  std::vector<std::uint64_t> addresses;  // of each grid's block 0, in its process
 
   std::size_t size() const noexcept { return ids.size(); }
   std::uint32_t grid_of(std::size_t entry) const noexcept {
@@ -70,8 +71,8 @@ struct PreparedList {
   }
 };
 
-// Finds each descriptor's grid. kUnknownRegion, kOutOfRange: the message names the first that no section holds. A pass over
-// the list, and a search for each grid.
+// Finds each descriptor's grid. kUnknownRegion, kOutOfRange: the message names the first descriptor that no
+// section holds. Costs a pass over the list, and a search for each grid.
 Result<PreparedList> prepare(const SectionMap& sections, std::span<const Descriptor> descriptors,
                              MemoryKind kind, std::string agent);
 

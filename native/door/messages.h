@@ -1,4 +1,4 @@
-// What doors say to each other, as messages between agents: a kind, and what it says.
+// Messages between the doors of two agents: a kind, and its content.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline constexpr std::uint8_t kAnswer = 8;  // metadata
 inline constexpr std::uint8_t kForget = 9;
 inline constexpr std::uint8_t kThanks = 10;  // it is done
 
-// Of a remote agent.
+// The error for a remote agent that is not known.
 inline Status unknown(const std::string& name) {
   return {Code::kUnknownRegion, "no metadata of agent " + name + " were loaded"};
 }

@@ -1,4 +1,5 @@
-// What an agent tells others of itself, by whatever way its callers have: where it listens, and which memory they may use.
+// What an agent tells others about itself, by the ways that its callers have: where it listens, and the
+// memory that they may use.
 #pragma once
 
 #include <array>
@@ -12,18 +13,18 @@
 
 namespace kvxfer::door {
 
-// What a peer shows to be given the memory that some metadata name. Drawn at random.
+// Shown by a peer to get access to the memory that some metadata name. Drawn at random.
 using Token = std::array<std::byte, 16>;
 
 struct Metadata {
   std::string name;
   wire::Id128 incarnation{};
-  std::string address;  // "": only of memory, of an agent that is known
+  std::string address;  // "": the metadata name only memory, of an agent that is known
   Token token{};
   std::vector<Section> sections;
 
   wire::Bytes encode() const;
-  // `bytes` may be anything. kProtocol: they are not as encode() writes them.
+  // `bytes` may be anything. kProtocol: encode() did not write them.
   static Result<Metadata> decode(wire::ByteSpan bytes);
 };
 

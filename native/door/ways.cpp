@@ -9,12 +9,12 @@
 namespace kvxfer::door {
 namespace {
 
-// So few grids have a transfer each, however few blocks are named of them.
+// Up to so many grid pairs get a transfer each, even if only a few of their blocks are named.
 constexpr std::size_t kFewPairs = 8;
-// A program that names each run has so many at most, and bytes: one piece.
+// The most runs, and bytes, of a program that names each run: one piece.
 constexpr std::size_t kMostRuns = 2048;
 constexpr std::uint64_t kMostRunNbytes = std::uint64_t{4} << 20;
-// Of a loop (core/copy/footprint.cpp).
+// Of one loop (core/copy/footprint.cpp).
 constexpr std::uint64_t kMostLoopNbytes = std::uint64_t{1} << 30;
 
 struct GridPair {
@@ -23,16 +23,17 @@ struct GridPair {
   auto operator<=>(const GridPair&) const = default;
 };
 
-// Entries that follow each other and name one pair of grids.
+// Consecutive entries that name one pair of grids.
 struct Row {
   GridPair grids;
   std::size_t first, num;
 };
 
-// Of a grid in its region: [first, last).
+// A grid's bytes in its region: [first, last).
 struct Extent { std::uint64_t first, last; };
 
-// A program moves no byte of a block twice: grids that are its layers lie apart.
+// True if grids overlap. They cannot be layers of one program then, since a program moves no byte of a block
+// twice.
 bool meet(std::vector<Extent>& extents) {
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.first < b.first; });
@@ -108,7 +109,7 @@ class Finder {
     return {};
   }
 
-  // False: the rows do not name the same blocks.
+  // False: the rows do not all name the same blocks.
   bool add_layers() {
     const Row& like = rows_.front();
     const Grid &src = src_.grids[like.grids.src], &dst = dst_.grids[like.grids.dst];
@@ -171,7 +172,8 @@ class Finder {
   }
 
   void add_runs() {
-    // A program, and how many bytes it may name: no more than a region has, since none is to move twice.
+    // A program, and how many more bytes it may name: no more than a region has, since it may move none
+    // twice.
     struct Open {
       std::size_t way = 0;
       std::uint64_t most_nbytes = 0;

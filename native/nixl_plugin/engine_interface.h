@@ -1,8 +1,10 @@
-// What a plug-in of NIXL 1.5.1 is to NIXL's agent: layouts and tables of functions, as the wheel has them. NIXL's headers come with
-// no wheel; what stands here was written from its published documents, and from the wheel's own UCX plug-in: where its constructor
-// writes, and the order of its table of virtual functions. tests/nixl/test_plugin.py holds it to the wheel.
+// The interface between a plug-in and NIXL 1.5.1's agent: layouts and tables of functions, as in the wheel.
+// No wheel contains NIXL's headers. This was written from NIXL's published documents and from the wheel's own
+// UCX plug-in: where its constructor writes, and the order of its virtual functions.
+// tests/nixl/test_plugin.py compares it with the wheel.
 //
-// Names are ours, and mean nothing to NIXL. Every order does: of members, of virtual functions, of numbers.
+// The names are ours; NIXL does not see them. Every order matters: of members, of virtual functions, of
+// numbers.
 #pragma once
 
 #include <chrono>
@@ -40,7 +42,7 @@ enum Answer : int {
 using Parameters = std::unordered_map<std::string, std::string>;
 using Segments = std::vector<Segment>;
 
-// What a backend keeps of some memory.
+// What a backend stores for some memory.
 class Metadata {
  public:
   explicit Metadata(bool is_own) : is_private_(is_own) {}
@@ -50,7 +52,7 @@ class Metadata {
   bool is_private_;
 };
 
-// What it keeps of a transfer.
+// What a backend stores for a transfer.
 class Transfer {
  public:
   virtual ~Transfer() = default;
@@ -60,7 +62,7 @@ struct Registered {
   std::uintptr_t address;
   std::size_t nbytes;
   std::uint64_t device;
-  std::string note;  // of memory of ours its owner's; of a remote agent's what public_data() said there
+  std::string note;  // for our memory its owner's note; for a remote agent, its public_data()
 };
 struct Named {
   std::uintptr_t address;
@@ -95,7 +97,7 @@ struct EngineOptions {
 
 using Notifications = std::vector<std::pair<std::string, std::string>>;
 
-// A backend. NIXL's agent reads the members itself.
+// A backend. NIXL's agent reads the members directly.
 class Engine {
  public:
   explicit Engine(const EngineOptions& options)
@@ -148,11 +150,11 @@ class Engine {
  private:
   std::string type_;
   Parameters parameters_;
-  std::vector<char> telemetry_;  // of NIXL's events: none
+  std::vector<char> telemetry_;  // for NIXL's events; always empty
   std::mutex telemetry_mutex_;
 
  protected:
-  bool has_failed_ = false;  // then NIXL ends it again
+  bool has_failed_ = false;  // if set, NIXL destroys the engine
   const std::string agent_;
   const bool keeps_telemetry_;
 };

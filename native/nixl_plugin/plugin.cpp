@@ -1,4 +1,5 @@
-// A backend of NIXL's own agent: NIXL_PLUGIN_DIR names its folder, "KVXFER" its type. Conversion only; the native door does the rest.
+// A backend of NIXL's own agent. NIXL_PLUGIN_DIR names its folder, "KVXFER" its type. It only converts; the
+// native door does the rest.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -46,7 +47,7 @@ Answer answer_of(Code code) {
   }
 }
 
-// NIXL's agent takes a number; the words go to standard error.
+// NIXL's agent takes only a number, so the words go to standard error.
 Answer answer_of(const Status& status) {
   const Answer answer = answer_of(status.code());
   if (answer < 0) say(status.message() + " [" + std::string(name_of(status.code())) + "]");
@@ -129,7 +130,7 @@ class KvxferEngine final : public Engine {
     return answer_of(agent->deregister_memory({&memory->descriptor, 1}, memory->kind));
   }
 
-  // Metadata of a connection have begun it.
+  // Loading the connection's metadata has already begun to connect.
   Answer connect(const std::string&) override { return kSuccess; }
   Answer disconnect(const std::string& remote) override {
     if (remote == agent_) return kSuccess;

@@ -61,7 +61,7 @@ Result<std::filesystem::path> user_folder() {
   return std::filesystem::path(home) / ".cache" / "kvxfer";
 }
 
-// Empty where there is no file.
+// "" if there is no file.
 Result<std::string> read_own(int folder, const std::filesystem::path& path) {
   const UniqueFd file(::openat(folder, "secret", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file) {
@@ -92,7 +92,7 @@ Status make_own(int folder, const std::filesystem::path& path) {
   const UniqueFd file(::openat(folder, own.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   const bool written =
       file && ::write(file.get(), secret.data(), secret.size()) == static_cast<ssize_t>(secret.size());
-  // Whole or not at all, and never over another's.
+  // Creates the file whole or not at all, and never replaces one that another process made.
   const bool linked = written && (::linkat(folder, own.c_str(), folder, "secret", 0) == 0 || errno == EEXIST);
   const int error = errno;
   ::unlinkat(folder, own.c_str(), 0);

@@ -1,4 +1,4 @@
-// Wakes whoever sleeps on the reactor at a time.
+// A timer that wakes a thread that sleeps on the reactor, at a set time.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ class Alarm final : public Reactor::Handler {
 
   void set(Clock::time_point at) noexcept;
   void clear() noexcept;
-  // It rang, and nobody has asked since. The time itself says what is due.
+  // True from when it rings until hush(). The caller looks at the clock to find out what is due.
   bool has_rung() const noexcept { return has_rung_; }
   void hush() noexcept { has_rung_ = false; }
 

@@ -1,4 +1,4 @@
-// How works and rails end: completions on their way to poll's caller, in the order in which they came about.
+// Completions of works and rails, in the order in which they happened, until poll's caller takes them.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,12 @@ inline Completion failed(WorkId work, Code code, std::string detail = {}) {
   return {CompletionKind::kWork, work, 0, code, std::move(detail)};
 }
 
-// Whoever accepts a work, or a peer, makes room for its end first: then it can be told whatever memory there is.
+// A rail calls make_room() before it accepts a work or a peer. Then push() can report its end even when there
+// is no memory left.
 class CompletionQueue {
  public:
-  // For so many that are not taken yet: those that are here, one for each work and two for each peer.
+  // `num`: how many completions may stand here untaken. Those already here count, and one for each work and
+  // two for each peer.
   void make_room(std::size_t num) {
     if (entries_.capacity() - first_ >= num) return;
     entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(first_));
@@ -39,7 +41,7 @@ class CompletionQueue {
     push({CompletionKind::kRailDown, 0, peer, Code::kRailFailed, copied(detail)});
   }
 
-  // What was to be said about a rail that its owner has given up is not said any more.
+  // Drops what is queued about a rail to `peer`, since the owner has given that rail up.
   void forget_rail(PeerId peer) noexcept {
     const auto about_rail = [peer](const Completion& entry) {
       return entry.kind != CompletionKind::kWork && entry.peer == peer;
@@ -64,7 +66,7 @@ class CompletionQueue {
   std::size_t size() const noexcept { return entries_.size() - first_; }
 
  private:
-  // Without words where there is no memory for them.
+  // Returns an empty text where there is no memory for the words.
   static std::string copied(std::string_view detail) noexcept {
     try {
       return std::string(detail);

@@ -1,8 +1,10 @@
-// Sets connections to peers up on threads of its own, where a device or a library stands still meanwhile: of RoCE
-// ibv_modify_qp asks the network for the peer's Ethernet address, and waits for a second or more where nobody answers.
+// Connects to peers on threads of its own, because a device or a library can block during a set-up. With
+// RoCE, ibv_modify_qp asks the network for the peer's Ethernet address and waits for a second or more if it
+// gets no answer.
 //
-// Threads start where a set-up finds none that is free, sleep while there is none, and end with this. A peer has one of
-// them at a time, however often it comes back: so one whose address leads nowhere keeps nobody waiting.
+// A set-up starts a thread if none is free. A thread sleeps while it has no set-up, and ends with this
+// object. A peer occupies one thread at a time, however often it reconnects, so a peer whose address leads
+// nowhere delays no other peer.
 #pragma once
 
 #include <atomic>
@@ -23,17 +25,19 @@ namespace kvxfer {
 
 class Connector {
  public:
-  // Peers whose set-ups stand still at a time before others wait. Such a peer is dialled again at intervals that grow
-  // to 30 s, and takes about one: 8 threads bear with some 200 of them.
+  // How many peers' set-ups may block at a time before others wait. Such a peer is dialled again at intervals
+  // that grow to 30 s, and each attempt blocks a thread for about one second: 8 threads are enough for some
+  // 200 such peers.
   static constexpr std::size_t kMostThreads = 8;
 
-  // What is to be done for a peer, with what that takes, until it is done.
+  // One set-up for one peer. It owns what it needs until it has ended.
   struct SetUp {
     SetUp(PeerId its_peer, std::string its_name) : peer(its_peer), name(std::move(its_name)) {}
     virtual ~SetUp() = default;
-    // On a thread, without the gate. May throw std::bad_alloc.
+    // Runs on a connector's thread, without the gate. May throw std::bad_alloc.
     virtual Status run() = 0;
-    // After that, there as well: nobody waits for it any more.
+    // Runs on the same thread after run(), if the set-up was abandoned meanwhile and its result is not
+    // wanted.
     virtual void let_go() noexcept {}
 
     const PeerId peer;
@@ -43,24 +47,25 @@ class Connector {
   };
 
   static Result<std::unique_ptr<Connector>> create();
-  // Waits for what its threads ask of the device, and has no more asked.
+  // Waits until its threads have finished their calls to the device. They begin no further ones.
   ~Connector();
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
 
-  // What follows is called by whoever drives.
+  // Only the driving thread calls the functions below.
 
-  // Takes it. Not ok: the system gives no thread, and it stays the caller's.
+  // Takes the set-up. Not ok: the system gives no thread, and the caller keeps the set-up.
   Status begin(std::unique_ptr<SetUp>& set_up);
   Status begin(std::unique_ptr<SetUp>&& set_up) { return begin(set_up); }
-  // The peer went. What waits is gone when this returns; what a thread has in its hands the thread destroys.
+  // The peer has gone. A set-up that waits is destroyed before this returns. For one that runs, its thread
+  // calls let_go() after run().
   void abandon(PeerId peer) noexcept;
-  // Returns once nothing of the peer's waits or is in a thread's hands.
+  // Returns once no set-up of this peer waits or runs.
   void await(PeerId peer) noexcept;
-  // Readable once some have ended.
+  // Readable once set-ups have ended.
   int fd() const noexcept { return bell_.get(); }
   void hush() noexcept;
-  // The next that has ended; null: none.
+  // The next set-up that has ended; null: none.
   std::unique_ptr<SetUp> take_ended() noexcept;
 
  private:
@@ -68,7 +73,7 @@ class Connector {
 
   void run() noexcept;
   void run(SetUp& set_up) noexcept;  // without the lock
-  // With the lock. The first that waits of a peer that has no thread; null: none.
+  // With the lock. The first waiting set-up of a peer that has no thread; null: none.
   SetUp* take_waiting() noexcept;
   void end(SetUp& set_up) noexcept;
 
@@ -76,9 +81,9 @@ class Connector {
   std::mutex mutex_;
   std::condition_variable called_, ended_one_;
   std::deque<std::unique_ptr<SetUp>> waiting_;
-  std::vector<std::unique_ptr<SetUp>> running_, ended_;  // have room for all that there are
+  std::vector<std::unique_ptr<SetUp>> running_, ended_;  // have room for all set-ups
   bool ends_ = false;
-  std::vector<std::thread> threads_;  // of whoever drives
+  std::vector<std::thread> threads_;  // used by the driving thread
 };
 
 }  // namespace kvxfer

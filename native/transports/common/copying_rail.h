@@ -1,6 +1,6 @@
-// A rail whose destination copies with this processor: peers take turns, a slice each, and poll returns after about
-// as much. Where the agent has threads that copy (core/copy/copy_workers.h) a work that is worth it is shared among
-// them and whoever drives, who copies all others alone.
+// A rail whose destination copies with this processor. Peers take turns, one slice each, and poll returns
+// after about one slice. Where the agent has threads that copy (core/copy/copy_workers.h), a large enough
+// work is shared among them and the driving thread; the driving thread copies all other works alone.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ class CopyingRail : public RailPeers<Peer> {
     return count;
   }
 
-  // What other threads end soon is waited for awake.
+  // While other threads are about to finish their slices, the driving thread stays awake.
   bool busy() const noexcept override {
     if (RailPeers<Peer>::busy()) return true;
     return !flights_.empty() && (workers_->has_slices() || any_landed() || Clock::now() < awake_until_);
@@ -67,33 +67,33 @@ class CopyingRail : public RailPeers<Peer> {
   }
 
  protected:
-  // A work that several threads copy. It holds all that it reads and writes, whatever becomes of its peer.
+  // A work that several threads copy. It owns all that it reads and writes, so its peer may go meanwhile.
   struct Flight : SharedCopy {
     Flight(Work its, PeerId of) noexcept : SharedCopy(*its.move, its.piece), work(std::move(its)), peer(of) {}
     const Work work;
     const PeerId peer;
-    Code stopped = Code::kOk;  // what it ends with where it was stopped
+    Code stopped = Code::kOk;  // its result if it was stopped
     std::string why;
   };
 
-  // `workers`: null where whoever drives copies alone.
+  // `workers`: null if the driving thread copies alone.
   explicit CopyingRail(Reactor& reactor, std::shared_ptr<CopyWorkers> workers = nullptr)
       : RailPeers<Peer>(reactor), workers_(std::move(workers)) {}
 
-  // One slice of a fetch, from a region that may have gone or changed since the last one. Returns its cost.
-  // `broken`: the rail to the peer is to fail with these words, after the work.
+  // Copies one slice of a fetch and returns its cost. The region may have gone or changed since the last
+  // slice. Words in `broken` make the rail to the peer fail, after the work has ended.
   virtual Result<std::uint64_t> copy_slice(Peer& peer, typename Peer::Copy& copy, std::string& broken) = 0;
   virtual Completion compare_fence(Peer& peer, const Work& work) = 0;
-  // The same work for several threads; null where it cannot be begun, which copy_slice says in words. `src_end` as
-  // in Peer::Copy.
+  // The same work, prepared for several threads. Null: it cannot be begun, and copy_slice says why. `src_end`
+  // as in Peer::Copy.
   virtual std::unique_ptr<Flight> share(Peer&, const Work&, [[maybe_unused]] std::uint64_t src_end) {
     return nullptr;
   }
-  // How a flight ended that has landed and was not stopped; `broken` as above.
+  // The result of a flight that has landed and was not stopped; `broken` as above.
   virtual Status judge(Peer&, const Flight& flight, std::string&) { return flight.status(); }
-  // Of a round that is over, before it is told.
+  // Called at the end of a round, before its completions are handed out.
   virtual void after_round(std::span<Completion>) noexcept {}
-  // There is nothing to move: time for what will make later copies faster.
+  // Called when there is nothing to move, to prepare what makes later copies faster.
   virtual void on_idle() {}
 
   const std::shared_ptr<CopyWorkers> workers_;
@@ -101,14 +101,16 @@ class CopyingRail : public RailPeers<Peer> {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // When a poll stops, so that the slice that it began last makes it one slice and a half at most.
+  // A poll begins no slice beyond this cost, so with its last slice it takes one slice and a half at most.
   static constexpr std::uint64_t kPollCost = SlicedCopy::kSliceCost / 2;
-  // Other threads are at their last slices then: as long as one takes.
+  // How long a thread may still need for its last slice, once nothing is left to take: as long as one slice
+  // takes.
   static constexpr std::chrono::microseconds kAwake{50};
 
   void step(Peer& peer, std::uint64_t& cost) {
     if (!peer.copy.has_value()) {
-      // It stays the peer's until it has ended, as what fails it takes it from there.
+      // The work stays in the peer's queue until it has ended, because fail() ends the works that it finds
+      // there.
       const std::size_t at = this->first_that_runs(peer);
       const Work& next = peer.queue[at];
       if (next.kind != WorkKind::kFetch) {
@@ -129,7 +131,7 @@ class CopyingRail : public RailPeers<Peer> {
     advance(peer, *peer.copy, cost);
   }
 
-  // Copies a slice, which may be the work's end.
+  // Copies one slice, and ends the work if it was the last.
   void advance(Peer& peer, typename Peer::Copy& copy, std::uint64_t& cost) {
     std::string broken;
     const Result<std::uint64_t> slice = copy_slice(peer, copy, broken);
@@ -155,7 +157,7 @@ class CopyingRail : public RailPeers<Peer> {
     return true;
   }
 
-  // Copies a slice of what is shared. False where all of it is taken.
+  // Copies one slice of a shared work. False: other threads have taken all slices.
   bool help(std::uint64_t& cost) noexcept {
     if (flights_.empty()) return false;
     const std::uint64_t copied = workers_->help();
@@ -207,7 +209,7 @@ class CopyingRail : public RailPeers<Peer> {
       flight->stopped = code;
       try {
         flight->why = why;
-      } catch (const std::bad_alloc&) {  // its code says enough
+      } catch (const std::bad_alloc&) {  // the code is enough
       }
       workers_->stop(*flight);
     }

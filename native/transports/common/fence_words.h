@@ -1,4 +1,4 @@
-// Where the words of peers' fence tables land that are read by a device, and our own table as peers read it.
+// Memory into which a device reads the words of peers' fence tables, and our own table as peers read it.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +30,14 @@ class FenceWords {
     return words;
   }
 
-  // ---- ours: registered when the first peer needs these. Offsets are those of the whole table.
+  // ---- our table: a part of it is registered when the first peer needs it. Offsets count from the start of
+  // the whole table.
   Result<const Registration*> share(const FenceSlotRange& slots) {
     std::shared_ptr<const Registration>& registration = shared_[slots.first];
     if (registration == nullptr) {
       if (const Result<int> filled = table_.fill(slots); !filled.ok()) return filled.status();
       LocalRegion region;
-      // Of peers, who read; the device never writes it.
+      // Peers read these words; the device never writes them.
       region.base = reinterpret_cast<std::byte*>(const_cast<std::atomic<std::uint64_t>*>(table_.words()));
       region.spans = {{slots.first * sizeof(std::uint64_t), slots.nbytes()}};
       Result<std::shared_ptr<const Registration>> registered = register_(region);
@@ -46,7 +47,7 @@ class FenceWords {
     return registration.get();
   }
 
-  // ---- peers', one for each question that is under way
+  // ---- peers' words: a place for each question that is under way
   bool has_room() const noexcept { return !free_.empty(); }
   std::uint32_t take() noexcept {
     const std::uint32_t place = free_.back();
@@ -54,7 +55,7 @@ class FenceWords {
     return place;
   }
   void give_back(std::uint32_t place) noexcept { free_.push_back(place); }
-  // Where the device is to put it, and what it has put there once that request has completed.
+  // The place into which the device puts the word. value() has the word once that request has completed.
   auto target(std::uint32_t place) const noexcept {
     auto span = registration_->local().all().front();
     span.address += place * sizeof(std::uint64_t);
@@ -63,13 +64,13 @@ class FenceWords {
     return span;
   }
   std::uint64_t value(std::uint32_t place) const noexcept { return landed_[place]; }
-  // Where a packet's bytes land that nobody looks at.
+  // A place for a packet whose bytes are not looked at.
   auto nowhere() const noexcept { return target(kMostQuestions); }
 
  private:
-  // A question is a page's worth of time: few are under way at once, and more wait for these.
+  // A question takes about as long as a page, so few are under way at once; further ones wait for a place.
   static constexpr std::uint32_t kMostQuestions = 512;
-  static constexpr std::uint32_t kPacketWords = 4096 / sizeof(std::uint64_t);  // of the largest there are
+  static constexpr std::uint32_t kPacketWords = 4096 / sizeof(std::uint64_t);  // of the largest packet
 
   FenceWords(Register register_memory, const FenceTable& table)
       : register_(std::move(register_memory)), table_(table), landed_(kMostQuestions + kPacketWords) {}
@@ -79,7 +80,7 @@ class FenceWords {
   std::map<std::uint32_t, std::shared_ptr<const Registration>> shared_;  // by the first slot
   std::vector<std::uint64_t> landed_;
   std::vector<std::uint32_t> free_;
-  std::shared_ptr<const Registration> registration_;  // of landed_: ends before it
+  std::shared_ptr<const Registration> registration_;  // of landed_, so it must end first
 };
 
 }  // namespace kvxfer

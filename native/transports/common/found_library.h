@@ -1,4 +1,4 @@
-// A library that is opened at run time: which of its copies a process has or would open.
+// Finds and opens a library at run time, and says which of its copies this process has open or would open.
 #pragma once
 
 #include <initializer_list>
@@ -11,29 +11,31 @@
 
 namespace kvxfer::found_library {
 
-// With the slash; "" of a name alone.
+// With the slash; "" for a name without a folder.
 std::string folder_of(const std::string& path);
-// Of the file that has it; "" where that is not known.
+// The file that a symbol comes from; "" where that is not known.
 std::string path_of(const void* symbol);
-// Of one that this process has open, by the beginning of its file's name ("libucp.so."); "" where there is none. Another
-// package's copy counts. That of a wheel with a hash in its name does not.
+// The file of a library that this process has open, found by the beginning of its name ("libucp.so."); ""
+// where there is none. A copy that another package opened counts. A wheel's copy with a hash in its name does
+// not.
 std::string opened(std::string_view prefix);
-// Where the dynamic linker looks on most systems; "" where it would find none.
+// The file that the dynamic linker would find on most systems; "" where it would find none.
 std::string of_system(const std::string& name);
-// What this process's environment has with this prefix ("UCX_"), in words and brackets; "" for nothing: what a person sees
-// to when a library says that it has nothing to offer.
+// The environment variables with this prefix ("UCX_"), in words and brackets; "" for none. An error names
+// them when a library has nothing to offer, since a person can change them.
 std::string environment(std::string_view prefix);
 
 struct Opened {
   void* handle = nullptr;  // never closed: such a library opens others, with threads and state of their own
-  std::string before;  // the file of one that was open already, and is taken
-  std::string why;  // none could be
+  std::string before;  // the file of a copy that was open already, and is used
+  std::string why;  // why none could be opened
 };
-// One that the process has open already, else `file`, else the first of `files` that can be. A process has one: two would
-// each replace the same functions of the C library, or the same device's state.
+// Uses the copy that the process has open already; else opens `file`; else the first of `files` that can be
+// opened. A process has one copy: two would each replace the same functions of the C library, or the same
+// device's state.
 Opened open(std::string_view prefix, const std::string& file, std::initializer_list<std::string> files);
 
-// The one of a process, with its functions. Library has a `path`.
+// The one copy that a process uses, with its functions. Library has a `path`.
 template <class Library>
 class OnePerProcess {
  public:
@@ -41,7 +43,7 @@ class OnePerProcess {
     Library library{};
     Status status;
   };
-  // The first call decides, where it finds one.
+  // The first call that finds a library decides which one the process uses.
   Result<const Library*> load(const std::string& file, Loaded (*its_load)(const std::string& file)) {
     const std::lock_guard lock(mutex_);
     if (!loaded_ || (!loaded_->status.ok() && file != first_file_)) {

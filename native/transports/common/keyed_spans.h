@@ -1,4 +1,4 @@
-// Memory of a region as a device or a library reaches it: spans, each under a key.
+// A region's memory as a device or a library reaches it: spans, each with a key.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace kvxfer {
 
-// Bytes [offset, end) of a region, from its base, which are reached at `address` under `key`.
+// Bytes [offset, end) of a region, counted from its base. A device reaches them at `address` with `key`.
 template <class Key>
 struct KeyedSpanOf {
   std::uint64_t offset, end, address;
@@ -17,13 +17,13 @@ struct KeyedSpanOf {
   bool contains(std::uint64_t at) const noexcept { return at - offset < end - offset; }  // wraps below offset
 };
 
-// Ascending, apart from each other.
+// Spans in ascending order that do not touch.
 template <class Key>
 class KeyedSpansOf {
  public:
   void push_back(const KeyedSpanOf<Key>& span) { spans_.push_back(span); }
   const std::vector<KeyedSpanOf<Key>>& all() const noexcept { return spans_; }
-  // Null: no span has that byte.
+  // The span that holds this byte; null: none.
   const KeyedSpanOf<Key>* find(std::uint64_t offset) const noexcept {
     const auto after =
         std::upper_bound(spans_.begin(), spans_.end(), offset,

@@ -83,7 +83,7 @@ Status MessageChannel::flush(Reactor& reactor) {
 
 Result<MessageChannel::Received> MessageChannel::receive() {
   for (;;) {
-    // Never beyond the message: what follows may bring a descriptor of its own.
+    // Reads no further than this message: the next one may bring a descriptor of its own.
     iovec rest{incoming_.data() + incoming_nbytes_, incoming_.size() - incoming_nbytes_};
     msghdr header{};
     header.msg_iov = &rest;

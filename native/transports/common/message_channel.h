@@ -1,5 +1,5 @@
-// A rail's socket for what is not pages: whole messages of one size, each with at most one descriptor where it is a
-// unix socket.
+// A rail's socket for everything but pages. It carries whole messages of one size; on a unix socket each may
+// bring one descriptor.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,15 +18,15 @@ namespace kvxfer {
 // A descriptor of ours that goes to peers.
 using SharedFd = std::shared_ptr<const GuardedFd>;
 inline SharedFd share(UniqueFd fd) { return std::make_shared<const GuardedFd>(std::move(fd)); }
-SharedFd share_copy_of(int fd);  // points to no descriptor where there is no room for one
+SharedFd share_copy_of(int fd);  // holds no descriptor if the process can open no more
 
 class MessageChannel {
  public:
   MessageChannel(UniqueFd socket, std::size_t message_nbytes, std::shared_ptr<Cipher> cipher = nullptr)
       : socket_(std::move(socket)), cipher_(std::move(cipher)), incoming_(message_nbytes) {}
   int fd() const noexcept { return socket_.get(); }
-  GuardedFd release() noexcept { return std::move(socket_); }  // the end of the channel, not of the socket
-  void close() noexcept {  // with the descriptors that were to go out
+  GuardedFd release() noexcept { return std::move(socket_); }  // ends the channel, not the socket
+  void close() noexcept {  // also drops descriptors that were not sent yet
     socket_ = {};
     outbox_.clear();
   }
@@ -34,23 +34,24 @@ class MessageChannel {
   void queue(std::span<const std::byte> message, SharedFd attached = nullptr);
   // Writes what the socket takes. Not ok: the channel is dead.
   Status flush();
-  // The same, of a socket that this reactor watches: for room as well, while there is more to write.
+  // As flush(), for a socket that this reactor watches: it also watches for room while more is to be written.
   Status flush(Reactor& reactor);
   std::size_t num_queued() const noexcept { return outbox_.size(); }
-  // Has the peer read all that was queued? Until then the kernel holds the descriptors that it has not.
+  // True once the peer has read all that was queued. Until then the kernel holds descriptors that the peer
+  // has not taken.
   bool is_read() const noexcept;
 
   struct Received {
-    std::span<const std::byte> message;  // until the next call; empty: nothing whole has come yet
+    std::span<const std::byte> message;  // valid until the next call; empty: no whole message yet
     UniqueFd fd;  // if one came with it
   };
-  // The next whole message. Not ok: closed, or more descriptors than may come.
+  // The next whole message. Not ok: the peer closed the socket, or sent more descriptors than it may.
   Result<Received> receive();
 
  private:
   struct Outgoing {
     std::vector<std::byte> message;
-    SharedFd attached;  // held until it is on its way
+    SharedFd attached;  // held until the message is sent
   };
   ssize_t send(msghdr& message) noexcept;
   ssize_t receive(msghdr& message) noexcept;
@@ -60,7 +61,7 @@ class MessageChannel {
   Status failure(const char* call) const;  // by errno
 
   GuardedFd socket_;
-  std::shared_ptr<Cipher> cipher_;  // null: the socket is plain. Descriptors go over plain ones alone
+  std::shared_ptr<Cipher> cipher_;  // null: the socket is plain. Descriptors need a plain one
   std::deque<Outgoing> outbox_;
   std::size_t sent_nbytes_ = 0;  // of outbox_.front()
   bool watches_room_ = false;

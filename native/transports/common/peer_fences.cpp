@@ -13,13 +13,13 @@ Completion check_fence(const std::atomic<std::uint64_t>* word, const Work& work,
   if (word == nullptr)
     return failed(work.id, Code::kInternal,
                   says("there is no fence slot " + std::to_string(work.fence_slot)));
-  // Reader's half of a seqlock; FenceTable::bump is the writer's. The pages were read first, in earlier work:
-  // by plain or vector loads, by the kernel, or by a GPU whose end was acquired. The acquire fence keeps all of
-  // those before the load of the word. The source stores to the word before it lets anyone write to the pages.
-  // So had we read a single byte written after the right ended, we would now see the new word: an old word
-  // proves that every byte read is the transfer's own. Lines that were prefetched do not weaken this: caches
-  // are coherent, and a load is what counts, not when the line came. Our own stores (non-temporal or not) do
-  // not take part; copy_fence is for those who read the destination.
+  // This is the reader's half of a seqlock; FenceTable::bump is the writer's. Earlier works read the pages
+  // first: by plain or vector loads, by the kernel, or by a GPU whose end was acquired. The acquire fence
+  // keeps all of those loads before the load of the word. The source stores the word before it lets anyone
+  // write to the pages. If we had read a single byte that was written after the right ended, we would now see
+  // the new word. So an old word proves that every byte read is the transfer's own. Prefetched lines do not
+  // weaken this: caches are coherent, and what counts is the load, not when the line came. Our own stores
+  // (non-temporal or not) do not take part; copy_fence is for readers of the destination.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (word->load(std::memory_order_relaxed) != work.fence_generation)
     return failed(work.id, Code::kLeaseEnded,
@@ -32,8 +32,9 @@ Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_n
   if (announced_nbytes != slots.nbytes())
     return Status(Code::kRailFailed, "its fence table has " + std::to_string(announced_nbytes) +
                                          " bytes, not " + std::to_string(slots.nbytes()));
-  // Not against holes: a table of this size lies in no reserved huge pages, so where a kernel before 5.1 lets
-  // its owner punch it, its words read as 0 and the owner's own fences say that they moved on.
+  // Holes need no check. A table of this size lies in no reserved huge pages. Where a kernel before 5.1 lets
+  // the owner punch a hole into it, its words read as 0, and the owner's own fences report that they moved
+  // on.
   if (Status usable = check_memfd(fd.get(), announced_nbytes); !usable.ok()) return usable;
   Result<PeerMapping> mapping = PeerMapping::map(fd.get(), announced_nbytes);
   if (!mapping.ok()) return mapping.status();

@@ -1,5 +1,5 @@
-// Fence tables between processes of one host: a peer's, mapped here, says whether the right that bytes were read under
-// still stood; our own goes to peers.
+// Fence tables between processes of one host. A peer's table, mapped here, tells whether the right still held
+// under which bytes were read. Our own table goes to peers.
 #pragma once
 
 #include <atomic>
@@ -14,19 +14,20 @@
 
 namespace kvxfer {
 
-// Compares the source's word once all bytes of the work's transfer are read: done, or kLeaseEnded.
-// `word` is that of the work's slot, null where the peer has none.
+// Compares the source's fence word, after all bytes of the work's transfer were read. Ends with done, or with
+// kLeaseEnded. `word` is the word of the work's slot; null: the peer has none.
 Completion check_fence(const std::atomic<std::uint64_t>* word, const Work& work, std::string_view rail,
                        const std::string& peer_name);
 
 class PeerFences {
  public:
-  PeerFences() = default;  // of none
-  // Of a descriptor that came with a hello, which says how long its memory is: the slots of the session.
+  PeerFences() = default;  // maps nothing
+  // Maps the descriptor that came with a hello. The hello announces its length, which must be that of the
+  // session's slots.
   static Result<PeerFences> map(const UniqueFd& fd, std::uint64_t announced_nbytes,
                                 const FenceSlotRange& slots);
 
-  // Null: nothing is mapped for that slot, which is a peer's number.
+  // The word of a slot, which is a number from the peer; null: nothing is mapped for it.
   const std::atomic<std::uint64_t>* word(std::uint32_t slot) const noexcept {
     if (!slots_.contains(slot)) return nullptr;
     return reinterpret_cast<const std::atomic<std::uint64_t>*>(mapping_.data()) + (slot - slots_.first);
@@ -37,11 +38,11 @@ class PeerFences {
   FenceSlotRange slots_;
 };
 
-// Our own table, as it goes to peers.
+// Our own table, as peers receive it.
 class OwnFences {
  public:
   explicit OwnFences(const FenceTable& table) : table_(table) {}
-  // Not ok: its memory or a descriptor is not to be had. Afterwards fd() is there.
+  // Prepares fd(). Not ok: its memory or a descriptor could not be had.
   Status share(const FenceSlotRange& slots);
   const SharedFd& fd(const FenceSlotRange& slots) const { return fds_.at(slots.first); }
 

@@ -20,9 +20,10 @@ namespace {
 
 constexpr std::size_t kHugePageNbytes = 2 * 1024 * 1024;
 constexpr std::uint64_t kMaxMemfdNbytes = std::uint64_t{1} << 44;  // 16 TiB: of a 128 TiB address space
-// 256 base pages at about 1 us each in a virtual machine: as long as a piece. Huge pages cost less.
+// 256 base pages at about 1 us each in a virtual machine: together as long as a piece takes. Huge pages cost
+// less.
 constexpr std::size_t kPopulateNbytes = 1024 * 1024;
-// Of reserved huge pages as many as that takes.
+// As many reserved huge pages as can be entered in that time.
 constexpr std::size_t kPopulateHugetlbNbytes = 64 * kHugePageNbytes;
 constexpr decltype(statfs::f_type) kHugetlbMagic = 0x958458f6;
 
@@ -63,7 +64,7 @@ Result<PeerMapping> PeerMapping::map(int fd, std::uint64_t nbytes) {
   mapping.nbytes_ = nbytes;
   mapping.filled_nbytes_ = filled_nbytes(file);
   mapping.is_hugetlb_ = system.f_type == kHugetlbMagic;
-  // Beginning on a huge page, so that huge pages of the file can be mapped whole.
+  // The mapping begins on a huge page, so that huge pages of the file can be mapped whole.
   mapping.reserved_nbytes_ = nbytes + kHugePageNbytes;
   void* reserved = ::mmap(nullptr, mapping.reserved_nbytes_, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -74,7 +75,7 @@ Result<PeerMapping> PeerMapping::map(int fd, std::uint64_t nbytes) {
   if (::mmap(data, nbytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
     return Status::from_errno("mmap of its memfd of " + std::to_string(nbytes) + " bytes", errno);
   mapping.data_ = data;
-  static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // a wish
+  static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // the kernel may refuse
   static_cast<void>(::madvise(data, nbytes, MADV_DONTFORK));  // a child would keep the peer's memory
   return mapping;
 }
@@ -91,7 +92,7 @@ Status PeerMapping::populate_some() {
           "its memfd of reserved huge pages could not be read in advance "
           "(MADV_POPULATE_READ, Linux 5.14), and a missing page would end this process",
           errno);
-    // An older kernel, a lack of memory for tables: page faults do the same, later.
+    // An older kernel, or no memory for page tables: then page faults enter the pages later.
     populated_nbytes_ = nbytes_;
     return {};
   }

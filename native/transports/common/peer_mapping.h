@@ -9,12 +9,13 @@
 
 namespace kvxfer {
 
-// May this descriptor from a peer be read? It must be a memfd of exactly the announced size that can never
-// shrink, with all of its pages there: else the peer could end this process by SIGBUS, or have our reads
-// take memory in its place. Whether pages can go later is is_sealed_against_holes (core/system/memfd.h).
+// Checks that this process may read a peer's descriptor. It must be a memfd of exactly the announced size
+// that can never shrink, with all of its pages there. Else the peer could end this process by SIGBUS, or our
+// reads would allocate memory on the peer's behalf. is_sealed_against_holes (core/system/memfd.h) tells
+// whether pages can go later.
 Status check_memfd(int fd, std::uint64_t announced_nbytes);
 
-// What reads it may be any threads, whoever drives alone populates it.
+// Any thread may read through it; only the driving thread populates it.
 class PeerMapping {
  public:
   PeerMapping() = default;
@@ -22,21 +23,23 @@ class PeerMapping {
   PeerMapping& operator=(PeerMapping&& other) noexcept;
   ~PeerMapping();
 
-  // Of a descriptor that passed check_memfd, and stays open for as long as this is asked anything.
+  // Maps a descriptor that passed check_memfd. The caller keeps the descriptor open for as long as it uses
+  // the mapping.
   static Result<PeerMapping> map(int fd, std::uint64_t nbytes);
 
   explicit operator bool() const noexcept { return data_ != nullptr; }
   const std::byte* data() const noexcept { return data_; }
 
-  // Enters some more of the memory into our page tables, so that no copy waits for page faults;
-  // a part at a time, because a pool is large and callers have other things to do. Not ok: the
-  // memory must not be read any more, in words.
+  // Enters some more of the memory into our page tables, so that no copy waits for page faults. It does a
+  // part at a time, because a pool is large and callers have other things to do. Not ok: the memory must not
+  // be read any more, in words.
   Status populate_some();
   bool populated() const noexcept { return populated_nbytes_ >= nbytes_; }
-  // May it be read? Reserved huge pages, which can run out, only once all of them are in the page tables.
+  // Whether it may be read. Reserved huge pages can run out, so they may be read only once all of them are in
+  // the page tables.
   bool readable() const noexcept { return !is_hugetlb_ || populated(); }
-  // To be asked after reads: not ok where one of them found a hole. How full a file is can be feigned by
-  // pages behind its end, so a hole is found when the file grows by a read: one read's worth at most.
+  // The caller asks this after reads; not ok where one of them found a hole. Pages behind the file's end can
+  // feign how full it is, so a hole shows only when a read makes the file grow: one read's worth at most.
   Status check_holes() const;
 
  private:

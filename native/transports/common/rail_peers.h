@@ -1,5 +1,6 @@
-// What all rails have in common whose socket carries no pages: for each peer that socket, over which the two say to each
-// other what they need to move pages another way (side_channel.h), and the works that wait for their turn.
+// The common part of all rails whose socket carries no pages. It keeps each peer's socket, over which the two
+// ends exchange what they need to move pages another way (side_channel.h), and the peer's works that wait for
+// their turn.
 //
 // A transport derives from RailPeers<Peer>, with a Peer of its own that derives from RailPeer<Message>.
 #pragma once
@@ -39,12 +40,12 @@ struct RailPeer {
 
   const PeerId id;
   const std::string name;
-  const std::shared_ptr<Budget> budget;  // what it may make us hold; null: anything
+  const std::shared_ptr<Budget> budget;  // limits what it may make us hold; null: no limit
   const FenceSlotRange fence_slots;
   SideChannel<Message> channel;
   bool up = false, down = false;
   WorkQueue queue;
-  // The work that is copied a slice at a time, where the processor copies (copying_rail.h).
+  // The work that the processor copies, a slice at a time (copying_rail.h).
   struct Copy {
     Copy(Work its, const SlicedCopy& its_slices, std::uint64_t end)
         : work(std::move(its)), slices(its_slices), src_end(end) {}
@@ -54,8 +55,8 @@ struct RailPeer {
   };
   std::optional<Copy> copy;
 
-  bool is_active = false;  // stands in the list of those that may have something to do
-  std::size_t num_unread = 0;  // told since it was seen to have read everything
+  bool is_active = false;  // is in active_
+  std::size_t num_unread = 0;  // messages since it had last read everything
 };
 
 template <class Peer>
@@ -69,7 +70,7 @@ class RailPeers : public Transport {
       if (!entry->peer.down) reactor_.remove(entry->peer.channel.fd());
   }
 
-  // Afterwards nothing begins for it; `forget` says when it is gone.
+  // Nothing begins for this peer afterwards; `forget` decides when it is erased.
   void disconnect(PeerId id) noexcept override {
     Peer* const peer = find(id);
     if (peer == nullptr) return;
@@ -95,7 +96,8 @@ class RailPeers : public Transport {
     return posted;
   }
 
-  // What is queued or between two slices can end here; what other threads copy ends when they have left it.
+  // A work that is queued or between two slices ends here. A work that other threads copy ends when they have
+  // left it.
   void cancel(std::span<const WorkId> works) noexcept override {
     for (const WorkId id : works) {
       Peer* const peer = peer_of(id);
@@ -121,38 +123,39 @@ class RailPeers : public Transport {
  protected:
   explicit RailPeers(Reactor& reactor) : reactor_(reactor) {}
 
-  // ---- what a transport says of itself ----
+  // ---- what a transport defines ----
 
-  // What a peer is told first: the hello, and what it must know of us.
+  // Sends a peer the first messages: the hello, and what it must know about us.
   virtual void greet(Peer& peer) = 0;
-  // The peer's first message. Not ok: the rail to it fails.
+  // Takes the peer's first message. Not ok: the rail to it fails.
   virtual Status on_hello(Peer& peer, const Message& message, UniqueFd fd) = 0;
-  // Any later one, likewise.
+  // Takes any later message. Not ok: the rail fails.
   virtual Status on_message(Peer& peer, const Message& message, UniqueFd fd) = 0;
-  // Is the rail up with the peer's hello? Where not, come_up says when.
+  // Whether the rail is up with the peer's hello. If not, the transport calls come_up() later.
   virtual bool is_up_with_hello() const noexcept { return true; }
-  // Its rail has failed: lets go of what it had.
+  // The rail to this peer has failed: releases what was kept for it.
   virtual void on_down(Peer& peer) = 0;
-  // It was disconnected. Erases it, at once or later.
+  // The peer was disconnected. Erases it, at once or later.
   virtual void forget(Peer& peer) noexcept { erase(peer); }
-  // May the work run, or does it wait for something that the peer has yet to say? What will fail may.
+  // Whether the work may run, or waits for something that the peer has yet to say. A work that will fail may
+  // run.
   virtual bool can_run(const Peer&, const Work&) const noexcept { return true; }
-  // False: none of its works can, whichever they are, so that they need not be looked through.
+  // False: none of the peer's works can run, so its queue need not be searched.
   virtual bool takes_works(const Peer&) const noexcept { return true; }
-  // Has it begun a work, which can go on now?
+  // Whether a work that has begun can go on now.
   virtual bool can_go_on(const Peer& peer) const noexcept { return peer.copy.has_value(); }
-  // Has it something to do besides its works?
+  // Whether the peer needs time for something besides its works.
   virtual bool wants_time(const Peer&) const noexcept { return false; }
-  // Works that other threads copy: one of them, or all of a peer that may be gone next, are to end, as soon as they
-  // can and with that code.
+  // Works that other threads copy, either one of them or all of one peer's, are to end as soon as they can,
+  // with this code. The peer may be erased afterwards.
   virtual void stop_shared(WorkId) noexcept {}
   virtual void stop_shared(PeerId, Code, std::string_view) noexcept {}
-  // What peers are told of at present, in messages.
+  // How many messages describe what peers are currently told of.
   virtual std::size_t num_told() const noexcept { return 0; }
 
   // ---- peers ----
 
-  // Connects one, whose constructor takes (number, socket, info, more...).
+  // Connects a peer. Its constructor takes (number, socket, info, more...).
   template <class... More>
   Result<PeerId> add_peer(UniqueFd socket, const ConnectInfo& info, More&&... more) {
     const PeerId id = next_peer_++;
@@ -176,7 +179,7 @@ class RailPeers : public Transport {
     }
     return id;
   }
-  // The end of a socket whose peer is not connected, and hears why. Returns that, in this transport's words.
+  // Tells the peer why it is refused, and closes the socket. Returns the reason in this transport's words.
   Status refuse(UniqueFd socket, const ConnectInfo& info, const Status& why) {
     SideChannel<Message>(std::move(socket), info.cipher).say_why(why.message());
     return {why.code(), words(why.message())};
@@ -185,7 +188,7 @@ class RailPeers : public Transport {
     const auto found = peers_.find(id);
     return found == peers_.end() ? nullptr : &found->second->peer;
   }
-  // Of those that are up, for attach and the like.
+  // A peer that is up, for attach and the like.
   Result<Peer*> find_up(PeerId id) const {
     Peer* const peer = find(id);
     if (peer != nullptr && peer->up && !peer->down) return peer;
@@ -199,7 +202,7 @@ class RailPeers : public Transport {
     if (peer.is_active) std::erase(active_, &peer);
     peers_.erase(peer.id);
   }
-  // Whose work it is that has not ended; null for none.
+  // The peer of a work that has not ended; null: there is no such work.
   Peer* peer_of(WorkId work) const noexcept { return find(index_.find(work)); }
   void come_up(Peer& peer) noexcept {
     peer.up = true;
@@ -211,8 +214,8 @@ class RailPeers : public Transport {
     peer.is_active = true;
   }
 
-  // A message of ours. A peer that reads none of them keeps what goes with them: descriptors, and the memory of
-  // those that are deregistered. It may be behind by what there is to tell, and a little.
+  // Sends a message of ours. A peer that reads none of them makes us keep what goes with them: descriptors,
+  // and the memory of regions that were deregistered. So the number of unread messages is bounded (kMostUnread).
   void tell(Peer& peer, const Message& message, SharedFd fd = nullptr) noexcept {
     if (peer.down) return;
     try {
@@ -230,19 +233,19 @@ class RailPeers : public Transport {
     for_each_peer([&](Peer& peer) { tell(peer, message, fd); });
   }
 
-  // The rail to it is down. Takes no memory but for its words.
+  // Takes the rail to this peer down. Needs no memory but for its words.
   static constexpr std::string_view kNoMemory = "there is no memory for what it carries";
   void fail(Peer& peer, std::string_view why) noexcept {
     if (peer.down) return;
     std::string detail;
     try {
       peer.channel.say_why(why);
-    } catch (const std::bad_alloc&) {  // that it closes says enough
+    } catch (const std::bad_alloc&) {  // closing is enough
     }
     go_down(peer);
     try {
       detail = words("the rail to " + peer.name + " is down: " + std::string(why));
-    } catch (const std::bad_alloc&) {  // its end says enough
+    } catch (const std::bad_alloc&) {  // the completion is enough
     }
     end_works(peer, Code::kRailFailed, detail);
     ready_.rail_down(peer.id, detail);
@@ -251,7 +254,7 @@ class RailPeers : public Transport {
 
   // ---- works ----
 
-  // Whose turn it is, round about; null where there is nothing to do. It stays its turn until end_turn().
+  // The peer whose turn it is, round robin; null: there is nothing to do. It keeps its turn until end_turn().
   Peer* next_turn() {
     for (std::size_t left = active_.size(); left > 0; --left) {
       if (turn_ >= active_.size()) turn_ = 0;
@@ -272,7 +275,7 @@ class RailPeers : public Transport {
     if (peer.queue.empty() || !takes_works(peer)) return false;
     return can_run(peer, peer.queue[0]) || first_that_runs(peer) != peer.queue.size();
   }
-  // The first of its works, of which there are some, that can run; queue.size() where none can.
+  // The first work that can run; queue.size() where none can. The queue is not empty.
   std::size_t first_that_runs(const Peer& peer) const {
     if (can_run(peer, peer.queue[0])) return 0;  // nearly always
     return peer.queue.first([&](const Work& work) { return can_run(peer, work); });
@@ -292,12 +295,12 @@ class RailPeers : public Transport {
     return std::string(this->capabilities().name) + ": " + std::string(what);
   }
 
-  CompletionQueue ready_;  // to be told
+  CompletionQueue ready_;  // completions for poll's caller
 
  private:
-  // Beside twice what there is to tell: 128 pools that come and go while a peer does not run.
+  // Added to twice what there is to tell: 128 pools may come and go while a peer does not run.
   static constexpr std::size_t kMostUnread = 256;
-  // Of one peer, before others are heard.
+  // Messages of one peer before other peers are heard.
   static constexpr int kMostAtOnce = 64;
 
   struct Entry final : Reactor::Handler {
@@ -350,7 +353,7 @@ class RailPeers : public Transport {
     }
   }
 
-  // What has arrived. The reactor calls again while there is more.
+  // Takes in what has arrived. The reactor calls again while there is more.
   Status receive(Peer& peer) {
     for (int i = 0; i < kMostAtOnce && !peer.down; ++i) {
       auto next = peer.channel.receive();

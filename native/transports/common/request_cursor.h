@@ -1,4 +1,5 @@
-// A place within a piece, from which its runs become requests as a device or a library takes them.
+// A place within a piece. From there on the cursor turns the piece's runs into requests for a device or a
+// library.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +11,24 @@
 
 namespace kvxfer {
 
-// The cells of copy_program.h run by run, of programs without conversions, resumable: a piece may have more runs than
-// a chain takes, and a run more bytes than a request. The move and the spans outlive the cursor.
+// Walks the cells of copy_program.h run by run, for programs without conversions. It can stop and go on: a
+// piece may have more runs than a chain takes, and a run more bytes than a request. The move and the spans
+// outlive the cursor.
 //
-// Chain: what the runs are added to, by `std::uint64_t add(remote, remote_key, local, local_key, nbytes)`: how many bytes
-// of it found room, 0 where it is full.
+// Chain: takes the runs by `std::uint64_t add(remote, remote_key, local, local_key, nbytes)`, which returns
+// how many of the bytes found room; 0: the chain is full.
 template <class Key>
 class RequestCursorOf {
  public:
   enum class Stop : std::uint8_t {
     kDone,     // all of the piece is named
-    kFull,     // the chain is
-    kTired,    // as many runs were looked at as were allowed
+    kFull,     // the chain is full
+    kTired,    // the allowed number of runs was looked at
     kOutside,  // a run is in no span: outside() says at which end
   };
 
   RequestCursorOf() = default;
-  // Of READs `local` is the destination, of WRITEs the source.
+  // For READs `local` is the destination, for WRITEs the source.
   RequestCursorOf(const Move& move, std::uint32_t piece, const KeyedSpansOf<Key>& remote,
                   const KeyedSpansOf<Key>& local, Side local_side) noexcept
       : move_(&move),
@@ -35,7 +37,7 @@ class RequestCursorOf {
         src_(is_write_ ? &local : &remote),
         dst_(is_write_ ? &remote : &local) {}
 
-  // Adds what comes next to the chain, and takes from `num_runs` what it looked at.
+  // Adds the next runs to the chain. Subtracts the runs that it looked at from `num_runs`.
   template <class Chain>
   Stop advance(Chain& chain, std::uint32_t& num_runs) noexcept {
     const CopyProgram& program = *move_->program;
@@ -66,11 +68,11 @@ class RequestCursorOf {
     return Stop::kDone;
   }
 
-  // Of a run that was in no span.
+  // The side at which a run was in no span.
   Side outside() const noexcept { return outside_; }
 
  private:
-  // What is left of a run.
+  // Adds the rest of a run.
   template <class Chain>
   Stop add(Chain& chain, std::uint32_t& num_runs, std::uint64_t src, std::uint64_t dst,
            std::uint64_t nbytes) noexcept {
@@ -78,7 +80,7 @@ class RequestCursorOf {
       if (num_runs == 0) return Stop::kTired;
       --num_runs;
       const std::uint64_t from = src + within_, to = dst + within_;
-      // Runs follow each other within a span, nearly always.
+      // A run nearly always lies in the same span as the one before it.
       if (src_span_ == nullptr || !src_span_->contains(from)) {
         src_span_ = src_->find(from);
         if (src_span_ == nullptr) return outside(Side::kSrc);

@@ -1,5 +1,6 @@
-// What the ends of one rail say to each other over its socket, beside the pages: messages of one kind of
-// transport, of which the first is a hello. Whoever ends the rail says why, in words, before it closes its end.
+// Messages that the two ends of a rail exchange over its socket, beside the pages. Each kind of transport has
+// its own; the first one is a hello. An end that gives the rail up sends the reason in words before it closes
+// its socket.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 
 namespace kvxfer {
 
-// A peer's words as far as they are printable, in ASCII; the rest is shown as "?".
+// A peer's words with everything but printable ASCII shown as "?".
 inline std::string printable(std::string_view words) {
   std::string shown(words);
   for (char& each : shown)
@@ -26,13 +27,13 @@ inline std::string printable(std::string_view words) {
   return shown;
 }
 
-// Message: what goes over the wire as it lies in memory. It says itself what of it a peer may say:
-// `bool is_of_this_version() const`, `bool is_hello() const`, and of the rest `Status check(bool has_fd) const`.
+// Message: goes over the wire as it lies in memory. It decides what a peer may say: `bool
+// is_of_this_version() const`, `bool is_hello() const`, and `Status check(bool has_fd) const` for all else.
 template <class Message>
 class SideChannel {
   static_assert(std::is_trivially_copyable_v<Message>);
 
-  // As large as a message, so that it goes where those do; words that are longer take several.
+  // As large as a message, so that it can be sent like one. Longer words take several.
   struct Words {
     std::array<char, 4> magic{'k', 'v', 'w', '1'};
     std::array<char, sizeof(Message) - 4> text{};  // ends with zeros
@@ -40,7 +41,7 @@ class SideChannel {
   static_assert(sizeof(Words) == sizeof(Message));
 
  public:
-  // Of a peer's words.
+  // The most that is kept of a peer's words, in bytes.
   static constexpr std::size_t kMostWords = 512;
 
   struct Received {
@@ -59,7 +60,7 @@ class SideChannel {
   void queue(const Message& message, SharedFd attached = nullptr) {
     channel_.queue(std::as_bytes(std::span(&message, 1)), std::move(attached));
   }
-  // Why this end is about to close, as far as the socket takes it at once.
+  // Says why this end is about to close. What the socket does not take at once is not sent.
   void say_why(std::string_view why) {
     for (why = why.substr(0, kMostWords); !why.empty();) {
       Words words;
@@ -68,12 +69,12 @@ class SideChannel {
     }
     static_cast<void>(channel_.flush());
   }
-  // As MessageChannel's. Not ok: with what the peer said of it, likewise.
+  // As MessageChannel's. An error also has the reason that the peer gave.
   Status flush() { return explained(channel_.flush()); }
   Status flush(Reactor& reactor) { return explained(channel_.flush(reactor)); }
 
-  // The next whole message, or nothing yet. Not ok: closed, with what the peer said of it, or not what a peer may say
-  // here and now.
+  // The next whole message, or nothing yet. Not ok: the socket is closed, with the reason that the peer gave;
+  // or the message is one that the peer may not send now.
   Result<std::optional<Received>> receive() {
     Result<MessageChannel::Received> next = channel_.receive();
     if (!next.ok()) return explained(next.status());
@@ -91,10 +92,10 @@ class SideChannel {
   }
 
  private:
-  // Messages that are read for words alone, once there is nothing more to say.
+  // How many messages are read from a dead channel, only to find the peer's reason.
   static constexpr int kMostUnread = 64;
 
-  // False: it is no such message.
+  // False: the message holds no words.
   bool hear_why(std::span<const std::byte> message) {
     Words words;
     std::memcpy(&words, message.data(), sizeof words);
@@ -104,7 +105,8 @@ class SideChannel {
     why_.append(words.text.data(), std::min(nbytes, kMostWords - why_.size()));
     return true;
   }
-  // Of a channel that is dead. What could not be sent is seen before what the peer sent, at times.
+  // Adds the peer's reason to the error of a dead channel. A failed send can show before the peer's last
+  // messages are read.
   Status explained(Status status) {
     for (int i = 0; !status.ok() && i < kMostUnread; ++i) {
       const auto next = channel_.receive();
@@ -117,7 +119,7 @@ class SideChannel {
 
   MessageChannel channel_;
   bool greeted_ = false;
-  std::string why_;  // the peer's, of its end
+  std::string why_;  // why the peer closed its end
 };
 
 }  // namespace kvxfer

@@ -25,9 +25,9 @@ class WorkQueue {
     return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
   }
 
-  // False where the work is not here: it has begun, or was never posted.
+  // False: the work is not here. It has begun, or was never posted.
   bool withdraw(WorkId id) {
-    // Whoever posts counts upwards, as a rule.
+    // Work ids usually ascend in the order of their posts.
     auto found = std::lower_bound(works_.begin(), works_.end(), id,
                                   [](const Work& work, WorkId wanted) { return work.id < wanted; });
     if (found == works_.end() || found->id != id)
@@ -40,7 +40,7 @@ class WorkQueue {
   bool empty() const noexcept { return works_.empty(); }
   std::size_t size() const noexcept { return works_.size(); }
   const Work& operator[](std::size_t index) const noexcept { return works_[index]; }
-  // The first that can run; size() where none can. No order was promised.
+  // The first work that can run; size() where none can. Works need no order.
   template <class CanRun>
   std::size_t first(CanRun can_run) const {
     return static_cast<std::size_t>(std::find_if(works_.begin(), works_.end(), can_run) - works_.begin());
@@ -60,8 +60,8 @@ class WorkQueue {
   std::deque<Work> works_;
 };
 
-// Which peer each work of a rail is for, until it ends: what withdraws one need not ask them all. A hash table by
-// open addressing that keeps its memory.
+// Which peer each work of a rail belongs to, until the work ends. So withdrawing a work need not ask every
+// peer. A hash table with open addressing that keeps its memory.
 class WorkIndex {
  public:
   void insert(WorkId work, PeerId peer) {
@@ -71,7 +71,7 @@ class WorkIndex {
     slots_[at] = {work, peer};
     ++num_;
   }
-  // 0: it is not here.
+  // 0: the work is not here.
   PeerId find(WorkId work) const noexcept {
     if (num_ == 0) return 0;
     for (std::size_t at = place(work); slots_[at].peer != 0; at = (at + 1) & mask())
@@ -83,7 +83,7 @@ class WorkIndex {
     std::size_t hole = place(work);
     for (; slots_[hole].work != work || slots_[hole].peer == 0; hole = (hole + 1) & mask())
       if (slots_[hole].peer == 0) return;
-    // What a search would no longer reach moves up.
+    // Moves up each entry that a search would no longer reach.
     for (std::size_t at = (hole + 1) & mask(); slots_[at].peer != 0; at = (at + 1) & mask())
       if (((at - place(slots_[at].work)) & mask()) >= ((at - hole) & mask())) {
         slots_[hole] = slots_[at];
@@ -100,7 +100,7 @@ class WorkIndex {
     PeerId peer = 0;  // 0: free
   };
   std::size_t mask() const noexcept { return slots_.size() - 1; }
-  // Fibonacci hashing: numbers that follow each other lie apart from those that stand still.
+  // Fibonacci hashing keeps works with consecutive numbers apart from those that stay long.
   std::size_t place(WorkId work) const noexcept {
     return static_cast<std::size_t>((work * 0x9e3779b97f4a7c15u) >> shift_);
   }

@@ -34,7 +34,7 @@ constinit const TransportKind cuda_ipc_transport{
     .reach = Reach::kHost,
     .socket = RailSocket::kUnix,
     .rank = 0,
-    .is_default = false,  // it starts CUDA: for agents that ask for it
+    .is_default = false,  // it starts CUDA, so only for agents that ask for it
     .why_off =
         [](const std::vector<GpuPart>& gpus) {
           return std::string(gpus.empty() ? "the agent has no GPU on which kernels run" : "");

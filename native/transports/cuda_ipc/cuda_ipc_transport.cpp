@@ -15,7 +15,7 @@ using cuda_ipc::PeerRegions;
 
 namespace {
 
-// A launch costs 3 us, which is what a GPU copies 8 MiB in.
+// A launch costs 3 us. In that time a GPU copies 8 MiB.
 constexpr std::uint32_t kPieceNbytes = 8 * 1024 * 1024;
 
 }  // namespace
@@ -94,7 +94,7 @@ std::vector<std::string> CudaIpcTransport::give_up_holders(RegionId region) {
          "it was told that memory is deregistered and did not say in time that it has unmapped it; its "
          "process may keep it mapped until it ends");
     if (peer.parted || peer.given_up) return;  // below
-    peer.given_up = true;  // it has not parted, since kernels here still read its memory
+    peer.given_up = true;  // it has not parted, because kernels here still read its memory
     holders_.forget(peer.id);
     names.push_back(peer.name);
   });
@@ -166,7 +166,7 @@ void CudaIpcTransport::settle(Peer& peer) noexcept {
 }
 
 void CudaIpcTransport::part(Peer& peer) {
-  std::set<MemoryId> exported;  // it was told of all
+  std::set<MemoryId> exported;  // it was told of all these allocations
   if (!peer.given_up)
     for (const auto& [id, entry] : exports_.all()) exported.insert(id);
   peer.regions.clear();
@@ -176,7 +176,7 @@ void CudaIpcTransport::part(Peer& peer) {
   peer.parted = true;
 }
 
-// What is under way lands, or ends with the device.
+// What is under way lands, or ends when the device fails.
 void CudaIpcTransport::fail_all(const std::string& why) {
   if (lost_why_.empty()) lost_why_ = why;
   for_each_peer([&](Peer& peer) { fail(peer, why); });
@@ -199,7 +199,7 @@ Status CudaIpcTransport::on_hello(Peer& peer, const Message& message, UniqueFd f
   return {};
 }
 
-// Its owner waits to free it.
+// The memory's owner waits until it may free it.
 Status CudaIpcTransport::on_memory_gone(Peer& peer, MemoryId memory) {
   Result<std::optional<PeerRegions::Mapped>> mapped = peer.regions.take_back(memory);
   if (!mapped.ok()) return mapped.status();
@@ -235,14 +235,14 @@ bool CudaIpcTransport::busy() const noexcept { return !flights_.empty() || RailP
 
 bool CudaIpcTransport::wants_poll() const noexcept { return !flights_.empty() || RailPeers::wants_poll(); }
 
-// Work waits while its region's memory is still on its way. Whatever will fail runs at once.
+// A work waits while its region's memory has not been told of yet. A work that will fail runs at once.
 bool CudaIpcTransport::can_run(const Peer& peer, const Work& work) const noexcept {
   if (work.kind != WorkKind::kFetch) return true;
   const PeerRegions::Region* const region = peer.regions.find(work.move->remote_region);
   return region == nullptr || region->placement || !region->failure.empty();
 }
 
-// Ends or launches the next work of the peer. False where there is no room.
+// Ends or launches the peer's next work. False: there is no room.
 bool CudaIpcTransport::run_next(Peer& peer) {
   const std::size_t at = first_that_runs(peer);
   const Work& work = peer.queue[at];
@@ -252,7 +252,7 @@ bool CudaIpcTransport::run_next(Peer& peer) {
     end_turn();
     return true;
   };
-  // As shm's: pages were read before, by kernels whose end was acquired.
+  // As in shm: earlier kernels read the pages, and their end was acquired.
   if (work.kind == WorkKind::kCheckFence)
     return end(check_fence(peer.fences.word(work.fence_slot), work, "cuda_ipc", peer.name));
   if (work.kind != WorkKind::kFetch)
@@ -263,10 +263,10 @@ bool CudaIpcTransport::run_next(Peer& peer) {
   if (!region->placement) return end(failed(work.id, region->failure_code, words(region->failure)));
   const cuda_ipc::Flights::Launch launch = flights_.launch(peer.id, peer.queue, at, *region->placement);
   const Status& status = launch.status;
-  if (status.code() == Code::kAgain) return false;  // its turn is still to come
+  if (status.code() == Code::kAgain) return false;  // it keeps its turn
   end_turn();
   for (const WorkId refused : launch.refused) end_work(refused, status.code(), status.message());
-  if (status.code() == Code::kSystem) fail_all(status.message());  // not of this peer's making alone
+  if (status.code() == Code::kSystem) fail_all(status.message());  // not this peer's fault alone
   return true;
 }
 

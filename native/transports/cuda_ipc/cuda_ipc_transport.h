@@ -1,9 +1,10 @@
-// A rail between agents of one machine whose caches lie on GPUs: the destination's GPU copies out of the
-// source's memory, mapped here, over NVLink, PCIe, or within one device.
+// A rail between agents of one machine whose caches lie on GPUs. The destination's GPU copies out of the
+// source's memory, which is mapped here, over NVLink, PCIe, or within one device.
 //
-// The rail's unix socket carries handles of allocations, never pages, and its end is the rail's. Its parts:
+// The rail's unix socket carries handles of allocations, never pages; when the socket ends, so does the rail.
+// Its parts:
 //   Exports      our allocations, as peers can map them
-//   Holders      who may still have some of them mapped, though no region lies there any longer
+//   Holders      peers that may still have allocations mapped in which no region lies any longer
 //   PeerRegions  a peer's regions, mapped for our kernels
 //   Flights      launches of copy kernels (gpu/copy_stream.h) on one stream of the destination's device
 #pragma once
@@ -35,20 +36,21 @@ struct Peer : RailPeer<Message> {
   Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, const PeerRegions::Reader& reader)
       : RailPeer(number, std::move(socket), info), regions(reader, name, budget) {}
 
-  // Memory that its owner takes back: kernels up to a ticket may read it, and then it is unmapped and that told.
+  // Memory that its owner takes back. It is unmapped, and the owner told, once the kernels up to a ticket
+  // have ended.
   struct Going {
     Flights::Ticket after;
     MemoryId memory_id;
     std::optional<PeerRegions::Mapped> mapped;
   };
 
-  bool gone = false;      // disconnected: forgotten once nothing of it is under way
-  bool parted = false;    // all of its memory is unmapped, which comes after down
-  bool given_up = false;  // what it may have mapped of ours is not waited for
+  bool gone = false;  // disconnected: erased once nothing of it is under way
+  bool parted = false;  // all of its memory is unmapped, which happens after down
+  bool given_up = false;  // we no longer wait for what it may have mapped of ours
   PeerFences fences;
   PeerRegions regions;
   std::deque<Going> going;
-  Flights::Ticket unused_after = 0;  // then what no region lies in is unmapped; 0: nothing is
+  Flights::Ticket unused_after = 0;  // once this has landed, unused mappings are unmapped; 0: there are none
 };
 
 }  // namespace cuda_ipc
@@ -93,17 +95,17 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
   Status on_message(Peer& peer, const cuda_ipc::Message& message, UniqueFd fd) override;
   Status on_memory_gone(Peer& peer, cuda_ipc::MemoryId memory);
   Status on_memory_unmapped(Peer& peer, cuda_ipc::MemoryId memory);
-  void on_down(Peer& peer) override { settle(peer); }  // kernels that still run read what is unmapped then
+  void on_down(Peer& peer) override { settle(peer); }  // kernels may still read; unmaps after them
   void forget(Peer& peer) noexcept override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   std::size_t num_told() const noexcept override { return exports_.all().size(); }
 
-  void fail_all(const std::string& why);          // the device is lost
-  void settle(Peer& peer) noexcept;  // what had to wait for kernels, of one that may be gone then
-  void part(Peer& peer);    // its rail has ended: unmaps all of its memory
+  void fail_all(const std::string& why);  // the device is lost
+  void settle(Peer& peer) noexcept;  // does what waited for kernels; may erase the peer
+  void part(Peer& peer);  // its rail has ended: unmaps all of its memory
 
   bool run_next(Peer& peer);
-  void land();  // what has ended
+  void land();  // takes in what has ended
 
   OwnFences fences_;
   const gpu::Driver& driver_;
@@ -112,8 +114,9 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
 
   cuda_ipc::Exports exports_;
   cuda_ipc::Holders holders_;
-  std::string lost_why_;  // of the device; empty while it works
-  // Last, so that it ends first: it waits for kernels, while what they read is mapped.
+  std::string lost_why_;  // why the device is lost; empty while it works
+  // Last, so that it is destroyed first: it waits for kernels while the memory that they read is still
+  // mapped.
   cuda_ipc::Flights flights_;
 };
 

@@ -1,4 +1,4 @@
-// Our allocations in which regions lie, as peers can map them.
+// Our allocations in which regions lie, in the form in which peers can map them.
 #pragma once
 
 #include <cstddef>
@@ -16,17 +16,17 @@ namespace kvxfer::cuda_ipc {
 class Exports {
  public:
   struct Entry {
-    Message message;  // that tells a peer of it
-    SharedFd fd;      // that goes with it, or null
+    Message message;  // tells a peer of it
+    SharedFd fd;      // goes with the message, or null
     std::size_t num_regions = 0;
   };
 
   explicit Exports(const gpu::Driver& driver) : driver_(driver) {}
 
-  // Exports what a region lies in and is not exported yet. Returns the new ones, of which peers are to be told in
-  // this order. All or nothing; in the device's context. kUnsupported, kExhausted.
+  // Exports the region's allocations that are not exported yet. Returns the new ones; the caller tells peers
+  // of them in this order. All or nothing. Called in the device's context. kUnsupported, kExhausted.
   Result<std::vector<MemoryId>> add(const LocalRegion& region);
-  // Returns what no region lies in any longer.
+  // Returns the allocations in which no region lies any longer.
   std::vector<MemoryId> remove(RegionId region);
 
   // By number, which is also the order in which peers hear of them.
@@ -34,12 +34,12 @@ class Exports {
   MemoryId last() const noexcept { return last_; }
 
  private:
-  // What peers are not told of yet, since the region may still fail.
+  // Peers are not told of these yet, because the region may still fail.
   Status export_missing(const LocalRegion& region, std::vector<gpu::ExportedMemory>& missing) const;
 
   const gpu::Driver& driver_;
   std::map<MemoryId, Entry> entries_;
-  std::map<RegionId, std::vector<MemoryId>> regions_;  // -> what each lies in
+  std::map<RegionId, std::vector<MemoryId>> regions_;  // the allocations of each region
   MemoryId last_ = 0;
 };
 

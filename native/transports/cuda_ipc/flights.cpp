@@ -9,7 +9,7 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// Checks without an end between two questions whether the device still works.
+// Checks in which no flight ended, between two questions whether the device still works.
 constexpr std::uint32_t kChecksPerQuestion = 1024;
 constexpr Flights::Ticket kNever = UINT64_MAX;
 
@@ -43,7 +43,7 @@ Flights::Launch Flights::launch(PeerId peer, WorkQueue& queue, std::size_t at, c
   const auto ids = [&](const std::vector<std::uint32_t>& table) {
     return std::span(table).subspan(piece.first_pair, part.num_pairs);
   };
-  // Before anything can be under way; it lands, or has no ticket.
+  // Stored before anything can be under way. The flight lands, or it has no ticket.
   flights_.push_back(std::move(flight));
   Flight& pushed = flights_.back();
   const auto take_back = [&] {
@@ -66,7 +66,7 @@ Flights::Launch Flights::launch(PeerId peer, WorkQueue& queue, std::size_t at, c
   }
   queue.drop(at, num_works);
   if (code != Code::kOk && code != Code::kSystem) return {ticket.status(), take_back()};
-  // Where the device is lost some of it may be under way, and its end will not be told.
+  // If the device is lost, part of the launch may be under way, and its end will not be reported.
   is_lost_ = is_lost_ || code == Code::kSystem;
   pushed.ticket = ticket.ok() ? ticket.value() : kNever;
   nbytes_ += pushed.nbytes;
@@ -88,7 +88,7 @@ Status Flights::check() {
 std::optional<Flights::Flight> Flights::next_landed() {
   if (flights_.empty()) return {};
   Flight& first = flights_.front();
-  // A device that refuses launches may still run earlier ones; one that has failed runs none.
+  // A device that refuses launches may still run earlier ones. A device that has failed runs none.
   if (first.ticket > stream_->done() && (!is_lost_ || stream_->is_running())) return {};
   Flight landed = std::move(first);
   landed.is_done = landed.ticket <= stream_->done();

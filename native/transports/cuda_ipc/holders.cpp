@@ -11,7 +11,7 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-constexpr std::size_t kMaxPartings = 64;  // a descriptor each; of peers that come and never let go
+constexpr std::size_t kMaxPartings = 64;  // a descriptor each; bounds peers that come and never unmap
 
 }  // namespace
 
@@ -19,7 +19,7 @@ struct Holders::Parting final : Reactor::Handler {
   Parting(Holders& holders, std::string peer_name, GuardedFd ending, std::set<MemoryId> memories)
       : owner(holders), name(std::move(peer_name)), socket(std::move(ending)), held(std::move(memories)) {}
   void on_ready(std::uint32_t) override {
-    std::array<std::byte, 4096> unread;  // descriptors among it are closed by the kernel
+    std::array<std::byte, 4096> unread;  // the kernel closes descriptors in it
     const ssize_t received = ::recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
     if (received > 0 || (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return;
     held.clear();
@@ -55,7 +55,7 @@ void Holders::part(PeerId peer, std::string name, GuardedFd socket, std::set<Mem
   if (const auto asked = asked_.extract(peer)) exported.merge(asked.mapped());
   ::shutdown(socket.get(), SHUT_WR);
   Parting& parting = partings_.emplace_back(*this, std::move(name), std::move(socket), std::move(exported));
-  static_cast<void>(reactor_.add(parting.socket.get(), EPOLLIN, parting));  // else it is given up one day
+  static_cast<void>(reactor_.add(parting.socket.get(), EPOLLIN, parting));  // if it fails, given up later
   if (partings_.size() > kMaxPartings) partings_.front().held.clear();
   forget_partings();
 }
@@ -79,7 +79,7 @@ std::vector<std::string> Holders::give_up_parted(RegionId region) {
   for (Parting& parting : partings_) {
     if (!is_of(parting.held, region)) continue;
     names.push_back(parting.name);
-    parting.held.clear();  // what else it has mapped is not waited for, either
+    parting.held.clear();  // we no longer wait for its other mappings, either
   }
   forget_partings();
   return names;

@@ -1,5 +1,5 @@
-// Who may still have memory of ours mapped in which no region lies any longer. It must not be freed meanwhile:
-// what is freed while another process has it open by an IPC handle is undefined, says CUDA.
+// Peers that may still have memory of ours mapped in which no region lies any longer. That memory must not be
+// freed meanwhile: CUDA calls it undefined to free memory that another process has open by an IPC handle.
 #pragma once
 
 #include <list>
@@ -20,21 +20,23 @@ class Holders {
   explicit Holders(Reactor& reactor);
   ~Holders();
 
-  // A region is deregistered, and with it these allocations; so much these peers are told.
+  // A region and these allocations are deregistered. These peers were told of it.
   void wait_for(RegionId region, std::vector<MemoryId> gone, std::span<const PeerId> told);
-  // A peer's answer. False where it was not asked.
+  // A peer has answered. False: it was not asked.
   bool unmapped(PeerId peer, MemoryId memory);
-  // A peer's rail has ended, and nothing of its is mapped here any more. It may have mapped all that was exported,
-  // besides what it was asked to unmap, until its half of the socket ends: both ends unmap first and end theirs
-  // then, and a process that dies does both. `exported`: empty for a peer that is not waited for.
+  // A peer's rail has ended, and nothing of the peer's is mapped here any more. The peer may have mapped all
+  // exported allocations, besides those that it was asked to unmap, until its half of the socket ends: both
+  // ends first unmap and then close theirs, and a process that dies does both. `exported`: empty if the peer
+  // is not waited for.
   void part(PeerId peer, std::string name, GuardedFd socket, std::set<MemoryId> exported);
-  // What this peer was asked is not waited for.
+  // No longer waits for what this peer was asked.
   void forget(PeerId peer);
 
-  // Memory of a region that was deregistered; kEveryRegion: of any, by peers whose rails have ended, too.
+  // Whether a peer may hold memory of this deregistered region. kEveryRegion: of any region, and also by
+  // peers whose rails have ended.
   bool hold(RegionId region) const noexcept;
   bool holds(PeerId peer, RegionId region) const noexcept;  // a peer that has not parted
-  // Those that have parted are waited for no longer. Returns their names.
+  // No longer waits for peers that have parted. Returns their names.
   std::vector<std::string> give_up_parted(RegionId region);
 
  private:
@@ -43,11 +45,11 @@ class Holders {
   bool is_held(MemoryId memory) const noexcept;
   bool is_of(const std::set<MemoryId>& held, RegionId region) const noexcept;
   void forget_unheld();
-  void forget_partings();  // that have ended
+  void forget_partings();  // partings that have ended
 
   Reactor& reactor_;
-  std::map<RegionId, std::vector<MemoryId>> leaving_;  // deregistered: what peers may still have mapped
-  std::map<PeerId, std::set<MemoryId>> asked_;  // that have not answered
+  std::map<RegionId, std::vector<MemoryId>> leaving_;  // deregistered, and peers may still have these mapped
+  std::map<PeerId, std::set<MemoryId>> asked_;  // questions without an answer
   std::list<Parting> partings_;
 };
 

@@ -1,4 +1,4 @@
-// What the ends of a cuda_ipc rail say to each other, and what a region's keys say.
+// Messages between the two ends of a cuda_ipc rail, and what a region's keys contain.
 #pragma once
 
 #include <array>
@@ -12,14 +12,14 @@
 
 namespace kvxfer::cuda_ipc {
 
-// An allocation in which some region lies, by the number that its owner gave it: ascending, each used once.
+// The number of an allocation, given by its owner. Numbers ascend, and each is used once.
 using MemoryId = std::uint64_t;
 
 enum class MessageKind : std::uint32_t {
   kHello = 1,           // first, once; with the fence table's memfd
-  kMemory = 2,          // memory in which some region lies; with a descriptor if it goes by one
+  kMemory = 2,          // memory in which some region lies; with a descriptor if the handle is one
   kMemoryGone = 3,      // no region lies there any longer
-  kMemoryUnmapped = 4,  // the answer to that: nothing of it is mapped or read here any more
+  kMemoryUnmapped = 4,  // the answer to that: it is no longer mapped or read here
 };
 
 struct Message {
@@ -47,7 +47,7 @@ static_assert(sizeof(Message) == 104);
 
 using SideChannel = kvxfer::SideChannel<Message>;
 
-// A region's: it lies in allocations that its owner has told of, up to this one.
+// A region's keys: it lies in allocations that its owner has told of, and this is the last one.
 struct Keys {
   std::array<char, 4> version{'c', 'i', 'p', '1'};
   std::uint32_t reserved = 0;

@@ -42,7 +42,7 @@ Result<std::optional<PeerRegions::Mapped>> PeerRegions::take_back(MemoryId memor
   if (found == memories_.end())
     return Status(Code::kRailFailed, "it took back memory that it had not told of");
   for (auto& [id, region] : regions_) {
-    // One without a place waits for memory that is to come, maybe at the same address.
+    // A region without a place waits for memory that the owner has yet to tell of, maybe at the same address.
     if (!region.placement || !lies_in(region, found->second.exported)) continue;
     region.placement.reset();
     region.failure = "the region of " + name_ + ": its memory is gone";
@@ -129,7 +129,7 @@ Status PeerRegions::map(Memory& memory) const {
 
 void PeerRegions::unmap_unused() {
   for (auto& [id, memory] : memories_) {
-    // A name of its own: clang 14 captures no structured binding.
+    // Copied to a name of its own, because clang 14 captures no structured binding.
     const bool used = std::any_of(
         regions_.begin(), regions_.end(),
         [&exported = memory.exported](const auto& entry) { return lies_in(entry.second, exported); });

@@ -1,4 +1,4 @@
-// A peer's regions, and the allocations of its GPU memory that they lie in, mapped for our kernels.
+// A peer's regions, and its allocations of GPU memory in which they lie, mapped for our kernels.
 #pragma once
 
 #include <cstddef>
@@ -24,11 +24,11 @@ class PeerRegions {
     std::vector<MemorySpan> spans;
     MemoryId last_memory = 0;
     std::optional<gpu::Placement> placement;  // once its memory is mapped
-    std::string failure;                      // why that cannot be
-    Code failure_code = Code::kUnsupported;   // kRailFailed: it could, and its memory is gone
+    std::string failure;                      // why its memory cannot be mapped
+    Code failure_code = Code::kUnsupported;   // kRailFailed: it was mapped, and its memory is gone
   };
 
-  // Where kernels run: what is mapped, is mapped for this device.
+  // The device on which kernels run; memory is mapped for this device.
   struct Reader {
     const gpu::Driver& driver;
     gpu::Context context;
@@ -41,23 +41,23 @@ class PeerRegions {
     Charge charge;
   };
 
-  // What is mapped, and each descriptor that is kept, is charged to the budget; null: to none.
+  // The budget is charged for what is mapped, and for each descriptor that is kept; null: no budget.
   PeerRegions(const Reader& reader, std::string peer_name, std::shared_ptr<Budget> budget)
       : reader_(reader), name_(std::move(peer_name)), budget_(std::move(budget)) {}
 
-  // The peer tells of an allocation. Not ok: it may not say that.
+  // The peer tells of an allocation. Not ok: it may not tell this.
   Status add_memory(const Message& message, UniqueFd fd);
-  // It takes one back: regions there have ended, or end with the next frame, and no kernel is to be launched there
-  // any more. Returns the mapping, which those that were launched may still read; kRailFailed where the peer had
-  // not told of it.
+  // The owner takes an allocation back. Regions there have ended, or end with the next frame, and no new
+  // kernel may read there. Returns the mapping, which kernels that run already may still read. kRailFailed:
+  // the peer had not told of it.
   Result<std::optional<Mapped>> take_back(MemoryId memory);
 
-  // A region is placed as soon as all of its memory has been told of. kUnsupported in words.
+  // Places the region as soon as all of its memory has been told of. kUnsupported, in words.
   Status attach(const RemoteRegion& region);
   bool detach(RegionId region) { return regions_.erase(region) != 0; }
   const Region* find(RegionId region) const noexcept;
 
-  // When no kernel can read there any more.
+  // Called when no kernel can read the unused mappings any more.
   void unmap_unused();
   void clear();
 
@@ -66,7 +66,7 @@ class PeerRegions {
  private:
   struct Memory {
     gpu::ExportedMemory exported;
-    Charge kept;                   // of its descriptor
+    Charge kept;                   // for its descriptor
     std::optional<Mapped> mapped;  // while a region lies in it
   };
 
@@ -77,7 +77,7 @@ class PeerRegions {
   const Reader reader_;
   const std::string name_;
   const std::shared_ptr<Budget> budget_;
-  MemoryId last_memory_ = 0;  // that it told of
+  MemoryId last_memory_ = 0;  // the last one that it told of
   std::map<MemoryId, Memory> memories_;
   std::map<RegionId, Region> regions_;
 };

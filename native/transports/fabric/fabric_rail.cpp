@@ -25,9 +25,9 @@ Flight* Peer::begin_receive(const PieceHeader& header) noexcept {
 
 namespace {
 
-// So late this thread has stood still itself.
+// A timer that is this late means that the thread itself stood still.
 constexpr std::chrono::milliseconds kStandstill{100};
-// The descriptor stays readable until arm() has taken what made it so, and where there is more.
+// The descriptor stays readable until arm() has taken what made it so, and while there is more.
 constexpr std::uint32_t kEdges = EPOLLIN | EPOLLET;
 template <class Name>
 std::vector<std::byte> socket_name(int fd, Name name) {
@@ -38,12 +38,12 @@ std::vector<std::byte> socket_name(int fd, Name name) {
   return {first, first + std::min<std::size_t>(nbytes, sizeof storage)};
 }
 
-// Of a peer; more than it may register at a time. The oldest are the smallest.
+// For each peer; more regions than it may register at a time. The oldest have the smallest ids.
 constexpr std::size_t kMostGone = 8192;
 
 }  // namespace
 
-// What happens to an endpoint on a thread.
+// What a thread does with an endpoint.
 struct FabricRail::Job final : Connector::SetUp {
   enum class Kind : std::uint8_t { kOpen, kConnect, kClose };
   Job(const Peer& of, Kind its_kind, std::shared_ptr<fabric::Fabric> its_fabric)
@@ -56,7 +56,7 @@ struct FabricRail::Job final : Connector::SetUp {
                   const std::vector<std::unique_ptr<Flight>>& flights) noexcept {
     if (endpoint == nullptr) return;
     endpoint->close();
-    for (const auto& flight : flights) flight->remote.reset();  // what they hold is the endpoint's
+    for (const auto& flight : flights) flight->remote.reset();  // they hold objects of the endpoint
     endpoint.reset();
   }
 
@@ -88,7 +88,7 @@ struct FabricRail::Job final : Connector::SetUp {
   std::optional<Introduction> introduction;  // kConnect
   std::unique_ptr<Endpoint> endpoint;
   std::vector<std::unique_ptr<Flight>> flights;  // kClose
-  std::shared_ptr<const RemoteMemory> fences;  // kConnect; goes before the endpoint
+  std::shared_ptr<const RemoteMemory> fences;  // kConnect; released before the endpoint
 };
 
 Result<std::unique_ptr<FabricRail>> FabricRail::create(Reactor& reactor, const FenceTable& fences,
@@ -117,7 +117,7 @@ FabricRail::FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric,
 
 FabricRail::~FabricRail() {
   reactor_.remove(connector_->fd());
-  // First, so that nothing lands any more while the rest goes.
+  // Endpoints go first, so that nothing lands any more while the rest is destroyed.
   for_each_peer([this](Peer& peer) {
     unwatch_endpoint(peer);
     peer.regions.clear();
@@ -191,7 +191,7 @@ std::vector<std::string> FabricRail::give_up_holders(RegionId region) {
     connector_->await(id);
   }
   on_set_up();
-  // What is still there is opened or connected now, and closed next.
+  // Endpoints that are still there are being opened or connected, and are closed next.
   for (const PeerId id : holders)
     if (find(id) != nullptr) connector_->await(id);
   on_set_up();
@@ -284,7 +284,7 @@ void FabricRail::on_set_up() {
   connector_->hush();
   while (const std::unique_ptr<Connector::SetUp> any = connector_->take_ended()) {
     Job& ended = static_cast<Job&>(*any);
-    Peer* const peer = find(ended.peer);  // it is kept until its endpoint is closed
+    Peer* const peer = find(ended.peer);  // the peer is kept until its endpoint is closed
     if (peer == nullptr) continue;
     peer->is_away = false;
     if (ended.kind == Job::Kind::kClose) {
@@ -296,7 +296,7 @@ void FabricRail::on_set_up() {
       come_home(*peer, std::move(ended.endpoint));
       Status status = peer->down ? Status() : on_set_up(*peer, ended);
       if (peer->down)
-        end_requests(*peer);  // which found it away
+        end_requests(*peer);  // a thread had the endpoint
       else if (!status.ok())
         fail(*peer, status.code() == Code::kExhausted && status.message().empty() ? std::string(kNoMemory)
                                                                                   : status.message());
@@ -417,7 +417,8 @@ void FabricRail::tell_what_is_let_go(Peer& peer) noexcept {
   }
 }
 
-// The rail carries something: the peer's fence words, which are nobody's affair, or a message without bytes.
+// Proves that the rail carries something: reads one of the peer's fence words, whose value does not matter,
+// or exchanges messages without bytes.
 Status FabricRail::prove(Peer& peer) {
   if (peer.sends) {
     if (!peer.proof_has_come) {
@@ -426,7 +427,7 @@ Status FabricRail::prove(Peer& peer) {
     }
     Flight& sent = spare_flight(peer);
     sent.header.is_proof = 1;
-    sent.is_proof = true;  // it is named once it is sent
+    sent.is_proof = true;  // "named" once it is sent
     peer.current = &sent;
     activate(peer);
     wake(peer);
@@ -443,7 +444,7 @@ Status FabricRail::prove(Peer& peer) {
   return {};
 }
 
-// Nothing new begins, and a thread ends what is under way.
+// Begins nothing new; a thread ends what is under way.
 void FabricRail::end_requests(Peer& peer) noexcept {
   peer.channel.close();
   peer.regions.clear();
@@ -452,7 +453,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
   peer.current = nullptr;
   peer.due.reset();
   peer.look_at.reset();
-  if (peer.is_away) return;  // it goes on when the endpoint is back
+  if (peer.is_away) return;  // goes on when the endpoint is back
   if (peer.endpoint == nullptr) return closed(peer);
   unwatch_endpoint(peer);
   std::unique_ptr<Job> job;
@@ -462,7 +463,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
     job->flights = std::move(peer.flights);
     if (send_away(peer, job).ok()) return;
   } catch (const std::bad_alloc&) {}
-  // There is no thread, or no memory for it: here, then.
+  // There is no thread, or no memory for one, so the endpoint is ended here.
   if (job != nullptr) {
     peer.endpoint = std::move(job->endpoint);
     peer.flights = std::move(job->flights);
@@ -474,7 +475,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
 void FabricRail::closed(Peer& peer) noexcept {
   for (const auto& flight : peer.flights) {
     if (!flight->is_used) continue;
-    flight->stop(Code::kRailFailed, kNoMemory);  // what it ended with was said when the rail failed
+    flight->stop(Code::kRailFailed, kNoMemory);  // it got its result when the rail failed
     flight->num_under_way = 0;
     land(peer, *flight);
   }
@@ -511,14 +512,14 @@ void FabricRail::ring_by(Clock::time_point at) noexcept {
   alarm_->set(at);
 }
 
-// A descriptor tells that something has come. Of one who has none, and of room for another request where none is under way,
-// only looking tells.
+// A descriptor reports that something has come. An endpoint without one must be polled. So must one that
+// waits for room for another request while nothing is under way.
 bool FabricRail::rest(Peer& peer) noexcept {
   Endpoint& endpoint = *peer.endpoint;
   const bool is_told = endpoint.fd() >= 0, is_at_work = endpoint.num_under_way() != 0;
   if (is_told) {
     if (!endpoint.arm()) return false;  // something came
-    reactor_.modify(endpoint.fd(), kEdges);  // what is there already tells so once more
+    reactor_.modify(endpoint.fd(), kEdges);  // reports once more what is there already
     if (!peer.rests || is_at_work) return true;
   }
   const Clock::time_point now = Clock::now();
@@ -551,7 +552,7 @@ void FabricRail::look_at_clock() noexcept {
     if (!peer.due) return;
     if (*peer.due > now) return ring_by(*peer.due);
     bool is_late = false;
-    // This thread stood still itself, and what has come meanwhile is not all taken in.
+    // If this thread itself stood still, it has not yet taken in all that came meanwhile.
     const bool stood_still = now - *peer.due > kStandstill;
     std::optional<Clock::time_point> first;
     for (const auto& flight : peer.flights) {

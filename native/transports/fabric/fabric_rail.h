@@ -1,16 +1,16 @@
-// A rail through a library that moves memory between processes (fabric.h): the destination reads the source's pages, one
-// read for each run of bytes; or, where reads would be the source's processor's work, the source sends them, one message
-// for each piece.
+// A rail through a library that moves memory between processes (fabric.h). The destination reads the source's
+// pages, with one read for each run of bytes. Where reads would cost the source's processor time, the source
+// sends the pages instead, with one message for each piece.
 //
-// The rail's socket carries where endpoints are (message.h), never pages, and its end is the rail's. Each peer has an
-// endpoint of its own, so what ends one fences that peer alone. Its parts:
+// The rail's socket carries the addresses of endpoints (message.h), never pages; when the socket ends, so
+// does the rail. Each peer has an endpoint of its own, so ending one fences that peer alone. Its parts:
 //   Fabric, Endpoint  the library: transports/ucx, transports/libfabric
-//   Registration      memory of a region, as the library and peers know it
-//   Connector         threads that open, connect and close endpoints: each takes milliseconds
-//   Leaving           memory of which peers may still ask this process to read it
-//   FenceWords        the source's fence, read once all of a transfer has landed
+//   Registration      a region's memory, as the library and peers know it
+//   Connector         threads that open, connect and close endpoints, which takes milliseconds each time
+//   Leaving           memory that peers may still ask this process to read
+//   FenceWords        the source's fence, read after all of a transfer has landed
 //
-// A rail is up when it has read the peer's fence words, or has heard a message of the peer's.
+// A rail is up once it has read the peer's fence words, or has received a message from the peer.
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,7 @@ class FabricRail;
 namespace fabric {
 
 struct Peer final : RailPeer<Message>, Receiver {
-  // Of its endpoint, that something has come.
+  // Something has come at the peer's endpoint.
   struct Bell final : Reactor::Handler {
     Bell(FabricRail& owner, Peer& whose) : rail(owner), peer(whose) {}
     void on_ready(std::uint32_t) override;
@@ -56,30 +56,30 @@ struct Peer final : RailPeer<Message>, Receiver {
   std::unique_ptr<Endpoint> endpoint;  // null: a thread has it, or it is closed
   bool is_away = false;  // a thread has it
   Bell bell;
-  bool is_watched = false;  // the endpoint's descriptor, by the reactor
-  bool is_awake = false;  // stands in the list of those that are asked
-  std::vector<std::unique_ptr<Flight>> flights;  // with the endpoint; their memory is used again
+  bool is_watched = false;  // the reactor watches the endpoint's descriptor
+  bool is_awake = false;  // is in awake_
+  std::vector<std::unique_ptr<Flight>> flights;  // go with the endpoint; their memory is used again
   Flight* current = nullptr;  // has more to post
-  bool rests = false;  // "again" was said, and nothing has come since
-  Alarm::Clock::time_point quiet_since{};  // something had come or begun, as far as the clock was looked at
-  std::optional<Alarm::Clock::time_point> look_at;  // asked again then, since no descriptor tells
-  bool sends = false;  // pieces are sent and received, since either end wants it so
+  bool rests = false;  // the endpoint said "again", and nothing has come since
+  Alarm::Clock::time_point quiet_since{};  // when something last came or began, as far as the clock was read
+  std::optional<Alarm::Clock::time_point> look_at;  // polled again then, since no descriptor reports it
+  bool sends = false;  // pieces are sent and received, because one of the ends wants that
 
   std::unordered_map<RegionId, std::shared_ptr<const RemoteMemory>> regions;
   std::shared_ptr<const RemoteMemory> fences;
   std::set<RegionId> gone_regions;  // it has said so; its control frames may come later
-  std::vector<std::pair<RegionId, std::weak_ptr<const RemoteMemory>>> leaving;  // of those, read still
+  std::vector<std::pair<RegionId, std::weak_ptr<const RemoteMemory>>> leaving;  // of those, still read
 
   std::vector<std::byte> heard;  // of its introduction
   std::size_t whole_nbytes = 0;
   std::optional<Introduction> introduction;
   std::string path;
-  bool is_introduced = false;  // it knows where our endpoint is
-  bool is_connected = false;  // that is, to its own
-  bool is_ready = false;  // and its own to ours: it has said so
-  bool proof_has_come = false;  // before it was awaited
-  bool gone = false;  // disconnected: forgotten once its endpoint is closed
-  std::optional<Alarm::Clock::time_point> due;  // by when what was cancelled should have ended
+  bool is_introduced = false;  // it knows our endpoint's address
+  bool is_connected = false;  // our endpoint is connected to the peer's
+  bool is_ready = false;  // the peer has said that its endpoint is connected to ours
+  bool proof_has_come = false;  // came before we awaited it
+  bool gone = false;  // disconnected: erased once its endpoint is closed
+  std::optional<Alarm::Clock::time_point> due;  // when what was cancelled should have ended
 };
 
 }  // namespace fabric
@@ -128,15 +128,16 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
     FabricRail& rail;
   };
 
-  // What is cancelled ends with its last read, in far less; where the peer is dead, or the network, only the endpoint's
-  // end ends it.
+  // A cancelled work ends with its last read, long before this. If the peer or the network is dead, only
+  // closing the endpoint ends it.
   static constexpr std::chrono::milliseconds kStopBound{200};
-  // Between two looks at an endpoint that no descriptor tells of: a quarter of the time that nothing has come, within these.
+  // The pause between two polls of an endpoint without a descriptor: a quarter of the time since something
+  // came, within these bounds.
   static constexpr std::chrono::microseconds kShortestPause{20}, kLongestPause{5000};
   static constexpr std::chrono::microseconds kLongestPauseAtWork{1000};  // with reads under way
-  static constexpr std::chrono::microseconds kNoPause{50};  // with those, so long
-  // A piece that is sent takes the other agent, which may have to take in those before it first: 64 of 512 KiB, which
-  // 100 Mb/s carry in 3 s.
+  static constexpr std::chrono::microseconds kNoPause{50};  // no pause for this long with those
+  // A piece that is sent ends with the help of the other agent, which may have to take in earlier pieces
+  // first: 64 of 512 KiB, which 100 Mb/s carry in 3 s.
   static constexpr std::chrono::milliseconds kSendStopBound{3000};
 
   FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::unique_ptr<Alarm> alarm,
@@ -153,7 +154,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   bool can_go_on(const Peer& peer) const noexcept override;
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
-  // A peer hears of each region that goes.
+  // A peer gets a message for each region that goes.
   std::size_t num_told() const noexcept override { return 64 + WorkQueue::kMost + leaving_.size(); }
 
   // ---- an endpoint's life: opened, connected and closed on a thread each time
@@ -161,20 +162,20 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   void on_set_up();
   Status on_set_up(Peer& peer, Job& ended);
   Status hear(Peer& peer, const fabric::Message& part);
-  Status meet(Peer& peer);  // once both ends are known
+  Status meet(Peer& peer);  // once both ends' addresses are known
   Status prove(Peer& peer);
   void come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint);
   void unwatch_endpoint(Peer& peer) noexcept;
   void end_requests(Peer& peer) noexcept;
-  void closed(Peer& peer) noexcept;  // nothing of it is under way any more; it may be gone after
+  void closed(Peer& peer) noexcept;  // nothing of it is under way any more; may erase the peer
   void wake(Peer& peer) noexcept;
 
   // ---- reads
   Flight& spare_flight(Peer& peer);
-  bool has_room(const Peer& peer) const noexcept;  // for a read, and the works that need such
+  bool has_room(const Peer& peer) const noexcept;  // for another read, and for the works that need one
   void post_some() noexcept;
   void post_some(Peer& peer, Budget& budget);
-  bool begin(Peer& peer, std::size_t at);  // false: that work has ended at once
+  bool begin(Peer& peer, std::size_t at);  // false: the work has ended at once
   Status prepare_flight(Peer& peer, Flight& flight);
   Status prepare_piece(Peer& peer, Flight& flight);
   void progress() noexcept;
@@ -193,14 +194,15 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
 
   // ---- in time
   void watch(Peer& peer, Clock::time_point due) noexcept;
-  bool rest(Peer& peer) noexcept;  // false: it is to be asked at once
+  bool rest(Peer& peer) noexcept;  // false: it is to be polled at once
   void ring_by(Clock::time_point at) noexcept;
   void look_at_clock() noexcept;
 
   Reactor& reactor_;
   const std::shared_ptr<fabric::Fabric> fabric_;
   std::unordered_map<RegionId, std::shared_ptr<const Registration>> registered_;
-  // Deregistered, and kept until these peers have said that they read none of it, or cannot any more.
+  // Deregistered memory, kept until each of these peers has said that it no longer reads it, or can no longer
+  // read it.
   struct Leaving {
     std::shared_ptr<const Registration> registration;
     std::set<PeerId> held_by;

@@ -1,4 +1,4 @@
-// Works on their way: reads, and pieces that are sent and awaited.
+// Works under way: reads, and pieces that are sent and awaited.
 #include <algorithm>
 #include <new>
 
@@ -14,14 +14,15 @@ using fabric::Read;
 
 namespace {
 
-// What a poll posts at most: reads that the processor copies at once take 0.3 ms.
+// The most runs that one poll posts. Reads that the processor copies at once then take 0.3 ms.
 constexpr std::uint32_t kRunsPerPoll = 256;
 constexpr std::uint64_t kNbytesPerPoll = 2 * 1024 * 1024;
-constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for a peer
-// Runs as large have a read of their own. Over libfabric's tcp, with up to four in one: of 4 KiB 1.7 times as fast as each
-// alone, of 16 KiB 1.4 times, of 32 KiB 0.95 times (two: 0.8).
+constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for one peer
+// A run of this size has a read of its own. Measured over libfabric's tcp with up to four runs in a read:
+// runs of 4 KiB went 1.7 times as fast as with a read each, of 16 KiB 1.4 times, of 32 KiB 0.95 times (two
+// runs: 0.8).
 constexpr std::uint64_t kLargeRun = 32 * 1024;
-// Works begun for one peer; reads under way are bounded besides.
+// Works that are begun for one peer at a time. The reads under way have a bound of their own.
 constexpr std::size_t kMostFlights = 256;
 
 bool work_is_read(const Work& work) noexcept {
@@ -36,8 +37,8 @@ struct FabricRail::Budget {
   bool is_spent() const noexcept { return num_runs == 0 || nbytes == 0; }
 };
 
-// Runs of a flight on their way to the endpoint, merged where they touch, as many in a read as the library takes: the last
-// read is kept back until it is known what follows.
+// The runs of a flight on their way to the endpoint: merged where they touch, as many in one read as the
+// library takes. The last read is held back until it is known what follows.
 class FabricRail::Batch {
  public:
   Batch(const fabric::Fabric& fabric, Peer& peer, Flight& flight, Budget& budget)
@@ -77,7 +78,7 @@ class FabricRail::Batch {
   }
 
  private:
-  // `has_more`: that which follows is posted in this batch, and there is room for it.
+  // `has_more`: this batch posts another read after this one, and there is room for it.
   bool post(bool has_more) noexcept {
     Endpoint& endpoint = *peer_.endpoint;
     if (endpoint.num_under_way() >= most_) return false;
@@ -146,8 +147,8 @@ void FabricRail::post_some() noexcept {
 }
 
 void FabricRail::post_some(Peer& peer, Budget& budget) {
-  --budget.num_runs;  // however short it is
-  // What is awaited waits for nothing that is posted.
+  --budget.num_runs;  // a short work counts, too
+  // An awaited piece need not wait for what is posted.
   if (peer.sends && peer.up) {
     const std::size_t at = peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
     if (at != peer.queue.size() && can_run(peer, peer.queue[at])) {
@@ -200,7 +201,7 @@ bool FabricRail::begin(Peer& peer, std::size_t at) {
   try {
     ready = prepare_flight(peer, flight);
   } catch (const std::bad_alloc&) {
-    flight.stop(Code::kRailFailed, kNoMemory);  // it ends with the rail
+    flight.stop(Code::kRailFailed, kNoMemory);  // the rail's end ends it
     throw;
   }
   if (ready.ok()) return true;
@@ -251,7 +252,7 @@ Status FabricRail::prepare_piece(Peer& peer, Flight& flight) {
   return {};
 }
 
-// Its data may be here before the work was begun: the destination posts it first, and its turn comes later.
+// A piece's data may come before its work was begun here: the work is posted first, but its turn comes later.
 fabric::Flight* FabricRail::begin_receive(Peer& peer, const fabric::PieceHeader& header) noexcept {
   const auto find_awaited = [&]() -> Flight* {
     for (const auto& flight : peer.flights) {
@@ -269,9 +270,9 @@ fabric::Flight* FabricRail::begin_receive(Peer& peer, const fabric::PieceHeader&
                work.piece == header.piece;
       });
       if (at != peer.queue.size() && begin(peer, at)) found = find_awaited();
-    } catch (const std::bad_alloc&) {  // then it is as if nobody awaited it
+    } catch (const std::bad_alloc&) {  // then the piece counts as not awaited
     }
-  // It may be here before the word that the peer is ready.
+  // The proof may come before the message that the peer is ready.
   if (found == nullptr && header.is_proof != 0) peer.proof_has_come = true;
   if (found == nullptr) return nullptr;
   found->is_awaited = false;
@@ -306,13 +307,13 @@ void FabricRail::dropped(Peer& peer, const Message& message) {
     }
 }
 
-// A piece that has not gone out: its destination hears so, and the engine at either end may ask anew.
+// A piece that has not gone out: the destination is told, and the engine at either end may try again.
 void FabricRail::cancel(std::span<const WorkId> works) noexcept {
   for (const WorkId id : works) {
     Peer* const peer = peer_of(id);
     if (peer == nullptr || !peer->sends || peer->down) continue;
     const std::size_t at = peer->queue.first([id](const Work& work) { return work.id == id; });
-    // By value: a peer that cannot be told fails, and its queue is emptied.
+    // A copy: if the peer cannot be told, the rail fails and its queue is emptied.
     if (at != peer->queue.size())
       tell_dropped(*peer, Work(peer->queue[at]), false);
     else if (peer->current != nullptr && peer->current->work.id == id && !peer->current->is_proof)
@@ -329,7 +330,7 @@ void FabricRail::progress() noexcept {
   }
 }
 
-// Whether something came.
+// Returns whether something came.
 bool FabricRail::progress(Peer& peer) noexcept {
   bool came = false;
   for (int round = 0; round < kRoundsPerPoll && peer.endpoint->progress(); ++round) came = true;
@@ -375,7 +376,7 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     try {
       peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library +
                   ")" + (peer.sends ? ", sent" : ", read");
-    } catch (const std::bad_alloc&) {  // its name says enough
+    } catch (const std::bad_alloc&) {  // its name is enough
     }
     return come_up(peer);
   }
@@ -385,7 +386,7 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
       code = Code::kLeaseEnded;
       try {
         flight.why = words(peer.name + " ended the right to read while the bytes moved");
-      } catch (const std::bad_alloc&) {  // its code says enough
+      } catch (const std::bad_alloc&) {  // the code is enough
       }
     }
     fences_->give_back(*flight.scratch);

@@ -1,4 +1,4 @@
-// What the ends of a rail over a fabric say to each other over its socket.
+// Messages between the two ends of a rail over a fabric, over its socket.
 #pragma once
 
 #include <array>
@@ -15,11 +15,11 @@ namespace kvxfer::fabric {
 
 enum class MessageKind : std::uint32_t {
   kHello = 1,  // first, once: the beginning of an introduction
-  kMore = 2,   // of it
+  kMore = 2,   // more of the introduction
   kReady = 3,  // the sender's endpoint is connected to the receiver's; whether it wants pieces to be sent
   kGone = 4,   // the sender has deregistered a region
-  kLetGo = 5,  // the answer to that: nothing of it is read any more
-  kDropped = 6,  // a piece that the receiver awaits does not come
+  kLetGo = 5,  // the answer to kGone: the sender no longer reads that region
+  kDropped = 6,  // a piece that the receiver awaits will not come
 };
 
 struct Message {
@@ -30,7 +30,7 @@ struct Message {
   RegionId region = 0;  // kGone, kLetGo
   TransferId transfer = 0;  // kDropped
   std::uint32_t piece = 0;  // likewise
-  std::uint32_t flag = 0;  // kReady: pieces are to be sent; kDropped: since the source's rail cannot send it
+  std::uint32_t flag = 0;  // kReady: send pieces; kDropped: the source's rail cannot send it
   std::uint32_t whole_nbytes = 0;  // kHello: of the introduction
   std::uint32_t part_nbytes = 0;  // kHello, kMore
   std::array<std::byte, kPartNbytes> part{};
@@ -48,14 +48,14 @@ struct Message {
 };
 static_assert(sizeof(Message) == 536);
 
-// Who an end is, and what its peer needs to read from it.
+// An end's name and library, and what its peer needs to read from it.
 struct Introduction {
   static constexpr std::size_t kMostNbytes = 64 * 1024;
 
   std::string library;  // its name and version, for people
   std::string terms;  // in which both ends must agree, in words
   std::vector<std::byte> address;
-  RegionKeys fences;  // of its fence words, as a region's
+  RegionKeys fences;  // of its fence words, in the form of a region's keys
 
   std::vector<Message> encode() const;
   static Result<Introduction> decode(std::span<const std::byte> whole);

@@ -1,8 +1,9 @@
-// What is used of libfabric's C interface (rdma/fabric.h and its like, releases from 1.17 on), declared here so that one
-// build serves machines with and without it. tests/native/test_libfabric_abi.cpp holds it to the real headers.
+// The part of libfabric's C interface that we use (rdma/fabric.h and other headers, releases from 1.17 on),
+// declared here so that one build serves machines with and without libfabric.
+// tests/native/test_libfabric_abi.cpp compares it with the real headers.
 //
-// Most of its functions are in no library: they are pointers in the tables of its objects. Of a table and a structure
-// nothing is declared behind the last member that is used; later releases append to both.
+// Most functions are no symbols of a library: they are pointers in the tables of its objects. A table or
+// structure is declared up to its last member that we use; later releases append to both.
 #pragma once
 
 #include <sys/types.h>
@@ -31,7 +32,7 @@ inline constexpr int kFormatContext = 1;
 inline constexpr int kWaitNone = 0, kWaitSet = 2, kWaitDescriptor = 3;
 inline constexpr int kHostMemory = 0, kCudaMemory = 1;
 inline constexpr std::uint32_t kSocketAddress = 1, kSocketAddressIpv4 = 2, kSocketAddressIpv6 = 3;
-inline constexpr int kAvailableLater = 259;  // FI_EAVAIL: an error is there to be read
+inline constexpr int kAvailableLater = 259;  // FI_EAVAIL: an error can be read
 // fi_control's commands.
 inline constexpr int kGetWait = 5, kEnable = 6;
 
@@ -247,7 +248,7 @@ struct Info {
   FabricAttributes* fabric;
 };
 
-// What providers may keep of a read that is under way (struct fi_context2).
+// Memory that a provider may use for a read that is under way (struct fi_context2).
 struct Context { void* internal[8]; };
 
 }  // namespace kvxfer::libfabric::abi

@@ -19,7 +19,7 @@
 namespace kvxfer::libfabric {
 namespace {
 
-// Those that are tried where none is named. net is what 1.16 and 1.17 call the tcp of later releases.
+// The providers that are tried if none is named. 1.16 and 1.17 call "net" what later releases call "tcp".
 constexpr const char* kProviders[] = {"efa", "verbs;ofi_rxm", "net", "tcp"};
 constexpr std::size_t kMostAddress = 256;  // bytes
 
@@ -29,7 +29,7 @@ void close_object(T*& object) noexcept {
   object = nullptr;
 }
 
-// An IP address, whatever it is wrapped in.
+// An IP address, in whatever structure it comes.
 struct IpAddress {
   std::array<std::byte, 16> host{};  // IPv4 as IPv6 maps it
   bool is_v4 = false;
@@ -54,7 +54,7 @@ struct IpAddress {
     return out;
   }
 
-  // Of an info: where an endpoint is to listen, at a port that the system chooses.
+  // Sets the address at which an endpoint is to listen; the system chooses the port.
   bool put_into(abi::Info& info) const noexcept {
     const std::size_t nbytes = is_v4 ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     void* const made = std::calloc(1, nbytes);  // libfabric frees it
@@ -77,8 +77,8 @@ struct IpAddress {
   }
 };
 
-// Sockets behind ofi_rxm: of 1.17 that crashes where an endpoint is closed with reads under way, and later releases have no
-// need of it.
+// Refuses sockets behind ofi_rxm. In 1.17 that crashes when an endpoint is closed with reads under way, and
+// later releases do not need it.
 bool is_refused(const abi::Info& info) {
   const std::string_view provider = info.fabric->provider == nullptr ? "" : info.fabric->provider;
   return provider == "tcp;ofi_rxm" || provider == "net;ofi_rxm";
@@ -93,7 +93,7 @@ bool is_named(const std::string& name, const std::string& names) {
 
 }  // namespace
 
-// Registered in every domain that the fabric has.
+// Memory that is registered in every domain of the fabric.
 class LibfabricMemory final : public fabric::Memory {
  public:
   LibfabricMemory(std::shared_ptr<LibfabricFabric> fabric, std::byte* memory, std::uint64_t nbytes)
@@ -107,9 +107,9 @@ class LibfabricMemory final : public fabric::Memory {
     for (auto& [domain, region] : regions_) close_object(region);
   }
 
-  // What follows is called with the fabric's mutex.
+  // The caller of the functions below holds the fabric's mutex.
 
-  // 0, or libfabric's error.
+  // Returns 0, or libfabric's error.
   int add_to(abi::Domain& domain) {
     abi::MemoryRegion*& region = regions_[&domain];
     params_.spans = &span_;
@@ -178,7 +178,8 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     return name;
   }
 
-  // An address is taken as it is by libfabric, which knows its length from its format: so it has to be of ours.
+  // libfabric takes an address as it is, and derives its length from the format. So the format must be our
+  // own.
   Status connect(std::span<const std::byte> told) override {
     const std::vector<std::byte> own = address();
     const std::optional<IpAddress> ip = IpAddress::of(told);
@@ -186,14 +187,14 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     if (const std::optional<IpAddress> ours = IpAddress::of(own); ours && fabric_->follows_routes()) {
       if (!ip || ip->is_v4 != ours->is_v4 || told.size() != own.size())
         return {Code::kRailFailed, "its endpoint's address is none of the kind that this end has"};
-      // Else a peer could have this process connect to whatever port it likes.
+      // Else a peer could make this process connect to any port.
       if (const std::optional<IpAddress> theirs = IpAddress::of(theirs_); theirs && theirs->host != ip->host)
         return {Code::kRailFailed, "its endpoint is at another address than the one it is reached at"};
     } else if (told.empty() || told.size() > kMostAddress ||
                (fabric_->info_->address_format <= abi::kSocketAddressIpv6 && told.size() != own.size())) {
       return {Code::kRailFailed, "its endpoint's address is none of the kind that this end has"};
     }
-    name.resize(2 * kMostAddress);  // zeros behind it: of a name, or of one that is too short
+    name.resize(2 * kMostAddress);  // zeros follow the name, which may be too short
     if (const int inserted = table_->ops->insert(table_, name.data(), 1, &peer_, 0, nullptr); inserted != 1)
       return fabric_->refused("the peer's address", inserted < 0 ? inserted : -EINVAL);
     return {};
@@ -235,7 +236,7 @@ class LibfabricEndpoint final : public fabric::Endpoint {
   }
 
  private:
-  // One with a descriptor, where the provider has such; else it is asked from time to time.
+  // Makes a queue with a descriptor if the provider has such; else the queue is polled from time to time.
   int make_queue() {
     abi::Domain& domain = *domain_;
     abi::Fabric& fabric = *fabric_->fabric_;
@@ -243,7 +244,8 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     params.size = reads_.size() + 64;
     params.format = abi::kFormatContext;
     params.wait_object = abi::kWaitDescriptor;
-    // net's own descriptor stays readable once something has come: there only a set's is ever cleared.
+    // net's own descriptor stays readable after something has come; only a wait set's descriptor is ever
+    // cleared.
     if (fabric_->provider_ == "net") {
       abi::WaitParams wait;
       wait.wait_object = abi::kWaitDescriptor;
@@ -263,7 +265,7 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     return domain.ops->queue(&domain, &params, &queue_, nullptr);
   }
 
-  // A read that libfabric has, with what it may keep of it.
+  // A read that libfabric has, and the memory that it may use for it.
   struct UnderWay {
     abi::Context context{};
     fabric::Flight* flight = nullptr;
@@ -349,7 +351,7 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
     hints->domain->key_mode = abi::kKeysLocal | abi::kKeysVirtual | abi::kKeysAllocated | abi::kKeysProvided |
                               (with_gpu ? abi::kKeysGpu : 0);
     hints->domain->threading = abi::kThreadSafe;
-    // By no thread of the library's.
+    // Without threads of the library.
     hints->domain->control_progress = hints->domain->data_progress = abi::kProgressManual;
     hints->fabric->provider = ::strdup(provider.c_str());
     abi::Info* found = nullptr;
@@ -416,7 +418,7 @@ Status LibfabricFabric::open(const abi::Info& info) {
       std::clamp<std::size_t>(options_.num_reads, 1, std::max<std::size_t>(info_->transmit->size, 1)));
   if (const int opened = library_.open_fabric(info_->fabric, &fabric_, nullptr); opened != 0)
     return refused("a fabric", opened);
-  // One key for all domains, then.
+  // Otherwise one key serves all domains.
   if (follows_routes() && (info_->domain->key_mode & abi::kKeysProvided) == 0) return {};
   const Result<abi::Domain*> domain = open_domain();
   if (domain.ok()) domain_ = domain.value();
@@ -496,7 +498,7 @@ Result<std::unique_ptr<fabric::Memory>> LibfabricFabric::map(std::byte* memory, 
 Result<std::unique_ptr<fabric::Endpoint>> LibfabricFabric::open(const fabric::Route& route) {
   const std::unique_ptr<abi::Info, void (*)(abi::Info*)> info(library_.copy_info(info_), library_.free_info);
   if (info == nullptr) return Status(Code::kExhausted, "no memory");
-  // Where the session goes by, and nowhere else.
+  // Only over the addresses that the session uses.
   if (const std::optional<IpAddress> ours = IpAddress::of(route.ours); ours && follows_routes())
     if (!ours->put_into(*info)) return Status(Code::kExhausted, "no memory");
   auto endpoint = std::make_unique<LibfabricEndpoint>(shared_from_this(), route.theirs);
@@ -504,13 +506,14 @@ Result<std::unique_ptr<fabric::Endpoint>> LibfabricFabric::open(const fabric::Ro
   return std::unique_ptr<fabric::Endpoint>(std::move(endpoint));
 }
 
-// Measured of 1.17, connected: net 92 KiB, shm 5 MiB, and ofi_rxm 87 MiB, buffers for messages that it allots ahead.
+// Measured with 1.17, connected: net 92 KiB, shm 5 MiB, ofi_rxm 87 MiB of buffers for messages, which it
+// allocates in advance.
 std::uint64_t LibfabricFabric::endpoint_nbytes() const noexcept {
   if (provider_.find("ofi_rxm") != std::string::npos) return 96 << 20;
   return follows_routes() ? 256 << 10 : 16 << 20;
 }
 
-// shm has the source's processor do what has more than one.
+// With more than one run in a read, shm makes the source's processor do the work.
 std::uint32_t LibfabricFabric::most_runs() const noexcept {
   if (!follows_routes()) return 1;
   return static_cast<std::uint32_t>(std::clamp<std::size_t>(

@@ -1,17 +1,18 @@
-// libfabric as a fabric: for each peer an endpoint with a completion queue and an address table of its own, in a domain of one
-// provider's on one device.
+// libfabric as a fabric. Each peer has an endpoint with a completion queue and an address table of its own,
+// in a domain of one provider on one device.
 //
-// An endpoint of its own for each peer, so that nothing of one peer's is another's: what it has under way, what wakes it up,
-// and its end, which fences that peer alone. The destination reads the source's pages; nothing is sent and nothing written.
-// Reads end in any order (EFA keeps none): each is counted.
+// Because each endpoint serves one peer, peers share nothing: neither requests under way nor wake-ups.
+// Closing an endpoint fences that peer alone. The destination reads the source's pages; nothing is sent and
+// nothing written. Reads end in any order (EFA keeps none), so each is counted.
 //
-// Over tcp each peer has a domain of its own as well, in which all memory is registered once more. There a domain is what
-// asks its sockets, all of them for any endpoint; and where an endpoint is closed with reads under way, net of 1.17 gives their
-// buffers back twice, of which the next read of the same domain would take one for two uses. (Where tcp of 1.17 is asked the
-// same, behind ofi_rxm, the process crashes.)
+// Over tcp each peer also has a domain of its own, and all memory is registered once more in each. There are
+// two reasons. A domain polls its sockets for all endpoints at once, whichever endpoint asks. And when an
+// endpoint is closed with reads under way, net of 1.17 returns their buffers twice, so the next read of the
+// same domain could use one buffer for two purposes. (tcp of 1.17, behind ofi_rxm, crashes the process in
+// that case.)
 //
-// Providers that look at keys in the source's process (tcp, net) are given 64 random bits as a key, which a stranger who
-// finds their port would have to guess. Others make keys themselves.
+// Providers that check keys in the source's process (tcp, net) get 64 random bits as a key, so a stranger who
+// finds their port would have to guess the key. Other providers make keys themselves.
 #pragma once
 
 #include <memory>
@@ -29,15 +30,15 @@ class LibfabricMemory;
 
 struct Options {
   std::string library;  // file; "" for the one that is found
-  std::string provider;  // as fi_info names it; "" for the best of those that are there
-  std::string devices;  // domains with commas between them; "" for all of the provider's
+  std::string provider;  // as fi_info names it; "" for the best one available
+  std::string devices;  // domains, separated by commas; "" for all of the provider's
   std::uint32_t num_reads = 64;
   int gpu = -1;  // index of the agent's; -1: none
 };
 
 class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_from_this<LibfabricFabric> {
  public:
-  // One for each device; one alone where the provider goes by the host's own routes.
+  // One for each device; a single one where the provider follows the host's own routes.
   static Result<std::vector<std::shared_ptr<LibfabricFabric>>> create(const Library& library,
                                                                       const Options& options);
   ~LibfabricFabric() override;
@@ -60,7 +61,7 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   friend class LibfabricMemory;
   LibfabricFabric(const Library& library, const Options& options) : library_(library), options_(options) {}
   Status open(const abi::Info& info);
-  // For a peer: one of its own, with all memory registered in it, or that which all have.
+  // The domain for a peer: its own, with all memory registered in it, or the one that all peers share.
   Result<abi::Domain*> open_domain();
   void close_domain(abi::Domain* domain) noexcept;
   Status refused(const std::string& what, int error) const;  // below 0, as libfabric returns it
@@ -71,7 +72,7 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   std::string provider_, device_;
   abi::Info* info_ = nullptr;
   abi::Fabric* fabric_ = nullptr;
-  abi::Domain* domain_ = nullptr;  // of all; null: each peer has its own
+  abi::Domain* domain_ = nullptr;  // shared by all; null: each peer has its own
   std::mutex mutex_;  // of what follows
   std::set<abi::Domain*> domains_;
   std::set<LibfabricMemory*> registered_;

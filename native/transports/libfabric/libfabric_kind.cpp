@@ -59,8 +59,8 @@ constinit const TransportKind libfabric_transport{
     .reach = Reach::kNetwork,
     .socket = RailSocket::kTcp,
     .rank = 3,
-    .is_partial = true,  // programs that convert go over another
-    .is_default = false,  // for agents that name it
+    .is_partial = true,  // converting programs need another rail
+    .is_default = false,  // only for agents that name it
     // Nothing is opened before an agent names it.
     .why_off = [](const std::vector<GpuPart>&) { return std::string(); },
     .describe = [] { return std::vector<std::string>{libfabric::Library::describe()}; },

@@ -20,7 +20,8 @@ namespace {
 const std::array<std::byte, 16>& process_token() {
   static const auto token = [] {
     std::array<std::byte, 16> bytes{};
-    static_cast<void>(::getrandom(bytes.data(), bytes.size(), 0));  // 16 bytes are never cut short
+    // getrandom() returns 16 bytes whole.
+    static_cast<void>(::getrandom(bytes.data(), bytes.size(), 0));
     return bytes;
   }();
   return token;
@@ -28,8 +29,8 @@ const std::array<std::byte, 16>& process_token() {
 
 }  // namespace
 
-// Peers hold it shared while they read a slice; the owner takes it alone to withdraw something.
-// So memory may be unmapped when deregister_memory has returned: nobody is reading it.
+// A peer holds the lock shared while it reads a slice; the owner takes it exclusively to withdraw something.
+// So when deregister_memory has returned no peer reads the memory, and it may be unmapped.
 class loopback::Exposure {
  public:
   struct Reachable {
@@ -94,7 +95,7 @@ Capabilities LoopbackTransport::capabilities() const noexcept {
 Result<RegionKeys> LoopbackTransport::register_memory(const LocalRegion& region) {
   const std::unique_lock lock(exposure_->mutex);
   exposure_->regions[region.id] = {region.base, end_of(region.spans)};
-  // The region's id is all that a peer needs; its address lets attach() notice a mix-up.
+  // The region's id is enough for a peer. Its address lets attach() notice a mix-up.
   const auto address = reinterpret_cast<std::uintptr_t>(region.base);
   RegionKeys keys(sizeof address);
   std::memcpy(keys.data(), &address, sizeof address);
@@ -150,7 +151,8 @@ Status LoopbackTransport::on_hello(Peer& peer, const Hello& hello, UniqueFd) {
   return {};
 }
 
-Status LoopbackTransport::on_message(Peer&, const Hello&, UniqueFd) { return {}; }  // all there is is a hello
+// A hello is the only message.
+Status LoopbackTransport::on_message(Peer&, const Hello&, UniqueFd) { return {}; }
 
 void LoopbackTransport::on_down(Peer& peer) {
   peer.channel.close();

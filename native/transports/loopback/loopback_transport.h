@@ -20,8 +20,8 @@ namespace loopback {
 
 class Exposure;
 
-// What each end says once. It names the sender's exposure, which only code of the same process
-// can look up; the token proves that this is one process, and one copy of this library in it.
+// The one message of each end. It names the sender's exposure, which only code of the same process can look
+// up. The token proves that both ends are in one process and use one copy of this library.
 struct Hello {
   std::array<char, 8> magic{'k', 'v', 'x', 'l', 'o', 'o', 'p', '1'};
   std::array<std::byte, 16> process{};

@@ -11,7 +11,7 @@
 namespace kvxfer::shm {
 namespace {
 
-// The kernel's value, or -1 where it is built without Yama.
+// The kernel's value; -1 if it is built without Yama.
 int yama_ptrace_scope() {
   int scope = -1;
   if (std::FILE* file = std::fopen("/proc/sys/kernel/yama/ptrace_scope", "re")) {
@@ -67,7 +67,8 @@ ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pi
         "the peer's process cannot be seen from this pid namespace; start both containers with a common one";
     return;
   }
-  pidfd_ = open_pidfd(pid);  // before the probe: what the probe finds is then what the pidfd means
+  // Opened before the probe, so that the probe and the pidfd are of the same process.
+  pidfd_ = open_pidfd(pid);
   Probe found;
   iovec local{found.bytes.data(), found.bytes.size()};
   iovec remote{reinterpret_cast<void*>(probe.address), found.bytes.size()};
@@ -81,7 +82,7 @@ ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pi
 Status ForeignMemory::failed(int error) const {
   if (error == ESRCH) return {Code::kRailFailed, "process " + std::to_string(pid_) + " is gone"};
   if (error != EFAULT) return Status::from_errno("process_vm_readv", error);
-  // A process that is ending has lost its pages a moment before its number.
+  // A process that ends loses its pages a moment before its number.
   if (Status alive = check_alive(); !alive.ok()) return alive;
   return {Code::kSystem,
           "part of the region is not mapped any more, there or here (process_vm_readv: EFAULT); "

@@ -8,15 +8,15 @@
 namespace kvxfer::shm {
 namespace {
 
-// What short runs are read into at a time: in the L2 cache still when they are spread from it.
+// Bytes of short runs that are read at a time: few enough to be in the L2 cache still when they are spread.
 constexpr std::size_t kBufferNbytes = SlicedCopy::kChunkNbytes;
 
-// A run costs the kernel as much to find as reading 2 to 3 KiB does: where the next one begins this
-// close behind, both are read together with what lies between.
+// To find a run costs the kernel as much as to read 2 to 3 KiB. Where the next run begins this close behind,
+// both are read together with the bytes between.
 constexpr std::uint64_t kTogetherNbytes = 2048;
 
-// The bytes from the first run to the last, and whether they are read as one. What lies between runs
-// is the block's own where a block spans them all.
+// The bytes from the first run to the last, and whether one read takes them all. Where a block spans all
+// runs, the bytes between them belong to that block.
 bool is_together(std::uint64_t span, std::uint64_t num_runs, std::uint64_t block_stride) noexcept {
   return num_runs > 1 && span <= block_stride && span <= num_runs * kTogetherNbytes;
 }
@@ -25,7 +25,7 @@ std::uint64_t row_nbytes(const CopyLoop& loop) noexcept {
   return (loop.counts[1] - 1) * loop.src_strides[1] + loop.nbytes;
 }
 
-// Whether reading through the buffer needs fewer look-ups than reading into place, or nothing else will do.
+// Whether reading through the buffer needs fewer look-ups than reading into place, or is the only way.
 bool needs_buffer(const CopyProgram& program) noexcept {
   return !program.conversions.empty() ||
          std::any_of(program.loops.begin(), program.loops.end(), [](const CopyLoop& loop) {
@@ -86,7 +86,7 @@ Status ForeignReader::fetch_cells(const ForeignMemory& memory, const Move& move,
         name(remote_base + cell.src, loop.counts, loop.src_strides, loop.nbytes, loop.src_block_stride);
     if (const Conversion* conversion = fetched.conversion;
         conversion != nullptr && conversion->src_scales == ScalePlace::kRegion) {
-      // An axis along which the scale stays has one.
+      // An axis along which the scale is the same counts 1.
       std::uint32_t counts[2];
       for (int axis = 0; axis < 2; ++axis) {
         fetched.scale_strides[axis] = conversion->src_strides[axis];
@@ -103,8 +103,8 @@ Status ForeignReader::fetch_cells(const ForeignMemory& memory, const Move& move,
   return status;
 }
 
-// Names an operand of a cell, [counts[0], counts[1]] runs from `at` on, to be read behind what is
-// named already. Returns its place in the buffer and puts its strides there into `strides`.
+// Names an operand of a cell for the next read, behind what is named already: [counts[0], counts[1]] runs
+// from `at` on. Returns its place in the buffer, and its strides there in `strides`.
 std::size_t ForeignReader::name(std::uint64_t at, const std::uint32_t* counts, std::uint64_t* strides,
                                 std::uint64_t nbytes, std::uint64_t block_stride) {
   const std::size_t place = buffer_nbytes_;
@@ -132,7 +132,7 @@ std::size_t ForeignReader::name(std::uint64_t at, const std::uint32_t* counts, s
   return place;
 }
 
-// Reads what is named, and spreads it.
+// Reads what is named into the buffer, and spreads it.
 Status ForeignReader::land(const ForeignMemory& memory, const Move& move) {
   if (buffer_.size() < buffer_nbytes_) buffer_.resize(std::max(buffer_nbytes_, 2 * kBufferNbytes));
   Status status = read_buffer(memory);
@@ -189,7 +189,7 @@ Status ForeignReader::read_runs(const ForeignMemory& memory, std::size_t num_run
     if (result < 0 && errno == EINTR) continue;
     if (result < 0) return memory.failed(errno);
     if (result == 0) return {Code::kSystem, "process_vm_readv moved nothing"};
-    // Runs have the same length on both sides, so both lists advance alike.
+    // Runs have the same length on both sides, so both lists advance together.
     auto left = static_cast<std::size_t>(result);
     while (first < num_runs && left >= local_[first].iov_len) left -= local_[first++].iov_len;
     if (left != 0) {

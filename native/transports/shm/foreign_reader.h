@@ -1,4 +1,4 @@
-// What one thread reads other processes' memory with, process_vm_readv and a buffer.
+// Reads other processes' memory for one thread, by process_vm_readv and a buffer.
 #pragma once
 
 #include <sys/uio.h>
@@ -18,20 +18,21 @@ namespace kvxfer::shm {
 
 class ForeignReader {
  public:
-  // Some pairs of a piece, straight into their pages where runs are long. Every run costs the kernel a look-up, so
-  // short ones come through a buffer: a block's bytes from the first run to the last in one read,
-  // gaps and all (they are the same block's), and are spread and converted from there. It counts only if the memory's
-  // check_alive() says so afterwards.
+  // Fetches some pairs of a piece. Long runs go straight into their pages. Every run costs the kernel a
+  // look-up, so short runs come through a buffer: one read takes a block's bytes from the first run to the
+  // last, gaps included (they belong to the same block); they are spread and converted from there. The bytes
+  // count only if the memory's check_alive() succeeds afterwards.
   Status fetch_pairs(const ForeignMemory& memory, const Move& move, const Piece& pairs,
                      std::uint64_t remote_base);
-  // Bytes at an address of the process, until the next call: at most SlicedCopy::kChunkNbytes.
+  // Reads bytes at an address of the process, at most SlicedCopy::kChunkNbytes. They are valid until the next
+  // call.
   Result<const std::byte*> read(const ForeignMemory& memory, std::uint64_t address, std::size_t nbytes);
 
  private:
-  // What one call takes (IOV_MAX) on either side.
+  // The most runs of one call (IOV_MAX), on either side.
   static constexpr std::size_t kMaxRuns = 1024;
 
-  // A cell whose source is on its way into the buffer, with strides as they are there.
+  // A cell that is to be read into the buffer, with its strides there.
   struct Fetched {
     Cell cell;
     CopyLoop loop;
@@ -52,13 +53,14 @@ class ForeignReader {
 
   std::array<iovec, kMaxRuns> local_{};
   std::array<iovec, kMaxRuns> remote_{};
-  std::vector<iovec> named_;  // what the buffer is filled from, in its order
+  std::vector<iovec> named_;  // the reads that fill the buffer, in its order
   std::vector<std::byte> buffer_;  // empty until runs are short
-  std::size_t buffer_nbytes_ = 0;  // that named_ fills
+  std::size_t buffer_nbytes_ = 0;  // bytes that named_ fills
   std::vector<Fetched> fetched_;
 };
 
-// One for each thread that copies, by its number: made by that thread when it first reads such memory.
+// One reader for each thread that copies, by the thread's number. The thread makes it when it first reads
+// such memory.
 using ForeignReaders = std::vector<std::unique_ptr<ForeignReader>>;
 
 }  // namespace kvxfer::shm

@@ -28,7 +28,7 @@ Status PeerPools::add(const Message& message, UniqueFd fd) {
   memfd.nbytes = message.nbytes;
   for (auto& [id, region] : regions_) {
     if (region.keys.where != Where::kPool || region.keys.memfd_id != message.memfd_id) continue;
-    region.failure = map_for(region).message();  // told by its work: attach said yes long ago
+    region.failure = map_for(region).message();  // told by its work: attach() has succeeded long ago
   }
   return {};
 }

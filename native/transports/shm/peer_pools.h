@@ -1,4 +1,4 @@
-// A peer's regions, and the pools of its that they lie in, mapped for our copies or read by the kernel.
+// A peer's regions, and its pools in which they lie: mapped for our copies, or read by the kernel.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@
 
 namespace kvxfer::shm {
 
-inline constexpr std::size_t kMaxMemfds = 4096;  // an agent's: below the usual limit of mappings, 65,530
+inline constexpr std::size_t kMaxMemfds = 4096;  // of one agent; below the usual limit of mappings, 65,530
 
-// A region's keys: where its base lies in a memfd that travels over the rail's socket, or that it
-// lies in none.
+// A region's keys: where its base lies in a memfd that goes over the rail's socket, or that it lies in no
+// memfd.
 enum class Where : std::uint64_t { kForeign = 0, kPool = 1 };
 struct Keys {
   Where where = Where::kForeign;
@@ -37,33 +37,33 @@ class PeerPools {
     Keys keys;
     std::uint64_t base = 0;  // in the peer's process
     std::uint64_t end = 0;   // of its spans, from base
-    std::string failure;     // why its memfd cannot be used, once it has come
-    bool by_kernel = false;  // its bytes are read by the kernel, whose reads cannot fault here
+    std::string failure;     // why its memfd, which has come, cannot be used
+    bool by_kernel = false;  // read by the kernel, whose reads cannot fault here
   };
 
-  // What is mapped, and each descriptor that is kept, is charged to the budget; null: to none.
+  // The budget is charged for what is mapped, and for each descriptor that is kept; null: no budget.
   PeerPools(std::string peer_name, std::shared_ptr<Budget> budget)
       : name_(std::move(peer_name)), budget_(std::move(budget)) {}
 
-  // The peer has introduced itself.
+  // Called once the peer has introduced itself.
   void set_process(std::shared_ptr<const ForeignMemory> process) { process_ = std::move(process); }
   const ForeignMemory& process() const noexcept { return *process_; }
 
-  // The peer passes a pool. Not ok: it may not.
+  // Takes a pool that the peer passes. Not ok: the peer may not pass it.
   Status add(const Message& message, UniqueFd fd);
-  // It takes one back: works there wait, until their region is detached or the pool comes back.
+  // The peer takes a pool back. Works on it wait until their region is detached or the pool comes back.
   void remove(std::uint64_t memfd_id);
 
-  // kUnsupported in words.
+  // kUnsupported, with the reason in words.
   Status attach(const RemoteRegion& region);
   void detach(RegionId region);
   const Region* find(RegionId region) const noexcept;
-  // May a read of the region begin, or does it wait for its pool? What will fail may.
+  // Whether a read of the region may begin, or must wait for its pool. A read that will fail may begin.
   bool can_read(RegionId region) const noexcept;
-  // What its pieces are read from; nothing where it lies in a pool that is not mapped.
+  // What the region's pieces are read from; nothing while its pool is not mapped.
   std::optional<PieceSource> source_of(const Region& region) const noexcept;
 
-  // Enters some more of the pools into our page tables. Not ok: the peer has lied of one.
+  // Enters some more of the pools into our page tables. Not ok: the peer said something untrue about a pool.
   bool wants_populating() const noexcept { return !populating_.empty(); }
   Status populate_some();
 
@@ -71,18 +71,18 @@ class PeerPools {
   void clear();
 
  private:
-  // A pool, as it arrived over the socket.
+  // A pool, as received over the socket.
   struct Memfd {
-    SharedFd fd;  // kept for a later attach, until the peer says that it is gone
+    SharedFd fd;  // kept for a later attach, until the peer takes the pool back
     std::uint64_t nbytes = 0;
     Charge kept;
-    // While a region lies in it, and its owner cannot punch holes into it. Copies under way hold it, too.
+    // Set while a region lies in it and its owner cannot punch holes into it. Copies under way hold it, too.
     std::shared_ptr<MappedPool> mapped;
   };
 
-  // Brings a region and its memfd together, whichever came last.
+  // Connects a region with its memfd. Either may have come last.
   Status map_for(Region& region);
-  // Where the region lies in no pool, or in one that must not be mapped.
+  // For a region in no pool, or in a pool that must not be mapped.
   Status read_by_kernel(Region& region) const;
   void unmap(std::uint64_t memfd_id, Memfd& memfd);
 

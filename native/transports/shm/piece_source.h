@@ -1,5 +1,5 @@
-// What a piece of a peer's region is read from, held for as long as somebody reads it: a pool that is mapped here, or
-// the peer's process.
+// The memory that a piece of a peer's region is read from, held until the reads have ended: a pool that is
+// mapped here, or the peer's process.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@
 
 namespace kvxfer::shm {
 
-// A peer's pool, mapped and charged to the peer. Only whoever drives populates it; any thread may read it.
+// A peer's pool, mapped, and charged to the peer. Only the driving thread populates it; any thread may read
+// it.
 struct MappedPool {
   SharedFd fd;
   Charge charge;
@@ -30,15 +31,15 @@ class PieceSource {
       : process_(std::move(process)), base_(address) {}
 
   bool is_mapped() const noexcept { return pool_ != nullptr; }
-  // Copies on for a slice. Not ok in a pool: it has holes, and must not be read any more.
+  // Copies one slice more. Not ok, for a pool: it has holes, and must not be read any more.
   Result<std::uint64_t> advance(SlicedCopy& slices, std::unique_ptr<ForeignReader>& reader) const;
-  // Afterwards: whether what was read counts. kRailFailed: the process ended.
+  // Called after the reads: whether what was read counts. kRailFailed: the process ended.
   Status check() const { return is_mapped() ? Status() : process_->check_alive(); }
 
  private:
   std::shared_ptr<const MappedPool> pool_;  // or
   std::shared_ptr<const ForeignMemory> process_;
-  std::uint64_t base_;  // of the region, in either
+  std::uint64_t base_;  // of the region, in the pool or in the process
 };
 
 }  // namespace kvxfer::shm

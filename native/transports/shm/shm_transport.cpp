@@ -20,12 +20,13 @@ using shm::Where;
 
 namespace {
 
-// Bytes that peers look up at the address that our hello names.
+// Bytes that peers read at the address that our hello names.
 const shm::Probe& own_probe() {
   static shm::Probe probe;
   static const bool filled = [] {
     static_cast<void>(
-        ::getrandom(probe.bytes.data(), probe.bytes.size(), 0));  // 16 bytes are never cut short
+        // getrandom() returns 16 bytes whole.
+        ::getrandom(probe.bytes.data(), probe.bytes.size(), 0));
     probe.address = reinterpret_cast<std::uintptr_t>(probe.bytes.data());
     return true;
   }();
@@ -41,7 +42,7 @@ Message memfd_message(std::uint64_t memfd_id, std::uint64_t nbytes) {
   return message;
 }
 
-// Why a read of a piece failed, and of a pool with holes also why its rail is to.
+// Why a read of a piece failed. For a pool with holes, also why its rail fails.
 Status in_words(const shm::Peer& peer, const shm::PieceSource& source, const Status& why,
                 std::string& broken) {
   if (!source.is_mapped()) return {why.code(), "reading memory of " + peer.name + ": " + why.message()};
@@ -82,7 +83,7 @@ Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region) {
   if (const auto slice = PoolMemory::find(region.base, end_of(region.spans))) {
     auto found = exported_.find(slice->memfd_id);
     if (found == exported_.end()) {
-      // What a peer would refuse is refused here, where it can be mended.
+      // Refuses here what a peer would refuse, because the caller can correct it here.
       if (Status usable = check_memfd(slice->fd, slice->memfd_nbytes); !usable.ok())
         return Status(Code::kInvalidArgument, "shm: peers would refuse this region: " + usable.message());
       if (exported_.size() == shm::kMaxMemfds)
@@ -107,7 +108,7 @@ void ShmTransport::deregister_memory(RegionId region) noexcept {
   const auto exported = exported_.find(found->second);
   pool_regions_.erase(found);
   if (--exported->second.num_regions != 0) return;
-  // Peers give the memory back: as long as one holds the descriptor the kernel keeps the pages.
+  // Peers release the memory: while one of them holds the descriptor, the kernel keeps the pages.
   Message message;
   message.kind = MessageKind::kMemfdGone;
   message.memfd_id = exported->first;
@@ -122,7 +123,8 @@ Status ShmTransport::attach(PeerId id, const RemoteRegion& region) {
   if (!peer.ok()) return peer.status();
   if (Status attached = peer.value()->pools.attach(region); !attached.ok())
     return {attached.code(), words(attached.message())};
-  activate(*peer.value());  // to enter the pool into our page tables
+  // The next turns enter the pool into our page tables.
+  activate(*peer.value());
   return {};
 }
 
@@ -192,8 +194,8 @@ Result<shm::PieceSource> ShmTransport::source_of(const Peer& peer, const Work& w
                                                  std::uint64_t src_end) const {
   const shm::PeerPools::Region* const region = peer.pools.find(work.move->remote_region);
   if (region == nullptr) return Status(Code::kRegionGone, "the region of " + peer.name + " is not attached");
-  // One check for all runs: within the region, hence (attach) within the memfd. The core checked
-  // the program before; this keeps a mistake there from becoming a read out of bounds here.
+  // One check for all runs: they lie within the region, and so (attach) within the memfd. The core has
+  // checked the program already; this check keeps a mistake there from becoming a read out of bounds here.
   if (src_end > region->end)
     return Status(Code::kInternal, "the piece ends outside the region of " + peer.name);
   if (auto source = peer.pools.source_of(*region)) return *std::move(source);
@@ -228,8 +230,8 @@ Completion ShmTransport::compare_fence(Peer& peer, const Work& work) {
   return check_fence(peer.fences.word(work.fence_slot), work, "shm", peer.name);
 }
 
-// What was read from a process counts if the process was there after the last byte: its number may
-// have become another's meanwhile. One question for all of a round.
+// Bytes that were read from a process count only if the process was there after the last byte, because
+// another process may have got its number meanwhile. One check serves all reads of a round.
 void ShmTransport::after_round(std::span<Completion> completions) noexcept {
   const Peer* asked = nullptr;
   Status alive;
@@ -237,7 +239,7 @@ void ShmTransport::after_round(std::span<Completion> completions) noexcept {
     if (peer != asked) alive = peer->pools.process().check_alive();
     asked = peer;
     if (alive.ok()) continue;
-    // A name of its own: clang 14 captures no structured binding.
+    // Copied to a name of its own, because clang 14 captures no structured binding.
     const auto of_it = [id = work](const Completion& each) {
       return each.work == id && each.code == Code::kOk;
     };
@@ -245,7 +247,7 @@ void ShmTransport::after_round(std::span<Completion> completions) noexcept {
     read.code = alive.code();
     try {
       read.detail = "shm: reading memory of " + peer->name + ": " + alive.message();
-    } catch (const std::bad_alloc&) {  // its code says enough
+    } catch (const std::bad_alloc&) {  // the code is enough
     }
   }
   foreign_reads_.clear();

@@ -1,11 +1,11 @@
 // A rail between agents of one host: the destination copies out of the source's memory.
 //
-// Memory of a pool is mapped read-only here and copied by this processor; other memory is read by
-// the kernel for us. The rail's unix socket carries descriptors of pools (message.h), never
-// pages, and its end is the rail's. Its parts:
+// Memory of a pool is mapped read-only here and copied by this processor. Other memory is read by the kernel
+// for us. The rail's unix socket carries descriptors of pools (message.h), never pages; when the socket ends,
+// so does the rail. Its parts:
 //   PeerPools      a peer's regions, and its pools, mapped here
 //   ForeignMemory  a peer's process, read by the kernel
-//   PieceSource    either of them, for as long as a piece is read from it
+//   PieceSource    one of these, held while a piece is read from it
 #pragma once
 
 #include <cstdint>
@@ -45,14 +45,15 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
 
-  std::size_t num_mappings() const noexcept;  // of peers' pools; a fence table a peer comes on top
+  std::size_t num_mappings() const noexcept;  // of peers' pools; each peer's fence table adds one
 
  private:
   using Peer = shm::Peer;
   class Shared;
-  // A pool of ours in which some region lies.
+  // A pool of ours in which at least one region lies.
   struct Exported {
-    SharedFd fd;  // our own, so that it outlives the pool's while a message carries it
+    // Our own copy: a message may carry it after the pool's descriptor is closed.
+    SharedFd fd;
     std::uint64_t nbytes = 0;
     std::size_t num_regions = 0;
   };
@@ -74,8 +75,8 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   void on_idle() override;
 
   OwnFences fences_;
-  std::map<RegionId, std::uint64_t> pool_regions_;       // ours -> the memfd_id that each lies in
-  std::map<std::uint64_t, Exported> exported_;           // by memfd_id
+  std::map<RegionId, std::uint64_t> pool_regions_;  // ours -> the memfd_id that each lies in
+  std::map<std::uint64_t, Exported> exported_;  // by memfd_id
   std::shared_ptr<shm::ForeignReaders> readers_;
   std::vector<std::pair<WorkId, Peer*>> foreign_reads_;  // that ended in this round of poll
 };

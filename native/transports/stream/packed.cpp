@@ -7,7 +7,7 @@
 namespace kvxfer {
 namespace {
 
-// The program without its loops, and the piece's pairs by number.
+// The program without its loops, and the numbers of the piece's pairs.
 PackedProgram begin(const CopyProgram& program, const Piece& piece) {
   PackedProgram out;
   out.program.num_layers = program.num_layers;
@@ -21,7 +21,7 @@ PackedProgram begin(const CopyProgram& program, const Piece& piece) {
   return out;
 }
 
-// Calls visit(loop, conversion, where its first pair begins in the packed piece) in program order.
+// Calls visit(loop, conversion, offset of the loop's first pair in the packed piece) in program order.
 template <class Visit>
 void for_each_packed_loop(const CopyProgram& program, const Piece& piece, Visit&& visit) {
   std::uint64_t at = 0;
@@ -33,7 +33,7 @@ void for_each_packed_loop(const CopyProgram& program, const Piece& piece, Visit&
   }
 }
 
-// How many scales of a pair lie along each axis, and how far apart: run by run, each once.
+// How many scales of a pair lie along each axis, and how far apart. Runs that share a scale count it once.
 struct FoundScales {
   std::uint32_t counts[2];
   std::uint64_t strides[2];

@@ -1,5 +1,5 @@
-// A piece's way to or from the form in which it crosses a stream (core/copy/pack.h), as a copy program of its own:
-// what kernels gather and scatter by. Pure.
+// Copy programs between pages and the packed form in which a piece crosses a stream (core/copy/pack.h).
+// Kernels gather and scatter by them. Pure.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace kvxfer {
 
-// The piece's loops, one side replaced by the places in the packed piece. That side's offsets count from the
-// packed piece's first byte, and its table is `pairs`; the other side is as it was.
+// The piece's loops, with one side replaced by the places in the packed piece. That side's offsets count from
+// the packed piece's first byte, and its table is `pairs`. The other side stays as it is.
 struct PackedProgram {
   CopyProgram program;
   gpu::Part part;
-  std::vector<std::uint32_t> pairs;  // 0, 1, ... of each grain
+  std::vector<std::uint32_t> pairs;  // 0, 1, ... for each grain
 };
 
-// From pages to the packed piece: what is converted is converted here, and scales that are found go behind
+// From pages to the packed piece. Conversions happen here. Scales that are stored with the pages go behind
 // their pair's runs.
 PackedProgram gathered(const CopyProgram& program, const Piece& piece);
 
-// From the packed piece to pages: bytes as they are, scales that were found among them.
+// From the packed piece to pages: bytes as they are, and the scales that were stored among them.
 PackedProgram scattered(const CopyProgram& program, const Piece& piece);
 
 }  // namespace kvxfer

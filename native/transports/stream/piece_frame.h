@@ -1,4 +1,4 @@
-// How one piece travels on a stream rail:
+// The bytes of one piece on a stream rail:
 //
 //   | PieceHeader 32 bytes | the piece's bytes, run after run in program order | PieceTrailer 8 bytes |
 //
@@ -20,8 +20,8 @@ struct PieceHeader {
   std::uint32_t magic = kMagic;
   std::uint32_t reserved = 0;
   TransferId transfer = 0;
-  // Of the bytes that follow. 0 with an `ended` trailer: the source gave the piece up before its
-  // first byte, so that the receiver need not wait for it.
+  // Length of the bytes that follow. 0 with an `ended` trailer: the source gave the piece up before its first
+  // byte, so the receiver need not wait for it.
   std::uint64_t nbytes = 0;
   std::uint32_t piece = 0;
   std::uint32_t reserved2 = 0;
@@ -36,12 +36,12 @@ enum class PieceEnd : std::uint32_t {
 
 struct PieceTrailer {
   PieceEnd end = PieceEnd::kHeld;
-  std::uint32_t piece = 0;  // the header's: a stream that lost its step is noticed here
+  std::uint32_t piece = 0;  // the header's piece: detects a stream that is out of step
 };
 static_assert(sizeof(PieceTrailer) == 8);
 
-// A piece holds half a MiB or so, and at least one block pair of one layer; nothing that is meant
-// seriously comes near this. A header that says more is garbage, not a long wait.
+// A piece holds about half a MiB, and at least one block pair of one layer; no real piece comes near this. A
+// header with a larger length is garbage, and is refused rather than waited for.
 inline constexpr std::uint64_t kMaxPieceNbytes = std::uint64_t{1} << 32;
 
 }  // namespace kvxfer::stream

@@ -10,7 +10,7 @@
 namespace kvxfer::stream {
 namespace {
 
-// The trailer and the next header ride on the call that ends a piece.
+// Two iovecs are left for the trailer and the next header, which the call that ends a piece also reads.
 constexpr std::size_t kMaxRunIovecs = IOV_MAX - 2;
 
 }  // namespace
@@ -49,7 +49,7 @@ Step ReceiveStream::read(const StreamSocket& socket, std::uint64_t max_work, std
         {reinterpret_cast<std::byte*>(&trailer_) + trailer_have_, sizeof trailer_ - trailer_have_});
     asked += sizeof trailer_ - trailer_have_;
   }
-  // While a piece is on its way header_ is still its own: the next one has a place beside it.
+  // While a piece is on its way, header_ is still that piece's; the next header is read beside it.
   if (to_the_end || !in_piece_) {
     window_.push_back(
         {reinterpret_cast<std::byte*>(&next_header_) + header_have_, sizeof next_header_ - header_have_});
@@ -74,7 +74,7 @@ Step ReceiveStream::read(const StreamSocket& socket, std::uint64_t max_work, std
   const std::uint64_t data = std::min(left, window_nbytes_);
   if (scatters()) cursor_.scatter(scratch.data(), data);
   consume(data);
-  if (scatters()) clear_window();  // scratch is somebody else's from here on
+  if (scatters()) clear_window();  // other peers use scratch after this call
   left -= data;
   if (to_the_end) {
     const std::uint64_t taken = std::min<std::uint64_t>(left, sizeof trailer_ - trailer_have_);
@@ -96,7 +96,7 @@ void ReceiveStream::fail(Code code, const std::string& detail, CompletionQueue& 
   clear_window();
 }
 
-// Makes the window name the next bytes of the piece, after what earlier calls left of it.
+// Makes the window name the next bytes of the piece, after what earlier calls left in it.
 void ReceiveStream::fill_window(std::uint64_t max_nbytes, std::span<std::byte> scratch) {
   if (!in_piece_) return;
   if (first_iovec_ != 0) {
@@ -113,7 +113,7 @@ void ReceiveStream::fill_window(std::uint64_t max_nbytes, std::span<std::byte> s
       nbytes = cursor_.append(window_, kMaxRunIovecs, nbytes);
       if (nbytes == 0) return;
     } else {
-      if (scatters_ && !window_.empty()) return;  // one scratch, one place in it for each byte
+      if (scatters_ && !window_.empty()) return;  // scratch has one place for each byte
       nbytes = std::min<std::uint64_t>(nbytes, scratch.size());
       window_.push_back({scratch.data(), nbytes});
     }
@@ -121,7 +121,7 @@ void ReceiveStream::fill_window(std::uint64_t max_nbytes, std::span<std::byte> s
   }
 }
 
-// Forgets what the window names and has not received; fill_window names it anew, to scratch.
+// Drops what the window names and has not received; fill_window names it anew, in scratch.
 void ReceiveStream::clear_window() {
   window_.clear();
   first_iovec_ = 0;

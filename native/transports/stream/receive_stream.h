@@ -1,7 +1,7 @@
-// The receiving half of one stream rail: pieces land straight in the pages that were posted for
-// them where runs are long; where they are short they are scattered from scratch, at once, so
-// that it is free again when the call returns. What nobody waits for goes to scratch, too. What its
-// poster wants packed lands as it comes.
+// The receiving half of one stream rail. Pieces with long runs land straight in the pages that were posted
+// for them. Pieces with short runs are scattered from scratch within the call, so scratch is free when the
+// call returns. Bytes that no work waits for also go to scratch. Pieces that were posted packed land as they
+// come.
 #pragma once
 
 #include <sys/uio.h>
@@ -23,20 +23,20 @@ namespace kvxfer::stream {
 
 class ReceiveStream {
  public:
-  // `packed`: where the piece is to land packed; null: in its pages. False where the same piece is already waited
-  // for.
+  // `packed`: where the piece is to land packed; null: in its pages. False: a work already waits for the same
+  // piece.
   bool push(const Work& work, std::byte* packed);
 
-  // From here on no byte lands in the work's pages. Nothing happens where this work does not wait for the piece.
+  // From here on no byte lands in the work's pages. Does nothing where this work does not wait for the piece.
   void cancel(WorkId id, TransferId transfer, std::uint32_t piece, CompletionQueue& completions);
 
-  // At most one readv, of at most max_work bytes of pages; of fewer where runs are so short that scattering them
-  // costs more. kProtocol where the peer's bytes are not
-  // pieces, kPeerLost at the end of the stream. `scratch` is used during the call alone.
+  // Makes at most one readv, of at most max_work bytes of pages; of fewer if runs are so short that
+  // scattering them costs more. kProtocol: the peer's bytes are no pieces. kPeerLost: the end of the stream.
+  // `scratch` is used during the call alone.
   Step read(const StreamSocket& socket, std::uint64_t max_work, std::span<std::byte> scratch,
             CompletionQueue& completions);
 
-  // Completes all that is left with `code`.
+  // Completes all works that are left, with `code`.
   void fail(Code code, const std::string& detail, CompletionQueue& completions);
 
   // Bytes until the piece on its way in is whole; 0 between pieces.
@@ -47,7 +47,7 @@ class ReceiveStream {
   std::size_t size() const noexcept { return posted_.size(); }
   std::uint64_t awaited_nbytes() const noexcept {
     return awaited_nbytes_;
-  }  // of the pieces that are waited for
+  }  // of the pieces that works wait for
 
  private:
   struct Key {
@@ -56,7 +56,7 @@ class ReceiveStream {
     bool operator==(const Key&) const = default;
   };
   struct KeyHash {
-    // Transfers are numbered one by one, pieces too: a multiplier keeps their sums apart.
+    // Transfers and pieces are both numbered one by one; the multiplier keeps their sums apart.
     std::size_t operator()(const Key& key) const noexcept {
       return key.transfer * 0x9e37'79b9'7f4a'7c15u + key.piece;
     }
@@ -76,7 +76,7 @@ class ReceiveStream {
   Status begin_piece();
   Status end_piece(CompletionQueue& completions);
 
-  std::unordered_map<Key, Posted, KeyHash> posted_;  // with the one that is landing
+  std::unordered_map<Key, Posted, KeyHash> posted_;  // including the one that is landing
   std::uint64_t awaited_nbytes_ = 0;
 
   // Between pieces in_piece_ is false.
@@ -90,7 +90,7 @@ class ReceiveStream {
   Posted landing_{};              // no move: to scratch
   std::uint64_t work_of_a_byte_ = 1;  // of the landing piece
   bool scatters_ = false;         // the landing piece's runs are short
-  RunCursor cursor_;              // after the bytes that the window names, or that were scattered
+  RunCursor cursor_;              // behind the bytes that the window names or that were scattered
 
   std::vector<iovec> window_;     // from first_iovec_ on: where the next bytes of the piece go
   std::size_t first_iovec_ = 0;

@@ -12,14 +12,14 @@
 namespace kvxfer::stream {
 namespace {
 
-// The kernel's own bound for one call; more is EMSGSIZE.
+// The kernel's limit for one call; with more it returns EMSGSIZE.
 constexpr std::size_t kMaxIovecs = IOV_MAX;
 
-// What a piece that was cancelled on its way is padded with: the peer was told its length.
-// 64 KiB: nine iovecs for a piece of half a MiB.
+// Pads a piece that was cancelled on its way, because the peer was told its length. 64 KiB: nine iovecs for a
+// piece of half a MiB.
 constexpr std::array<std::byte, 64 * 1024> kZeros{};
 
-// What is gathered for one system call: it is to be in the L2 cache still when the kernel copies it.
+// Bytes gathered for one system call: few enough to be in the L2 cache still when the kernel copies them.
 constexpr std::uint64_t kGatheredNbytes = 256 * 1024;
 
 }  // namespace
@@ -50,9 +50,9 @@ void SendStream::cancel(std::uint64_t number, CompletionQueue& completions) {
   if (window_nbytes_ != 0) clear_window();  // it may name pages of this work
   frame.cancelled = true;
   frame.trailer.end = PieceEnd::kEnded;
-  if (frame.sent == 0) left_nbytes_ -= std::exchange(frame.header.nbytes, 0);  // the trailer alone will do
-  // A trailer that is partly out said `held` truly: every page had been read. What is left of
-  // those eight bytes must then be the same, or the peer takes the stream for broken.
+  if (frame.sent == 0) left_nbytes_ -= std::exchange(frame.header.nbytes, 0);  // the trailer is enough
+  // If part of the trailer is out already, it said `held`, and that was true: every page had been read. The
+  // rest of those eight bytes must then stay the same, or the peer takes the stream for broken.
   if (frame.sent > sizeof(PieceHeader) + frame.header.nbytes) frame.trailer.end = PieceEnd::kHeld;
   frame.move.reset();
   completions.work(frame.work, Code::kCancelled);
@@ -86,7 +86,7 @@ void SendStream::fail(Code code, const std::string& detail, CompletionQueue& com
   gathered_left_ = 0;
 }
 
-// Makes the window name up to max_work, after what earlier calls left of it.
+// Makes the window name up to max_work, after what earlier calls left in it.
 void SendStream::fill_window(std::uint64_t max_work) {
   if (first_iovec_ != 0) {
     window_.erase(window_.begin(), window_.begin() + static_cast<std::ptrdiff_t>(first_iovec_));
@@ -136,7 +136,8 @@ void SendStream::name_frame(Frame& frame, std::uint64_t max_nbytes) {
        frame.nbytes() - frame.named, frame);
 }
 
-// Gathers the next bytes of the frame and names them. False while the last ones are still to go.
+// Gathers the next bytes of the frame and names them. False while earlier gathered bytes are still to be
+// sent.
 bool SendStream::name_gathered(Frame& frame) {
   if (gathered_left_ != 0) return false;
   const std::uint64_t room = std::max(kGatheredNbytes / frame.work_of_a_byte, frame.least_room);
@@ -152,7 +153,7 @@ void SendStream::name(const void* bytes, std::uint64_t nbytes, Frame& frame) {
   window_nbytes_ += nbytes;
 }
 
-// Forgets what the window names and has not sent; fill_window names it anew.
+// Drops what the window names and has not sent; fill_window names it anew.
 void SendStream::clear_window() {
   for (std::size_t i = 0; i < frames_.size() && frames_[i].named != 0; ++i) {
     Frame& frame = frames_[i];

@@ -1,4 +1,4 @@
-// Room in a stretch of memory, handed out in contiguous slots and shared among holders.
+// A stretch of memory, handed out in contiguous slots and shared among holders.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvxfer {
 
-// Of all rails of a session the same.
+// All rails of a session share one holder.
 using SlotHolder = std::shared_ptr<const void>;
 
 struct Slot {
@@ -17,12 +17,13 @@ struct Slot {
   SlotHolder holder;
 };
 
-// The first gap that is large enough. There are few slots at a time, a window of pieces for each rail.
+// Takes the first gap that is large enough. There are few slots at a time: a window of pieces for each rail.
 //
-// A holder that gives nothing back must leave room for the others: no slot is larger than a quarter of all, and
-// beyond its first a holder takes no more than a third of what it leaves free. So one alone has a quarter, and each
-// that stands still as well has three quarters of what the one before it has: with slots of a 64th of all there is
-// room for one more until 14 of them stand still, where fixed quarters would end with four.
+// A holder that gives nothing back must leave room for the others. So no slot is larger than a quarter of the
+// whole, and beyond its first slot a holder may take at most a third of what it leaves free. One holder alone
+// gets a quarter; each further holder that gives nothing back gets three quarters of what the one before it
+// got. With slots of a 64th of the whole there is room for another holder until 14 of them give nothing back;
+// fixed quarters would end with four.
 class Slots {
  public:
   // Slots begin and end at multiples of this: a page, and more than any kernel aligns to.
@@ -34,7 +35,7 @@ class Slots {
   static constexpr std::uint64_t most_nbytes(std::uint64_t capacity) noexcept { return capacity / 4; }
   std::uint64_t used() const noexcept { return used_; }
 
-  // Whether its share leaves the holder another slot, given a gap.
+  // Whether the holder's share allows another slot, if there is a gap.
   bool may_take(const SlotHolder& holder, std::uint64_t nbytes) const noexcept {
     if (nbytes == 0 || nbytes > most_nbytes(capacity_)) return false;
     const auto held = held_.find(holder);
@@ -77,7 +78,7 @@ class Slots {
 
   std::uint64_t capacity_, used_ = 0;
   std::map<std::uint64_t, std::uint64_t> taken_;  // offset -> bytes
-  std::map<SlotHolder, std::uint64_t> held_;      // bytes; of none who holds none
+  std::map<SlotHolder, std::uint64_t> held_;      // holders without a slot have no entry
 };
 
 }  // namespace kvxfer

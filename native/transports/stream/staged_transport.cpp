@@ -12,10 +12,10 @@
 namespace kvxfer {
 namespace {
 
-// Sends of a rail that wait for a slot; the engine posts what peers have asked for, a window at a time.
+// Sends of one rail that wait for a slot. The engine posts what peers have asked for, a window at a time.
 constexpr std::size_t kMaxQueued = 1024;
 
-// Polls without a kernel's end between two questions whether the device still works.
+// Polls in which no kernel ended, between two questions whether the device still works.
 constexpr std::uint32_t kPollsPerCheck = 1024;
 constexpr gpu::CopyStream::Ticket kNeverTicket = UINT64_MAX;
 
@@ -47,7 +47,7 @@ Capabilities StagedTransport::capabilities() const noexcept {
   return capabilities;
 }
 
-// A session's budget is one object for all of its rails; a rail of no session stands alone.
+// All rails of a session share one budget object; a rail without a session is a holder of its own.
 Result<PeerId> StagedTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   SlotHolder holder = info.budget;
   if (holder == nullptr) holder = std::make_shared<bool>();
@@ -92,7 +92,7 @@ void StagedTransport::give_back(Staged& staged) noexcept {
 PostResult StagedTransport::post(PeerId peer, std::span<const Work> batch) noexcept {
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const Work& work = batch[i];
-    // What no stream does, and pieces that are not there or have no bytes, the inner transport answers.
+    // The inner transport answers works that no stream does, and pieces that do not exist or have no bytes.
     const bool on_gpu = (work.kind == WorkKind::kSend || work.kind == WorkKind::kReceive) &&
                         work.move->local->kind == MemoryKind::kGpu &&
                         work.piece < work.move->grid.num_pieces() &&
@@ -100,7 +100,7 @@ PostResult StagedTransport::post(PeerId peer, std::span<const Work> batch) noexc
     PostResult result{0, Code::kAgain};
     try {
       result = on_gpu ? stage(peer, work) : inner_->post(peer, batch.subspan(i, 1));
-    } catch (const std::bad_alloc&) {  // as full as it can be
+    } catch (const std::bad_alloc&) {  // counts as full
     }
     if (result.accepted == 0) return {i, result.code};
   }
@@ -132,7 +132,7 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
     to_gather_.push_back(work.id);
     return {1, Code::kOk};
   }
-  // Its sender is asked for the bytes as soon as this is accepted, and where they go must be there then.
+  // The sender is asked for the bytes as soon as this is accepted, so the place for them must be ready.
   if (!lane(kIn).slots.may_take(staged.holder, staged.nbytes) || !lane(kIn).slots.has_gap(staged.nbytes))
     return {0, Code::kAgain};
   staged.stage = Stage::kReceiving;
@@ -141,7 +141,7 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   PostResult posted{0, Code::kAgain};
   try {
     if (take_slot(entry->second)) posted = inner_->post_packed(peer, work, place(entry->second));
-  } catch (const std::bad_alloc&) {  // as full as it can be
+  } catch (const std::bad_alloc&) {  // counts as full
   }
   if (posted.accepted != 0) return posted;
   give_back(entry->second);
@@ -149,7 +149,7 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   return posted;
 }
 
-// For one work more.
+// Makes room for one more work.
 void StagedTransport::make_room() {
   const std::size_t num_works = staged_.size() + 1;
   ready_.make_room(ready_.size() + num_works);
@@ -163,17 +163,17 @@ void StagedTransport::complete(Entry entry, Code code, std::string_view detail) 
   staged_.erase(entry);
 }
 
-// With what staging is called before the words.
+// Puts staging's name before the words.
 void StagedTransport::fail(Entry entry, Code code, std::string_view why) noexcept {
   std::string detail;
   try {
     detail = words(why);
-  } catch (const std::bad_alloc&) {  // its code says enough
+  } catch (const std::bad_alloc&) {  // the code is enough
   }
   complete(entry, code, detail);
 }
 
-// Of a send that the peer has heard nothing of: it learns that nothing comes.
+// Ends a send of which the peer has heard nothing yet: the peer learns that the piece will not come.
 void StagedTransport::end_unsent(Entry entry) {
   const WorkId id = entry->first;
   Staged& staged = entry->second;
@@ -181,7 +181,8 @@ void StagedTransport::end_unsent(Entry entry) {
     return complete(entry, Code::kCancelled);
   give_back(staged);
   staged_.erase(entry);
-  inner_->cancel(std::span(&id, 1));  // which completes it
+  // This completes the send.
+  inner_->cancel(std::span(&id, 1));
 }
 
 void StagedTransport::cancel(std::span<const WorkId> works) noexcept {
@@ -230,7 +231,7 @@ void StagedTransport::disconnect(PeerId peer) noexcept {
     complete(entry, Code::kCancelled, "disconnected");
   }
   holders_.erase(peer);
-  inner_->disconnect(peer);  // what is the inner transport's completes there
+  inner_->disconnect(peer);  // completes the works that the inner transport has
 }
 
 // ---- progress ----
@@ -262,7 +263,7 @@ bool StagedTransport::busy() const noexcept {
          next_to_gather() < to_gather_.size() || (!staging_->failure().ok() && !lost_);
 }
 
-// The first in the queue whose peer may hold more. A smaller one does not overtake it.
+// The first work in the queue whose session may take a slot. A smaller one does not overtake it.
 std::size_t StagedTransport::next_to_gather() const noexcept {
   for (std::size_t i = 0; i < to_gather_.size(); ++i) {
     const Staged& staged = staged_.at(to_gather_[i]);
@@ -274,7 +275,7 @@ std::size_t StagedTransport::next_to_gather() const noexcept {
   return to_gather_.size();
 }
 
-// kExhausted: there was no memory for it, and nothing of it is under way.
+// kExhausted: there was no memory, and nothing of the work is under way.
 Status StagedTransport::submit(Staged& staged) {
   try {
     return submit_packed(staged);
@@ -302,7 +303,7 @@ Status StagedTransport::submit_packed(Staged& staged) {
   if (!ticket.ok()) {
     if (ticket.status().code() == Code::kSystem) {
       staging_->fail(ticket.status());
-      staged.ticket = kNeverTicket;  // some of it may be under way, and its end will not be told
+      staged.ticket = kNeverTicket;  // may be partly under way, and its end will not be reported
     }
     return ticket.status();
   }
@@ -367,7 +368,7 @@ void StagedTransport::scatter() {
   }
 }
 
-// What kernels have ended.
+// Moves on the works whose kernels have ended.
 void StagedTransport::land() {
   if (!gathering_.empty()) land(kOut, gathering_);
   if (!scattering_.empty()) land(kIn, scattering_);
@@ -375,7 +376,7 @@ void StagedTransport::land() {
 
 void StagedTransport::land(Way way, std::vector<WorkId>& flying) {
   gpu::CopyStream& stream = *lane(way).stream;
-  // A device that refuses launches may still run earlier ones; one that has failed runs none.
+  // A device that refuses launches may still run earlier ones. A device that has failed runs none.
   const bool runs = staging_->failure().ok() || stream.is_running();
   const gpu::CopyStream::Ticket ended = stream.done();
   while (!flying.empty()) {
@@ -408,8 +409,8 @@ void StagedTransport::check_device() {
     if (Status status = lane(way).stream->check(); !status.ok()) return staging_->fail(status);
 }
 
-// With the device all ends that still needs it; what is in pinned memory goes out, and host memory's works
-// go on.
+// When the device fails, all works that still need it end. What is in pinned memory already goes out, and
+// works of host memory go on.
 void StagedTransport::note_failure() {
   if (lost_ || staging_->failure().ok()) return;
   lost_ = true;
@@ -424,10 +425,10 @@ void StagedTransport::note_failure() {
     }
 }
 
-// Of what the inner transport tells: true where it is to be told on, as it is now.
+// Handles a completion of the inner transport. True: hand it to the caller, as it is now.
 bool StagedTransport::pass(Completion& completion) {
   if (completion.kind == CompletionKind::kRailDown) {
-    // What has not begun fails with it; kernels end by themselves, and then there is no rail.
+    // Works that have not begun fail with the rail. Kernels end by themselves, and find no rail then.
     std::erase_if(to_gather_, [&](WorkId id) {
       const auto entry = staged_.find(id);
       if (entry->second.peer != completion.peer) return false;
@@ -445,14 +446,14 @@ bool StagedTransport::pass(Completion& completion) {
     to_scatter_.push_back(entry->first);
     return false;
   }
-  // Received by the inner transport, and then cancelled before it was told.
+  // The inner transport had received it when it was cancelled, and the completion came after that.
   if (staged.stage == Stage::kReceiving && staged.cancelled && completion.code == Code::kOk)
     completion.code = Code::kCancelled;
   if (staged.lost && completion.code == Code::kCancelled) {
     completion.code = Code::kSystem;
     try {
       completion.detail = words(staging_->failure().message());
-    } catch (const std::bad_alloc&) {  // its code says enough
+    } catch (const std::bad_alloc&) {  // the code is enough
     }
   }
   give_back(staged);

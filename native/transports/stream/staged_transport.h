@@ -1,10 +1,10 @@
-// Makes a transport of streams carry pages of a GPU: gathered into pinned memory and sent from there,
-// received into pinned memory and scattered. By kernels, or by copy engines as the streams are calibrated:
-// what is said of a kernel here holds for both. A decorator: work on host memory passes through, and of a
-// transfer only the end on the GPU needs it.
+// Lets a transport of streams carry pages of a GPU. To send, it gathers pages into pinned memory and sends
+// from there; to receive, it receives into pinned memory and scatters. Kernels do the copies, or copy engines
+// where the streams are calibrated so; comments about kernels here hold for both. A decorator: works of host
+// memory pass through. In a transfer only an end on a GPU needs it.
 //
-// A piece is in one step at a time, and several pieces are under way: while one is on the wire the next is
-// gathered and the one before it scattered.
+// A piece is in one step at a time, and several pieces are under way: while one piece is on the wire, the
+// next one is gathered and the previous one scattered.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class StagedTransport final : public Transport {
   ~StagedTransport() override;  // waits for the kernels of its works
 
   Capabilities capabilities() const noexcept override;
-  // Of a GPU's first region: kExhausted, kSystem where there can be no staging.
+  // For a GPU's first region: kExhausted or kSystem if staging is impossible.
   Result<RegionKeys> register_memory(const LocalRegion& region) override;
   void deregister_memory(RegionId region) noexcept override { inner_->deregister_memory(region); }
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
@@ -37,34 +37,34 @@ class StagedTransport final : public Transport {
   Status attach(PeerId peer, const RemoteRegion& region) override { return inner_->attach(peer, region); }
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  // A kernel that was launched cannot be stopped: its work ends as it ends.
+  // A launched kernel cannot be stopped; its work ends when the kernel does.
   void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
 
  private:
   enum class Stage : std::uint8_t {
-    kQueued,      // to be gathered: waits for a slot, or for room in the stream
-    kGathering,   // a kernel reads its pages
-    kGathered,    // waits for room in the inner transport
-    kSending,     // the inner transport's
-    kReceiving,   // the inner transport's
-    kReceived,    // waits for room in the stream
+    kQueued,  // waits for a slot, or for room in the stream, to be gathered
+    kGathering,  // a kernel reads its pages
+    kGathered,  // waits for room in the inner transport
+    kSending,  // the inner transport has it
+    kReceiving,  // the inner transport has it
+    kReceived,  // waits for room in the stream
     kScattering,  // a kernel writes its pages
-    kStopped,     // cancelled while it waited here
+    kStopped,  // cancelled while it waited here
   };
   struct Staged {
     PeerId peer = 0;
     Work work;
     std::uint64_t nbytes = 0;  // of the piece
-    SlotHolder holder;         // whose share of the lane it counts to
+    SlotHolder holder;  // the lane's share that it counts against
     Stage stage = Stage::kQueued;
-    Slot slot;                 // no bytes: none yet
+    Slot slot;  // no bytes: no slot yet
     gpu::CopyStream::Ticket ticket = 0;
-    nvtx::Range range;         // of the stage: gather, wire or scatter
-    bool cancelled = false;    // nothing more is to begin
-    bool gone = false;         // its peer was disconnected
-    bool lost = false;         // with the device
+    nvtx::Range range;  // of the stage: gather, wire or scatter
+    bool cancelled = false;  // no further step begins
+    bool gone = false;  // its peer was disconnected
+    bool lost = false;  // lost with the device
   };
   using Entry = std::unordered_map<WorkId, Staged>::iterator;
   enum Way : std::size_t { kOut = 0, kIn = 1 };
@@ -102,12 +102,12 @@ class StagedTransport final : public Transport {
   const std::unique_ptr<StreamTransport> inner_;
   const std::shared_ptr<Staging> staging_;
   std::unordered_map<WorkId, Staged> staged_;
-  // Each in order, and with room for all works: what is staged moves on whatever memory there is.
+  // Each list is in order, and has room for all works, so staged works move on even without free memory.
   std::vector<WorkId> to_gather_, gathering_, to_send_, to_scatter_, scattering_;
   std::map<PeerId, SlotHolder> holders_;  // of connected peers
-  CompletionQueue ready_;                 // to be told; of works alone
-  std::uint32_t idle_polls_ = 0;          // with kernels that do not end
-  bool lost_ = false;                     // the device: all its works have ended
+  CompletionQueue ready_;  // completions for poll's caller; of works alone
+  std::uint32_t idle_polls_ = 0;  // polls in a row in which no kernel ended
+  bool lost_ = false;  // the device; all works that needed it have ended
 };
 
 }  // namespace kvxfer

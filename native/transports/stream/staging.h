@@ -1,5 +1,5 @@
-// What an agent's rails stage pages of its GPU with: pinned memory, and streams that copy between it and the
-// pages. One an agent; all of its streams' rails share it.
+// What an agent's rails need to stage pages of its GPU: pinned memory, and streams that copy between it and
+// the pages. One for each agent; the rails of all its streams share it.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +21,11 @@ class Staging {
     int device = 0;
     gpu::Kernels kernels;
     gpu::CopyStreamOptions stream;
-    std::uint64_t nbytes = 64 * 1024 * 1024;  // of the arena, both ways together
+    std::uint64_t nbytes = 64 * 1024 * 1024;  // of the arena, both directions together
   };
 
-  // Half of the arena. What is sent and what is received share nothing, so neither can keep the other from
-  // moving: two agents that write to each other would wait for each other's slots (gpu/DESIGN.md).
+  // One half of the arena. Sending and receiving share nothing, so neither can block the other. Otherwise two
+  // agents that write to each other could wait for each other's slots (gpu/DESIGN.md).
   struct Lane {
     std::byte* base;
     Slots slots;
@@ -37,12 +37,12 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
   ~Staging();  // waits for its kernels
 
-  // Allocates all that staging ever needs; does nothing where it is there. Of an arena that cannot be had
-  // half as much is tried, and so on. kExhausted where not even GpuPart::kLeastStagingNbytes can be had, kSystem where the
-  // device is none.
+  // Allocates all that staging ever needs; does nothing if that has happened. If the arena cannot be had it
+  // tries half as much, and so on. kExhausted: not even GpuPart::kLeastStagingNbytes can be had. kSystem: the
+  // device does not work.
   Status open();
   bool is_open() const noexcept { return sends_.has_value(); }
-  // Of the arena: what was asked for, and once it is there what could be had.
+  // Bytes of the arena: what was asked for; once it is open, what could be had.
   std::uint64_t nbytes() const noexcept { return is_open() ? nbytes_ : options_.nbytes; }
   std::uint64_t most_piece_nbytes() const noexcept { return Slots::most_nbytes(nbytes() / 2); }
 
@@ -50,8 +50,8 @@ class Staging {
   Lane& sends() noexcept { return *sends_; }
   Lane& receives() noexcept { return *receives_; }
 
-  // What the device said when it failed. No copy begins any more. What was under way may go on where it refused
-  // a launch, and is lost where it runs nothing any more.
+  // What the device said when it failed. No copy begins any more. Copies under way may go on if the device
+  // only refused a launch; they are lost if it runs nothing any more.
   const Status& failure() const noexcept { return failure_; }
   void fail(const Status& why) {
     if (failure_.ok()) failure_ = why;

@@ -7,14 +7,14 @@
 
 namespace kvxfer::stream {
 
-// A system call costs about as much as this many bytes: peers that send or take a few at a time get no more of
-// them in a turn.
+// A system call costs about as much as this many bytes. So a peer that sends or takes a few bytes at a time
+// gets no larger share of a turn.
 inline constexpr std::uint64_t kCallWork = 8 * 1024;
 
 struct Step {
   Status status;
   std::uint64_t nbytes = 0;
-  std::uint64_t work = 0;  // what it cost, in bytes of long runs: at least a system call's
+  std::uint64_t work = 0;  // what it cost, in bytes of long runs; at least kCallWork
   bool would_block = false;  // the socket had no room, or no bytes, for all that was asked
 };
 

@@ -1,4 +1,4 @@
-// Rails of streams as an agent makes them: with its GPU's pages, where it has one.
+// Makes an agent's rails of streams. If the agent has a GPU, they also carry its pages.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvxfer::stream {
 
-// kInvalidArgument where the agent's staging arena is too small. One arena serves the rails of all kinds.
+// kInvalidArgument: the agent's staging arena is too small. One arena serves the rails of all kinds.
 Result<std::vector<std::unique_ptr<Transport>>> make_rails(const RailParts& parts, const TransportKind& kind,
                                                            std::int64_t num_rails);
 

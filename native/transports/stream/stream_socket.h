@@ -1,4 +1,4 @@
-// The socket that one stream goes over: plain, or through what encrypts it.
+// The socket of one stream: plain, or behind a cipher.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,7 +18,7 @@ class StreamSocket {
  public:
   StreamSocket(int fd, Cipher* cipher) noexcept : fd_(fd), cipher_(cipher) {}
 
-  // As sendmsg and readv of a socket that does not block: bytes, or -1 with errno.
+  // Like sendmsg and readv on a non-blocking socket: the number of bytes, or -1 with errno.
   ssize_t send(std::span<iovec> bytes) const noexcept {
     if (cipher_ != nullptr) return cipher_->send(bytes);
     msghdr message{};
@@ -38,7 +38,7 @@ class StreamSocket {
     } while (count < 0 && errno == EINTR);
     return count;
   }
-  // After fewer bytes than were asked: more wait all the same.
+  // Whether bytes are waiting although a read returned fewer than were asked for.
   bool has_unread() const noexcept { return cipher_ != nullptr && cipher_->has_unread(); }
   Status failure(std::string_view call, int error) const {
     if (cipher_ != nullptr && error == EPROTO) return {Code::kRailFailed, cipher_->why()};

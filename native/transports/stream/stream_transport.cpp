@@ -18,15 +18,15 @@
 namespace kvxfer {
 namespace {
 
-// A poll moves about this much in each direction before it gives the gate back; short runs and single system
-// calls count as more (step.h).
+// The bytes that a poll moves in each direction before it gives the gate back, about. Short runs and single
+// system calls count as more (step.h).
 constexpr std::uint64_t kPollNbytes = 1024 * 1024;
 
-// Works that a peer may have posted, sends and receives each. The window asks for a handful;
-// beyond this somebody has forgotten to look at PostResult.
+// Works that may be posted for one peer, sends and receives each. The window asks for a handful; a caller
+// that posts more than this has ignored PostResult.
 constexpr std::size_t kMaxPosted = 1024;
 
-// One system call's worth of what is scattered; in the L2 cache still when it is.
+// The bytes that one system call scatters: few enough to be in the L2 cache still when they are scattered.
 constexpr std::size_t kScratchNbytes = 256 * 1024;
 
 // The kernel grows a TCP socket's buffers as needed; fixed sizes from 512 KiB to 4 MiB were no
@@ -35,10 +35,10 @@ constexpr std::size_t kScratchNbytes = 256 * 1024;
 // again. The kernel silently gives less where net.core.wmem_max is lower.
 constexpr std::uint32_t kUnixBufferNbytes = 512 * 1024;
 
-// In mid-piece a TCP socket is readable from here on, or from what is left of the piece: about two
-// wake-ups for a piece of half a MiB. 64 KiB (which is what one segment of loopback holds) wakes
-// us eight times, and moves 0.8 to 0.95 of what 256 KiB does. It cannot hang: the kernel also
-// wakes us when its buffer is full or the peer has closed.
+// In the middle of a piece a TCP socket counts as readable only from this many bytes on, or from what is left
+// of the piece: about two wake-ups for a piece of half a MiB. With 64 KiB (one segment of loopback) there are
+// eight wake-ups, and 0.8 to 0.95 of the rate that 256 KiB gives. It cannot hang: the kernel also wakes us
+// when its buffer is full or the peer has closed.
 constexpr std::uint64_t kWakeNbytes = 256 * 1024;
 
 constexpr std::uint64_t kRecordNbytes = 32 * 1024;  // more than a cipher's largest
@@ -88,23 +88,23 @@ class StreamTransport::Peer final : public Reactor::Handler {
   explicit Peer(std::vector<Peer*>& active) : active_(active) {}
 
   void on_ready(std::uint32_t events) override {
-    // An error is read from the socket, by the call that meets it.
+    // An error is read from the socket, by the next call on it.
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) readable = true;
     if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) writable = true;
     take_turns();
   }
 
-  // Among those who have something to do, where this one has.
+  // Puts the peer into active_ if it has something to do.
   void take_turns() noexcept {
     if (takes_turns || !has_turn()) return;
     takes_turns = true;
     active_.push_back(this);
   }
 
-  // While `nbytes` of a piece are missing nobody gains from waking up for a few of them.
+  // While `nbytes` of a piece are missing, waking up for a few of them is not worth it.
   void wake_when_worth(std::uint64_t nbytes) noexcept {
     if (!tcp) return;  // other sockets' poll does not look at the mark
-    // A cipher may have a part of them in its hands already, a record at most, which the socket has not any more.
+    // A cipher may already have taken some of them from the socket: a record at most.
     const std::uint64_t least = cipher != nullptr ? kWakeNbytes + kRecordNbytes : kWakeNbytes;
     const int mark = nbytes >= least ? static_cast<int>(kWakeNbytes) : 1;
     if (mark == wake_nbytes) return;
@@ -112,7 +112,7 @@ class StreamTransport::Peer final : public Reactor::Handler {
     static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark));
   }
 
-  // The rail to this peer goes down at the end of the turn.
+  // Marks the rail to this peer as broken; it goes down at the end of the turn.
   void break_with(Status why) noexcept {
     is_broken = true;
     failure = std::move(why);
@@ -120,7 +120,7 @@ class StreamTransport::Peer final : public Reactor::Handler {
 
   bool up() const noexcept { return static_cast<bool>(socket); }
   bool moves() const noexcept { return up() && !is_broken; }
-  // What a cipher has taken and the socket has not is to be written too.
+  // Bytes that the cipher has taken and the socket has not also need writing.
   bool wants_to_write() const noexcept {
     return !sending.empty() || (cipher != nullptr && cipher->has_unsent());
   }
@@ -139,7 +139,7 @@ class StreamTransport::Peer final : public Reactor::Handler {
   bool wants_writable = false;  // EPOLLOUT is asked for
   bool takes_turns = false;  // is in active_
   bool is_broken = false;
-  Status failure;  // why it is broken; ok: for lack of memory
+  Status failure;  // why it is broken; ok: because memory ran out
   stream::SendStream sending;
   stream::ReceiveStream receiving;
 
@@ -162,15 +162,16 @@ Capabilities StreamTransport::capabilities() const noexcept {
   Capabilities capabilities;
   capabilities.name = options_.name;
   capabilities.two_sided = true;
-  // 256 KiB a piece moves 0.9 as much (more headers, credits and wake-ups), 1 MiB no more and is
-  // coarser to schedule. Four pieces fill a loopback; eight leave room for credits on their way.
+  // Compared with this piece size, 256 KiB moves 0.9 as much (more headers, credits and wake-ups); 1 MiB
+  // moves no more and is coarser to schedule. Four pieces fill a loopback; eight leave room for credits on
+  // their way.
   capabilities.window = 8;
   capabilities.piece_nbytes = 512 * 1024;
   capabilities.max_piece_nbytes = stream::kMaxPieceNbytes;
   return capabilities;
 }
 
-// A stream reaches whatever the peer chooses to send: there is nothing to register or to attach.
+// A stream carries what the peer chooses to send, so there is nothing to register or to attach.
 Result<RegionKeys> StreamTransport::register_memory(const LocalRegion&) { return RegionKeys{}; }
 void StreamTransport::deregister_memory(RegionId) noexcept {}
 Status StreamTransport::attach(PeerId, const RemoteRegion&) { return {}; }
@@ -190,7 +191,7 @@ Result<PeerId> StreamTransport::connect(UniqueFd socket, const ConnectInfo& info
   peer->id = next_id_++;
   peer->socket = std::move(socket);
   peer->cipher = info.cipher;
-  peer->readable = info.cipher != nullptr;  // it may have read on already
+  peer->readable = info.cipher != nullptr;  // the cipher may have read ahead
   peer->words = std::string(options_.name) + " rail " + std::to_string(info.rail) + " to " + info.peer_name;
   if (Status status = reactor_.add(peer->socket.get(), EPOLLIN, *peer); !status.ok()) return status;
   completions_.rail_up(peer->id);
@@ -218,7 +219,7 @@ PostResult StreamTransport::post(PeerId id, std::span<const Work> batch, std::by
   try {
     make_room(batch.size(), 0);
     while (accepted < batch.size() && accept(*peer, batch[accepted], packed)) ++accepted;
-  } catch (const std::bad_alloc&) {  // as full as it can be
+  } catch (const std::bad_alloc&) {  // counts as full
     places_.erase(batch[accepted].id);
   }
   peer->take_turns();
@@ -259,7 +260,7 @@ void StreamTransport::cancel(std::span<const WorkId> works) noexcept {
         peer->sending.cancel(place.number, completions_);
       else
         peer->receiving.cancel(id, place.transfer, place.piece, completions_);
-    } catch (const std::bad_alloc&) {  // the peer cannot be told what of its piece comes no more
+    } catch (const std::bad_alloc&) {  // the peer cannot be told that its piece will not come
       take_down(*peer, kNoMemory);
     }
   }
@@ -285,7 +286,7 @@ bool StreamTransport::busy() const noexcept { return !completions_.empty() || !a
 
 bool StreamTransport::is_worth_a_thread(std::uint64_t least_nbytes) const noexcept {
   if (had_turn_) return false;
-  // A turn serves no more peers: each costs at least one system call.
+  // No more peers are served in one turn, since each costs at least one system call.
   const std::size_t num_peers = std::min<std::size_t>(active_.size(), kPollNbytes / stream::kCallWork);
   std::uint64_t nbytes = 0;
   for (std::size_t i = 0; i < num_peers && nbytes < least_nbytes; ++i) {
@@ -296,9 +297,9 @@ bool StreamTransport::is_worth_a_thread(std::uint64_t least_nbytes) const noexce
   return nbytes >= least_nbytes;
 }
 
-// Serves those who have something to do in turns: each may use up the budget, and the next turn begins
-// after the last that was served. What touches more than this rail, the reactor and rails that go down,
-// waits for the turn's end.
+// Serves active peers in turns. Each may use up the budget, and the next turn begins behind the last peer
+// that was served. Whatever touches more than this rail (the reactor, and rails that go down) waits until the
+// end of the turn.
 void StreamTransport::run() noexcept {
   std::uint64_t read_left = kPollNbytes, write_left = kPollNbytes;
   while (num_served_ < active_.size() && read_left != 0 && write_left != 0) {
@@ -313,7 +314,7 @@ void StreamTransport::run() noexcept {
 
 void StreamTransport::end_turn_in_round() noexcept {
   end_turn();
-  had_turn_ = busy();  // an idle rail is not polled: its next poll, whenever it comes, is to move something
+  had_turn_ = busy();  // an idle rail is not polled, so its next poll must move something
 }
 
 void StreamTransport::end_turn() noexcept {
@@ -365,7 +366,7 @@ void StreamTransport::take_down(Peer& peer, std::string_view reason) noexcept {
   std::string detail;
   try {
     detail = peer.words + ": " + std::string(reason);
-  } catch (const std::bad_alloc&) {  // its end says enough
+  } catch (const std::bad_alloc&) {  // the completion is enough
   }
   reactor_.remove(peer.socket.get());
   peer.socket.reset();

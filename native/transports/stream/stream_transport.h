@@ -1,5 +1,5 @@
-// Pages over connected stream sockets: the two-sided rail between hosts (tcp), and on one host
-// what carries memory that shm cannot reach (unix).
+// Pages over connected stream sockets. The two-sided rail between hosts (tcp); on one host it carries memory
+// that shm cannot reach (unix).
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class StreamTransport final : public Transport, public Errand {
  public:
   struct Options {
     std::string_view name = "tcp";  // or "unix"; of static storage
-    // Of the sockets' kernel buffers; 0 for what was measured to be best.
+    // Size of the sockets' kernel buffers; 0: the size that was measured to be best.
     std::uint32_t socket_buffer_nbytes = 0;
     Options() = default;
   };
@@ -41,8 +41,9 @@ class StreamTransport final : public Transport, public Errand {
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override {
     return post(peer, batch, nullptr);
   }
-  // The same of one work whose piece lies at `packed`, or is to land there, in the order in which it crosses the
-  // stream (core/copy/pack.h): its pages are not touched. Who posts it keeps the bytes until it has completed.
+  // Posts one work whose piece lies at `packed`, or is to land there, in the order in which it crosses the
+  // stream (core/copy/pack.h). Its pages are not touched. The caller keeps the bytes until the work has
+  // completed.
   PostResult post_packed(PeerId peer, const Work& work, std::byte* packed) noexcept {
     return post(peer, std::span(&work, 1), packed);
   }
@@ -85,14 +86,14 @@ class StreamTransport final : public Transport, public Errand {
   const std::shared_ptr<StreamRound> round_;
   Peers peers_;  // ids ascend
   PeerId next_id_ = 1;
-  // Who has something to read or to write, in the order of their turns; never more than peers_, for which it
-  // has room.
+  // Peers with something to read or to write, in the order of their turns. Never more than peers_, and there
+  // is room for all of those.
   std::vector<Peer*> active_;
   std::size_t num_served_ = 0;  // of those, in the current turn
   bool had_turn_ = false;  // a round has moved this rail since its last poll
   CompletionQueue completions_;
   std::unordered_map<WorkId, Place> places_;
-  std::vector<std::byte> scratch_;  // empty until a peer sends what nobody waits for
+  std::vector<std::byte> scratch_;  // empty until a peer sends bytes that no work waits for
 };
 
 }  // namespace kvxfer

@@ -1,8 +1,9 @@
-// What is used of UCX's C interface (ucp/api/ucp.h of releases 1.12 to 1.22), declared here so that one build serves
-// machines with and without it. tests/native/test_ucx_abi.cpp holds it to the real header.
+// The part of UCX's C interface that we use (ucp/api/ucp.h of releases 1.12 to 1.22), declared here so that
+// one build serves machines with and without UCX. tests/native/test_ucx_abi.cpp compares it with the real
+// header.
 //
-// Structures that are handed over have a mask of their fields: of those that later releases have appended, and of fields
-// that are not used here at the end, nothing is read.
+// Structures that we pass have a mask of their fields. UCX does not read fields outside the mask: those that
+// later releases appended, and those at the end that we do not use.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ struct RemoteKey;
 using StatusCode = std::int8_t;
 inline constexpr StatusCode kOk = 0, kInProgress = 1, kNoResource = -2, kUnreachable = -6, kNoElement = -12,
                             kNoDevice = -14, kBusy = -15, kCanceled = -16, kLast = -100;
-// Of what calls return in place of a pointer: null is kOk.
+// Some calls return this in place of a pointer: null is kOk.
 using StatusPointer = void*;
 inline bool is_error(StatusPointer pointer) noexcept {
   return reinterpret_cast<std::uintptr_t>(pointer) >= static_cast<std::uintptr_t>(std::intptr_t{kLast});
@@ -115,7 +116,7 @@ struct RequestParams {
   int memory_type = 0;
   void* received_info = nullptr;
   MemoryHandle* memory = nullptr;
-  // Of later releases.
+  // From later releases.
   std::uint64_t remote_datatype = 0;
   const void* remote = nullptr;
   std::size_t remote_count = 0;

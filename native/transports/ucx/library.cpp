@@ -11,18 +11,18 @@ namespace kvxfer::ucx {
 namespace {
 
 constexpr const char* kSystemFile = "libucp.so.0";
-// (Those of nixl's wheel have names of their own.)
+// (The copies in nixl's wheel have other names.)
 constexpr const char* kPrefix = "libucp.so.";
 
 using OneLibrary = found_library::OnePerProcess<Library>;
 
-// The wheel's, where Python's packages are beside each other.
+// The file of the wheel, if Python's packages stand side by side.
 std::string file_of_wheel() {
   return found_library::folder_of(found_library::path_of(reinterpret_cast<const void*>(&file_of_wheel))) +
          "../libucx/lib/libucp.so.0";
 }
 
-// Where its modules are depends on who built it: beside the library, or in ucx/.
+// UCX's modules are beside the library or in ucx/, as its builder chose.
 bool has_rdma_beside(const std::string& file) {
   for (const char* const module : {"ucx/libuct_ib.so.0", "libuct_ib.so.0"})
     if (::access((found_library::folder_of(file) + module).c_str(), R_OK) == 0) return true;
@@ -77,7 +77,8 @@ OneLibrary::Loaded load_library(const std::string& file) {
   find(table.am_recv_data_nbx, "ucp_am_recv_data_nbx");
   find(table.request_check_status, "ucp_request_check_status");
   find(table.request_free, "ucp_request_free");
-  find(table.status_string, "ucs_status_string");  // of libucs, which libucp brings
+  // From libucs, which libucp loads.
+  find(table.status_string, "ucs_status_string");
   if (!out.status.ok()) return out;
   unsigned major = 0, minor = 0, release = 0;
   table.get_version(&major, &minor, &release);

@@ -56,11 +56,12 @@ struct Library {
   std::string version;  // "1.13.1"
   bool has_rdma = false;
 
-  // One that this process has open already, else the file that is named, else the system's, else that of the wheel
-  // libucx beside this one. In words why there is none (kUnsupported). The first call decides: a process has one.
+  // Uses the copy that this process has open already, else the named file, else the system's, else the one of
+  // the wheel libucx beside this package. kUnsupported: the message says why there is none. The first call
+  // decides, because a process has only one.
   static Result<const Library*> load(const std::string& file = {});
 
-  // Which one that would be, without opening it: a sentence for people.
+  // Names the copy that load() would use, without opening it: a sentence for people.
   static std::string describe();
 
   // "UCX 1.13.1"

@@ -13,11 +13,12 @@
 namespace kvxfer::ucx {
 namespace {
 
-// A worker over tcp alone, and one with an RDMA device's queues, about: most of it is the receive queue.
+// About the size of a worker over tcp alone, and of a worker with an RDMA device's queues; most of it is the
+// receive queue.
 constexpr std::uint64_t kWorkerNbytes = 4 << 20, kRdmaWorkerNbytes = 48 << 20;
-// What follows a peer's key or address, which UCX takes without a length: zeros, more than it can be made to look at.
+// Zeros behind a peer's key or address, which UCX takes without a length: more than a peer can make UCX read.
 constexpr std::size_t kPadding = 32 * 1024;
-// How long an endpoint may take to end; then its worker goes all the same.
+// The time that an endpoint has to end; after it the worker is destroyed all the same.
 constexpr std::chrono::milliseconds kCloseBound{200};
 constexpr unsigned kMessageId = 0;
 
@@ -169,8 +170,9 @@ class UcxEndpoint final : public fabric::Endpoint {
     for (const std::string& name : names) words += (words.empty() ? "" : " ") + name;
     return words.empty() ? "lanes unknown" : words;
   }
-  // Where no lane reads memory by itself, UCX has the peer's processor serve reads. It looks at no key there, and
-  // of eight releases that were tried five (1.13.1 to 1.22.0) crashed at times where the reader ended meanwhile.
+  // Without a lane that reads memory by itself, UCX has the peer's processor serve reads. It checks no key
+  // there. Of eight releases that were tried, five (1.13.1 to 1.22.0) crashed at times when the reader ended
+  // meanwhile.
   bool prefers_sends() const override {
     if (fabric_->options_.way != Way::kChosen) return fabric_->options_.way == Way::kSend;
     const std::vector<Lane> all = lanes();
@@ -178,7 +180,8 @@ class UcxEndpoint final : public fabric::Endpoint {
   }
 
  private:
-  // Whose worker makes progress on this thread. UCX hands a callback one pointer, the flight's.
+  // The endpoint whose worker makes progress on this thread. UCX passes a callback only one pointer, the
+  // flight.
   struct Current {
     explicit Current(UcxEndpoint& endpoint) noexcept : before(std::exchange(current, &endpoint)) {}
     ~Current() { current = before; }
@@ -186,7 +189,7 @@ class UcxEndpoint final : public fabric::Endpoint {
   };
   static thread_local UcxEndpoint* current;
 
-  // Of the endpoint, as UCX prints them: "lane[0]:  0:rc_mlx5/mlx5_0:1 md[0] ... rma_bw#0 am".
+  // A lane of the endpoint, as UCX prints it: "lane[0]:  0:rc_mlx5/mlx5_0:1 md[0] ... rma_bw#0 am".
   struct Lane {
     std::string name;
     bool reads;
@@ -212,7 +215,7 @@ class UcxEndpoint final : public fabric::Endpoint {
       current->on_read(request, status, *static_cast<fabric::Flight*>(its));
     };
     params.user_data = &flight;
-    // Its bytes go where they are awaited, and to no buffer before.
+    // The bytes go straight to where they are awaited, without a buffer.
     if (flight.header.nbytes != 0) {
       params.field_mask |= abi::RequestParams::kFlags;
       params.flags = abi::RequestParams::kRendezvous;
@@ -254,7 +257,7 @@ class UcxEndpoint final : public fabric::Endpoint {
     return abi::kInProgress;
   }
 
-  // What UCX is to take or fill: a buffer and its length, or segments and their number.
+  // What UCX sends or fills: a buffer and its length, or segments and their number.
   using Buffer = std::pair<void*, std::size_t>;
   static Buffer name(fabric::Flight& flight, abi::RequestParams& params) noexcept {
     std::vector<iovec>& segments = flight.segments;
@@ -330,7 +333,7 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
   abi::ContextParams params;
   params.field_mask = abi::ContextParams::kFeatures | abi::ContextParams::kMtWorkersShared;
   params.features = abi::ContextParams::kActiveMessages | abi::ContextParams::kWakeup;
-  // Without it UCX serves no peer's reads and writes.
+  // Without kRma, UCX serves no reads and writes of a peer.
   if (options.way != Way::kSend) params.features |= abi::ContextParams::kRma;
   params.mt_workers_shared = 1;
   if (const abi::StatusCode begun =

@@ -1,14 +1,15 @@
-// UCX as a fabric: a context for an agent, and for each peer a worker with one endpoint.
+// UCX as a fabric: one context for an agent, and for each peer a worker with one endpoint.
 //
-// A worker of its own for each peer, so that nothing of one peer's is another's: what it has under way, what it has made
-// UCX remember, and the end, which is the endpoint's by force and then the worker's. UCX's transports of shared memory are
-// left out: they take no endpoint that can be closed so (docs/fabrics.md).
+// Because each worker serves one peer, peers share neither requests under way nor anything that UCX
+// remembers. To end a peer, its endpoint is closed by force, and then the worker is destroyed. UCX's
+// shared-memory transports are left out: their endpoints cannot be closed by force (docs/fabrics.md).
 //
-// Over RDMA pages are read. Over tcp UCX would have the source's processor serve reads, by software that looks at no key and
-// crashes at times where the reader ends: there pieces are sent, as active messages whose bytes go where they are awaited.
+// Over RDMA, pages are read. Over tcp, UCX would have the source's processor serve reads, in software that
+// checks no key and crashes at times when the reader ends. So over tcp pieces are sent, as active messages
+// whose bytes go straight to where they are awaited.
 //
-// With reads allowed nothing within UCX keeps a peer from reading or writing any address. So memory stays until peers have
-// said that they read none of it, and whoever may connect has to be trusted.
+// Where reads are allowed, UCX itself does not stop a peer from reading or writing any address. So memory
+// stays until peers have said that they no longer read it, and every peer that may connect has to be trusted.
 #pragma once
 
 #include <memory>
@@ -19,13 +20,13 @@
 
 namespace kvxfer::ucx {
 
-// How pages come: this end reads them, the source sends them, or whichever UCX's transports are made for.
+// How pages come: this end reads them, the source sends them, or the way that UCX's transports are made for.
 enum class Way : std::uint8_t { kChosen, kRead, kSend };
 
 struct Options {
   Way way = Way::kChosen;
   std::string library;  // file; "" for the one that is found
-  std::string transports;  // UCX_TLS; "" for what the environment says, or UCX's own choice
+  std::string transports;  // UCX_TLS; "" for the environment's value, or UCX's own choice
   std::string devices;  // UCX_NET_DEVICES, likewise
   std::string config;  // more of UCX's settings, as "RMA_BW_LANES=2 RC_RX_QUEUE_LEN=1024"
   std::uint32_t num_reads = 64;

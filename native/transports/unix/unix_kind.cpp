@@ -1,4 +1,4 @@
-// Pages over unix stream sockets: what a rail that maps memory cannot reach, on one host.
+// Pages over unix stream sockets on one host: for memory that a rail that maps memory cannot reach.
 #include "transports/stream/stream_rails.h"
 
 namespace kvxfer {
@@ -14,7 +14,7 @@ constinit const TransportKind unix_transport{
     .reach = Reach::kHost,
     .socket = RailSocket::kUnix,
     .rank = 2,
-    .is_default = false,  // it comes with a partial one; alone it keeps that out
+    .is_default = false,  // added to a partial transport; named alone, it keeps that one out
     .why_off = [](const std::vector<GpuPart>&) { return std::string(); },
     .make = [](const RailParts& parts,
                const OptionValues&) { return stream::make_rails(parts, unix_transport, 1); },

@@ -1,6 +1,6 @@
-// The part of libibverbs' binary interface that this transport uses, under names of its own: nothing of libibverbs is
-// needed to build. It has stood since the symbols of version IBVERBS_1.1; tests/native/test_verbs_abi.cpp holds it to
-// the library's own header where that is installed.
+// The part of libibverbs' binary interface that this transport uses, declared under our own names, so that a
+// build needs nothing of libibverbs. It has been stable since the symbols of version IBVERBS_1.1;
+// tests/native/test_verbs_abi.cpp compares it with the library's own header where that is installed.
 #pragma once
 
 #include <cstddef>
@@ -69,8 +69,8 @@ struct DeviceAttributes {  // ibv_device_attr
   std::uint8_t local_ca_ack_delay, phys_port_cnt;
 };
 
-// ibv_port_attr. The exported ibv_query_port fills a beginning of it, which ends before port_cap_flags2; the rest is
-// to be zeros before.
+// ibv_port_attr. The exported ibv_query_port fills only its beginning, up to port_cap_flags2; the caller
+// zeroes it first.
 struct PortAttributes {
   PortState state;
   Mtu max_mtu, active_mtu;
@@ -93,7 +93,7 @@ enum Access : unsigned {
   kLocalWrite = 1,
   kRemoteWrite = 1 << 1,
   kRemoteRead = 1 << 2,
-  kRelaxedOrdering = 1 << 20,  // optional: ibv_reg_mr_iova2 leaves it out where the device does not take it
+  kRelaxedOrdering = 1 << 20,  // optional: ibv_reg_mr_iova2 drops it where the device does not take it
 };
 
 struct MemoryRegion {  // ibv_mr
@@ -251,8 +251,7 @@ enum class WorkStatus : int {  // ibv_wc_status
   kGeneral = 21,
 };
 
-struct
-    WorkCompletion {  // ibv_wc; where the status is an error id, status, qp_num and vendor_error are valid alone
+struct WorkCompletion {  // ibv_wc; on error only id, status, qp_num and vendor_error are valid
   std::uint64_t id;
   WorkStatus status;
   int opcode;
@@ -285,7 +284,7 @@ struct AsyncEvent {  // ibv_async_event
   EventKind kind;
 };
 
-// ibv_context_ops: what is called through the context and is no symbol of the library.
+// ibv_context_ops: functions that are called through the context, and are no symbols of the library.
 struct ContextOperations {
   void* before_poll_cq[11];
   int (*poll_cq)(CompletionQueue* cq, int num_entries, WorkCompletion* completions);

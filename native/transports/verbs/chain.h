@@ -1,5 +1,6 @@
-// Work requests that go to the device under one doorbell: READs and WRITEs, merged where runs touch, with scatter lists
-// where they touch at the other end alone. The last one is signalled. Its memory is used again for the next chain.
+// Work requests that go to the device with one doorbell. READs and WRITEs are merged where runs touch at both
+// ends; where they touch at the remote end alone, they share a scatter list. The last request is signalled.
+// The memory is used again for the next chain.
 #pragma once
 
 #include <array>
@@ -15,16 +16,16 @@ namespace kvxfer::verbs {
 
 class Chain {
  public:
-  // Room for what one doorbell brings, so that a queue pair's other users are not far behind.
+  // The most bytes of one doorbell, so that the other works of a queue pair do not fall far behind.
   static constexpr std::uint64_t kMostNbytes = 2 * 1024 * 1024;
 
-  // `num_entries` of one request's scatter list at most, and so many bytes.
+  // A request has at most `num_entries` entries in its scatter list, and at most so many bytes.
   Chain(std::uint32_t num_entries, std::uint64_t most_request_nbytes)
       : most_entries_(num_entries),
         most_request_nbytes_(most_request_nbytes),
         entries_(kMostChained * num_entries) {}
 
-  // An empty chain of up to `most` requests, of which the first gets the number `first_id`.
+  // Begins an empty chain of up to `most` requests; the first one gets the number `first_id`.
   void begin(std::uint32_t most, std::uint64_t first_id) noexcept {
     most_ = most;
     next_id_ = first_id;
@@ -33,14 +34,14 @@ class Chain {
     is_open_ = false;
     opcode_ = abi::kRdmaRead;
   }
-  // Of what comes next, into requests of its own.
+  // What is added from here on goes into requests of its own, with this opcode.
   void go_on(int opcode) noexcept {
     opcode_ = opcode;
     is_open_ = false;
   }
 
-  // The next bytes to move: how many of `nbytes` found room, as many as lie in one request; 0 where the chain is
-  // full. They lie in a span at either end: nbytes ends in both.
+  // Adds the next bytes to move. Returns how many of `nbytes` found room, at most as many as fit into one
+  // request; 0: the chain is full. At either end the bytes lie in one span.
   std::uint64_t add(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local, std::uint32_t lkey,
                     std::uint64_t nbytes) noexcept {
     if (nbytes_ == kMostNbytes) return 0;
@@ -62,11 +63,11 @@ class Chain {
     }
     return start(remote, rkey, local, lkey, nbytes);
   }
-  // What comes next goes into a request of its own.
+  // The next bytes go into a request of their own.
   void close() noexcept { is_open_ = false; }
 
-  // After the last of some WRITEs: the peer hears of them by this number. One of its own, without bytes, where the
-  // others are in an earlier chain; false where it finds no room.
+  // Announces earlier WRITEs to the peer by this number. The last WRITE carries it; if the WRITEs are in an
+  // earlier chain, a request without bytes does. False: that request finds no room.
   bool announce(std::uint32_t number, std::uint64_t remote, std::uint32_t rkey) noexcept {
     if (!is_open_) {
       if (num_ == most_) return false;
@@ -82,14 +83,14 @@ class Chain {
   bool is_full() const noexcept { return (num_ == most_ && !is_open_) || nbytes_ == kMostNbytes; }
   std::uint32_t size() const noexcept { return num_; }
   std::uint64_t nbytes() const noexcept { return nbytes_; }
-  // Linked and signalled: to be posted now. There is at least one request.
+  // Links the requests and signals the last one; the caller posts them now. There is at least one.
   abi::SendRequest* finish() noexcept {
     for (std::uint32_t i = 0; i + 1 < num_; ++i) requests_[i].next = &requests_[i + 1];
     requests_[num_ - 1].next = nullptr;
     requests_[num_ - 1].flags = abi::kSignaled;
     return requests_.data();
   }
-  // How many of them come before this one, which the device refused.
+  // How many requests come before this one, which the device refused.
   std::uint32_t index_of(const abi::SendRequest* refused) const noexcept {
     if (refused < requests_.data() || refused >= requests_.data() + num_) return 0;
     return static_cast<std::uint32_t>(refused - requests_.data());

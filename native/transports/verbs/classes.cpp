@@ -35,7 +35,7 @@ std::string_view trimmed(std::string_view text) noexcept {
   return text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
-// What is before the mark, and behind it; all of it and nothing where there is none.
+// The text before the mark, and the text behind it. Without a mark: all of it, and nothing.
 std::pair<std::string_view, std::string_view> cut(std::string_view text, char mark) noexcept {
   const std::size_t at = text.find(mark);
   if (at == std::string_view::npos) return {text, {}};
@@ -53,7 +53,7 @@ Status wrong(const std::string& what) { return {Code::kInvalidArgument, "verbs.c
 
 std::string quoted(std::string_view text) { return "\"" + std::string(text) + "\""; }
 
-// Priorities of one class, of which the first is to be that.
+// Reads the range of one class's priorities, which must begin with `first`.
 Result<unsigned> read_end(std::string_view range, unsigned first) {
   const auto [from, to] = cut(range, '-');
   const auto begin = number_of(trimmed(from), PriorityClasses::kEnd - 1);
@@ -67,7 +67,7 @@ Result<unsigned> read_end(std::string_view range, unsigned first) {
                          " are of no class (each begins behind the one before)");
 }
 
-// `named`: a bit of each key that the class has had.
+// `named`: one bit for each key that the class has named already.
 Status read_pair(std::string_view pair, PairClass& into, unsigned& named) {
   const auto [name, value] = cut(pair, '=');
   const auto* const key =

@@ -1,5 +1,5 @@
-// Classes of transfers' priorities, each with queue pairs of its own to every peer: what verbs.classes says, and how
-// their packets travel.
+// Classes of transfer priorities. Each has queue pairs of its own to every peer (option verbs.classes), and
+// settings for how their packets travel.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace kvxfer::verbs {
 
-// As many as a hello names.
+// The most that a hello can name.
 inline constexpr std::uint32_t kMostPairs = 16;
 
-// How packets of a queue pair travel.
+// How the packets of a queue pair travel.
 struct PairPath {
   std::uint8_t traffic_class = 0, service_level = 0;
   abi::Rate rate = abi::Rate::kPort;
@@ -29,17 +29,18 @@ struct PairClass {
   std::uint8_t traffic_class = 0, service_level = 0;
   std::uint32_t rate_gbps = 0;  // of all its pairs to one peer; 0: as fast as the port
 
-  // Of each of its pairs.
+  // The path of each of its pairs.
   PairPath path() const noexcept;
 };
 
-// Reads "0-63: pairs=2 traffic_class=104; 64-255: pairs=2 traffic_class=26 rate_gbps=100". What a class does not name is
-// as in `rest`; of "" there is that one class. kInvalidArgument: what is wrong with it.
+// Reads "0-63: pairs=2 traffic_class=104; 64-255: pairs=2 traffic_class=26 rate_gbps=100". A class takes from
+// `rest` what it does not name; "" gives `rest` as the one class. kInvalidArgument: the message says what is
+// wrong.
 Result<std::vector<PairClass>> parse_classes(std::string_view text, const PairClass& rest);
 
 PriorityClasses priorities_of(const std::vector<PairClass>& classes) noexcept;
 
-// The highest that devices know up to so many tenths of Gb/s; none where that is less than the least.
+// The highest device rate that does not exceed so many tenths of Gb/s; none if even the lowest does.
 std::optional<abi::Rate> rate_below(std::uint32_t tenths_of_gbps) noexcept;
 
 // For people: "priorities 0 to 63: 2 queue pairs, traffic class 104".

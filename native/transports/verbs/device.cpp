@@ -11,7 +11,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// In one request: what a queue pair does at a time is not much more than what others wait for.
+// The most of one request. A queue pair's current request delays the other works by not much more than this.
 constexpr std::uint64_t kMostReadNbytes = 1024 * 1024;
 
 bool is_named(std::string_view names, std::string_view device) {
@@ -24,7 +24,7 @@ bool is_named(std::string_view names, std::string_view device) {
   return false;
 }
 
-// Of a device's list, freed when this ends.
+// The library's list of devices, freed when this object ends.
 class DeviceList {
  public:
   explicit DeviceList(const Library& library) : library_(library), list_(library.get_device_list(&num_)) {}
@@ -63,7 +63,7 @@ Result<std::vector<std::shared_ptr<Device>>> Device::open_all(const Library& lib
       pass_over(name, "not among verbs.devices");
       continue;
     }
-    // Each port is opened by itself: a rail's end closes its own.
+    // Opens the device once for each port, since the end of a rail closes its own.
     for (std::uint8_t port = 1, num_ports = 1; port <= num_ports; ++port) {
       abi::Context* const context = library.open_device(list[i]);
       if (context == nullptr) {
@@ -129,7 +129,7 @@ std::uint32_t Device::num_requests() const noexcept {
 }
 
 std::uint32_t Device::num_entries() const noexcept {
-  // Some devices take fewer entries in a READ, and say 0 where they do not.
+  // Some devices take fewer entries in a READ. Devices without that limit report 0.
   int most = std::max(attributes_.max_sge, 1);
   if (attributes_.max_sge_rd > 0) most = std::min(most, attributes_.max_sge_rd);
   return std::min(options_.num_entries, static_cast<std::uint32_t>(most));

@@ -1,4 +1,4 @@
-// One port of one NIC, opened: what rails and registrations of memory share, and what the device can do.
+// One opened port of one NIC: what rails and registrations of memory share, and what the device can do.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct PortAddress {
 
 class Device {
  public:
-  // One for each port that is active, of the devices that the options name; kUnsupported: there is none.
+  // One for each active port of the devices that the options name. kUnsupported: there is none.
   static Result<std::vector<std::shared_ptr<Device>>> open_all(const Library& library,
                                                                const Options& options);
   ~Device();
@@ -40,7 +40,7 @@ class Device {
 
   const Library& library() const noexcept { return library_; }
   const Options& options() const noexcept { return options_; }
-  // Of transfers' priorities, with queue pairs of their own to each peer; at least one.
+  // Classes of transfer priorities, with queue pairs of their own to each peer; at least one.
   const std::vector<PairClass>& classes() const noexcept { return classes_; }
   std::uint32_t num_pairs() const noexcept;  // of all classes
   const std::string& name() const noexcept { return name_; }  // "mlx5_0 port 1"
@@ -53,14 +53,14 @@ class Device {
 
   // ---- what it can do, within what the options allow
   std::uint32_t num_requests() const noexcept;   // of one queue pair
-  std::uint32_t num_entries() const noexcept;    // of one read's scatter list
-  std::uint8_t num_reads_asked() const noexcept;  // under way on a queue pair, of ours
-  std::uint8_t num_reads_served() const noexcept;  // and of the peer's
+  std::uint32_t num_entries() const noexcept;    // of one READ's scatter list
+  std::uint8_t num_reads_asked() const noexcept;  // of ours under way on a queue pair
+  std::uint8_t num_reads_served() const noexcept;  // of the peer's under way on a queue pair
   std::uint64_t most_read_nbytes() const noexcept;  // in one request
   std::uint64_t most_registered_nbytes() const noexcept { return attributes_.max_mr_size; }
 
-  // Asked anew: GIDs and the MTU change while the port is up. The likeliest that is not among those that were tried in
-  // vain, or of all where each of them was. Not ok: it has none that fits.
+  // Reads the port's addresses anew, since GIDs and the MTU change while the port is up. Returns the
+  // likeliest GID that was not tried in vain; if all were, the likeliest of all. Not ok: no GID fits.
   Result<PortAddress> address(std::span<const GidRow> tried) const;
 
  private:

@@ -1,4 +1,4 @@
-// Why a request failed, in words: whose fault it most likely is, and what to do.
+// Why a request failed, in words: the likeliest cause, and what to do.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace kvxfer::verbs {
 
-// Not of flushes, which follow another error.
+// Not for flushes, which only follow another error.
 std::string words_of(const Library& library, const abi::WorkCompletion& completion);
 
 }  // namespace kvxfer::verbs

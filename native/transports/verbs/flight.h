@@ -1,4 +1,4 @@
-// A work of which requests are posted, or will be next; and a queue of them.
+// A work with requests that are posted or will be next; and a queue of such works.
 #pragma once
 
 #include <chrono>
@@ -22,27 +22,27 @@ using RequestCursor = RequestCursorOf<std::uint32_t>;
 
 struct Flight {
   Work work;
-  std::shared_ptr<const KeyedSpans> remote;  // held, since its region may be detached meanwhile
+  std::shared_ptr<const KeyedSpans> remote;  // held, because its region may be detached meanwhile
   RequestCursor cursor;
-  std::uint64_t end = 0;  // its queue pair's position behind its last request
+  std::uint64_t end = 0;  // position in its queue pair behind its last request
   std::optional<std::uint32_t> scratch;  // kCheckFence: where the word lands
   std::uint32_t number = 0;  // kSend: announces the piece at its destination
   bool is_cancelled = false;
-  bool is_proof = false;      // no work: the first READ of a queue pair, whose end says whether it works
+  bool is_proof = false;      // no work: a queue pair's first READ, which proves that it works
   bool to_gpu = false;        // its bytes land there
-  bool is_posted = false;     // all of it, or nothing more of it will be
-  std::chrono::steady_clock::time_point due_at{};  // where it is cancelled
-  Code code = Code::kOk;      // what it ends with when its requests have
+  bool is_posted = false;     // all requests are posted, or no more will be
+  std::chrono::steady_clock::time_point due_at{};  // set when it is cancelled
+  Code code = Code::kOk;      // result, once its requests have ended
   std::string why;
 
-  // Nothing more of it is posted.
+  // Posts nothing more of this flight.
   void stop(Code its_code, std::string_view its_why) noexcept {
     is_posted = true;
     if (code != Code::kOk) return;
     code = its_code;
     try {
       why = its_why;
-    } catch (const std::bad_alloc&) {  // its code says enough
+    } catch (const std::bad_alloc&) {  // the code is enough
     }
   }
 };

@@ -98,7 +98,7 @@ NetState state_of(const std::string& net_device, const std::string& root) {
   const std::string words = sysfs::read_line(folder + "/operstate");
   if (words == "up") return NetState::kUp;
   if (words == "unknown") {
-    // A driver that does not tell: set up is all that is known.
+    // The driver does not report its state; whether it is set up is all that we know.
     const auto flags = sysfs::read_number(folder + "/flags", 0);
     if (!flags) return NetState::kUnknown;
     return (*flags & IFF_UP) != 0 ? NetState::kUp : NetState::kDown;
@@ -146,11 +146,11 @@ std::vector<GidRow> read_gids(const std::string& device, int port, const std::st
     const std::optional<int> index = sysfs::index_of(name);
     if (!index) continue;
     const std::optional<Gid> gid = parse_gid(sysfs::read_line(folder + "/gids/" + name));
-    if (!gid || is_zero(*gid)) continue;  // most of the table
+    if (!gid || is_zero(*gid)) continue;  // most rows of the table
     GidRow row;
     row.index = *index;
     row.gid = *gid;
-    // The kernel has one word for InfiniBand and RoCE v1.
+    // The kernel uses one word for InfiniBand and RoCE v1.
     const std::string type = sysfs::read_line(folder + "/gid_attrs/types/" + name);
     if (is_infiniband)
       row.type = GidType::kInfiniBand;

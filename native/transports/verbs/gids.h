@@ -1,7 +1,8 @@
-// The addresses (GIDs) of a port, and which of them a queue pair should have.
+// The addresses (GIDs) of a port, and which one a queue pair should use.
 //
-// A port has a table of them, and a connection works with one whose network the peer can reach. No table says what
-// that is, so they are tried, likeliest first. Pure but for read_gids; the rows may come from the device as well.
+// A port has a table of GIDs. A connection works only with a GID whose network the peer can reach. No table
+// tells which those are, so we try them, likeliest first. All functions but read_gids are pure; a caller may
+// also take the rows from the device.
 #pragma once
 
 #include <array>
@@ -30,7 +31,7 @@ struct GidRow {
   friend bool operator==(const GidRow&, const GidRow&) = default;
 };
 
-// Rows that have an address. `root` is where sysfs is.
+// The rows that have an address. `root` is where sysfs is.
 std::vector<GidRow> read_gids(const std::string& device, int port, const std::string& root = "/sys");
 
 struct GidCandidate {
@@ -40,26 +41,27 @@ struct GidCandidate {
 
 struct GidRanking {
   std::vector<GidCandidate> candidates;  // best first
-  std::string why_none;  // in words, where there is none
+  std::string why_none;  // in words, if there is no candidate
 };
 
-// InfiniBand: by index, of which 0 is the port's own. RoCE: addresses of a net device that is down last, since nothing
-// can arrive there; else version 2 before version 1, which no router forwards; else IPv4 and global IPv6 before
-// link-local, likewise; else the lowest index. Addresses of zeros never. `forced`: the row of that index alone.
+// Ranks GIDs. InfiniBand: by index; index 0 is the port's own. RoCE: addresses of a net device that is down
+// come last, since nothing can arrive there. Then version 2 comes before version 1, which no router forwards.
+// Then IPv4 and global IPv6 come before link-local, which no router forwards either. Then the lowest index. A
+// zero address is never a candidate. `forced`: only the row with this index.
 GidRanking rank_gids(std::span<const GidRow> rows, std::optional<int> forced = std::nullopt);
 
-// After connections with those in `tried` failed: the best that is left, null where none is. A row that has another
-// address since is another row.
+// The best candidate that is not in `tried`, which lists rows whose connections failed; null: none is left. A
+// row whose address has changed since counts as another row.
 const GidCandidate* next_candidate(const GidRanking& ranking, std::span<const GidRow> tried);
 
-// What differs between two readings of one table, by index: the row before (absent: it was added) and after (absent:
-// it is gone).
+// A difference between two readings of one table, by index: the row before (absent: it was added) and after
+// (absent: it was removed).
 struct GidChange {
   int index = 0;
   std::optional<GidRow> before, after;
   std::string words;  // a sentence, for people
 
-  // A queue pair that has this row's address cannot go on with it.
+  // A queue pair with this row's address cannot go on using it.
   bool moved() const {
     return before && (!after || before->gid != after->gid || before->type != after->type);
   }

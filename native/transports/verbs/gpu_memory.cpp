@@ -18,7 +18,7 @@ Status GpuMemory::ask() {
   gpu::Device device = 0;
   if (const int error = driver_.device_get(&device, device_); error != 0)
     return driver_.status(error, "cuDeviceGet");
-  // A driver that does not know an attribute does not have what it tells of.
+  // A driver that does not know an attribute lacks the feature that it reports.
   const auto attribute = [&](int which) {
     int value = 0;
     return driver_.device_attribute(&value, which, device) == 0 ? value : 0;

@@ -1,4 +1,4 @@
-// Memory of a GPU, as a NIC takes part in it: handed over as a dmabuf, and seen by the GPU once it is flushed.
+// A GPU's memory as a NIC uses it: passed as a dmabuf, and visible to the GPU only after a flush.
 #pragma once
 
 #include <cstddef>
@@ -17,21 +17,21 @@ class GpuMemory {
  public:
   static Result<std::shared_ptr<const GpuMemory>> create(const GpuPart& part);
 
-  // Whole pages of the host, in which the memory begins at an offset.
+  // Whole pages of the host. The memory begins at an offset in them.
   struct Dmabuf {
     UniqueFd fd;
     std::uint64_t offset = 0;
   };
-  // Of memory that lies in one allocation. Not ok: in words why there is none.
+  // For memory within one allocation. Not ok: says why there is no dmabuf.
   Result<Dmabuf> dmabuf_of(const std::byte* memory, std::size_t nbytes) const;
-  // From there to the end of its allocation; 0 where that is not known.
+  // Bytes from there to the end of the allocation; 0 where that is not known.
   std::size_t left_of_allocation(const std::byte* memory) const;
 
   int device() const noexcept { return device_; }
   const std::string& pci_address() const noexcept { return pci_address_; }  // "0000:1b:00.0"
-  // Why a NIC may not write it, "" where it may: the GPU might see old bytes for ever.
+  // Why a NIC must not write this memory; "" where it may. The GPU might never see the new bytes.
   const std::string& why_not_written() const noexcept { return why_not_written_; }
-  // What a NIC has written the GPU sees after a flush alone, which waits for a few microseconds.
+  // Whether the GPU sees a NIC's writes only after a flush, which takes a few microseconds.
   bool needs_flush() const noexcept { return needs_flush_; }
   Status flush() const;
 

@@ -26,7 +26,7 @@ GidType read_gid_type(const char* device, std::uint8_t port, int index) {
 
 Loaded load_library() {
   Loaded out;
-  // Never closed: its drivers are libraries that it has opened, with state of their own.
+  // Never closed: its drivers are libraries that it has opened, and have state of their own.
   void* const library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const why = dlerror();
@@ -38,7 +38,7 @@ Loaded load_library() {
     return out;
   }
   const auto find_if_there = [&](auto& function, const char* symbol, const char* version) {
-    // Most symbols stand there twice: those of version 1.0 take other structures.
+    // Most symbols exist twice. Those of version 1.0 take other structures.
     void* found = dlvsym(library, symbol, version);
     if (found == nullptr) found = dlsym(library, symbol);
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);

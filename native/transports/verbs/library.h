@@ -1,5 +1,5 @@
-// libibverbs, opened at run time: one build serves machines with and without it. A table of functions, so that tests
-// have a device of their own (tests/native/counting_device.h) behind the same calls.
+// libibverbs, opened at run time, so that one build serves machines with and without it. A table of
+// functions: tests put a device of their own (tests/native/counting_device.h) behind the same calls.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace kvxfer::verbs {
 
-// Functions of libibverbs by the names that it exports. Those that return int return 0, or an errno.
+// Functions of libibverbs, under the names that it exports. Those that return int return 0 or an errno.
 struct Library {
   abi::Device** (*get_device_list)(int* num_devices);
   void (*free_device_list)(abi::Device** list);
@@ -25,10 +25,10 @@ struct Library {
   abi::ProtectionDomain* (*alloc_pd)(abi::Context* context);
   int (*dealloc_pd)(abi::ProtectionDomain* domain);
   abi::MemoryRegion* (*reg_mr)(abi::ProtectionDomain* domain, void* address, std::size_t nbytes, int access);
-  // Takes optional access as well; null where the library is older (rdma-core before 28).
+  // Also takes optional access; null in older libraries (rdma-core before 28).
   abi::MemoryRegion* (*reg_mr_iova2)(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
                                      std::uint64_t iova, unsigned access);
-  // Takes memory that a descriptor stands for, a GPU's; null before rdma-core 34.
+  // Takes memory by a descriptor, for instance a GPU's; null before rdma-core 34.
   abi::MemoryRegion* (*reg_dmabuf_mr)(abi::ProtectionDomain* domain, std::uint64_t offset, std::size_t nbytes,
                                       std::uint64_t iova, int fd, int access);
   int (*dereg_mr)(abi::MemoryRegion* region);
@@ -46,15 +46,15 @@ struct Library {
   void (*ack_async_event)(abi::AsyncEvent* event);
   const char* (*wc_status_str)(abi::WorkStatus status);
   const char* (*event_type_str)(abi::EventKind kind);
-  // No function of libibverbs', of which only new releases say it: read from sysfs.
+  // Read from sysfs, because only new releases of libibverbs report it.
   GidType (*gid_type)(const char* device, std::uint8_t port, int index);
 
-  // That of this process, or in words why there is none (kUnsupported). Opened once.
+  // The library of this process, opened once. kUnsupported: the message says why there is none.
   static Result<const Library*> load();
-  // What load() returns from now on, of tests; null: libibverbs again.
+  // For tests: load() returns this from now on; null: libibverbs again.
   static void replace(const Library* other) noexcept;
 
-  // "" where some device is there; else that none is, or why it cannot be asked, and what to do.
+  // "" if there is a device. Else says that there is none, or why that cannot be found out, and what to do.
   static std::string why_off();
 };
 

@@ -1,4 +1,4 @@
-// What the ends of a verbs rail say to each other over its socket: where their queue pairs are, that they are
+// Messages between the two ends of a verbs rail, over its socket: where their queue pairs are, that they are
 // connected, and which pieces are to be written.
 #pragma once
 
@@ -17,22 +17,24 @@ namespace kvxfer::verbs {
 
 enum class MessageKind : std::uint32_t {
   kHello = 1,  // first, once
-  kReady = 2,  // the sender's queue pairs are connected to those that the receiver named
-  // Of pieces that come by WRITE, where both ends take these. The destination: that it awaits one, announced by this
-  // number; that it does no more. The source: that it has ended one without its last WRITE.
+  kReady = 2,  // the sender's queue pairs are connected to the receiver's
+  // About pieces that come by WRITE, where both ends allow that. From the destination: it awaits a piece,
+  // which this number announces (kAwait); it no longer awaits it (kGiveUp). From the source: it has ended a
+  // piece without its last WRITE (kDropped).
   kAwait = 3,
   kGiveUp = 4,
   kDropped = 5,
 };
 
-// A piece of a transfer, and the number that is its own among all that the destination awaits over this rail.
+// A piece of a transfer, and its number. Among all pieces that the destination awaits over this rail, the
+// number is unique.
 struct PieceTicket {
   TransferId transfer;
   std::uint32_t piece, number;
 };
 
-// Of one queue pair: its number, and that of the first packet that it sends; the first of the priorities that it is for.
-// The pairs of a class follow each other, and classes by their priorities.
+// One queue pair: its number, the number of the first packet that it sends, and the first priority that it
+// serves. The pairs of a class stand side by side, and the classes stand in the order of their priorities.
 struct PairAddress {
   std::uint32_t number : 24 = 0;
   std::uint32_t first_priority : 8 = 0;
@@ -50,10 +52,10 @@ struct Message {
   std::uint16_t lid = 0;
   abi::LinkLayer link = abi::LinkLayer::kUnspecified;
   std::uint8_t mtu = 0;  // abi::Mtu
-  std::uint8_t num_reads = 0;  // of the receiver's that a queue pair of the sender serves at a time
+  std::uint8_t num_reads = 0;  // of the receiver's READs that one queue pair of the sender serves at a time
   std::uint8_t num_pairs = 0;
   std::uint16_t takes_writes = 0;  // 1: the receiver may WRITE to the sender
-  // The sender's fence words, those of the session, as the device reads them.
+  // The sender's fence words for this session, as the device reads them.
   std::uint64_t fence_address = 0, fence_nbytes = 0;
   std::uint32_t fence_key = 0, reserved_too = 0;
   union {
@@ -64,7 +66,7 @@ struct Message {
   bool is_of_this_version() const noexcept { return magic == Message().magic && reserved_too == 0; }
   bool is_hello() const noexcept { return kind == MessageKind::kHello; }
   Status check(bool has_fd) const;
-  std::string device_name() const;  // with what is no letter, digit or the like as '?'
+  std::string device_name() const;  // characters but letters, digits and the like become '?'
 };
 static_assert(sizeof(Message) == 248);
 

@@ -10,7 +10,7 @@
 namespace kvxfer::verbs {
 namespace {
 
-// For messages that find no receive posted, of which there are none.
+// For messages that find no receive posted; there are no such messages.
 constexpr std::uint8_t kMinRnrTimer = 12, kRnrRetries = 6;
 
 Status failed_to(const Device& device, const std::string& what, int error) {
@@ -101,7 +101,7 @@ Status QueuePair::connect(const Message& theirs, const PortAddress& ours, const 
 void QueuePair::reset() noexcept {
   abi::QueuePairAttributes attributes{};
   attributes.qp_state = abi::QueuePairState::kError;
-  // Of a device that is gone it may fail: what is posted ends when the pair is destroyed.
+  // If the device is gone this may fail; then what is posted ends when the pair is destroyed.
   static_cast<void>(device_->library().modify_qp(pair_, &attributes, abi::kMaskState));
 }
 
@@ -141,7 +141,7 @@ Result<std::unique_ptr<QueuePairs>> QueuePairs::create(std::shared_ptr<const Dev
 }
 
 std::uint64_t QueuePairs::nbytes(const Device& device) noexcept {
-  // A cache line for a request, and for a completion; 16 bytes for an entry of a scatter list.
+  // A cache line for a request and one for a completion; 16 bytes for each entry of a scatter list.
   const std::uint64_t of_request = 64 + 16 * std::uint64_t{device.num_entries()} + 64;
   return std::uint64_t{device.num_pairs()} * device.num_requests() * of_request;
 }
@@ -152,7 +152,7 @@ Status QueuePairs::open(std::span<const GidRow> tried) {
   Result<PortAddress> address = device_->address(tried);
   if (!address.ok()) return address.status();
   address_ = address.value();
-  // Each request of a pair that fails has a completion, signalled or not.
+  // When a pair fails, each of its requests gets a completion, signalled or not.
   const std::uint32_t num_receives = device_->options().ways == Ways::kRead ? 0 : QueuePair::kNumReceives;
   cq_ = library.create_cq(device_->context(),
                           static_cast<int>(num_pairs * (device_->num_requests() + num_receives)), nullptr,
@@ -235,8 +235,9 @@ void QueuePairs::serve_classes(const PriorityClasses& classes) noexcept {
   begins_[classes.size()] = at;
 }
 
-// The two ends of a pair are of one class, so that no work of it meets a pair that carries another. Where that cannot be,
-// all pairs are alike: a peer whose options are being changed is reached as before.
+// Both ends of a pair use it for the same class, so that its works meet no pair of another class. If the
+// ends' classes differ, all pairs serve all priorities: so a peer stays reachable while its options are being
+// changed.
 void QueuePairs::agree_on_classes(const Message& theirs) {
   bool are_alike = theirs.num_pairs == pairs_.size(), is_one = classes_.size() == 1;
   for (std::size_t i = 0; i < theirs.num_pairs; ++i) {

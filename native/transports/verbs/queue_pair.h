@@ -1,4 +1,5 @@
-// A reliable connection to one peer: requests go in at positions that count upwards, and complete in that order.
+// A reliable connection to one peer. Each request has a position, positions count upwards, and requests
+// complete in that order.
 #pragma once
 
 #include <array>
@@ -19,7 +20,8 @@
 
 namespace kvxfer::verbs {
 
-// A request's number says which queue pair of its peer it is of, and its position. Of a receive it says the first alone.
+// The number of a request names its queue pair among the peer's, and its position. The number of a receive
+// names only the queue pair.
 inline constexpr std::uint64_t kReceiveBit = std::uint64_t{1} << 63;
 inline constexpr unsigned kPositionBits = 56;
 inline std::uint64_t request_id(std::size_t pair, std::uint64_t position) noexcept {
@@ -34,10 +36,11 @@ inline std::uint64_t position_of(std::uint64_t id) noexcept {
 
 class QueuePair {
  public:
-  // What may be under way on it: whoever cancels waits for no more.
+  // The most bytes under way on it. A caller that cancels waits for no more than these.
   static constexpr std::uint64_t kMostNbytes = 4 * 1024 * 1024;
   static constexpr std::size_t kMostChains = 32, kMostFlights = 64;
-  // WRITEs of which the number may come while others are looked at: all that a peer is asked for.
+  // Receives for the numbers of WRITEs that may arrive while other queues are polled: as many as a peer is
+  // asked for.
   static constexpr std::uint32_t kNumReceives = 64;
 
   QueuePair(const Device& device, abi::QueuePair* pair, std::size_t index, std::uint32_t first_packet,
@@ -60,17 +63,17 @@ class QueuePair {
 
   // ---- its states
   Status init();
-  // Before it is connected: for all priorities, where the peer has other classes.
+  // Before it is connected: serves all priorities, because the peer has other classes.
   void serve_all(const PairClass& as) noexcept {
     first_priority_ = as.first;
     path_ = as.path();
   }
   Status connect(const Message& theirs, const PortAddress& ours, const std::string& way);
-  // What is posted is flushed; nothing of it lands any more once it has completed.
+  // Flushes what is posted. Once that has completed, nothing of it lands any more.
   void reset() noexcept;
   void destroy() noexcept;
 
-  // One that a WRITE's number takes, once it has.
+  // Posts a receive, after a WRITE's number has taken one.
   Status receive();
 
   // ---- requests
@@ -82,15 +85,16 @@ class QueuePair {
   void begin(Chain& chain, std::uint32_t most) const noexcept;
   std::uint64_t posted() const noexcept { return posted_; }
   std::uint64_t completed() const noexcept { return completed_; }
-  // Of a chain that was begun here. Not ok: the device refused some of it, and all that was posted ends by reset().
+  // Posts a chain that was begun here. Not ok: the device refused some of it; reset() ends all that was
+  // posted.
   Status post(Chain& chain);
   void complete(std::uint64_t position) noexcept;
 
-  // ---- works, in the order of their requests; the last may have some to come
+  // ---- works, in the order of their requests; the last work may have requests still to come
   bool goes_on() const noexcept { return !flights.empty() && !flights.back().is_posted; }
   bool can_begin() const noexcept { return !goes_on() && flights.size() < kMostFlights && has_room(); }
   bool can_go_on() const noexcept { return goes_on() && has_room(); }
-  // All requests of the first have ended, and no more come.
+  // All requests of the first work have ended, and no more will come.
   bool has_landed() const noexcept {
     return !flights.empty() && flights[0].is_posted && flights[0].end <= completed_;
   }
@@ -105,21 +109,22 @@ class QueuePair {
   std::uint32_t most_requests_;  // under way
   std::uint32_t first_packet_;
   std::uint8_t first_priority_;  // of those that it is for
-  PairPath path_;  // of what it sends: requests, and the peer's READs
+  PairPath path_;  // of what it sends: requests, and answers to the peer's READs
   std::uint64_t posted_ = 0, completed_ = 0;  // positions
   std::uint64_t posted_nbytes_ = 0, completed_nbytes_ = 0;
   Ring<Mark> marks_;
 };
 
-// Those to one peer, with the completion queue that they share: what one peer does fills no other's.
+// The queue pairs to one peer, and their completion queue. It is their own, so one peer cannot fill
+// another's.
 class QueuePairs {
  public:
-  // With the port's address but those that were `tried` in vain.
+  // Uses the port's best address that is not among those `tried` in vain.
   static Result<std::unique_ptr<QueuePairs>> create(std::shared_ptr<const Device> device,
                                                     std::span<const GidRow> tried);
   ~QueuePairs();
 
-  // Of memory that a device of that kind takes for them, about.
+  // About how much memory such a device takes for them.
   static std::uint64_t nbytes(const Device& device) noexcept;
 
   std::size_t size() const noexcept { return pairs_.size(); }
@@ -130,7 +135,8 @@ class QueuePairs {
   auto begin() const noexcept { return pairs_.begin(); }
   auto end() const noexcept { return pairs_.end(); }
 
-  // Of priorities: those of the options, where the peer has the same; else, once it is connected, one.
+  // The options' classes if the peer has the same ones; else, once it is connected, one class for all
+  // priorities.
   const PriorityClasses& classes() const noexcept { return classes_; }
   std::size_t class_of(const Work& work) const noexcept {
     return classes_.size() == 1 || work.move == nullptr ? 0 : classes_.of(work.move->priority);
@@ -141,33 +147,35 @@ class QueuePairs {
   std::span<const QueuePair> of(std::size_t of_class) const noexcept {
     return std::span(pairs_).subspan(begins_[of_class], begins_[of_class + 1] - begins_[of_class]);
   }
-  // Some pair of the class can begin a work.
+  // Whether some pair of the class can begin a work.
   bool can_begin(std::size_t of_class) const noexcept {
     for (std::size_t i = begins_[of_class]; i < begins_[of_class + 1]; ++i)
       if (pairs_[i].can_begin()) return true;
     return false;
   }
-  // What classes there are, for people, or that they differ; "" where neither end has any but one.
+  // Describes the classes for people, or says that they differ from the peer's; "" where neither end has more
+  // than one.
   std::string classes_in_words() const;
 
   const PortAddress& address() const noexcept { return address_; }
-  // From which address to which; once it is connected.
+  // From which address to which; known once it is connected.
   const std::string& way() const noexcept { return way_; }
-  // Our half of the hello.
+  // Fills in our half of the hello.
   void introduce(Message& hello) const;
-  // With the same classes as the peer, or one; of one there are as many as the peer has, too, and the others go. Asks
-  // the network where the peer is, which may take seconds, for one pair after the other while it is not abandoned.
+  // Connects with the same classes as the peer, or with one class. With one class it keeps as many pairs as
+  // the peer has, too, and drops the others. It connects one pair after the other until it is abandoned. It
+  // asks the network for the peer's address, which may take seconds.
   Status connect(const Message& theirs, const std::atomic<bool>& is_abandoned);
-  // Of a packet on the way to the peer and back, at most; once it is connected.
+  // The most bytes of a packet on the way to the peer and back; known once it is connected.
   std::uint32_t path_nbytes() const noexcept { return path_nbytes_; }
   void reset() noexcept;
-  // Afterwards the device touches nothing for them; what their works were stays here to be told.
+  // Afterwards the device touches no memory for them. The results of their works stay here to be reported.
   void destroy() noexcept;
   bool is_drained() const noexcept;
   bool owns(const abi::AsyncEvent& event) const noexcept;
 
   std::size_t poll(std::span<abi::WorkCompletion> completions) noexcept;
-  // The next completion is announced over the device's channel.
+  // Has the device announce the next completion over its channel.
   void arm() noexcept;
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 bool is_channel_adapter(const Nic& nic) { return nic.node_type.empty() || nic.node_type.starts_with("1:"); }
 
-// What is said of it without its bond and its siblings.
+// Judges the port by itself, without its bond and its siblings.
 std::string why_not_up(const Port& port) {
   if (port.state == PortState::kActive || port.state == PortState::kUnknown) return {};
   std::string words = "its port is not active: " + port.state_words;
@@ -32,7 +32,7 @@ class Judge {
  public:
   explicit Judge(const Topology& topology) : topology_(topology) {}
 
-  // "": it is one.
+  // "": the port is a rail.
   std::string why_not(const Nic& nic, const Port& port) const {
     if (std::string why = why_not_itself(nic, port); !why.empty()) return why;
     return why_not_beside_physical(nic);
@@ -49,9 +49,10 @@ class Judge {
     return why_not_in_bond(nic, port);
   }
 
-  // A card whose two ports are bonded may have one device for both (RoCE LAG): that is a rail. Else each port has a
-  // device, and the switch may send what is for the bond's address to the port whose device does not know the queue
-  // pair; where one of them is active and the others wait, it has no choice.
+  // A card whose two ports are bonded may have one device for both (RoCE LAG); that device is a rail. Else
+  // each port has a device, and the switch may send packets for the bond's address to the port whose device
+  // does not know the queue pair. Where one port is active and the others wait, the switch has no choice, so
+  // the active one is a rail.
   std::string why_not_in_bond(const Nic& nic, const Port& port) const {
     const Bond& bond = port.bond;
     if (bond.name.empty() || bond.mode.empty()) return {};
@@ -75,7 +76,7 @@ class Judge {
            " now";
   }
 
-  // They share a wire, which two rails would not make wider.
+  // The functions share a wire; two rails would not make it wider.
   std::string why_not_beside_physical(const Nic& nic) const {
     if (nic.physical_function.empty()) return {};
     for (const Nic& other : topology_.nics) {
@@ -188,7 +189,7 @@ RailChoice rails_for(const Topology& topology, const MemoryPlace& memory) {
 std::vector<PortUse> ports_to_use(const RailChoice& choice, std::span<const PortName> opened,
                                   bool are_named) {
   struct Ranked {
-    std::size_t place;  // in the order of use; of one that is not known behind the near ones
+    std::size_t place;  // in the order of use; an unknown one comes behind the near ones
     PortUse use;
   };
   std::vector<Ranked> ranked;

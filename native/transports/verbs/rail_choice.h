@@ -1,6 +1,6 @@
-// Which ports of which RDMA devices carry pages of a given memory: the nearest ones, all that are equally near.
+// Chooses which ports of which RDMA devices carry pages of a given memory: all of the nearest ones.
 //
-// Pure and without state, so that every process of a machine comes to the same answer for the same memory.
+// Pure and without state, so every process of a machine chooses the same ports for the same memory.
 #pragma once
 
 #include <cstddef>
@@ -25,29 +25,29 @@ struct Rail {
   std::string device;
   int port = 0;
   Distance distance = Distance::kUnknown;
-  int node_distance = 0;  // which of two nodes that are both SYS is nearer; 0 where PCI or one node decides
-  bool is_near = false;  // chosen; the others are what is left when these are lost
+  int node_distance = 0;  // tells two nodes apart that are both SYS; 0 where PCI or one node decides
+  bool is_near = false;  // chosen; the others serve when all chosen ones are lost
   std::string why;  // a sentence, for people
 };
 
 struct LeftOut {
   std::string device;
   int port = 0;  // 0: the whole device
-  std::string why;  // a sentence that ends with what to do, where something can be done
+  std::string why;  // a sentence that ends with what to do, if anything can be done
 };
 
 struct RailChoice {
   std::vector<Rail> rails;  // nearest first, ties in natural order of names
-  std::size_t num_near = 0;  // of them the first
-  // Which of the near ones this memory begins with. GPUs that are equally near to the same rails differ in it, so
-  // that what one rail alone carries does not all go over the first.
+  std::size_t num_near = 0;  // the first num_near of them are near
+  // The index of the near rail that this memory uses first. It differs between GPUs that are equally near to
+  // the same rails, so that pieces that go over one rail alone are spread over them.
   std::size_t turn = 0;
   std::vector<LeftOut> left_out;
 };
 
 RailChoice rails_for(const Topology& topology, const MemoryPlace& memory);
 
-// Of ports that were opened: which become rails, and whether they are near.
+// An opened port: whether it becomes a rail, and whether it is near.
 struct PortName {
   std::string device;
   int port = 0;
@@ -56,22 +56,23 @@ struct PortUse {
   std::size_t index = 0;  // among those that were opened
   bool is_near = true;
 };
-// In the order in which the memory uses them. Where the caller has named devices all of them are, and equally near: it
-// knows better. One that sysfs does not show is near, since nothing speaks against it.
+// In the order in which the memory uses them. If the caller has named devices, all of their ports are rails,
+// and equally near: the caller knows better. A port that sysfs does not show counts as near, since nothing
+// says that it is far.
 std::vector<PortUse> ports_to_use(const RailChoice& choice, std::span<const PortName> opened, bool are_named);
 
-// Nodes whose host memory uses others before this port. None on a machine with one node.
+// NUMA nodes whose host memory prefers other ports to this one. None on a machine with one node.
 std::vector<int> nodes_far_from(const Topology& topology, const PortName& port);
 
-// Ports that no memory uses, whatever its place: inactive ones, parts of bonds, virtual functions beside the physical
-// one, devices without reliable connections.
+// Ports that no memory uses, wherever it lies: inactive ports, parts of bonds, virtual functions beside their
+// physical one, devices without reliable connections.
 std::vector<LeftOut> left_out(const Topology& topology);
 
-// Sentences for people: for each GPU, and for host memory of each NUMA node where that makes a difference, which ports
-// carry it; and which ports are left out. Empty on a machine without RDMA devices.
+// Sentences for people: which ports carry the memory of each GPU, and of each NUMA node where nodes differ;
+// and which ports are left out. Empty on a machine without RDMA devices.
 std::vector<std::string> describe(const Topology& topology);
 
-// Why there is no rail at all on this machine, in words; "" where there is one.
+// Why this machine has no rail at all, in words; "" if it has one.
 std::string why_no_rail(const Topology& topology);
 
 }  // namespace kvxfer::verbs

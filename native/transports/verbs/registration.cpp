@@ -17,7 +17,7 @@ struct KeysHead {
   std::array<char, 4> magic{'k', 'v', 'v', '1'};
   std::uint32_t num = 0;
 };
-// Of a peer: little-endian, no padding.
+// In a peer's bytes: little-endian, no padding.
 struct WireSpan {
   std::uint64_t offset = 0, nbytes = 0, address = 0;
   std::uint32_t key = 0, reserved = 0;
@@ -109,7 +109,7 @@ abi::MemoryRegion* Registration::try_memory(std::byte* memory, std::uint64_t nby
 Result<abi::MemoryRegion*> Registration::add_to_device(std::byte* memory, std::uint64_t nbytes) {
   abi::MemoryRegion* region = try_memory(memory, nbytes);
   if (region == nullptr && why_not_written_.empty() && (errno == EFAULT || errno == EACCES)) {
-    // Pages that this process may only read: peers may read them, too.
+    // This process may only read these pages; peers may read them, too.
     why_not_written_ = "its pages are read-only";
     region = try_memory(memory, nbytes);
     if (region == nullptr) why_not_written_.clear();
@@ -137,7 +137,8 @@ abi::MemoryRegion* Registration::try_dmabuf(const GpuMemory& gpu, std::byte* mem
   };
   abi::MemoryRegion* region = nullptr;
   if (device_->options().relaxed_ordering) region = reg(access() | abi::kRelaxedOrdering);
-  if (region == nullptr) region = reg(access());  // a driver may not know the flag here
+  // This driver may not know the flag for dmabufs.
+  if (region == nullptr) region = reg(access());
   if (region == nullptr) why_not = Status::from_errno("ibv_reg_dmabuf_mr", errno).message();
   return region;
 }
@@ -146,12 +147,12 @@ Result<abi::MemoryRegion*> Registration::add_of_gpu(const GpuMemory& gpu, std::b
                                                     std::uint64_t& nbytes) {
   std::string why_no_dmabuf;
   if (abi::MemoryRegion* const region = try_dmabuf(gpu, memory, nbytes, why_no_dmabuf)) return region;
-  // Allocations side by side: each by itself.
+  // Allocations that lie side by side are registered one by one.
   if (const std::uint64_t own = gpu.left_of_allocation(memory); own != 0 && own < nbytes) {
     nbytes = own;
     if (abi::MemoryRegion* const region = try_dmabuf(gpu, memory, nbytes, why_no_dmabuf)) return region;
   }
-  // With nvidia-peermem a device registers a GPU's addresses like others.
+  // With nvidia-peermem, a device registers a GPU's addresses like others.
   if (abi::MemoryRegion* const region = try_memory(memory, nbytes)) return region;
   return Status(Code::kUnsupported, "verbs: " + device_->name() + " could not register " + in_words(nbytes) +
                                         " of GPU memory, as a dmabuf (" + why_no_dmabuf +

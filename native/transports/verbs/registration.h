@@ -1,4 +1,4 @@
-// Memory of ours as the device knows it, and memory of a peer's as it told us: spans, each under a key.
+// Our memory as the device knows it, and a peer's memory as the peer described it: spans, each with a key.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,12 @@ namespace kvxfer::verbs {
 using KeyedSpan = KeyedSpanOf<std::uint32_t>;
 using KeyedSpans = KeyedSpansOf<std::uint32_t>;
 
-// Registered for as long as this lives, which may be longer than the rail.
+// Memory stays registered while this object lives, which may be longer than the rail.
 class Registration {
  public:
-  // As wide as spans allow: those that touch are one, up to what the device takes. kExhausted: this process may lock
-  // no more memory, in words with what raises the limit. `gpu`: whose memory it may be; null: none.
+  // Merges spans that touch, up to what the device takes in one registration. kExhausted: this process may
+  // lock no more memory; the message says what raises the limit. `gpu`: the GPU whose memory it may be; null:
+  // none.
   static Result<std::shared_ptr<const Registration>> create(std::shared_ptr<const Device> device,
                                                             const LocalRegion& region,
                                                             const GpuMemory* gpu = nullptr);
@@ -29,9 +30,9 @@ class Registration {
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
 
-  const KeyedSpans& local() const noexcept { return local_; }  // with keys for requests of ours
-  const KeyedSpans& remote() const noexcept { return remote_; }  // for those of peers
-  RegionKeys keys() const;  // remote(), as it goes to peers
+  const KeyedSpans& local() const noexcept { return local_; }  // with keys for our own requests
+  const KeyedSpans& remote() const noexcept { return remote_; }  // with keys for peers' requests
+  RegionKeys keys() const;  // remote(), as sent to peers
   // Why the device may not write it; "" where it may.
   const std::string& why_not_written() const noexcept { return why_not_written_; }
 
@@ -39,7 +40,7 @@ class Registration {
   explicit Registration(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
   Status add(std::byte* base, std::uint64_t offset, std::uint64_t nbytes, const GpuMemory* gpu);
   Result<abi::MemoryRegion*> add_to_device(std::byte* memory, std::uint64_t nbytes);
-  // As much of it as is one registration, which `nbytes` is then.
+  // Registers as much of the memory as one registration can hold, and puts that length into `nbytes`.
   Result<abi::MemoryRegion*> add_of_gpu(const GpuMemory& gpu, std::byte* memory, std::uint64_t& nbytes);
   abi::MemoryRegion* try_dmabuf(const GpuMemory& gpu, std::byte* memory, std::uint64_t nbytes,
                                 std::string& why_not) const;
@@ -52,7 +53,8 @@ class Registration {
   std::string why_not_written_;
 };
 
-// What a peer told of its region, or in words why that is nothing to read by: every number of it is the peer's.
+// The spans that a peer gave for its region. Every number is the peer's, so they may be unusable; the error
+// says why.
 Result<KeyedSpans> spans_of(const RemoteRegion& region);
 
 }  // namespace kvxfer::verbs

@@ -19,7 +19,7 @@ namespace {
 
 constexpr bool is_digit(char letter) noexcept { return letter >= '0' && letter <= '9'; }
 
-// Where the run of digits, or the run of anything else, that begins at `from` ends.
+// The end of the run of digits, or of non-digits, that begins at `from`.
 std::size_t end_of_run(std::string_view text, std::size_t from) noexcept {
   std::size_t end = from;
   while (end < text.size() && is_digit(text[end]) == is_digit(text[from])) ++end;
@@ -31,7 +31,7 @@ std::string_view without_zeros(std::string_view digits) noexcept {
   return first == std::string_view::npos ? std::string_view() : digits.substr(first);
 }
 
-// Below 0: left comes first.
+// Negative: left comes first.
 int compare_runs(std::string_view left, std::string_view right) noexcept {
   if (!is_digit(left[0]) || !is_digit(right[0])) return left.compare(right);
   const std::string_view high = without_zeros(left), low = without_zeros(right);
@@ -51,7 +51,7 @@ const char* root() noexcept {
 void replace_root(const char* other) noexcept { replacement.store(other); }
 
 std::string read_line(const std::string& path) {
-  // Without O_NONBLOCK a pipe in the tree would be waited for.
+  // Without O_NONBLOCK this would wait for a pipe that stands in the tree.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) return {};
   std::array<char, 4096> page;
@@ -119,7 +119,7 @@ bool natural_less(std::string_view left, std::string_view right) noexcept {
     right.remove_prefix(right_end);
   }
   if (left.empty() != right.empty()) return left.empty();
-  return whole_left < whole_right;  // "01" and "1": some order, always the same
+  return whole_left < whole_right;  // "01" and "1": any fixed order will do
 }
 
 }  // namespace kvxfer::verbs::sysfs

@@ -1,5 +1,5 @@
-// Pieces that come by WRITE, by the numbers that announce them. No number is given twice, so one that comes late means
-// nothing.
+// Pieces that come by WRITE, and the numbers that announce them. No number is given twice, so a late number
+// has no effect.
 #pragma once
 
 #include <algorithm>
@@ -17,20 +17,20 @@
 
 namespace kvxfer::verbs {
 
-// At the destination: those that it awaits of one peer.
+// At the destination: the pieces that it awaits from one peer.
 class AwaitedPieces {
  public:
   struct Piece {
     std::uint32_t number = 0;
     Work work;
     std::size_t of_class = 0;  // of its transfer's priority
-    // What it ends with; kCancelled: the source was told to give it up.
+    // The result of the piece. kCancelled: the source was told to give it up.
     Code code = Code::kOk;
     std::string why;
     std::chrono::steady_clock::time_point due_at{};  // kCancelled
   };
 
-  // Room for so many of each class.
+  // Makes room for so many pieces of each class.
   void reserve(std::size_t most, std::size_t num_classes) {
     pieces_.reserve(most * num_classes);
     most_ = most;
@@ -72,25 +72,27 @@ class AwaitedPieces {
   std::uint32_t last_ = 0;
 };
 
-// At the source: what its peer said of pieces that no work has begun to send. The peer says so once for each work that is
-// to send one, in the order of these: what is first of a piece is of the first work that is left.
+// At the source: what its peer said about pieces that no work has begun to send. The peer sends one such
+// message for each work that sends a piece, in the order of the works. So the first message about a piece
+// belongs to the first work that is left.
 class AskedPieces {
  public:
   enum class Added : std::uint8_t { kYes, kForgone, kTooMany };
 
-  // So many are awaited at most.
+  // The most pieces that may be awaited at a time.
   void reserve(std::size_t most) {
     most_ = most;
     said_.reserve(most + 2 * kMostKept + 2);
   }
-  // kForgone: who was to send it has ended.
+  // kForgone: the work that should have sent it has ended.
   Added add(const PieceTicket& ticket) noexcept {
     if (take_debt(ticket)) return Added::kForgone;
     if (count(State::kAwaited) == most_) return Added::kTooMany;
     said_.push_back({ticket, State::kAwaited});
     return Added::kYes;
   }
-  // By its number, or, of one that was never awaited, by what it is. False: it has begun, or who was to send it has ended.
+  // Finds the piece by its number; a piece that was never awaited has none, and is found by transfer and
+  // index. False: a work has begun it, or the work that should have sent it has ended.
   bool give_up(const PieceTicket& ticket) noexcept {
     if (ticket.number == 0) {
       if (take_debt(ticket)) return false;
@@ -110,14 +112,14 @@ class AskedPieces {
       return said.state != State::kForgone && is_of(said, transfer, piece);
     });
   }
-  // The first, where there is one; and whether it was given up.
+  // The first message about a piece that has one; and whether the piece was given up.
   std::pair<PieceTicket, bool> take(TransferId transfer, std::uint32_t piece) noexcept {
     const auto first = find(transfer, piece);
     const Said said = *first;
     said_.erase(first);
     return {said.ticket, said.state == State::kGivenUp};
   }
-  // Who was to send it ends. Returns what was awaited of it.
+  // The work that should have sent the piece ends. Returns the ticket if the peer awaited it.
   std::optional<PieceTicket> forgo(const PieceTicket& ticket) noexcept {
     const auto first = find(ticket.transfer, ticket.piece);
     if (first == said_.end()) {
@@ -135,7 +137,8 @@ class AskedPieces {
     PieceTicket ticket;
     State state;
   };
-  // Of each of the others: of more the oldest is of a transfer that is over, whose end its works hear of elsewhere.
+  // Kept of each other state. Where there are more, the oldest belongs to a transfer that is over, whose
+  // works hear of its end by other messages.
   static constexpr std::size_t kMostKept = 256;
 
   static bool is_of(const Said& said, TransferId transfer, std::uint32_t piece) noexcept {
@@ -169,7 +172,7 @@ class AskedPieces {
   }
 
   std::size_t most_ = 0;
-  std::vector<Said> said_;  // has room for all of them, and one more
+  std::vector<Said> said_;  // room for all of them, and one more
 };
 
 }  // namespace kvxfer::verbs

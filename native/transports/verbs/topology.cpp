@@ -10,11 +10,13 @@
 namespace kvxfer::verbs {
 namespace {
 
-// Of PCI: which devices are NVIDIA's GPUs. A server's are 3D controllers, a workstation's VGA controllers.
+// PCI numbers that identify NVIDIA GPUs. A server's GPUs are 3D controllers, a workstation's are VGA
+// controllers.
 constexpr std::int64_t kNvidia = 0x10de;
 constexpr std::int64_t kVga = 0x0300, k3d = 0x0302;
 
-// Takes a hexadecimal number and what must follow it ('\0': the end) off the text.
+// Takes a hexadecimal number off the front of the text, with the separator that must follow it ('\0': the
+// end).
 bool take_hex(std::string_view& text, char separator, unsigned& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, 16);
   if (error != std::errc()) return false;
@@ -37,7 +39,8 @@ bool is_address(std::string_view text) {
   return parse_address(text, unused);
 }
 
-// "pci0000:15". Behind Hyper-V and volume management devices it does not stand at the root of the tree.
+// Matches "pci0000:15". Behind Hyper-V and volume management devices the bridge does not stand at the root of
+// the tree.
 bool is_host_bridge(std::string_view text) {
   unsigned unused;
   if (!text.starts_with("pci")) return false;
@@ -45,7 +48,7 @@ bool is_host_bridge(std::string_view text) {
   return take_hex(text, ':', unused) && take_hex(text, '\0', unused);
 }
 
-// `parts` may go on behind the device, as those of a sub-function or of a net device do.
+// `parts` may continue behind the device, for a sub-function or a net device.
 PciPath pci_path(const std::vector<std::string>& parts) {
   PciPath path;
   for (const std::string& part : parts) {
@@ -120,13 +123,14 @@ class Reader {
     Place place{pci_path(sysfs::resolve(folder)), kNoNode};
     const std::int64_t node = sysfs::read_number(folder + "/numa_node").value_or(kNoNode);
     if (node >= 0 && node <= INT16_MAX) place.numa_node = static_cast<int>(node);
-    // Firmware that says nothing leaves -1, also where there is nothing to be said.
+    // Firmware that reports nothing leaves -1, even on a machine with one node, where nothing needs
+    // reporting.
     if (place.numa_node == kNoNode && place.pci.known() && nodes_.size() == 1)
       place.numa_node = nodes_.front().number;
     return place;
   }
 
-  // Soft-RoCE names the net device that it stands on.
+  // Soft-RoCE names its underlying net device.
   static bool is_software(const std::string& folder) {
     const std::vector<std::string> parts = sysfs::resolve(folder);
     const std::string_view virtual_devices[] = {"devices", "virtual"};
@@ -141,7 +145,7 @@ class Reader {
     nic.name = name;
     nic.place = place_of(folder + "/device");
     nic.is_software = is_software(folder);
-    if (nic.is_software) nic.place = {};  // some kernels give it its net device's
+    if (nic.is_software) nic.place = {};  // some kernels give it the place of its net device
     nic.node_type = sysfs::read_line(folder + "/node_type");
     nic.physical_function = pci_path(sysfs::resolve(folder + "/device/physfn")).address();
     for (const std::string& number : sysfs::names_in(folder + "/ports"))
@@ -156,7 +160,7 @@ class Reader {
     port.number = number;
     port.state_words = sysfs::read_line(folder + "/state");
     const std::int64_t state = sysfs::read_number(folder + "/state").value_or(0);
-    // 5 is ACTIVE_DEFER, whose link is failing.
+    // State 5 is ACTIVE_DEFER: the link is failing.
     if (state > 0) port.state = state <= 4 ? static_cast<PortState>(state) : PortState::kDown;
     port.physical_words = sysfs::read_line(folder + "/phys_state");
     const std::string layer = sysfs::read_line(folder + "/link_layer");
@@ -168,8 +172,8 @@ class Reader {
     return port;
   }
 
-  // The GID table names those that have addresses, a bond or a VLAN among them; the PCI device has the port's own
-  // beside those of switched virtual functions.
+  // The GID table names the net devices that have addresses, a bond or a VLAN among them. The PCI device
+  // lists the port's own net device beside those of switched virtual functions.
   std::string net_device_of(const std::string& device, const std::string& folder, const Port& port) const {
     std::string named;
     if (port.link_layer != LinkLayer::kInfiniBand) {
@@ -184,7 +188,7 @@ class Reader {
     }
     if (std::find(own.begin(), own.end(), named) != own.end()) return named;
     if (!own.empty()) return own.front();
-    return named.empty() ? sysfs::read_line(device + "/parent") : named;  // which Soft-RoCE has
+    return named.empty() ? sysfs::read_line(device + "/parent") : named;  // Soft-RoCE has this file
   }
 
   Bond bond_of(const std::string& net_device) const {
@@ -193,7 +197,8 @@ class Reader {
     const std::vector<std::string> master = sysfs::resolve(net(net_device) + "/master");
     if (master.empty()) return bond;
     const std::string folder = net(master.back()) + "/bonding";
-    if (!sysfs::exists(folder)) return bond;  // a bridge, a team, a virtual machine's synthetic device
+    // A bridge, a team, or a virtual machine's synthetic device has no such folder.
+    if (!sysfs::exists(folder)) return bond;
     bond.name = master.back();
     const std::string mode = sysfs::read_line(folder + "/mode");  // "active-backup 1"
     bond.mode = mode.substr(0, mode.find(' '));
@@ -275,8 +280,8 @@ Distance distance_between(const Place& one, const Place& other) {
     while (num_common < left.size() && num_common < right.size() && left[num_common] == right[num_common])
       ++num_common;
     if (num_common == 0) return Distance::kPhb;
-    // A switch is an upstream port, and a downstream port for each device: with one switch between two devices they
-    // have its upstream port in common, and at most a bridge each that the other does not have.
+    // A switch has an upstream port, and a downstream port for each device. So two devices with one switch
+    // between them share the switch's upstream port, and at most one bridge each is its own.
     const std::size_t num_devices = 1;
     const bool is_one_switch =
         left.size() <= num_common + num_devices + 1 && right.size() <= num_common + num_devices + 1;

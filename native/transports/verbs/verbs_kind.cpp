@@ -77,8 +77,8 @@ Result<verbs::Options> options_of(const OptionValues& values) {
   return options;
 }
 
-// A rail for each port that is active, those near the agent's GPU first; which are near its host memory depends on the
-// region.
+// A rail for each active port, those near the agent's GPU first. Which ports are near its host memory depends
+// on the region.
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   const Result<const verbs::Library*> library = verbs::Library::load();
   if (!library.ok()) return library.status();
@@ -131,8 +131,8 @@ constinit const TransportKind verbs_transport{
     .reach = Reach::kNetwork,
     .socket = RailSocket::kTcp,
     .rank = 2,
-    .is_partial = true,  // memory that cannot be registered, and programs that convert, go over another
-    .is_default = false,  // for agents that name it, until it has run on more than Soft-RoCE
+    .is_partial = true,  // memory that cannot be registered and converting programs need another rail
+    .is_default = false,  // only for agents that name it, until it has run on more than Soft-RoCE
     .why_off = [](const std::vector<GpuPart>&) { return verbs::Library::why_off(); },
     .describe = [] { return verbs::describe(verbs::read_topology()); },
     .make = make,

@@ -25,21 +25,22 @@ using verbs::RequestCursor;
 
 namespace {
 
-// Runs that a poll makes requests of: 0.06 ms where each is one.
+// Runs that one poll turns into requests: it takes 0.06 ms if each run is a request.
 constexpr std::uint32_t kRunsPerPoll = 1280;
-// Completions that are taken from a peer's queue before others are looked at.
+// Completions taken from a peer's queue before other peers' queues are polled.
 constexpr std::size_t kTakenAtOnce = 32, kTakenRounds = 4;
-// What is cancelled ends with its last request, in far less than a millisecond; where the peer is dead, or the
-// network, only a reset ends it.
+// A cancelled work ends with its last request, in far less than a millisecond. If the peer or the network is
+// dead, only a reset ends it.
 constexpr std::chrono::milliseconds kStopBound{200};
-// A WRITE's end takes the other agent, which goes on until it hears of it, with what it was asked for: 64 pieces of
-// 512 KiB, which 100 Mb/s carry in 3 s. (A second was too short for two rails over Soft-RoCE in an emulated machine.)
+// A WRITE ends with the help of the other agent. Until that agent hears of the cancellation it goes on with
+// all that it was asked for: 64 pieces of 512 KiB, which 100 Mb/s carry in 3 s. (One second was too short for
+// two rails over Soft-RoCE in an emulated machine.)
 constexpr std::chrono::milliseconds kWriteStopBound{3000};
-// Queue pairs that are reset flush what they had at once. Where that does not happen they are destroyed, after which
-// the device touches no memory for them either.
+// A reset flushes a queue pair's requests at once. If that does not happen the queue pair is destroyed; then,
+// too, the device touches no memory for it.
 constexpr std::chrono::milliseconds kFlushBound{500};
 
-// Peers of whom is known which addresses they did not answer at.
+// Peers for which we remember addresses that they did not answer at.
 constexpr std::size_t kMostTried = 256;
 
 std::string name_of(const Flight& flight, const QueuePairs& pairs) {
@@ -96,7 +97,7 @@ VerbsTransport::~VerbsTransport() {
   reactor_.remove(device_->channel()->fd);
   reactor_.remove(device_->context()->async_fd);
   reactor_.remove(connector_->fd());
-  // First, so that the device writes nowhere any more while the rest goes.
+  // Queue pairs go first, so that the device writes nothing while the rest is destroyed.
   for_each_peer([](Peer& peer) { peer.pairs.reset(); });
   connector_.reset();
 }
@@ -116,7 +117,7 @@ Capabilities VerbsTransport::capabilities() const noexcept {
 Result<KeyedSpan> VerbsTransport::shared_fences(const FenceSlotRange& slots) {
   const Result<const Registration*> shared = fences_->share(slots);
   if (!shared.ok()) return shared.status();
-  // Peers have its key as they have those of regions.
+  // Peers learn its key as they learn those of regions.
   const std::vector<KeyedSpan>& spans = shared.value()->remote().all();
   if (spans.size() == 1) return spans.front();
   return Status(Code::kUnsupported, device_->name() + " registers no more than " +
@@ -232,7 +233,7 @@ void VerbsTransport::on_connected() {
   while (const std::unique_ptr<Connector::SetUp> any = connector_->take_ended()) {
     auto* const ended = static_cast<verbs::SetUp*>(any.get());
     Peer* const peer = find(ended->peer);
-    if (peer == nullptr || peer->down) continue;  // its queue pairs go with the set-up
+    if (peer == nullptr || peer->down) continue;  // its queue pairs end with the set-up
     peer->pairs = std::move(ended->pairs);
     peer->queues = std::move(ended->charge);
     try {
@@ -272,16 +273,16 @@ Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) 
   const verbs::PieceTicket& ticket = message.ticket;
   if (message.kind == MessageKind::kAwait) {
     switch (peer.asked.add(ticket)) {
-      case verbs::AskedPieces::Added::kYes: activate(peer); break;  // what waited for it can begin
+      case verbs::AskedPieces::Added::kYes: activate(peer); break;  // a work that waited for this can begin
       case verbs::AskedPieces::Added::kForgone: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
       case verbs::AskedPieces::Added::kTooMany:
         return {Code::kRailFailed, "it awaits more pieces than it may"};
     }
   } else if (message.kind == MessageKind::kGiveUp) {
-    // Of one that has begun the last WRITE tells.
+    // If the piece has begun, its last WRITE tells the peer.
     if (!peer.asked.give_up(ticket)) return {};
     if (ticket.number != 0) tell_of_piece(peer, MessageKind::kDropped, ticket);
-    if (!peer.down) activate(peer);  // who was to send it hears so
+    if (!peer.down) activate(peer);  // its work, if there is one, ends cancelled
   } else if (AwaitedPieces::Piece* const piece = peer.awaited.find(ticket.number)) {
     end_awaited(peer, *piece, piece->code == Code::kOk ? Code::kLeaseEnded : piece->code,
                 piece->code == Code::kOk ? "the source stopped in the middle of the piece" : piece->why);
@@ -298,19 +299,20 @@ void VerbsTransport::tell_of_piece(Peer& peer, MessageKind kind, const verbs::Pi
 }
 
 void VerbsTransport::on_down(Peer& peer) {
-  // So too where the other end has given up: its READs were not answered either, or it knows no way to this address.
+  // This also counts if the other end gave up: its READs were not answered either, or it has no route to this
+  // address.
   if (!peer.up && peer.has_hello) remember_address(peer);
   end_requests(peer);
 }
 
-// It led nowhere, as far as that is known: the next connection has another.
+// As far as we know the address leads nowhere, so the next connection uses another one.
 void VerbsTransport::remember_address(const Peer& peer) noexcept {
   const std::optional<verbs::GidRow>& row = peer.row;
   if (!row) return;
   try {
     if (tried_.size() >= kMostTried) tried_.clear();
     std::vector<verbs::GidRow>& tried = tried_[peer.name];
-    if (std::find(tried.begin(), tried.end(), *row) != tried.end()) tried.clear();  // each was: once more
+    if (std::find(tried.begin(), tried.end(), *row) != tried.end()) tried.clear();  // each was: start again
     tried.push_back(*row);
   } catch (const std::bad_alloc&) {  // the next connection tries it again
   }
@@ -345,7 +347,8 @@ std::size_t VerbsTransport::num_told() const noexcept {
   return QueuePair::kNumReceives * (device_->classes().size() - 1);
 }
 
-// Each queue pair READs what fills a packet, which is nobody's affair: of the fence words, which are more than that.
+// Each queue pair READs a packet's worth of fence words, whose values do not matter. There are more words
+// than fill a packet.
 Status VerbsTransport::prove(Peer& peer) {
   const KeyedSpan to = fences_->nowhere();
   for (QueuePair& pair : *peer.pairs) {
@@ -371,7 +374,8 @@ void VerbsTransport::post_some() noexcept {
       end_turn();
       await_some(*peer);
       if (peer->down) continue;
-      // One chain of one peer after the other, of the most urgent class, on one queue pair after the other.
+      // Posts one chain for the peer: for its most urgent class that has something to post. Queue pairs of a
+      // class take turns.
       const std::size_t num_classes = peer->pairs->classes().size();
       for (std::size_t of_class = 0; of_class < num_classes; ++of_class)
         if (QueuePair* const pair = next_pair(*peer, of_class)) {
@@ -392,7 +396,7 @@ std::size_t VerbsTransport::first_that_runs(const Peer& peer, std::size_t of_cla
 
 QueuePair* VerbsTransport::next_pair(Peer& peer, std::size_t of_class) const {
   const std::span<QueuePair> pairs = peer.pairs->of(of_class);
-  // Of one class it has been seen that some work can run.
+  // With one class, next_turn() has already found that some work can run.
   bool may_begin = !peer.queue.empty(), is_seen = peer.pairs->classes().size() == 1;
   for (std::size_t left = pairs.size(); left > 0; --left) {
     QueuePair& pair = pairs[peer.turns[of_class]++ % pairs.size()];
@@ -411,14 +415,14 @@ void VerbsTransport::post_chain(Peer& peer, QueuePair& pair, std::size_t of_clas
       if (peer.queue.empty() || pair.flights.size() == QueuePair::kMostFlights) break;
       const std::size_t at = first_that_runs(peer, of_class);
       if (at == peer.queue.size()) break;
-      --num_runs;  // however short it is
+      --num_runs;  // a short work counts, too
       if (!begin(peer, pair, at)) continue;
     }
     Flight& flight = pair.flights.back();
     const RequestCursor::Stop stop = add_requests(peer, flight, num_runs);
     flight.end = pair.posted() + chain_.size();
     if (stop == RequestCursor::Stop::kFull || stop == RequestCursor::Stop::kTired) break;
-    chain_.close();  // no request is of two works
+    chain_.close();  // the next work begins a request of its own
     flight.is_posted = true;
     if (stop == RequestCursor::Stop::kOutside)
       flight.stop(Code::kInternal, words(flight.cursor.outside() == Side::kSrc
@@ -491,7 +495,8 @@ Result<const Registration*> VerbsTransport::registered(const Move& move, bool to
   return local->second.get();
 }
 
-// Not while a chain is filled: a peer that does not read what it is told loses its queue pairs here.
+// Must not be called while a chain is being filled: a peer that reads none of its messages loses its queue
+// pairs here.
 void VerbsTransport::await_some(Peer& peer) {
   while (peer.writes && !peer.down && peer.awaited.has_room()) {
     const std::size_t at = peer.queue.first([&](const Work& work) {
@@ -516,8 +521,8 @@ void VerbsTransport::await(Peer& peer, std::size_t at) {
   tell_of_piece(peer, MessageKind::kAwait, ticket);
 }
 
-// Each piece that is awaited has a work that sends it. Where one of the two ends before it has met the other, the peer
-// hears so, and the other ends as well.
+// Each awaited piece has a work at the source that sends it. If one of the two works ends before they have
+// met, the peer is told, and the other work ends as well.
 void VerbsTransport::cancel(std::span<const WorkId> works) noexcept {
   for (const WorkId id : works)
     if (Peer* const peer = peer_of(id); peer != nullptr && peer->writes && !peer->down) forgo(*peer, id);
@@ -529,7 +534,7 @@ void VerbsTransport::forgo(Peer& peer, WorkId id) noexcept {
   if (at == peer.queue.size()) return;
   const WorkKind kind = peer.queue[at].kind;
   if (kind != WorkKind::kReceive && kind != WorkKind::kSend) return;
-  // By value: a peer that cannot be told fails, and its queue is emptied.
+  // A copy: if the peer cannot be told, the rail fails and its queue is emptied.
   const verbs::PieceTicket ticket{peer.queue[at].move->transfer, peer.queue[at].piece, 0};
   if (kind == WorkKind::kReceive) return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
   if (const std::optional<verbs::PieceTicket> awaited = peer.asked.forgo(ticket))
@@ -547,12 +552,12 @@ RequestCursor::Stop VerbsTransport::add_requests(Peer& peer, Flight& flight, std
   }
   chain_.go_on(verbs::abi::kRdmaRead);
   if (flight.work.kind == WorkKind::kFetch) return flight.cursor.advance(chain_, num_runs);
-  // The engine asks once all that it asks about has landed.
+  // The engine asks for the word only after all bytes in question have landed.
   const KeyedSpan target = fences_->target(*flight.scratch);
   const std::uint64_t at = (flight.work.fence_slot - peer.fence_slots.first) * sizeof(std::uint64_t);
   const std::uint64_t added = chain_.add(peer.fences.address + at, peer.fences.key, target.address,
                                          target.key, sizeof(std::uint64_t));
-  // A word is not read in two halves.
+  // A word is never read in two parts.
   if (added == sizeof(std::uint64_t)) return RequestCursor::Stop::kDone;
   return RequestCursor::Stop::kFull;
 }
@@ -585,7 +590,7 @@ bool VerbsTransport::reap(Peer& peer) {
     for (const verbs::abi::WorkCompletion& completion : std::span(taken).first(num)) {
       const bool is_receive = (completion.id & verbs::kReceiveBit) != 0;
       const std::size_t index = verbs::pair_of(completion.id & ~verbs::kReceiveBit);
-      if (index >= peer.pairs->size()) continue;  // no request of ours has such a number
+      if (index >= peer.pairs->size()) continue;  // not the number of a request of ours
       QueuePair& pair = (*peer.pairs)[index];
       if (is_receive) {
         if (completion.status == verbs::abi::WorkStatus::kSuccess) {
@@ -598,7 +603,7 @@ bool VerbsTransport::reap(Peer& peer) {
       }
       const std::uint64_t position = verbs::position_of(completion.id);
       if (completion.status != verbs::abi::WorkStatus::kSuccess) {
-        // Requests before it have ended well; whatever was behind it is flushed.
+        // Requests before the failed one have ended well; those behind it are flushed.
         for (std::size_t i = 0; i < pair.flights.size(); ++i) {
           Flight& flight = pair.flights[i];
           if (flight.end < position) continue;
@@ -619,7 +624,7 @@ bool VerbsTransport::reap(Peer& peer) {
     tried_.erase(peer.name);
     come_up(peer);
   }
-  // It may go on with what it had begun.
+  // A work that has begun may go on.
   if (came && !peer.down && can_go_on(peer)) activate(peer);
   settle(peer);
   return came;
@@ -650,7 +655,7 @@ void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
     flight.stop(Code::kLeaseEnded, "");
     try {
       flight.why = words(peer.name + " ended the right to read while the bytes moved");
-    } catch (const std::bad_alloc&) {  // its code says enough
+    } catch (const std::bad_alloc&) {  // the code is enough
     }
     code = flight.code;
   }
@@ -659,7 +664,7 @@ void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
 }
 
-// All WRITEs of the piece came before their number, on the same queue pair.
+// All WRITEs of the piece landed before their number, since they came on the same queue pair.
 void VerbsTransport::land_written(Peer& peer, std::uint32_t number) noexcept {
   AwaitedPieces::Piece* const piece = peer.awaited.find(number);
   if (piece == nullptr) return;
@@ -685,7 +690,7 @@ void VerbsTransport::measure(Peer& peer, const Work& work, bool by_write) noexce
                              Clock::now());
 }
 
-// One flush is for all that completed before it.
+// One flush serves all that completed before it.
 Code VerbsTransport::flush(std::string& why) noexcept {
   if (flushed_ || !gpu_->needs_flush()) return Code::kOk;
   try {
@@ -693,12 +698,12 @@ Code VerbsTransport::flush(std::string& why) noexcept {
     flushed_ = seen.ok();
     if (!seen.ok()) why = words(seen.message());
     return seen.code();
-  } catch (const std::bad_alloc&) {  // of the driver's words
+  } catch (const std::bad_alloc&) {  // no memory for the driver's words
     return Code::kSystem;
   }
 }
 
-// Nothing new begins on its queue pairs, and what is under way is flushed.
+// Begins nothing new on the peer's queue pairs, and flushes what is under way.
 void VerbsTransport::end_requests(Peer& peer) noexcept {
   peer.channel.close();
   peer.regions.clear();
@@ -723,7 +728,7 @@ void VerbsTransport::settle(Peer& peer) noexcept {
   if (peer.gone && peer.pairs == nullptr) erase(peer);
 }
 
-// Destroys its queue pairs: once that has returned the device touches no memory for them.
+// Destroys the peer's queue pairs. Once that has returned the device touches no memory for them.
 void VerbsTransport::let_go(Peer& peer) noexcept {
   unwatch(peer);
   const std::unique_ptr<QueuePairs> pairs = std::move(peer.pairs);
@@ -731,7 +736,7 @@ void VerbsTransport::let_go(Peer& peer) noexcept {
   peer.queues.release();
   for (QueuePair& pair : *pairs)
     for (; !pair.flights.empty(); pair.flights.pop()) {
-      // What it ended with was said when the rail failed.
+      // The works got their results when the rail failed.
       pair.flights.front().stop(Code::kRailFailed, kNoMemory);
       land(peer, pair.flights.front());
     }
@@ -742,8 +747,8 @@ void VerbsTransport::let_go(Peer& peer) noexcept {
   }
 }
 
-// A piece that is being written is no larger than the engine makes them, and ends with its last WRITE: so its destination
-// hears of each that has begun.
+// A WRITE that has begun runs to the end of its piece, which is no larger than the engine makes pieces. So
+// the destination hears of every piece that has begun.
 void VerbsTransport::stop_shared(WorkId work) noexcept {
   Peer* const peer = peer_of(work);
   if (peer == nullptr || peer->pairs == nullptr) return;
@@ -777,7 +782,7 @@ void VerbsTransport::stop_shared(PeerId id, Code code, std::string_view why) noe
   for (AwaitedPieces::Piece& piece : peer->awaited) try {
       if (piece.code == Code::kOk) piece.code = code;
       piece.why = why;
-    } catch (const std::bad_alloc&) {  // its code says enough
+    } catch (const std::bad_alloc&) {  // the code is enough
     }
   land(*peer);
 }
@@ -810,7 +815,7 @@ void VerbsTransport::look_at_clock() noexcept {
 }
 
 void VerbsTransport::look_at_clock(Peer& peer, Clock::time_point now) noexcept {
-  if (peer.down) {  // it does not flush
+  if (peer.down) {  // its queue pairs were reset and do not flush
     let_go(peer);
     return settle(peer);
   }
@@ -861,7 +866,7 @@ void VerbsTransport::on_completion_event() {
   const verbs::Library& library = device_->library();
   verbs::abi::CompletionQueue* cq = nullptr;
   void* unused = nullptr;
-  // Each is acknowledged, or its queue could not be destroyed.
+  // Acknowledges each event, because a queue with unacknowledged events cannot be destroyed.
   while (library.get_cq_event(device_->channel(), &cq, &unused) == 0) library.ack_cq_events(cq, 1);
   armed_ = false;
 }
@@ -895,8 +900,9 @@ void VerbsTransport::on_device_event(const verbs::abi::AsyncEvent& event) {
       return;
     }
     case verbs::abi::EventKind::kGidChange: return tried_.clear();
-    // Addresses are asked for anew with each peer. A peer whose request was refused here hears it with the reason, and
-    // ends the rail; were it told first that the rail has ended, it would not know why.
+    // Each new peer gets addresses that are read anew. A peer whose request was refused here hears of that
+    // with the reason, and ends the rail. If we told it first that the rail has ended, it would not learn the
+    // reason.
     default: return;
   }
 }

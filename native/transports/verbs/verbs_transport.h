@@ -1,20 +1,21 @@
-// A rail over one port of an RDMA NIC: the destination READs the source's pages, and the source's processor takes no
-// part; or, where both ends are set so, the source WRITEs those that the destination awaits.
+// A rail over one port of an RDMA NIC. The destination READs the source's pages, without the source's
+// processor. Where both ends are set so, the source may instead WRITE the pages that the destination awaits.
 //
-// The rail's socket carries where queue pairs are (message.h), never pages, and its end is the rail's. Its parts:
+// The rail's socket carries the addresses of queue pairs (message.h), never pages; when the socket ends, so
+// does the rail. Its parts:
 //   Device        the port, opened
 //   Registration  memory of a region, as the device and peers know it
-//   QueuePairs    connections to one peer, and works whose requests are under way on each (Flight)
-//   Connector     threads that connect them: it may take seconds
-//   PairClass     priorities of transfers that have queue pairs of their own
+//   QueuePairs    connections to one peer, and the works with requests under way on each (Flight)
+//   Connector     threads that connect them, which may take seconds
+//   PairClass     a range of transfer priorities with queue pairs of its own
 //   RequestCursor the runs of a piece, as READs or WRITEs in a Chain under one doorbell
-//   tickets.h     pieces that come by WRITE; WayChoice: which do
+//   tickets.h     pieces that come by WRITE; WayChoice decides which ones do
 //   GpuMemory     how the device reaches a GPU's memory
-//   FenceWords    the source's fence, READ once all of a transfer has landed
+//   FenceWords    the source's fence, READ after all of a transfer has landed
 //
-// A rail is up when each of its queue pairs has READ a packet's worth at the peer: a path that carries nothing, or no
-// packets of that size, costs no transfer anything, and is tried again, with another of the port's addresses, where the
-// engine dials anew.
+// A rail is up once each of its queue pairs has READ a packet's worth from the peer. So a path that carries
+// nothing, or no packets of that size, harms no transfer. When the engine dials anew, the rail tries another
+// of the port's addresses.
 #pragma once
 
 #include <array>
@@ -45,7 +46,7 @@ namespace verbs {
 
 using FenceWords = kvxfer::FenceWords<Registration>;
 
-// Queue pairs on their way to be connected, and what they are charged to until they are gone.
+// Queue pairs that a thread connects, and the budget charged for them until they are gone.
 struct SetUp final : Connector::SetUp {
   SetUp(PeerId its_peer, std::string its_name, std::unique_ptr<QueuePairs> its_pairs, const Message& hello,
         Charge its_charge)
@@ -65,8 +66,8 @@ struct Peer : RailPeer<Message> {
   Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, std::unique_ptr<QueuePairs> its)
       : RailPeer(number, std::move(socket), info), pairs(std::move(its)), row(pairs->address().row) {}
 
-  Charge queues;  // of the pairs, to its session
-  // Null: the connector has them, or the rail is down and nothing of it is under way.
+  Charge queues;  // budget charge for the pairs, to the session
+  // Null: the connector has them, or the rail is down and nothing is under way.
   std::unique_ptr<QueuePairs> pairs;
   const std::optional<GidRow> row;  // of our address
   std::unordered_map<RegionId, std::shared_ptr<const KeyedSpans>> regions;
@@ -74,16 +75,16 @@ struct Peer : RailPeer<Message> {
   std::string path;  // devices and addresses of both ends, for people
   std::array<std::size_t, PriorityClasses::kMost> turns{};  // among the pairs of each class
   bool has_hello = false;
-  bool is_connected = false;  // the queue pairs here are, to its own
-  bool is_ready = false;  // and its own to these: it has said so
+  bool is_connected = false;  // our queue pairs are connected to the peer's
+  bool is_ready = false;  // the peer has said that its queue pairs are connected to ours
   bool writes = false;  // pieces may come by WRITE, in both directions
   AwaitedPieces awaited;
   AskedPieces asked;
   std::array<WayChoice, PriorityClasses::kMost> ways;  // of each class
   std::size_t num_unproved = 0;  // queue pairs whose first READ has not ended
   bool is_flying = false;  // requests are under way
-  bool gone = false;  // disconnected: forgotten once nothing is under way
-  // By when what was stopped should have ended; it stands in the list of those that are watched.
+  bool gone = false;  // disconnected: erased once nothing is under way
+  // When what was stopped should have ended. While it is set, the peer is in watched_.
   std::optional<Alarm::Clock::time_point> due;
 };
 
@@ -119,7 +120,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
  private:
   using Peer = verbs::Peer;
   using Clock = Alarm::Clock;
-  // Of the device or the connector, that something can be read.
+  // Something of the device or the connector can be read.
   struct Bell final : Reactor::Handler {
     Bell(VerbsTransport& owner, void (VerbsTransport::*its)()) : rail(owner), ring(its) {}
     void on_ready(std::uint32_t) override { (rail.*ring)(); }
@@ -131,7 +132,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
                  std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far, std::unique_ptr<Alarm> alarm,
                  std::unique_ptr<Connector> connector, std::unique_ptr<verbs::FenceWords> fences);
   Status listen();
-  // Its own table, as peers read it.
+  // The agent's own fence table, as peers read it.
   Result<verbs::KeyedSpan> shared_fences(const FenceSlotRange& slots);
 
   void greet(Peer& peer) override;
@@ -143,7 +144,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void forget(Peer& peer) noexcept override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   bool can_go_on(const Peer& peer) const noexcept override;
-  // Each piece that is awaited is told once, and once more where it is given up: as many for each further class.
+  // Each awaited piece takes one message, and one more if it is given up; so each further class adds as many.
   std::size_t num_told() const noexcept override;
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
@@ -156,11 +157,11 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   Status on_connected(Peer& peer, const verbs::SetUp& ended);
   Status prove(Peer& peer);
   void post_some() noexcept;
-  // Of its works, those of that class: the first that can run; queue.size() where none can.
+  // Among the works of this class: the first that can run; queue.size() where none can.
   std::size_t first_that_runs(const Peer& peer, std::size_t of_class) const;
-  verbs::QueuePair* next_pair(Peer& peer, std::size_t of_class) const;  // that has something to post
+  verbs::QueuePair* next_pair(Peer& peer, std::size_t of_class) const;  // a pair with something to post
   void post_chain(Peer& peer, verbs::QueuePair& pair, std::size_t of_class, std::uint32_t& num_runs);
-  // False: that work has ended at once.
+  // False: the work has ended at once.
   bool begin(Peer& peer, verbs::QueuePair& pair, std::size_t at);
   Status prepare_flight(Peer& peer, verbs::Flight& flight);
   Result<const verbs::Registration*> registered(const Move& move, bool to_be_written) const;
@@ -175,11 +176,11 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void land(Peer& peer, verbs::Flight& flight) noexcept;
   void land_written(Peer& peer, std::uint32_t number) noexcept;
   void end_awaited(Peer& peer, verbs::AwaitedPieces::Piece& piece, Code code, std::string_view why) noexcept;
-  // What is said of how a piece ended, where that is not all: a GPU is to see it first.
+  // Makes the GPU see a piece that has landed. Returns the piece's result; `why` says what failed.
   Code flush(std::string& why) noexcept;
   void measure(Peer& peer, const Work& work, bool by_write) noexcept;
-  void settle(Peer& peer) noexcept;  // which may be gone then
-  void end_requests(Peer& peer) noexcept;  // likewise
+  void settle(Peer& peer) noexcept;  // may erase the peer
+  void end_requests(Peer& peer) noexcept;  // may erase the peer
   void let_go(Peer& peer) noexcept;
 
   // ---- in time
@@ -208,12 +209,12 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   Bell set_ups_{*this, &VerbsTransport::on_connected};
   std::map<std::string, std::vector<verbs::GidRow>>
       tried_;  // by the peer's name: addresses without an answer
-  std::vector<Peer*> flying_;  // with requests under way
-  std::vector<Peer*> watched_;  // with a time by which something should have ended
-  bool flushed_ = false;  // the GPU sees what has been taken from completion queues
-  bool armed_ = false;  // whatever completes next of those that fly is announced
-  bool is_dead_ = false;  // the device, which no event brings back
-  std::string lost_why_;  // of the device, or of its port; empty while it works
+  std::vector<Peer*> flying_;  // peers with requests under way
+  std::vector<Peer*> watched_;  // peers with a time by which something should have ended
+  bool flushed_ = false;  // the GPU sees all that was taken from completion queues
+  bool armed_ = false;  // the next completion of a peer in flying_ is announced
+  bool is_dead_ = false;  // the device is lost, and no event brings it back
+  std::string lost_why_;  // why the device or its port is lost; empty while it works
 };
 
 }  // namespace kvxfer

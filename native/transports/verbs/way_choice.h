@@ -1,4 +1,4 @@
-// Whether a peer's pieces come sooner by READ or by WRITE, as measured while they come.
+// Decides whether a peer's pieces come faster by READ or by WRITE, from measurements of earlier pieces.
 #pragma once
 
 #include <array>
@@ -14,9 +14,10 @@ class WayChoice {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // How the next piece is to come. Of each 64 the last 8 come the other way, to be measured as well.
+  // How the next piece is to come. Of each 64 pieces the last 8 come the other way, so that it is measured as
+  // well.
   bool by_write() const noexcept { return prefers_write() != (num_landed_ % kPeriod >= kPeriod - kTrial); }
-  // READ, whose fence costs its peer nothing, unless WRITE is clearly sooner.
+  // READ unless WRITE is clearly faster, because a fence of a READ costs the peer nothing.
   bool prefers_write() const noexcept {
     const auto [read, write] = cost_;
     return read > 0 && write > 0 && write < 0.95 * read;
@@ -32,7 +33,8 @@ class WayChoice {
     return std::string(prefers_write() ? "WRITE" : "READ") + " (measured: READ " + rate(cost_[0]) +
            ", WRITE " + rate(cost_[1]) + ")";
   }
-  // `others`: pieces of this peer that are still under way, so that the time to the next is the way's own.
+  // `others`: pieces of this peer that are still under way. With them, the time until the next piece lands
+  // measures this way alone.
   void landed(bool by_write, std::uint64_t nbytes, std::size_t others, Clock::time_point now) noexcept {
     if (has_others_ && by_write == last_by_write_ && nbytes != 0) {
       const double each =
@@ -49,7 +51,7 @@ class WayChoice {
  private:
   static constexpr std::uint64_t kPeriod = 64, kTrial = 8;
 
-  std::array<double, 2> cost_{};  // ns for a byte by READ, by WRITE; 0: not known
+  std::array<double, 2> cost_{};  // ns per byte by READ, by WRITE; 0: not known
   std::uint64_t num_landed_ = 0;
   bool last_by_write_ = false, has_others_ = false;
   Clock::time_point last_at_{};
