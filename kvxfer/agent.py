@@ -46,45 +46,47 @@ if TYPE_CHECKING:
 class Agent(Meeting, Moving, Receiving, Steering):
     """Moves blocks between registered memory of this process and of its peers.
 
-    It listens from its making on, has one native progress thread, and uses no CPU when idle. Use
-    it as a context manager, ``async with`` or ``with``. All methods may be called from any thread, and all
-    that ask for something raise `AgentError` once it is ``closed``, or ``forked``: in a child process.
-    A verb that waits is a coroutine; its blocking twin is called `verb_blocking` (`connect`,
-    `connect_blocking`) and takes the same arguments, and a ``timeout_s`` where the coroutine leaves
-    that to `asyncio.timeout`. A handle, such as a `Transfer`, is awaited itself; its twin is ``wait``.
-    `close` and `aclose` alone are named as Python's libraries name them: `contextlib.closing` and many a
-    hand call ``close()``, and a coroutine that nobody awaits would leave the agent open.
-    No coroutine needs an own thread: any event loop, several, or none may use one agent.
+    An agent listens as soon as it is made. It has one native progress thread, and uses no CPU when idle. Use
+    it as a context manager, ``async with`` or ``with``. All methods may be called from any thread. Methods
+    that need a working agent raise `AgentError`: ``closed`` once the agent is closed, and ``forked`` in a
+    child process. A verb that waits is a coroutine; its blocking twin is called `verb_blocking` (`connect`,
+    `connect_blocking`) and takes the same arguments, and a ``timeout_s`` where the coroutine leaves that to
+    `asyncio.timeout`. A handle, such as a `Transfer`, is awaited itself; its twin is ``wait``. The one
+    exception is `close`, which blocks, and its coroutine `aclose`. `contextlib.closing` and many programs
+    call ``close()``; if that were a coroutine and it was not awaited, the agent would stay open. Coroutines
+    need no thread of their own. One event loop, several, or none may use an agent.
 
     ``timeout_s=None`` stands for an option in `connect` (``connect_timeout_s``) and in what is posted, by
     `write`, `read`, `expect` and `CommandRing.prepare_write` (``transfer_timeout_s``). All other verbs that
-    take None wait without bound; `close` and `aclose` take a number alone. When the time is over, a verb
-    that waits raises `TimeoutError`, and what it waited for goes on. `connect` raises `PeerError` instead,
-    as there is no session, and what was posted ends with ``deadline``.
+    take None wait without bound; `close` and `aclose` take only a number. When the time is over, a verb that
+    waits raises `TimeoutError`, and the operation that it waited for goes on. `connect` raises `PeerError`
+    instead, because there is no session. Posted work ends with ``deadline``.
 
     Parameters
     ----------
     name
-        What peers call it, at most 128 bytes; unique where a directory is used.
+        The agent's name among its peers, at most 128 bytes; unique where a directory is used.
     options
         How it behaves.
     listen, advertise, secret
-        Taken instead of the options' when given.
+        When given, they replace the values in `options`.
     directory
-        Where it publishes its `entry`, unless it accepts nobody, and looks up names to connect to. One that
-        is slow or hangs costs the options' ``connect_timeout_s`` here, and holds up no other call.
+        Where the agent publishes its `entry`, unless it accepts no peers, and where it looks up names to
+        connect to. A slow or hanging directory delays this constructor by at most the options'
+        ``connect_timeout_s``, and no other call.
     metadata
-        What the directory tells others of it: at most 32 texts by name, 4096 bytes together.
+        What the directory tells other agents about this one: at most 32 texts by name, 4096 bytes together.
 
     Raises
     ------
     UsageError
-        An option does not fit, e.g. listening beyond loopback without a secret. ``unsupported``:
-        The agent is to have a GPU, and kernels cannot run there, with the reason.
+        An option does not fit, e.g. listening beyond loopback without a secret. ``unsupported``: the options
+        ask for a GPU, but kernels cannot run there; the message has the reason.
     AgentError
         The address cannot be listened on, or the system refuses a resource.
     Exception
-        What the directory's ``publish`` raised; `PeerError` where it did not answer. There is no agent then.
+        What the directory's ``publish`` raised; `PeerError` if it did not answer. In both cases no agent was
+        made.
     """
 
     def __init__(
@@ -176,25 +178,26 @@ class Agent(Meeting, Moving, Receiving, Steering):
 
     @property
     def name(self) -> str:
-        """What peers call it."""
+        """The agent's name among its peers."""
         return self._entry.name
 
     @property
     def address(self) -> str:
-        """Where others reach it, port filled in, e.g. ``"tcp://127.0.0.1:40321"``; ``""`` for nowhere.
+        """Address at which peers reach this agent, e.g. ``"tcp://127.0.0.1:40321"``; ``""`` for none.
 
-        The options' ``advertise``, or else where it listens. Of an agent that listens on ``0.0.0.0`` or
-        ``[::]`` it is the address of this host from which the default route left when the agent was made, or
-        loopback, with a line in the log, where there is none; peers on other networks get `address_for`.
+        It is the options' ``advertise``, or else the address that the agent listens on. For an agent that
+        listens on ``0.0.0.0`` or ``[::]`` it is the address of this host from which the default route left
+        when the agent was made. Without a default route it is loopback, and a line in the log says so. Give
+        `address_for` to peers on other networks.
         """
         return self._entry.address
 
     def address_for(self, target: str | Peer | Entry | RegionDescriptor) -> str:
-        """Returns where `target` reaches this agent, by the route there as it is now; sends nothing.
+        """Returns the address at which `target` reaches this agent now; sends nothing.
 
-        The same as `address`, but for an agent that listens on ``0.0.0.0`` or ``[::]`` and advertises
-        nothing, on a host with several networks. Of a peer that called it is not known where it is: that
-        gets `address`.
+        The routes of this host decide. The result differs from `address` only for an agent that listens on
+        ``0.0.0.0`` or ``[::]`` and advertises nothing, on a host with several networks. The location of a
+        peer that called this agent is unknown; for it the result is `address`.
 
         Parameters
         ----------
@@ -205,8 +208,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Raises
         ------
         UsageError
-            ``invalid-argument``: it is none of these, or has no numeric address. ``unsupported``: no route
-            leads there.
+            ``invalid-argument``: `target` is none of these, or has no numeric address. ``unsupported``: there
+            is no route to it.
         """
         what = "a Peer, an Entry, a RegionDescriptor or an address with a numeric host"
         check_kind(target, "target", str | Peer | Entry | RegionDescriptor, what)
@@ -222,7 +225,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
 
     @property
     def entry(self) -> Entry:
-        """Its name, address, incarnation and metadata: what directories have, in a form that travels."""
+        """The agent's name, address, incarnation and metadata: its directory entry, which can be sent."""
         return self._entry
 
     @property
@@ -232,49 +235,51 @@ class Agent(Meeting, Moving, Receiving, Steering):
 
     @property
     def options(self) -> AgentOptions:
-        """How it behaves."""
+        """The agent's options."""
         return self._options
 
     @property
     def closed(self) -> bool:
-        """Whether it can do nothing any more (closed, or in the child of a fork)."""
+        """Whether the agent can no longer be used (closed, or in the child of a fork)."""
         return self._completions.lost
 
     @property
     def draining(self) -> float | None:
-        """Until when it was asked to drain, by `time.monotonic`; None where it was not, or no longer is.
+        """When the agent should be drained, by `time.monotonic`; None while no drain is requested.
 
-        The node's daemon asks (``kvxfer drain``; `AgentOptions.daemon`). The agent itself goes on as before:
-        its owner takes on no new requests, and lets those that run end by then.
+        The node's daemon requests it (``kvxfer drain``; `AgentOptions.daemon`). The agent itself goes on as
+        before. The program that owns the agent should take on no new requests, and let its running ones end
+        by then.
         """
         return self._drain.until
 
     def on_draining(self, callback: OnDraining) -> None:
-        """Has `callback` called with `draining` whenever that changes.
+        """Calls `callback` with `draining` whenever that changes.
 
-        By a thread of the agent's, which it must not hold up. It is kept as long as the agent.
+        A thread of the agent calls it, so `callback` must not block. The agent keeps `callback` for its
+        lifetime.
         """
         self._drain.call(callback)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Ends everything and says goodbye to peers. Idempotent.
 
-        Transfers in flight end as failed with ``closed``, leases and regions are fenced, and the
-        memory may be freed when this returns; memory on a GPU once peers have unmapped it, as
-        `Region.deregister` says. Whoever still waits gets `AgentError`.
+        Transfers in flight fail with ``closed``, and leases and regions are fenced. When this returns, host
+        memory may be freed. GPU memory may be freed once peers have unmapped it, as `Region.deregister` says.
+        Calls that still wait raise `AgentError`.
 
         Parameters
         ----------
         timeout_s
-            How long goodbyes may take, and the directory with what is left of it. The fences do not depend on
-            it; what the directory does later, the log tells.
+            How long the goodbyes may take. The directory gets the time that they leave; if it fails later,
+            the log says so. The fences do not depend on this time.
 
         Raises
         ------
         UsageError
-            `timeout_s` is no time. The agent is as it was.
+            `timeout_s` is not a valid time. The agent is unchanged.
         Exception
-            What the directory's ``withdraw`` raised in that time; the agent is closed all the same.
+            What the directory's ``withdraw`` raised in that time. The agent is closed nevertheless.
         """
         timeout_s = seconds(timeout_s, "timeout_s")
         if self.closed:
@@ -289,7 +294,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
     async def aclose(self, timeout_s: float = 5.0) -> None:
         """Closes without blocking the event loop: `close` in a thread.
 
-        Cancelling it abandons the waiting alone: the close goes on in its thread, and the memory may not be
+        Cancelling abandons only the waiting. The close goes on in its thread, and the memory must not be
         freed before `closed` is true.
 
         Parameters
@@ -300,15 +305,15 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Raises
         ------
         UsageError
-            `timeout_s` is no time. The agent is as it was.
+            `timeout_s` is not a valid time. The agent is unchanged.
         Exception
-            What the directory's ``withdraw`` raised in that time; the agent is closed all the same.
+            What the directory's ``withdraw`` raised in that time. The agent is closed nevertheless.
         """
         import asyncio
 
         timeout_s = seconds(timeout_s, "timeout_s")
         if not self.closed:
-            # The readers of this loop must go from this loop.
+            # An event loop's readers must be removed from within that loop.
             self._completions.stop_watching()
             await asyncio.to_thread(self.close, timeout_s)
 
@@ -321,7 +326,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
         try:
             self._core.close(timeout_s)
         finally:
-            # An interrupt may come in between. Before the native end memory is served.
+            # An interrupt may arrive before the native agent has ended. Until then it still serves the
+            # memory.
             if self._core.ended:
                 self._shut()
                 if self._attachment is not None:
@@ -358,7 +364,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
             self._tell_also(also, error)
 
     def _tell_also(self, also: Exception, error: BaseException | None) -> None:
-        """Raises what went wrong in closing, unless it would hide why the block was left."""
+        """Raises the error of closing, unless that would hide the error that left the block."""
         if error is None:
             raise also
         logger().warning("kvxfer: closing %s: %r", self.name, also)
@@ -366,7 +372,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
     # ---- regions ----------------------------------------------------------------------------
 
     def register(self, name: str, memory: Any, layout: KVLayout | None = None) -> Region:
-        """Makes memory known to peers under a name, without a copy; grants nobody a right to it.
+        """Makes memory known to peers under a name, without a copy. Grants no right to it.
 
         Parameters
         ----------
@@ -385,15 +391,15 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Raises
         ------
         UsageError
-            Read-only memory, a layout that reaches beyond the memory, a name in use. ``unsupported``:
-            memory of a GPU, and kernels cannot run here, this agent has none or another.
+            Read-only memory, a layout that reaches beyond the memory, or a name in use. ``unsupported``: GPU
+            memory, but kernels cannot run here, or the agent has no GPU or another one.
 
         Notes
         -----
-        Pages on a GPU move straight between GPUs of one machine, and else through pinned memory
-        (`AgentOptions.staging_nbytes`), without ``integrity``: a transfer that nothing can bring raises
-        ``unsupported`` when it is posted. Copies run on streams of their own and wait for no other: say by
-        ``after=`` what writes the blocks, or still uses them.
+        GPU pages move directly between GPUs of one machine, and otherwise through pinned memory
+        (`AgentOptions.staging_nbytes`). They move without ``integrity``. A transfer that no rail can carry
+        raises ``unsupported`` when it is posted. Copies run on streams of their own and do not wait for other
+        streams. Pass the work that writes the blocks, or still uses them, as ``after=``.
         """
         return self._regions.register(name, memory, layout)
 
@@ -407,13 +413,16 @@ class Agent(Meeting, Moving, Receiving, Steering):
     def poll(self) -> bool:
         """Drives progress once from this thread, without blocking; for synchronous engine loops.
 
-        While a thread polls, the agent's own thread keeps out of its way. Returns whether
-        anything moved or came in.
+        While a thread polls, the agent's own thread leaves progress to it. Returns whether anything moved or
+        arrived.
         """
         return self._completions.poll()
 
     def stats(self) -> AgentStats:
-        """Returns counters since the agent's making, and what is held for whom: cheap, while it is open."""
+        """Returns counters since the agent was made, and what it holds for each peer.
+
+        Cheap. The agent must be open.
+        """
         self._completions.check()
         try:
             return {**self._core.stats(), "programs": len(self._programs), "peers": self._peers.budgets()}

@@ -1,4 +1,4 @@
-"""What can go wrong, grouped by the largest thing lost."""
+"""Exceptions, grouped by the largest thing lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# native/include/kvxfer/status.h: the numbers and their words. Held to it by a test.
+# native/include/kvxfer/status.h: the numbers and their words. A test compares them.
 CODE_NAMES: Final[dict[int, str]] = {
     1: "again",
     10: "invalid-argument",
@@ -43,7 +43,7 @@ CODE_NAMES: Final[dict[int, str]] = {
 
 
 class KvxferError(Exception):
-    """Something that kvxfer could not do; the message says what, where and what to do next.
+    """Base of kvxfer's errors. The message says what failed, where, and what to do next.
 
     docs/errors.md has every code: its class, what happened, what to do, and which verbs raise it.
 
@@ -52,11 +52,11 @@ class KvxferError(Exception):
     code : str
         One word for programs, e.g. ``"lease-ended"`` (native/include/kvxfer/status.h).
     peer : str
-        Name of the peer that it concerns, or ``""``.
+        Name of the peer concerned, or ``""``.
     rail : str
-        Transports that the work was on, e.g. ``"shm"`` or ``"tcp,tcp"``, or ``""``.
+        Transports that carried the work, e.g. ``"shm"`` or ``"tcp,tcp"``, or ``""``.
     context : str
-        Whose request it concerns: the ``context`` of the transfer or expectation that failed, or ``""``.
+        The request concerned: the ``context`` of the transfer or expectation that failed, or ``""``.
     failed_blocks : numpy.ndarray
         This end's block ids (uint32) whose bytes cannot be relied on. Every error that ended a
         transfer carries them, whatever its class; empty for all others.
@@ -78,20 +78,20 @@ class KvxferError(Exception):
         self.rail = rail
         self.context = context
         if failed_blocks is None:
-            import numpy as np  # which takes a tenth of a second, and programs that move nothing lack
+            import numpy as np  # takes a tenth of a second; programs that move nothing never need it
 
             failed_blocks = np.empty(0, np.uint32)
         self.failed_blocks = failed_blocks
 
     def __str__(self) -> str:
-        # A peer's context may hold what would break a line of a log.
+        # A peer's context may hold line breaks, which would split a log line.
         context = self.context if self.context.isprintable() else ascii(self.context)
         named = (("peer", self.peer), ("rail", self.rail), ("context", context))
         where = ", ".join(f"{label} {value}" for label, value in named if value)
         return f"{self.args[0]} [{self.code}{', ' + where if where else ''}]"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments: an error must survive a process pool of the engine.
+        # An error must survive pickling, e.g. in an engine's process pool; keyword-only arguments would not.
         named = self.peer, self.rail, self.context
         return _rebuild, (type(self), self.args[0], self.code, *named, self.failed_blocks)
 
@@ -113,7 +113,7 @@ class UsageError(KvxferError):
 
 
 def invalid(message: str, *, peer: str = "") -> UsageError:
-    """Returns the error of an argument of the wrong kind or size; the message names it."""
+    """Returns the error for an argument of the wrong kind or size; the message names the argument."""
     return UsageError(message, code="invalid-argument", peer=peer)
 
 
@@ -126,11 +126,14 @@ class TransferError(KvxferError):
 
 
 class RailError(KvxferError):
-    """The rails that could bring it are lost and dialled again; nothing was posted. Post it again later."""
+    """The rails that could carry the transfer are lost. They are dialled again; retry later.
+
+    Nothing was posted.
+    """
 
 
 class PeerError(KvxferError):
-    """The peer is lost, with every transfer and lease of its session. Recompute, or reconnect."""
+    """The peer is lost, with every transfer and lease of its session. Recompute, or connect again."""
 
 
 class AgentError(KvxferError):
@@ -142,15 +145,15 @@ _BY_LOSS: Final = (UsageError, TransferError, RailError, PeerError, AgentError)
 
 
 def largest_loss(errors: Iterable[KvxferError]) -> KvxferError:
-    """Returns the error that names the largest thing lost, the first of those of one class; one at least."""
+    """Returns the error with the largest loss, the first one among equals; there must be at least one."""
     return max(errors, key=lambda error: [isinstance(error, cls) for cls in reversed(_BY_LOSS)])
 
 
 def class_of(code: int) -> type[KvxferError]:
-    """Returns the class for a native code: the groups of status.h, a decade or two each."""
+    """Returns the class for a native code. Each group of status.h has ten or twenty codes."""
     if code == 17:
         return ExhaustedError
-    # "again" reaches a caller only where a full queue was not absorbed below: nothing was posted.
+    # "again" reaches a caller only if the layers below did not absorb a full queue. Nothing was posted.
     for bound, cls in ((30, UsageError), (50, TransferError), (70, RailError), (90, PeerError)):
         if code < bound:
             return cls
@@ -165,10 +168,9 @@ def translate(
     context: str = "",
     failed_blocks: NDArray[np.uint32] | None = None,
 ) -> KvxferError:
-    """Makes the public exception of a ``NativeError(code, message)``.
+    """Makes the public exception for a ``NativeError(code, message)``.
 
-    Anything else becomes ``AgentError("internal")``: an unknown failure must not look like one
-    that is safe to retry.
+    Any other exception becomes ``AgentError("internal")``: an unknown failure must not look safe to retry.
     """
     args = error.args
     if len(args) == 2 and isinstance(args[0], int):
@@ -189,7 +191,7 @@ def from_code(
     context: str = "",
     failed_blocks: NDArray[np.uint32] | None = None,
 ) -> KvxferError:
-    """Makes the public exception of a native code and its words."""
+    """Makes the public exception for a native code and its message."""
     name = CODE_NAMES.get(code, f"code-{code}")
     return class_of(code)(
         message or name, code=name, peer=peer, rail=rail, context=context, failed_blocks=failed_blocks

@@ -1,4 +1,4 @@
-"""One handle over several transfers that are one thing to their caller."""
+"""One handle for several transfers that belong together, such as those of one request."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from kvxfer.region import Region
     from kvxfer.session.completion import Completions, Key
 
-# In the words of an error; `Group.errors` has all.
+# Members that an error's message names; `Group.errors` has all.
 _MOST_NAMED: Final = 4
 
 
 class Group(Handle):
-    """Transfers and expectations that are one thing to their caller: one request's from several ranks.
+    """Transfers and expectations that belong together, such as those of one request from several ranks.
 
-    It ends when all of its members have. When one fails, the others are cancelled by whoever waits for the
-    group at that time or later, in any way; the pages are in use until the group has ended. Members stay
-    handles of their own.
+    A group ends when all of its members have ended. If one fails, the others are cancelled: a call that waits
+    for the group, at that time or later, cancels them. The pages stay in use until the group has ended.
+    Members can still be used as handles of their own.
 
     Parameters
     ----------
     works
         Transfers, expectations and groups, of one agent or of several in this process. A group among them
-        stands for its members; each member counts once. A group of none is done.
+        stands for its members. Each member counts once. An empty group is done.
     cancel_on_failure
-        Whether the others are cancelled when one fails or is cancelled.
+        Whether one member's failure or cancellation cancels the others.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: one of `works` is no such handle.
+        ``invalid-argument``: one of `works` is not such a handle.
 
     Notes
     -----
-    Waiting costs as much as there are members, without a thread or a task for any of them. A look at `state`
-    asks members until one is pending.
+    The cost of waiting grows with the number of members, but no member needs a thread or a task. Reading
+    `state` asks the members one by one until one is pending.
     """
 
     __slots__ = ("_cancels", "_members")
@@ -79,7 +79,7 @@ class Group(Handle):
 
     @property
     def state(self) -> TransferState:
-        """``PENDING`` until all members have ended, and then the worst of theirs.
+        """``PENDING`` until all members have ended, and then their worst state.
 
         ``FAILED`` where one failed, else ``CANCELLED`` where one was cancelled, else ``DONE``.
         """
@@ -95,16 +95,17 @@ class Group(Handle):
 
     @property
     def errors(self) -> dict[Transfer | Incoming, KvxferError]:
-        """Why members failed or were cancelled, those that have so far."""
+        """The errors of members that have failed or were cancelled so far."""
         return {work: error for work in self._members if (error := work.error) is not None}
 
     @property
     def error(self) -> KvxferError | None:
-        """What has failed so far, also while other members are pending; None while nothing has.
+        """The failure so far, also while other members are pending; None if no member has failed.
 
         Its class, code, peer and rail are those of the largest loss among the members (`PeerError` before
-        `TransferError`); the message names the members and their peers. ``failed_blocks`` are of all members
-        where these share a region, else empty: the message counts them for each region.
+        `TransferError`); the message names the members and their peers. ``failed_blocks`` has the blocks of
+        all members if they share a region. Otherwise it is empty, and the message counts them for each
+        region.
         """
         errors = self.errors
         if not errors:
@@ -116,7 +117,7 @@ class Group(Handle):
         if len(self._members) == 1:
             return largest
         blocks = {region: self.failed_blocks_of(region) for region in self._regions}
-        # One that failed alone has its code and peer behind the whole.
+        # The code and peer of a single failed member already stand at the end of the whole text.
         told = [
             f"{_named(work)}: {error.args[0] if len(failed) == 1 else error}"
             for work, error in list(failed.items())[:_MOST_NAMED]
@@ -143,8 +144,8 @@ class Group(Handle):
         Raises
         ------
         UsageError
-            ``unsupported``: members are of several regions, whose ids are not each other's: ask
-            `failed_blocks_of`, or the members.
+            ``unsupported``: members belong to several regions, so ids alone are ambiguous. Use
+            `failed_blocks_of`, or ask the members.
         """
         regions = self._regions
         if len(regions) > 1:
@@ -162,7 +163,7 @@ class Group(Handle):
 
     @property
     def layers(self) -> range:
-        """From the first to the last layer that a member moves, numbered model-wide."""
+        """Range from the first to the last layer that any member moves, numbered model-wide."""
         if not self._members:
             return range(0)
         return range(
@@ -188,16 +189,16 @@ class Group(Handle):
     # ---- the end ----------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Asks for the end of all members that have not ended; see `Transfer.cancel`."""
+        """Requests the end of all members that have not ended; see `Transfer.cancel`."""
         self._check()
         for work in self._members:
             if not work._is_final():
                 work._handle.cancel()
 
     async def first_failure(self) -> KvxferError | None:
-        """Waits until a member fails and returns `error` at once; None when all are done.
+        """Waits until a member fails and returns `error` at once, or None when all are done.
 
-        Others may be pending, and pages in use: wait for the group before they are used for anything else.
+        Other members may still be pending and their pages in use. Wait for the group before you reuse them.
         """
         await self._until(_Waiting(self, self._members, stops_early=True))
         return self.error
@@ -208,7 +209,7 @@ class Group(Handle):
         Raises
         ------
         TimeoutError
-            Neither has happened when the time is over.
+            The time is over, and no member has failed, but not all are done.
         """
         if not self._by(_Waiting(self, self._members, stops_early=True), timeout_s):
             raise TimeoutError(f"{self!r} is still pending after {timeout_s} s")
@@ -217,7 +218,7 @@ class Group(Handle):
     # ---- layers -----------------------------------------------------------------------------
 
     async def layer(self, layer: int) -> None:
-        """Waits until one layer is in place of all members that have it.
+        """Waits until one layer is in place for all members that move it.
 
         Parameters
         ----------
@@ -227,7 +228,7 @@ class Group(Handle):
         Raises
         ------
         KvxferError
-            `error`, as soon as a member failed without this layer; others may be pending.
+            `error`, as soon as a member failed before this layer arrived; others may be pending.
         UsageError
             ``out-of-range`` for a layer that no member moves; ``unsupported`` where the other end receives.
         """
@@ -274,7 +275,7 @@ class Group(Handle):
                 work._scope.completions.check()
 
     def _failed(self) -> None:
-        """Cancels what is pending, where that is wanted."""
+        """Cancels pending members, if the group was made so."""
         if self._cancels:
             self.cancel()
 
@@ -310,12 +311,12 @@ class Group(Handle):
 
 
 class _Waiting:
-    """What one waiter still waits for.
+    """The members that one waiter still waits for.
 
     Attributes
     ----------
     lost
-        Whether a member has failed that it waited for.
+        Whether a member that it waited for has failed.
     """
 
     def __init__(
@@ -336,14 +337,14 @@ class _Waiting:
 
     @property
     def places(self) -> list[tuple[Completions, Key, int]]:
-        """Where the members' news are told, in order."""
+        """Where to watch for each member's events, in the order of the members."""
         parts = [ALL_LAYERS] * len(self._works) if self._layers is None else self._layers
         return [
             (work._scope.completions, work._key, part) for work, part in zip(self._works, parts, strict=True)
         ]
 
     def look(self, news: Iterable[int]) -> None:
-        """Looks at members that have news."""
+        """Checks the members that have events."""
         for at in news:
             if at not in self._pending or not self._has_come(at):
                 continue
@@ -353,7 +354,7 @@ class _Waiting:
                 self._group._failed()
 
     def is_over(self) -> bool:
-        """Whether it waits no more."""
+        """Whether the wait is over."""
         return not self._pending or (self.lost and self._stops_early)
 
     @property
@@ -362,9 +363,10 @@ class _Waiting:
         return len(self._pending)
 
     def last_by(self, deadline: float | None) -> bool:
-        """Blocks for the only one that is left; returns whether it came in time.
+        """Blocks for the only member that is left; returns whether it came in time.
 
-        It drives progress for its agent, where a wait for several sleeps until there are news.
+        This wait drives progress of the member's agent. A wait for several members sleeps until there are
+        events.
         """
         (at,) = self._pending
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)

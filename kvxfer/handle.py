@@ -1,4 +1,4 @@
-"""What a caller holds of work that moves: it is awaited, cancelled, and asked what became of it."""
+"""The base of handles, with which a caller awaits, cancels and inspects work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvxfer.errors import KvxferError
 
 
 class TransferState(StrEnum):
-    """Where a transfer stands; all but ``PENDING`` are final. Members equal the words they show."""
+    """A transfer's state; all but ``PENDING`` are final. Each member equals its word."""
 
     PENDING = "pending"
     DONE = "done"
@@ -41,7 +41,7 @@ class Stages(NamedTuple):
 
 
 class Handle(ABC):
-    """One terminal state, reached once and in bounded time, and layers that come in before it.
+    """A handle on work: it reaches one terminal state, once and in bounded time; layers arrive before that.
 
     Dropping a handle neither cancels nor leaks anything. All methods may be called from any
     thread and any event loop.
@@ -54,15 +54,15 @@ class Handle(ABC):
     @property
     @abstractmethod
     def state(self) -> TransferState:
-        """Where it stands.
+        """The work's state.
 
-        ``PENDING`` also while one that has failed or was cancelled has copies under way that a device
-        cannot stop: its pages are in use until they have ended.
+        It stays ``PENDING`` after a failure or a cancellation while a device makes copies that cannot be
+        stopped. The pages are in use until these copies have ended.
         """
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended with every byte in place (at the destination, whichever end this is)."""
+        """Whether it ended with every byte in place at the destination."""
         return self.state is TransferState.DONE
 
     @property
@@ -83,8 +83,11 @@ class Handle(ABC):
     @property
     @abstractmethod
     def rails(self) -> tuple[str, ...]:
-        """Transports that moved bytes of it, as seen at this end; ``"eager"`` for bytes that went along with
-        the frame that announced them (`AgentOptions.eager_nbytes`)."""
+        """Transports that moved its bytes, as seen at this end.
+
+        ``"eager"`` stands for bytes that were sent with the frame that announced them
+        (`AgentOptions.eager_nbytes`).
+        """
 
     @property
     @abstractmethod
@@ -96,8 +99,8 @@ class Handle(ABC):
     def __await__(self) -> Generator[Any, None, None]:
         """Waits for the end.
 
-        Cancelling the waiting task abandons the waiting alone: the bytes go on moving, and the
-        pages stay in use, until the end. To stop it call `cancel`.
+        Cancelling the waiting task abandons only the waiting: the bytes go on moving, and the pages stay in
+        use until the end. Call `cancel` to stop the work.
 
         Raises
         ------
@@ -109,7 +112,7 @@ class Handle(ABC):
         AgentError
             ``closed`` when the agent closed first; ``forked`` in a child process.
 
-        docs/errors.md says of each code what it means.
+        docs/errors.md explains each code.
         """
         return self._ended().__await__()
 
@@ -123,9 +126,9 @@ class Handle(ABC):
         Raises
         ------
         TimeoutError
-            It is still pending when the time is over; it goes on, so wait again or cancel.
+            The time is over, and the work is still pending. It goes on: wait again, or cancel it.
         KvxferError
-            As awaiting it does.
+            The same errors as awaiting it.
         """
         if not self._final_by(timeout_s):
             raise TimeoutError(f"{self!r} is still pending after {timeout_s} s")
@@ -133,9 +136,9 @@ class Handle(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Asks for its end; does nothing when it has ended.
+        """Requests the end of the work; does nothing if it has ended.
 
-        Asynchronous: wait for the handle before the pages are used for anything else.
+        The end comes later: wait for the handle before you reuse the pages.
         """
 
     # ---- layers -----------------------------------------------------------------------------
@@ -152,9 +155,9 @@ class Handle(ABC):
         Raises
         ------
         KvxferError
-            As awaiting the handle does, when it ended before this layer arrived.
+            The errors of awaiting the handle, if the work ended before this layer arrived.
         UsageError
-            ``out-of-range`` for a layer that it does not move; ``unsupported`` where the other end receives.
+            ``out-of-range`` for a layer that it does not move; ``unsupported`` if the other end receives.
         """
 
     @abstractmethod
@@ -164,9 +167,9 @@ class Handle(ABC):
         Raises
         ------
         TimeoutError
-            It has not arrived when the time is over.
+            The layer has not arrived in time.
         KvxferError
-            As `layer` does.
+            The same errors as `layer`.
         """
 
     @abstractmethod
@@ -176,14 +179,14 @@ class Handle(ABC):
         Raises
         ------
         UsageError
-            As `layer` does.
+            The same errors as `layer`.
         """
 
     # ---- inside -----------------------------------------------------------------------------
 
     @abstractmethod
     async def _until_final(self) -> None:
-        """Returns when the state is final, whatever it is."""
+        """Waits until the state is final, whichever it is."""
 
     @abstractmethod
     def _final_by(self, timeout_s: float | None) -> bool:

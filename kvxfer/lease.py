@@ -1,4 +1,4 @@
-"""An expiring right to named blocks of a region, of whom it was granted to; ending it is a fence."""
+"""Leases: an expiring right of a holder to named blocks of a region. Ending a lease is a fence."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ LeaseMode = Literal["read", "write"]
 
 
 class LeaseState(StrEnum):
-    """Where a lease stands; all but ``ACTIVE`` and ``ENDING`` are final. Members equal their words."""
+    """A lease's state; all but ``ACTIVE`` and ``ENDING`` are final. Each member equals its word."""
 
     ACTIVE = "active"
-    ENDING = "ending"  # the right has ended, and a copy under it has not: the blocks are still in use
+    ENDING = "ending"  # the right has ended, but a copy under it has not: the blocks are still in use
     REVOKED = "revoked"
     EXPIRED = "expired"
     PEER_LOST = "peer-lost"
     REGION_GONE = "region-gone"
-    ENDED = "ended"  # how was never asked, and 4096 other leases of the agent have ended since
+    ENDED = "ended"  # in an unknown way: the state was not read before 4096 more leases of the agent ended
 
     @property
     def is_final(self) -> bool:
-        """Whether no byte under the lease moves any more."""
+        """Whether the lease has ended, so that no byte moves under it."""
         return self not in (LeaseState.ACTIVE, LeaseState.ENDING)
 
 
 class Lease:
-    """Blocks that others may read, or one peer write, until the lease ends. Made by ``region.grant``.
+    """A right to read blocks, or one peer's right to write them, until it ends. Made by ``region.grant``.
 
-    It ends by `revoke`, by its time (renewed by the peer's heartbeats), with the peer, or with the
-    region. Nothing begins under it from then on, and when it *has ended* no byte lands in the blocks
-    under it (a write lease), and no read under it is reported done (a read lease): they may be used
-    again. In between, while a device copies that cannot be stopped, it is ``ENDING``. As a context
-    manager, ``async with`` or ``with``, it is revoked at the end of the block, which waits for that.
+    A lease ends by `revoke`, when its time is over (the peer's heartbeats renew it), with the peer, or with
+    the region. From then on no transfer begins under it. While a device still makes a copy under it that
+    cannot be stopped, the lease is ``ENDING``. When it *has ended*, no byte lands in the blocks under a write
+    lease, and no read under a read lease is reported done: the blocks may be used again. As a context
+    manager, ``async with`` or ``with``, a lease is revoked at the end of the block, which waits until the
+    lease has ended.
 
-    It holds from the call of ``grant`` on. A peer hears of it a little later: awaiting the lease waits
-    until it has (``lease = await region.grant(peer, ...)``). Whoever tells the peer by another way that
-    blocks are there waits for it first, or hands on its `token`.
+    A lease holds from the call of ``grant`` on. The peer learns of it a little later; awaiting the lease
+    waits for that (``lease = await region.grant(peer, ...)``). If you tell the peer about the blocks by
+    another way, await the lease first, or send its `token` along.
 
-    A lease that was granted to a name, or to anybody, lets in reads that name its `token`, several at
-    once and again. It is not renewed, and a peer that is lost ends its own reads alone. Nobody is told of
-    it, so awaiting it waits for nothing.
+    A lease that was granted to a name or to None permits every read that passes its `token`, also several at
+    once and repeated ones. It is not renewed. The loss of a peer ends only that peer's reads. No peer is
+    notified of such a lease, so awaiting it returns at once.
     """
 
     __slots__ = ("_completions", "_end", "_holder", "_id", "_mode", "_num_blocks", "_token")
@@ -80,12 +81,12 @@ class Lease:
 
     @property
     def token(self) -> LeaseToken:
-        """What to hand to the reader or writer, for its ``lease=``: it names this lease, and no other."""
+        """The token that the reader or writer passes as ``lease=``. It names only this lease."""
         return self._token
 
     @property
     def holder(self) -> Peer | str | None:
-        """Who may use it, as it was granted; None for any peer that passes the token."""
+        """The holder that was passed to ``grant``; None for any peer that passes the token."""
         return self._holder
 
     @property
@@ -101,12 +102,12 @@ class Lease:
 
     @property
     def state(self) -> LeaseState:
-        """Where it stands.
+        """The lease's state.
 
         Raises
         ------
         AgentError
-            The agent is closed, and the lease fenced with it.
+            The agent is closed, which fenced the lease.
         """
         self._completions.check()
         try:
@@ -120,7 +121,7 @@ class Lease:
         return self.state is LeaseState.ACTIVE
 
     def __await__(self) -> Generator[Any, None, Lease]:
-        """Waits until the peer has heard of it, one round trip, and returns the lease.
+        """Waits until the peer knows of the lease (one round trip), and returns the lease.
 
         Cancelling abandons the waiting and leaves the lease as it is.
 
@@ -129,7 +130,7 @@ class Lease:
         PeerError
             The peer was lost.
         TransferError
-            ``lease-ended`` or ``region-gone``: it has ended.
+            ``lease-ended`` or ``region-gone``: the lease has ended.
         """
         return self._told().__await__()
 
@@ -141,12 +142,12 @@ class Lease:
         return self._checked()
 
     def wait(self, timeout_s: float | None = None) -> Lease:
-        """Blocks until the peer has heard of it, and returns the lease; None waits without bound.
+        """Blocks until the peer knows of the lease, and returns the lease; None waits without bound.
 
         Raises
         ------
         TimeoutError
-            The peer has not heard of it when the time is over. The lease is as it was.
+            The time is over, and the peer does not know of the lease yet. The lease is unchanged.
         KvxferError
             As awaiting it does.
         """
@@ -161,30 +162,30 @@ class Lease:
     def revoke(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
         """Ends the right at once; awaiting the result waits until the blocks may be used again.
 
-        Transfers under it fail at both ends with ``lease-ended``. The fence waits for at most one slice
-        of a copy in progress; where it lands on a GPU, for what is launched, which may be long where it
-        stands behind kernels of the model. The agent serves everybody else meanwhile. Does nothing when
-        it has ended, and waits on when it is ending.
+        Transfers under it fail at both ends with ``lease-ended``. The fence waits for at most one slice of a
+        copy in progress. For copies onto a GPU it waits for the launched ones, which may take long if they
+        are queued behind kernels of the model. The agent serves its other peers meanwhile. If the lease has
+        ended already, this does nothing; if it is ending, this waits for the end.
 
         Parameters
         ----------
         timeout_s
-            How long the caller would wait; None as long as it takes. The right ends in any case.
+            How long to wait; None waits as long as it takes. The right ends in any case.
 
         Raises
         ------
         TimeoutError
-            A device still copies under it, so its blocks are not to be used yet; it is ``ENDING``.
-            `ended` waits on, as does another call. Other exceptions that come from here, and
-            cancelling the waiting, leave it as this one does.
+            A device still copies under the lease, so its blocks must not be used yet; the lease is
+            ``ENDING``. Wait on with `ended` or another call. Other exceptions of this call, and cancelling
+            it, leave the lease in the same state.
         AgentError
-            The agent was closed meanwhile: the blocks may be used when its ``close`` has returned.
+            The agent was closed meanwhile. The blocks may be used when its ``close`` has returned.
         """
         limit_s = seconds_or_none(timeout_s, "timeout_s")
         return self._fenced(self._revoke(0.0), limit_s)
 
     def revoke_blocking(self, timeout_s: float | None = None) -> None:
-        """Ends it. When this returns the blocks may be used again: the blocking twin of `revoke`."""
+        """Ends the right and blocks until the blocks may be used again: the blocking twin of `revoke`."""
         if not self._revoke(bound(timeout_s)):
             raise self._still_copied(timeout_s)
 
@@ -237,7 +238,7 @@ class Lease:
     # ---- inside -----------------------------------------------------------------------------
 
     def _revoke(self, limit_s: float) -> bool:
-        """Ends the right, and returns whether the fence is complete within `limit_s`."""
+        """Ends the right. Returns whether the fence was complete within `limit_s`."""
         self._completions.check()
         try:
             return self._completions.core.revoke(self._id, limit_s)
@@ -264,7 +265,7 @@ class Lease:
         return self._completions.core.await_told(self._id)
 
     def _checked(self) -> Lease:
-        """Returns itself while it is active, and raises how it ended otherwise."""
+        """Returns itself while it is active; otherwise raises the error that says how it ended."""
         state = self.state
         if state is LeaseState.ACTIVE:
             return self
@@ -290,7 +291,7 @@ class Lease:
         except NativeError as error:
             if error.args[0] != CODES["invalid-argument"]:
                 raise
-            state = LeaseState.ENDED  # it was there: native code forgets leases that have ended long ago
+            state = LeaseState.ENDED  # it did exist: native code forgets leases that ended long ago
         if state.is_final:
             self._end = state
         return state

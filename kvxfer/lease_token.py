@@ -1,4 +1,4 @@
-"""What names a lease to those that read or write under it: handed over, and passed as ``lease=``."""
+"""Tokens name a lease: the owner sends one, and the reader or writer passes it as ``lease=``."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kvxfer.errors import invalid
 
 # native/core/lease.h: kBearerBit, and as many random bits below it.
 _BEARER_BIT: Final = 1 << 62
-# Number, and where they are known the granting agent's incarnation and name, in percent-encoding.
+# The number; then, if they are known, the granting agent's incarnation and its percent-encoded name.
 _TEXT: Final = re.compile(r"kvxfer-lease-1\.([0-9a-f]{16})(?:\.([0-9a-f]{32})\.([A-Za-z0-9._~%-]+))?")
-# Longer than any that `str` makes: a name has 128 bytes, of 3 characters each.
+# Longer than any text that `str` makes: a name has 128 bytes, each of up to 3 characters.
 _MAX_TEXT: Final = 512
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LeaseToken:
-    """Names one lease of one agent; `Lease.token` is it, and ``agent.read(..., lease=token)`` takes it.
+    """Names one lease of one agent. Take it from `Lease.token`; pass it to ``agent.read(..., lease=token)``.
 
-    ``str(token)`` is its sendable form, ASCII without spaces; `parse` reads it. A token opens pages only
-    over an authenticated session and, where the grant names an agent or an engine, only for that one
-    (`Region.grant`): without the agents' secret and the holder's name it opens nothing. Its `repr` shows
-    no number.
+    ``str(token)`` is its sendable form, ASCII without spaces; `parse` reads it. A token gives access only
+    over an authenticated session. If the grant names an agent or an engine, the token works only for that
+    holder (`Region.grant`). So a token is useless without the agents' secret and the holder's name. Its
+    `repr` shows no number.
 
     Attributes
     ----------
     agent, incarnation
-        Who granted; empty in a token that was drawn before the grant.
+        The granting agent; empty in a token that was drawn before the grant.
     """
 
     _number: int
@@ -47,12 +47,12 @@ class LeaseToken:
 
     @classmethod
     def parse(cls, text: str) -> LeaseToken:
-        """Reads what ``str(token)`` wrote; a stranger's text is safe to pass.
+        """Reads what ``str(token)`` wrote. Untrusted text is safe to pass.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: it is none. The message does not repeat it.
+            ``invalid-argument``: `text` is not a token. The message does not repeat it.
         """
         found = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= _MAX_TEXT else None
         if found is None or not (number := int(found[1], 16)):
@@ -65,35 +65,36 @@ class LeaseToken:
 
     @classmethod
     def draw(cls) -> LeaseToken:
-        """Returns a token that nobody guesses, for `Region.grant` to grant later.
+        """Returns a random token, which cannot be guessed, for a later `Region.grant`.
 
-        For who has to hand it on before the grant. Several agents may grant one token, each its own blocks.
+        Use it when the token must be sent before the grant. Several agents may grant one token, each for its
+        own blocks.
         """
         from secrets import randbits
 
         return cls(_BEARER_BIT | randbits(62))
 
     def derive(self, index: int) -> LeaseToken:
-        """Returns another drawn token, which whoever has this one can make as well.
+        """Returns another drawn token; everyone who has this token can derive the same one.
 
-        For who draws one token for what turns out to be several leases of an agent.
+        Use it when one token was drawn, but the agent must grant several leases.
 
         Parameters
         ----------
         index
-            Which; not negative. The same token and index give the same token.
+            Number of the derived token, not negative. The same token and index give the same result.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: this token was not drawn, or was granted; `index` is negative, or no whole
-            number.
+            ``invalid-argument``: this token was not drawn, or was granted; `index` is negative, or not a
+            whole number.
         """
         if not self._is_drawn or self.incarnation:
             raise invalid("only a token that LeaseToken.draw() returned is derived from")
         from hashlib import blake2b
 
-        from kvxfer.arguments import count  # which loads the native module
+        from kvxfer.arguments import count  # loads the native module
 
         index = count(index, "index", 0, 2**63)
         digest = blake2b(b"%d" % index, key=self._number.to_bytes(8), digest_size=8).digest()

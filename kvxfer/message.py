@@ -12,13 +12,15 @@ MAX_MESSAGE_NBYTES: Final = 64 * 1024
 
 
 class Message(NamedTuple):
-    """What a peer sent by ``peer.send``: in the order of its sending, apart from transfers and notifications.
+    """What a peer sent with ``peer.send``.
+
+    Messages of one peer arrive in the order of sending, independent of transfers and notifications.
 
     Attributes
     ----------
     peer
-        Who sent it. One that was lost before this was read may have no name any more, where nobody
-        holds it and 64 others were lost since.
+        The sender. Its name may be gone if the peer was lost before this message was read, the program holds
+        no reference to it, and 64 other peers were lost since.
     payload
         At most 65,536 bytes, as they were passed to ``send``.
     """

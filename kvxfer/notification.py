@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 
 class Notification(NamedTuple):
-    """What a transfer carried as ``notify``, delivered when every byte of it was in place.
+    """The ``notify`` payload of a transfer, delivered when every byte of the transfer is in place.
 
     Attributes
     ----------
     peer
-        Who posted the transfer. One that was lost before this was read may have no name any more,
-        where nobody holds it and 64 others were lost since.
+        The peer that posted the transfer. Its name may be gone if the peer was lost before this notification
+        was read, the program holds no reference to it, and 64 other peers were lost since.
     payload
         At most 4096 bytes, as they were passed to ``notify``.
     context
-        Whose request it was, as its poster said by ``context``; ``""`` for none.
+        The ``context`` that the poster gave the transfer, which names the request; ``""`` for none.
     """
 
     peer: Peer

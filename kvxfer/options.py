@@ -1,4 +1,4 @@
-"""How an agent behaves: what it listens on, whom it trusts, and its bounds."""
+"""An agent's options: where it listens, which peers it trusts, and its limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHM_PEERS: Final[tuple[str, ...]] = get_args(ShmPeers)
 _MOST_CTAS = 65535
 _MOST_GPU = 1023
 _MOST_COPY_THREADS = 64
-#: Families of what a node's daemon asks of an agent.
+#: Groups of requests that a node's daemon can make of an agent.
 DAEMON_VERBS: Final = ("show", "drain", "move", "grant", "settings")
 
 
@@ -27,135 +27,142 @@ def _default_spin_us() -> int:
 
 
 def default_copy_threads() -> int:
-    """Returns `AgentOptions.copy_threads` of an agent that names none."""
+    """Returns the default of `AgentOptions.copy_threads`."""
     return min(4, max(1, len(os.sched_getaffinity(0)) // 4))
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """Options of an agent; the defaults suit one machine.
+    """Options of an agent. The defaults suit agents on one machine.
 
     Attributes
     ----------
     listen
-        ``"tcp://host:port"`` (port 0: any free one), or ``""`` to accept nobody. Another host than
-        loopback needs a secret.
+        ``"tcp://host:port"`` (port 0: any free one), or ``""`` to accept no peers. A host other than loopback
+        needs a secret.
     advertise
-        At which address others reach it, ``"tcp://host:port"``, or ``"tcp://host"`` for the port that it
-        listens on: behind a port that is forwarded, or to name one network of several. None: where it
-        listens; of ``0.0.0.0`` and ``[::]``, which nobody can dial, the address of this host from which the
-        default route leaves (see `Agent.address`).
+        The address at which peers reach this agent: ``"tcp://host:port"``, or ``"tcp://host"`` for the port
+        that it listens on. Set it when a port is forwarded, or to name one network of several. None: the
+        address that it listens on. ``0.0.0.0`` and ``[::]`` cannot be dialled; for those None means the
+        address of this host from which the default route leaves (see `Agent.address`).
     directory_ttl_s
-        How long the directory keeps its entry without hearing of it; None for as long as the directory
-        likes. The agent then renews it three times in that time, by a thread that sleeps in between, and an
-        agent that dies is forgotten.
+        How long the directory keeps this agent's entry without a renewal. The agent renews it three times in
+        that time, from a thread that sleeps in between, so the directory forgets an agent that dies. None:
+        the directory decides how long it keeps the entry.
     secret
-        Shared by all agents that may connect, as any user and from any host; at least 16 bytes. A tuple of
-        two while one is exchanged for another: both are accepted, and the first is preferred
-        (`Agent.set_secret`). A path names a file with one secret a line, one or two lines; the agent reads it
-        again where it changes. None takes the file that ``KVXFER_SECRET_FILE`` names, or the value of
-        ``KVXFER_SECRET``, which all programs inherit that the process starts: a line in the log says so.
-        Without any of these, and with ``b""`` whatever the environment says, peers are this user's own
-        processes on this host alone: they share a secret of the user's that is made on first use
-        (`kvxfer.session.user_secret`).
+        A secret of at least 16 bytes that all agents share. An agent that knows it may connect as any user
+        and from any host. While you replace a secret, pass a tuple of two: both are accepted, and the first
+        is preferred (`Agent.set_secret`). A path names a file of one or two lines, one secret a line; the
+        agent reads it again when it changes. None takes the file that ``KVXFER_SECRET_FILE`` names, or the
+        value of ``KVXFER_SECRET``. Every program that this process starts inherits that value, and a line in
+        the log says so. Without any of these, only this user's own processes on this host may connect: they
+        share a secret that is made for the user on first use (`kvxfer.session.user_secret`). ``b""`` selects
+        this mode, whatever the environment says.
     tls
-        Certificates instead of a secret: whom they show an agent to be decides who may connect, and what goes
-        over TCP is encrypted (`Tls`). None takes what ``KVXFER_TLS_CERTIFICATE`` and its like name. With a
-        secret beside it, given or in the environment, the agent is refused, unless ``secret`` is ``b""``.
+        Certificates instead of a secret (`Tls`). The identity in a peer's certificate decides whether it may
+        connect, and traffic over TCP is encrypted. None takes what ``KVXFER_TLS_CERTIFICATE`` and the related
+        variables name. Making an agent with both certificates and a secret fails, whether the secret is given
+        or in the environment; ``secret=b""`` ignores the environment's.
     shm_peers
-        To whom shared memory goes, with all that lies in it: a peer that has it can read every page without a
-        lease. ``"user"``: to processes of this user. ``"secret"``: to all on this host that know the secret.
-        Peers that do not get it are sent their pages over a stream.
+        Which peers get access to this agent's shared memory. Such a peer can read every page in it without a
+        lease. ``"user"``: processes of this user. ``"secret"``: all processes on this host that know the
+        secret. Other peers get their pages over a stream.
     transports
-        Kinds of rails that it is willing to use (`kvxfer.session.transport_registry`; ``kvxfer doctor`` lists
-        them). A session uses those that go least far; among these, pages that this agent reads or expects
-        come over the first named that is up and carries them. A kind that reaches only part of a host's
-        memory brings the one that reaches the rest. With ``"verbs"`` peers are given a NIC's keys of every
-        region: whoever may connect can read all of it without a lease, and write it where ``verbs.ways`` is
-        not ``"read"``, its default. With ``"ucx"`` and ``"libfabric"`` those listen, and authenticate nobody
+        Kinds of rails that the agent may use (`kvxfer.session.transport_registry`; ``kvxfer doctor`` lists
+        them). A session uses those with the shortest reach. Among these, pages that this agent reads or
+        expects come over the first named kind that is up and carries them. A kind that reaches only part of a
+        host's memory also enables the kind that reaches the rest. With ``"verbs"`` the agent gives its peers
+        a NIC's keys of every region. Every agent that may connect can then read all of a region without a
+        lease, and can write it where ``verbs.ways`` is not ``"read"``, its default. With ``"ucx"`` and
+        ``"libfabric"`` these libraries listen for connections, and they do not authenticate their callers
         (docs/fabrics.md).
     require
-        Of these, kinds without which no session goes on: `Agent.connect` fails (``unreachable``) where none
-        of its rails comes up, though others would carry the pages, and a session ends with the last of them.
-        Held by the agent that connects; one that is called takes what its caller dials, and ends with what
-        it had.
+        Kinds among `transports` that sessions must have. `Agent.connect` fails (``unreachable``) if no rail
+        of such a kind comes up, even if other rails could carry the pages. An agent that is called accepts
+        the rails that its caller dials. At both ends a session ends when it loses its last rail of such a
+        kind.
     transport_options
         Options of transports by their names, e.g. ``{"tcp.rails": 4}``; those that are not named keep their
         defaults.
     gpu
-        Index of the GPU whose memory it registers as well, as CUDA_VISIBLE_DEVICES leaves them: one an agent
-        for now. It loads the kernels that copy there: seconds, the first time that they are compiled. None:
-        GPU 0 where a transport that moves pages of GPUs alone is named, and else none.
+        Index of the GPU whose memory the agent can register in addition to host memory, counted as
+        CUDA_VISIBLE_DEVICES leaves them. An agent has at most one GPU for now. The agent loads the kernels
+        that copy there, which takes seconds the first time, when they are compiled. None: GPU 0 if
+        `transports` names one that moves only GPU pages, and otherwise no GPU.
     gpu_ctas
-        Most CTAs of a kernel that copies there: what it may take of the model's. None: what the rail's speed
-        wants. Where pages are staged these are the fewest of 1 to 8 with which the machine was found to copy
-        to and from host memory nearly as fast as with more (4 where nothing could be measured); that takes a
+        Most CTAs of a copying kernel on that GPU: it takes these from the model's kernels. None: as many as
+        the rail's speed needs. For staged pages that is the fewest of 1 to 8 that copy to and from host
+        memory nearly as fast as more would (4 where nothing could be measured). The measurement takes a
         second the first time that a machine has such an agent, and the result is kept (``kvxfer doctor``
-        shows it). Where another GPU's memory is read they are 16, by arithmetic: a link to a peer cannot be
-        measured before there is a peer. A number is for both. Within one GPU more are faster, up to one for
+        shows it). For reading another GPU's memory it is 16, by arithmetic, because a link to a peer cannot
+        be measured before there is a peer. A number sets both. Within one GPU more are faster, up to one for
         each of its multiprocessors.
     staging_nbytes
-        Pinned host memory through which that GPU's pages go over streams: to and from
-        other hosts, host memory, and GPUs that this one does not reach. Half is for what is sent, half for
-        what comes; taken when the first region on the GPU is registered, less where there is less. 0, or at
-        least 4 MiB; with 0 such transfers are refused.
+        Pinned host memory through which that GPU's pages go over streams: to and from other hosts, host
+        memory, and GPUs that this one does not reach. Half is for sending, half for receiving. The agent
+        allocates it when the first region on the GPU is registered, and takes less if the host has less. 0,
+        or at least 4 MiB; with 0 such transfers are refused.
     copy_engines
-        Whether staging may copy by the GPU's copy engines what they were measured to copy as fast as
-        kernels, in the same second. False leaves them to the engine, and copies by kernels alone; with
-        ``gpu_ctas`` given as well nothing is measured.
+        Whether staging may use the GPU's copy engines for copies at which they were measured to be as fast as
+        kernels; the measurement is the same one as for ``gpu_ctas``. False leaves the copy engines to the
+        inference engine and copies only by kernels. With False and a ``gpu_ctas`` nothing is measured.
     transfer_timeout_s
-        Deadline of transfers and expectations that name none.
+        Deadline of transfers and expectations that are posted without one.
     connect_timeout_s
-        The same for connecting, with the handshake and the rails.
+        Deadline of connecting, including the handshake and the rails.
     heartbeat_interval_s, silent_timeout_s
-        A peer is lost when nothing was heard of it for ``silent_timeout_s``, not counting the time
-        for which this process itself stood still; heartbeats go out every ``heartbeat_interval_s``.
+        The agent sends heartbeats every ``heartbeat_interval_s``. A peer is lost when the agent has received
+        nothing from it for ``silent_timeout_s``. Time in which this process itself was stopped does not
+        count.
     handshake_timeout_s
-        How long a stranger may take to prove itself.
+        How long an agent that connects may take to prove its identity.
     lease_margin_s
-        How much earlier than the owner a holder considers a lease ended.
+        How much earlier than the owner a lease's holder treats the lease as ended.
     spin_us
-        How long a busy agent spins before it sleeps. An idle one never does. 50, or 0 where this
-        process may use fewer than four CPUs: there it would spin on the engine's.
+        How long a busy agent spins before it sleeps. An idle agent never spins. The default is 50, or 0 where
+        this process may use fewer than four CPUs: there the agent would take a CPU from the engine.
     copy_threads
-        Threads that copy pages between processes of one host at a time (shm: copies and conversions), or send
-        and receive over several rails of streams at a time (``tcp.rails``: one rail a thread), or compute
-        checksums (`integrity`: one piece a thread), with the one that drives the agent; 1 to 64. The others
-        start with the first transfer that is worth it (half a MiB; of checksums 256 KiB), sleep while there
-        is none, and end with the agent; 1 makes none. The default is a
-        quarter of the CPUs that this process may use, 1 to 4: the engine and other ranks of the host want
-        the rest, and few threads take all that memory gives (``kvxfer bench pages --copy-threads 1,2,4``).
+        Threads that work in parallel, including the one that drives the agent; 1 to 64. They copy pages
+        between processes of one host (shm: copies and conversions), send and receive over several stream
+        rails (``tcp.rails``: one rail a thread), and compute checksums (`integrity`: one piece a thread). The
+        additional threads start with the first transfer that is large enough (half a MiB; for checksums 256
+        KiB), sleep while there is no work, and end with the agent. With 1 there are none. The default is a
+        quarter of the CPUs that this process may use, 1 to 4: the engine and other ranks of the host need the
+        rest, and a few threads use the full memory bandwidth (``kvxfer bench pages --copy-threads 1,2,4``).
     integrity
-        Whether transfers carry a crc32c for each piece unless they say otherwise.
+        Whether transfers carry a crc32c for each piece. A transfer can override it.
     max_transfers_per_peer
-        Transfers that a peer may have open here, and that this agent opens at a peer; more of its
-        own wait their turn. Up to 65,536; an agent serves as many at a time for all of its peers, and no more
-        than two thirds of them for one.
+        Transfers that a peer may have open at this agent, and that this agent opens at a peer. Further
+        transfers of this agent wait their turn. Up to 65,536. An agent serves at most 65,536 at a time for
+        all of its peers together, and at most two thirds of them for one peer.
     eager_nbytes
-        A write of up to so many bytes, as they cross a stream, goes along with the frame that announces it
-        where its peer would have to ask for them over a stream (tcp, unix): one trip instead of three. It
-        lands at once where its tag is expected or a lease allows it, and is asked for as ever where that
-        comes later. `Transfer.rails` says ``"eager"`` of what went so. The smaller number of both ends
-        counts; 0 to 65,536. Not with ``integrity``, nor for pages of a GPU.
+        Largest write, in bytes on the stream, that is sent together with the frame that announces it. It
+        applies where the peer would otherwise have to request the bytes over a stream (tcp, unix): one trip
+        instead of three. The bytes land at once if the peer expects the tag or a lease allows the write. If
+        that comes later, the peer requests the bytes as usual. `Transfer.rails` shows ``"eager"`` for bytes
+        that were sent this way. The smaller number of both ends counts; 0 to 65,536. Not used with
+        ``integrity``, nor for GPU pages.
     meter_gate
-        Whether the processor time for which threads hold the agent's progress gate is measured exactly
-        (``gate_longest_hold_ns`` and ``gate_holds`` of `Agent.stats`). It costs two system calls for every
-        call and every round; without it two readings of the processor's clock, and a system call for what
-        took long by that.
+        Whether the agent measures exactly how much processor time threads spend holding its progress gate
+        (``gate_longest_hold_ns`` and ``gate_holds`` of `Agent.stats`). This costs two system calls for every
+        call and every round. Without it, the agent reads the processor's clock twice, and makes a system call
+        only when a hold was long by that clock.
     daemon
-        The node's daemon that the agent attaches to (``kvxfer serve``): its runtime folder or its socket,
-        which is called until it answers. None: the one whose socket is there when the agent is made, in
-        ``KVXFER_DAEMON_DIR``, or else in this user's runtime folder (``kvxfer`` in ``XDG_RUNTIME_DIR``,
-        ``/tmp/kvxfer-<uid>``) or root's (``/run/kvxfer``); with an empty ``KVXFER_DAEMON_DIR`` none.
-        ``""``: none. A daemon of another user than this one or root is not obeyed. Attached, the agent has a
-        thread of its own for it, which sleeps while nothing happens; without, none.
+        The node's daemon that the agent attaches to (``kvxfer serve``), given as the daemon's runtime folder
+        or its socket. The agent calls that socket until the daemon answers. None: the daemon whose socket
+        exists when the agent is made, in ``KVXFER_DAEMON_DIR``, or else in this user's runtime folder
+        (``kvxfer`` in ``XDG_RUNTIME_DIR``, ``/tmp/kvxfer-<uid>``) or root's (``/run/kvxfer``). With an empty
+        ``KVXFER_DAEMON_DIR``, and with ``""`` here, the agent attaches to none. It obeys only a daemon that
+        runs as this user or as root. An attached agent has one more thread for the daemon, which sleeps while
+        nothing happens.
     daemon_may
-        What the agent does for the daemon: ``"show"`` its state and transfers; ``"drain"``, which sets
-        `Agent.draining`; ``"move"`` pages between its regions and peers'; ``"grant"`` leases on its regions,
-        and end any; ``"settings"``, such as the log's level. All else is refused in words. With ``"move"``
-        and ``"grant"`` whoever may ask the daemon reads and overwrites its caches.
+        Requests of the daemon that the agent accepts: ``"show"`` its state and transfers; ``"drain"``, which
+        sets `Agent.draining`; ``"move"`` pages between its regions and peers'; ``"grant"`` leases on its
+        regions, and end any lease; change ``"settings"``, such as the log's level. It refuses all others with
+        a message. With ``"move"`` and ``"grant"``, everybody who may send requests to the daemon can read and
+        overwrite this agent's caches.
     faults
-        Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. For tests alone.
+        Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. Only for tests.
     """
 
     listen: str = "tcp://127.0.0.1:0"
@@ -169,7 +176,7 @@ class AgentOptions:
     transport_options: Mapping[str, registry.OptionValue] = field(default_factory=dict)
     gpu: int | None = None
     gpu_ctas: int | None = None
-    # Each way 32 MiB, of which one peer has 8: two windows of a stream, or a piece between GPUs.
+    # 32 MiB in each direction. One peer gets 8 MiB of it: two windows of a stream, or a piece between GPUs.
     staging_nbytes: int = 64 * 1024 * 1024
     copy_engines: bool = True
     transfer_timeout_s: float = 30.0
@@ -181,7 +188,8 @@ class AgentOptions:
     spin_us: int = field(default_factory=_default_spin_us)
     copy_threads: int = field(default_factory=default_copy_threads)
     integrity: bool = False
-    # A sixteenth of the fence table's slots (transport.h: FenceTable); no peer can take more than two thirds.
+    # A sixteenth of the fence table's slots (transport.h: FenceTable). No peer can take more than two thirds
+    # of them.
     max_transfers_per_peer: int = 4096
     eager_nbytes: int = 8192
     meter_gate: bool = False
@@ -191,7 +199,7 @@ class AgentOptions:
 
     @property
     def device(self) -> int | None:
-        """Index of the GPU that the agent has; None for none."""
+        """Index of the agent's GPU; None without one."""
         return 0 if self.gpu is None and registry.need_gpu(self.transports) else self.gpu
 
     def __repr__(self) -> str:

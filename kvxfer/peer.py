@@ -17,19 +17,19 @@ from kvxfer.region import RegionDescriptor
 if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
 
-#: What to do with another agent's, for errors.
+#: Advice in errors about a peer of another agent.
 OWN_PEER: Final = "pass one that its own connect(), accept() or peers returned"
 
 
 class PeerState(StrEnum):
-    """Where a session stands. Members equal the words they show."""
+    """A session's state. Each member equals its word."""
 
     OPEN = "open"
     LOST = "lost"
 
 
 class _Regions(dict[str, RegionDescriptor]):
-    """Regions of a peer by name; who asks for one that is not there is told which are."""
+    """A peer's regions by name. The error for an unknown name lists the known ones."""
 
     def __init__(self, peer_name: str) -> None:
         super().__init__()
@@ -70,9 +70,10 @@ class Peer:
         self._identity = str(info["identity"])
         self._address = ""
         self._descriptors: dict[int, RegionDescriptor] = {}
-        # Holds one item until accept() has returned it; a peer that we called is nothing to accept.
+        # Holds one item until accept() has returned this peer; empty if this agent called, as accept() skips
+        # it.
         self._unaccepted = [] if info["is_ours"] else [True]
-        # What is known of it since it was lost: native code forgets that once 64 others were lost.
+        # Facts about a lost peer, kept here because native code forgets them once 64 others were lost.
         self._lost: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -85,27 +86,27 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """The agent's name, as it told in the handshake."""
+        """The name that the agent gave in the handshake."""
         return self._name
 
     @property
     def identity(self) -> str:
-        """Whose certificate it showed, ``"TENANT/ENGINE/AGENT"``; ``""`` where agents share a secret."""
+        """The identity in its certificate, ``"TENANT/ENGINE/AGENT"``; ``""`` where agents share a secret."""
         return self._identity
 
     @property
     def incarnation(self) -> bytes:
-        """16 random bytes of the agent's process: a restarted one has others."""
+        """16 random bytes that identify the agent's process: a restarted process has others."""
         return self._incarnation
 
     @property
     def address(self) -> str:
-        """Where this agent dialled it; ``""`` of a peer that called."""
+        """The address that this agent dialled; ``""`` for a peer that called."""
         return self._address
 
     @property
     def state(self) -> PeerState:
-        """Where its session stands; ``LOST`` also with its agent. Never raises."""
+        """Its session's state; ``LOST`` also once this agent is closed. Never raises."""
         try:
             return PeerState(self._info()["state"])
         except AgentError:
@@ -118,30 +119,34 @@ class Peer:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of rails that are alive and go over devices of their own: which, with the addresses of both ends.
+        """Describes the devices of live rails that use their own, with both ends' addresses.
 
-        And how pages come to this end. For people: ``"verbs: mlx5_0 port 1 from GID 3, 10.0.0.1, RoCE v2, to
-        10.0.0.2 (mlx5_1 port 1), by READ"``, with the classes of priorities where there are several
-        (``verbs.classes``). `Agent.explain` has the rest.
+        Each text also says how pages come to this end. For people: ``"verbs: mlx5_0 port 1 from GID 3,
+        10.0.0.1, RoCE v2, to 10.0.0.2 (mlx5_1 port 1), by READ"``, with the classes of priorities where there
+        are several (``verbs.classes``). `Agent.explain` has the rest.
         """
         return tuple(self._info()["paths"])
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what was tried and is not used, and why; of a rail, when it is dialled again."""
+        """Sentences about transports that are not used, with the reason.
+
+        For a lost rail they say when it is dialled again.
+        """
         return tuple(self._info()["notes"])
 
     @property
     def error(self) -> KvxferError | None:
-        """Why it was lost: a `PeerError`, or `AgentError` when this agent closes; None while it is open."""
+        """Why it was lost: a `PeerError`, or `AgentError` when this agent closed; None while it is open."""
         info = self._info()
         return loss_of(info, self._name) if info["state"] == PeerState.LOST else None
 
     @property
     def regions(self) -> Mapping[str, RegionDescriptor]:
-        """Its regions by name, as told by now; read-only. Complete for those of before the session.
+        """Its regions by name, as far as this agent knows them; read-only.
 
-        One that the peer registers later is not in it yet: `region` waits for it.
+        All regions that the peer registered before the session are in it. Use `region` to wait for one that
+        the peer registers later.
         """
         self._completions.check()
         try:
@@ -167,14 +172,14 @@ class Peer:
         Raises
         ------
         TimeoutError
-            It was not registered in time; the message names those that are.
+            The peer did not register it in time; the message names the regions that it has.
         PeerError
             The peer was lost.
         UsageError
             ``invalid-argument``: `name` is no text.
         """
         _check_region_name(name)
-        # Whether it came in time is said by _named, with what there is.
+        # If it did not come in time, _named raises and lists the regions that exist.
         await self._completions.until(("region", self._id), lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
 
@@ -185,25 +190,24 @@ class Peer:
         return self._named(name, timeout_s)
 
     def send(self, payload: bytes) -> None:
-        """Sends the peer a message, which it reads by ``agent.messages()``. Returns at once.
+        """Sends the peer a message, which its caller reads with ``agent.messages()``. Returns at once.
 
-        Messages to one peer arrive in the order of their sending, and in no order with transfers and
-        notifications. Those that the peer's session loses are lost: what has to be answered is answered by a
-        message.
+        Messages to one peer arrive in the order of sending. Their order relative to transfers and
+        notifications is not defined. Messages that are under way when the session ends are lost: if you need
+        an acknowledgement, have the receiver answer with a message.
 
         Parameters
         ----------
         payload
-            At most 65,536 bytes; none is a message, too.
+            At most 65,536 bytes. An empty message is allowed.
 
         Raises
         ------
         ExhaustedError
-            The peer's caller has not read the messages that it got: 1 MiB may wait there, in which each
-            counts 4 KiB at least, so 256 short ones or 16 of the longest. Nothing was sent; wait by
-            `sendable`.
+            Too many messages wait unread at the peer. 1 MiB may wait there, and each message counts at least
+            4 KiB: 256 short messages or 16 of the longest. Nothing was sent; wait with `sendable`.
         UsageError
-            ``invalid-argument``: too long, or no bytes.
+            ``invalid-argument``: `payload` is too long, or is not bytes.
         PeerError
             The peer is lost.
 
@@ -219,20 +223,20 @@ class Peer:
     async def sendable(self, nbytes: int = MAX_MESSAGE_NBYTES, timeout_s: float | None = None) -> None:
         """Waits until there is room to `send` a message of `nbytes`.
 
-        The peer tells of room when its caller has read a quarter of what may wait there. Another task or
-        thread that sends may take the room first, and `send` raises again.
+        The peer reports room when its caller has read a quarter of the limit. Another task or thread may use
+        the room first; then `send` raises again.
 
         Parameters
         ----------
         nbytes
-            Length of the message that is to be sent.
+            Length of the message to send.
         timeout_s
             None waits without bound.
 
         Raises
         ------
         TimeoutError
-            There is none in time.
+            There was no room in time.
         PeerError
             The peer was lost.
         """
@@ -249,8 +253,8 @@ class Peer:
     def disconnect(self) -> None:
         """Ends the session: transfers and leases with the peer end at both sides. Idempotent.
 
-        Does nothing where the session has ended before, whoever ended it. From then on the peer is lost: it
-        stays so, and what is asked of it raises `PeerError`, ``peer-lost`` where this was first.
+        Does nothing if the session has already ended, at either end. From then on the peer stays lost, and
+        its methods raise `PeerError` (``peer-lost`` if this call ended the session).
         """
         self._completions.check()
         try:
@@ -261,7 +265,7 @@ class Peer:
     # ---- inside -----------------------------------------------------------------------------
 
     def _take(self) -> bool:
-        """Returns, once and to one thread, whether it called and nobody has accepted it yet."""
+        """Returns whether the peer called and was not accepted yet. Only the first call gets True."""
         try:
             self._unaccepted.pop()
         except IndexError:
@@ -275,7 +279,7 @@ class Peer:
             raise self._not_sent(error) from None
 
     def _not_sent(self, error: NativeError) -> KvxferError:
-        """Returns the error of a message: where the peer is lost, why it was."""
+        """Returns the error of `send`; if the peer is lost, the reason for that."""
         self._completions.check()
         return self.error or translate(error, peer=self._name)
 
@@ -345,7 +349,7 @@ class Peer:
 def loss_of(info: dict[str, Any], name: str) -> KvxferError:
     """Returns why a session ended, in the class that docs/errors.md has for its code.
 
-    Native code ends sessions with a code of a peer, whatever broke them, or ``closed`` with this agent.
+    Native code always ends a session with a `PeerError` code, or with ``closed`` when this agent closes.
     """
     return from_code(info["code"], info["message"], peer=name)
 

@@ -37,29 +37,29 @@ RegionKind = Literal["pool", "foreign", "gpu"]
 
 @dataclass(frozen=True, slots=True)
 class RegionDescriptor:
-    """What one agent needs to know of another's region. Grants no right to it: a lease does.
+    """Describes one agent's region to another agent. It grants no right to the region: a lease does.
 
     Attributes
     ----------
     agent, incarnation
-        Whose it is; a restarted agent has another incarnation.
+        The agent that owns the region; a restarted agent has another incarnation.
     id
-        Its epoch: a region that is registered again under the same name has another.
+        The region's epoch: a region that is registered again under the same name has another.
     name
         As it was registered.
     nbytes
-        From its first byte to the end of its last.
+        Length from the region's first byte to the end of its last.
     num_blocks
         Ids are 0 to ``num_blocks - 1``.
     layout
         Where its elements lie.
     address
-        Where that agent is reached, for `Agent.connect`; ``""`` where it accepts nobody, or is a peer that
-        called and did not say.
+        The owner's address, for `Agent.connect`; ``""`` if the owner accepts no peers, or if it called this
+        agent and gave no address.
     path
         The transport that will carry transfers with it, e.g. ``"shm"``; ``""`` when none can.
     notes
-        Sentences on what was tried and is not used, and why.
+        Sentences about transports that were tried and are not used, with the reason.
     """
 
     agent: str
@@ -72,7 +72,7 @@ class RegionDescriptor:
     address: str = field(default="", compare=False)
     path: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
-    # The session that told it, of the agent that may use it; None for one that came by another way.
+    # The session over which this agent got it; None if it came by another way.
     _peer: Peer | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -82,25 +82,26 @@ class RegionDescriptor:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A copy may be in another process: as with to_bytes(), whoever uses it finds its own session.
+        # The copy may be in another process. As with to_bytes(), the agent that uses it looks up its own
+        # session.
         values = self.agent, self.incarnation, self.id, self.name, self.nbytes, self.num_blocks, self.layout
         return RegionDescriptor, (*values, self.address, self.path, self.notes)
 
     @property
     def owner(self) -> Entry:
-        """Whose it is, and where, as directories have it."""
+        """The owner's name, address and incarnation, as a directory entry."""
         return Entry(self.agent, self.address, self.incarnation)
 
     def to_bytes(self) -> bytes:
-        """Returns it as JSON with a version, for a router or scheduler to carry."""
+        """Returns the descriptor as versioned JSON, which a router or scheduler can carry."""
         return _SCHEMA.encode(self)
 
     @classmethod
     def from_bytes(cls, encoded: bytes) -> RegionDescriptor:
-        """Reads what `to_bytes` of this version or another wrote; a stranger's bytes are safe to pass.
+        """Reads what `to_bytes` of this or another version wrote. Untrusted bytes are safe to pass.
 
-        Fields of a newer version are passed over, unless the writer says that they are needed. The
-        agent finds the peer by the incarnation when the descriptor is used.
+        Unknown fields of a newer version are ignored, unless the writer marked them as needed. The agent
+        finds the peer by the incarnation when the descriptor is used.
 
         Raises
         ------
@@ -136,9 +137,9 @@ _SCHEMA: Final = Schema(
         Field("name", text),
         Field("nbytes", integer),
         Field("num_blocks", integer),
-        # Since version 3. Who does not know it connects by other means.
+        # Since version 3. An agent that does not read this field connects by other means.
         Field("address", text, default=""),
-        # A document of its own, with its own version and needs.
+        # A document of its own, with its own version and list of needed fields.
         Field("layout", _read_layout, write=lambda layout: layout.to_bytes().decode()),
     ),
 )
@@ -177,7 +178,7 @@ class Region:
 
     @property
     def name(self) -> str:
-        """As it was registered; peers find it under it."""
+        """The name under which it was registered, and under which peers find it."""
         return self._name
 
     @property
@@ -197,19 +198,19 @@ class Region:
 
     @property
     def descriptor(self) -> RegionDescriptor:
-        """Its sendable form. Peers that are connected have it already."""
+        """Its sendable form. Connected peers have it already."""
         return self._descriptor
 
     @property
     def kind(self) -> RegionKind:
-        """Whether peers on this host map it (``"pool"``), or it is an engine's own memory or a GPU's."""
+        """``"pool"`` if peers on this host map it, ``"foreign"`` for other host memory, or ``"gpu"``."""
         return self._ask(self._completions.core.region_kind)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on the agent's rails that cannot reach it, and why; empty where all do.
+        """Sentences about the agent's rails that cannot reach the region, with the reason; empty if all can.
 
-        It is reached over the others: registering it fails only where none could.
+        Transfers use the other rails: registering fails only if no rail can reach the memory.
         """
         return tuple(self._ask(self._completions.core.region_notes))
 
@@ -224,55 +225,56 @@ class Region:
         token: LeaseToken | None = None,
         allow: str = "",
     ) -> Lease:
-        """Gives a right to blocks of this region, until it ends. Returns at once.
+        """Grants a lease on blocks of this region. Returns at once.
 
-        The right holds at once. ``await region.grant(...)`` returns the lease when the peer has heard of it
-        as well (`Lease`), which ``region.grant(...).wait()`` blocks for.
+        The right holds at once. ``await region.grant(...)`` returns the lease when the peer knows of it as
+        well (`Lease`); ``region.grant(...).wait()`` blocks until then.
 
-        Hand `Lease.token` to the reader, e.g. by a router with the request's parameters, for its
-        ``agent.read(..., lease=token)``. Then the read finds this lease, and no other on the same blocks.
+        Send `Lease.token` to the reader, e.g. through a router with the request's parameters. The reader
+        passes it as ``agent.read(..., lease=token)``. Then the read uses this lease, and no other lease on
+        the same blocks.
 
         Parameters
         ----------
         holder
             Who may use it:
 
-            - A `Peer`: this session alone. It is told of the lease, and may leave the token out.
-            - A name: any authenticated agent of that name that passes the token, connected now or later,
-              also after a restart. ``"decode-0/*"`` is every agent whose name begins with ``decode-0/``,
-              as those of one engine's ranks do.
+            - A `Peer`: only this session. The peer learns of the lease, and may leave the token out.
+            - A name: any authenticated agent of that name that passes the token, connected now or later, also
+              after a restart. ``"decode-0/*"`` means every agent whose name begins with ``decode-0/``, such
+              as the ranks of one engine.
             - None: any authenticated peer that passes the token.
 
-            Names are as peers told them: whoever knows the agents' secret may take any that is free. Where
-            agents have certificates, an agent has the name that its certificate is for.
+            With a shared secret, peers choose their own names: any process that knows the secret may take a
+            free name. With certificates, an agent has the name in its certificate.
         blocks
             Block ids; None for the whole region.
         mode
-            ``"read"`` or ``"write"``; to write it takes a `Peer`.
+            ``"read"`` or ``"write"``; a write lease needs a `Peer`.
         ttl_s
-            How long it lasts without a sign of life of the peer, on this machine's monotonic clock.
+            How long the lease lasts without a heartbeat from the peer, on this machine's monotonic clock.
         renewable
-            Whether the peer's heartbeats start `ttl_s` anew, as they do unless this is False. If not,
-            it ends after `ttl_s` in any case, as do leases of a name or of anybody: nobody's heartbeats
-            are their holder's.
+            Whether each heartbeat of the peer restarts `ttl_s`. They do so unless this is False; then the
+            lease ends after `ttl_s` in any case. A lease without a `Peer` always ends after `ttl_s`, because
+            no session's heartbeats belong to its holder.
         token
-            Of a name's or anybody's lease: what was handed on before the grant, from `LeaseToken.draw`,
-            and was granted by no region of this agent yet. None draws one.
+            For a lease without a `Peer`: a token from `LeaseToken.draw` that was sent to the reader before
+            the grant. No region of this agent may have granted it yet. None draws a new one.
         allow
-            Of a name's or anybody's lease: also which certificate its reader must have shown, as a pattern of
-            `Peer.identity` (``"acme/decode-*/*"``). Peers that share a secret have none, and match nothing.
-            ``""``: any.
+            For a lease without a `Peer`: the certificate that the reader must have shown, as a pattern of
+            `Peer.identity` (``"acme/decode-*/*"``). Peers that share a secret have no certificate, and match
+            no pattern. ``""``: any reader.
 
         Raises
         ------
         UsageError
             ``out-of-range`` for ids outside the region, ``unknown-region`` after `deregister`,
-            ``invalid-argument`` for a lease without a `Peer` that is to write or to be renewed, a peer of
-            another agent, a token that was granted before, or what is no pattern.
+            ``invalid-argument`` for a write lease or a renewable lease without a `Peer`, a peer of another
+            agent, a token that was granted before, or an invalid pattern.
         PeerError
             The peer is lost.
         """
-        from kvxfer.peer import OWN_PEER, Peer  # which knows of regions
+        from kvxfer.peer import OWN_PEER, Peer  # imports this module
 
         peer = holder if isinstance(holder, Peer) else None
         _check_holder(holder, peer)
@@ -314,30 +316,31 @@ class Region:
         return Lease(self._completions, granted, holder, mode, None if ids is None else len(ids))
 
     async def deregister(self, timeout_s: float | None = None) -> None:
-        """Takes the region away from peers. When this returns no byte of it is touched any more.
+        """Takes the region away from peers. After this returns, no byte of it is touched.
 
-        Its transfers and leases end with ``region-gone``, and the tensors are let go. Does nothing
-        when that was done before. Copies on a GPU that are launched end first, while the agent serves
-        everybody else.
+        Its transfers and leases end with ``region-gone``, and the agent releases the tensors. A second call
+        does nothing. Copies that were already launched on a GPU end first; the agent serves its other peers
+        meanwhile.
 
-        Of GPU memory it waits until peers have unmapped it, a round trip to each: then it may be freed. A
-        peer that does not answer for the options' ``silent_timeout_s`` loses its rail and is named in the
-        log; its process keeps the mapping until it ends.
+        For GPU memory the call waits until peers have unmapped it, which takes a round trip to each. Then the
+        memory may be freed. A peer that does not answer within the options' ``silent_timeout_s`` loses its
+        rail, and the log names it; that peer's process keeps the mapping until it ends.
 
         Parameters
         ----------
         timeout_s
-            How long the caller would wait for such copies; None as long as it takes.
+            How long to wait for such copies; None waits as long as it takes.
 
         Raises
         ------
         TimeoutError
-            A device still copies to or from it: peers have lost it, and the tensors are kept until
-            another call returns. Other exceptions that come from here leave it so, too.
+            A device still copies to or from the region. Peers have lost it, but the agent keeps the tensors
+            until another call returns. Any other exception from this call leaves the region in the same
+            state.
 
         Notes
         -----
-        A thread does it, since devices may take long to unpin memory. Cancelling abandons the waiting alone.
+        Runs in a thread, because devices may take long to unpin memory. Cancelling abandons only the waiting.
         """
         import asyncio
 
@@ -354,7 +357,7 @@ class Region:
         except NativeError as error:
             if error.args[0] != CODES["unknown-region"]:
                 raise translate(error) from None
-            left = True  # by another thread, meanwhile
+            left = True  # another thread did it meanwhile
         if not left:
             raise TimeoutError(
                 f"region {self._name!r} is taken from peers, but a device still copies to or from it after "
@@ -385,7 +388,7 @@ class Region:
             raise translate(error) from None
 
     def _check(self) -> None:
-        """Raises where it cannot be used any more: `AgentError` with its agent, `UsageError` without it."""
+        """Raises `AgentError` if the agent can no longer be used, `UsageError` if only the region cannot."""
         self._completions.check()
         if not self._views:
             raise UsageError(
@@ -400,7 +403,7 @@ class Region:
 
 
 def _check_holder(holder: object, peer: Peer | None) -> None:
-    """Raises `UsageError` for what cannot hold a lease; `peer` is `holder` where that is one."""
+    """Raises `UsageError` unless `holder` can hold a lease; `peer` is `holder` if that is a `Peer`."""
     if holder is None or peer is not None:
         return
     what = "a Peer, as connect() and accept() return, an agent's name, or None for any peer with the token"

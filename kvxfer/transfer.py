@@ -1,4 +1,4 @@
-"""Handles of work that moves: a posted transfer, and what a receiver expects."""
+"""Handles: a posted transfer, and what a receiver expects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST: Final = 2**32 - 1
 
 
-# Looked up for each look at a state, which a call of the class would cost several times.
+# A lookup here costs a fraction of a call of the class, and every read of a state needs one.
 _STATES: Final = {state.value: state for state in TransferState}
 _PENDING: Final = TransferState.PENDING
 
@@ -35,15 +35,15 @@ class Scope(NamedTuple):
     completions
         Of the agent.
     peer_name
-        Whose end the other one is; ``""`` for anybody's.
+        Name of the peer at the other end; ``""`` for any peer.
     layers
-        Those that it moves, numbered model-wide.
+        Layers that move, numbered model-wide.
     origin
         The layer that the native handle calls 0.
     arrives
         Whether this end receives.
     region
-        Of this end.
+        The region at this end.
     """
 
     completions: Completions
@@ -55,7 +55,7 @@ class Scope(NamedTuple):
 
 
 class Work(Handle):
-    """One piece of work that the native core knows: what both handles have in common."""
+    """Work that the native core knows: the common part of `Transfer` and `Incoming`."""
 
     __slots__ = ("_handle", "_scope")
 
@@ -91,10 +91,10 @@ class Work(Handle):
 
     @property
     def context(self) -> str:
-        """Whose request it is: the ``context`` that this end was given, else the other end's, once known.
+        """The request that it belongs to: this end's ``context``, or else the other end's, once known.
 
-        A write hears of its destination's when it ends. An `Incoming` without one of its own names the writer
-        that came last, and of one that failed the writer that failed.
+        A write learns its destination's context when it ends. An `Incoming` without a context of its own
+        shows that of the last writer; after a failure, that of the writer that failed.
         """
         return self._handle.context
 
@@ -104,7 +104,7 @@ class Work(Handle):
 
     @property
     def region(self) -> Region:
-        """Where its bytes come from or go, at this end."""
+        """This end's region: the source or the destination of its bytes."""
         return self._scope.region
 
     @property
@@ -148,36 +148,37 @@ class Work(Handle):
     # ---- streams ----------------------------------------------------------------------------
 
     def wait_in(self, stream: Any, layer: int | None = None) -> StreamWait:
-        """Has a stream of the agent's GPU wait for the end, or for a layer; the caller does not wait.
+        """Makes a stream of the agent's GPU wait for the end, or for a layer; the caller does not wait.
 
-        What is enqueued in the stream from now on runs when the bytes are in place, and sees them. Where the
-        transfer fails, by its deadline at the latest, it runs all the same: ask the handle (`error`, `wait`)
-        before its results are used, or have kernels read `StreamWait.address`. Blocks of a transfer that
-        failed are used for others when the handle has ended, as always, and not when the stream goes on.
+        Work that is enqueued in the stream after this call runs when the bytes are in place, and sees them.
+        It also runs if the transfer fails, at its deadline at the latest. So check the handle (`error`,
+        `wait`) before you use the results, or let kernels read `StreamWait.address`. When the stream goes on,
+        blocks of a failed transfer may still be in use: reuse them only when the handle has ended, as always.
 
         Parameters
         ----------
         stream
             A torch or cuda.core stream of the agent's GPU, not one that is being captured. The transfer may
-            be of host memory as well.
+            also move host memory.
         layer
             One of `layers`, at the end that receives; None for the end of the transfer.
 
         Raises
         ------
         UsageError
-            ``unsupported``: the agent has no GPU, its driver lets no stream wait for memory, or a layer was
-            named where the other end receives. ``invalid-argument``: no stream, of another GPU, or being
-            captured: a graph runs later or many times, a transfer ends once. ``out-of-range``: a layer that
-            it does not move.
+            ``unsupported``: the agent has no GPU, its driver does not support streams that wait for memory,
+            or a layer was named but the other end receives. ``invalid-argument``: `stream` is not a stream,
+            is of another GPU, or is being captured (a graph runs later or many times, but a transfer ends
+            once). ``out-of-range``: a layer that it does not move.
         AgentError
-            ``system``: the device has failed. ``closed``: the agent is.
+            ``system``: the device has failed. ``closed``: the agent is closed.
 
         Notes
         -----
-        One call of the driver (``cuStreamWaitValue32``). The agent's thread stores the word, so that thread
-        must not be held up: what it needs of the device, its copies above all, must not stand behind the
-        stream. A transfer that waits for this stream in turn (``after=``) ends by its deadline.
+        One driver call (``cuStreamWaitValue32``). The agent's thread stores the word that the stream waits
+        for, so nothing may delay that thread: its work on the device, above all its copies, must not be
+        queued behind this stream. If the transfer in turn waits for this stream (``after=``), both are stuck
+        until the transfer's deadline.
         """
         from kvxfer.gpu import streams
         from kvxfer.gpu.stream_wait import StreamWait
@@ -200,7 +201,7 @@ class Work(Handle):
 
     @property
     def _key(self) -> Key:
-        """By which its news are told."""
+        """Key of its events."""
         return "handle", self._handle.id
 
     def _index(self, layer: int) -> int:
@@ -239,7 +240,7 @@ class Work(Handle):
             over = wait(limit_s)
         except NativeError as error:
             raise translate(error, peer=self._scope.peer_name) from None
-        # Nobody else may be reading what the ring holds of peers and regions.
+        # Events about peers and regions may be in the ring, and no other reader may be taking them out.
         self._scope.completions.drain()
         return over
 
@@ -254,21 +255,21 @@ class Transfer(Work):
     __slots__ = ()
 
     def release(self, num_layers: int) -> None:
-        """Lets the first `num_layers` of `layers` go, for a write that was posted with ``hold``.
+        """Releases the first `num_layers` of `layers` of a write that was posted with ``hold``.
 
-        Their bytes must be final. Layers stay released: a call with no more than an earlier one had is
-        ignored, and so is one for a transfer that is not held or has ended.
+        The bytes of these layers must be final. Layers stay released. The call is ignored if an earlier call
+        released as many, if the transfer is not held, or if it has ended.
 
         Parameters
         ----------
         num_layers
-            How many in all, from the first of `layers` on, and not how many more. The whole transfer goes at
-            ``len(transfer.layers)``.
+            The total count, from the first of `layers`; not the number of additional layers.
+            ``len(transfer.layers)`` releases the whole transfer.
 
         Raises
         ------
         UsageError
-            ``out-of-range`` for more layers than it has; ``invalid-argument`` for no whole number.
+            ``out-of-range`` for more layers than it has; ``invalid-argument`` if it is not a whole number.
         """
         num_layers = count(num_layers, "num_layers", 0, _MOST)
         if num_layers > len(self.layers):
@@ -282,7 +283,7 @@ class Transfer(Work):
             raise translate(error, peer=self._scope.peer_name) from None
 
     def _follow(self, after: Any) -> None:
-        """Posts for real when a future is done, or cancels when it failed."""
+        """Starts the transfer when the future `after` is done, or cancels it if the future failed."""
         if self._scope.completions.lost:
             return
         if after.cancelled() or after.exception() is not None:
@@ -292,11 +293,11 @@ class Transfer(Work):
 
 
 class Incoming(Work):
-    """What a receiver expects to be written. Made by ``agent.expect``.
+    """A receiver's handle on blocks that peers write. Made by ``agent.expect``.
 
-    Done when every layer of every block has arrived, from one transfer or several. Awaiting it raises what
-    awaiting a `Transfer` raises (docs/errors.md): its own end, or that of a writer, whose `context` the error
-    has where `expect` was given none.
+    Done when every layer of every block has arrived, from one transfer or several. Awaiting it raises the
+    errors that awaiting a `Transfer` raises (docs/errors.md). The cause is its own end or the failure of a
+    writer. If `expect` was given no context, the error has the `context` of that writer.
     """
 
     __slots__ = ()
