@@ -40,12 +40,12 @@ class Baseline:
     python: str
     #: The module with its ``create(options)``, for `kvxfer.bench.compare.end`.
     adapter: str
-    #: How its bytes go, by the transport that is asked for.
+    #: Requested transport -> how this baseline carries the bytes.
     paths: dict[str, str]
     options: Message = field(default_factory=dict)
-    #: Added to the environment of both ends where the user has not set them.
+    #: Variables for the environment of both ends, unless the user has set them.
     environment: dict[str, str] = field(default_factory=dict)
-    #: What a reader of its figures has to know.
+    #: What a reader must know about its figures.
     notes: tuple[str, ...] = ()
 
     @property
@@ -54,7 +54,7 @@ class Baseline:
 
 
 def tree() -> Path:
-    """Returns the source tree, with whose Makefile environments are set up; here where there is none."""
+    """Returns the source tree, whose Makefile sets up environments; the working folder if there is none."""
     return _TREE if (_TREE / "Makefile").exists() else Path.cwd()
 
 
@@ -127,7 +127,7 @@ def chosen_baselines(software: tuple[str, ...], known: tuple[Baseline, ...]) -> 
 
 
 class BaselineWorker(Worker):
-    """One process of a baseline. What it writes is kept, and ends the error's message."""
+    """One process of a baseline. Its output is kept; an error's message ends with it."""
 
     def __init__(self, baseline: Baseline, role: str, fields: Message) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
@@ -163,7 +163,7 @@ class BaselineWorker(Worker):
             raise BaselineError(f"{error}{hint}{self.ending()}") from error
 
     def ending(self) -> str:
-        """Returns how the process ended, if it has, and the last lines that it wrote."""
+        """Returns how the process ended, if it has, and its last lines of output."""
         try:
             # A process that closed its channel is about to end.
             status = self.process.wait(0.5)
@@ -179,7 +179,7 @@ class BaselinePair:
     """The source and the destination of a baseline, brought together; ``with`` ends both."""
 
     def __init__(self, baseline: Baseline, options: Message, seeds: tuple[int, int]) -> None:
-        """``seeds`` are those of the order in which the source and the destination name pages."""
+        """``seeds``: for the order of pages at the source and at the destination."""
         self.baseline = baseline
         self._ends: list[BaselineWorker] = []
         try:
@@ -204,7 +204,7 @@ class BaselinePair:
         passive.call("connect", contact=opened[active.role]["contact"])
 
     def end(self) -> None:
-        """Ends both processes; one that waits for the other sees it gone at once."""
+        """Ends both processes. A process that waits for the other notices at once that it is gone."""
         for end in self._ends:
             end.channel.close()
         for end in self._ends:
@@ -221,5 +221,5 @@ def _clean_environment() -> dict[str, str]:
     # Another interpreter, with packages of its own.
     without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
     kept = {name: value for name, value in os.environ.items() if name not in without}
-    # As kvxfer's own set-up is measured: numpy's BLAS starts no threads.
+    # As in the measurement of kvxfer's own set-up: numpy's BLAS starts no threads.
     return {**kept, "OPENBLAS_NUM_THREADS": "1"}

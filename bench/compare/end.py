@@ -17,7 +17,7 @@ from kvxfer.bench.work.page_data import PageFiller, Words, block_order, page_key
 
 # A look at the channel costs a system call; a poll of the software costs less.
 _POLLS = 64
-# Filling and checking a page each time would measure cold caches.
+# To fill and check a page each time would measure cold caches.
 _CHECK_EVERY = 50
 # The page that goes out, and the one that comes in.
 _OUT, _IN = np.array([0], np.uint32), np.array([1], np.uint32)
@@ -27,7 +27,7 @@ class Software(Protocol):
     """What an adapter's ``create(options)`` returns. Bytes are host memory."""
 
     version: str
-    #: As it was asked for and as it says itself: printed beside the figures.
+    #: As requested, and as the software reports it; printed beside the figures.
     settings: Message
     #: Whether transfers advance only inside calls, so that the passive end has to poll as well.
     must_poll: bool
@@ -35,18 +35,18 @@ class Software(Protocol):
     def register(self, address: int, nbytes: int) -> None: ...
 
     def contact(self) -> Message:
-        """What the other end has to know of this one, as JSON."""
+        """What the other end must know about this one, as JSON."""
 
     def connect(self, contact: Message) -> None: ...
 
     def prepare(self, page_nbytes: int, num_pages: int) -> None:
-        """Prepares descriptors of all pages at both ends, where the software has such a step."""
+        """Prepares descriptors of all pages at both ends, if the software has such a step."""
 
     def move(self, op: str, local: Any, remote: Any, tag: str, timeout_s: float) -> int:
         """Moves pages (``int32`` indices) and waits; ``tag`` goes to the other end. Returns ns to post."""
 
     def notifications(self) -> list[str]:
-        """Returns the tags that have arrived, and advances what advances only inside calls."""
+        """Returns the tags that have arrived. Advances transfers that advance only inside calls."""
 
 
 class BaselineEnd(End):
@@ -57,7 +57,7 @@ class BaselineEnd(End):
         self.options = fields
         self.page_nbytes: int = fields["page_nbytes"]
         self.num_pages: int = fields["num_pages"]
-        # Pages that are there: the first pass over them is not what is measured.
+        # The pages are faulted in first, so that no measurement includes that.
         # Private and aligned, as kvxfer's foreign memory is.
         mapped = mmap.mmap(-1, self.page_nbytes * self.num_pages, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         mapped.madvise(mmap.MADV_HUGEPAGE)
@@ -68,7 +68,7 @@ class BaselineEnd(End):
             block_order(self.num_pages, fields[seed]) for seed in ("seed", "far_seed")
         )
         self.fill(0)
-        # What comes on top of this is the software's.
+        # Memory beyond this belongs to the software.
         self.rss_before_mib, self.threads_before = _rss_mib(), _num_threads()
         times = [time.monotonic()]
         module = importlib.import_module(fields["adapter"])
@@ -107,7 +107,7 @@ class BaselineEnd(End):
         return {"total_ns": total_ns, "post_ns": post_ns, "cpu_ns": time.process_time_ns() - cpu_ns}
 
     def serve(self) -> Message:
-        """Is the passive end from here until the next command, which is ``served``, and replies to both."""
+        """Acts as the passive end until the next command, ``served``. Replies to both commands."""
         cpu_ns = time.process_time_ns()
         self.coordinator.send("reply")
         for polls in range(1 << 62):
@@ -125,7 +125,7 @@ class BaselineEnd(End):
         return {"wrong": self._wrong(self.order, page_keys(iteration, num_pages=self.num_pages))}
 
     def idle(self, seconds: float) -> Message:
-        """Does nothing for a while, and says what that cost and what is there."""
+        """Does nothing for a while. Returns what that cost, and what the process holds."""
         rss_mib = _rss_mib() - self.rss_before_mib
         cpu_ns, start_ns = time.process_time_ns(), time.monotonic_ns()
         time.sleep(seconds)
@@ -137,9 +137,9 @@ class BaselineEnd(End):
         }
 
     def ask(self, first: int, iterations: int) -> Message:
-        """Writes the first page with a notification, waits for the answer, and again.
+        """Writes the first page with a notification and waits for the answer, again and again.
 
-        Wrong bytes are told at the end: the other end waits for every write.
+        Wrong bytes are reported only at the end, because the other end waits for every write.
         """
         round_trips_ns: list[int] = []
         wrong = ""
@@ -153,7 +153,7 @@ class BaselineEnd(End):
         return {"wrong": wrong, "round_trips_ns": round_trips_ns}
 
     def answer(self, first: int, iterations: int) -> Message:
-        """Waits for a write and answers with one; says how long it held each in hand."""
+        """Answers each write with a write of its own. Returns how long it took over each one."""
         self.coordinator.send("reply")
         held_ns: list[int] = []
         wrong = ""

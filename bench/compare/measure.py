@@ -25,14 +25,14 @@ from kvxfer.bench.setup import measure as setup_bench
 from kvxfer.bench.setup.measure import SetupOptions
 from kvxfer.errors import KvxferError
 
-#: What kvxfer is called among the systems.
+#: kvxfer's name among the systems.
 OURS = "kvxfer"
 
 #: work -> figure -> whether more of it is better. The first figure is the one to quote.
 FIGURES: Mapping[str, Mapping[str, bool]] = {
     "pages": {"gb_per_s": True, "total_ms": False, "post_ms": False, "cpu_s_per_gib": False},
     "latency": {"p50_us": False, "p99_us": False},
-    # Some shake hands when they connect, some with the first write: the sum is fair to both.
+    # Some systems shake hands when they connect, others with the first write. The sum is fair to both.
     "setup": dict.fromkeys(
         (
             *("import_ms", "create_ms", "register_ms"),
@@ -42,7 +42,7 @@ FIGURES: Mapping[str, Mapping[str, bool]] = {
         False,
     ),
 }
-# An idle process's clock shows a few microseconds a second: less than this is not told apart.
+# An idle process uses a few microseconds of processor time a second. Less than this counts as equal.
 _FLOORS = {"idle_cpu_cores": 0.001}
 _ITERATIONS = {"pages": 5, "latency": 500, "setup": 1}
 _OURS: Mapping[str, Callable[..., Message]] = {
@@ -83,7 +83,7 @@ class CompareOptions:
     op: Op = "write"
     total_mib: Total = 256
     block_kib: BlockKib = 32
-    #: Of kvxfer's side alone; the others have memory of their process, which is ``foreign``.
+    #: For kvxfer alone. The other systems use memory of their own process, which is ``foreign``.
     memory: MemoryKind = "pool"
     nbytes: Nbytes = 4096
     iterations: Annotated[
@@ -98,16 +98,16 @@ class CompareOptions:
 
     @property
     def num_iterations(self) -> int:
-        """Measured iterations of a system in a round."""
+        """How many iterations of a system are measured in a round."""
         return self.iterations or _ITERATIONS[self.work]
 
     @property
     def our_memory(self) -> str:
-        """What kind of memory kvxfer moves pages of."""
+        """The kind of memory whose pages kvxfer moves."""
         return {"pages": self.memory, "latency": "pool", "setup": "foreign"}[self.work]
 
     def of_work(self) -> PagesOptions | LatencyOptions | SetupOptions:
-        """The options of the benchmark whose work it is; raises for what does not fit."""
+        """The options of the benchmark that defines this work; raises for options that do not fit."""
         if self.work == "setup":
             return SetupOptions(self.transport, self.num_iterations)
         common: Message = {name: getattr(self, name) for name in ("transport", "seed", "timeout_s")}
@@ -119,11 +119,11 @@ class CompareOptions:
 
 
 def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | None = None) -> Message:
-    """Runs it and returns one JSON object, with what was measured when it ended early.
+    """Runs it and returns one JSON object. If it ends early, that has what was measured until then.
 
     ``verified`` is false when a check failed, which ends the run. A system that crashes or hangs is
-    left out from there and named in ``failures``.
-    ``known`` are the baselines to choose from, if not those of ``make baselines``.
+    left out from then on and named in ``failures``.
+    ``known``: the baselines to choose from; by default those of ``make baselines``.
     """
     baselines = chosen_baselines(options.against, known_baselines() if known is None else known)
     comparison = _Comparison(options, baselines, progress)
@@ -147,7 +147,7 @@ def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | No
 
 
 class _Comparison:
-    """The rounds of one run; what they gave stays here when one is cut short."""
+    """The rounds of one run. Keeps their figures when the run is cut short."""
 
     def __init__(self, options: CompareOptions, baselines: tuple[Baseline, ...], progress: Say) -> None:
         self._options = options
@@ -160,7 +160,7 @@ class _Comparison:
         self.failures: dict[str, str] = {}
 
     def run(self) -> None:
-        """Runs all rounds, or those until kvxfer itself fails."""
+        """Runs all rounds, or stops when kvxfer itself fails."""
         names = [OURS, *self._baselines]
         total = self._options.rounds * len(names)
         for index in range(self._options.rounds):
@@ -218,16 +218,16 @@ class _Comparison:
 
 
 def _no_progress(at: Progress) -> None:
-    """Drops a round's own progress: the comparison has its own."""
+    """Drops the progress reports of a round, because the comparison has its own."""
 
 
 def _value(figure: float | Message) -> float:
-    """Returns a figure of one round; of a spread, its median."""
+    """Returns a figure of one round; for a spread, its median."""
     return float(figure["median"] if isinstance(figure, dict) else figure)
 
 
 def parts(result: Message) -> Iterator[Part]:
-    """Yields the systems, how many times better kvxfer is, and what a reader has to know."""
+    """Yields the systems, how many times better kvxfer is, and notes for the reader."""
     yield Words(_title(result), "bold")
     figures = FIGURES[result["work"]]
     systems = result["systems"]
@@ -236,7 +236,7 @@ def parts(result: Message) -> Iterator[Part]:
             (figure.replace("_", " "), *(spread_in_words(system[figure]) for system in systems.values()))
             for figure in figures
         ]
-        # A row for a figure: there are more figures than systems.
+        # One row for each figure, because there are more figures than systems.
         yield Table(("median (min to max)", *systems), rows)
     yield from shown.ratios(result, OURS, figures)
     for name, system in systems.items():
@@ -247,7 +247,7 @@ def parts(result: Message) -> Iterator[Part]:
     for name, words in result["failures"].items():
         yield Words(f"{name} failed and was left out from there: {words}", "bad")
     if result["verified"] and systems and result["work"] == "pages":
-        # `latency` looks at every fiftieth write; `setup` at the first one.
+        # `latency` checks every fiftieth write; `setup` checks the first one.
         yield Words("every byte checked where it arrived, in every system and round")
 
 

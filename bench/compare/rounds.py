@@ -1,4 +1,4 @@
-"""Systems measured in rounds: in which order, and how many times better ours is, round by round. Pure."""
+"""The order of systems in each round, and how many times better ours is in each. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvxfer.bench.run.stats import spread
 
 
 def rotated(names: Sequence[str], index: int) -> list[str]:
-    """Returns the order of a round: each begins with the one after, so that none is always first."""
+    """Returns a round's order. Each round begins with the next system, so that none is always first."""
     start = index % len(names)
     return [*names[start:], *names[:start]]
 
@@ -22,10 +22,10 @@ def ratios(
 ) -> dict[str, dict[str, Message]]:
     """Returns how many times better ``ours`` is, by system and figure: each round's, and their spread.
 
-    Our rate over theirs, or their time over ours: below 1 the other is better. A round counts where both
-    were measured; where what divides is 0 there is no ratio.
+    Our rate over theirs, or their time over ours: below 1 the other is better. A round counts if both
+    were measured in it. There is no ratio if the divisor is 0.
 
-    ``rounds`` has of each system -> figure -> value. Less than its floor of ``floors`` is not told apart.
+    ``rounds``: of each, system -> figure -> value. Values below their floor in ``floors`` count as equal.
     """
     found: dict[str, dict[str, Message]] = {}
     for figure, more in more_is_better.items():

@@ -14,9 +14,9 @@ from kvxfer.bench.run.stats import GIB, median, spread
 from kvxfer.bench.setup.measure import FIGURES as SETUP_FIGURES
 from kvxfer.bench.setup.measure import SetupOptions
 
-# Beyond a transfer's own deadline, which its process tells in better words than silence.
+# Longer than a transfer's own deadline: the process's error says more than its silence.
 _SLACK_S = 10.0
-# Some take tens of milliseconds a round trip: a process says something before it is taken for dead.
+# Some need tens of milliseconds a round trip. So a process reports before it counts as dead.
 _ROUND_TRIPS_A_CALL = 100
 # As in `bench setup`: a cache of four pages.
 _SETUP_PAGE_NBYTES = 4096
@@ -54,7 +54,7 @@ def run_latency(baseline: Baseline, options: LatencyOptions) -> Message:
         pair.open(pair.source)
         for first in range(0, iterations, _ROUND_TRIPS_A_CALL):
             part: Message = {"first": first, "iterations": min(_ROUND_TRIPS_A_CALL, iterations - first)}
-            pair.destination.call("answer", **part)  # it polls now, and replies again at the end
+            pair.destination.call("answer", **part)  # from here on it polls; it replies again at the end
             asked = pair.source.call("ask", timeout_s=options.timeout_s + _SLACK_S, **part)
             answered = pair.destination.reply(options.timeout_s + _SLACK_S)
             for reply in (asked, answered):
@@ -64,7 +64,7 @@ def run_latency(baseline: Baseline, options: LatencyOptions) -> Message:
 
 
 def run_setup(baseline: Baseline, options: SetupOptions) -> Message:
-    """Sets two agents up, writes once, leaves them alone; the keys are those of `setup.measure.run`."""
+    """Sets two agents up, writes once, lets them idle; the keys are those of `setup.measure.run`."""
     sizes = (_SETUP_PAGE_NBYTES, _SETUP_NUM_PAGES)
     fields = _fields(options.transport, *sizes, _SETUP_TIMEOUT_S)
     seen: list[Message] = []

@@ -1,4 +1,4 @@
-"""Requests as those who steer a node send them, one after the other, and how long each took."""
+"""Sends requests like the operators of a node do, one after the other, and measures each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from kvxfer.bench.daemon.programs import Client, Program
 from kvxfer.bench.errors import BenchError
 
-#: A request of each kind, in turns.
+#: One request of each kind, sent in turns.
 KINDS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ("GET", "/v1/node", {}),
     ("GET", "/v1/agents", {}),
@@ -26,7 +26,7 @@ KINDS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ("GET", "/readyz", {}),
     ("PATCH", "/v1/settings", {}),
 )
-# What is left to the daemon between two: a client that never rests would be a load of its own.
+# A pause between two requests. Without it the client would be a load of its own.
 _REST_S: Final = 0.01
 
 
@@ -42,7 +42,7 @@ class Asking:
         self._thread.start()
 
     def end(self) -> dict[str, list[float]]:
-        """Ends it, and returns milliseconds of each kind of request."""
+        """Ends the thread. Returns the milliseconds of each kind of request."""
         self._stopped.set()
         self._thread.join()
         if self._error is not None:

@@ -18,7 +18,7 @@ from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import MIB, median, median_ratio, percentiles, spread
 
-#: scene -> its figures -> what they mean.
+#: scene -> its figures -> their meaning.
 SCENES: Final = {
     "start": {
         "up_s": "from a daemon's start until it answers",
@@ -103,7 +103,7 @@ def run(options: DaemonOptions, progress: Say) -> Message:
 
 
 def parts(result: Message) -> Iterator[Part]:
-    """Yields what a result is shown as."""
+    """Yields the parts that show a result."""
     yield shown.arguments(result, *(name for figures in SCENES.values() for name in figures))
     for scene in result["scenes"]:
         rows = [
@@ -126,7 +126,7 @@ def _start(options: DaemonOptions) -> Message:
     up: dict[str, list[float]] = {"daemon": [], "empty": []}
     cpu: dict[str, list[float]] = {"daemon": [], "empty": []}
     ready = []
-    for iteration in range(-1, options.iterations):  # the first one writes what is compiled
+    for iteration in range(-1, options.iterations):  # the first start writes compiled files
         for name, begin in (("empty", programs.empty), ("daemon", programs.daemon)):
             with begin() as program:
                 if iteration < 0:
@@ -150,7 +150,7 @@ def _idle(options: DaemonOptions) -> Message:
         moving.call("begin", rate=100.0)
         time.sleep(1.0)
         moving.call("end")
-        time.sleep(2.0)  # what was moved last is told
+        time.sleep(2.0)  # waits until the last transfers are reported
         for program in (empty, daemon):
             with program.client() as client:
                 client.ask("GET", "/healthz")
@@ -273,7 +273,7 @@ def _events(options: DaemonOptions) -> Message:
         }
 
 
-# ---- what they share -------------------------------------------------------------------------------
+# ---- shared by all scenes --------------------------------------------------------------------------
 
 _MEASURES: Final[dict[str, Callable[[DaemonOptions], Message]]] = {
     "start": _start,
@@ -310,7 +310,7 @@ def _all(took_ms: dict[str, list[float]]) -> dict[str, float]:
 
 
 def _await_agents(daemon: programs.Program, count: int) -> None:
-    """Waits for agents, beside the daemon's own."""
+    """Waits until so many agents are attached, besides the daemon's own."""
     with daemon.client() as client:
 
         def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Two agents in a process of their own, which move pages at a rate, attached to a daemon or not."""
+"""Two agents in a process of their own that move pages at a rate, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvxfer.bench.run.process import End
 from kvxfer.testing.pair import connected_pair
 
 _TIMEOUT_S: Final = 60.0
-# Transfers begin together so often: a sleep for each of a thousand a second would cost more than they do.
+# Transfers begin in groups at this interval. With a thousand a second, a sleep for each would cost more.
 _INTERVAL_S: Final = 0.005
 
 
@@ -38,7 +38,7 @@ class MovingEnd(End):
         self._begun = 0.0, 0.0, 0.0
 
     def begin(self, rate: float) -> None:
-        """Begins to move so many blocks a second, each by a transfer of its own; 0 is as fast as it goes."""
+        """Begins to move so many blocks a second, each by its own transfer; 0: as fast as possible."""
         self._stopped.clear()
         self._num_done = 0
         self._begun = _clocks()
@@ -46,7 +46,7 @@ class MovingEnd(End):
         self._thread.start()
 
     def end(self) -> Message:
-        """Ends that; returns how many were moved, and what that took."""
+        """Stops moving. Returns how many blocks were moved, and what that took."""
         assert self._thread is not None
         self._stopped.set()
         self._thread.join()
@@ -86,7 +86,7 @@ class MovingEnd(End):
 
 
 def _clocks() -> tuple[float, float, float]:
-    """Returns seconds: of the wall, of all threads, and of those that talk to the daemon."""
+    """Returns seconds of wall time, of all threads, and of the threads that talk to the daemon."""
     links = [thread.native_id for thread in threading.enumerate() if thread.name == LINK_THREAD]
     link_ns = sum(int(Path(f"/proc/self/task/{each}/schedstat").read_text().split()[0]) for each in links)
     return time.perf_counter(), time.process_time(), link_ns / 1e9

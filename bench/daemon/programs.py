@@ -1,4 +1,4 @@
-"""The daemon, and an empty application of the same framework, as programs that are looked at from outside."""
+"""Runs the daemon, and an empty application of the same framework, as programs observed from outside."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _LOOK_S: Final = 0.002
 
 
 class Program:
-    """A program that serves HTTP on a unix socket, in a folder of its own; it ends with the block.
+    """A program that serves HTTP on a unix socket, in a folder of its own. ``with`` ends it.
 
     Attributes
     ----------
     up_s, up_cpu_s
-        From its start until it answered for the first time, and the processor time that it had used by then.
+        Time from its start to its first answer, and the processor time that it had used by then.
     ready_s
-        Until it said that it is ready.
+        Time until it reported that it is ready.
     """
 
     def __init__(self, command: list[str], folder: tempfile.TemporaryDirectory[str], api: Path) -> None:
@@ -39,7 +39,7 @@ class Program:
         self.api = api
         started = time.perf_counter()
         with (self.folder / "log").open("wb") as log:
-            # -P: the installed package, whatever the working folder holds.
+            # -P: uses the installed package, even if the working folder has another.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -57,7 +57,7 @@ class Program:
             try:
                 with self.client() as client:
                     status, _ = client.ask("GET", path)
-                if status != 503:  # of an empty application there is nothing to be ready
+                if status != 503:  # an empty application has no readiness to report
                     return
             except OSError:
                 pass
@@ -66,12 +66,12 @@ class Program:
             time.sleep(_LOOK_S)
 
     def client(self) -> Client:
-        """Returns a connection to it, as its own user."""
+        """Returns a connection to the program, as the program's own user."""
         return Client(self.api)
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The id of its process."""
         return self._process.pid
 
     def cpu_s(self) -> float:
@@ -80,7 +80,7 @@ class Program:
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def rss_nbytes(self) -> int:
-        """Returns how much of it is resident."""
+        """Returns its resident memory in bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def num_fds(self) -> int:
@@ -117,7 +117,7 @@ def empty() -> Program:
 
 
 def daemon(*arguments: str) -> Program:
-    """Starts a daemon with an agent of its own and no pool, which allows as many requests as there are."""
+    """Starts a daemon with an agent of its own, no pool, and no limit on requests."""
     folder = _new_folder()
     place = Path(folder.name)
     places = ["--state", str(place / "state"), "--runtime", str(place / "run"), "--listen", ""]
@@ -125,14 +125,14 @@ def daemon(*arguments: str) -> Program:
 
 
 class Client:
-    """One connection over a unix socket, with little of its own in what it measures."""
+    """One connection over a unix socket. It adds little time of its own to what it measures."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection = _Connection(path)
 
     def ask(self, method: str, path: str, body: Any = None, **query: Any) -> tuple[int, bytes]:
-        """Returns the status and body of an answer; raises `OSError` where there is none."""
+        """Returns the status and body of an answer; raises `OSError` if there is none."""
         headers = {}
         encoded = None
         if body is not None:
@@ -148,7 +148,7 @@ class Client:
             raise ConnectionError(f"no answer to {method} {path}: {error}") from error
 
     def get(self, path: str, **query: Any) -> Any:
-        """Returns what a path answers, which has to be well; raises `BenchError` otherwise."""
+        """Returns the answer of a path; raises `BenchError` unless it is a success."""
         status, body = self.ask("GET", path, **query)
         if status != 200:
             raise BenchError(f"GET {path} answered {status}: {body[:200].decode(errors='replace')}")

@@ -1,4 +1,4 @@
-"""Many agents that exist only on the daemon's socket: they attach, and tell records at a rate."""
+"""Many agents that exist only on the daemon's socket. They attach, and send records at a rate."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvxfer.bench.run.process import End
 from kvxfer.session.records import Record, encode
 
 _TIMEOUT_S: Final = 60.0
-# Agents tell what has ended so often (kvxfer/attachment/link.py).
+# The interval at which agents report ended transfers (kvxfer/attachment/link.py).
 _INTERVAL_S: Final = 0.05
-#: Of records, one in so many is of a transfer that failed: a topic of its own.
+#: One in so many records is of a failed transfer, which is a topic of its own.
 FAILED_ONE_IN: Final = 100
 
 
@@ -34,13 +34,13 @@ class TellingEnd(End):
         self._error: Exception | None = None
 
     def tell(self, rate: float, count: int) -> None:
-        """Begins to tell so many records, so many of them a second."""
+        """Begins to send so many records, at so many a second."""
         self._error = None
         self._thread = threading.Thread(target=self._run, args=(rate, count))
         self._thread.start()
 
     def told(self) -> Message:
-        """Waits until they are told; returns how many there are in all."""
+        """Waits until all records are sent. Returns how many there are in all."""
         assert self._thread is not None
         self._thread.join()
         if self._error is not None:
@@ -104,7 +104,7 @@ class TellingEnd(End):
             self._error = error
 
     def _tell(self, count: int) -> None:
-        """Tells records, of all agents as many."""
+        """Sends records, equally many from each agent."""
         told: list[list[Record]] = [[] for _ in self._sockets]
         for number in range(self._num_told, self._num_told + count):
             told[number % len(told)].append(_record(number))

@@ -1,4 +1,4 @@
-"""Watchers of the daemon's events, on topics of their own, and a laggard, which reads when it is told to."""
+"""Watchers of the daemon's events, each on its topics, and a laggard that reads only on command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.process import End
 
 _TIMEOUT_S: Final = 60.0
-#: What watchers choose, in turns. Of the first there are many events, of the others few.
+#: Topics, which watchers choose in turns. The first has many events, the others few.
 TOPICS: Final = ("transfers.failed", "agents", "leases", "drain")
 _FEW_NBYTES: Final = 4096
 
@@ -32,7 +32,7 @@ class WatchingEnd(End):
         self._laggard: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def begin(self) -> None:
-        """Opens all streams; the laggard's own is not read."""
+        """Opens all streams. The laggard's is not read."""
         self._laggard = await self._open("")
         self._seen = [0] * self._count
         for number in range(self._count):
@@ -40,7 +40,7 @@ class WatchingEnd(End):
             self._tasks.append(asyncio.create_task(self._watch(number, reader, writer)))
 
     async def seen(self, failed: int) -> Message:
-        """Waits until each of those that watch failures has seen so many; returns how late they were."""
+        """Waits until each watcher of failures has seen so many. Returns how late the events were."""
         watching = range(0, self._count, len(TOPICS))
         async with asyncio.timeout(_TIMEOUT_S):
             while any(self._seen[number] < failed for number in watching):
@@ -53,7 +53,7 @@ class WatchingEnd(End):
         }
 
     async def read_late(self, last: int) -> Message:
-        """Has the laggard read up to an index; returns how many events it got, and was told it missed."""
+        """Makes the laggard read up to an index. Returns how many events it got, and how many it missed."""
         assert self._laggard is not None
         reader, writer = self._laggard
         missed = seen = at = 0
@@ -103,7 +103,7 @@ class WatchingEnd(End):
 
 
 async def _event(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Returns the data of the next event, where the next line has any; a chunk's head has none."""
+    """Returns the data of the next event, if the next line has any; a chunk's head has none."""
     line = await reader.readline()
     if not line:
         raise EOFError("the stream ended")

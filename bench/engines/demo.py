@@ -20,15 +20,15 @@ _TEXT = (
     "When prefill ends, the cache of the request, thousands of small pages spread over every layer, "
     "must reach the decode worker at once: every millisecond is time to first token. "
 )
-# Within a block, a token more than a block, blocks to the last token, and many. The first letters
-# differ, so that none finds the beginning of another in a cache.
+# Lengths: within one block, one token more than a block, whole blocks, and many blocks. The first
+# letters differ, so that no prompt finds the beginning of another in a cache.
 _NUM_TOKENS = (20, 33, 64, 150, 400, 900)
-# What each way in which a router asks makes of the transfer.
+# The kind of transfer that each way of asking leads to.
 _HOW = ("pull", "push")  # of `DISPATCHES`
 _MAX_TOKENS = 32
 _EQUAL = "equal"
 _COMPUTED_AGAIN = "computed again: nothing was moved"
-# SGLang's prefill may hear of the end after decode's last token.
+# SGLang's prefill may hear of the transfer's end after decode's last token.
 _TOLD_S = 10.0
 
 
@@ -82,7 +82,7 @@ def _of_vllm(stack: ExitStack, folder: Path) -> list[tuple[str, str, str, str]]:
         for dispatch in DISPATCHES
     ]
     _wait([alone, prefill, decode, *routers], started_s)
-    # A router learns from the first answer where prefill's agents are.
+    # A router learns the addresses of prefill's agents from the first answer.
     complete(routers[-1], "Where?", 1)
     return [
         _answer(how, alone, router, decode, prompt)
@@ -94,7 +94,7 @@ def _of_vllm(stack: ExitStack, folder: Path) -> list[tuple[str, str, str, str]]:
 def _answer(
     how: str, alone: VllmServer, router: RouterServer, decode: VllmServer, prompt: str
 ) -> tuple[str, str, str, str]:
-    """Returns a prompt's row: what was asked, what was moved, whether both give the same tokens, the text."""
+    """Returns a prompt's row: the question, what was moved, whether both gave equal tokens, the text."""
     moved_before = decode.prompt_tokens("external_kv_transfer")
     together = complete(router, prompt, _MAX_TOKENS)
     num_moved = decode.prompt_tokens("external_kv_transfer") - moved_before

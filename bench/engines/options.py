@@ -1,4 +1,4 @@
-"""What the router and the demonstration are asked to do. Knows no engine and no HTTP."""
+"""Options of the router and of the demonstration. Needs no engine and no HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from kvxfer.bench.run.options import Option, check
 
-#: Engines that are run here; the first where nobody says which.
+#: Engines that are run here; the first one is the default.
 ENGINES = ("vllm", "sglang")
 #: How a router asks engines: one after the other, or both at once.
 DISPATCHES = ("sequential", "concurrent")

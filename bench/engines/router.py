@@ -1,12 +1,12 @@
 """A small router before prefill and decode engines, for tests and demonstrations.
 
-It speaks the protocol that vLLM's connectors and the community's routers have settled on: a request
-goes to a prefill engine for one token, and with the ``kv_transfer_params`` of that answer, as they are,
-to a decode engine, whose answer is the client's. Or both are asked at once, and kvxfer's prefill pushes
-(`Router.concurrent`). It takes engines in turn; those routers know of load, prefixes and failures.
+It speaks the protocol that vLLM's connectors and the community's routers use. A request goes to a prefill
+engine for one token. It then goes to a decode engine, with the unchanged ``kv_transfer_params`` of prefill's
+answer, and the client gets decode's answer. Or the router asks both at once, and kvxfer's prefill pushes
+(`Router.concurrent`). It takes engines in turn; those routers consider load, prefixes and failures.
 
 A URL that ends with ``#1`` is data-parallel rank 1 of its server. Each rank is an engine of its own, and
-who pushes has to know which one it asks.
+a push needs to know which one is asked.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Fields = Mapping[str, Any]
 
 _log = logging.getLogger("kvxfer.bench.engines.router")
 
-#: What a prefill engine is asked for: its connector is to keep the pages and to say where they are.
+#: Sent to a prefill engine: its connector keeps the pages and answers where they are.
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-# Below the 5 s after which vLLM's server closes an idle connection: one that it is about to close is
-# not to be used again.
+# Below the 5 s after which vLLM's server closes an idle connection, so that the router never uses a
+# connection that is about to be closed.
 _KEEP_ALIVE_S = 2.0
 _CONNECT_TIMEOUT_S = 5.0
 _STATUS_OF_A_CLIENT_THAT_LEFT = 499
@@ -52,7 +52,7 @@ class RouteError(Exception):
         about = {"type": "router_error"}
         if engine is not None:
             about = {"type": f"{engine.role}_error", "backend": engine.url}
-        #: As OpenAI's interface has errors.
+        #: Errors in the form of OpenAI's interface.
         self.body = {"error": {"message": message, "code": status, **about}}
 
 
@@ -65,7 +65,7 @@ class Engine:
         self.url = address.rstrip("/")
         self._name = f"{role} {url}"
         self._client = client
-        #: Where its agents are, as its last answer told.
+        #: The addresses of its agents, from its last answer.
         self.ranks: Any = None
 
     async def ask(self, path: str, body: Fields, headers: Mapping[str, str]) -> httpx.Response:
@@ -81,16 +81,16 @@ class Engine:
                 reason = (await answer.aread()).decode(errors="replace")
         except httpx.TransportError as error:
             raise self._failed(error) from error
-        # What the client did wrong stays the client's; what the engine did is a gateway's.
+        # A client's error keeps its status; an engine's error becomes a gateway's.
         status = answer.status_code if answer.is_client_error else 502
         raise RouteError(status, f"{self} answered {answer.status_code}: {reason}", self)
 
     async def prefill(self, path: str, body: Fields, headers: Mapping[str, str], **params: Any) -> Any:
-        """Has it compute one token of a request and keep the pages; returns what it says for decode."""
+        """Makes it compute one token of a request and keep the pages; returns its parameters for decode."""
         asked = {**body, "stream": False, "max_tokens": 1, "n": 1, "kv_transfer_params": TO_PREFILL | params}
         if "max_completion_tokens" in body:
             asked["max_completion_tokens"] = 1
-        # Neither fits an answer of one token in one piece.
+        # These options do not fit an answer that is one token and does not stream.
         for name in ("stream_options", "min_tokens", "best_of"):
             asked.pop(name, None)
         answer = await self.ask(path, asked, headers)
@@ -107,7 +107,7 @@ class Engine:
         return told
 
     def _failed(self, error: httpx.TransportError) -> RouteError:
-        """Returns what the client is told when the engine cannot be reached, or falls silent."""
+        """Returns the client's error for an engine that cannot be reached, or falls silent."""
         status = 504 if isinstance(error, httpx.TimeoutException) else 502
         return RouteError(status, f"{self} failed: {type(error).__name__}: {error}", self)
 
@@ -128,8 +128,8 @@ class Router:
     async def concurrent(self, path: str, body: Fields, headers: Mapping[str, str]) -> httpx.Response:
         """Asks both at once: prefill pushes the pages while it computes them.
 
-        Both are told a key that is drawn for this request alone, and decode where prefill's agents are.
-        Every answer of prefill tells that, so the first request to an engine goes in turn.
+        Both get a key that is drawn for this request alone. Decode also gets the addresses of prefill's
+        agents. Every answer of prefill has these, so the first request to an engine is sequential.
         """
         prefill = next(self._prefills)
         if prefill.ranks is None:
@@ -143,11 +143,11 @@ class Router:
             asyncio.create_task(decode.ask(path, {**body, "kv_transfer_params": params}, headers)),
         )
         try:
-            # When one fails the other need not go on.
+            # If one fails, the other need not go on.
             await asyncio.gather(*tasks)
             return tasks[1].result()
         except BaseException:
-            # It may have restarted: what it says next time is believed again.
+            # Prefill may have restarted, so its next answer gives the addresses anew.
             prefill.ranks = None
             for task in tasks:
                 task.cancel()
@@ -221,7 +221,7 @@ def create_app(options: RouterOptions) -> FastAPI:
 
 
 async def _passed_on(answer: httpx.Response, ends: contextlib.ExitStack) -> AsyncIterator[bytes]:
-    """Yields an answer as it comes; when the client leaves, this ends and closes it, and so does decode."""
+    """Yields an answer as it comes. When the client leaves, closes the answer, and decode stops, too."""
     with ends:
         async with contextlib.aclosing(answer):
             async for piece in answer.aiter_bytes():
@@ -245,7 +245,7 @@ async def _while_client_waits(
 
 
 async def _client_left(request: Request) -> None:
-    # The body has been read: what is left to receive is the end.
+    # The body has been read, so only the disconnection is left to receive.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""Spans of the router's requests, where OpenTelemetry's own variables name a collector."""
+"""Spans of the router's requests, if OpenTelemetry's own variables name a collector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CARRIED: Final = ("traceparent", "tracestate")
 
 
 class RouterSpans:
-    """Makes one span for each request; engines get its ``traceparent``. Without a collector, the client's."""
+    """Makes a span for each request. Engines get its ``traceparent``; without a collector, the client's."""
 
     def __init__(self) -> None:
         self._tracer: Any = None
@@ -25,7 +25,7 @@ class RouterSpans:
             self._tracer = provider.get_tracer("kvxfer.bench.engines.router")
 
     def begin(self, name: str, request_id: str, told: Mapping[str, str]) -> tuple[Any, dict[str, str]]:
-        """Returns the span, which its holder ends (None where there is none), and headers for engines."""
+        """Returns the span, which the caller ends (None if there is none), and headers for engines."""
         carried = {key: told[key] for key in _CARRIED if key in told}
         if self._tracer is None:
             return None, carried

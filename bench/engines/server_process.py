@@ -1,4 +1,4 @@
-"""A server in a process group of its own: started, waited for, asked over HTTP, ended with all it began."""
+"""Runs a server in a process group of its own, and ends it with all processes that it started."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvxfer.bench.errors import BenchError
 
-# Above what a request waits for a dead prefill engine before it is computed again.
+# Longer than a request waits for a dead prefill engine before decode computes it again.
 _REQUEST_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 20.0
 
-# The server is not to outlive who started it, whatever ends that one: 1 is PR_SET_PDEATHSIG.
+# The kernel ends the server when the process that started it ends: 1 is PR_SET_PDEATHSIG.
 _LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def reserved_port() -> socket.socket:
-    """Returns a socket at a free port of loopback, which stays ours until it is closed.
+    """Returns a socket at a free port of loopback. The port stays reserved until the socket is closed.
 
-    Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens: so a server may listen
-    there, and the port is not chosen for others.
+    Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens. So a server may listen
+    there, while the system gives the port to no other process.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,9 +40,9 @@ def reserved_port() -> socket.socket:
 class ProgramProcess:
     """A program in a process group of its own.
 
-    ``name`` is what errors call it; ``command`` begins with a path; ``log`` takes what it prints;
-    ``environment`` has variables beside those of this process. To be made by a thread that lives as long as
-    the program: the program ends with it.
+    ``name``: used in errors. ``command``: begins with a path. ``log``: takes the program's output.
+    ``environment``: variables besides those of this process. The program ends with the thread that creates
+    this object, so that thread must live as long.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class ProgramProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Not a session: Linux shares processors out by session (autogroups), and where threads of one
-                # yield all the time, as engines' do that wait for each other, another may starve for seconds.
+                # Not a session: Linux divides processors among sessions (autogroups). Engines' threads that wait
+                # for each other yield all the time; then another thread of the session may starve for seconds.
                 process_group=0,
                 env={**os.environ, **(environment or {})},
             )
 
     @property
     def pid(self) -> int:
-        """The program's; also the number of the group that all its processes belong to."""
+        """The program's process id; also the id of the group of all its processes."""
         return self._process.pid
 
     def wait_until(self, is_up: Callable[[], bool], timeout_s: float) -> Self:
-        """Waits until it is up; raises with the end of its log if it ends or is too slow."""
+        """Waits until it is up. If it ends or is too slow, raises with the end of its log."""
         deadline = time.monotonic() + timeout_s
         while not is_up():
             if self.has_ended():
@@ -79,7 +79,7 @@ class ProgramProcess:
         return self
 
     def has_ended(self) -> bool:
-        """Whether the process is gone. It is not reaped, so that its group's number stays its own."""
+        """Whether the process has ended. It is not reaped, so that its group's id is not used again."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -94,10 +94,10 @@ class ProgramProcess:
         return "\n".join([f"the end of {self.log}:", *lines])
 
     def stop(self) -> None:
-        """Ends the program, and with force what is left of its group. Idempotent."""
+        """Ends the program, and kills what is left of its group. Idempotent."""
         if self._process.returncode is not None:
             return
-        # What is stopped would not hear of its end.
+        # A stopped process would not receive the signal.
         self.signal(signal.SIGCONT)
         os.kill(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + _STOP_TIMEOUT_S
@@ -116,9 +116,9 @@ class ProgramProcess:
 class ServerProcess(ProgramProcess):
     """A program that serves HTTP.
 
-    It listens on a loopback port that the system chose or, where it runs ``within`` a host of its own (a
-    command that becomes it), ``at`` a host and port. ``--port`` is added to ``command``, and ``--host`` if it
-    ``takes_host``. It has ``ready_timeout_s`` until it answers at ``health``.
+    It listens on a loopback port that the system chooses. If it runs ``within`` a host of its own (a command
+    that becomes the server), it listens ``at`` a host and port. ``--port`` is added to ``command``, and
+    ``--host`` if it ``takes_host``. It must answer at ``health`` within ``ready_timeout_s``.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ServerProcess(ProgramProcess):
         self.client = httpx.Client(base_url=self.url, timeout=_REQUEST_TIMEOUT_S)
 
     def wait_ready(self) -> Self:
-        """Waits until the server answers; raises with the end of its log if it ends or is too slow."""
+        """Waits until the server answers. If it ends or is too slow, raises with the end of its log."""
         return self.wait_until(self._answers, self._ready_timeout_s)
 
     def _answers(self) -> bool:
@@ -158,7 +158,7 @@ class ServerProcess(ProgramProcess):
             return False
 
     def stop(self) -> None:
-        """Ends the server, and with force what is left of its group. Idempotent."""
+        """Ends the server, and kills what is left of its group. Idempotent."""
         self.client.close()
         if self._reserved is not None:
             self._reserved.close()
@@ -166,10 +166,10 @@ class ServerProcess(ProgramProcess):
 
 
 class EngineServer(ServerProcess):
-    """One that serves a model, and says at ``/metrics`` what it does."""
+    """A server of a model, which reports at ``/metrics`` what it does."""
 
     def metric(self, name: str, **labels: str) -> float:
-        """Returns a metric, summed over what else it is labelled with; 0 where there is none."""
+        """Returns a metric, summed over its other labels; 0 if there is none."""
         families = text_string_to_metric_families(
             self.client.get("/metrics", follow_redirects=True).raise_for_status().text
         )
@@ -181,7 +181,7 @@ class EngineServer(ServerProcess):
         )
 
     def is_busy(self) -> bool:
-        """Whether it works on a request, or keeps anything for one."""
+        """Whether the engine works on a request, or keeps anything for one."""
         raise NotImplementedError
 
 

@@ -1,22 +1,22 @@
-"""What SGLang needs where there is no GPU: a plug-in of the engines that tests and benchmarks start."""
+"""A plug-in that SGLang needs without a GPU, for the engines that tests and benchmarks start."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Final
 
-#: The name under which an engine is told of it (`kvxfer.bench.engines.sglang_server`), and where it is.
+#: The plug-in's name for engines (`kvxfer.bench.engines.sglang_server`), and where it is.
 NAME: Final = "kvxfer-cpu"
 ENTRY_POINT: Final = f"{__name__}:register"
 
 _UNPINNED: Final = "sglang.srt.mem_cache.pool_host.common._cuda_host_register"
 _RANGES: Final = "_sglang_cuda_host_registered_ranges"
-# Schedulers without a request ask for one without pause: on two cores they take the time of those that work.
+# An idle scheduler polls for requests without pause. On two cores it takes time from busy ones.
 _REST_S: Final = 0.001
 
 
 def register() -> None:
-    """Has SGLang take host memory as it is, and rest while nobody asks anything of it."""
+    """Makes SGLang use host memory as it is, and sleep while it has no request."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_UNPINNED, _leave_unpinned, HookType.REPLACE)

@@ -1,7 +1,7 @@
 """An SGLang engine behind its own server, on the CPU, and SGLang's own routers, for tests and demonstrations.
 
-Everything that costs time at the start and gives nothing with a tiny model is off. It still takes most of a
-minute, so start all that you need and then wait for all.
+Start-up steps that bring nothing for a tiny model are off. A start still takes most of a minute, so start
+all engines that you need and then wait for all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKENS_PER_PAGE: Final = 16
 #: The name of kvxfer's plug-in, and of its transfer backend.
 KVXFER: Final = "kvxfer"
 
-# Gauges of requests that an engine has in hand, in whichever queue.
+# Gauges of an engine's open requests, in all its queues.
 _IN_HAND: Final = (
     "sglang:num_running_reqs",
     "sglang:num_queue_reqs",
@@ -45,18 +45,18 @@ _MOST_WORKERS: Final = 8
 ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
-    # `/health` asks whether the server is up, and generates nothing.
+    # `/health` only asks whether the server is up; it generates nothing.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-    # Workers beyond a machine's NUMA nodes have to be told their processors: here they share all.
+    # With more workers than NUMA nodes, SGLang needs their processors named. Here they share all.
     "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * _MOST_WORKERS),
 }
 
 
 def plugins(folder: Path, functions: Mapping[str, str], path: str) -> dict[str, str]:
-    """Returns the variables with which an engine calls functions (``module:function``, by name) as it starts.
+    """Returns variables that make an engine call functions (``module:function``, by name) as it starts.
 
-    No other plug-in but kvxfer's is loaded then. ``folder`` takes what tells SGLang of them; ``path`` is the
-    PYTHONPATH of the engine beside it.
+    SGLang then loads no other plug-in but kvxfer's. ``folder`` takes the metadata by which SGLang finds the
+    functions; ``path`` is the rest of the engine's PYTHONPATH.
     """
     package = folder / "plugins" / "kvxfer_bench_plugins-1.dist-info"
     package.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class SglangServer(EngineServer):
 
     @property
     def bootstrap_port(self) -> int:
-        """Where a prefill tells decode engines of its ranks."""
+        """The port at which a prefill engine tells decode engines about its ranks."""
         port: int = self._bootstrap.getsockname()[1]
         return port
 
@@ -131,11 +131,11 @@ class SglangServer(EngineServer):
         self._bootstrap.close()
 
     def is_busy(self) -> bool:
-        """Whether it has a request in hand, in whichever queue."""
+        """Whether it has an open request, in any of its queues."""
         return any(self.metric(name) for name in _IN_HAND)
 
     def megabytes_moved(self) -> float:
-        """Returns the MiB that this prefill's requests have brought to decode so far, as its backend says."""
+        """Returns the MiB that this prefill engine has moved to decode so far, as its backend reports."""
         return self.metric("sglang:kv_transfer_total_mb_sum")
 
     def flush_cache(self) -> None:
@@ -159,7 +159,7 @@ class SglangRouter(ServerProcess):
             command += ["--prefill", prefill.url, str(prefill.bootstrap_port)]
         for decode in decodes:
             command += ["--decode", decode.url]
-        # A request that fails is seen to fail.
+        # No retries, so that a failed request shows.
         command += ["--policy", "random", "--disable-retries", "--disable-circuit-breaker"]
         self._metrics = reserved_port()
         command += ["--mini-lb"] if mini else ["--prometheus-port", str(self._metrics.getsockname()[1])]
@@ -169,7 +169,7 @@ class SglangRouter(ServerProcess):
             log,
             environment=ENVIRONMENT,
             ready_timeout_s=_READY_TIMEOUT_S,
-            # It is there before it knows that its engines are.
+            # The router answers before it knows that its engines are up.
             health="/health" if mini else "/readiness",
         )
 
@@ -204,7 +204,7 @@ class Generated:
 def generate(server: ServerProcess, prompt: str, max_tokens: int = 32, **fields: Any) -> Generated:
     """Asks an engine, or a router before engines, for the greedy continuation of a prompt.
 
-    Further ``fields`` go into the request as they are.
+    Further ``fields`` go into the request unchanged.
     """
     answer = server.client.post("/generate", json=generate_request(prompt, max_tokens, **fields))
     if not answer.is_success:
@@ -221,7 +221,7 @@ def generate_request(prompt: str, max_tokens: int = 32, **fields: Any) -> dict[s
 def generate_apart(
     prefill: SglangServer, decode: SglangServer, prompt: str, max_tokens: int = 32, **fields: Any
 ) -> Generated:
-    """Does what a router does: asks both at once, and returns what decode says."""
+    """Does what a router does: asks both at once, and returns decode's answer."""
     fields = {**meeting(prefill), **fields}
     with ThreadPoolExecutor(2) as threads:
         asked = threads.submit(generate, prefill, prompt, max_tokens, **fields)
@@ -231,7 +231,7 @@ def generate_apart(
 
 
 def meeting(prefill: SglangServer) -> dict[str, Any]:
-    """Returns what tells both engines of a request where its halves meet."""
+    """Returns the fields that tell both engines of a request where its halves meet."""
     return {
         "bootstrap_host": "127.0.0.1",
         "bootstrap_port": prefill.bootstrap_port,

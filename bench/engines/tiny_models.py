@@ -1,7 +1,7 @@
 """Models of a few megabytes with random weights, for real engines: the cache's shapes without the cost.
 
-What they say is noise, but noise that hangs on every token before it: where one wrong block reaches the
-attention, other tokens come out. transformers and tokenizers make them; both come with the engines.
+Their output is noise, but it depends on every token before it: if one wrong block reaches the attention,
+other tokens come out. transformers and tokenizers create them; both come with the engines.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: One token a character, so that a prompt's length can be counted, and what comes out can be read.
+#: One token for each character, so that prompts can be counted and outputs can be read.
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;!?'\"()-+*/=<>@#%&_$\n"
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 _PAD, _BOS, _EOS, _UNK = range(4)
-# A multiple of 64, to which engines round vocabularies up.
+# A multiple of 64, since engines round vocabularies up to one.
 VOCABULARY = 128
 MAX_TOKENS = 4096
 
-# At 0.02, which trained models start from, one token is repeated for ever. From 0.12 on 32 greedy
-# tokens are 20 to 30 different ones, and one other letter 300 tokens before changes them.
+# With 0.02, which trained models start from, one token is repeated for ever. From 0.12 on, 32 greedy
+# tokens have 20 to 30 different values, and changing one letter 300 tokens earlier changes them.
 _STANDARD_DEVIATION = 0.15
-# Where queries and keys are normalized, their norms' weights are what makes attention choose.
+# If queries and keys are normalized, the weights of their norms decide where attention goes.
 _ATTENTION_NORM_WEIGHT = 2.0
-# States as they come forget a token within three. With this they remember some twenty.
+# With default values, states forget a token within three tokens. With this they remember some twenty.
 _STATE_DECAY_LOG = -3.0
 
 _CHAT_TEMPLATE = (
@@ -52,7 +52,7 @@ Models = Mapping[str, tuple[str, dict[str, Any]]]
 MODELS: Models = {
     "llama": ("LlamaConfig", {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}),
     # Pages of 64 KiB in 32 layers, as many and as large as those of Llama-3.1-8B in bfloat16 with blocks
-    # of 16 tokens: 64 KiB a token to hand over, where everything else is as small as it can be.
+    # of 16 tokens: 64 KiB a token to hand over. Everything else is as small as possible.
     "llama-pages": (
         "LlamaConfig",
         {
@@ -68,9 +68,9 @@ MODELS: Models = {
 
 
 def save(name: str, folder: Path, seed: int = 1, models: Models = MODELS) -> Path:
-    """Makes a model and its tokenizer, writes both to ``folder``, as engines read them, and returns that.
+    """Creates a model and its tokenizer, writes both to ``folder`` for engines, and returns the folder.
 
-    The folder is made if need be; where a model of this name and seed is there already, nothing is done.
+    Creates the folder if need be. Does nothing if it has a model of this name and seed already.
     """
     constants = [_STANDARD_DEVIATION, _ATTENTION_NORM_WEIGHT, _STATE_DECAY_LOG]
     label = json.dumps([name, seed, models[name], _COMMON, *constants])
@@ -92,7 +92,7 @@ def _save_weights(folder: Path, seed: int, config_class: str, arguments: dict[st
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=config.dtype)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
-            # Other vectors are norms and biases, which are right as they come.
+            # Other vectors are norms and biases; their default values are right.
             if parameter.ndim > 1:
                 parameter.normal_(0.0, _STANDARD_DEVIATION)
             elif label.endswith(("q_norm.weight", "k_norm.weight")):
@@ -100,9 +100,9 @@ def _save_weights(folder: Path, seed: int, config_class: str, arguments: dict[st
             elif label.endswith("A_log"):
                 parameter.fill_(_STATE_DECAY_LOG)
         if config.tie_word_embeddings:
-            # Such models scale embeddings up by this; the last token would outweigh the layers.
+            # Such models scale embeddings up by this, so the last token would outweigh the layers.
             model.get_input_embeddings().weight /= config.hidden_size**0.5
-        # What is no letter is never the most likely token, so that no answer ends early.
+        # Tokens that are not letters are never the most likely, so that no answer ends early.
         head = model.get_output_embeddings().weight
         head[: len(_SPECIAL)] = 0.0
         head[len(_SPECIAL) + len(ALPHABET) :] = 0.0

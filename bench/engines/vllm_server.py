@@ -1,7 +1,7 @@
 """A vLLM engine behind its own server, ``vllm serve``, on the CPU, for tests and demonstrations.
 
-Everything that costs time at the start and gives nothing with a tiny model is off. It still takes half a
-minute, so start all that you need and then wait for all.
+Start-up steps that bring nothing for a tiny model are off. A start still takes half a minute, so start
+all engines that you need and then wait for all of them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvxfer.bench.errors import BenchError
 
 #: The name that models are served under.
 MODEL = "tiny"
-#: The CPU's attention knows multiples of 32.
+#: Attention on the CPU supports only multiples of 32.
 TOKENS_PER_BLOCK = 32
 
 # Two engines that start on two busy cores at once took 48 to 75 s.
 _READY_TIMEOUT_S = 240.0
 
 ENVIRONMENT = {
-    # GiB, an upper bound: `num_blocks` is what counts.
+    # GiB, an upper bound: `num_blocks` decides.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -72,7 +72,7 @@ class VllmServer(EngineServer):
             raise BenchError(f"no {program}: `make demo-vllm` and `make test-vllm` set up a vLLM for the CPU")
         command = [
             *(str(program), "serve", str(model), "--served-model-name", MODEL),
-            # In the dtype that it is saved in: by itself vLLM computes float32 models in float16.
+            # In the dtype of the saved model. By default vLLM computes float32 models in float16.
             *("--dtype", json.loads((model / "config.json").read_text())["dtype"], "--enforce-eager"),
             *("--block-size", str(TOKENS_PER_BLOCK), "--num-gpu-blocks-override", str(num_blocks)),
             *("--max-model-len", "1024", "--max-num-batched-tokens", "1024", "--max-num-seqs", "16"),
@@ -96,11 +96,11 @@ class VllmServer(EngineServer):
         return int(self.metric("vllm:prompt_tokens_by_source_total", source=source))
 
     def num_requests(self) -> int:
-        """Returns the requests that the engine works on or holds back."""
+        """Returns the number of requests that the engine works on or holds back."""
         return int(self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"))
 
     def is_busy(self) -> bool:
-        """Whether it works on a request, or holds blocks for anybody."""
+        """Whether it works on a request, or holds blocks for another engine."""
         return bool(self.num_requests() or self.metric("vllm:kv_cache_usage_perc"))
 
 

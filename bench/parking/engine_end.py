@@ -1,4 +1,4 @@
-"""An engine in a process of its own, whose pages are parked, and which fetches them."""
+"""An engine in a process of its own. Its pages are parked, and it fetches them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMEOUT_S = 60.0
 
 
 class EngineEnd(End):
-    """An agent with a cache, of which one half is parked and the other fetched into."""
+    """An agent with a cache. One half is parked; pages are fetched into the other half."""
 
     def __init__(self, fields: Message, coordinator: Channel, peers: Any = ()) -> None:
         super().__init__(fields, coordinator, peers)
@@ -37,12 +37,12 @@ class EngineEnd(End):
         self._region = self._agent.register("kv", self._array, layout)
 
     def place(self) -> Message:
-        """Says where it is, and grants everybody who has the token its whole cache."""
+        """Returns its address. Grants its whole cache to every peer that has the token."""
         lease = self._region.grant(None, ttl_s=LEASE_S)
         return {"address": self._agent.address, "token": str(lease.token)}
 
     def fetch(self, parts: list[list[Any]]) -> Message:
-        """Reads leased pages into blocks: of each part the region, the token and both blocks."""
+        """Reads leased pages into blocks. Each part names the region, the token and both blocks."""
         started = time.perf_counter_ns()
         reads = []
         for encoded, token, blocks, into in parts:
@@ -59,7 +59,7 @@ class EngineEnd(End):
         return {"sums": [zlib.crc32(np.ascontiguousarray(self._by_block[block]).data) for block in blocks]}
 
     def clear(self, blocks: list[int]) -> None:
-        """Zeroes blocks, so that a check cannot pass by what lay there."""
+        """Zeroes blocks, so that no check passes because of earlier bytes."""
         for block in blocks:
             self._by_block[block] = 0
 

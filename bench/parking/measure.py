@@ -77,12 +77,12 @@ class ParkingOptions:
 
     @property
     def page_nbytes(self) -> int:
-        """Of one block in all layers."""
+        """Bytes of one block in all layers."""
         return self.layers * 2 * 16 * self.heads * 128 * 2
 
     @property
     def num_pages(self) -> int:
-        """That are parked by one call."""
+        """How many pages one call parks."""
         return max(self.total_mib * MIB // self.page_nbytes, 1)
 
 
@@ -92,7 +92,7 @@ def run(options: ParkingOptions, progress: Say) -> Message:
 
 
 def parts(result: Message) -> Iterator[Part]:
-    """Yields what a result is shown as."""
+    """Yields the parts that show a result."""
     yield shown.arguments(result, *FIGURES)
     yield figures_table(result, FIGURES)
 
@@ -125,7 +125,7 @@ async def _measure(options: ParkingOptions, progress: Say) -> Message:
     own.register("like", like, kvxfer.KVLayout.from_tensor(like, axes, dtype="bfloat16"))
     try:
         with Worker(f"{engine_end.__name__.removeprefix('kvxfer.bench.')}:EngineEnd", fields) as engine:
-            for iteration in range(-1, options.iterations):  # the first one faults memory in
+            for iteration in range(-1, options.iterations):  # the first round faults memory in
                 progress(Progress(max(iteration, 0), options.iterations, "park, fetch, copy"))
                 took = await _once(options, own, pool, engine, chance, iteration)
                 took |= copy.run(threads)
@@ -182,7 +182,7 @@ async def _once(
         for part in leased.parts
     ]
     leased_ns = time.perf_counter_ns() - started
-    # In a thread: the loop serves the pool meanwhile.
+    # In a thread, because the loop serves the pool meanwhile.
     fetched = await asyncio.to_thread(engine.call, "fetch", parts=told)
     took["fetch"] = leased_ns + fetched["elapsed_ns"]
     if engine.call("sums", blocks=into.tolist())["sums"] != sums:
@@ -195,7 +195,7 @@ async def _once(
 
 
 class _Copy:
-    """As many pages from one part of a pool's memory to another, by the shortest code that can do it."""
+    """Copies as many pages between two parts of a pool's memory, by the shortest code possible."""
 
     def __init__(self, num_pages: int, page_nbytes: int, chance: np.random.Generator) -> None:
         self._pool = kvxfer.Pool(2 * num_pages, page_nbytes, name="bench-copy")
@@ -209,7 +209,7 @@ class _Copy:
         self._page_nbytes = page_nbytes
 
     def run(self, threads: int) -> dict[str, int]:
-        """Copies both ways that there are, and returns the nanoseconds of each."""
+        """Copies in both ways, and returns the nanoseconds of each."""
         into, source = memory.address_of(self.into), memory.address_of(self._source)
         to, of = self._offsets
         return {

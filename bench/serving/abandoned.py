@@ -30,11 +30,11 @@ from kvxfer.bench.serving.options import AbandonedOptions
 from kvxfer.bench.serving.systems import OURS, System
 
 MODEL: Final = "llama"
-#: Figures that are set beside ours, and whether more is better.
+#: Figures to compare with ours, and whether more is better.
 COMPARED: Final[Mapping[str, bool]] = dict.fromkeys(("mean_ms", "longest_ms", "next_ms"), False)
-# What decode answers to clients that stay.
+# Decode's answers to clients that stay.
 _MAX_OUTPUT: Final = 2
-# The first request finds engines that do not know each other.
+# At the first request the engines do not know each other yet.
 _NUM_BEFORE: Final = 6
 
 
@@ -93,14 +93,14 @@ def _measure(system: System, model: Path, folder: Path, options: AbandonedOption
 
 
 class _Clients:
-    """What a router does for clients, by hand, so that it can be left undone."""
+    """Does a router's work for clients step by step, so that a step can be left out."""
 
     def __init__(self, deployment: Deployment, options: AbandonedOptions) -> None:
         self._prefill, self._decode = deployment.engines["prefill"], deployment.engines["decode"]
         self._options = options
 
     def ask(self, what: str, at: int, *, stays: bool) -> float:
-        """Returns the milliseconds until prefill has answered; decode is asked for a client that stays."""
+        """Returns the milliseconds until prefill has answered. Asks decode only if the client stays."""
         prompt = load.prompt_of(self._options.prompt_tokens, self._options.seed, what, at)
         name = f"kvxfer-{what}-{at}x"
         start_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""One system's engines and router, up or stopped: those of others are stopped while it is measured."""
+"""One system's engines and router. They are paused while another system is measured."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from kvxfer.bench.serving import sglang_observer
 from kvxfer.bench.serving.events import FOLDER_VARIABLE, Observations
 from kvxfer.bench.serving.systems import SGLANG, System
 
-# Above NIXL's lease of 30 s, after which blocks that nobody fetched are given back.
+# Above NIXL's lease of 30 s; then prefill frees blocks that decode did not fetch.
 _SETTLE_TIMEOUT_S: Final = 60.0
 _ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 class Deployment:
-    """The processes of one system, with logs and what observers write in ``folder``. ``with`` ends them."""
+    """The processes of one system. ``folder`` has their logs and observers' files. ``with`` ends them."""
 
     def __init__(
         self, system: System, model: Path, folder: Path, num_blocks: int, arguments: tuple[str, ...]
@@ -104,27 +104,27 @@ class Deployment:
 
     @property
     def url(self) -> str:
-        """Where clients ask."""
+        """The URL that clients ask."""
         return self._servers[-1].url
 
     def processor_s(self) -> float:
-        """Returns what the engines' processes have used so far."""
+        """Returns the processor time that the engines' processes have used so far."""
         engines = [psutil.Process(engine.pid) for engine in self.engines.values()]
         return noise.processor_s(one for root in engines for one in (root, *root.children(recursive=True)))
 
     def wait_ready(self) -> None:
-        """Waits until all of them answer."""
+        """Waits until all processes answer."""
         for server in self._servers:
             server.wait_ready()
 
     def pause(self) -> None:
-        """Stops all processes where they are. They hold their memory and use no processor."""
+        """Pauses all processes. They keep their memory and use no processor."""
         if not self._is_paused:
             self._signal(signal.SIGSTOP)
             self._is_paused = True
 
     def resume(self) -> None:
-        """Lets them go on."""
+        """Lets the paused processes go on."""
         if self._is_paused:
             self._signal(signal.SIGCONT)
             self._is_paused = False
@@ -135,7 +135,7 @@ class Deployment:
                 server.signal(number)
 
     def settle(self) -> None:
-        """Waits until no engine works, and none keeps blocks for another."""
+        """Waits until no engine works or keeps blocks for another."""
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         for engine in self.engines.values():
             while self._is_busy(engine):
@@ -154,7 +154,7 @@ class Deployment:
             raise BenchError(f"{engine.name} does not say how busy it is; {words}") from error
 
     def ending(self) -> str:
-        """Returns the last words of a process that has ended by itself; empty where all are up."""
+        """Returns the last output of a process that has ended by itself; empty if all are up."""
         for server in self._servers:
             if server.has_ended():
                 return f"{server.name} ended; {server.last_words()}"

@@ -1,4 +1,4 @@
-"""What the two halves of a connector were seen doing for requests, read from the observers' files.
+"""Reads from observers' files what the two halves of a connector did for each request.
 
 `kvxfer.bench.serving.observer` writes them from within the engines.
 """
@@ -19,15 +19,15 @@ FOLDER_VARIABLE: Final = "KVXFER_SERVING_OBSERVED"
 #: ``computed`` a prompt, and decode ``found`` its cache.
 Event = Literal["finished", "asked", "allocated", "ordered", "loaded", "computed", "found"]
 COSTS: Final = "costs"
-# It is there when the last worker has it.
+# It is complete when the last worker has it.
 _LAST_COUNTS: Final = ("loaded", "found")
 
 
 @dataclass(slots=True)
 class Seen:
-    """One request: when each of its events was, when first; and what the connector's calls in it took.
+    """One request: the first time of each of its events, and how long the connector's calls took.
 
-    An event that never came is missing. ``failed`` is said of a load.
+    An event that never came is missing. ``failed``: the load failed.
     """
 
     at_ns: dict[str, int] = field(default_factory=dict)
@@ -40,12 +40,12 @@ Costs = Counter[str]
 
 
 def us_per_step(costs: Costs) -> float:
-    """Returns microseconds a step of the engine; 0 where there was none."""
+    """Returns microseconds for each step of the engine; 0 if there was no step."""
     return costs["total_ns"] / 1e3 / costs["steps"] if costs["steps"] else 0.0
 
 
 class Observations:
-    """What a deployment's observers have written, read again and again as they write on.
+    """What a deployment's observers have written. It is read again as they write more.
 
     ``folder`` has a folder for each engine, by its role; no two of them see the same event of a request.
     """
@@ -56,7 +56,7 @@ class Observations:
         self._costs: dict[Path, tuple[str, Costs]] = {}
 
     def read(self) -> None:
-        """Reads what is there; a line that is being written is left for the next time."""
+        """Reads what is there. Leaves a line that is still being written for the next call."""
         self._lines.clear()
         for path in sorted(self._folder.glob("*/*.jsonl")):
             whole, _, _ = path.read_bytes().rpartition(b"\n")
@@ -70,9 +70,9 @@ class Observations:
             self._lines.append(line)
 
     def requests(self, names: Iterable[str]) -> dict[str, Seen]:
-        """Returns what happened to the requests, by the names that their clients gave them.
+        """Returns what happened to each request, by the name that its client gave it.
 
-        An engine puts something before and behind the name that it got; the name is to be found within.
+        An engine adds text before and behind the client's name; this looks for the name within.
         """
         found = {name: Seen() for name in names}
         for line in self._lines:
@@ -81,7 +81,7 @@ class Observations:
                 continue
             seen = found[name]
             event = line["event"]
-            # With tensor parallelism every worker says so.
+            # With tensor parallelism every worker reports this.
             if event not in seen.at_ns or event in _LAST_COUNTS:
                 seen.at_ns[event] = line["at_ns"]
                 seen.took_ns[event] = line.get("took_ns", 0)
@@ -89,7 +89,7 @@ class Observations:
         return found
 
     def costs(self) -> dict[str, dict[str, Costs]]:
-        """Returns by role what each half, ``scheduler`` and ``worker``, took so far, over all workers."""
+        """Returns by role the time of each half, ``scheduler`` and ``worker``, so far; sums all workers."""
         found: dict[str, dict[str, Costs]] = {}
         for path, (half, costs) in self._costs.items():
             halves = found.setdefault(path.parent.name, {"scheduler": Costs(), "worker": Costs()})

@@ -1,4 +1,4 @@
-"""Clients of a server under measure: they send requests as there is room, and stamp every token."""
+"""Clients of a measured server. They send requests as there is room, and stamp every token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvxfer.bench.engines.tiny_models import ALPHABET
 from kvxfer.bench.engines.vllm_server import completion_request
 
 _CONNECT_TIMEOUT_S = 5.0
-# Beyond this an answer says nothing new.
+# Further characters of an answer tell nothing new.
 _MAX_WORDS = 500
 
 
@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Answer:
-    """What came back; times in nanoseconds of CLOCK_MONOTONIC. ``error`` is empty where all went well."""
+    """The answer to a request; times in nanoseconds of CLOCK_MONOTONIC. ``error`` is empty on success."""
 
     asked: Asked
     sent_ns: int = 0
@@ -52,10 +52,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How servers of one kind are asked.
+    """How to ask servers of one kind.
 
-    ``request`` makes what an httpx client's ``post`` takes; ``new_tokens`` reads an event of the answer, told
-    how many tokens came before.
+    ``request`` makes the arguments of an httpx client's ``post``. ``new_tokens`` reads an event of the
+    answer; it is passed the number of tokens that came before.
     """
 
     path: str
@@ -74,7 +74,7 @@ def _tokens_of_choices(event: Mapping[str, Any], _: int) -> list[int]:
 
 
 VLLM: Final = Dialect("/v1/completions", _completion, _tokens_of_choices)
-#: Every event of it has all tokens so far.
+#: Every event of its answers has all tokens so far.
 SGLANG: Final = Dialect(
     "/generate",
     lambda asked: {"json": generate_request(asked.prompt, asked.max_tokens, rid=asked.name, stream=True)},
@@ -92,7 +92,7 @@ def run(
 ) -> list[Answer]:
     """Sends requests to an engine or a router; returns their answers, in the order of the requests.
 
-    ``concurrency`` of them are in hand at once. A server may say nothing for ``timeout_s``.
+    ``concurrency`` of them are under way at once. A server may be silent for ``timeout_s``.
     """
     return asyncio.run(_run(url, requests, concurrency, timeout_s, dialect))
 
@@ -134,7 +134,7 @@ async def _ask(client: httpx.AsyncClient, answer: Answer, dialect: Dialect) -> N
 
 
 def _take(answer: Answer, line: str, now_ns: int, dialect: Dialect) -> None:
-    """Reads one line of a stream of events; several tokens that come at once have one time."""
+    """Reads one line of a stream of events. Tokens that come together get the same time."""
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":
         return

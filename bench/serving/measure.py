@@ -1,4 +1,4 @@
-"""``kvxfer bench serving``: prefill and decode on real engines, one connector and another in turns."""
+"""``kvxfer bench serving``: prefill and decode on real engines, with several connectors in turns."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from kvxfer.bench.serving.systems import OURS_OF, SGLANG, System
 from kvxfer.bench.work.trace import TraceRequest
 
 MODEL: Final = "llama-pages"
-#: Figures that are set beside ours, and whether more is better.
+#: Figures to compare with ours, and whether more is better.
 COMPARED: Final[Mapping[str, bool]] = {
     **dict.fromkeys(("first_token_ms", "between_tokens_ms"), False),
     **dict.fromkeys(("own_ms", "load_ms", "decide_ms", "hold_ms"), False),
     **dict.fromkeys(("prefill_step_us", "decode_step_us"), False),
     "move_ms": False,
 }
-# Tokens of an engine's step: a prompt of the default length is computed in one.
+# Tokens of one engine step, enough to compute a prompt of the default length at once.
 _BATCH_TOKENS: Final = 2048
-# What SGLang's decode has free for the tokens to come of a request before it takes it in.
+# SGLang's decode accepts a request only if this many tokens are free for its output.
 _RESERVED_TOKENS: Final = 512
-# Where the machine is busy, engines that shake hands may run out of time; the next request tries again.
+# On a busy machine the engines' handshake may time out; the next request tries again.
 _FIRST_ATTEMPTS: Final = 3
-# An engine that has just answered still ends what it began; then it is watched for so long.
+# An engine still finishes work after its answer. After that it is watched for this long.
 _REST_S: Final = 1.0
 _IDLE_S: Final = 3.0
 
@@ -58,7 +58,7 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Measured:
-    """What is known of one system."""
+    """All that is known about one system."""
 
     system: System
     idle_cores: float = 0.0
@@ -70,7 +70,7 @@ class _Measured:
 
 
 def _num_blocks(options: ServingOptions) -> int:
-    """Returns the blocks of each engine: what requests in hand can need, and one more that engines keep."""
+    """Returns each engine's number of blocks: what open requests can need, and one that engines keep."""
     tokens = options.max_tokens + options.max_output_tokens
     if options.engine == SGLANG:
         tokens += _RESERVED_TOKENS
@@ -78,11 +78,11 @@ def _num_blocks(options: ServingOptions) -> int:
 
 
 def _arguments(options: ServingOptions) -> tuple[str, ...]:
-    """Returns the arguments of each engine beside those of every tiny one."""
+    """Returns each engine's arguments besides those that all tiny engines get."""
     num_tokens = options.max_tokens + options.max_output_tokens
     if options.engine == SGLANG:
         return (
-            # It wants room for a few tokens that it adds itself.
+            # The engine needs room for a few tokens that it adds itself.
             *("--context-length", str(min(num_tokens + TOKENS_PER_BLOCK, tiny_models.MAX_TOKENS))),
             *("--chunked-prefill-size", str(_BATCH_TOKENS)),
         )
@@ -94,7 +94,7 @@ def _arguments(options: ServingOptions) -> tuple[str, ...]:
 
 
 def num_warm_ups(options: ServingOptions) -> int:
-    """Returns how many of the longest prompts touch every block: engines take those first that are new."""
+    """Returns how many of the longest prompts touch every block. Engines take unused blocks first."""
     return math.ceil(_num_blocks(options) * TOKENS_PER_BLOCK / options.max_tokens) + 1
 
 
@@ -103,9 +103,9 @@ def run(
     progress: Say,
     known: tuple[System, ...] | None = None,
 ) -> Message:
-    """Runs it and returns one JSON object, with what was measured when it ended early.
+    """Runs it and returns one JSON object. If it ends early, that has what was measured until then.
 
-    A system that cannot run, or whose engine dies, is left out from there and named in ``failures``.
+    A system that cannot run, or whose engine dies, is left out from then on and named in ``failures``.
     """
     requests = options.read_requests()
     of = {} if known is None else {"known": known}
@@ -131,7 +131,7 @@ def run(
 
 
 class _Comparison:
-    """The rounds of one run; what they gave stays here when one is cut short."""
+    """The rounds of one run. Keeps their figures when the run is cut short."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _Comparison:
         self.measured = {system.name: _Measured(system) for system in chosen}
         #: System -> why it was left out.
         self.failures: dict[str, str] = {}
-        #: Beside the rounds. Of an engine that has ended nobody knows what its processes used.
+        #: Kept besides the rounds: once an engine has ended, what its processes used cannot be read.
         self.noise: Message | None = None
 
     def run(self, stack: ExitStack) -> None:
@@ -181,7 +181,7 @@ class _Comparison:
         self._say("ending the engines")
 
     def _start(self, system: System, model: Path, stack: ExitStack) -> Deployment:
-        """Brings a system up, warm, and stopped."""
+        """Starts a system, warms it up, and pauses it."""
         options = self._options
         deployment = stack.enter_context(
             Deployment(system, model, self._folder / system.name, _num_blocks(options), _arguments(options))
@@ -196,7 +196,7 @@ class _Comparison:
     def _warm_up(self, deployment: Deployment) -> None:
         options, system = self._options, deployment.system
         deployment.wait_ready()
-        # The first finds engines that do not know each other; the others touch every page of the caches.
+        # The first request introduces the engines to each other; the others touch every page of the caches.
         for attempt in range(_FIRST_ATTEMPTS):
             (first,) = self._serve(
                 deployment, [self._asked(system, "first", attempt, options.max_tokens // 2)]
@@ -255,7 +255,7 @@ class _Comparison:
         if len(errors) == len(served):
             raise BenchError(f"all {len(errors)} requests failed: {errors[0]}")
         deployment.settle()
-        # Read again: prefill's scheduler may hear of its end after decode's last token.
+        # Read again, because prefill's scheduler may hear of the end after decode's last token.
         served = self._joined(deployment, [one.answer for one in served])
         took = {
             role: {half: after - before.get(role, {}).get(half, Costs()) for half, after in halves.items()}
@@ -279,7 +279,7 @@ class _Comparison:
         ]
 
     def _asked(self, system: System, what: str, index: int, num_tokens: int, max_tokens: int = 2) -> Asked:
-        # The name ends in a letter, so that none is the beginning of another.
+        # The name ends in a letter, so that no name is the beginning of another.
         name = f"kvxfer-{system.name.replace('+', '-')}-{what}-{index}x"
         return Asked(name, load.prompt_of(num_tokens, self._options.seed, what, index), max_tokens)
 
@@ -293,7 +293,7 @@ class _Comparison:
     # ---- what it gave -----------------------------------------------------------------------
 
     def figures(self) -> dict[str, Message]:
-        """Returns each measured system: what it is, and its figures over all rounds."""
+        """Returns each measured system with its description and its figures over all rounds."""
         return {
             name: {
                 "words": one.system.words,
@@ -307,14 +307,14 @@ class _Comparison:
         }
 
     def rounds(self) -> list[dict[str, dict[str, float]]]:
-        """Returns what each system's figures were in each round."""
+        """Returns each system's figures in each round."""
         return [
             {name: _compared(one.turns[number]) for name, one in self.measured.items() if number in one.turns}
             for number in range(self._options.rounds)
         ]
 
     def requests(self) -> dict[str, Message]:
-        """Returns of each system how many requests it had, how many failed, and were handed over."""
+        """Returns for each system how many requests it had, how many failed, how many were handed over."""
         found = {}
         for name, one in self.measured.items():
             errors = [served.answer.error for served in one.served if served.answer.error]
@@ -328,7 +328,7 @@ class _Comparison:
 
 
 def _step_costs(turns: list[_Turn]) -> Message:
-    """Returns ``step_us``: what the connector's calls, of both halves, take in a step of each engine."""
+    """Returns ``step_us``: the time of both halves' connector calls in a step of each engine."""
     costs = {
         role: [
             sum(us_per_step(half) for half in turn.costs[role].values())

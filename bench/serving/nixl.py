@@ -1,4 +1,4 @@
-"""vLLM's NixlConnector, observed, and with a setting that it does not pass on.
+"""vLLM's NixlConnector, observed, with one more setting of NIXL, which it does not pass on itself.
 
 ``"kv_connector_extra_config": {"progress_thread": false}`` keeps NIXL from starting its progress thread.
 """
@@ -17,7 +17,7 @@ def _with_setting(connector: type[Any]) -> type[Any]:
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             wanted = vllm_config.kv_transfer_config.kv_connector_extra_config.get("progress_thread")
             if wanted is not None:
-                # The module that makes the agent, and the name by which it knows the configuration.
+                # The module that creates the agent, and its name for the configuration.
                 maker: Any = importlib.import_module(f"{_package(connector)}.base_worker")
                 maker.nixl_agent_config = functools.partial(
                     importlib.import_module("nixl._api").nixl_agent_config, enable_prog_thread=wanted

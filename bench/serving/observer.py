@@ -1,7 +1,7 @@
-"""Any connector of vLLM, observed: when a request passes which of its methods, and what the methods cost.
+"""Observes any connector of vLLM: when a request passes each of its methods, and what those cost.
 
-Engines load it by ``kv_connector_module_path``; ``kv_connector`` stays the connector's own name, and this
-module answers with a subclass that does as its base does. What is seen goes to files in the folder that
+Engines load it by ``kv_connector_module_path``; ``kv_connector`` stays the connector's own name. This
+module returns a subclass that behaves as its base does. Observations go to files in the folder that
 ``KVXFER_SERVING_OBSERVED`` names, one for each half of a connector (`kvxfer.bench.serving.events`).
 """
 
@@ -20,10 +20,10 @@ from kvxfer.bench.serving.events import COSTS, FOLDER_VARIABLE, Event
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# What a step's metadata carries to the workers beside what the connector put there.
+# Carried to the workers in a step's metadata, beside the connector's own content.
 _ORDERS = "_kvxfer_serving_orders"
 
-# What the engine's loop calls, or its model does; other methods are called once, as it starts or ends.
+# Methods that the engine's loop or its model calls. Others are called once, at the start or the end.
 _METHODS = (
     *("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta"),
     *("get_loaded_kv_cache_group_ids", "update_connector_output", "request_finished"),
@@ -33,12 +33,12 @@ _METHODS = (
     *("get_transfer_results", "get_block_ids_with_load_errors", "get_kv_connector_stats"),
     *("get_kv_connector_kv_cache_events", "build_connector_worker_meta"),
 )
-# One of them a step, at the scheduler and at each worker.
+# One of these is called in each step, at the scheduler and at each worker.
 _ONCE_A_STEP = ("build_connector_meta", "start_load_kv")
 
 
 class Log:
-    """What one half of a connector does. It is written between the connector's calls, not within one."""
+    """The record of one half of a connector. It is written between the connector's calls, not in one."""
 
     def __init__(self, half: str) -> None:
         path = Path(os.environ[FOLDER_VARIABLE]) / f"{half}-{os.getpid()}-{time.monotonic_ns()}.jsonl"
@@ -54,7 +54,7 @@ class Log:
         self._lines.append(json.dumps({"event": name, "request": request_id, "at_ns": at_ns, **fields}))
 
     def write(self) -> None:
-        """Writes what was noted, if anything was, and what the methods took until now."""
+        """Writes the noted events, if there are any, and the methods' time until now."""
         if not self._lines:
             return
         costs = {"half": self._half, "steps": self.num_steps, "total_ns": self.total_ns}
@@ -64,7 +64,7 @@ class Log:
 
 
 def observed(connector: type[Any]) -> type[Any]:
-    """Returns a connector class that does as ``connector`` does, and writes down when."""
+    """Returns a class that behaves as ``connector`` does, and writes down when it was called."""
     timed = {name: _timed(name, getattr(connector, name)) for name in _METHODS if hasattr(connector, name)}
     return type(connector.__name__, (_Observer, type(f"Timed{connector.__name__}", (connector,), timed)), {})
 
@@ -82,7 +82,7 @@ def _timed(name: str, method: Method) -> Method:
         finally:
             elapsed_ns = time.monotonic_ns() - start_ns
             log.depth -= 1
-            # What a method calls of its own connector is in its time already.
+            # A method's time already includes its calls to other methods of the connector.
             if not log.depth:
                 log.total_ns += elapsed_ns
                 log.num_steps += num_steps
@@ -91,13 +91,13 @@ def _timed(name: str, method: Method) -> Method:
 
 
 class _Observer:
-    """Stands before a connector's class; every method is the connector's, and then notes when it was."""
+    """Wraps a connector's class. Every method calls the connector's, and then notes the time."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.kvxfer_log = Log(role.name.lower())
         self._asked: set[str] = set()
         self._allocated: list[str] = []
-        # The connector, as it is without an observer before it.
+        # The connector itself, without the observer.
         self._base: Any = super()
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
 
@@ -107,7 +107,7 @@ class _Observer:
         start_ns = time.monotonic_ns()
         found = self._base.get_num_new_matched_tokens(request, num_computed_tokens)
         took_ns = time.monotonic_ns() - start_ns
-        # A request for which there is no room is asked about in every step.
+        # The engine asks again in every step about a request for which it has no room.
         if found[0] and found[1] and request.request_id not in self._asked:
             self._asked.add(request.request_id)
             self.kvxfer_log.event("asked", request.request_id, start_ns, took_ns=took_ns)
@@ -140,7 +140,7 @@ class _Observer:
         start_ns = time.monotonic_ns()
         found = method(request, block_ids)
         took_ns = time.monotonic_ns() - start_ns
-        if found[0]:  # its blocks stay: it is handed over
+        if found[0]:  # its blocks stay, so it is handed over
             self.kvxfer_log.event("finished", request.request_id, start_ns, took_ns=took_ns)
             self.kvxfer_log.write()
         return found
@@ -171,7 +171,7 @@ class _Observer:
 
 @functools.cache
 def _observed_by_name(name: str) -> type[Any]:
-    # Connectors of other packages, kvxfer's among them, make themselves known there.
+    # Connectors of other packages, including kvxfer's, register there.
     importlib.import_module("vllm.plugins").load_general_plugins()
     factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory")
     return observed(factory.KVConnectorFactory.get_connector_class_by_name(name))

@@ -1,4 +1,4 @@
-"""What `kvxfer bench serving` is asked to do. Knows no engine and no HTTP: those are in their environment."""
+"""Options of `kvxfer bench serving`. Needs no engine and no HTTP; those are in their environment."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class ServingOptions:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The systems that are measured, by name."""
+        """The names of the systems to measure."""
         return systems.names_of(self.engine) if _ALL in self.systems else self.systems
 
     def read_requests(self) -> list[TraceRequest]:
-        """Reads the trace and scales its lengths; raises where it cannot be used."""
+        """Reads the trace and scales its lengths; raises if it cannot be used."""
         return traces.scale(traces.read_trace(self.trace), self.requests, self.max_tokens)
 
 
@@ -86,7 +86,7 @@ class AbandonedOptions:
     clients: Annotated[int, Option("How many come, one after the other.", at_least=1)] = 100
     leave: Annotated[int, Option("How many of them give up, chosen at random.", at_least=0)] = 80
     prompts_kept: Annotated[int, Option("How many prompts fill an engine's cache.", at_least=2)] = 8
-    # With an answer they fit what tiny engines are started for.
+    # Together with an answer, a prompt of this length fits into a tiny engine.
     prompt_tokens: Annotated[int, Option("How long each prompt is.", above=0, at_most=1000)] = 512
     seed: Seed = 1
 

@@ -1,4 +1,4 @@
-"""A plug-in for SGLang's own backends where caches are host memory, of which SGLang tells them nothing."""
+"""A plug-in that tells SGLang's own backends that caches are host memory; SGLang does not tell them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MOONCAKE: Final = "sglang.srt.disaggregation.mooncake.conn"
 
 
 def register() -> None:
-    """Has NIXL register caches as host memory, and Mooncake take page numbers that are there already."""
+    """Makes NIXL register caches as host memory, and Mooncake use page numbers that are in host memory."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_NIXL, _on_host, HookType.BEFORE)
-    # Else they are on their way from a GPU, to pinned memory.
+    # Otherwise they are still being copied from a GPU to pinned memory.
     importlib.import_module(_MOONCAKE).MooncakeKVSender.supports_host_tensor_indices = False
 
 
 def _on_host(_: Any, kv_args: Any, *others: Any, **named: Any) -> None:
-    # By itself it takes all for a GPU's.
+    # By default it takes all memory for a GPU's.
     kv_args.kv_data_mem_kinds = ["DRAM"] * len(kv_args.kv_data_ptrs)

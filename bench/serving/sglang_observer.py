@@ -1,7 +1,7 @@
 """A plug-in that notes when SGLang's engines have computed a prompt, and when decode has its cache.
 
-The figure is of SGLang and not of a backend: from the end of prefill's last chunk, before its cache is given
-to the backend, to decode's scheduler as it finds the transfer at ``Success``.
+The figure describes SGLang, not one backend. It begins at the end of prefill's last chunk, before its cache
+goes to the backend. It ends when decode's scheduler finds the transfer at ``Success``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FOUND: Final = f"{_PACKAGE}.decode.DecodeTransferQueue._commit_transfer_to_req"
 
 
 def register() -> None:
-    """Puts it around the two places; SGLang calls this in each of its processes."""
+    """Wraps the two places. SGLang calls this in each of its processes."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_COMPUTED, _computed, HookType.AROUND)
@@ -32,7 +32,7 @@ def register() -> None:
 
 @functools.cache
 def _log() -> Log:
-    return Log("scheduler")  # made by the process that has something to say
+    return Log("scheduler")  # created by a process once it has something to record
 
 
 def _computed(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a run of `kvxfer bench serving` is shown as."""
+"""Shows a run of `kvxfer bench serving`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvxfer.bench.serving.systems import SGLANG as SGLANG_ENGINE
 
 
 def parts(result: Message) -> Iterator[Part]:
-    """Yields what every system did, stage by stage, and what a reader has to know."""
+    """Yields what every system did, stage by stage, and notes for the reader."""
     yield Words(_title(result), "bold")
     systems: Message = result["systems"]
     engine = result["engine"]
@@ -70,7 +70,7 @@ def _costs(systems: Message) -> Table:
     rows: list[tuple[str, ...]] = []
     for role in ("prefill", "decode"):
         if not any(role in one["step_us"] for one in of):
-            continue  # of backends that are no part of a step
+            continue  # for backends that are not part of a step
         cells = (spread_in_words(one["step_us"].get(role)) for one in of)
         rows.append((f"connector, us a step of {role}", *cells))
     if rows:

@@ -1,7 +1,7 @@
 """One served request from its sending to its last token, stage by stage. Pure.
 
-What clients saw, and what the connectors of both engines were seen doing, put together: all of them
-stamp with CLOCK_MONOTONIC, which the processes of a host share.
+Combines what clients saw with what observers saw of both engines' connectors. All of them stamp with
+CLOCK_MONOTONIC, which the processes of a host share.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kvxfer.bench.serving.events import Seen
 if TYPE_CHECKING:
     from kvxfer.bench.serving.load import Answer
 
-#: stage -> from when to when; together they are the time to first token. All but ``load`` are the
-#: engines', the router's and HTTP's.
+#: stage -> its first and its last event. Together the stages are the time to first token. All but
+#: ``load`` are time of the engines, the router and HTTP.
 STAGES: Final = {
     "prefill": "the client asks, prefill computes the prompt and its scheduler ends the request",
     "to_decode": "prefill's answer, the router, decode's server and queue, blocks for the prompt",
@@ -25,7 +25,7 @@ STAGES: Final = {
     "load": "the worker is told to load: it says that the prompt is there (the connector's own)",
     "resume": "decode's scheduler runs the request, one forward, and the token's way to the client",
 }
-#: What the connector itself takes of a request's way, beside ``load``.
+#: The connector's own time in a request's way, besides ``load``.
 OWN: Final = {
     "decide": "the connector's calls at both schedulers, for this request",
     "load": STAGES["load"],
@@ -46,9 +46,9 @@ def _own_of_vllm(stages_ms: Mapping[str, float], took_ns: Mapping[str, int]) -> 
 class Course:
     """The way of a request through engines of one kind.
 
-    ``stages`` says from when to when each is, ``ends`` which event ends it; the last ends with the first
-    token. ``own`` says what the connector itself takes of that, ``own_ms`` makes it of the stages and of what
-    the connector's calls took.
+    ``stages``: when each begins and ends. ``ends``: the event that ends it; the last stage ends with the
+    first token. ``own``: the connector's own part; ``own_ms`` computes it from the stages and from the time
+    of the connector's calls.
     """
 
     stages: Mapping[str, str]
@@ -92,9 +92,9 @@ class Served:
         )
 
     def ends_ns(self) -> dict[str, int]:
-        """Returns when each stage ended, in order; one that was over before it could begin took no time.
+        """Returns when each stage ended, in order. A stage that was over before it could begin took no time.
 
-        Where prefill pushes, decode may have answered before prefill's scheduler hears that it has ended.
+        When prefill pushes, decode may answer before prefill's scheduler hears of the transfer's end.
         """
         assert self.seen is not None
         at, first_token_ns = self.answer.sent_ns, self.answer.token_ns[0]
@@ -105,7 +105,7 @@ class Served:
         return {**found, "resume": first_token_ns}
 
     def stages_ms(self) -> dict[str, float]:
-        """Returns what each stage took; their sum is the time to first token."""
+        """Returns each stage's duration; their sum is the time to first token."""
         before, found = self.answer.sent_ns, {}
         for stage, at in self.ends_ns().items():
             found[stage] = (at - before) / 1e6
@@ -113,13 +113,13 @@ class Served:
         return found
 
     def own_ms(self) -> dict[str, float]:
-        """Returns what the connector's own parts took."""
+        """Returns the duration of the connector's own parts."""
         assert self.seen is not None
         return self.course.own_ms(self.stages_ms(), self.seen.took_ns)
 
 
 def summarize(served: Sequence[Served]) -> dict[str, Any]:
-    """Returns the figures of one system's requests that were answered; empty where none was."""
+    """Returns figures of the requests that one system answered; empty if it answered none."""
     answered = [one for one in served if not one.answer.error]
     if not answered:
         return {}

@@ -21,13 +21,13 @@ SETUP: Final = "make bench-serving-setup"
 OURS: Final = "kvxfer-pull"
 ALONE: Final = "alone"
 VLLM, SGLANG = ENGINES
-#: Engine -> which of its systems the others stand beside.
+#: Engine -> the system that its other systems are compared with.
 OURS_OF: Final = {VLLM: OURS, SGLANG: "kvxfer"}
 
 _OBSERVER: Final = "kvxfer.bench.serving.observer"
-# Shared memory for messages, cross-memory attach for pages; by itself UCX sends messages over tcp.
+# Shared memory for messages, cross-memory attach for pages. By default UCX sends messages over tcp.
 _UCX: Final = {"UCX_TLS": "posix,sysv,cma,self,tcp"}
-# Engines of other systems are stopped while one is measured: such a silence is nobody's death.
+# Engines of other systems are paused meanwhile; their silence must not count as death.
 _SILENT_TIMEOUT_S: Final = 3600.0
 
 
@@ -35,10 +35,10 @@ _SILENT_TIMEOUT_S: Final = 3600.0
 class System:
     """One way to serve. ``name`` stands in tables and in JSON.
 
-    ``connector`` is vLLM's ``--kv-transfer-config`` of both engines but for the role, ``backend`` SGLang's
-    transfer backend; without either it is one engine alone. ``needs`` are modules of their environment;
-    ``folder`` says where more of it lies, as the variable ``folder_variable``. ``port_variable`` names a port
-    of its own for each engine. ``plugins`` are SGLang's, by name.
+    ``connector``: vLLM's ``--kv-transfer-config`` of both engines, without the role. ``backend``: SGLang's
+    transfer backend. Without either, one engine serves alone. ``needs``: modules that their environment must
+    have. ``folder``: where more of it lies; engines get it in the variable ``folder_variable``.
+    ``port_variable``: a variable that gives each engine a port of its own. ``plugins``: SGLang's, by name.
     """
 
     name: str
@@ -65,11 +65,11 @@ class System:
         return stages.SGLANG if self.engine == SGLANG else stages.VLLM
 
     def kv_transfer_config(self, role: str) -> dict[str, Any] | None:
-        """Returns what ``--kv-transfer-config`` gets; ``role`` is ``kv_producer`` or ``kv_consumer``."""
+        """Returns the value of ``--kv-transfer-config``; ``role`` is ``kv_producer`` or ``kv_consumer``."""
         return None if self.connector is None else {**self.connector, "kv_role": role}
 
     def missing(self) -> str:
-        """Returns why it cannot run in this environment; empty where it can."""
+        """Returns why it cannot run in this environment; empty if it can."""
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         name = _WORDS[self.engine]
         if absent:
@@ -81,12 +81,12 @@ class System:
         return ""
 
     def variables(self) -> dict[str, str]:
-        """Returns what engines find in their environment; FileNotFoundError where `missing` says why."""
+        """Returns variables for the engines' environment; FileNotFoundError if `missing` gives a reason."""
         folder = {} if self.folder is None else {self.folder_variable: str(self.folder())}
         return {**self.environment, **folder}
 
     def settings(self) -> dict[str, Any]:
-        """Returns what was set, for the result."""
+        """Returns the settings, for the result."""
         if self.backend:
             return {"backend": self.backend, **self.environment}
         if self.connector is None:
@@ -123,7 +123,7 @@ def _plugins() -> Path:
     return plugin_folder()
 
 
-#: What stands behind ``import nixl``: NIXL itself, kvxfer in its place, or NIXL over kvxfer's plug-in.
+#: What ``import nixl`` loads: NIXL itself, kvxfer in its place, or NIXL over kvxfer's plug-in.
 _ITSELF: Final = {"needs": ("nixl",), "environment": _UCX}
 _FACADE: Final = {"folder": _as_nixl, "folder_variable": "PYTHONPATH"}
 _PLUGIN: Final = {"needs": ("nixl",), "folder": _plugins, "folder_variable": "NIXL_PLUGIN_DIR"}
@@ -195,7 +195,7 @@ _KNOWN: Final = (
     ),
 )
 NAMES: Final = tuple(dict.fromkeys(system.name for system in _KNOWN))
-#: Those whose decode is asked when prefill has ended.
+#: Systems in which decode is asked after prefill has ended.
 PULLS: Final = tuple(s.name for s in _KNOWN if s.connector is not None and s.dispatch == "sequential")
 
 
@@ -212,9 +212,9 @@ def chosen(
 
 
 def enter_environment(options: object) -> None:
-    """Makes sure that the engine is here: starts this command again in its environment where it is not.
+    """Makes sure that the engine can be imported. If not, starts this command again in its environment.
 
-    Does not return where it does so. Raises where there is no such environment.
+    Does not return in that case. Raises if there is no such environment.
     """
     engine = getattr(options, "engine", VLLM)
     if importlib.util.find_spec(engine) is not None:
@@ -225,11 +225,11 @@ def enter_environment(options: object) -> None:
             f"there is no {_WORDS[engine]} beside {sys.executable}, and no {python}: `{SETUP}` sets up "
             f".{engine} (with .vllm 3.5 GB), for the CPU, with NIXL, in a clone of kvxfer; run this there"
         )
-    # Without PYTHONPATH and the like it finds what it was set up with.
+    # Without PYTHONPATH and the like, it uses the packages of its own environment.
     os.execv(python, [str(python), "-P", "-m", "kvxfer.bench", *_own_arguments()])
 
 
 def _own_arguments() -> list[str]:
-    """Returns what stands behind ``kvxfer bench`` on the command line."""
+    """Returns the arguments after ``kvxfer bench`` on the command line."""
     arguments = sys.argv[1:]
     return arguments[1:] if arguments[:1] == ["bench"] else arguments

@@ -14,7 +14,7 @@ _PACKAGE = "mooncake-transfer-engine-non-cuda"
 
 
 class MooncakeEnd:
-    """One engine. It moves bytes in threads of its own, so neither end has to poll for that."""
+    """One engine. It moves bytes in threads of its own, so neither end has to poll."""
 
     must_poll = False
 
@@ -39,7 +39,7 @@ class MooncakeEnd:
         return {"session": f"{_HOST}:{self._engine.get_rpc_port()}"}
 
     def connect(self, contact: dict[str, Any]) -> None:
-        # The handshake itself comes with the first transfer.
+        # The handshake happens with the first transfer.
         self._session: str = contact["session"]
         self._far_address: int = contact["address"]
 

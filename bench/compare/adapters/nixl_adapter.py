@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
 
-# What the agent reads at its creation; a user's own setting is left alone.
+# The agent reads this when it is created. A user's own setting stays.
 _UCX_TLS = {"shm": "posix,sysv,cma,self,tcp"}
 _OVER_TCP = "tcp,self"
-# A thread that progresses by itself needs the core that a spinning caller would take.
+# A progress thread would need the core that a spinning caller takes.
 _PAUSE_S = 20e-6
 # How many polls between two looks at the clock.
 _POLLS = 64
@@ -41,13 +41,13 @@ class NixlEnd:
         self._remote = ""
         self._far_address = 0
         self._prepared: tuple[Any, Any] = (None, None)
-        #: Kept where the same pages are moved again and again, which NIXL calls reposting.
+        #: Kept so that the same pages can be moved again; NIXL calls that reposting.
         self._handle: Any = None
         self._reposts: bool = options["same_pages"]
 
     @staticmethod
     def installed_version() -> str:
-        """Returns what is measured."""
+        """Returns the version that is measured."""
         return importlib.metadata.version("nixl")
 
     def register(self, address: int, nbytes: int) -> None:
