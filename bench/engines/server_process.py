@@ -56,8 +56,9 @@ class ProgramProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Not a session: Linux divides processors among sessions (autogroups). Engines' threads that wait
-                # for each other yield all the time; then another thread of the session may starve for seconds.
+                # Not a session: Linux divides processors among sessions (autogroups). Engines' threads that
+                # wait for each other yield all the time; another thread of the session may then starve
+                # for seconds.
                 process_group=0,
                 env={**os.environ, **(environment or {})},
             )
