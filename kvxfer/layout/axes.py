@@ -1,4 +1,4 @@
-"""The letters of an axes string, and what they read off tensors: counts, strides, offsets."""
+"""Axes strings: reads counts, strides and offsets of the lettered axes off tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LETTERS: Final = "l2bthdc"
 
 
 class Axes:
-    """Counts and byte strides by letter; ``2`` is K and V wherever they come from."""
+    """Counts and byte strides by letter; ``2`` is K and V, whether one tensor or two hold them."""
 
     __slots__ = ("counts", "strides")
 
@@ -65,12 +65,12 @@ class Axes:
         return part
 
     def put(self, letter: str, count: int, stride: int) -> None:
-        """Sets an axis; one of a single element has no stride."""
+        """Sets an axis; an axis of one element has no stride."""
         self.counts[letter] = count
         self.strides[letter] = stride if count > 1 else 0
 
     def block_fields(self) -> dict[str, Any]:
-        """Returns the fields of a layout that say what is within one (layer, kv)."""
+        """Returns the layout fields that describe the inside of one (layer, kv)."""
         counts, strides = self.counts, self.strides
         return {
             "num_blocks": counts["b"],
@@ -87,7 +87,7 @@ class Axes:
 def read_one(
     tensor: Any, axes: str, dtype: Any, scales: Any, scale_axes: str, saturate: bool
 ) -> dict[str, Any]:
-    """Returns the fields of a layout that one tensor of the whole cache tells."""
+    """Returns the layout fields that follow from one tensor of the whole cache."""
     seen = view(tensor)
     part = Axes.of_view(seen, axes)
     table = np.arange(part.counts["l"], dtype=np.int64)[:, None] * part.strides["l"]
@@ -98,7 +98,7 @@ def read_one(
 def read_many(
     tensors: Any, axes: str, dtype: Any, scales: Any, scale_axes: str, saturate: bool
 ) -> dict[str, Any]:
-    """Returns the fields that several tensors tell: of each layer, or keys and values apart."""
+    """Returns the layout fields that follow from several tensors: one a layer, or keys and values apart."""
     rows = _rows(tensors, axes)
     apart = len(rows[0]) == 2
     if apart and ("2" in axes or "c" in axes):
@@ -121,7 +121,7 @@ def read_many(
 
 
 def regular_or_listed(table: NDArray[np.int64]) -> dict[str, Any]:
-    """Returns the fields of a layout that say where each (layer, kv) begins, [num_layers, num_kv]."""
+    """Returns the layout fields that say where each (layer, kv) of `table` [num_layers, num_kv] begins."""
     offset = int(table[0, 0])
     layer_stride = int(table[1, 0] - table[0, 0]) if table.shape[0] > 1 else 0
     kv_stride = int(table[0, 1] - table[0, 0]) if table.shape[1] > 1 else 0
@@ -149,7 +149,7 @@ def _fields(
         if not views:
             raise invalid("scales are an empty list: leave them out where there are none")
         lowest = min(base, *(item.address for item in views))
-        # The region begins at the lowest byte of all that is registered with it.
+        # The region begins at the lowest registered byte.
         table = table + (base - lowest)
         counts = {**part.counts, "l": num_layers, "2": num_kv}
         fields["quantization"] = Quantization.of_views(

@@ -1,11 +1,11 @@
-"""Layouts from what serving engines say of their caches. Objects are read by their attributes alone.
+"""Layouts from serving engines' descriptions of their caches. Reads only attributes of their objects.
 
-Wherever an engine has tensors at hand (vLLM's ``register_kv_caches``), `KVLayout.from_tensors` reads
-their strides, which are the truth: axes ``"bhtc"`` for [block, head, token, K and V], ``"2bthd"`` and
-``"b2thd"`` for vLLM's older ones. The functions here are for descriptions: pointers, item lengths and
-strides, as they are known before a tensor is, or where no tensor is to be had.
+If the engine has tensors (vLLM's ``register_kv_caches``), use `KVLayout.from_tensors`, because the strides of
+tensors are reliable: axes ``"bhtc"`` for [block, head, token, K and V], ``"2bthd"`` and ``"b2thd"`` for
+vLLM's older layouts. The functions here take descriptions: pointers, item lengths and strides. Use them
+before a tensor exists, or where none is available.
 
-A rank's slice is not in these descriptions: `kvxfer.layout.slices` computes it; hand it on as
+These descriptions do not contain a rank's slice. Compute it with `kvxfer.layout.slices`, and pass it as
 ``first_head=``, ``total_heads=``, ``first_layer=``, ``total_layers=``.
 """
 
@@ -27,7 +27,7 @@ from kvxfer.layout.tensor import dtype_name, dtype_of, view
 VLLM_ORDERS: Final = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 # vLLM's block pool keeps block 0 for "no block" and never hands it out.
 _VLLM_NULL_BLOCK: Final = 0
-# What is behind the keys of a token (row), of a head's page (plane), of all heads (heads).
+# Values follow the keys of each token (row), of each head's page (plane), or of all heads (heads).
 Values = Literal["row", "plane", "heads"]
 _VALUES: Final = {"row": ("C", "2d"), "plane": ("NC", "2td"), "heads": ("H", "2h")}
 
@@ -46,7 +46,7 @@ def vllm(
     dtype: Any = None,
     **held: Unpack[Held],
 ) -> KVLayout:
-    """Returns the layout of one of vLLM's ``KVCacheTensor``s, counted from its allocation's first byte.
+    """Returns the layout of one of vLLM's ``KVCacheTensor``s; offsets count from its allocation's first byte.
 
     Parameters
     ----------
@@ -55,23 +55,23 @@ def vllm(
         l, block b) begins at ``offset + l * layer_stride + b * block_stride``. A block stride longer
         than the page is padding.
     spec
-        Of these layers: ``block_size``, ``num_kv_heads`` (this rank's), ``head_size``, ``dtype``. One
-        with ``shapes`` and ``dtypes`` (Mamba, gated delta net) is an opaque row for each block.
+        Of these layers: ``block_size``, ``num_kv_heads`` (this rank's), ``head_size``, ``dtype``. A spec with
+        ``shapes`` and ``dtypes`` (Mamba, gated delta net) becomes one opaque row for each block.
     order
         One of `VLLM_ORDERS` (``kv_cache_config.kv_cache_layout``).
     num_blocks
         Of ``kv_cache_config``.
     latent
-        One vector a token and no values of their own: MLA's latent and rope parts, one after the other.
+        Whether a token has one vector and no separate values: MLA's latent part, then its rope part.
     values
         Where values lie: ``"row"`` behind the keys of their token (C is keys then values),
         ``"plane"`` behind the keys of all tokens of their head in the page, ``"heads"`` behind all
         heads of keys (``separate_kv_head_groups``).
     dtype
-        What the elements mean where ``spec.dtype`` is a stand-in: ``"fp8"`` for uint8. As of
+        The real element type if ``spec.dtype`` is a stand-in: ``"fp8"`` for uint8. As in
         `KVLayout.from_tensor`.
     **held
-        As of `KVLayout.from_tensor`. ``null_block`` is 0 unless given.
+        As in `KVLayout.from_tensor`. ``null_block`` is 0 unless given.
 
     Raises
     ------
@@ -94,8 +94,8 @@ def vllm_group(
 ) -> KVLayout:
     """Returns the layout of one cache group of vLLM's ``KVCacheConfig``: layers with one block table.
 
-    Groups may share memory, because a block id belongs to one group at a time; each is a region of
-    its own over it. Layers are numbered within the group.
+    Groups may share memory, because a block id belongs to one group at a time. Register each group as a
+    region of its own over that memory. Layers are numbered within the group.
 
     Parameters
     ----------
@@ -106,12 +106,13 @@ def vllm_group(
     order
         None takes ``config.kv_cache_layout``.
     latent, values, dtype, **held
-        As of `vllm`; name the group by ``group=``.
+        As in `vllm`; name the group with ``group=``.
 
     Raises
     ------
     UsageError
-        As `vllm`; and where no order is known, or the group's layers are not alike or in no tensor.
+        As in `vllm`. Also if the order is unknown, if the group's layers differ, or if a layer is in no
+        tensor.
     """
     group = config.kv_cache_groups[index]
     order = order or getattr(config, "kv_cache_layout", None)
@@ -144,7 +145,7 @@ def _vllm(
     dtype: Any,
     held: Held,
 ) -> KVLayout:
-    """`where` says for each layer in which tensor it is, and as which of its layers."""
+    """Makes the layout; `where` gives for each layer its tensor, and its index among that tensor's layers."""
     if order not in VLLM_ORDERS:
         raise invalid(f"order {order!r} is none of {', '.join(VLLM_ORDERS)}")
     parts = []
@@ -180,11 +181,11 @@ def _vllm(
 def _pages(
     tensor: Any, spec: Any, order: str, num_blocks: int, latent: bool, values: Values, itemsize: int
 ) -> Axes:
-    """Strides within a layer: those given for layers and blocks, and dense ones for all others."""
+    """Makes strides within a layer: the given ones for layers and blocks, dense ones for all other axes."""
     head_dim = int(spec.head_size)
     values_dim = int(getattr(spec, "head_size_v", None) or head_dim)
     if not latent and values_dim != head_dim:
-        # Keys and values of unlike size are one row, which is moved whole.
+        # Keys and values of different sizes form one row, which moves as a whole.
         latent, head_dim = True, head_dim + values_dim
     letters = order
     if not latent:
@@ -255,12 +256,12 @@ def sglang(
     dtype
         A name, or a dtype of torch or numpy.
     latent
-        MLA: one buffer a layer.
+        Whether the cache is MLA's: one buffer a layer.
 
     Raises
     ------
     UsageError
-        ``invalid-argument`` when lengths and pages do not fit, with the numbers.
+        ``invalid-argument`` if lengths and pages do not fit; the message has the numbers.
     """
     name, itemsize = dtype_of(dtype)
     num_blocks = _num_items(data_ptrs, data_lens, item_lens)
@@ -291,11 +292,11 @@ def sglang(
 def opaque_rows(
     data_ptrs: Sequence[int], data_lens: Sequence[int], item_lens: Sequence[int], **held: Unpack[Held]
 ) -> KVLayout:
-    """Returns the layout of states that are moved whole (Mamba, GDN): one row a block, whatever it holds.
+    """Returns the layout of states that move as a whole (Mamba, GDN): one opaque row a block.
 
-    Parameters are as of `sglang` (``state_data_ptrs`` and so on), one buffer a layer. For shards
-    over tensor-parallel ranks, which are no slices of heads, give ``first_head=tp_rank,
-    total_heads=tp_size``: a shard then matches the same shard alone.
+    Parameters are as in `sglang` (``state_data_ptrs`` and so on), one buffer a layer. Shards over
+    tensor-parallel ranks are not slices of heads. Give ``first_head=tp_rank, total_heads=tp_size`` for them:
+    a shard then matches only the same shard.
     """
     num_blocks = _num_items(data_ptrs, data_lens, item_lens)
     part = Axes()
@@ -342,7 +343,7 @@ def trtllm(
     num_heads, block_tokens, head_dim
         Of this rank: the last axis is [head, token, dim].
     dtype
-        What the elements mean, where the tensor's type is a stand-in. As of `KVLayout.from_tensor`.
+        The real element type, if the tensor's type is a stand-in. As in `KVLayout.from_tensor`.
 
     Raises
     ------

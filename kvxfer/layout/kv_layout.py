@@ -12,14 +12,14 @@ from kvxfer.errors import invalid
 from kvxfer.layout.quantization import QUANTIZATION_SCHEMA, SCALE_NBYTES, Quantization
 from kvxfer.layout.schema import Field, Schema, integer, integers, mapping, text
 
-# 1 had no quantization, groups or context parallelism, and readers of it demanded equal versions.
+# Version 1 had no quantization, groups or context parallelism, and its readers required equal versions.
 LAYOUT_VERSION: Final = 2
 # native/core/control/wire.h: kMaxLayout. 4096 layers of one offset each fit.
 MAX_ENCODED_NBYTES: Final = 64 * 1024
 
 
 class Held(TypedDict, total=False):
-    """Keywords that every constructor takes, as `KVLayout`'s attributes: what memory does not tell."""
+    """Keywords of every constructor: `KVLayout`'s attributes that cannot be read off memory."""
 
     first_layer: int
     total_layers: int | None
@@ -64,24 +64,24 @@ class KVLayout:
     first_head, num_heads, total_heads
         The slice of the model's KV heads that this rank holds.
     block_stride, token_stride, head_stride, dim_stride
-        Bytes from one index to the next; 0 for an axis of one element.
+        Bytes from one index of the axis to the next; 0 for an axis of one element.
     offset, layer_stride, kv_stride
-        Where layer and K or V begin, when that is regular.
+        Where each layer's K or V begins, if the distances are regular.
     offsets
-        Where it is not: one offset for each (layer, kv), layer-major; ``offset``,
-        ``layer_stride`` and ``kv_stride`` are 0 then. Empty otherwise.
+        If they are not regular: one offset for each (layer, kv), layer-major; ``offset``, ``layer_stride``
+        and ``kv_stride`` are then 0. Empty otherwise.
     quantization
-        What stored elements are multiplied by; None where they are the values themselves.
+        The scales that stored elements are multiplied by; None if elements are the values themselves.
     null_block
-        A block id that stands for "no block" (vLLM's is 0); -1 where every id is a block.
+        A block id that stands for "no block" (vLLM's is 0); -1 if every id is a block.
     cp_rank, cp_size, cp_interleave
-        Context parallelism. This rank holds the tokens t of a sequence for which
-        ``(t // cp_interleave) % cp_size == cp_rank``, packed, and its block tables count those alone.
+        Context parallelism. This rank holds the tokens t of a sequence for which ``(t // cp_interleave) %
+        cp_size == cp_rank``, packed, and its block tables count only those.
     model
-        Declared name of the model; caches of two different names are never mixed up. "" is not said.
+        Declared name of the model; caches with different names are never connected. "" for undeclared.
     group
-        Name of the cache group (``"full"``, ``"sliding"``, ``"mamba"``): layers with a block table
-        of their own. "" is not said.
+        Name of the cache group (``"full"``, ``"sliding"``, ``"mamba"``): layers with a block table of their
+        own. "" for undeclared.
     """
 
     dtype: str
@@ -141,35 +141,33 @@ class KVLayout:
             A torch tensor, a numpy array, or anything with DLPack or the buffer protocol, in any
             order of axes and with any positive strides. Only its shape and strides are read.
         axes
-            One letter for each axis of `tensor`, in its order: ``l`` layer, ``2`` keys and values,
-            ``b`` block, ``t`` token, ``h`` head, ``d`` dim. ``c`` in the place of ``d`` means that
-            the axis is keys then values, 2 × head_dim, as vLLM lays them out. Without ``2`` and
-            ``c`` the cache has no values of its own (MLA: ``"lbtd"``). Missing ``l``, ``t`` and
-            ``h`` count one.
+            One letter for each axis of `tensor`, in its order: ``l`` layer, ``2`` keys and values, ``b``
+            block, ``t`` token, ``h`` head, ``d`` dim. ``c`` in the place of ``d`` means that the axis is keys
+            then values, 2 × head_dim, as vLLM lays them out. Without ``2`` and ``c`` the cache has no values
+            of its own (MLA: ``"lbtd"``). If ``l``, ``t`` or ``h`` is missing, its count is one.
         dtype
-            What the elements mean, where the tensor's own type is a stand-in (bfloat16 in uint16,
-            float8_e4m3fn in uint8): a name, a short one (``"bf16"``, ``"fp8"``), or a dtype of torch or
-            numpy. It decides what can be converted.
+            The real element type, if the tensor's own type is a stand-in (bfloat16 in uint16, float8_e4m3fn
+            in uint8): a name, a short name (``"bf16"``, ``"fp8"``), or a dtype of torch or numpy. It decides
+            which conversions are possible.
         scales
-            Page scales, float32: one tensor, or a list of one for each layer, evenly apart. Offsets
-            of the cache and of the scales then count from the lowest byte of both, so register
-            both together: ``agent.register("kv", [tensor, scales], layout)``. Static scales go
-            into `quantization` instead and are not registered.
+            Page scales, float32: one tensor, or a list of one for each layer, evenly apart. Offsets of the
+            cache and of the scales then count from the lowest byte of both, so register both together:
+            ``agent.register("kv", [tensor, scales], layout)``. Static scales go into `quantization` instead,
+            and are not registered.
         scale_axes
             One letter for each axis of `scales`: ``l 2 b h``, e.g. ``"l2b"`` for a scale for each
             page and ``"l2bh"`` for each head of a page.
         saturate
             With `scales`: as in `Quantization`.
         **held
-            The fields that memory does not tell, all optional: ``first_layer``, ``total_layers``,
-            ``first_head`` and ``total_heads`` (this is the whole model by default),
-            ``quantization``, ``null_block``, ``cp_rank``, ``cp_size``, ``cp_interleave``,
-            ``model``, ``group``.
+            The fields that cannot be read off memory, all optional: ``first_layer``, ``total_layers``,
+            ``first_head`` and ``total_heads`` (by default this rank holds the whole model), ``quantization``,
+            ``null_block``, ``cp_rank``, ``cp_size``, ``cp_interleave``, ``model``, ``group``.
 
         Raises
         ------
         UsageError
-            ``invalid-argument`` when letters and axes do not fit, or the tensor overlaps itself.
+            ``invalid-argument`` if the letters do not fit the axes, or the tensor overlaps itself.
         """
         from kvxfer.layout.axes import read_one
 
@@ -196,8 +194,8 @@ class KVLayout:
             either a tensor or a pair (keys, values). With ``l``: the two tensors (keys, values)
             of all layers. Register the same object, so that offsets count from the same byte.
         axes
-            Letters of every one of the tensors, as in `from_tensor`. All must have the same
-            shape, strides and dtype; only where they lie may differ.
+            Letters of the axes of each tensor, as in `from_tensor`. All tensors must have the same shape,
+            strides and dtype; only their addresses may differ.
         dtype, scales, scale_axes, saturate, **held
             As in `from_tensor`; with `scales`, register ``[tensors, scales]``.
         """
@@ -208,7 +206,7 @@ class KVLayout:
     # ---- reading it --------------------------------------------------------------------------
 
     def layer_offsets(self) -> NDArray[np.int64]:
-        """Returns where block 0 of each (layer of this rank, kv) begins, [num_layers, num_kv]."""
+        """Returns the offset of block 0 of each (layer of this rank, kv), [num_layers, num_kv]."""
         if self.offsets:
             return np.array(self.offsets, np.int64).reshape(self.num_layers, self.num_kv)
         layers = np.arange(self.num_layers, dtype=np.int64) * self.layer_stride
@@ -255,12 +253,12 @@ class KVLayout:
     # ---- sending it --------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """Returns the layout as JSON with a version, at most 64 KiB; defaults are left out.
+        """Returns the layout as versioned JSON of at most 64 KiB; defaults are left out.
 
         Raises
         ------
         UsageError
-            ``invalid-argument`` when listed offsets or static scales make it longer than that.
+            ``invalid-argument`` if listed offsets or static scales make it longer.
         """
         encoded = _SCHEMA.encode(self)
         if len(encoded) > MAX_ENCODED_NBYTES:
@@ -274,16 +272,16 @@ class KVLayout:
 
     @classmethod
     def from_bytes(cls, encoded: bytes) -> KVLayout:
-        """Reads what `to_bytes` of this version or another wrote, so a peer's bytes are safe to pass.
+        """Reads what `to_bytes` of this or another version wrote. A peer's bytes are safe to pass.
 
-        Fields of a newer version that this one does not know are passed over, unless the writer
-        says that the layout would be misread without them.
+        Unknown fields of a newer version are ignored, unless the writer marked them as needed to read the
+        layout correctly.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: too long, no JSON, missing, repeated or absurd fields, a field that
-            is needed and not known here, or a layout that overlaps itself.
+            ``invalid-argument``: too long, not JSON, missing, repeated or absurd fields, an unknown field
+            that is needed, or a layout that overlaps itself.
         """
         values = _SCHEMA.decode(encoded, MAX_ENCODED_NBYTES, {"quantization": QUANTIZATION_SCHEMA})
         if (scales := values["quantization"]) is not None:
@@ -308,14 +306,14 @@ def complete(read: dict[str, Any], held: Held) -> dict[str, Any]:
     for what in ("layers", "heads"):
         if done.get(f"total_{what}") is None:
             first, num = done[f"first_{what[:-1]}"], done[f"num_{what}"]
-            # What is no number is refused with the other fields.
+            # Values that are not numbers are refused later, with the other fields.
             done[f"total_{what}"] = first + num if isinstance(first, int | np.integer) else num
     return done
 
 
 _MANDATORY: Final = [item.name for item in fields(KVLayout) if item.default is MISSING]
 
-# Not needed: model and group. Who does not know them compares less, and reads no byte wrongly.
+# Not needed: model and group. A reader that does not know them compares less, but reads every byte correctly.
 _SCHEMA: Final = Schema(
     what="layout",
     key="kvxfer_layout",

@@ -1,4 +1,4 @@
-"""Whether strided sets of bytes meet: decided from their strides, never byte by byte."""
+"""Whether strided sets of bytes overlap: decided from their strides, never byte by byte."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-# Steps of one question. A cache whose scales lie in its pages takes about ten for each listed
-# offset, and a layout lists at most 8192; strides that need more are made to waste time.
+# Limit of steps of one check. A cache whose scales lie in its pages takes about ten steps for each listed
+# offset, and a layout lists at most 8192. Strides that need more steps were made to waste time.
 _MAX_STEPS = 200_000
 
 
@@ -22,9 +22,9 @@ class Strided:
     start
         Byte at which the first run begins.
     nbytes
-        Of a run.
+        Bytes of a run.
     axes
-        (count, stride), the longest stride first. Each step is at least as long as all inside it.
+        (count, stride), the longest stride first. Each stride is at least as long as everything inside it.
     """
 
     start: int
@@ -33,7 +33,7 @@ class Strided:
 
     @classmethod
     def of(cls, start: int, nbytes: int, axes: Sequence[tuple[int, int]]) -> Strided:
-        """Makes one of axes in any order; those that follow each other without a gap become a run."""
+        """Makes one from axes in any order; axes without gaps between their steps become part of the run."""
         outer: list[tuple[int, int]] = []
         for count, stride in sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: axis[1]):
             if not outer and stride == nbytes:
@@ -50,15 +50,15 @@ class Strided:
         return self.nbytes + sum((count - 1) * stride for count, stride in self.axes)
 
     def inner(self, steps: int) -> Strided:
-        """Returns what is at one step of the outermost axis."""
+        """Returns the subset at one step of the outermost axis."""
         return replace(self, start=self.start + steps * self.axes[0][1], axes=self.axes[1:])
 
 
 def share_a_byte(starts: NDArray[np.int64], one: Strided, other: Strided) -> bool:
     """Returns whether `one`, placed at any of `starts`, shares a byte with `other`.
 
-    Axes of equal stride are compared by the distance of their steps, so that it takes a few steps
-    however many blocks there are. Sets so tangled that it would take 200,000 count as sharing.
+    Axes of equal stride are compared by the distance of their steps, so a check takes a few steps for any
+    number of blocks. Sets that would need 200,000 steps count as sharing.
     """
     low, high = other.start - one.extent, other.start + other.extent
     near = starts[(starts > low) & (starts < high)]
@@ -72,7 +72,7 @@ def _meet(one: Strided, other: Strided, steps: Iterator[int]) -> bool:
     if next(steps, None) is None or not (one.axes or other.axes):
         return True
     if one.axes and other.axes and one.axes[0][1] == other.axes[0][1]:
-        # Step i of one meets step j of the other only by i - j; some i and j have that distance.
+        # Whether step i of one meets step j of the other depends only on i - j.
         (count, stride), (other_count, _) = one.axes[0], other.axes[0]
         inner = other.inner(0)
         return any(
@@ -86,7 +86,7 @@ def _meet(one: Strided, other: Strided, steps: Iterator[int]) -> bool:
 
 
 def _near(one: Strided, stride: int, other: Strided, low: int, high: int) -> range:
-    """Steps in low to high at which the extent of `one` meets that of `other`."""
+    """Returns the steps from low to high at which the extents of `one` and `other` overlap."""
     first = (other.start - one.start - one.extent) // stride + 1
     last = -((one.start - other.start - other.extent) // stride) - 1
     return range(max(low, first), min(high, last) + 1)
@@ -95,15 +95,15 @@ def _near(one: Strided, stride: int, other: Strided, low: int, high: int) -> ran
 def overlapping_starts(starts: Sequence[int], one: Strided) -> tuple[int, int] | None:
     """Returns the indices of two of `starts` at which `one` would share a byte, or None.
 
-    Sorts the starts, so it takes a moment even for thousands. Starts that are interleaved with
-    every axis may be refused although they would just fit; no cache is laid out like that.
+    Sorts the starts, so it is fast even for thousands. Starts that are interleaved with every axis may be
+    refused although they would just fit; no cache is laid out like that.
     """
     at = np.array(starts, np.int64)
     return _clash(at, np.arange(len(at)), one)
 
 
 def _clash(at: NDArray[np.int64], which: NDArray[np.intp], one: Strided) -> tuple[int, int] | None:
-    """`which[i]` is the index of the start that now stands at ``at[i]``."""
+    """Checks sorted starts; `which[i]` is the original index of the start ``at[i]``."""
     order = np.argsort(at, kind="stable")
     at, which = at[order], which[order]
     for part in np.split(np.arange(len(at)), np.flatnonzero(np.diff(at) >= one.extent) + 1):
@@ -112,7 +112,7 @@ def _clash(at: NDArray[np.int64], which: NDArray[np.intp], one: Strided) -> tupl
         pair = (int(which[part[0]]), int(which[part[1]]))
         if not one.axes or at[part[0]] == at[part[1]]:
             return pair
-        # Within one step of the outermost axis: two starts clash where they do modulo that step.
+        # Within one step of the outermost axis, two starts clash exactly if they clash modulo that step.
         stride, inner = one.axes[0][1], one.inner(0)
         rest = at[part] % stride
         turn = np.argsort(rest, kind="stable")

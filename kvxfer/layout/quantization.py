@@ -1,4 +1,4 @@
-"""What stored elements are to be multiplied by."""
+"""Scales that stored elements are multiplied by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvxfer.layout.schema import MANDATORY, Field, Schema, flag, integer, text
 if TYPE_CHECKING:
     from kvxfer.layout.tensor import TensorView
 
-#: Types that can be converted and scaled, and the bytes of an element. Others are copied as bytes.
+#: Types that can be converted and scaled, with the bytes of an element. Other types are copied as bytes.
 SCALABLE_NBYTES: Final[Mapping[str, int]] = {
     "float32": 4,
     "float16": 2,
@@ -26,7 +26,7 @@ SCALABLE_NBYTES: Final[Mapping[str, int]] = {
     "float8_e5m2": 1,
     "int8": 1,
 }
-#: Bytes of a scale, in a region as on the wire.
+#: Bytes of a scale, in a region and on the wire.
 SCALE_NBYTES: Final = 4
 
 Per = Literal["tensor", "layer", "head", "page", "page_head"]
@@ -40,29 +40,29 @@ _NAMES: Final = {"l": "layer", "2": "kv", "b": "block", "h": "head"}
 class Quantization:
     """How stored elements become values: ``value = stored * scale``, in float32.
 
-    Static scales are numbers of the model, known when the cache is registered; they travel with the
-    layout. Page scales are numbers of the data, found when a page is written; they lie in the
-    region beside the pages and travel with them. Make one with `per_tensor`, `per_layer` or
-    `per_head`; `KVLayout.from_tensor` reads page scales off a tensor.
+    Static scales belong to the model and are known when the cache is registered; they travel with the layout.
+    Page scales belong to the data and are computed when a page is written; they lie in the region beside the
+    pages and travel with them. Make one with `per_tensor`, `per_layer` or `per_head`; `KVLayout.from_tensor`
+    reads page scales off a tensor.
 
     Attributes
     ----------
     per
-        What has a scale of its own: ``"tensor"`` (the whole cache), ``"layer"`` (each layer, K and V),
-        ``"head"`` (each head of those), ``"page"`` (each block of a layer, K and V) or
-        ``"page_head"`` (each head of those).
+        The unit that has a scale of its own: ``"tensor"`` (the whole cache), ``"layer"`` (each layer, K and
+        V), ``"head"`` (each head of each layer, K and V), ``"page"`` (each block of a layer, K and V) or
+        ``"page_head"`` (each head of such a block).
     scales
-        Static scales, row-major and of this rank alone: 1, num_layers × num_kv, or
-        num_layers × num_kv × num_heads numbers. They are rounded to float32. Empty for page scales.
+        Static scales, row-major, only for this rank: 1, num_layers × num_kv, or num_layers × num_kv ×
+        num_heads numbers. They are rounded to float32. Empty for page scales.
     offset, layer_stride, kv_stride, block_stride, head_stride
-        Of page scales, in bytes from the region's base: the one of (layer, kv, block, head), layer
-        and head counted within the rank, is a float32 at ``offset + layer * layer_stride + kv *
+        Position of page scales, in bytes from the region's base. The scale of (layer, kv, block, head), with
+        layer and head counted within the rank, is a float32 at ``offset + layer * layer_stride + kv *
         kv_stride + block * block_stride + head * head_stride``. 0 for an axis of one element, and
         ``head_stride`` for ``"page"``.
     saturate
-        Values too large for the stored type become its largest number, rather than NaN (e4m3fn) or
-        infinity (e5m2, float16), as ml_dtypes has it. torch has the same but for e4m3fn, which it
-        saturates.
+        Whether values that are too large for the stored type become its largest number. Otherwise they become
+        NaN (e4m3fn) or infinity (e5m2, float16), as in ml_dtypes. torch does the latter too, except that it
+        saturates e4m3fn.
     """
 
     per: Per
@@ -83,7 +83,7 @@ class Quantization:
             except TypeError:
                 kind = type(getattr(self, name)).__name__
                 raise invalid(f"quantization field {name} is a {kind}, not an integer") from None
-        with np.errstate(over="ignore", under="ignore"):  # said below
+        with np.errstate(over="ignore", under="ignore"):  # checked below
             rounded = np.array(self.scales, np.float32)
         object.__setattr__(self, "scales", tuple(rounded.tolist()))
         if self.in_memory:
@@ -124,7 +124,7 @@ class Quantization:
 
     @classmethod
     def per_head(cls, scales: ArrayLike, *, saturate: bool = False) -> Quantization:
-        """Returns one for each (layer, kv, head) of this rank, from [num_layers, num_kv, num_heads]."""
+        """Returns one scale for each (layer, kv, head) of this rank, from [num_layers, num_kv, num_heads]."""
         return cls("head", _numbers(scales, "head", "[num_layers, num_kv, num_heads]", 3), saturate=saturate)
 
     @classmethod
@@ -137,19 +137,20 @@ class Quantization:
         counts: Mapping[str, int],
         saturate: bool = False,
     ) -> Quantization:
-        """Reads page scales off float32 tensors: one for all layers, or one for each.
+        """Reads page scales off float32 tensors: one tensor for all layers, or one for each.
 
         Parameters
         ----------
         views
-            One with ``l`` in `axes` or of a rank of one layer; else one for each layer, evenly apart.
+            One view if `axes` has ``l`` or the rank has one layer; otherwise one view for each layer, evenly
+            apart.
         axes
-            Letters of each axis of a view: ``l 2 b h``; with ``h`` each head has its own scale.
-            An axis of which the layout has one element may be left out.
+            Letters of each axis of a view: ``l 2 b h``; with ``h`` each head has its own scale. An axis that
+            has one element in the layout may be left out.
         base
             Address from which offsets count.
         counts
-            Of the layout's axes, by letter.
+            Counts of the layout's axes, by letter.
         """
         seen = views[0]
         for index, other in enumerate(views):
@@ -210,7 +211,7 @@ class Quantization:
         Raises
         ------
         UsageError
-            ``invalid-argument``: page scales are in the region, or their number does not fit.
+            ``invalid-argument``: the scales are page scales, or their number does not fit.
         """
         if self.in_memory:
             raise invalid(f"scales per {self.per} are in the region's memory, not in the layout")
@@ -244,8 +245,8 @@ def _numbers(scales: ArrayLike, per: str, words: str, ndim: int) -> tuple[float,
 
 
 def _write_scales(scales: tuple[float, ...]) -> str:
-    # Not decimal numbers: both ends must compute with the same 32 bits, and 5.4 letters for each
-    # scale let those of 80 layers, K and V, 64 heads pass in a layout's 64 KiB.
+    # Base64 instead of decimal numbers: both ends must compute with the same 32 bits. At 5.4 letters a scale,
+    # the scales of 80 layers, K and V, 64 heads fit into a layout's 64 KiB.
     import base64  # few layouts have scales to send
 
     return base64.b64encode(np.array(scales, "<f4").tobytes()).decode()

@@ -1,13 +1,12 @@
-"""JSON objects from elsewhere: bounded, checked, and readable across versions.
+"""Schemas of JSON objects from other processes: bounded, checked, and readable across versions.
 
 What a newer writer and an older reader agree on
 -----------------------------------------------
-A document names the version of its writer, its mandatory fields, and of the others those that differ
-from their defaults. ``needs`` lists the fields without which a reader would get it wrong; a field of
-an object within is written ``outer.inner``. A reader takes the default of a field that is not there,
-passes over one that it does not know, and refuses a document that needs one that it does not know.
-So a field can be added without a new dialect: an older reader carries on wherever that is right, and
-says why where it is not.
+A document holds the version of its writer, all mandatory fields, and those optional fields that differ from
+their defaults. ``needs`` lists the fields that a reader must know to read the document correctly; a field of
+an inner object is written ``outer.inner``. A reader uses the default of a missing field, ignores an unknown
+field, and refuses a document whose ``needs`` list an unknown field. So fields can be added without a new
+format: an older reader goes on where that is safe, and otherwise refuses with the reason.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Any, Final, NamedTuple, cast
 
 from kvxfer.errors import invalid
 
-#: Default of a field that must be there.
+#: Default of a mandatory field.
 MANDATORY: Final = object()
-# A document names a handful; far more is nobody's.
+# Documents list a handful; no writer lists far more.
 _MAX_NEEDS: Final = 64
 _MAX_NAME: Final = 64
 _MAX_VERSION: Final = 1 << 31
@@ -31,14 +30,15 @@ class Field(NamedTuple):
     Attributes
     ----------
     name
-        In the document and in what `Schema.decode` returns.
+        The field's name in the document and in the result of `Schema.decode`.
     read
         Turns the JSON value into the field's, or raises `ValueError` with words that follow
         "field x ".
     default
-        Taken where the field is missing; `MANDATORY` where it must not be.
+        Used if the field is missing; `MANDATORY` if it must not be missing.
     needed
-        A reader that does not know the field must refuse documents in which it is no default.
+        Whether a reader that does not know the field must refuse documents in which it differs from its
+        default.
     write
         Turns the field's value into a JSON one.
     """
@@ -51,18 +51,18 @@ class Field(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What a JSON object of one kind holds.
+    """The fields of one kind of JSON object.
 
     Attributes
     ----------
     what
         Noun for error messages.
     key
-        Field that says the version of the writer; ``""`` for an object within another document.
+        Field that holds the writer's version; ``""`` for an object within another document.
     version
-        Of this writer.
+        Version of this writer.
     fields
-        All that it knows.
+        All fields that this version knows.
     """
 
     what: str
@@ -71,7 +71,7 @@ class Schema(NamedTuple):
     fields: tuple[Field, ...]
 
     def values_of(self, item: object) -> dict[str, Any]:
-        """Returns the JSON values of `item`'s attributes, without those that are defaults."""
+        """Returns the JSON values of `item`'s attributes, without the defaults."""
         return {
             field.name: field.write(getattr(item, field.name))
             for field in self.fields
@@ -88,23 +88,23 @@ class Schema(NamedTuple):
 
     def encode(self, item: object) -> bytes:
         """Returns the same as JSON."""
-        import json  # loaded with the first region, as the planner is
+        import json  # loaded with the first region, like the planner
 
         return json.dumps(self.document(item), separators=(",", ":")).encode()
 
     def decode(
         self, encoded: bytes, max_nbytes: int, within: Mapping[str, Schema] | None = None
     ) -> dict[str, Any]:
-        """Reads a document that `encode` wrote, of this version or another.
+        """Reads a document that `encode` of this or another version wrote.
 
         Parameters
         ----------
         encoded
             JSON.
         max_nbytes
-            Longer ones are refused unread.
+            Longer documents are refused unread.
         within
-            For each field that is an object of its own, its schema.
+            The schema of each field that is an object of its own.
 
         Returns
         -------
@@ -114,13 +114,13 @@ class Schema(NamedTuple):
         Raises
         ------
         UsageError
-            ``invalid-argument``, naming the field: too long, no JSON, a field twice, missing, of the
-            wrong type, or needed and not known here (then it names both versions).
+            ``invalid-argument``, naming the field: too long, not JSON, or a field that is repeated, missing,
+            of the wrong type, or needed but unknown here (then the message names both versions).
         """
         return self.read(decode_object(encoded, max_nbytes, self.what), within)
 
     def read(self, document: dict[str, Any], within: Mapping[str, Schema] | None = None) -> dict[str, Any]:
-        """Reads what `document` returned, as `decode` does its JSON."""
+        """Reads what `document` returned, with the checks of `decode`."""
         if not isinstance(document, dict):
             raise invalid(f"{self.what} is a {type(document).__name__}, not an object")
         values = dict(document)
@@ -186,7 +186,7 @@ def decode_object(encoded: bytes, max_nbytes: int, what: str) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        ``invalid-argument``: longer than `max_nbytes`, no JSON, no object, or a key given twice.
+        ``invalid-argument``: longer than `max_nbytes`, not JSON, not an object, or a repeated key.
     """
     import json
 
@@ -214,7 +214,7 @@ def decode_object(encoded: bytes, max_nbytes: int, what: str) -> dict[str, Any]:
 
 
 def integer(value: Any) -> int:
-    """Reads an integer; true and 1.0 are none."""
+    """Reads an integer; refuses true and 1.0."""
     if type(value) is not int:
         raise ValueError(f"is a {type(value).__name__}, not an integer")
     return value
@@ -243,14 +243,14 @@ def hexadecimal(value: Any) -> bytes:
 
 
 def flag(value: Any) -> bool:
-    """Reads true or false; 0 and 1 are neither."""
+    """Reads true or false; refuses 0 and 1."""
     if not isinstance(value, bool):
         raise ValueError(f"is a {type(value).__name__}, not true or false")
     return value
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Reads an object, whose fields a schema of its own reads."""
+    """Reads an object; another schema reads its fields."""
     if not isinstance(value, dict):
         raise ValueError(f"is a {type(value).__name__}, not an object")
     return value

@@ -1,4 +1,4 @@
-"""Which heads and layers of a model a rank holds."""
+"""The slices of a model's heads and layers that a rank holds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvxfer.errors import invalid
 def heads_of(total_heads: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
     """Returns ``(first_head, num_heads)`` of a tensor-parallel rank.
 
-    Where there are more ranks than KV heads, each head is held by ``tp_size // total_heads``
-    consecutive ranks. A latent cache (MLA) has one head, which every rank holds.
+    If there are more ranks than KV heads, each head is held by ``tp_size // total_heads`` consecutive ranks.
+    A latent cache (MLA) has one head, which every rank holds.
 
     Raises
     ------
     UsageError
-        ``invalid-argument`` unless one of the two numbers divides the other.
+        ``invalid-argument`` unless `total_heads` divides `tp_size` or the reverse.
     """
     if total_heads < 1 or not 0 <= tp_rank < tp_size:
         raise invalid(f"tp_rank {tp_rank} of tp_size {tp_size} holds no slice of {total_heads} heads")
@@ -39,10 +39,10 @@ def layers_of(
     Parameters
     ----------
     total_layers, pp_size, pp_rank
-        Of the model, and of the pipeline.
+        Layers of the model; stages of the pipeline, and the index of this stage.
     partition
-        Layers of each stage. Engines give the remainder of a division to different stages, so it
-        is needed where `pp_size` does not divide `total_layers`.
+        Layers of each stage. It is needed if `pp_size` does not divide `total_layers`, because engines give
+        the remainder to different stages.
 
     Raises
     ------

@@ -43,18 +43,18 @@ _READ_ONLY: Final = (
     "this memory is read-only, and a peer's pages could never land in it: "
     "pass writable memory (a copy would not be the cache)"
 )
-# DLPack's.
+# DLPack's device types.
 _CPU, _CUDA = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """Where the elements of one tensor are.
+    """Where the elements of one tensor lie.
 
     Attributes
     ----------
     address
-        Of element ``[0, 0, ...]``.
+        Address of element ``[0, 0, ...]``.
     shape, strides
         Elements and bytes of each axis. Strides are never negative.
     dtype
@@ -62,10 +62,10 @@ class TensorView:
     itemsize
         Bytes of one element.
     owner
-        The tensor (or the array made of it); whoever uses `address` keeps this alive.
+        The tensor, or the array made of it. Keep it alive while you use `address`.
     gpu
-        Index of the GPU on which it lies, `UNTOLD_GPU` where its library does not say on which, and None
-        for memory of the host. What lies on a GPU is no memory for this process's own loads and stores.
+        Index of the GPU that holds the tensor; `UNTOLD_GPU` if its library does not name the GPU; None for
+        host memory. The CPU cannot load from or store to GPU memory.
     """
 
     address: int
@@ -85,22 +85,23 @@ class TensorView:
 
 
 def view(tensor: Any) -> TensorView:
-    """Looks at a torch tensor, a numpy array, or anything with the buffer protocol or DLPack.
+    """Returns the view of a torch tensor, a numpy array, or anything with the buffer protocol or DLPack.
 
-    On a GPU it is a torch tensor, or anything with ``__cuda_array_interface__``; nothing of CUDA is
-    started or waited for.
+    For GPU memory pass a torch tensor, or anything with ``__cuda_array_interface__``. This starts no CUDA
+    work and waits for none.
 
     Raises
     ------
     UsageError
-        ``invalid-argument`` for read-only memory, negative or zero strides, or an object that is
-        no tensor; ``unsupported`` for memory of a device other than the CPU and CUDA's.
+        ``invalid-argument`` for read-only memory, negative or zero strides, or an object that is not a
+        tensor; ``unsupported`` for memory of a device other than the CPU and CUDA GPUs.
     """
     if isinstance(tensor, TensorView):
         return tensor
     if isinstance(tensor, np.ndarray):
         return _of_array(tensor, tensor)
-    # torch by its methods: numpy knows neither bfloat16 nor float8, so DLPack through it fails.
+    # Read torch tensors by their methods: numpy knows neither bfloat16 nor float8, so DLPack through numpy
+    # fails.
     if all(hasattr(tensor, name) for name in ("data_ptr", "stride", "element_size", "device")):
         return _of_torch(tensor)
     if hasattr(tensor, "__cuda_array_interface__"):
@@ -120,12 +121,12 @@ def view(tensor: Any) -> TensorView:
 def dtype_of(dtype: Any) -> tuple[str, int]:
     """Returns ``(name, nbytes of an element)`` of a dtype of torch or numpy, or of a dtype's name.
 
-    Names are torch's without its prefix, as in `TensorView`. What engines call ``"fp8"`` is e4m3.
+    Names are torch's without its prefix, as in `TensorView`. Engines' ``"fp8"`` means e4m3.
 
     Raises
     ------
     UsageError
-        ``invalid-argument`` when its size is not known.
+        ``invalid-argument`` if the dtype's size is unknown.
     """
     dtype = _instance(dtype)
     name = dtype_name(dtype)
@@ -139,14 +140,14 @@ def dtype_of(dtype: Any) -> tuple[str, int]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns torch's name, without its prefix, of a dtype of torch or numpy, or of one by a short name."""
+    """Returns torch's name, without its prefix, for a dtype of torch or numpy, or for a short name."""
     dtype = _instance(dtype)
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return _DTYPE_ALIASES.get(name, name)
 
 
 def _instance(dtype: Any) -> Any:
-    # numpy.float16 is a class, its dtype is not.
+    # numpy.float16 is a class; its dtype is an instance.
     return np.dtype(dtype) if isinstance(dtype, type) else dtype
 
 
@@ -163,12 +164,12 @@ def flatten(tensors: Any) -> Iterator[Any]:
 
 
 def views_of(memory: Any, what: str) -> list[TensorView]:
-    """Looks at every tensor of `memory`, as `flatten` has them.
+    """Returns the views of all tensors of `memory`, in the order of `flatten`.
 
     Raises
     ------
     UsageError
-        As `view`; says of `what` it is, and which of several tensors.
+        As in `view`; the message names `what`, and which one of several tensors.
     """
     tensors = list(flatten(memory))
     views = []
@@ -184,8 +185,8 @@ def views_of(memory: Any, what: str) -> list[TensorView]:
 def covering_spans(views: list[TensorView]) -> list[tuple[int, int]]:
     """Returns ``(address, nbytes)`` of the few ranges that cover all views, ascending.
 
-    Ranges that overlap or touch become one; a gap between two tensors stays outside, because it
-    belongs to somebody else.
+    Ranges that overlap or touch become one. A gap between two tensors stays outside, because other data may
+    lie in it.
     """
     spans: list[tuple[int, int]] = []
     for address, nbytes in sorted((v.address, v.nbytes) for v in views if v.nbytes):

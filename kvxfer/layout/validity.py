@@ -1,4 +1,4 @@
-"""What makes a layout one that a cache can have."""
+"""Checks that a layout is one that a cache can have."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kvxfer.layout.quantization import SCALABLE_NBYTES, SCALE_NBYTES, Quantizati
 if TYPE_CHECKING:
     from kvxfer.layout.kv_layout import KVLayout
 
-# Bounds of what a peer may claim. Nothing is allocated by them, but products of them must stay
-# far from 64 bits: an offset is at most _MAX_NBYTES.
+# Bounds for the numbers that a peer sends. Nothing is allocated from these numbers, but their products must
+# stay far below 64 bits: an offset is at most _MAX_NBYTES.
 _MAX_LAYERS: Final = 4096  # native/core/control/wire.h: kMaxLayers
 _MAX_COUNT: Final = (1 << 32) - 1
 _MAX_NBYTES: Final = 1 << 56
 _MAX_ITEMSIZE: Final = 16
 _MAX_DTYPE_NAME: Final = 32
 _MAX_NAME: Final = 256
-# Ranks over which the tokens of one sequence are divided. Engines divide them over a node or a few.
+# Most ranks that share the tokens of one sequence. Engines use the ranks of a node or a few.
 _MAX_CP_SIZE: Final = 4096
 
 _BOUNDS: Final = (
@@ -54,12 +54,12 @@ _STRIDES: Final = ("block", "token", "head", "dim", "layer", "kv")
 
 
 def integers_of(layout: KVLayout) -> dict[str, int | tuple[int, ...]]:
-    """Returns the numeric fields as Python integers, which numpy's become.
+    """Returns the numeric fields as Python integers; converts numpy's integers.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``, naming a field that is no integer.
+        ``invalid-argument``, naming a field that is not an integer.
     """
     found: dict[str, int | tuple[int, ...]] = {}
     name = ""
@@ -76,7 +76,7 @@ def integers_of(layout: KVLayout) -> dict[str, int | tuple[int, ...]]:
 
 
 def validate(layout: KVLayout) -> None:
-    """Refuses numbers that no cache has, and layouts in which two elements share a byte.
+    """Refuses impossible numbers, and layouts in which two elements share a byte.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""Memory that caches lie in: pools, free blocks, block tables, huge pages, what is near. No GPU, no agent."""
+"""Memory for caches: pools, free blocks, block tables, huge pages, NUMA nodes. No GPU, no agent."""

@@ -17,8 +17,8 @@ _UINT32 = np.dtype(np.uint32)
 class BlockTable:
     """Block ids of a region, in the order of the request's tokens, as uint32.
 
-    The array is not copied where it already is one-dimensional, contiguous uint32; do not change
-    it while a call uses it. Making one from numpy runs no Python loop.
+    An array that is already one-dimensional, contiguous uint32 is not copied; do not change it while a call
+    uses it. Making one from numpy runs no Python loop.
 
     Parameters
     ----------
@@ -28,8 +28,8 @@ class BlockTable:
     Raises
     ------
     UsageError
-        ``invalid-argument`` for what is not a flat list of integers, ``out-of-range`` for ids that
-        are negative or do not fit in 32 bits.
+        ``invalid-argument`` for anything but a flat list of integers, ``out-of-range`` for ids that are
+        negative or do not fit in 32 bits.
     """
 
     __slots__ = ("_ids",)
@@ -65,7 +65,7 @@ class BlockTable:
         return ids[counts > 1]
 
     def require_distinct(self) -> None:
-        """Raises ``UsageError("duplicate-block")`` when an id occurs twice: no destination may."""
+        """Raises ``UsageError("duplicate-block")`` if an id occurs twice, which destinations do not allow."""
         twice = self.duplicates()
         if len(twice):
             raise UsageError(
@@ -84,9 +84,9 @@ class BlockTable:
 
 
 def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint32]:
-    """Returns block ids as contiguous uint32 [num_blocks]; what a `BlockTable` checks, without one."""
+    """Returns block ids as contiguous uint32 [num_blocks], with the checks of `BlockTable` but without one."""
     if isinstance(blocks, np.ndarray):
-        # There is one object of this type, and comparing types takes ten times as long.
+        # numpy has only one object of this dtype, and comparing dtypes by value takes ten times as long.
         if blocks.dtype is _UINT32 and blocks.ndim == 1 and blocks.flags.c_contiguous:
             return blocks
         array = blocks

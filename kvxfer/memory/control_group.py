@@ -1,4 +1,4 @@
-"""How much there is: of the machine, and as the control groups above this process allow it (2 and 1)."""
+"""Memory and CPU time: the machine's, and the limits of this process's control groups (versions 2 and 1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNLIMITED_NBYTES = 1 << 62
 
 
 def memory_limit_nbytes(root: Path = _ROOT) -> tuple[int, str] | None:
-    """Returns the tightest memory limit and its file; None where nothing limits."""
+    """Returns the tightest memory limit and its file; None without a limit."""
     limits = []
     for file in _files(root, "memory", ("memory.max", "memory.limit_in_bytes")):
         text = _text(file)  # "max" is no number
@@ -27,13 +27,13 @@ def machine_nbytes(root: Path = _ROOT) -> dict[str, int]:
 
 
 def free_huge_nbytes(root: Path = _ROOT) -> int:
-    """Returns how much is free in reserved huge pages of 2 MiB, of which pools are made first."""
+    """Returns the free bytes in reserved huge pages of 2 MiB, which pools use first."""
     free = _text(root / "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
     return int(free) * 2 * 1024 * 1024 if free.isdecimal() else 0
 
 
 def cpu_limit_cores(root: Path) -> tuple[float, str] | None:
-    """Returns how many cores' time the groups above allow, and the file; None where nothing limits."""
+    """Returns the CPU limit in cores and its file; None without a limit."""
     limits = []
     for file in _files(root, "cpu", ("cpu.max", "cpu.cfs_quota_us")):
         quota, _, period = _text(file).partition(" ")
@@ -45,10 +45,10 @@ def cpu_limit_cores(root: Path) -> tuple[float, str] | None:
 
 
 def _files(root: Path, controller: str, names: tuple[str, str]) -> Iterator[Path]:
-    """Yields the files that may hold a limit, of this process's group and of all above it."""
+    """Yields the files that may hold a limit, for this process's group and all groups above it."""
     v2, v1 = names
     mount = root / "sys/fs/cgroup"
-    # A container sees its own group as the root of what is mounted, whatever /proc says.
+    # In a container the root of the mount is the container's own group, regardless of /proc.
     paths = {(v2, mount, ""), (v2, mount / "unified", ""), (v1, mount / controller, "")}
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -68,7 +68,7 @@ def _files(root: Path, controller: str, names: tuple[str, str]) -> Iterator[Path
 
 
 def _text(path: Path) -> str:
-    """Returns the text without surrounding blanks, none where it cannot be read."""
+    """Returns the text without surrounding blanks, or none if the file cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which blocks of a pool are free, and who has the others. Pure."""
+"""The free blocks of a pool, and the owners of the others. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FREE = -1
 class BlockFreeList:
     """Hands out block ids and takes them back, each with the name of its owner.
 
-    The lowest free ids go first, so that a request's blocks are adjacent where they can be, and
-    adjacent blocks move as one run. Not thread-safe: `Pool` has a lock.
+    The lowest free ids go first, so that a request's blocks are adjacent where possible; adjacent blocks move
+    as one run. Not thread-safe: `Pool` has a lock.
 
     Parameters
     ----------
@@ -35,16 +35,16 @@ class BlockFreeList:
 
     @property
     def num_blocks(self) -> int:
-        """All, free or not."""
+        """Number of all blocks, free or not."""
         return len(self._owner)
 
     @property
     def num_free(self) -> int:
-        """Those that `allocate` can give."""
+        """Number of blocks that `allocate` can give."""
         return self._num_free
 
     def allocate(self, num_blocks: int, owner: str) -> NDArray[np.uint32]:
-        """Returns the ids of `num_blocks` blocks, ascending, that are `owner`'s from now on.
+        """Returns the ids of `num_blocks` blocks, ascending, which now belong to `owner`.
 
         All or nothing. O(blocks of the pool), about 1 µs for each 4096.
 
@@ -73,13 +73,13 @@ class BlockFreeList:
         return ids
 
     def free(self, blocks: BlockTable | NDArray[np.uint32] | Iterable[int]) -> None:
-        """Takes blocks back, whoever owned them. All or nothing.
+        """Takes blocks back from any owner. All or nothing.
 
         Raises
         ------
         UsageError
-            ``out-of-range``, ``duplicate-block``, or ``invalid-argument`` for one that is free
-            already (a double free is a block that two requests write to).
+            ``out-of-range``, ``duplicate-block``, or ``invalid-argument`` for a block that is free already
+            (after a double free, two requests could write to one block).
         """
         table = BlockTable(blocks)
         table.require_within(self.num_blocks)
@@ -108,7 +108,7 @@ class BlockFreeList:
         return len(ids)
 
     def owners(self) -> dict[str, list[int]]:
-        """Returns the blocks that are out, by owner."""
+        """Returns the allocated blocks, by owner."""
         return {
             name: np.flatnonzero(self._owner == index).tolist() for name, index in sorted(self._names.items())
         }

@@ -1,4 +1,4 @@
-"""Huge pages under memory that somebody else has allocated, an engine's cache above all."""
+"""Huge pages for memory that another library has allocated, above all an engine's cache."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _COLLAPSE: Final = 25  # MADV_COLLAPSE, Linux 6.1
 
 
 def use_huge_pages(memory: Any) -> int:
-    """Has the kernel lay memory in huge pages, where it is; addresses and bytes stay.
+    """Asks the kernel to back memory with huge pages in place; addresses and bytes stay the same.
 
-    Agents of other processes that read it (`shm` of memory outside a `Pool`) are the faster for it:
-    the kernel looks up and holds one page where it did 512. Pages that nobody has touched stay so, and
-    are huge when somebody does. To be called once, before or after `Agent.register`; before it where agents
-    have NICs (`verbs`), since pages that a device has pinned stay as they are. Others may read and write the
-    memory meanwhile.
+    Agents of other processes then read the memory faster (`shm` of memory outside a `Pool`), because the
+    kernel looks up and holds one page instead of 512. Untouched pages stay untouched, and become huge pages
+    at their first use. Call it once, before or after `Agent.register`. With NICs (`verbs`) call it before,
+    because pages that a device has pinned cannot change. Other threads may read and write the memory
+    meanwhile.
 
     Parameters
     ----------
@@ -31,9 +31,9 @@ def use_huge_pages(memory: Any) -> int:
     Returns
     -------
     int
-        Bytes that lie in huge pages now. Less than all of it at both ends, which share their pages with
-        others; in pages untouched; where memory is fragmented. 0 where the machine's administrator has
-        switched transparent huge pages off, or the kernel is older than 6.1.
+        Bytes that lie in huge pages now. This is less than the whole if the first and last pages are shared
+        with other memory, if pages are untouched, or if memory is fragmented. It is 0 if the machine's
+        administrator has switched transparent huge pages off, or the kernel is older than 6.1.
 
     Raises
     ------
@@ -42,8 +42,8 @@ def use_huge_pages(memory: Any) -> int:
 
     Notes
     -----
-    What is in small pages is copied once: 0.3 to 2 s for a GiB on the machine of the README's figures.
-    numpy asks for huge pages for large arrays itself; torch does not.
+    The kernel copies the content of small pages once: 0.3 to 2 s for a GiB on the machine of the README's
+    figures. numpy asks for huge pages for large arrays itself; torch does not.
     """
     views = [view(tensor) for tensor in flatten(memory)]
     if any(seen.gpu is not None for seen in views):
@@ -64,9 +64,10 @@ def use_huge_pages(memory: Any) -> int:
         begin, end = -(-first // page_nbytes) * page_nbytes, (first + nbytes) // page_nbytes * page_nbytes
         if begin >= end:
             continue
-        # A hint for pages to come. What it returns does not matter: the kernel may know no such hint.
+        # A hint for pages that are touched later. Its result does not matter: the kernel may not support the
+        # hint.
         madvise(begin, end - begin, mmap.MADV_HUGEPAGE)
-        # One at a time: the kernel tells of many only whether it failed with the last.
+        # One at a time, because for several the kernel reports only whether the last one failed.
         collapsed += sum(
             page_nbytes
             for address in range(begin, end, page_nbytes)
@@ -76,7 +77,7 @@ def use_huge_pages(memory: Any) -> int:
 
 
 def _read(setting: str) -> str:
-    """Returns what a setting says; "" where this kernel has none."""
+    """Returns the text of a setting; "" if this kernel does not have it."""
     try:
         return (_SETTINGS / setting).read_text()
     except OSError:

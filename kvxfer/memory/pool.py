@@ -1,4 +1,4 @@
-"""Memory that kvxfer owns and peers on the host can map; the pool hands out blocks from it."""
+"""Pools: memory that kvxfer owns, that peers on the host can map, and from which blocks are allocated."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kvxfer.errors import ExhaustedError, invalid, translate
 from kvxfer.memory.block_table import BlockTable
 from kvxfer.memory.free_list import BlockFreeList
 
-# Arrays begin at cache lines, so that non-temporal stores of one never touch another's.
+# Arrays begin at cache lines, so that non-temporal stores to one array never touch another.
 _ALIGNMENT_NBYTES = 64
-# Of less nobody has too little, and asking takes 0.1 ms.
+# Every machine has this much, and reading the limits takes 0.1 ms.
 _ASKED_ABOUT_NBYTES = 64 * 1024 * 1024
 # Block ids have 32 bits, sizes of memory 63.
 _MOST_BLOCKS = 2**32
@@ -29,35 +29,36 @@ _MOST_NODES = 2**31 - 1
 
 
 class Pool:
-    """Shareable memory with guard pages around it, cut into arrays, with blocks to hand out.
+    """Shareable memory with guard pages around it, which is cut into arrays and allocated in blocks.
 
-    Regions in a pool move fastest on one host: a peer maps the memory once, read-only. Huge pages
-    are used where the kernel gives them. The memory lives as long as the pool or any array of it.
-    All methods may be called from any thread.
+    Transfers of regions in a pool are the fastest on one host, because a peer maps the memory once,
+    read-only. The pool uses huge pages if the kernel has them. The memory lives as long as the pool or any
+    array of it. All methods may be called from any thread.
 
     Parameters
     ----------
     num_blocks
-        Blocks that `allocate` hands out: the ``b`` of the layouts of its arrays.
+        Number of blocks that `allocate` hands out: the ``b`` of the layouts of its arrays.
     block_nbytes
-        Bytes of one block in all layers (`KVLayout.block_nbytes`); the memory is ``num_blocks`` of
-        them, rounded up to pages. How the arrays lay them out is their business.
+        Bytes of one block in all layers (`KVLayout.block_nbytes`); the memory is ``num_blocks`` of them,
+        rounded up to pages. The layouts of the arrays decide where the bytes of a block lie.
     name
-        For ``/proc/*/maps`` and messages.
+        Name in ``/proc/*/maps`` and in messages.
     huge_pages
         Whether to ask for huge pages.
     numa_node
-        Where the memory should lie; None as the kernel likes. See `kvxfer.memory.topology`.
+        NUMA node for the memory; None lets the kernel choose. See `kvxfer.memory.topology`.
 
     Raises
     ------
     UsageError
-        Fewer than one block, or than one byte of each.
+        Fewer than one block, or fewer than one byte a block.
     ExhaustedError
-        More than the machine has, or than the control group of this process allows. The kernel would end the
-        process, or another one, when the pool is filled; as it does where others have what this one needs.
+        The pool is larger than the machine's memory, or than the limit of this process's control group. The
+        kernel would kill this process, or another one, when the pool is filled. It may still do so if other
+        processes use the memory that this pool needs.
     AgentError
-        The system refuses the memory; the message has the call and errno.
+        The system refuses the memory; the message has the system call and errno.
     """
 
     def __init__(
@@ -94,43 +95,43 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """As it was made."""
+        """The name with which it was made."""
         return self._name
 
     @property
     def nbytes(self) -> int:
-        """Of the memory, cut or not."""
+        """Bytes of the memory, cut into arrays or not."""
         return self._memory.nbytes
 
     @property
     def page_kind(self) -> Literal["hugetlb", "transparent-huge", "base"]:
-        """What the kernel gave."""
+        """The kind of pages that the kernel gave."""
         return self._memory.page_kind
 
     @property
     def seals(self) -> tuple[str, ...]:
-        """What nobody can do to the memory any more, e.g. ``("grow", "shrink", "future-write")``."""
+        """Operations that the kernel refuses from now on, e.g. ``("grow", "shrink", "future-write")``."""
         return self._memory.seals
 
     def array(self, shape: int | tuple[int, ...] | None = None, dtype: DTypeLike = np.uint8) -> NDArray[Any]:
-        """Cuts off the next bytes as an array of zeros, C-contiguous, at a cache line.
+        """Returns the next bytes as an array of zeros, C-contiguous, aligned to a cache line.
 
-        Where numpy lacks the type, take one of its size (``uint16`` for bfloat16) and name the
-        type in the layout. Arrays are never given back; close the pool instead.
+        If numpy lacks the type, use one of the same size (``uint16`` for bfloat16) and name the real type in
+        the layout. Arrays cannot be given back; close the pool instead.
 
         Parameters
         ----------
         shape
-            Of the array; None for one dimension of all that is left.
+            Shape of the array; None for one dimension with all bytes that are left.
         dtype
-            Of its elements.
+            Type of its elements.
 
         Raises
         ------
         ExhaustedError
-            The pool has not so many bytes left.
+            The pool does not have that many bytes left.
         UsageError
-            It is closed.
+            The pool is closed.
         """
         kind = np.dtype(dtype)
         with self._lock:
@@ -157,7 +158,7 @@ class Pool:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that it was made with."""
+        """Number of blocks with which it was made."""
         return self._blocks.num_blocks
 
     @property
@@ -167,19 +168,19 @@ class Pool:
 
     @property
     def owners(self) -> dict[str, list[int]]:
-        """Blocks that are out, by owner."""
+        """Allocated blocks, by owner."""
         with self._lock:
             return self._blocks.owners()
 
     def allocate(self, num_blocks: int, owner: str = "unnamed") -> BlockTable:
-        """Hands out blocks in `owner`'s name, ascending and adjacent where possible; all or none.
+        """Allocates blocks for `owner`, ascending and adjacent where possible; all or none.
 
         Raises
         ------
         ExhaustedError
-            Not enough are free; the message names who has them.
+            Not enough blocks are free; the message names the owners of the others.
         UsageError
-            Fewer than none were asked for.
+            `num_blocks` is negative.
         """
         num_blocks = count(num_blocks, "num_blocks", 0, _MOST_BLOCKS)
         with self._lock:
@@ -188,7 +189,7 @@ class Pool:
     def free(self, blocks: BlockTable | NDArray[Any] | Iterable[int]) -> None:
         """Takes blocks back, all or none.
 
-        Only when nothing moves in them any more: after the transfer's end, or a lease's ``revoke``.
+        Call it only when no transfer uses the blocks: after the transfer's end, or a lease's ``revoke``.
 
         Raises
         ------
@@ -199,7 +200,7 @@ class Pool:
             self._blocks.free(blocks)
 
     def free_owner(self, owner: str) -> int:
-        """Takes back every block of `owner`, e.g. of an aborted request; returns how many."""
+        """Takes back every block of `owner`, e.g. an aborted request; returns how many."""
         with self._lock:
             return self._blocks.free_owner(owner)
 
@@ -208,8 +209,8 @@ class Pool:
     def close(self) -> dict[str, list[int]]:
         """Ends the pool and returns the blocks that were never given back, by owner.
 
-        Warns with `ResourceWarning` when there are any. The memory itself stays until the last
-        array of it, registered or not, is gone. Idempotent.
+        Warns with `ResourceWarning` if there are any. The memory itself stays until its last array,
+        registered or not, is gone. Idempotent.
         """
         with self._lock:
             if self._bytes is None:
@@ -236,10 +237,10 @@ class Pool:
 
 
 def _check_room(name: str, nbytes: int, huge_pages: bool) -> None:
-    """Refuses what can never be filled."""
+    """Refuses a size that can never be filled."""
     from kvxfer.memory.control_group import free_huge_nbytes, machine_nbytes, memory_limit_nbytes
 
-    # Reserved huge pages are there, and groups do not count them as memory.
+    # Reserved huge pages are certainly available, and control groups do not count them as memory.
     if huge_pages and nbytes <= free_huge_nbytes():
         return
     machine = machine_nbytes()

@@ -1,4 +1,4 @@
-"""Which CPUs and memory are near each other, as Linux tells under /sys. Pure reading."""
+"""NUMA topology, i.e. which CPUs and memory are near each other, read from Linux's /sys. Only reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def numa_nodes(root: Path = SYSFS) -> dict[int, set[int]]:
-    """Returns the CPUs of every NUMA node, by node; ``{0: all}`` where the kernel tells none."""
+    """Returns the CPUs of every NUMA node, by node; ``{0: all}`` if the kernel reports none."""
     nodes = {}
     for folder in sorted(root.glob("devices/system/node/node[0-9]*")):
         try:
@@ -30,7 +30,7 @@ def numa_nodes(root: Path = SYSFS) -> dict[int, set[int]]:
 
 
 def node_of_cpu(cpu: int, root: Path = SYSFS) -> int | None:
-    """Returns the NUMA node of a CPU, or None where no node has it."""
+    """Returns the NUMA node of a CPU, or None if no node has it."""
     for node, cpus in numa_nodes(root).items():
         if cpu in cpus:
             return node
@@ -38,9 +38,9 @@ def node_of_cpu(cpu: int, root: Path = SYSFS) -> int | None:
 
 
 def node_of_process(root: Path = SYSFS) -> int | None:
-    """Returns the NUMA node that all CPUs of this process belong to; None where there are several.
+    """Returns the NUMA node to which all CPUs of this process belong; None if there are several.
 
-    The right ``numa_node`` for the pool of an engine that is pinned.
+    Use it as ``numa_node`` for the pool of an engine that is pinned to a node.
     """
     allowed = os.sched_getaffinity(0)
     for node, cpus in numa_nodes(root).items():
@@ -50,7 +50,7 @@ def node_of_process(root: Path = SYSFS) -> int | None:
 
 
 def node_of_device(address: str, root: Path = SYSFS) -> int | None:
-    """Returns the NUMA node of a PCI device (``"0000:3b:00.0"``); None where the kernel knows none."""
+    """Returns the NUMA node of a PCI device (``"0000:3b:00.0"``); None if the kernel knows none."""
     try:
         node = int((root / "bus/pci/devices" / address.lower() / "numa_node").read_text())
     except (OSError, ValueError):

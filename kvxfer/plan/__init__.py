@@ -1,4 +1,4 @@
-"""A pair of layouts -> a copy program, and which ranks meet. Pure: no I/O, no clock, numpy only."""
+"""Plans copies: programs for pairs of layouts, and pairs of ranks. Pure: no I/O, no clock; only numpy."""
 
 from kvxfer.plan.compile import compile_program, differences, footprint
 from kvxfer.plan.program import CopyProgram

@@ -1,8 +1,9 @@
-"""A pair of layouts -> copy program.
+"""Compiles a pair of layouts into a copy program.
 
-Layers and heads are intersected, page sizes meet in units (kvxfer/plan/units.py), elements convert where
-dtypes or scales differ (kvxfer/plan/conversion.py), and what lies side by side at both ends merges into
-longer runs (kvxfer/plan/loops.py). kvxfer/plan/program.py says how the result is numbered.
+The compiler intersects layers and heads, divides pages of different sizes into common units
+(kvxfer/plan/units.py), converts elements if dtypes or scales differ (kvxfer/plan/conversion.py), and merges
+bytes that are adjacent at both ends into longer runs (kvxfer/plan/loops.py). kvxfer/plan/program.py explains
+how the result is numbered.
 """
 
 from __future__ import annotations
@@ -33,26 +34,25 @@ def compile_program(
 ) -> CopyProgram:
     """Compiles the program that copies units of `src` to units of `dst`.
 
-    Layers are the outermost loop, pairs of units the next, then at most two strided axes around a
-    contiguous run. Axes that touch on both sides are merged; what does not fit in two axes is
-    unrolled, the shortest first. Below a millisecond as a rule: compile once for each pair of
-    regions.
+    Layers are the outermost loop, pairs of units the next, then at most two strided axes around a contiguous
+    run. Axes without gaps on both sides are merged. Axes beyond two are unrolled, the shortest first. Takes
+    less than a millisecond as a rule: compile once for each pair of regions.
 
     Parameters
     ----------
     heads
         KV heads to move, consecutive and numbered model-wide; None for all that both ends hold.
     fine
-        Whether token ranges will be moved that begin or end within a unit: adds loops over single
+        Whether transfers may move token ranges that begin or end within a unit. This adds loops over single
         tokens.
 
     Raises
     ------
     UsageError
-        ``layout-mismatch``, naming every field that differs (`differences`), when no layer or no
-        head is common, when tokens would move one by one into pages with scales of their own, or
-        when the layouts are so irregular that the program would exceed 8192 loops;
-        ``out-of-range`` when one end does not hold `heads`, ``invalid-argument`` when they have gaps.
+        ``layout-mismatch``: fields differ (`differences`; the message names all of them), no layer or no head
+        is common, single tokens would move into pages with scales of their own, or the layouts are so
+        irregular that the program would exceed 8192 loops. ``out-of-range``: one end does not hold `heads`.
+        ``invalid-argument``: `heads` have gaps.
     """
     layers, common_heads = _common_layers(src, dst), _common_heads(src, dst)
     wanted = common_heads if heads is None else _wanted_heads(src, dst, heads)
@@ -96,19 +96,20 @@ def compile_program(
 
 
 def footprint(layout: KVLayout) -> NDArray[np.void]:
-    """Returns the loops that say which bytes block 0 of each layer owns; both halves are equal.
+    """Returns loops over the bytes that block 0 of each layer owns; source and destination halves are equal.
 
-    The scales of pages, where they lie in the region, are bytes of their blocks.
+    Page scales that lie in the region count as bytes of their blocks.
     """
-    if layout.cp_size > 1:  # blocks are whole, whatever tokens of a sequence they hold
+    if layout.cp_size > 1:  # blocks are whole, regardless of which tokens they hold
         layout = replace(layout, cp_rank=0, cp_size=1, cp_interleave=1)
     return compile_program(layout, layout).loops
 
 
 def differences(src: KVLayout, dst: KVLayout) -> list[str]:
-    """Returns why no program can lead from `src` to `dst`, field by field in words; [] when one can.
+    """Returns sentences, one a field, on why no program can copy `src` to `dst`; [] if one can.
 
-    That no layer or no head is common is no difference: other ranks of the same caches have them.
+    A pair of ranks without a common layer or head is not a difference: other ranks of the same caches have
+    them.
     """
     return _differences(src, dst, _common_layers(src, dst), _common_heads(src, dst))
 
@@ -120,7 +121,7 @@ def _differences(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> l
     found = [
         f"{words}: {ours} at the source, {theirs} at the destination"
         for words, ours, theirs in (
-            # Names are compared where both ends say them.
+            # Names are compared only if both ends declare one.
             ("model", src.model or dst.model, dst.model or src.model),
             ("cache group", src.group or dst.group, dst.group or src.group),
             ("keys and values", _kv_words(src), _kv_words(dst)),
@@ -158,7 +159,7 @@ def _wanted_heads(src: KVLayout, dst: KVLayout, heads: Iterable[int]) -> range:
 
 
 def _require_static_scales(dst: KVLayout, how: Crossing) -> None:
-    """Refuses single tokens where the scale of a page would have to follow them."""
+    """Refuses to move single tokens if the scale of their page would have to change with them."""
     if how.dst.place == IN_REGION or how.moved is not None:
         raise _mismatch(
             f"tokens cannot move one by one into pages of {dst.block_tokens} tokens that have scales of "
@@ -192,7 +193,7 @@ def _mismatch(message: str) -> UsageError:
 def _parts(
     src: KVLayout, dst: KVLayout, layers: range, heads: range, how: Crossing, unit: int, fine: bool
 ) -> list[LoopPart]:
-    """Returns the loops over units, over tokens where `fine`, and over scales that go along as bytes."""
+    """Returns the loops over units, over tokens if `fine`, and over scales that move as bytes."""
     strands, kv_axes = kv_strands(_offsets(src, layers, heads), _offsets(dst, layers, heads), how)
     axes = [
         Axis(len(heads), src.head_stride, dst.head_stride, how.src.head, how.dst.head),
@@ -215,9 +216,9 @@ def _parts(
 
 
 def _scale_part(num_kv: int, num_layers: int, num_heads: int, src: Scales, dst: Scales) -> LoopPart:
-    """Returns the loops over the scales of pages; all units of a page of the source share its own."""
+    """Returns the loops over page scales; all units of a source page share that page's scales."""
     axes = [Axis(num_kv, src.kv, dst.kv)]
-    if dst.head:  # one for each head, else one for all
+    if dst.head:  # one scale for each head, else one for all heads
         axes.append(Axis(num_heads, src.head, dst.head))
     elements, merged = merge(axes, SCALE_NBYTES, SCALE_NBYTES)
     layers = np.arange(num_layers, dtype=np.int64)
@@ -226,14 +227,14 @@ def _scale_part(num_kv: int, num_layers: int, num_heads: int, src: Scales, dst: 
 
 
 def _offsets(layout: KVLayout, layers: range, heads: range) -> NDArray[np.int64]:
-    """Returns where the first of `heads` of block 0 begins, [layers, kv]."""
+    """Returns the offset of the first of `heads` of block 0, [layers, kv]."""
     first = layers.start - layout.first_layer
     table = layout.layer_offsets()[first : first + len(layers)]
     return table + (heads.start - layout.first_head) * layout.head_stride
 
 
 def _require_few(parts: list[LoopPart]) -> None:
-    """Refuses what needs too many loops, before any is made."""
+    """Refuses programs with too many loops, before any loop is made."""
     if any(part.num_unrolled == 0 for part in parts):
         raise _mismatch(
             "scales of pages are found in one loop over what shares one, but tokens, heads and dims lie so "

@@ -1,4 +1,4 @@
-"""Layers, heads and tokens as callers name them: whole numbers that follow each other."""
+"""Layers, heads and tokens as callers pass them: consecutive whole numbers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from kvxfer.errors import invalid
 
 
 def consecutive(numbers: Iterable[int], name: str, *, may_be_empty: bool = False) -> range:
-    """Returns them as a range in steps of 1; a range costs nothing, anything else a look at every number.
+    """Returns `numbers` as a range in steps of 1.
+
+    A range costs nothing; other input is read number by number.
 
     Parameters
     ----------
     name
-        What the caller calls them: ``"layers"``, ``"heads"`` or ``"tokens"``.
+        The caller's word for them: ``"layers"``, ``"heads"`` or ``"tokens"``.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``, naming them: no whole numbers, gaps between them, or none at all where that
-        means nothing.
+        ``invalid-argument``, naming them: not whole numbers, gaps between them, or no numbers at all unless
+        `may_be_empty`.
     """
     if isinstance(numbers, range):
         found = numbers if numbers.step == 1 else range(numbers.start, numbers.start + len(numbers))

@@ -1,4 +1,4 @@
-"""What becomes of stored numbers on their way: scales at both ends, and what cannot be bridged."""
+"""Conversion of stored numbers between two layouts: the scales of both ends, and what cannot be converted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPE_NUMBERS: Final = {
     "float8_e5m2": 5,
     "int8": 6,
 }
-# Types whose largest number a page's scale can be measured by.
+# Types for which a page's scale can be computed from the page's largest number.
 _FOUND_SCALES: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 # Where a conversion's scales are: ScalePlace of native/include/kvxfer/copy_program.h.
@@ -31,9 +31,9 @@ IN_REGION: Final = 2
 
 
 class Scales(NamedTuple):
-    """Where one end's scales are: of the first layer and head that move, and steps from there.
+    """Position of one end's scales: that of the first moving layer and head, and the steps from there.
 
-    In floats of the program's table (`IN_PROGRAM`), or in bytes of the region (`IN_REGION`).
+    Counted in floats of the program's table (`IN_PROGRAM`), or in bytes of the region (`IN_REGION`).
     """
 
     place: int = NO_SCALES
@@ -45,20 +45,20 @@ class Scales(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """How the elements of one layout become those of the other, for some layers and heads.
+    """How elements of one layout become elements of the other, for some layers and heads.
 
     Attributes
     ----------
     converts
-        Whether elements change; otherwise bytes go as they are.
+        Whether elements change; otherwise bytes are copied unchanged.
     src, dst
-        Where the scales are that elements are multiplied with and divided by.
+        Scales that elements are multiplied by (source), and divided by (destination).
     table
         float32: the static scales of both ends.
     moved
-        Where the scales of pages are at the two ends, when they go along as bytes; else None.
+        Positions of page scales at both ends, if these scales move as bytes; else None.
     record
-        CONVERSION_DTYPE, of one element: dtypes, places and ``saturate``.
+        CONVERSION_DTYPE, one element: dtypes, scale places and ``saturate``.
     """
 
     converts: bool
@@ -70,7 +70,7 @@ class Crossing(NamedTuple):
 
 
 def crossing(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> Crossing:
-    """Decides how elements cross, for two layouts without `obstacles`."""
+    """Decides how elements are converted, for two layouts without `obstacles`."""
     record = np.zeros(1, CONVERSION_DTYPE)
     if _same_numbers(src, dst, layers, heads):
         moved = None
@@ -87,9 +87,9 @@ def crossing(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> Cross
 
 
 def obstacles(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> list[str]:
-    """Returns why numbers of one layout cannot become those of the other, in words; [] when they can.
+    """Returns sentences on why numbers of one layout cannot become numbers of the other; [] if they can.
 
-    `layers` and `heads` are what would move; both may be empty.
+    `layers` and `heads` are those that would move; both may be empty.
     """
     if src.dtype == dst.dtype and src.itemsize != dst.itemsize:
         return [_differ("bytes of an element", src.itemsize, dst.itemsize)]
@@ -116,7 +116,7 @@ def obstacles(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> list
 
 
 def describe(src: KVLayout, dst: KVLayout, crossing: Crossing) -> str:
-    """Returns what happens to the elements, a sentence without its stop."""
+    """Returns a sentence, without its full stop, on what happens to the elements."""
     if crossing.moved is not None:
         return "Bytes go as they are, and the scales of the pages with them"
     if not crossing.converts:
@@ -132,7 +132,7 @@ def describe(src: KVLayout, dst: KVLayout, crossing: Crossing) -> str:
 def _page_obstacles(
     src: KVLayout, dst: KVLayout, quantization: Quantization, heads: range, same: bool
 ) -> list[str]:
-    """Why the scales of the destination's pages cannot be written."""
+    """Returns sentences on why the scales of the destination's pages cannot be written."""
     found = []
     if unit_tokens(src, dst) != dst.block_tokens:
         found.append(
@@ -153,7 +153,7 @@ def _page_obstacles(
 
 
 def _same_numbers(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> bool:
-    """Whether equal bytes mean equal numbers, scales of pages aside."""
+    """Returns whether equal bytes mean equal numbers, apart from page scales."""
     if src.dtype != dst.dtype or src.itemsize != dst.itemsize:
         return False
     ours, theirs = src.quantization, dst.quantization
@@ -170,7 +170,7 @@ def _same_numbers(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> 
 
 
 def _scales(layout: KVLayout, layers: range, heads: range, at: int) -> tuple[Scales, NDArray[np.float32]]:
-    """Returns where the scales of an end are and what it adds to the table, which has `at` already."""
+    """Returns the position of an end's scales, and the numbers that it appends to a table of `at` numbers."""
     nothing = np.empty(0, np.float32)
     if layout.quantization is None:
         return Scales(), nothing
@@ -208,8 +208,8 @@ def _page_scales(layout: KVLayout, layers: range, heads: range) -> Scales:
 def _static(layout: KVLayout, layers: range, heads: range) -> NDArray[np.float32]:
     """Returns the scales of some layers and heads, [layers, kv, heads].
 
-    An axis along which they do not change has one element, so that the steps of any declared
-    granularity are the fewest that its numbers need: runs merge, and loops are shared.
+    An axis along which the scales are equal has one element. So the steps follow the numbers and not the
+    declared granularity: runs merge, and loops are shared.
     """
     table = np.ones((1, 1, 1), np.float32)
     if layout.quantization is not None:

@@ -1,7 +1,7 @@
-"""Axes of a pair of units -> the loops of a copy program.
+"""Makes the loops of a copy program from the axes of a pair of units.
 
-First the axes of one pair become a *nest*: a contiguous run within two loops, and what is unrolled around
-them. Then nests become records of the program, one row for each stretch of regular layers.
+First the axes of one pair become a *nest*: a contiguous run within two loops, with further axes unrolled
+around them. Then nests become records of the program, one row for each stretch of regular layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvxfer.plan.program import CONVERSION_DTYPE, LOOP_DTYPE
 
 
 class Axis(NamedTuple):
-    """One axis that both ends step along: bytes at either end, and steps through their scales."""
+    """One axis of both ends: strides in bytes at each end, and steps through each end's scales."""
 
     num: int
     src: int
@@ -40,9 +40,9 @@ class Nest(NamedTuple):
     elements
         Elements of the contiguous run.
     outer, inner
-        The axes to loop over; of one element where there is nothing to loop over.
+        The axes to loop over; an axis of one element if there is nothing to loop over.
     starts
-        int64 [num_starts, 4]: where each unrolled loop begins, in the order of `Axis.strides`.
+        int64 [num_starts, 4]: the start of each unrolled loop, in the order of `Axis.strides`.
     """
 
     elements: int
@@ -55,7 +55,7 @@ _NOTHING = Axis(1, 0, 0)
 
 
 def merge(axes: list[Axis], src_itemsize: int, dst_itemsize: int) -> tuple[int, list[Axis]]:
-    """Joins axes that follow each other without a gap on both sides.
+    """Merges axes that have no gap between them on both sides.
 
     Returns the elements of a contiguous run, and the axes that are left. All elements of a run
     share their scales, so an axis that steps through scales never becomes part of it.
@@ -84,21 +84,21 @@ def merge(axes: list[Axis], src_itemsize: int, dst_itemsize: int) -> tuple[int, 
 
 
 def num_unrolled(axes: list[Axis], whole_granules: bool) -> int:
-    """Returns how many loops `nest` makes of merged axes; 0 where they cannot be whole granules."""
+    """Returns how many loops `nest` makes of merged axes; 0 if the loops cannot cover whole granules."""
     if whole_granules and sum(axis.dst_scale == 0 for axis in axes) > 2:
         return 0
     return math.prod(axis.num for axis in _by_need(axes, whole_granules)[2:])
 
 
 def nest(elements: int, axes: list[Axis], whole_granules: bool) -> Nest:
-    """Chooses the two axes to loop over; the others, the shortest, are unrolled.
+    """Chooses two axes to loop over; the others, the shortest, are unrolled.
 
-    `whole_granules`: the destination's scales are found from all runs that share one, so an axis
-    along which they stay must not be unrolled. For axes of which `num_unrolled` is not 0.
+    With `whole_granules`, each destination scale is computed from all runs that share it, so an axis along
+    which the scale stays must not be unrolled. Call it only if `num_unrolled` of the axes is not 0.
     """
     by_need = _by_need(axes, whole_granules)
-    # The source is read in one sweep where it can be: processors fetch ahead of a sweep by themselves,
-    # while stores of whole lines past the cache are as fast in any order (native/DESIGN.md).
+    # Read the source in one ascending sweep if possible. Processors prefetch for such a sweep, while
+    # non-temporal stores of whole lines are as fast in any order (native/DESIGN.md).
     chosen = sorted(by_need[:2], key=lambda axis: -axis.src)
     outer, inner = [_NOTHING] * (2 - len(chosen)) + chosen
     starts = np.zeros((1, 4), np.int64)
@@ -109,9 +109,9 @@ def nest(elements: int, axes: list[Axis], whole_granules: bool) -> Nest:
 
 
 def regular_stretches(src: list[int], dst: list[int]) -> tuple[list[int], list[int]]:
-    """Cuts layers into stretches that have one stride, upwards, on both sides: firsts and counts.
+    """Cuts layers into stretches with one ascending stride on both sides; returns their firsts and counts.
 
-    Scales need no stretches of their own: they are regular over all layers of a rank.
+    Scales need no stretches: they are regular over all layers of a rank.
     """
     firsts, counts = [], []
     first, num_layers = 0, len(src)
@@ -141,7 +141,7 @@ def _by_need(axes: list[Axis], whole_granules: bool) -> list[Axis]:
 
 
 class Strand(NamedTuple):
-    """The layers of K, of V, or of both: where the first run of block 0 lies in each of them.
+    """The layers of K, of V, or of both: the offset of the first run of block 0 in each layer.
 
     `src` and `dst` are int64 [num_layers]; `src_scale` and `dst_scale` are steps from the first
     scale; layers ``firsts[i]`` to ``firsts[i] + counts[i] - 1`` have one stride on both sides.
@@ -156,7 +156,7 @@ class Strand(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Bytes from one block, and from one unit of a block, to the next."""
+    """Bytes from one block to the next, and from one unit of a block to the next."""
 
     block: int
     unit: int
@@ -179,7 +179,7 @@ class LoopPart(NamedTuple):
 
     @property
     def num_unrolled(self) -> int:
-        """Loops for each stretch; 0 where scales cannot be found by whole granules."""
+        """Loops for each stretch; 0 if scales cannot be computed from whole granules."""
         return num_unrolled(self.axes, self.whole_granules)
 
     @property
@@ -197,10 +197,11 @@ def strand(src: NDArray[np.int64], dst: NDArray[np.int64], src_scale: int = 0, d
 def kv_strands(
     src: NDArray[np.int64], dst: NDArray[np.int64], how: Crossing
 ) -> tuple[list[Strand], list[Axis]]:
-    """Makes K and V an axis where they lie equally far apart in every layer, else two strands.
+    """Makes K and V one axis if their distance is equal in every layer, else two strands.
 
-    `src` and `dst` are [num_layers, num_kv]. Strides are unsigned, so an axis starts at the lower
-    one; both ends must agree which that is, and scales, which start at K, where they differ.
+    `src` and `dst` are [num_layers, num_kv]. Strides are unsigned, so an axis starts at the lower one of K
+    and V. Both ends must have the same one lower. If the scales of K and V differ, it must be K, because
+    scales start at K.
     """
     if src.shape[1] == 1:
         return [strand(src[:, 0], dst[:, 0])], []
@@ -220,9 +221,9 @@ def kv_strands(
 def make_rows(
     parts: list[LoopPart], how: Crossing, first_layer: int
 ) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """Returns the loops of all parts, ascending in their first layer, and their conversions.
+    """Returns the loops of all parts, ascending in their first layer, with their conversions.
 
-    `first_layer` is what the first layer that moves is called at the destination.
+    `first_layer` is the destination's number of the first layer that moves.
     """
     made = [
         _part_rows(part, nest(part.elements, part.axes, part.whole_granules), strand, how)
@@ -230,7 +231,7 @@ def make_rows(
         for strand in part.strands
     ]
     loops = np.concatenate([rows for rows, _ in made])
-    # In the order of layers, so that an executor that stops at a layer's last loop may.
+    # In the order of layers, so that an executor can stop after a layer's last loop.
     order = np.argsort(loops["first_layer"], kind="stable")
     loops = loops[order]
     loops["first_layer"] += first_layer
@@ -246,9 +247,9 @@ def make_rows(
 def _part_rows(
     part: LoopPart, loops: Nest, strand: Strand, how: Crossing
 ) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """Returns loops and where their scales are, [num_stretches × num_starts] each."""
+    """Returns loops and the positions of their scales, [num_stretches × num_starts] each."""
     firsts, counts = strand.firsts[:, None], strand.counts[:, None]
-    second = firsts + (counts > 1)  # the same layer where a stretch has no other
+    second = firsts + (counts > 1)  # the first layer again if the stretch has only one
     rows = np.zeros((len(firsts), len(loops.starts)), LOOP_DTYPE)
     rows["first_layer"] = firsts
     rows["num_layers"] = counts
@@ -277,10 +278,10 @@ def _part_rows(
 
 
 def _numbered(operands: NDArray[np.void]) -> tuple[NDArray[np.void], NDArray[np.uint32]]:
-    """Returns each conversion once, and for each loop its number from 1."""
+    """Returns the distinct conversions, and for each loop the number of its conversion, from 1."""
     if bool((operands == operands[0]).all()):
         return operands[:1].copy(), np.ones(len(operands), np.uint32)
-    # As plain bytes: records have no order of their own.
+    # As plain bytes, because numpy cannot order records.
     raw = operands.view(f"V{CONVERSION_DTYPE.itemsize}")
     distinct, which = np.unique(raw, return_inverse=True)
     return distinct.view(CONVERSION_DTYPE), (which + 1).astype(np.uint32)

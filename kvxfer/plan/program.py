@@ -1,14 +1,14 @@
-"""The copy program: strided loops over pairs of units, and what can be read off them.
+"""The copy program: strided loops over pairs of units, and facts derived from them.
 
-`kvxfer.plan` makes one from two layouts; native/include/kvxfer/copy_program.h executes it.
+`kvxfer.plan` makes a program from two layouts; native/include/kvxfer/copy_program.h executes it.
 
 How a program is numbered
 -------------------------
-Public calls number layers and heads model-wide, because the two ends may hold different slices and
-only the model's numbers mean the same at both. The native core numbers the layers of a program, of
-a transfer and of an expectation as the **destination region** does: its layer 0 is
-``dst.first_layer``, its head 0 is ``dst.first_head``. So two sources that each send half of the
-layers, or of the heads, into one region count towards the same expectation without a translation.
+Public calls number layers and heads model-wide, because the two ends may hold different slices, and only the
+model's numbers have the same meaning at both. The native core numbers the layers of a program, of a transfer
+and of an expectation as the **destination region** does: layer 0 is ``dst.first_layer``, and head 0 is
+``dst.first_head``. So if two sources each send half of the layers or heads into one region, both count
+towards the same expectation without a translation.
 
 Block tables become *unit ids* (kvxfer/plan/units.py) before a program sees them: a unit is the longest
 stretch of tokens that lies within one block at either end.
@@ -72,8 +72,8 @@ CONVERSION_DTYPE: Final = np.dtype(
 # native/core/control/wire.h: kMaxLoops.
 MAX_LOOPS: Final = 8192
 
-# native/core/copy/pack.h: kGatherBelowNbytes. Where what lies side by side at one end is shorter on average,
-# a stream gathers it there, or scatters it.
+# native/core/copy/pack.h: kGatherBelowNbytes. If the contiguous pieces at one end are shorter than this on
+# average, a stream gathers or scatters them there.
 GATHER_BELOW_NBYTES: Final = 512
 
 COARSE: Final = 0  # CopyLoop.grain: pairs of units
@@ -86,37 +86,36 @@ _IN_REGION: Final = 2  # Conversion.*_scales: float32 in the region's memory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyProgram:
-    """Which bytes of a pair of units go where, for every layer and head that it moves.
+    """Maps the bytes of a pair of units from source to destination, for every layer and head that moves.
 
     Attributes
     ----------
     loops
-        LOOP_DTYPE [num_loops], read-only, ascending in ``first_layer``; layers numbered as the
-        destination region's.
+        LOOP_DTYPE [num_loops], read-only, ascending in ``first_layer``; layers are numbered as in the
+        destination region.
     conversions
-        CONVERSION_DTYPE [num_conversions], read-only; loop k uses ``conversions[k.conversion - 1]``,
-        or none where that is 0.
+        CONVERSION_DTYPE [num_conversions], read-only; loop k uses ``conversions[k.conversion - 1]``, or none
+        if ``k.conversion`` is 0.
     scales
-        float32 [num_scales], read-only: the static scales that conversions point at.
+        float32 [num_scales], read-only: the static scales that conversions refer to.
     src_units, dst_units
         Units of one block at either end.
     src_tokens, dst_tokens
-        Tokens of one block at either end where the program has loops for single tokens; else 0, 0.
+        Tokens of one block at either end if the program has loops for single tokens; else 0, 0.
     dst_heads
-        ``(first, num, total)``: which of the destination rank's heads it fills; head 0 is that
-        rank's first.
+        ``(first, num, total)``: the destination rank's heads that it fills; head 0 is that rank's first.
     num_program_layers
-        Layers of the destination region; those outside `layers` have no loop.
+        Number of layers of the destination region; layers outside `layers` have no loop.
     origin
         Model-wide number of program layer 0: the destination's first layer.
     layers, heads
-        What it moves, numbered model-wide.
+        Layers and heads that move, numbered model-wide.
     unit_tokens
         Tokens of one unit.
     rows_per_pair
         Rows of ``head_dim`` elements that a pair of units moves in one layer: tokens × heads × kv.
     conversion_words
-        What happens to the elements on their way.
+        A description of what happens to the elements.
     """
 
     loops: NDArray[np.void]
@@ -137,12 +136,12 @@ class CopyProgram:
 
     @property
     def units(self) -> tuple[int, int, int, int]:
-        """``(src_units, dst_units, src_tokens, dst_tokens)``, as the native calls want them."""
+        """``(src_units, dst_units, src_tokens, dst_tokens)``, as native calls take them."""
         return self.src_units, self.dst_units, self.src_tokens, self.dst_tokens
 
     @property
     def pair_nbytes(self) -> int:
-        """Bytes that one pair of units leaves at the destination in one layer, scales of pages included.
+        """Bytes that one pair of units writes at the destination in one layer, page scales included.
 
         The same for every layer of the program.
         """
@@ -155,24 +154,24 @@ class CopyProgram:
 
     @property
     def smallest_run_nbytes(self) -> int:
-        """Bytes at the source of the shortest run of a pair of units; scales of pages count as runs."""
+        """Bytes at the source of the shortest run of a pair of units; page scales count as runs."""
         return int(self.loops["nbytes"][self.loops["grain"] == COARSE].min())
 
     @property
     def gathers_src(self) -> bool:
-        """Whether rails that charge for each run get them gathered: short on average, or converted.
+        """Whether runs are gathered for rails that charge per run: they are short on average, or converted.
 
-        As native/core/copy/pack.cpp decides it.
+        native/core/copy/pack.cpp decides in the same way.
         """
         return bool(len(self.conversions)) or self._mean_stretch("src") < GATHER_BELOW_NBYTES
 
     @property
     def scatters_dst(self) -> bool:
-        """Whether such rails scatter at the destination: its runs are short on average."""
+        """Whether such rails scatter at the destination, because its runs are short on average."""
         return self._mean_stretch("dst") < GATHER_BELOW_NBYTES
 
     def explain(self) -> str:
-        """Returns a few sentences with numbers: what moves, in how many runs, and how."""
+        """Returns a few sentences with figures: what moves, in how many runs, and how."""
         first, last = self.layers[0], self.layers[-1]
         runs = self.runs_per_pair
         _, num_heads, total_heads = self.dst_heads
@@ -208,8 +207,8 @@ class CopyProgram:
         Raises
         ------
         UsageError
-            ``invalid-argument`` when they are not consecutive, ``out-of-range`` when one of the
-            two ends does not hold one of them.
+            ``invalid-argument`` if they are not consecutive, ``out-of-range`` if an end does not hold one of
+            them.
         """
         wanted = self.layers if layers is None else consecutive(layers, "layers")
         if wanted[0] < self.layers[0] or wanted[-1] > self.layers[-1]:
@@ -238,7 +237,7 @@ class CopyProgram:
         )
 
     def _mean_stretch(self, side: str) -> int:
-        """Returns the mean bytes of what lies side by side at one end, over pairs of units."""
+        """Returns the mean bytes of contiguous pieces at one end, over pairs of units."""
         loops = self.loops[self.loops["grain"] == COARSE]
         run = (self.loops["nbytes"].astype(np.int64) if side == "src" else self._dst_nbytes())[
             self.loops["grain"] == COARSE
@@ -252,7 +251,7 @@ class CopyProgram:
         return int(nbytes.sum() / (nbytes / stretch).sum())
 
     def _blocks_touch(self) -> bool:
-        """Whether blocks that lie side by side at both ends become one run."""
+        """Whether blocks that are adjacent at both ends become one run."""
         loops = self.loops[self.loops["grain"] == COARSE]
         touch = np.all(loops["counts"] == 1) and np.all(loops["conversion"] == 0)
         for side, units in (("src", self.src_units), ("dst", self.dst_units)):
@@ -268,14 +267,14 @@ class CopyProgram:
         nbytes = self.loops["nbytes"].astype(np.int64)
         if not len(self.conversions):
             return nbytes
-        # Conversion 0 keeps the size: a row of ones in front of the table.
+        # Conversion 0 keeps the size, so a row of ones goes in front of the table.
         src = np.concatenate(([1], _ITEMSIZE[self.conversions["src_dtype"]]))
         dst = np.concatenate(([1], _ITEMSIZE[self.conversions["dst_dtype"]]))
         which = self.loops["conversion"]
         return np.asarray(nbytes // src[which] * dst[which])
 
     def _found_scales(self) -> NDArray[np.int64]:
-        """Scales that a pair of each loop leaves at the destination: one for each granule."""
+        """Number of scales that a pair of each loop writes at the destination: one for each granule."""
         if not len(self.conversions):
             return np.zeros(len(self.loops), np.int64)
         found = self.conversions["dst_scales"] == _IN_REGION
@@ -285,7 +284,7 @@ class CopyProgram:
         return np.where((which >= 0) & found[which], granules, 0)
 
     def _layer_sum(self, values: NDArray[np.int64]) -> int:
-        """Adds up what the loops over units have for the first layer."""
+        """Adds up the values of the loops over units for the first layer."""
         first = self.loops["first_layer"].astype(np.int64)
         layer = self.layers[0] - self.origin
         held = (first <= layer) & (layer < first + self.loops["num_layers"])

@@ -1,4 +1,4 @@
-"""Ranks of two ends -> who serves whom: which layers and heads of each destination come from which source."""
+"""Assigns ranks to each other: which source rank serves which layers and heads of each destination rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvxfer.layout.kv_layout import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one source rank serves of one destination rank.
+    """The part of one destination rank's cache that one source rank serves.
 
     Attributes
     ----------
     src, dst
-        Their places in the sequences that `route` was called with.
+        Indexes of the two ranks in the sequences that `route` was called with.
     layers, heads
         Numbered model-wide.
     nbytes
@@ -40,33 +40,31 @@ def route(
 ) -> tuple[Share, ...]:
     """Divides the caches of all destination ranks among the source ranks that hold them.
 
-    Every (layer, head) of every destination is served once. Where sources hold the same slice
-    (replicated heads or layers, a replicated latent), the one that has least to do serves it, the
-    first of equals; so both ends compute the same from the same layouts. With context parallelism
-    each of the sources that have tokens of a destination serves these tokens.
+    Every (layer, head) of every destination is served once. If several sources hold the same slice
+    (replicated heads or layers, a replicated latent), the source with the least load serves it, and among
+    equals the first. So both ends compute the same result from the same layouts. With context parallelism
+    each source that holds tokens of a destination serves these tokens.
 
     Parameters
     ----------
     srcs
-        The ranks that hold one request: all of one engine, not its data-parallel replicas.
+        The ranks that hold one request: all ranks of one engine, without its data-parallel replicas.
     dsts
-        The ranks that need it.
+        The ranks that need the request.
     load
-        What each source has to do already, in bytes of a block as `Share.nbytes` counts them; None
-        for nothing.
+        Existing load of each source, in bytes of a block as in `Share.nbytes`; None for no load.
 
     Returns
     -------
     tuple of Share
-        By destination; of one by the tokens' rank, by layer and by head.
+        Ordered by destination; within one, by the rank that holds the tokens, by layer and by head.
 
     Raises
     ------
     UsageError
-        ``layout-mismatch`` when no source holds a part of a destination (naming axis and numbers),
-        when slices of two sources overlap without being equal, or when two ranks that would be
-        paired differ (`kvxfer.plan.differences`); ``invalid-argument`` for no sources, or a load that
-        does not fit.
+        ``layout-mismatch``: no source holds some part of a destination (the message names axis and numbers),
+        slices of two sources overlap without being equal, or two ranks that would be paired differ
+        (`kvxfer.plan.differences`). ``invalid-argument``: there are no sources, or `load` does not fit.
     """
     busy = _loads(load, len(srcs))
     if not srcs:
@@ -91,7 +89,7 @@ def route(
 
 
 class _Slice(NamedTuple):
-    """What one rank holds: layers, heads, and the tokens of its rank in context parallelism."""
+    """What one rank holds: layers, heads, and the tokens of its context-parallel rank."""
 
     layers: range
     heads: range
@@ -103,7 +101,7 @@ class _Slice(NamedTuple):
         return cls(layout.layers, heads, layout.cp_rank)
 
     def meets(self, other: _Slice) -> bool:
-        """Whether a (layer, head) is in both."""
+        """Whether both slices have a (layer, head) in common."""
         return bool(_common(self.layers, other.layers)) and bool(_common(self.heads, other.heads))
 
 
@@ -127,7 +125,7 @@ def _loads(load: Sequence[float] | None, num_srcs: int) -> list[float]:
 
 
 def _holders(srcs: Sequence[KVLayout]) -> dict[_Slice, list[int]]:
-    """Returns who holds each distinct slice, in the order of the sources."""
+    """Returns the sources that hold each distinct slice, in the order of the sources."""
     holders: dict[_Slice, list[int]] = {}
     for index, src in enumerate(srcs):
         holders.setdefault(_Slice.of(src), []).append(index)
@@ -135,11 +133,11 @@ def _holders(srcs: Sequence[KVLayout]) -> dict[_Slice, list[int]]:
 
 
 def _token_ranks(src: KVLayout, dst: KVLayout) -> list[int]:
-    """Returns which ranks of the sources' context parallelism hold tokens of a destination.
+    """Returns the context-parallel ranks of the sources that hold tokens of a destination.
 
-    A rank's tokens begin at ``rank * interleave`` and repeat every ``interleave * size``. Two such
-    combs meet where their teeth, moved by a multiple of the greatest common divisor of both
-    periods, overlap.
+    A rank's tokens are runs of ``interleave`` tokens that begin at ``rank * interleave`` and repeat every
+    ``interleave * size``. Two ranks have tokens in common if their runs overlap after a shift by some
+    multiple of the greatest common divisor of both periods.
     """
     teeth = src.cp_interleave if src.cp_size > 1 else 1, dst.cp_interleave if dst.cp_size > 1 else 1
     common = math.gcd(teeth[0] * src.cp_size, teeth[1] * dst.cp_size)
@@ -178,7 +176,7 @@ def _require_one_cache(srcs: Sequence[KVLayout], dsts: Sequence[KVLayout]) -> No
 
 
 def _require_equal_or_apart(holders: dict[_Slice, list[int]]) -> None:
-    """Refuses sources that share some layers and heads, but not all: slices were declared wrongly."""
+    """Refuses sources that share some layers and heads, but not all: a slice was declared wrongly."""
     slices = sorted(holders, key=lambda piece: (piece.cp_rank, piece.layers.start, piece.layers.stop))
     for at, one in enumerate(slices):
         for other in slices[at + 1 :]:
@@ -194,7 +192,7 @@ def _require_equal_or_apart(holders: dict[_Slice, list[int]]) -> None:
 
 
 def _require_cover(wanted: _Slice, pieces: list[_Slice], who: str, cp_rank: int, cp_size: int) -> None:
-    """Refuses a destination of which no source holds some layers or heads."""
+    """Refuses a destination if no source holds some of its layers or heads."""
     held = np.zeros((len(wanted.layers), len(wanted.heads)), np.bool_)
     for piece in pieces:
         layers, heads = _common(piece.layers, wanted.layers), _common(piece.heads, wanted.heads)
@@ -218,7 +216,7 @@ def _require_cover(wanted: _Slice, pieces: list[_Slice], who: str, cp_rank: int,
 
 
 def _require_bridges(shares: list[Share], srcs: Sequence[KVLayout], dsts: Sequence[KVLayout]) -> None:
-    from kvxfer.plan.compile import differences  # the planner is loaded when somebody plans
+    from kvxfer.plan.compile import differences  # loads the planner only when it is needed
 
     for share in shares:
         if found := differences(srcs[share.src], dsts[share.dst]):

@@ -1,10 +1,10 @@
-"""Block tables -> pairs of units: which block of the source goes to which of the destination.
+"""Turns block tables into pairs of units: which source unit goes to which destination unit.
 
-A block table names the blocks of a sequence from its token 0 on. Where two ranks hold the same tokens in
-pages of equal size, pair i is block i of both tables. Otherwise both tables are cut into *units*, the
-longest stretches of tokens that lie within one block at both ends; with context parallelism only the units
-that both ranks hold are paired. Unequal tensor parallelism changes nothing here: a program moves the heads
-that both ends hold (kvxfer/plan/compile.py), and kvxfer/plan/sharding.py says which ranks meet.
+A block table names the blocks of a sequence from its token 0 on. If two ranks hold the same tokens in pages
+of equal size, pair i is block i of both tables. Otherwise both tables are cut into *units*: the longest
+stretches of tokens that lie within one block at both ends. With context parallelism, only the units that both
+ranks hold are paired. Unequal tensor parallelism has no effect here: a program moves the heads that both ends
+hold (kvxfer/plan/compile.py), and kvxfer/plan/sharding.py pairs the ranks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _Index = range | NDArray[np.int64]
 
 
 def same_tokens(src: KVLayout, dst: KVLayout) -> bool:
-    """Says whether both ranks hold the same tokens of a sequence, in the same local numbers.
+    """Returns whether both ranks hold the same tokens of a sequence, with the same local numbers.
 
-    So it is without context parallelism, and between equal ranks of equal context parallelism.
+    This holds without context parallelism, and between equal ranks of equal context parallelism.
     """
     if src.cp_size == 1 or dst.cp_size == 1:
         return src.cp_size == dst.cp_size
@@ -45,8 +45,8 @@ def same_tokens(src: KVLayout, dst: KVLayout) -> bool:
 def unit_tokens(src: KVLayout, dst: KVLayout) -> int:
     """Returns the tokens of a unit.
 
-    The greatest common divisor of both page sizes, and of the interleaving of each side that is
-    context parallel, unless both hold the same tokens. 16 and 64 make 16, 48 and 32 make 16; equal
+    It is the greatest common divisor of both page sizes and, unless both ends hold the same tokens, of the
+    interleaving of each context-parallel end. Pages of 16 and 64 tokens give 16; 48 and 32 give 16. Equal
     pages of the same tokens are units themselves.
     """
     unit = math.gcd(src.block_tokens, dst.block_tokens)
@@ -59,7 +59,7 @@ def unit_tokens(src: KVLayout, dst: KVLayout) -> int:
 
 
 def oversized(layout: KVLayout, unit: int, side: str) -> str:
-    """Returns words when the ids of units of `unit` tokens do not fit 32 bits, else ``""``."""
+    """Returns a message if the ids of units of `unit` tokens do not fit 32 bits, else ``""``."""
     units = layout.block_tokens // unit
     if layout.num_blocks * units < _ID_BOUND:
         return ""
@@ -75,14 +75,14 @@ def oversized(layout: KVLayout, unit: int, side: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """What a transfer's tables hold.
+    """The content of a transfer's two tables.
 
     Attributes
     ----------
     src_ids, dst_ids
         uint32 [num_pairs]: ids of units, then of single tokens.
     num_fine
-        How many pairs, the last ones, are of single tokens.
+        Number of pairs, at the end, that are of single tokens.
     """
 
     src_ids: _Ids
@@ -95,26 +95,26 @@ def pair_units(
 ) -> Pairs:
     """Pairs the units of two block tables, in the order of the sequence.
 
-    Blocks that are the destination's null block take nothing: their pairs are left out. No Python
-    loop runs over blocks: microseconds for a request of equal pages, below a millisecond for
-    131,072 tokens otherwise.
+    Nothing moves into the destination's null block: its pairs are left out. No Python loop runs over blocks.
+    This takes microseconds for a request of equal pages, and otherwise less than a millisecond for 131,072
+    tokens.
 
     Parameters
     ----------
     src_blocks, dst_blocks
         The blocks of one sequence at either end, from its token 0 on.
     tokens
-        The tokens of the sequence to move, consecutive; those that a context-parallel rank does
-        not hold are passed over. Whole units become pairs of units, the rest of the range pairs of
-        single tokens. None: all that both tables hold.
+        The tokens of the sequence to move, consecutive; tokens that a context-parallel rank does not hold are
+        skipped. Whole units become pairs of units, and the rest of the range becomes pairs of single tokens.
+        None: all tokens that both tables hold.
 
     Raises
     ------
     UsageError
-        ``length-mismatch`` when the tables cover sequences that differ by a page or more;
-        ``out-of-range`` when `tokens` go beyond a table, an id is no block of its region, or a
-        null block of the source would fill a real one; ``invalid-argument`` for tokens that no
-        sequence has; ``layout-mismatch`` when ids of units would not fit 32 bits.
+        ``length-mismatch``: the tables cover sequences that differ by a page or more. ``out-of-range``:
+        `tokens` go beyond a table, an id is not a block of its region, or a null block of the source would
+        fill a real block. ``invalid-argument``: tokens that no sequence has. ``layout-mismatch``: ids of
+        units would not fit 32 bits.
     """
     src_ids, dst_ids = as_ids(src_blocks), as_ids(dst_blocks)
     unit = unit_tokens(src, dst)
@@ -129,7 +129,7 @@ def pair_units(
         first, stop = _checked_range(tokens, ends)
         if local:
             first, stop = held_before(src, first), held_before(src, stop)
-    # Whole units, then what sticks out before the first and after the last of them.
+    # Whole units, then the single tokens before the first unit and after the last.
     first_unit = -(-first // unit)
     stop_unit = max(stop // unit, first_unit)
     before = range(first, min(first_unit * unit, stop))
@@ -149,12 +149,12 @@ def pair_units(
 
 
 def sequence_tokens(named: Iterable[int], *, may_be_empty: bool = False) -> range:
-    """Returns the tokens of a sequence that a caller names, as a range.
+    """Returns a caller's tokens of a sequence as a range.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: not consecutive, or no sequence has them.
+        ``invalid-argument``: they are not consecutive, or no sequence has them.
     """
     tokens = consecutive(named, "tokens", may_be_empty=may_be_empty)
     if tokens.start < 0 or tokens.stop < 0:
@@ -183,7 +183,7 @@ class _End(NamedTuple):
 
 
 def _token_after(layout: KVLayout, num_local: int) -> int:
-    """Returns the first token of the sequence that this rank holds beyond `num_local` tokens."""
+    """Returns the next token of the sequence that this rank holds after its first `num_local` tokens."""
     if layout.cp_size == 1:
         return num_local
     row, column = divmod(num_local, layout.cp_interleave)
@@ -200,7 +200,7 @@ def held_before(layout: KVLayout, token: int) -> int:
 
 
 def _page_span(layout: KVLayout) -> int:
-    """Returns how many tokens of the sequence a page reaches over, those of other ranks included."""
+    """Returns how many tokens of the sequence a page spans, including those of other ranks."""
     if layout.cp_size == 1:
         return layout.block_tokens
     rows = -(-layout.block_tokens // layout.cp_interleave)
@@ -208,7 +208,7 @@ def _page_span(layout: KVLayout) -> int:
 
 
 def _common_tokens(ends: tuple[_End, _End], local: bool) -> int:
-    """Returns how many tokens both tables hold, counted locally where `local`, else in the sequence."""
+    """Returns how many tokens both tables hold, counted locally if `local`, else in the sequence."""
     if local:
         lengths = [end.num_local for end in ends]
         page = max(end.layout.block_tokens for end in ends)
@@ -242,11 +242,11 @@ def _checked_range(named: Iterable[int], ends: tuple[_End, _End]) -> tuple[int, 
 
 
 def _common(src: KVLayout, dst: KVLayout, local: bool, units: range, tokens: int) -> tuple[_Index, _Index]:
-    """Returns the local numbers, at either end, of those of `units` (of `tokens` each) that both hold."""
+    """Returns, for the `units` (of `tokens` each) that both ends hold, their local numbers at each end."""
     if local:
         return units, units
-    # Numbers in the sequence of what the end with the larger interval holds; of these, what the
-    # other end holds as well.
+    # Take the units of the end with the larger interval, by their numbers in the sequence, and keep those
+    # that the other end holds as well.
     swapped = dst.cp_size > src.cp_size
     sparse, other = (dst, src) if swapped else (src, dst)
     ours, held = _held_units(sparse, units, tokens)
@@ -263,7 +263,7 @@ def _common(src: KVLayout, dst: KVLayout, local: bool, units: range, tokens: int
 
 
 def _held_units(layout: KVLayout, units: range, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns those of `units` that a context-parallel rank holds: local numbers, and the sequence's."""
+    """Returns the `units` that a context-parallel rank holds: local numbers, and numbers in the sequence."""
     row = layout.cp_interleave // tokens  # units side by side
     period = row * layout.cp_size
     first_row, stop_row = units.start // period, -(-units.stop // period)
@@ -294,7 +294,7 @@ def _paired(ends: tuple[_End, _End], src_index: _Index, dst_index: _Index, token
 
 
 def _ids(end: _End, index: _Index, tokens: int) -> tuple[_Ids, NDArray[np.bool_] | None]:
-    """Returns the ids of units, and which of them are in a null block; None where none is."""
+    """Returns the ids of units, and a mask of those in a null block; None if there is none."""
     if not len(index):
         return np.empty(0, np.uint32), None
     units = end.layout.block_tokens // tokens
