@@ -1,8 +1,8 @@
-"""A request that both engines are sent at once: what a router tells each of them beforehand.
+"""The parameters of a push: a router sends one request to both engines at once.
 
-By a key decode's registration and prefill's request find each other. A router of kvxfer's draws it, and
-tells decode where prefill's ranks are as well (it has that from prefill's last response). Where it gives
-both engines one request by one name instead, each makes the key of that.
+A key matches decode's registration to prefill's request. A router that knows kvxfer draws the key, and tells
+decode the addresses of prefill's ranks (from prefill's last response). Another router gives both engines the
+same request name; each engine then derives the key from that name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Size = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 
 
 class _Prefill(BaseModel):
-    """The part under ``kvxfer``, as prefill gets it."""
+    """The parameters under ``kvxfer`` that prefill receives."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -46,13 +46,13 @@ class _Prefill(BaseModel):
 
 
 class _Decode(_Prefill):
-    """The part under ``kvxfer``, as decode gets it."""
+    """The parameters under ``kvxfer`` that decode receives."""
 
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=MAX_RANKS)]
 
 
 class _Coordinates(BaseModel):
-    """What decode is told where a router knows nothing of kvxfer: one host, and its first rank's port."""
+    """The parameters from a router that does not know kvxfer: prefill's host, and its first rank's port."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -65,7 +65,7 @@ class _Coordinates(BaseModel):
 
     @property
     def ranks(self) -> tuple[Entry, ...]:
-        """Their agents listen on one port after the other."""
+        """Prefill's agents; they listen on consecutive ports."""
         num_ranks = self.tp_size * self.pp_size
         if num_ranks > MAX_RANKS:
             raise HandoverError(f"{num_ranks} ranks of prefill: at most {MAX_RANKS} are read from")
@@ -83,13 +83,13 @@ def is_push(params: dict[str, Any]) -> bool:
 
 
 def has_coordinates(params: dict[str, Any]) -> bool:
-    """Whether they tell decode where prefill is, and nothing of what it has."""
+    """Whether a request's parameters give decode prefill's address, but no blocks."""
     own, tables = params.get("kvxfer"), params.get("remote_block_ids")
     return own is None and not tables and bool(params.get("remote_request_id"))
 
 
 def key_of(batch: tuple[str, int], prompt: str) -> bytes:
-    """Returns the key of one prompt (its `prompt_digest`) of a request that both engines call alike."""
+    """Returns the key of one prompt, given by its `prompt_digest`; both engines name the request alike."""
     name, at = batch
     text = f"{at} {prompt} {name}".encode(errors="surrogatepass")
     return hashlib.blake2b(text, digest_size=KEY_NBYTES).digest()
@@ -97,18 +97,18 @@ def key_of(batch: tuple[str, int], prompt: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Appointment:
-    """Where decode is to be pushed a request from.
+    """The push that a decode engine expects for one prompt.
 
     Attributes
     ----------
     key
-        16 bytes that are this prompt's alone.
+        16 bytes, unique to this prompt.
     ranks
         Prefill's agents, one for each rank.
     prompt
-        `prompt_digest` of the request here: prefill refuses another.
+        `prompt_digest` of the request at decode; prefill refuses a different one.
     may_be_shared
-        Whether other engines may be about to be pushed it, unknown to prefill.
+        Whether prefill may have to push the request to other engines that it does not know yet.
     """
 
     key: bytes
@@ -122,7 +122,7 @@ class Appointment:
     ) -> Appointment:
         """Reads the parameters of a request that arrived at a decode engine.
 
-        Prefill does not compute the last `num_held_back` tokens of its prompt.
+        Prefill omits the last `num_held_back` tokens of the request's prompt.
 
         Raises
         ------
@@ -144,7 +144,7 @@ class Appointment:
 
     @classmethod
     def beside(cls, handover: Handover, request: EngineRequest, num_held_back: int = 0) -> Appointment:
-        """Returns what a further prompt of a request is pushed by, of which prefill told only the first.
+        """Returns the appointment of a further prompt of a request, from the handover of its first prompt.
 
         Raises
         ------
@@ -161,12 +161,12 @@ class Appointment:
 
 
 def read_key(params: dict[str, Any], request: EngineRequest) -> bytes:
-    """Returns the key of a request that arrived at a prefill engine, and is to be pushed.
+    """Returns the key of a request that arrived at a prefill engine and is to be pushed.
 
     Raises
     ------
     HandoverError
-        It is none, or of another version.
+        The parameters have no valid key, or are of another version.
     """
     digest = prompt_digest(request, request.num_prompt_tokens)
     if not is_push(params):
@@ -177,7 +177,7 @@ def read_key(params: dict[str, Any], request: EngineRequest) -> bytes:
 
 
 def is_further(request: EngineRequest) -> bool:
-    """Whether a request is another prompt than the first of those that came in one."""
+    """Whether this is the second or a later prompt of a request with several prompts."""
     return request.batch is not None and request.batch[1] > 0
 
 
@@ -197,7 +197,7 @@ def _batch_of(request: EngineRequest) -> tuple[str, int]:
 
 
 def answer(engine_id: str, ranks: tuple[Entry, ...]) -> dict[str, Any]:
-    """Returns the ``kv_transfer_params`` of a pushed request's response: where the ranks are now."""
+    """Returns the ``kv_transfer_params`` of a pushed request's response: the ranks' current addresses."""
     return {
         "remote_engine_id": engine_id,
         "kvxfer": {"version": VERSION, "ranks": [rank.to_dict() for rank in ranks]},

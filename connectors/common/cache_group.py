@@ -1,11 +1,12 @@
 """Cache groups: layers with one block table, each a region of the worker's agent.
 
-A block of most groups holds tokens. A block of others holds a state (Mamba, GDN), which stands for all
-tokens before it: of a request's blocks the last one counts, and it has to be the state after exactly
-the tokens that a decode engine does not compute. A decode engine computes the last token of a prompt
-itself, to sample from it. Keys and values do not mind being written again, but a state would take the
-token in twice. So prefill ends one token before, and what it samples there is nobody's answer: routers
-do not look at it.
+In most groups a block holds tokens. In others a block holds a state (Mamba, GDN), which stands for all
+tokens before it. Only the last block of a request's states counts, and it must be the state after exactly
+the tokens that decode does not compute.
+
+A decode engine computes the last token of a prompt itself, to sample from it. Keys and values may be written
+twice, but a state must not absorb the token twice. So prefill stops one token before the end. Routers ignore
+the token that prefill samples there.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ import kvxfer
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """One cache group that takes part in transfers, or a part of it: of its states, or layers of one shape.
+    """A cache group that takes part in transfers, or a part of one: a part of states, layers of one shape.
 
     Attributes
     ----------
     index
-        Its place among the engine's groups.
+        The group's index among the engine's groups.
     name
-        Of its region.
+        The name of the region.
     layer_names
         In the order of the region's layers.
     block_size
         Tokens of a block.
     window
-        Tokens that a token sees, itself among them; 0 for all.
+        Tokens that a token sees, including itself; 0 for all.
     is_state
         Whether a block holds a state and not tokens.
     table
-        Its place in every tuple of block tables. Layers of several shapes, a model's and its draft's,
-        have one: the scheduler is not told that they differ.
+        The group's index in every tuple of block tables. Layers of several shapes (a model's and its draft's)
+        share one index, because the engine's scheduler does not distinguish them.
     shape
-        Its place among those of one table.
+        The index of this shape among the shapes that share a table.
     """
 
     index: int
@@ -51,14 +52,14 @@ class CacheGroup:
     shape: int = 0
 
     def lease(self, drawn: kvxfer.LeaseToken) -> kvxfer.LeaseToken:
-        """Returns the token of this region's pages, of what the scheduler drew for the table."""
+        """Returns the lease token of this region's pages, derived from the one drawn for the table."""
         return drawn.derive(self.shape) if self.shape else drawn
 
     def blocks_of(self, table: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-        """Returns the blocks of a table that hold a prompt's first tokens; of states all but the last are 0.
+        """Returns the blocks of a table that hold a prompt's first tokens; of states, only the last is not 0.
 
-        Earlier ones are states at which prompts of the same beginning may go on, and tables end with
-        blocks for tokens that are not there yet.
+        Earlier states serve other prompts with the same beginning. A table may end with blocks for tokens
+        that are not computed yet; they are left out.
         """
         blocks = tuple(table[: -(-num_tokens // self.block_size)])
         return (0,) * (len(blocks) - 1) + blocks[-1:] if self.is_state else blocks
@@ -70,21 +71,21 @@ class CacheGroup:
         return 1 if self.is_state else -(-num_tokens // self.block_size)
 
     def can_load(self, table: tuple[int, ...], block_size: int, num_tokens: int, next_token: int) -> bool:
-        """Returns whether a source's table of some tokens has all that is looked at from the next one on.
+        """Returns whether the source's table has all blocks that `next_token` and later tokens look at.
 
-        A decode engine computes a prompt's last token itself. Both engines free blocks before a window,
-        each by its own block size, and prefill may have gone one token further.
+        A decode engine computes a prompt's last token itself. Each engine frees blocks before the window,
+        by its own block size, and prefill may have advanced one token further than decode.
         """
         if self.is_state:
             return table[-1] != 0
         if not self.window:
             return all(table)
         needed = max(next_token + 1 - self.window, 0)
-        # Blocks that are kept here begin with the one of this token; a part of it may lie before.
+        # The source keeps its blocks from this token's block on; the block may begin before the token.
         kept = max(num_tokens - self.window + 1, 0) // self.block_size * self.block_size
         return needed >= kept and all(table[kept // block_size :])
 
 
 def num_held_back(groups: Sequence[CacheGroup]) -> int:
-    """Returns how many of a prompt's last tokens prefill does not compute, and decode does."""
+    """Returns how many of a prompt's last tokens prefill leaves to decode."""
     return int(any(group.is_state for group in groups))

@@ -1,4 +1,4 @@
-"""Decode's word for prompts that wait here for their turn: prefill is to keep them."""
+"""Claims that decode sends to prefill, so that prefill keeps the prompts that wait for their turn here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kvxfer.connectors.common.notes import KEY_NBYTES, Claim, digest_of
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.step import Claimed
 
-# Two of three may be late.
+# Claims per keep time: two of three may be lost or late.
 _TIMES: Final = 3
-# A router's parameters say how often.
+# Bounds the rate, because the interval comes from a router's parameters.
 _LEAST_INTERVAL_S: Final = 0.05
 
 
 @dataclass(slots=True)
 class _Beat:
-    """What is said of one request, and when again."""
+    """The claim of one request, and when it is due again."""
 
     sessions: list[Future[kvxfer.Peer]]
     note: Claim
@@ -32,14 +32,14 @@ class _Beat:
 
 
 class Claims:
-    """What one worker says for its engine. Steps of the engine say it again, in time.
+    """The claims that one worker sends for its engine; the engine's steps repeat them in time.
 
     Parameters
     ----------
     ranks, mail
         Of this worker.
     keep_s
-        How long prefill is taken to keep what does not say so: this engine's own ``lease_ttl_s``.
+        The keep time to assume if a request's parameters name none: this engine's own ``lease_ttl_s``.
     """
 
     def __init__(self, ranks: PrefillRanks, mail: Mail, keep_s: float) -> None:
@@ -64,11 +64,11 @@ class Claims:
             self._mail.send_over(session, note)
 
     def end(self, request_id: str) -> None:
-        """Says no more of a request."""
+        """Stops claiming a request."""
         self._beats.pop(request_id, None)
 
     def beat(self) -> None:
-        """Says again what is due. What cannot be reached is left to the fetch, which says why."""
+        """Sends the claims that are due. The fetch reports engines that cannot be reached."""
         now = time.monotonic()
         for beat in self._beats.values():
             if beat.due_at <= now:
@@ -79,7 +79,7 @@ class Claims:
 
 
 def claim_of(source: Handover | Appointment, is_reading: bool = False) -> Claim | None:
-    """Returns what claims a request; None where the engine that keeps it does not listen."""
+    """Returns the note that claims a request; None if the engine that keeps it does not support claims."""
     if isinstance(source, Appointment):
         return Claim(source.key, bytes(KEY_NBYTES), is_reading)
     if source.keep_s is None:

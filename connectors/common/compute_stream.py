@@ -1,4 +1,4 @@
-"""The stream of an engine's kernels: on a GPU a forward has returned long before they have run."""
+"""The stream of an engine's kernels: on a GPU, a forward returns long before its kernels have run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import kvxfer
 
-# A word holds 32 bits, and an engine steps for months: what comes to this goes on with another word.
+# A trigger's word has 32 bits, and an engine may step for months: at this value, marks use a new trigger.
 _MOST: Final = 2**31
 
 
 class ComputeStream(Protocol):
-    """Where an engine's kernels run, one after the other."""
+    """The stream in which an engine's kernels run, one after the other."""
 
     def record(self, trigger: kvxfer.Trigger, value: int) -> None:
-        """Has the stream store a value once all that it was given before has run."""
+        """Makes the stream store a value once all work queued before has run."""
 
     def hold(self, work: kvxfer.Group, layer: int) -> bool:
-        """Has the stream wait until a layer is in, or its transfers have failed; False where it cannot."""
+        """Makes the stream wait until a layer has arrived or its transfers failed; False if it cannot."""
 
 
 class TorchStream:
-    """The stream to which torch gives its caller's work, on one GPU.
+    """Torch's current stream on one GPU.
 
     Parameters
     ----------
@@ -44,42 +44,42 @@ class TorchStream:
                 if layer in member.layers:
                     member.wait_in(self._current(self._gpu), layer)
         except kvxfer.UsageError as error:
-            if error.code != "unsupported":  # by this driver
+            if error.code != "unsupported":  # the driver cannot do it
                 raise
             return False
         return True
 
 
 class Mark(NamedTuple):
-    """A place in a stream."""
+    """A position in a stream."""
 
     trigger: kvxfer.Trigger | None
     value: int
 
     @property
     def has_passed(self) -> bool:
-        """Whether all before it has run."""
+        """Whether all work before the mark has run."""
         return self.trigger is None or self.trigger.value >= self.value
 
     @property
     def after(self) -> Any:
-        """What a transfer waits for that comes behind it (`kvxfer.Agent.read`)."""
+        """The `after` argument for a transfer that must wait for this mark (`kvxfer.Agent.read`)."""
         return None if self.trigger is None else self.trigger.at(self.value)
 
 
-#: Where nothing runs on a stream.
+#: The mark for engines without a stream.
 PASSED: Final = Mark(None, 0)
 
 
 class Marks:
-    """Sets marks, each behind the last.
+    """Sets marks in a stream, one after the other.
 
     Parameters
     ----------
     agent
-        Makes the words that the stream stores to.
+        Makes the triggers whose words the stream stores to.
     stream
-        None where what an engine has computed is there when it says so: every mark has passed then.
+        None if the engine computes synchronously: every mark has passed at once.
     """
 
     def __init__(self, agent: kvxfer.Agent, stream: ComputeStream | None) -> None:
@@ -89,7 +89,7 @@ class Marks:
         self._value = 0
 
     def set(self) -> Mark:
-        """Returns the place behind all that the stream was given so far. One call of the driver."""
+        """Returns a mark behind all work queued so far. Costs one call of the driver."""
         if self._stream is None:
             return PASSED
         if self._trigger is None or self._value == _MOST:
@@ -100,12 +100,12 @@ class Marks:
 
 
 class LayerMarks:
-    """How many of a region's layers a stream has computed, step by step.
+    """Counts the layers of a region that a stream has computed, step by step.
 
     Parameters
     ----------
     layers
-        Of the region, numbered model-wide.
+        The region's layers, numbered model-wide.
     """
 
     def __init__(self, agent: kvxfer.Agent, stream: ComputeStream, layers: range) -> None:
@@ -113,18 +113,18 @@ class LayerMarks:
         self._stream = stream
         self._layers = layers
         self._trigger = agent.trigger()
-        self._before = 0  # of this step: every layer of the last one has less
+        self._before = 0  # the count at the start of this step; all earlier steps' layers are at or below it
 
     def after(self, first_layer: int) -> Any:
-        """Returns what a transfer waits for, layer by layer, whose first is this one of the running step."""
+        """Returns the `after` of a transfer that waits layer by layer, from `first_layer` of this step on."""
         return self._trigger.by_layer(self._before + first_layer - self._layers.start + 1)
 
     def computed(self, count: int) -> None:
-        """Lets the step's first `count` layers go once the stream has run what it was given so far."""
+        """Releases the step's first `count` layers once the stream has run the work queued so far."""
         self._stream.record(self._trigger, self._before + count)
 
     def step_done(self) -> None:
-        """Lets all of the step's layers go likewise, and begins the next step."""
+        """Releases all of the step's layers in the same way, and begins the next step."""
         self.computed(len(self._layers))
         self._before += len(self._layers)
         if self._before > _MOST:

@@ -1,8 +1,8 @@
-"""Hosts that requests name, dialled beside the engine: none of them, and no request, keeps others waiting.
+"""Dials the hosts that requests name, in threads beside the engine.
 
-A host that does not answer holds a thread for as long as connecting may take. Whoever may send a request
-may name such hosts, so each request and each host has a part of the threads, and hosts that have never
-answered have not all of them together. Requests have their turns one after the other.
+A host that does not answer occupies a thread until connecting times out. Any client may name such hosts in a
+request. So each request and each host may use a share of the threads, and hosts that have never answered may
+not use all of them together. Requests take turns. Thus no host and no request delays the others.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from kvxfer.connectors.common.handover import MAX_RANKS, place_of
 from kvxfer.directory import Entry
 
 _NUM_THREADS: Final = MAX_RANKS
-# 16 of 64: ranks of an honest engine answer within milliseconds, so its 64 are there in four rounds.
+# 16 of 64: an honest engine's ranks answer within milliseconds, so 64 ranks need four rounds.
 _MOST_OF_REQUEST: Final = 16
-# A rank for each GPU of a host; twice, so that one request has not all that others may want of it.
+# One rank for each of a host's 8 GPUs. A host gets twice as many threads, so that two requests can share it.
 _MOST_OF_REQUEST_AT_HOST: Final = 8
 _MOST_OF_HOST: Final = 16
-# The others are left to hosts that have answered before, whatever is named beside them.
+# The other 16 are reserved for hosts that have answered before.
 _MOST_OF_STRANGERS: Final = 48
 _MAX_KNOWN_HOSTS: Final = 1024
 
 
 @dataclass(slots=True)
 class _Dial:
-    """One agent that is to be connected to."""
+    """One agent to connect to."""
 
     rank: Entry
     host: str
@@ -42,14 +42,14 @@ class _Dial:
 
 
 class Diallers:
-    """Connects to agents, as many at a time as there are threads.
+    """Connects to agents in a bounded number of threads.
 
     Parameters
     ----------
     connect
         Returns a session with an agent, or raises; it ends within `timeout_s`.
     timeout_s
-        How long who asks waits.
+        How long a caller waits for a session.
     """
 
     def __init__(self, connect: Callable[[Entry], kvxfer.Peer], timeout_s: float) -> None:
@@ -58,23 +58,23 @@ class Diallers:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kvxfer-dial")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Dial]] = {}  # by request, in the order of their turns
-        # Under way: of a request, of a host, of a request at a host; and of hosts that have never answered.
+        # Running dials: by request, by host, by request and host; and those to hosts that never answered.
         self._of_request: Counter[str] = Counter()
         self._of_host: Counter[str] = Counter()
         self._at_host: Counter[tuple[str, str]] = Counter()
         self._num_strangers = 0
-        self._known_hosts: dict[str, None] = {}  # that have answered, the last of them
+        self._known_hosts: dict[str, None] = {}  # hosts that have answered, the newest last; bounded
         self._is_closed = False
 
     def dial(self, rank: Entry, request_id: str) -> Future[kvxfer.Peer]:
-        """Returns a session that is to be."""
+        """Returns a future for a session with a rank."""
         future: Future[kvxfer.Peer] = Future()
         dial = _Dial(rank, place_of(rank).host.lower(), request_id, time.monotonic(), future)
         with self._lock:
             if self._is_closed:
                 future.cancel()
                 return future
-            # None of those that wait may begin: each was tried when something ended.
+            # No waiting dial can begin now: each was tried when the last running dial ended.
             if request_id not in self._waiting and self._may_begin(dial):
                 self._begin(dial)
             else:
@@ -82,7 +82,7 @@ class Diallers:
         return future
 
     def close(self) -> None:
-        """Stops; who waits is told so."""
+        """Stops dialling; waiting futures end."""
         with self._lock:
             self._is_closed = True
             waiting = [dial for each in self._waiting.values() for dial in each]
@@ -94,7 +94,7 @@ class Diallers:
     # ---- inside -------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Begins what may begin now, one of each request in turn, and ends what has waited for too long."""
+        """Begins the dials that may begin, one of each request in turn; ends those that waited too long."""
         late: list[_Dial] = []
         with self._lock:
             before = time.monotonic() - self._timeout_s
@@ -112,7 +112,7 @@ class Diallers:
                         self._waiting[request_id] = dials
         for dial in late:
             if dial.future.set_running_or_notify_cancel():
-                # Who asked has given up; others behind it have not.
+                # The first caller has given up by now; later callers of the same future have not.
                 dial.future.set_exception(
                     kvxfer.PeerError(
                         f"{dial.rank.address} was not dialled within {self._timeout_s:g} s: too many others "

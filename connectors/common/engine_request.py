@@ -1,4 +1,4 @@
-"""What the scheduler half has to know of an engine's request, whatever the engine calls it."""
+"""What the scheduler half needs to know of an engine's request."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any, Protocol
 
 
 class EngineRequest(Protocol):
-    """One request, as it stands in its engine now; each connector has an adapter of a few lines.
+    """One request in its current state; each connector has an adapter of a few lines.
 
     Attributes
     ----------
     id
-        What the engine calls it.
+        The engine's name for the request.
     params
-        What came with it by way of the router, to be changed: what was used is crossed out, so that a
-        request that comes again is not handed over again. None where nothing came.
+        The router's parameters, or None. The scheduler half changes them: it marks what it has used, so that
+        a request that is scheduled again is not handed over again.
     family
-        What all samples of one request have in common, where this is one of several; else None.
+        A name that all samples of one request share, if this is one of several; else None.
     batch
-        What the prompts of one request have in common, and which of them this is. Both engines call it so
-        where the router gives both one name; None where that cannot be told.
+        A name that all prompts of one request share, and the index of this prompt. It is the same at both
+        engines if the router gives both the same name. None if it cannot be determined.
     has_tokens
-        Whether its prompt is tokens, and no embeddings: those have no digest.
+        Whether its prompt is tokens. Embeddings have no digest.
     trace
-        The W3C ``traceparent`` of its span, which its transfers are told with; ``""`` where it is not traced.
+        The W3C ``traceparent`` of its span, which its transfers carry; ``""`` if it is not traced.
     can_tell
-        Whether who asked for it learns what is told with its answer.
+        Whether the answer can carry parameters to the router.
     tokens
-        The prompt's, and those that were sampled behind it.
+        The prompt's tokens, and those sampled after them.
     num_prompt_tokens, num_computed_tokens
-        How many of the tokens are the prompt's, and how many have been computed or brought.
+        How many of the tokens are the prompt's, and how many have been computed or fetched.
     """
 
     @property
@@ -64,9 +64,9 @@ class EngineRequest(Protocol):
     def num_computed_tokens(self) -> int: ...
 
     def beside_tokens(self, num_tokens: int) -> bytes:
-        """Returns all that decides the cache of its first tokens beside them: media, an adapter."""
+        """Returns the other inputs that determine the cache of its first tokens: media, an adapter."""
         ...
 
     def hold_back(self, num_tokens: int) -> bool:
-        """Takes the last tokens from a prompt that has just arrived; returns whether that can be done."""
+        """Removes the last tokens from a prompt that has just arrived; returns whether it could."""
         ...

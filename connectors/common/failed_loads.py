@@ -1,4 +1,4 @@
-"""Lines about requests whose cache does not come: one for all that one engine fails for one reason."""
+"""Log lines about failed loads: one line for all requests that failed at one engine for one reason."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Final
 
 _log = logging.getLogger("kvxfer")
 
-# Of one line; the others are counted, and named by debug lines.
+# Requests named in one line; the others are counted, and named in debug lines.
 _MOST_NAMED: Final = 16
 
 
 class FailedLoads:
-    """Gathers what one look at all fetches found."""
+    """Gathers the failed loads that one pass over all fetches found."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str], list[str]] = {}
         self._why: dict[tuple[str, str], str] = {}
 
     def add(self, request_id: str, engine: str, code: str, why: str) -> None:
-        """Takes a request, which engine was to send its cache, and why it does not come."""
+        """Adds a request, the engine that was to send its cache, and the reason for the failure."""
         key = (engine, code)
         self._requests.setdefault(key, []).append(request_id)
         self._why.setdefault(key, why)
         _log.debug("kvxfer: request %s: cache not loaded: %s", request_id, why)
 
     def tell(self) -> None:
-        """Writes a line for each engine and code."""
+        """Logs a line for each engine and code."""
         for (engine, code), requests in self._requests.items():
             named = ", ".join(requests[:_MOST_NAMED])
             if (more := len(requests) - _MOST_NAMED) > 0:

@@ -1,4 +1,4 @@
-"""One prompt that is computed elsewhere, on its way into this worker's cache."""
+"""One fetch: the transfers that bring a prompt from another engine into this worker's cache."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.prefill_ranks import is_open
 from kvxfer.connectors.common.step import FetchOrder
 
-# Word of what prefill does may be so much later than what a router hands over.
+# Prefill's news (new leases, new regions) may arrive so much later than the router's handover.
 _EARLY_S: Final = 1.0
-# A stream's kernels take about as long.
+# About as long as a stream's kernels take.
 _LOOK_AGAIN_S: Final = 0.0005
 
 Work = kvxfer.Transfer | kvxfer.Incoming
@@ -23,34 +23,34 @@ Work = kvxfer.Transfer | kvxfer.Incoming
 
 @dataclass(slots=True)
 class Fetch:
-    """What became of an order.
+    """The state of one fetch order.
 
     Attributes
     ----------
     order
         Which blocks are to hold which tokens.
     mark
-        Kernels before it may still write to these blocks, for a request that had them before.
+        A mark in the stream: kernels before it may still write to these blocks, for their previous request.
     begun_ns
         When it was ordered.
     sessions
-        With the ranks that it comes from.
+        The sessions with prefill's ranks.
     parts
-        By the name of the region here: reads that were posted, or writes that are expected.
+        The posted reads or the expected writes, by the name of the region here.
     work
-        All of them. None is cancelled for another: reads may have failed for being early.
+        All reads or writes. One failure does not cancel the others: reads may have failed for being early.
     sources
-        Of each read: whose region it is of, and which.
+        The peer and the remote region of each read.
     is_posted
-        Whether all of its work is.
+        Whether all reads or expectations are posted.
     is_second
-        Whether its regions had been replaced when it was read first.
+        Whether this is the second attempt, because prefill had replaced its regions.
     tag
-        What its writes carry, where it is pushed.
+        The tag of its writes, if it is pushed.
     failure, code
-        Why it failed, in words and in one; "" until then.
+        Why it failed: a message, and one word; "" until then.
     nbytes, num_pages
-        Of its work.
+        Bytes and pages of all its work.
     """
 
     order: FetchOrder
@@ -75,7 +75,7 @@ class Fetch:
 
     @property
     def is_early(self) -> bool:
-        """Whether what it fails for may be what prefill has not told yet."""
+        """Whether a failure may have its cause in news of prefill's that has not arrived yet."""
         return self.age_s < _EARLY_S
 
     @property
@@ -84,36 +84,36 @@ class Fetch:
         return isinstance(self.order.source, Handover)
 
     def took(self, parts: dict[str, list[Work]]) -> None:
-        """Takes in what was posted of it, by the name of the region."""
+        """Stores the posted work, by the name of the region."""
         self.parts = {name: kvxfer.Group(works, cancel_on_failure=False) for name, works in parts.items()}
         self.work = kvxfer.Group(self.parts.values(), cancel_on_failure=False)
 
     def fail(self, why: str, code: str) -> None:
-        """Ends what is under way; the first reason stays."""
+        """Marks the fetch as failed and cancels its work; the first reason stays."""
         if not self.failure:
             self.failure, self.code = why, code
         self.work.cancel()
 
     def fail_as(self, error: kvxfer.KvxferError) -> None:
-        """Ends what is under way, for an error."""
+        """Marks the fetch as failed with an error, and cancels its work."""
         self.fail(str(error), error.code)
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for the end of its work, as far as it comes in time; `has_ended` sees what became of it."""
+        """Waits until its work ends or time is up; `has_ended` evaluates the result."""
         try:
             self.work.wait(max(timeout_s, 0.0))
         except (TimeoutError, kvxfer.KvxferError):
             pass
 
     def wait_to_post(self, timeout_s: float) -> None:
-        """Waits for what it cannot be posted without."""
+        """Waits for the sessions and the mark that must precede posting."""
         _, missing = wait(self.sessions, timeout_s)
         if not missing and not self.mark.has_passed:
             time.sleep(min(timeout_s, _LOOK_AGAIN_S))
 
     def has_ended(self, load_timeout_s: float) -> bool:
-        """Looks at its work, and returns whether no byte of it can land any more, nor is posted again."""
-        # In this order: what fails between the two looks would be neither pending nor failed.
+        """Checks its work; returns whether no byte can land any more and nothing will be posted again."""
+        # State before errors: otherwise work that fails in between would look neither pending nor failed.
         state = self.work.state
         errors = self.work.errors
         if errors and not self.failure:
@@ -127,11 +127,11 @@ class Fetch:
                     self.is_second = True
                 if are_replaced or self.is_early:
                     return False
-        # Only what was looked at: what has failed since is looked at the next time.
+        # Only if errors were seen above: a later failure is handled by the next call.
         if errors and (error := self.work.error) is not None:
             self.fail_as(error)
         is_over = state is not kvxfer.TransferState.PENDING
-        # Expected writes are anybody's, so no lost session ends them.
+        # Any peer may satisfy an expectation, so the loss of a session does not end it.
         if self.tag and not is_over and not all(is_open(session) for session in self.sessions):
             self.fail("prefill was lost before it had pushed all", "peer-lost")
         return is_over
@@ -139,16 +139,16 @@ class Fetch:
     # ---- inside -------------------------------------------------------------------------------
 
     def _post_again(self) -> None:
-        """Forgets work that has ended in vain."""
+        """Drops failed work, so that the fetch is posted again."""
         self.is_posted = False
         self.took({})
         self.sources.clear()
         self.nbytes = self.num_pages = 0
 
     def _was_early(self, errors: dict[Work, kvxfer.KvxferError]) -> bool:
-        """Whether all of it failed for leases that may be in force the next time we ask.
+        """Whether all of it failed because the leases are not in force yet; they may be at the next call.
 
-        A response that brings a request back tells them one step before decode's workers hear of them.
+        In a return, the response carries the leases one step before decode's workers grant them.
         """
         return (
             isinstance(self.order.source, Handover)
@@ -159,10 +159,10 @@ class Fetch:
         )
 
     def _was_of_old(self, errors: dict[Work, kvxfer.KvxferError], load_timeout_s: float) -> bool:
-        """Whether all of it that failed was read from regions that are no more, for the first time.
+        """Whether all failed reads named regions that no longer exist, in the first attempt.
 
-        A prefill that has just woken hands over before its new regions are heard of here. Layers that
-        a forward waits for may be in use by now, and are not brought twice.
+        A prefill engine that has just woken may hand over a request before its new regions are known here.
+        Layers that a forward waits for are not fetched twice, because they may be in use by now.
         """
         return (
             self.is_read
@@ -173,11 +173,11 @@ class Fetch:
         )
 
     def _are_replaced(self, errors: dict[Work, kvxfer.KvxferError]) -> bool:
-        """Whether all regions that it was read from in vain have others in their place by now."""
+        """Whether prefill has replaced all regions from which the reads failed."""
         try:
             return all(
                 (told := peer.regions.get(gone.name)) is not None and told.id != gone.id
                 for peer, gone in map(self.sources.__getitem__, errors)
             )
         except kvxfer.KvxferError:
-            return False  # nobody is left to ask
+            return False  # the session is lost

@@ -1,4 +1,4 @@
-"""What a fetch posts: reads from prefill's ranks, or expectations of what they are told to write."""
+"""Posts a fetch: reads from prefill's ranks, or expectations of writes that the ranks are asked for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvxfer.connectors.common.step import FetchOrder
 
 _MAX_KNOWN_SHARES: Final = 1024
 
-# Of each cache group, what the ranks call it.
+# For each cache group, the region's descriptor at each rank.
 _Remotes = list[list[kvxfer.RegionDescriptor]]
 
 
@@ -48,9 +48,9 @@ class FetchPoster:
         self._shares: dict[tuple[int, tuple[tuple[bytes, int], ...]], tuple[plan.Share, ...]] = {}
 
     def post(self, fetch: Fetch) -> None:
-        """Posts all of a fetch, whose sessions are open; what it has posted when it raises is the fetch's."""
+        """Posts all of a fetch, whose sessions are open; if it raises, the fetch owns what was posted."""
         peers = [session.result() for session in fetch.sessions]
-        # Before anything is under way: one may not be told yet.
+        # Look up all regions before posting: this raises if a peer has not announced one yet.
         remotes = [[remote_region(peer, region.name) for peer in peers] for region in self._regions.regions]
         parts: dict[str, list[Work]] = {}
         try:
@@ -112,7 +112,7 @@ class FetchPoster:
         remotes: _Remotes,
         parts: dict[str, list[Work]],
     ) -> None:
-        """Lets prefill write, and tells each of its ranks where to."""
+        """Expects prefill's writes, and tells each prefill rank where to write."""
         order = fetch.order
         tables = [self._table(order, group) for group in range(len(self._regions.groups))]
         shares: list[list[Share]] = [[] for _ in peers]
@@ -125,7 +125,7 @@ class FetchPoster:
                 continue
             if region.layout.null_block < 0:
                 pages = pages[pages != 0]
-            # Pages of one size are written whole, others token by token.
+            # Pages of equal size are written whole, others token by token.
             are_unlike = any(
                 each.layout.block_tokens != region.layout.block_tokens for each in remotes[group]
             )
@@ -171,13 +171,13 @@ class FetchPoster:
     def _shares_of(
         self, group: int, region: kvxfer.Region, remotes: list[kvxfer.RegionDescriptor]
     ) -> tuple[plan.Share, ...]:
-        """Returns which ranks serve this one; what several hold is spread over this engine's workers."""
+        """Returns the ranks that serve this worker; ranks with equal heads are spread over the workers."""
         key = group, tuple((remote.incarnation, remote.id) for remote in remotes)
         shares = self._shares.get(key)
         if shares is None:
             load = [float((at - self._reader) % len(remotes)) for at in range(len(remotes))]
             shares = plan.route([remote.layout for remote in remotes], [region.layout], load)
             if len(self._shares) >= _MAX_KNOWN_SHARES:
-                self._shares.clear()  # of engines that came and went
+                self._shares.clear()  # drops engines that have gone
             self._shares[key] = shares
         return shares

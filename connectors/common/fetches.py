@@ -1,7 +1,8 @@
-"""Decode's side at a worker: prompts that are computed elsewhere, on their way into this cache.
+"""Decode's side at a worker: fetches of prompts that another engine computes.
 
-From a handover the pages are read when prefill has ended; for an appointment prefill is told where they
-go and writes them as it computes. Either way the engine's own steps ask how far it has come.
+With a handover, this worker reads the pages after prefill has ended. With an appointment, it tells prefill
+where the pages go, and prefill writes them while it computes. In both cases the engine's own steps check
+the progress.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _log = logging.getLogger("kvxfer")
 
 
 class Fetches:
-    """What this worker fetches. No thread waits for anything.
+    """All fetches of this worker. No thread waits for a fetch.
 
     Parameters
     ----------
@@ -42,9 +43,9 @@ class Fetches:
     settings
         Its deadlines.
     statistics
-        Told of every fetch that ends.
+        Counts every fetch that ends.
     stream
-        Of the engine's kernels, where there is one.
+        The stream of the engine's kernels, if there is one.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Fetches:
         self._steps = StepPace()
 
     def begin(self, order: FetchOrder) -> None:
-        """Starts one; a session that is open already is read from at once."""
+        """Starts a fetch; it is posted at once if the sessions are open."""
         fetch = Fetch(order, self._marks.set())
         self._fetches[order.request_id] = fetch
         self._begun.append(fetch)
@@ -86,15 +87,15 @@ class Fetches:
         self._advance(fetch)
 
     def abandon(self, request_id: str) -> None:
-        """Stops one whose request has ended; it is still collected, when nothing can land any more."""
+        """Stops a fetch whose request has ended; `collect` returns it when no byte can land any more."""
         if (fetch := self._fetches.get(request_id)) is not None:
             fetch.fail("the request ended", "abandoned")
 
     def wait_for_layer(self, layer_name: str, timeout_s: float) -> bool:
-        """Waits for a layer of all that this step's forward needs; returns whether it need not wait more.
+        """Waits until a layer of every fetch that this step's forward needs is here; False if time is up.
 
-        Where kernels run in a stream it is the stream that waits for what is read, and this returns at once:
-        `collect` sees how it ended.
+        Where kernels run in a stream, the stream waits for reads and this method returns at once; `collect`
+        evaluates the result.
         """
         waiting = [fetch for fetch in self._fetches.values() if fetch.order.waits]
         if not waiting:
@@ -117,7 +118,7 @@ class Fetches:
         if part is None or layer not in part.layers or fetch.failure:
             return True
         try:
-            # What is read tells its end itself; what is pushed may be refused, by a note to this worker.
+            # A read ends by itself. Prefill may refuse a push with a note, so this thread waits for pushes.
             if self._stream is None or not fetch.is_read or not self._stream.hold(part, layer):
                 part.layer_blocking(layer, max(deadline - time.monotonic(), 0.0))
         except TimeoutError:
@@ -128,10 +129,10 @@ class Fetches:
         return True
 
     def collect(self) -> tuple[set[str], dict[str, set[int]]]:
-        """Returns requests whose fetch has ended, and of those that failed the blocks that lack bytes.
+        """Returns the requests whose fetch has ended, and for each failed one the blocks that lack bytes.
 
-        Blocks of failed requests are of the first cache group. Each request is returned once; one that
-        its forward waited for only if it failed, since it runs.
+        The blocks are those of the first cache group. Each request is returned once. A request whose forward
+        waited for the fetch is already running, so it is returned only if it failed.
         """
         ended: set[str] = set()
         failed: dict[str, set[int]] = {}
@@ -152,8 +153,8 @@ class Fetches:
                 lines.add(request_id, _engine(fetch.order.source), fetch.code, fetch.failure)
             else:
                 self._count(fetch)
-            # A push that came whole needs no word: who wrote it knows. Nor one that was refused, and by its
-            # key the word might be taken for another request's.
+            # After a complete push, prefill needs no note: it knows from its writes. After a refusal, a note
+            # could be taken for another request with the same key.
             source = fetch.order.source
             has_left = fetch.failure and fetch.sessions and fetch.code != "refused"
             if isinstance(source, Handover) or (isinstance(source, Appointment) and has_left):
@@ -162,7 +163,7 @@ class Fetches:
         return ended, failed
 
     def _see_out(self, fetch: Fetch) -> None:
-        """Waits for the end of one whose layers are here: only then it is known to be what was granted."""
+        """Waits for the end of a fetch whose layers are here: only the end proves that the leases held."""
         if not fetch.is_posted:
             fetch.fail("no layer of its forward waited for it", "abandoned")
         try:
@@ -173,15 +174,15 @@ class Fetches:
         fetch.wait(self._settings.load_timeout_s)
 
     def linger(self, num_running: int) -> None:
-        """Waits for what this step has begun to read, as far as it is worth it and expected in time.
+        """Waits for reads that this step has begun, if they are expected in time and the wait pays off.
 
-        An engine begins to load behind a step's forward and asks what has ended right after: what takes
-        a millisecond more is seen a whole step later.
+        The engine begins loads after a step's forward and asks at once what has ended. It would notice a read
+        that takes a millisecond longer only one step later.
 
         Parameters
         ----------
         num_running
-            Requests that are computed in this step, and wait as well.
+            Requests that run in this step; they wait as well.
         """
         began_s = time.monotonic()
         expected = sorted(
@@ -201,7 +202,7 @@ class Fetches:
         self._steps.ended(time.monotonic(), num_running)
 
     def rest(self, timeout_s: float) -> bool:
-        """Waits for news of the oldest, without turning; returns whether there is any to wait for."""
+        """Waits for the oldest unfinished fetch without spinning; returns whether there is one."""
         for fetch in self._fetches.values():
             if fetch.work.state is kvxfer.TransferState.PENDING:
                 fetch.wait(timeout_s)
@@ -212,26 +213,26 @@ class Fetches:
         return False
 
     def refused(self, note: Refusal) -> None:
-        """Takes in that prefill does not push a request."""
+        """Fails the fetch of a request that prefill refuses to push."""
         for fetch in self._fetches.values():
             if fetch.tag and fetch.tag == note.tag:
                 fetch.fail(f"prefill refused: {note.reason}", "refused")
 
     def release(self, source: Handover | Appointment) -> Note:
-        """Tells every prefill rank but itself that this worker does not need a request's blocks."""
+        """Tells every prefill rank, except this agent itself, that this worker needs no blocks of it."""
         others = [rank for rank in source.ranks if rank.name != self._agent.name]
         name = source.request_id if isinstance(source, Handover) else source.key.hex()
         return self._release(source, [self._ranks.session(rank, f"unwanted {name}") for rank in others])
 
     def stop(self, why: str, code: str) -> None:
-        """Stops every fetch; returns when nothing can land any more. They are still to be collected."""
+        """Stops every fetch; returns when no byte can land any more. `collect` still returns them."""
         for fetch in self._fetches.values():
             fetch.fail(why, code)
-            # Where that is not enough, the end of its region or of the agent ends it.
+            # If this time is not enough, the end of its region or of the agent ends the fetch.
             fetch.wait(self._settings.load_timeout_s)
 
     def close(self) -> None:
-        """Stops everything; returns when nothing can land any more."""
+        """Stops and drops every fetch; returns when no byte can land any more."""
         self.stop("the engine shuts down", "closed")
         self._fetches.clear()
 
@@ -255,9 +256,9 @@ class Fetches:
     # ---- one fetch ----------------------------------------------------------------------------
 
     def _advance(self, fetch: Fetch) -> bool:
-        """Takes a fetch as far as it goes now; returns whether it has ended."""
+        """Advances a fetch as far as possible now; returns whether it has ended."""
         if not fetch.is_posted and not fetch.failure:
-            # Prefill writes as soon as it hears where to: these blocks have to be this request's alone.
+            # Prefill may write as soon as it is told where, so no kernel may still use these blocks.
             if isinstance(fetch.order.source, Appointment) and not fetch.mark.has_passed:
                 return False
             if not (silent := _silent(fetch)):
@@ -265,12 +266,12 @@ class Fetches:
                     self._poster.post(fetch)
                     self._tell_of_reading(fetch)
                 except kvxfer.KvxferError as error:
-                    # Prefill is waking: what its caches are called now is on its way.
+                    # Prefill is waking: the announcement of its new regions is on its way.
                     if error.code == "unknown-region" and not fetch.work.members and fetch.is_early:
                         return False
                     fetch.fail_as(error)
                 except Exception as error:
-                    # What came from outside may surprise us; it must not end the engine.
+                    # Unexpected input from another engine must not end this engine.
                     _log.exception("kvxfer: request %s: cannot be fetched", fetch.order.request_id)
                     fetch.fail(f"{type(error).__name__}: {error}", "internal")
             elif fetch.age_s > self._settings.connect_timeout_s:
@@ -283,7 +284,7 @@ class Fetches:
         return fetch.has_ended(self._settings.load_timeout_s)
 
     def _tell_of_reading(self, fetch: Fetch) -> None:
-        """Tells prefill that a request's blocks come back within moments: it need not take others'."""
+        """Tells prefill that a read has begun, so its blocks come back within moments."""
         source = fetch.order.source
         if isinstance(source, Handover) and (note := claim_of(source, is_reading=True)) is not None:
             for session in fetch.sessions:
@@ -319,24 +320,24 @@ class Fetches:
 
 
 def _silent(fetch: Fetch) -> list[Entry]:
-    """Returns the agents with which there may be a session yet."""
+    """Returns the agents whose sessions are still being opened."""
     source = fetch.order.source
     ranks = () if isinstance(source, str) else source.ranks
     return [rank for rank, session in zip(ranks, fetch.sessions, strict=True) if not session.done()]
 
 
 def _mode(source: Handover | Appointment | str) -> str:
-    """Returns how a request's cache comes, as it is counted."""
+    """Returns the mode under which a request's fetch is counted."""
     if isinstance(source, Handover):
         return RETURN if source.comes_back else PULL
     return PUSH if isinstance(source, Appointment) else NO_MODE
 
 
 def _engine(source: Handover | Appointment | str) -> str:
-    """Returns which engine was to send a request's cache; `""` where none was named."""
+    """Returns the engine that was to send a request's cache; `""` if none was named."""
     return "" if isinstance(source, str) or not source.ranks else source.ranks[0].name
 
 
 def _name(source: Handover) -> str:
-    """Returns which engine, and which start of it, computed a request."""
+    """Returns the name of the engine that computed a request; it differs after a restart."""
     return source.ranks[0].name

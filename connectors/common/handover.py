@@ -1,10 +1,10 @@
-"""What an engine tells the one that goes on with a finished request, by way of a router.
+"""The handover of a finished request: parameters that a router carries to the engine that continues it.
 
-Mostly prefill tells decode; where a later turn follows, decode tells the prefill engine of that turn.
+Usually prefill writes them for decode. For a later turn, decode writes them for the prefill of that turn.
 
-The field names around ``kvxfer`` are those that routers already pass and look at; all that this
-connector needs is under ``kvxfer``. A decode engine believes none of it: `Handover.read` checks what
-can be checked without a connection, the prefill's agents check the rest by their leases.
+The fields beside ``kvxfer`` are those that routers already pass and read. The fields that this connector
+needs are under ``kvxfer``. A decode engine trusts none of them: `Handover.read` checks everything that it can
+check without a connection, and prefill's agents check the rest by their leases.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def _read_rank(document: Any) -> Entry:
     return rank
 
 
-#: The agent of one rank: who it is, and where.
+#: The agent of one rank: its identity and address.
 Rank = Annotated[Entry, PlainValidator(_read_rank)]
 
 
 class _Own(BaseModel):
-    """The part under ``kvxfer``."""
+    """The parameters under ``kvxfer``."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -83,7 +83,7 @@ class _Own(BaseModel):
 
 
 class _Named(BaseModel):
-    """What names a request at the other engine."""
+    """The parameters that identify a request at the other engine."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -92,13 +92,13 @@ class _Named(BaseModel):
 
 
 class _Passed(_Named):
-    """All that is read of ``kv_transfer_params``."""
+    """The fields that are read from ``kv_transfer_params``."""
 
     remote_block_ids: tuple[tuple[_BlockId, ...], ...]
 
 
 class _Asked(BaseModel):
-    """The part under ``kvxfer`` of a prompt that is to be pulled."""
+    """The parameters under ``kvxfer`` for a prompt that is to be pulled."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -114,27 +114,26 @@ class Handover:
     Attributes
     ----------
     request_id
-        That engine's.
+        The request's name at the engine that keeps it.
     ranks
-        Its agents, one for each rank.
+        That engine's agents, one for each rank.
     leases
-        Tokens, one for each cache group, by which the group's blocks are read.
+        Tokens, one for each cache group; a reader presents them to read the group's blocks.
     tables
         For each cache group the blocks of its tokens, in their order; 0 for none.
     block_sizes, pages_per_block
         Tokens of a block, and pages of the ranks' regions in it, for each group.
     num_tokens
-        Of the prompt, all that prefill computes; of a request that comes back from decode, what that
-        has computed.
+        The tokens that prefill computes of the prompt. In a return, the tokens that decode has computed.
     comes_back
-        Whether it does.
+        Whether this is a return, from decode to the prefill of a later turn.
     keep_s
-        How long its blocks are kept without a word of the reader's engine; None where the engine that
-        keeps them does not listen for one.
+        How long the blocks are kept without a claim from the reader's engine; None if the engine that keeps
+        them does not support claims.
     batch
-        `EngineRequest.batch` of its request there: what further prompts of it are pushed by.
+        `EngineRequest.batch` of the request at the engine that keeps it; further prompts are pushed by it.
     may_be_shared
-        Whether other engines may be about to read it, unknown to the one that keeps it.
+        Whether other engines may read the request too, unknown to the engine that keeps it.
     """
 
     request_id: str
@@ -150,9 +149,9 @@ class Handover:
     may_be_shared: bool = False
 
     def params(self, engine_id: str, request: EngineRequest) -> dict[str, Any]:
-        """Returns the ``kv_transfer_params`` of a response, for a router to hand on.
+        """Returns the ``kv_transfer_params`` of a response, for a router to pass on.
 
-        They go to a decode engine, or those of a return to the next turn's prefill engine.
+        The router sends them to a decode engine, or in a return to the next turn's prefill engine.
         """
         return {
             "do_remote_prefill": not self.comes_back,
@@ -186,16 +185,16 @@ class Handover:
         settings: Settings,
         num_held_back: int = 0,
     ) -> Handover:
-        """Reads the parameters of a request that arrived at an engine that is to go on with it.
+        """Reads the parameters of a request that arrived at the engine that is to continue it.
 
-        Prefill does not compute the last `num_held_back` tokens of its prompt.
+        Prefill omits the last `num_held_back` tokens of the request's prompt.
 
         Raises
         ------
         HandoverError
-            Missing or absurd fields, another version, a host that may not be dialled, parameters
-            of another prompt: decode is handed all that prefill computes, the prefill of a later
-            turn some tokens that its prompt begins with.
+            Missing or absurd fields, another version, a host that may not be dialled, or parameters of
+            another prompt. At decode they must cover all tokens that prefill computes; at the prefill of
+            a later turn, some tokens at the beginning of its prompt.
         """
         _require_bounded(params.get("remote_block_ids"), request.num_prompt_tokens, num_groups)
         passed = parsed(_Passed, params)
@@ -239,9 +238,9 @@ class Handover:
 
 
 def unwanted(params: dict[str, Any], settings: Settings) -> Handover:
-    """Reads what it takes to tell the other engine that nobody wants a request's blocks.
+    """Reads the fields needed to tell the other engine that its blocks of a request are not wanted.
 
-    Of no prompt in particular: an engine that refused a request before it looked at it has none.
+    It does not check the prompt: an engine that refuses a request early never gives the connector its prompt.
 
     Raises
     ------
@@ -258,7 +257,7 @@ def unwanted(params: dict[str, Any], settings: Settings) -> Handover:
 
 
 def readers_of(params: dict[str, Any]) -> tuple[str, ...]:
-    """Returns which engines will read a prompt that prefill is asked for; none where the router names none.
+    """Returns the engines that the router names as readers of a prompt; empty if it names none.
 
     Raises
     ------
@@ -278,16 +277,16 @@ def _tokens(own: _Own) -> tuple[kvxfer.LeaseToken, ...]:
 
 
 def is_return(params: dict[str, Any]) -> bool:
-    """Whether a request's parameters are for prefill, and say what decode has of its beginning."""
+    """Whether the parameters are a return: for prefill, naming tokens that decode holds."""
     asked = params.get("do_remote_decode") and not params.get("do_remote_prefill")
     return bool(asked and params.get("remote_block_ids"))
 
 
 def prompt_digest(request: EngineRequest, num_tokens: int) -> str:
-    """Returns 32 hexadecimal digits of all that decides a cache: the first tokens, media, adapter.
+    """Returns a digest, 32 hexadecimal digits, of all that determines a cache: first tokens, media, adapter.
 
-    With it a router that mixes up two requests is found out before one reads the other's cache.
-    Embeddings instead of tokens have none: they are not handed over.
+    It detects a router that mixes up two requests before one reads the other's cache.
+    Prompts of embeddings have no digest and are not handed over.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(array("q", request.tokens[:num_tokens]).tobytes())
@@ -321,12 +320,12 @@ def require_version(version: int) -> None:
 
 
 def place_of(rank: Entry) -> Address:
-    """Returns the host and port that a rank's agent is dialled at."""
+    """Returns the host and port of a rank's agent."""
     return Address.parse(rank.address, "an agent's address")
 
 
 def require_allowed(ranks: tuple[Entry, ...], settings: Settings) -> None:
-    """Refuses hosts that this engine's user does not let it dial."""
+    """Refuses hosts that this engine may not dial (``allowed_hosts``)."""
     for rank in ranks:
         host = place_of(rank).host
         if not settings.may_dial(host):
@@ -338,7 +337,7 @@ def require_allowed(ranks: tuple[Entry, ...], settings: Settings) -> None:
 
 
 def _require_bounded(tables: Any, num_tokens: int, num_groups: int) -> None:
-    """Refuses what is too long to be this request's, before every element of it is looked at."""
+    """Refuses tables that are too long for this request, before their elements are checked."""
     if not isinstance(tables, list | tuple):
         raise HandoverError("kv_transfer_params name no remote_block_ids: was the request prefilled?")
     if len(tables) != num_groups:

@@ -1,9 +1,9 @@
-"""Which of the requests that are kept for readers give way, where others need their blocks.
+"""Decides which kept requests give way when other requests need their blocks.
 
-A client that gives up behind its router leaves a prompt here that nobody comes for. As long as no
-engine has said that it knows the request, it is kept on trust: where requests wait for blocks, or more is
-kept so than the user lets, the oldest goes first. One that a reader's engine knows of stays, until all that
-are known have read it.
+If a client gives up behind its router, no reader fetches the prompt that is kept here. So a request that no
+engine has claimed is kept on trust only. When requests wait for blocks, or unclaimed requests hold more than
+the user allows, the oldest unclaimed one gives way first. A claimed request stays until all known readers
+have read it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvxfer.connectors.common.step import News
 
 _log = logging.getLogger("kvxfer")
 
-# A read takes milliseconds; one that takes longer is waited for by no other request.
+# A read takes milliseconds. Other requests wait no longer than this for the blocks of a read.
 _SOON_S: Final = 1.0
 
 
@@ -33,23 +33,23 @@ class _Kept:
     is_return: bool
     since_s: float
     is_claimed: bool = False
-    num_read: int = 0  # workers that say that all have read who are known to come
-    is_read: bool = False  # so say all
+    num_read: int = 0  # workers that report that all known readers have read
+    is_read: bool = False  # all workers report it
     returns_since_s: float = -math.inf
     gives_way: bool = False
 
 
 class Keeping:
-    """What the scheduler half knows of requests that have finished and are kept here.
+    """Tracks finished requests that are kept here for readers.
 
     Parameters
     ----------
     groups, num_blocks
         Of the engine's cache.
     settings
-        As the user set them.
+        The user's settings.
     clock
-        Of seconds that never go back.
+        A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -59,33 +59,33 @@ class Keeping:
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._groups = list({group.index: group for group in groups}.values())  # parts of one have its blocks
+        self._groups = list({group.index: group for group in groups}.values())  # parts of one share blocks
         self._settings = settings
         self._clock = clock
-        # By whether they are returns: how many blocks may be kept on trust.
+        # How many blocks may be kept on trust: for prompts (False) and for returns (True).
         self._most = {
             False: int(settings.keep_share * num_blocks),
             True: int(settings.return_share * num_blocks),
         }
         self._kept: dict[str, _Kept] = {}  # the oldest first
-        self._waiting: dict[str, int] = {}  # in this step: how many blocks a request that has none needs
-        self._is_short = False  # in this step, for one that has some
+        self._waiting: dict[str, int] = {}  # this step's requests without blocks, and how many they need
+        self._is_short = False  # whether a running request lacks blocks in this step
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def begin(self, request_id: str, block_ids: Sequence[Sequence[int]], *, is_return: bool) -> None:
-        """Keeps a request that has finished."""
+        """Begins to track a finished request."""
         num_blocks = len(set().union(*block_ids) - {0})
         self._kept[request_id] = _Kept(request_id, num_blocks, is_return, self._clock())
 
     def end(self, request_ids: Collection[str]) -> None:
-        """Forgets requests whose blocks are the engine's again."""
+        """Forgets requests whose blocks the engine has back."""
         for request_id in self._kept.keys() & request_ids:
             del self._kept[request_id]
 
     def heard(self, news: News, num_workers: int = 1) -> None:
-        """Takes in what the workers, of which there are so many, have heard of them."""
+        """Updates the kept requests with the news of all workers."""
         for request_id in self._kept.keys() & news.claimed:
             self._kept[request_id].is_claimed = True
             self._kept[request_id].is_read = False
@@ -101,15 +101,15 @@ class Keeping:
     # ---- in a step --------------------------------------------------------------------------
 
     def asked(self, request: EngineRequest) -> None:
-        """Takes in that a request may get blocks in this step: if it is not `allocated` any, it waits."""
+        """Notes a request that may get blocks in this step; it waits unless `allocated` follows."""
         self._waiting[request.id] = sum(each.num_blocks(request.num_prompt_tokens) for each in self._groups)
 
     def allocated(self, request: EngineRequest) -> None:
-        """Takes in that a request got its blocks."""
+        """Notes that a request got its blocks."""
         self._waiting.pop(request.id, None)
 
     def frees_soon(self) -> bool:
-        """Whether blocks come back within moments; a request that is computed lacks some, if it is asked."""
+        """Whether blocks come back within moments. The engine asks when a running request lacks blocks."""
         self._is_short = True
         now = self._clock()
         return any(
@@ -118,12 +118,12 @@ class Keeping:
         )
 
     def give_way(self) -> list[str]:
-        """Returns who gives way in this step, which ends with it."""
+        """Returns the requests that give way in this step. Call it once, at the step's end."""
         needed = max(self._waiting.values(), default=int(self._is_short))
         self._waiting.clear()
         self._is_short = False
         now = self._clock()
-        # Those come back in the next steps.
+        # The blocks of these come back in the next steps.
         needed -= sum(kept.num_blocks for kept in self._kept.values() if kept.gives_way)
         beyond = {is_return: self._num_on_trust(is_return) - most for is_return, most in self._most.items()}
         chosen: list[str] = []

@@ -1,4 +1,4 @@
-"""Prefill's side at a worker: blocks of finished requests, kept until decode has fetched them."""
+"""Prefill's side at a worker: keeps the blocks of finished requests until decode has fetched them."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class _Kept:
     readers: Readers
     ttl_s: float
     expires_at: float
-    is_read: bool = False  # by all that were heard of; others may come as long as it is kept
-    is_released: bool = False  # nobody is to come any more, or time is over
-    is_finished: bool = False  # the engine said that the request is
+    is_read: bool = False  # all known readers have read; others may come while it is kept
+    is_released: bool = False  # no more readers are expected, or time is over
+    is_finished: bool = False  # the engine has reported the request as finished
 
 
 class KeptBlocks:
-    """What this worker keeps for readers.
+    """The requests that this worker keeps for readers.
 
     Parameters
     ----------
     ttl_s, return_ttl_s
-        How long blocks are kept for readers that do not come: a prompt's, and those of a request that
-        was decoded here. It begins anew whenever a reader's engine says that it knows the request.
+        How long blocks are kept for readers that do not come: the blocks of a prompt, and the blocks of a
+        request that was decoded here. Each claim from a reader's engine restarts the time.
     statistics
-        Told of receipts, and of requests that were kept in vain.
+        Counts receipts, and requests that expired or gave way.
     """
 
     def __init__(self, ttl_s: float, return_ttl_s: float, statistics: Recorder) -> None:
@@ -54,18 +54,18 @@ class KeptBlocks:
         self._statistics = statistics
         self._kept: dict[bytes, _Kept] = {}
         self._news = News()
-        self._read: set[str] = set()  # of which is not told yet that others may come
+        self._read: set[str] = set()  # fully read and perhaps shared; not yet reported to the scheduler half
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def grant(self, grant: Grant, regions: CacheRegions) -> None:
-        """Lets the grant's readers read the blocks by its tokens."""
+        """Grants leases on the blocks, with the grant's tokens, to its readers."""
         first_lease = digest_of(str(grant.leases[0]))
         ttl_s = self._return_ttl_s if grant.is_return else self._ttl_s
         readers = Readers(grant.readers)
         kept = _Kept(grant.request_id, [], first_lease, readers, ttl_s, time.monotonic() + ttl_s)
-        # A lease has one holder: one of several engines is told from others by its token alone.
+        # A lease can name one holder only. With several readers, the token alone is the right to read.
         holder = agents_of(grant.readers[0]) if len(grant.readers) == 1 else None
         self._kept[digest_of(grant.request_id)] = kept
         for at, group in enumerate(regions.groups):
@@ -74,24 +74,24 @@ class KeptBlocks:
                 token = group.lease(grant.leases[group.table])
                 region = regions.regions[at]
                 held = counted(held, region.layout, regions.pages_per_block[at])
-                # Until it is revoked: the blocks are nobody else's before that, and their time may be
-                # extended.
+                # No expiry: `collect` revokes the lease before the blocks are reused, and claims may extend
+                # the time until then.
                 kept.leases.append(region.grant(holder, held, ttl_s=math.inf, token=token))
 
     def withdraw(self, request_id: str) -> None:
-        """Takes back what was granted for a request that nobody was told of."""
+        """Revokes the leases of a request that was never announced to a reader."""
         if (kept := self._kept.pop(digest_of(request_id), None)) is not None:
             _revoke(kept)
 
     def note(self, receipt: Receipt, sender: str, is_own: bool = False) -> None:
-        """Takes in that a reader is done.
+        """Processes the receipt of a reader that is done.
 
         Parameters
         ----------
         sender
-            The name of its agent.
+            The name of the reader's agent.
         is_own
-            Whether it is this worker itself.
+            Whether the reader is this worker itself.
         """
         kept = self._told_of(receipt, sender, is_own)
         if kept is None or receipt.reader >= receipt.num_readers:
@@ -107,26 +107,26 @@ class KeptBlocks:
             kept.is_released = True
 
     def claim(self, claim: Claim, sender: str) -> None:
-        """Takes in that a reader's engine knows of a request, and will come or has come to read it."""
+        """Processes a claim: the reader's engine knows the request, and will read it or is reading it."""
         kept = self._told_of(claim, sender)
         if kept is not None and not kept.is_released:
             kept.readers.came(sender)
             kept.is_read = kept.readers.are_done
-            # What scheduler halves are told of a claim undoes what they know of reads.
+            # A claim resets the count of reads at the scheduler half, so a finished read is reported again.
             (self._read.add if kept.is_read else self._read.discard)(kept.request_id)
             kept.expires_at = time.monotonic() + kept.ttl_s
             names = frozenset({kept.request_id})
             self._news |= News(names, names if claim.is_reading else frozenset())
 
     def take_news(self) -> News:
-        """Returns what readers' engines have said since the last call."""
+        """Returns the news from readers' engines since the last call."""
         news = replace(self._news, read=tuple(sorted(self._read)))
         self._news = News()
         self._read.clear()
         return news
 
     def give_way(self, request_id: str) -> None:
-        """Keeps a request no longer, since others need its blocks."""
+        """Releases a request, because other requests need its blocks."""
         kept = self._kept.get(digest_of(request_id))
         if kept is not None and not kept.is_released:
             kept.is_released = True
@@ -134,15 +134,15 @@ class KeptBlocks:
                 self._statistics.gave_way()
 
     def _told_of(self, note: Receipt | Claim, sender: str, is_own: bool = False) -> _Kept | None:
-        """Returns the request that a note is of, if its sender may speak of it."""
+        """Returns the request that a note names, if the sender is one of its readers."""
         kept = self._kept.get(note.request)
-        # The lease tells the request's own readers from a peer that guesses names.
+        # The lease's digest proves that the sender did not merely guess the request's name.
         if kept is None or kept.first_lease != note.first_lease:
             return None
         return kept if is_own or kept.readers.may_be(sender) else None
 
     def collect(self, finished_request_ids: set[str]) -> set[str]:
-        """Returns requests whose blocks the engine may use again; each once."""
+        """Returns the requests whose blocks the engine may reuse; each once."""
         if not self._kept:
             return set()
         for request_id in finished_request_ids:
@@ -162,20 +162,20 @@ class KeptBlocks:
                         kept.ttl_s,
                     )
             if kept.is_released and kept.is_finished:
-                # The fence: who still reads finds out before it can say that it has the bytes.
+                # The fence: a read that is still running fails instead of reporting the bytes as done.
                 _revoke(self._kept.pop(key))
                 given_back.add(kept.request_id)
         return given_back
 
     def let_go(self) -> None:
-        """Ends every lease, since the blocks lose their bytes; the engine has them back as they are due."""
+        """Ends every lease, because the blocks lose their bytes; `collect` returns the requests as usual."""
         for kept in self._kept.values():
             _revoke(kept)
             kept.leases.clear()
             kept.is_released = True
 
     def close(self) -> None:
-        """Takes back everything."""
+        """Revokes every lease."""
         for kept in self._kept.values():
             _revoke(kept)
         self._kept.clear()

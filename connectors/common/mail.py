@@ -1,4 +1,4 @@
-"""Notes to workers of other engines and from them, as messages of their agents."""
+"""Sends notes to the workers of other engines and receives theirs, as messages between agents."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kvxfer.connectors.common.notes import Note, read
 
 _log = logging.getLogger("kvxfer")
 
-# Of one peer, beside what waits unread at its end: receipts are short, and a long table has a dozen parts.
+# Unsent notes for one peer, beside those unread there: receipts are short; a long table has a dozen parts.
 _MAX_WAITING: Final = 1024
 
 
 class Mail:
-    """The notes of one worker.
+    """Sends and receives the notes of one worker.
 
-    A worker whose engine does not step reads nothing, and has room for so many notes. Those beyond wait here,
-    in their order, until `flush` finds room again or the peer is gone.
+    A worker whose engine does not step reads no notes, and its agent has room for a bounded number. Further
+    notes wait here, in their order, until `flush` finds room again or the peer is gone.
 
     Parameters
     ----------
@@ -32,11 +32,11 @@ class Mail:
 
     def __init__(self, agent: kvxfer.Agent) -> None:
         self._agent = agent
-        self._lock = threading.Lock()  # threads that dial send what waited for the session
+        self._lock = threading.Lock()  # dialling threads also send notes, once their session is open
         self._waiting: dict[kvxfer.Peer, deque[bytes]] = {}
 
     def send(self, peer: kvxfer.Peer, note: Note) -> None:
-        """Sends a note, or does nothing where the peer is gone: each side has a deadline of its own."""
+        """Sends a note. Does nothing if the peer is gone, because each side has a deadline of its own."""
         with self._lock:
             waiting = self._waiting.setdefault(peer, deque())
             if len(waiting) < _MAX_WAITING:
@@ -46,7 +46,7 @@ class Mail:
             self._send_waiting(peer)
 
     def send_over(self, session: Future[kvxfer.Peer], note: Note) -> None:
-        """Sends a note once a session is there, at once or from who dials; the engine may step no more."""
+        """Sends a note once a session is open: now, or from the dialling thread (the engine may not step)."""
 
         def send(session: Future[kvxfer.Peer]) -> None:
             if not session.cancelled() and session.exception() is None:
@@ -55,7 +55,7 @@ class Mail:
         session.add_done_callback(send)
 
     def flush(self) -> None:
-        """Sends what has waited, as far as there is room."""
+        """Sends the waiting notes, as far as the peers have room."""
         if not self._waiting:
             return
         with self._lock:
@@ -63,7 +63,7 @@ class Mail:
                 self._send_waiting(peer)
 
     def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[kvxfer.Peer, Note]]:
-        """Yields the notes that are there, and waits so long where there are none; logs what is no note."""
+        """Yields the notes that have arrived; waits up to `timeout_s` if none have. Logs invalid notes."""
         message = self._agent.take_message()
         if message is None and timeout_s:
             try:

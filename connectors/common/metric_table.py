@@ -1,4 +1,4 @@
-"""What an engine's monitoring shows of its handovers: a table, of which each engine makes its own metrics."""
+"""A table of the metrics of handovers; each connector makes its engine's metrics from it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MODE: Final = ("mode",)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One of them.
+    """One metric.
 
     Attributes
     ----------
     name
-        Without what an engine calls all of its own.
+        Without the engine's prefix.
     key
-        Of `Counts.data`.
+        The metric's key in `Counts.data`.
     kind
-        Of Prometheus; a gauge is told when it changes.
+        Prometheus's kind; a gauge is updated when it changes.
     buckets
-        Of a histogram.
+        The buckets of a histogram.
     labels
-        The metric's own beside the engine's, whose values come as they happen: names of the dictionaries
-        in each other that the key has.
+        The metric's labels beside the engine's: one for each level of nested dictionaries under the key.
+        Their values appear as they occur.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Metric:
     labels: tuple[str, ...] = ()
 
     def observe(self, data: dict[str, Any], labelled: Callable[..., Any]) -> None:
-        """Adds what one interval counted.
+        """Adds the counts of one interval.
 
         Parameters
         ----------
         data
-            Of `Counts`.
+            `Counts.data`.
         labelled
-            Returns the engine's metric, for values of `labels` where there are any.
+            Returns the engine's metric for given values of `labels`.
         """
         for values, found in _leaves(data[self.key], len(self.labels)):
             if self.kind == "histogram":
@@ -63,7 +63,7 @@ class Metric:
 
 
 def _leaves(found: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields what lies so deep in dictionaries, with the names that lead there."""
+    """Yields the values at a depth of nested dictionaries, each with the names on the path to it."""
     if not depth:
         yield (), found
         return

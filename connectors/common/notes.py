@@ -1,7 +1,7 @@
-"""What workers of two engines tell each other, as messages of their agents.
+"""The notes that workers of two engines exchange, as messages between their agents.
 
-Every note is of one request and names it by what only those know who were told of it: its lease, its
-key, its tag. A stranger's bytes are safe to read.
+Every note is about one request. It names the request by its lease, key or tag, which only the engines that
+were given the request know. Parsing a stranger's bytes is safe.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ KEY_NBYTES: Final = 16
 _PART_NBYTES: Final = 65_000
 _MAX_PARTS: Final = 256
 _MAX_REASON_NBYTES: Final = 4000
-_MAX_CONTEXT_NBYTES: Final = 256  # of a transfer
-_MAX_RECORD_NBYTES: Final = 128  # of that, in its record
+_MAX_CONTEXT_NBYTES: Final = 256  # the context of a transfer
+_MAX_RECORD_NBYTES: Final = 128  # the part of it that the transfer's record keeps
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """A reader is done with a request that it fetched, or does not want it.
 
-    Of one that `may_be_shared`, other engines may be about to read as well.
+    With `may_be_shared`, other engines may read the request too.
     """
 
     FORM: ClassVar = struct.Struct("<B16s16sHH")
@@ -32,7 +32,7 @@ class Receipt:
     SHARED_KIND: ClassVar = 6
 
     request: bytes  # see `digest_of`
-    first_lease: bytes  # the same, of its token's text
+    first_lease: bytes  # `digest_of` the text of the lease's token
     reader: int
     num_readers: int
     may_be_shared: bool = False
@@ -45,7 +45,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationPart:
-    """A piece of a `Registration`: that of a long prompt is longer than a message."""
+    """A part of a `Registration`, because the registration of a long prompt exceeds one message."""
 
     FORM: ClassVar = struct.Struct("<B16sHHHH")
     KIND: ClassVar = 2
@@ -71,7 +71,7 @@ class RegistrationPart:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A reader that does not want, or no longer wants, to be pushed a request; others as of `Receipt`."""
+    """A reader does not want a push, or no longer wants it; `may_be_shared` is as in `Receipt`."""
 
     FORM: ClassVar = struct.Struct("<B16sHH")
     KIND: ClassVar = 3
@@ -90,7 +90,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Prefill will not push what a reader registered for."""
+    """Prefill will not push the request that a reader registered for."""
 
     FORM: ClassVar = struct.Struct("<B16s")
     KIND: ClassVar = 4
@@ -105,9 +105,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A reader's engine knows of a request: it is to be kept from now on as long as if it had just ended.
+    """A reader's engine knows a request; prefill restarts the request's keep time.
 
-    Of a push, `request` is its key and `first_lease` is zeros.
+    For a push, `request` is its key and `first_lease` is zeros.
     """
 
     FORM: ClassVar = struct.Struct("<B16s16sB")
@@ -126,12 +126,12 @@ Note = Receipt | RegistrationPart | Leaving | Refusal | Claim
 
 
 def read(payload: bytes) -> Note:
-    """Returns what a message says.
+    """Returns the note in a message.
 
     Raises
     ------
     ValueError
-        It is none of these.
+        The message is not a valid note.
     """
     try:
         match payload[:1]:
@@ -162,9 +162,10 @@ def read(payload: bytes) -> Note:
 
 
 def context_of(request_id: str, trace: str = "") -> str:
-    """Returns by what errors and logs of both ends name a request's transfers: its id, or how that begins.
+    """Returns the context that errors and logs at both ends show for a request's transfers.
 
-    With its trace behind it both are whole in a transfer's record, which keeps less.
+    It is the request's id, cut if it is long, and its trace. With a trace the id is cut further, so that both
+    fit into a transfer's record, which keeps less than the context.
     """
     if not trace:
         return _beginning(request_id, _MAX_CONTEXT_NBYTES)
@@ -176,5 +177,5 @@ def _beginning(text: str, nbytes: int) -> str:
 
 
 def digest_of(name: str) -> bytes:
-    """Returns what notes call a request or a lease by."""
+    """Returns the digest by which notes name a request or a lease."""
     return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""How long caches take to come and steps of the engine to end, by what the last ones took."""
+"""Estimates how long fetches and the engine's steps take, from the last ones."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ _MAX_SOURCES: Final = 1024
 
 
 class StepPace:
-    """Says for how long waiting in a step is worth it: what one request wins by it, others pay for."""
+    """Decides how long a step should wait for fetches: the wait delays all running requests."""
 
     def __init__(self) -> None:
         self._taken: deque[float] = deque(maxlen=2 * _NUM_KEPT)
         self._ended_s: float | None = None
 
     def ended(self, now_s: float, num_running: int) -> None:
-        """Takes in that a step has ended, in which so many requests were computed."""
+        """Records the end of a step in which `num_running` requests were computed."""
         if self._ended_s is not None and num_running:
             self._taken.append(now_s - self._ended_s)
-        # Behind a step that computes nothing the engine may sleep.
+        # After a step that computes nothing the engine may sleep, so the next interval does not count.
         self._ended_s = now_s if num_running else None
 
     def worth(self, expected_s: Sequence[float], num_running: int, most_s: float) -> tuple[int, float]:
         """Returns for how many of a step's new fetches it should wait, the quickest first, and how long.
 
-        A cache that is seen in this step and not in the next spares its request a step; all that are
-        computed here wait meanwhile. So many seconds in total are not more than so many steps. Where none is
-        computed, a request that comes meanwhile waits as it would for a step.
+        A fetch that ends in this step instead of the next saves its request one step. Meanwhile all running
+        requests wait. So the wait, times the running requests, must not exceed the step time, times the
+        awaited fetches. With no running request, a request that arrives during the wait is delayed as by a
+        step.
 
         Parameters
         ----------
         expected_s
-            What each is expected to take, ascending.
+            The expected time of each fetch, ascending.
         num_running
             Requests that are computed in the step.
         most_s
-            What it waits at most.
+            The longest wait.
         """
         step_s = statistics.median(self._taken) if self._taken else 0.0
         worth = 0, 0.0
@@ -52,28 +53,28 @@ class StepPace:
 
 
 class Pace:
-    """Expects of the next fetch what the last ones from the same engine took."""
+    """Predicts the time of a fetch from the last fetches from the same engine."""
 
     def __init__(self) -> None:
         self._taken: OrderedDict[str, deque[tuple[int, float]]] = OrderedDict()
 
     def took(self, source: str, nbytes: int, seconds: float) -> None:
-        """Takes in what a fetch took, from its posting to its last byte."""
+        """Records the time of a fetch, from its posting to its last byte."""
         taken = self._taken.setdefault(source, deque(maxlen=_NUM_KEPT))
         taken.append((nbytes, seconds))
         self._taken.move_to_end(source)
         if len(self._taken) > _MAX_SOURCES:
-            self._taken.popitem(last=False)  # of engines that came and went
+            self._taken.popitem(last=False)  # drops engines that have gone
 
     def forget(self, source: str) -> None:
-        """Expects nothing of a source any more: a fetch from it has failed."""
+        """Forgets a source's times, because a fetch from it has failed."""
         self._taken.pop(source, None)
 
     def expected_s(self, source: str, nbytes: int) -> float:
-        """Returns the median of what so many bytes would have taken; infinity where nothing is known.
+        """Returns the median time that the last fetches would have taken for `nbytes`; infinity if unknown.
 
-        Fewer bytes than a fetch had are expected to take as long, since most of a small one is its way;
-        more take longer in proportion.
+        A smaller fetch is expected to take as long as the recorded one, because latency dominates small ones.
+        A larger fetch takes longer in proportion.
         """
         taken = self._taken.get(source)
         if not taken:

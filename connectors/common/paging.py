@@ -1,4 +1,4 @@
-"""Pages of the engine's blocks, and those of two tables of the same tokens side by side."""
+"""Converts an engine's blocks to pages, and pairs the pages of two tables of the same tokens."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class GroupTable:
     Attributes
     ----------
     blocks
-        The engine's, in the order of the tokens; 0 for none.
+        The engine's blocks, in the order of the tokens; 0 for none.
     block_size
         Tokens of a block.
     pages_per_block
         Pages of the region in a block.
     is_state
-        Whether a block is a state: then the last one counts, and others are 0.
+        Whether a block is a state: then only the last block counts, and the others are 0.
     """
 
     blocks: tuple[int, ...]
@@ -42,21 +42,21 @@ class GroupTable:
 
     @property
     def pages(self) -> Ids:
-        """The region's, in the order of the tokens; 0 for none."""
+        """The region's pages, in the order of the tokens; 0 for none."""
         return pages_of(self.blocks, self.pages_per_block)
 
 
 class PagePairs(NamedTuple):
-    """What `Agent.read` and `Agent.write` are called with.
+    """The arguments for `Agent.read` and `Agent.write`.
 
     Attributes
     ----------
     src, dst
-        Pages, equally many where `tokens` is None.
+        Pages; equally many if `tokens` is None.
     tokens
-        Which tokens move, where pages are of unlike size; None for whole pages.
+        The tokens that move, if the two page sizes differ; None for whole pages.
     num_lacking
-        Pages that the destination has and the source has not; they are left out.
+        Pages that the destination has and the source lacks; they are left out.
     """
 
     src: Ids
@@ -66,7 +66,7 @@ class PagePairs(NamedTuple):
 
 
 def pages_of(table: Sequence[int], pages_per_block: int) -> Ids:
-    """Returns the pages of a table of the engine's blocks; 0, which is no block, becomes pages 0."""
+    """Returns the pages of a table of the engine's blocks; a 0 (no block) becomes pages 0."""
     ids = np.array(table, np.uint32)
     if pages_per_block == 1:
         return ids
@@ -75,18 +75,18 @@ def pages_of(table: Sequence[int], pages_per_block: int) -> Ids:
 
 
 def counted(pages: Ids, layout: kvxfer.KVLayout, pages_per_block: int) -> Ids:
-    """Returns pages of tables as a region of this layout counts them.
+    """Converts page ids of tables to page ids of a region with this layout.
 
-    In tables 0 is no block. An engine that gives its block 0 to requests has no null block in its layouts,
-    and its tables call that one 1.
+    In tables 0 means "no block". If an engine gives its block 0 to requests, its layouts have no null block,
+    and its tables number that block 1.
     """
     return pages if layout.null_block >= 0 else pages - np.uint32(pages_per_block)
 
 
 def pair_pages(src: GroupTable, dst: GroupTable, first_token: int, stop_token: int) -> PagePairs:
-    """Returns the pages of some tokens at both ends, where both have one; of states, the last at both."""
+    """Pairs the pages of some tokens that both ends have; of states, only the last page at each end."""
     if src.is_state or dst.is_state:
-        # Blocks of states may be of unlike size: that says where an engine makes one, and not what it is.
+        # Two engines' block sizes of states may differ: the size says where a state is taken, not what it is.
         return _both(src.pages[-1:], dst.pages[-1:])
     if src.page_size != dst.page_size:
         return PagePairs(src.pages, dst.pages, range(first_token, stop_token), 0)

@@ -1,4 +1,4 @@
-"""Which worker of which engine this is."""
+"""A worker's position: its engine, its ranks, its GPU."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Final
 from kvxfer.address import Address
 from kvxfer.directory import Entry
 
-# Of an agent's 128 bytes.
+# Of the 128 bytes of an agent's name.
 _MAX_ENGINE_NBYTES: Final = 96
 _ANY_INCARNATION: Final = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker among those of its engine.
+    """The position of a worker in its engine.
 
     Attributes
     ----------
     engine_id
-        Of its engine.
+        The engine's id.
     tp_rank, tp_size
-        Among the workers that divide heads.
+        The worker's rank among the workers that divide the heads.
     pp_rank, pp_size
-        Among those that divide layers.
+        The worker's rank among the workers that divide the layers.
     gpu
-        The index of the GPU on which its cache lies; None for memory of the host.
+        The index of the GPU that holds its cache; None for host memory.
     dp_rank
-        Of its engine, among those behind one front end.
+        The engine's rank among the engines behind one front end.
     """
 
     engine_id: str
@@ -42,7 +42,7 @@ class Place:
 
     @property
     def rank(self) -> int:
-        """Its number among the engine's workers."""
+        """The worker's number among the engine's workers."""
         return self.pp_rank * self.tp_size + self.tp_rank
 
     @property
@@ -52,36 +52,36 @@ class Place:
 
     @property
     def index(self) -> int:
-        """Its number among the workers of all engines behind one front end."""
+        """The worker's number among the workers of all engines behind one front end."""
         return self.dp_rank * self.num_ranks + self.rank
 
     def agent_name(self) -> str:
-        """Draws a name for its agent: two engines may be given one id, and one that restarts keeps it."""
+        """Draws a name for its agent. It is random because two engines, or two starts, may have one id."""
         return f"{engine_name(self.engine_id)}/{self.rank}.{secrets.token_hex(4)}"
 
 
 def agents_of(engine: str) -> str:
-    """Returns how leases name all workers' agents of an engine, as `kvxfer.Region.grant` takes it."""
+    """Returns the holder of leases for all workers of an engine, as `kvxfer.Region.grant` takes it."""
     return f"{engine}/*"
 
 
 def some_agent(engine_id: str, address: Address) -> Entry:
-    """Returns the entry of an agent of which only its engine and its address are known."""
+    """Returns an entry for an agent whose engine and address are known, but not its name."""
     return Entry(agents_of(engine_name(engine_id)), str(address), _ANY_INCARNATION)
 
 
 def is_some_agent(entry: Entry) -> bool:
-    """Whether an entry is of `some_agent`."""
+    """Whether `some_agent` made an entry."""
     return entry.name.endswith("/*") and entry.incarnation == _ANY_INCARNATION
 
 
 def engine_of(agent_name: str) -> str:
-    """Returns which engine's an agent is, as `engine_name` has it."""
+    """Returns the `engine_name` of an agent's engine."""
     return agent_name.partition("/")[0]
 
 
 def engine_name(engine_id: str) -> str:
-    """Returns what an engine's agents are called by: its id, or how that begins."""
-    # What is before the slash is one engine's, and no part of another's.
+    """Returns the prefix of an engine's agent names: its id, cut if it is long."""
+    # A slash ends the engine's part of an agent's name, so the id must not contain one.
     engine = engine_id.replace("/", "_").encode(errors="replace")
     return engine[:_MAX_ENGINE_NBYTES].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""Sessions with the agents of prefill engines: dialled when first needed, without stopping the engine."""
+"""Sessions with prefill's agents: dialled at first use, in threads, so that the engine does not wait."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from kvxfer.connectors.common.dialling import Diallers
 from kvxfer.connectors.common.place import agents_of, engine_of, is_some_agent
 from kvxfer.directory import Entry
 
-# Beside those that are open, that many may be remembered in vain: to look through all costs what they are.
+# So many lost sessions may accumulate before a cleanup, because a cleanup visits every session.
 _MAX_LOST: Final = 256
 
 
 class PrefillRanks:
-    """Sessions of one worker, one with each agent. A session that was lost is dialled again when needed.
+    """One worker's sessions, one with each agent. A lost session is dialled again at its next use.
 
     Parameters
     ----------
     agent
         Of this worker.
     timeout_s
-        How long who asks waits for a session: its ``connect_timeout_s``.
+        How long a caller waits for a session: its ``connect_timeout_s``.
     """
 
     def __init__(self, agent: kvxfer.Agent, timeout_s: float) -> None:
         self._agent = agent
         self._diallers = Diallers(self._connect, timeout_s)
         self._peers: dict[Entry, Future[kvxfer.Peer]] = {}
-        self._looked_at = _MAX_LOST  # so many are looked through next
+        self._looked_at = _MAX_LOST  # the number of sessions at which the next cleanup runs
 
     def session(self, rank: Entry, request_id: str) -> Future[kvxfer.Peer]:
-        """Returns a session with a rank, or one that is to be, for a request that names it."""
+        """Returns a future for the session with a rank that a request names; dials if there is none."""
         future = self._peers.get(rank)
         if future is None or (future.done() and not is_open(future)):
             if len(self._peers) >= self._looked_at:
@@ -56,7 +56,7 @@ class PrefillRanks:
         )
 
     def _forget_lost(self) -> None:
-        """Engines come and go for as long as this one serves."""
+        """Drops lost sessions; without this, engines that come and go would fill the table."""
         for rank, future in list(self._peers.items()):
             if future.done() and not is_open(future):
                 del self._peers[rank]
@@ -68,7 +68,7 @@ class PrefillRanks:
 
 
 def is_open(future: Future[kvxfer.Peer]) -> bool:
-    """Whether a session is there, and lasts."""
+    """Whether a session was opened and is not lost."""
     if future.cancelled() or future.exception() is not None:
         return False
     return future.result().state is kvxfer.PeerState.OPEN

@@ -1,8 +1,8 @@
-"""Prompts that are kept here, told to engines that ask for them: where no router carries parameters.
+"""Lets decode ask prefill for a kept prompt, for engines whose routers carry no parameters.
 
-Some engines give a connector the prompt and nothing beside it. There decode asks the prefill engines that its
-user has named whether one of them keeps the prompt, by a key that both make of it. Prefill answers from a
-thread of its own, since an engine that has nothing to compute makes no steps.
+Some engines give a connector only the prompt. Decode then asks the prefill engines that its user has named
+whether one of them keeps the prompt. Both engines derive the prompt's key from the prompt. Prefill answers
+from a thread of its own, because an engine with nothing to compute makes no steps.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _log = logging.getLogger("kvxfer")
 
 KEY_NBYTES: Final = 16
 
-# Kind, the asker's number of the enquiry, this part and how many there are; then the content.
+# Kind, the asker's number of the enquiry, the number of this part, the number of parts; then the content.
 _HEAD: Final = struct.Struct("<BQHH")
 _ASK, _FOUND, _NONE, _DECLINED = 1, 2, 3, 4
-# The key, and for how many seconds the asker waits.
+# The key, and how many seconds the asker waits.
 _QUESTION: Final = struct.Struct(f"<{KEY_NBYTES}sf")
 
 # An agent's message has at most 65,536 bytes.
 _PART_NBYTES: Final = 60_000
 _MAX_PARTS: Final = 256
 _MAX_WAITING: Final = 1024
-# An engine that did not answer, or could not be dialled, is not asked again before that.
+# An engine that did not answer, or could not be dialled, is not asked again for so long.
 _REST_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class _Listed:
-    """A prompt that is computed or kept here.
+    """A prompt that is being computed or is kept here.
 
     Attributes
     ----------
     params
-        What decode needs of it, encoded; empty while it is computed.
+        The handover's parameters, encoded; empty while the prompt is being computed.
     told
-        Whom: a peer's name and the number of its enquiry.
+        The peer that was given the prompt, and the number of its enquiry; None until then.
     """
 
     request_id: str
@@ -64,14 +64,14 @@ class _Enquiry:
 
 
 class PromptRegister:
-    """Prefill's side: each prompt that is kept is told to one engine that asks for it.
+    """Prefill's side: gives each kept prompt to one engine that asks for it.
 
-    Safe to be called from any thread.
+    Its methods may be called from any thread.
 
     Parameters
     ----------
     agent
-        Of its own: every message that it gets is an enquiry. The register closes it.
+        A separate agent: every message that it gets is an enquiry. The register closes it.
     """
 
     def __init__(self, agent: kvxfer.Agent) -> None:
@@ -86,28 +86,28 @@ class PromptRegister:
 
     @property
     def address(self) -> str:
-        """Where it is asked."""
+        """The address at which decode engines ask."""
         return self._agent.entry.address
 
     def __len__(self) -> int:
         return len(self._listed)
 
     def coming(self, request_id: str, key: bytes) -> None:
-        """Lists a prompt that is about to be computed: who asks for it waits for it."""
+        """Lists a prompt that is about to be computed; engines that ask for it wait."""
         with self._lock:
             self._forget(request_id)
             listed = self._listed[request_id] = _Listed(request_id, key)
             self._by_key.setdefault(key, {})[request_id] = listed
 
     def ready(self, request_id: str, params: dict[str, Any]) -> None:
-        """Tells a prompt that is kept from now on to who waits for it, or to the next engine that asks."""
+        """Gives a prompt that is now kept to a waiting engine, or to the next one that asks."""
         with self._lock:
             if (listed := self._listed.get(request_id)) is not None:
                 listed.params = json.dumps(params).encode()
                 self._serve(listed.key)
 
     def ended(self, request_id: str) -> None:
-        """Takes a prompt from the list: it is not kept, or not any more."""
+        """Removes a prompt that is not kept, or no longer kept."""
         with self._lock:
             self._forget(request_id)
 
@@ -128,7 +128,7 @@ class PromptRegister:
         self._serve(listed.key)
 
     def _serve(self, key: bytes) -> None:
-        """Answers who waits for a prompt, as far as there is one, or none to come."""
+        """Answers waiting enquiries, as far as prompts are ready, or if none is being computed."""
         waiting = self._waiting.get(key)
         while waiting:
             free = [each for each in self._by_key.get(key, {}).values() if each.told is None]
@@ -153,7 +153,7 @@ class PromptRegister:
                 enquiry.peer.send(_HEAD.pack(_FOUND, enquiry.number, at, len(pieces)) + piece)
             listed.told = enquiry.peer.name, enquiry.number
         except kvxfer.KvxferError as error:
-            # It asks again, or computes the prompt.
+            # The peer asks again, or computes the prompt.
             _log.debug("kvxfer: %s was not told of a prompt: %s", enquiry.peer.name, error)
 
     # ---- the thread -------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class PromptRegister:
 
 @dataclass(slots=True)
 class _Source:
-    """An engine that is asked."""
+    """A prefill engine that is asked."""
 
     address: str
     session: Future[kvxfer.Peer] | None = None
@@ -219,7 +219,7 @@ class _Source:
 
     @property
     def peer(self) -> kvxfer.Peer | None:
-        """The session with it, where there is one."""
+        """The open session with the engine, or None."""
         if self.session is None or not self.session.done() or self.session.exception() is not None:
             return None
         peer = self.session.result()
@@ -234,11 +234,11 @@ class PromptLookup:
     Parameters
     ----------
     agent
-        Of its own: every message that it gets is an answer. The lookup closes it.
+        A separate agent: every message that it gets is an answer. The lookup closes it.
     addresses
-        Of the engines' registers, in the order in which they are asked.
+        The addresses of the engines' registers, in the order in which they are asked.
     timeout_s
-        How long one of them may take to answer.
+        How long each of them may take to answer.
     """
 
     def __init__(self, agent: kvxfer.Agent, addresses: Sequence[str], timeout_s: float) -> None:
@@ -251,7 +251,7 @@ class PromptLookup:
             self._dial(source)
 
     def ask(self, key: bytes) -> dict[str, Any] | None:
-        """Returns what an engine tells of a prompt that it keeps; None where none does, or none answers."""
+        """Returns the parameters of a prompt that an engine keeps; None if none does, or none answers."""
         self.drain()
         for source in self._sources:
             if (answer := self._ask(source, key)) is not None:
@@ -259,7 +259,7 @@ class PromptLookup:
         return None
 
     def drain(self) -> None:
-        """Gives back what was told too late."""
+        """Declines prompts that were given too late."""
         while (message := self._agent.take_message()) is not None:
             self._late(message.peer, message.payload)
 
@@ -272,11 +272,11 @@ class PromptLookup:
         source.session = self._threads.submit(self._agent.connect_blocking, source.address)
 
     def _peer(self, source: _Source) -> kvxfer.Peer | None:
-        """Returns the session with an engine, dialled anew where it was lost."""
+        """Returns the session with an engine; dials again if it was lost."""
         now = time.monotonic()
         if (peer := source.peer) is not None or now < source.rests_until_s:
             return peer if now >= source.rests_until_s else None
-        # A call that began earlier, as at the start, may have come before the engine listened.
+        # A dial that began earlier, e.g. at start-up, may have failed because the engine did not listen yet.
         is_earlier = source.session is not None and not source.session.done()
         if is_earlier and (peer := self._dialled(source, says=False)) is not None:
             return peer
@@ -286,7 +286,7 @@ class PromptLookup:
         return None
 
     def _dialled(self, source: _Source, says: bool = True) -> kvxfer.Peer | None:
-        """Waits for a call's end; one that failed, and says so, is not repeated for a while."""
+        """Waits for a dial to end. With `says`, a failure is logged and the dial not repeated for a while."""
         assert source.session is not None
         try:
             return source.session.result(self._timeout_s)

@@ -1,4 +1,4 @@
-"""One decode worker that is pushed a request: what it asked for, and what is on its way to it."""
+"""One decode worker that reads a push: its registration, and the writes to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Reader:
     Attributes
     ----------
     registration
-        None of one that wants nothing.
+        None if the reader wants nothing.
     posted
-        Tokens of each group that are written, or on their way.
+        For each group, the tokens whose writes have been posted.
     writes
-        On their way, or ended otherwise than well.
+        Writes that are pending, failed or cancelled.
     failure
-        Why it does not get what it asked for; "" as long as it may.
+        Why the reader does not get its request; "" until then.
     """
 
     peer: kvxfer.Peer
@@ -34,30 +34,30 @@ class Reader:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has all it registered for, or will never have it; no write of it is under way."""
+        """Whether the reader has everything or has failed, and no write to it is pending."""
         state = self.writes.state
         if state is kvxfer.TransferState.PENDING:
             return False
         if self.registration is None or self.failure:
             return True
-        # One that failed since it was looked after is not what was registered for.
+        # A write may have failed since the last check (`Pushes._look_after`), so require success.
         return state is kvxfer.TransferState.DONE and all(
             posted >= self.registration.num_tokens for posted in self.posted
         )
 
     def took(self, writes: Iterable[kvxfer.Transfer]) -> None:
-        """Takes in what was posted for it, and forgets what is done."""
+        """Adds posted writes, and drops those that are done."""
         self.writes = kvxfer.Group([*(each for each in self.writes.members if not each.succeeded), *writes])
 
     def fail(self, why: str) -> None:
-        """Stops writing to it; the first reason stays."""
+        """Cancels its writes; the first reason stays."""
         self.failure = self.failure or why
         self.writes.cancel()
 
     def is_quiet_by(self, deadline: float) -> bool:
-        """Waits until nothing is read for it, and returns whether that came in time."""
+        """Waits until no page is read for it; returns whether that came in time."""
         return is_quiet_by(self.writes, deadline)
 
     def quiesce(self, patience_s: float) -> None:
-        """Returns when nothing is read for it any more, at the cost of its session if need be."""
+        """Returns when no page is read for it any more; ends its session if it does not let go in time."""
         quiesce(self.writes, (self.peer,), patience_s)

@@ -1,4 +1,4 @@
-"""What a decode worker tells each prefill rank that is to push it a request: where the pages go."""
+"""A decode worker's registration with a prefill rank for a push: where the pages go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _blocks(value: Any) -> tuple[int, ...]:
         return value
     if not isinstance(value, str):
         raise ValueError("is no text")
-    # A block id needs four bytes: JSON's digits would be twice as long.
+    # Four bytes for each block id: decimal digits in JSON would be twice as long.
     return tuple(np.frombuffer(base64.b64decode(value, validate=True), "<u4").tolist())
 
 
@@ -32,7 +32,7 @@ _Blocks = Annotated[
 
 
 class Share(BaseModel):
-    """What the rank that is told this is to push of a cache group; numbered model-wide."""
+    """The layers and heads of a cache group that one rank is to push; numbered model-wide."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -42,23 +42,22 @@ class Share(BaseModel):
 
 
 class Registration(BaseModel):
-    """One reader's.
+    """One reader's registration.
 
     Attributes
     ----------
     tag
-        What every write for it carries, before the group's number; 16 bytes in hexadecimal that
-        nobody guesses.
+        The tag of every write for this reader, before the group's number; 16 random bytes in hexadecimal.
     prompt
         `prompt_digest` of the request at decode.
     first_token, num_tokens
-        Which tokens are missing there: from the first to the prompt's end.
+        The tokens that decode lacks: from the first to the prompt's end.
     tables, block_sizes, pages_per_block
-        For each cache group, where they go.
+        For each cache group, the destination blocks.
     shares
-        Which layers and heads this rank is to push; none where other ranks hold all.
+        The layers and heads that this rank is to push; empty if other ranks push everything.
     may_be_shared
-        Whether other engines may be about to register for the same.
+        Whether other engines may register for the same prompt.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -87,14 +86,14 @@ class Registration(BaseModel):
         return self
 
     def table(self, group: int) -> GroupTable:
-        """Returns where a cache group's pages go."""
+        """Returns the destination table of a cache group."""
         return GroupTable(self.tables[group], self.block_sizes[group], self.pages_per_block[group])
 
     def tag_of(self, group: int) -> bytes:
-        """Returns what writes of a cache group carry."""
+        """Returns the tag of a cache group's writes."""
         return tag_of(bytes.fromhex(self.tag), group)
 
 
 def tag_of(tag: bytes, group: int) -> bytes:
-    """Returns what writes of a cache group carry."""
+    """Returns the tag of a cache group's writes, from a reader's tag."""
     return tag + bytes([group])

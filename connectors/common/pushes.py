@@ -1,8 +1,8 @@
-"""Prefill's side at a worker: requests whose layers are written to decode as the forward finishes them.
+"""Prefill's side at a worker: writes a request's layers to decode as the forward computes them.
 
-Every write is posted before the forward of the step that computes its tokens, and its layers are let go
-in it, an eighth at a time: when they are computed, or where kernels run on a stream, when that has come
-to them. What a reader missed because it registered later is written at once.
+Each write is posted before the forward of the step that computes its tokens. During the forward its layers
+are released, an eighth at a time: when they are computed, or, where kernels run on a stream, when the stream
+has computed them. If a reader registers late, the tokens that it missed are written at once.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from kvxfer.connectors.common.waiting_registrations import Arrival, Registration
 
 _log = logging.getLogger("kvxfer")
 
-# How long a step waits for writes from pages that it is about to overwrite, before it cancels them.
+# How long a step waits for pending writes from pages that it is about to overwrite, before it cancels them.
 _SETTLE_S: Final = 1.0
-# In a forward, of each write: each costs a frame and wakes the other end, and what is left for the end
-# of the forward is an eighth.
+# Releases of each write in one forward. Each release costs a frame and wakes the other end; with 8, an eighth
+# of the write is left for the end of the forward.
 _NUM_RELEASES: Final = 8
 
 
 @dataclass(slots=True)
 class _Push:
-    """One request."""
+    """The push of one request."""
 
     chunk: Chunk  # the newest
-    engines: dict[str, int] = field(default_factory=dict)  # workers of each; 0 until one of them has come
-    # Tokens of which every layer is computed, for sure: what a prompt has from the prefix cache may be
-    # computed by another request in the same forward, and is written in it, layer by layer.
+    engines: dict[str, int] = field(default_factory=dict)  # each reader engine's workers; 0 until one came
+    # Tokens of which every layer is certainly computed. Tokens from the prefix cache do not count at first:
+    # another request may compute them in the same forward, so they are written in it, layer by layer.
     ready: int = 0
-    readers: dict[tuple[str, int], Reader] = field(default_factory=dict)  # workers of them
+    readers: dict[tuple[str, int], Reader] = field(default_factory=dict)  # by engine and worker
     may_be_shared: bool = False  # other engines may come
     expires_at: float = 0.0  # 0 until its request has finished
-    is_read: bool = False  # by all that were heard of; others may come as long as it is kept
+    is_read: bool = False  # all known readers have everything; others may come while it is kept
     gives_way: bool = False
 
     def may_be_pushed_to(self, engine: str) -> bool:
-        """Whether the router names it, or none."""
+        """Whether the router names this engine as a reader, or names no reader."""
         return not self.chunk.readers or engine in self.chunk.readers
 
     @property
     def is_returning(self) -> bool:
-        """Whether its request has finished and all of its readers are there: they have it within moments."""
+        """Whether its request has finished and all readers have registered: they get it within moments."""
         return bool(self.expires_at) and self._are_all_here
 
     @property
     def has_ended(self) -> bool:
-        """Whether every reader has."""
+        """Whether every reader has registered and has ended."""
         return self._are_all_here and all(reader.has_ended for reader in self.readers.values())
 
     @property
@@ -77,7 +77,7 @@ class _Push:
 
 
 class Pushes:
-    """What this worker pushes.
+    """All pushes of this worker.
 
     Parameters
     ----------
@@ -86,9 +86,9 @@ class Pushes:
     settings
         Its deadlines.
     statistics
-        Counts readers that have all, and requests that were kept in vain.
+        Counts readers that have everything, and requests that expired or gave way.
     stream
-        Of the engine's kernels, where there is one.
+        The stream of the engine's kernels, if there is one.
     """
 
     def __init__(
@@ -104,20 +104,20 @@ class Pushes:
         self._regions = regions
         self._mail = mail
         self._settings = settings
-        # With a reader that is to let go; then its session is lost as silent, or ended.
+        # How long to wait for a reader to let go; by then its session is lost as silent, or is ended here.
         self._patience_s = settings.silent_timeout_s + _SETTLE_S
         self._statistics = statistics
         self._registrations = Registrations(max(settings.lease_ttl_s, settings.push_timeout_s))
         self._pushes: dict[bytes, _Push] = {}
         self._keys: dict[str, bytes] = {}  # by request id
-        self._ended: dict[bytes, str] = {}  # why; the last of them
-        self._claimed: dict[bytes, set[str]] = {}  # that are not there yet, and by whom; the last of them
-        # Requests whose pushes ended in sleep: their blocks are due now, or when they have finished.
+        self._ended: dict[bytes, str] = {}  # the reason, by key; bounded
+        self._claimed: dict[bytes, set[str]] = {}  # engines that claimed a push before its request; bounded
+        # Requests whose pushes ended in sleep: their blocks go back now, or when the requests have finished.
         self._due: set[str] = set()
         self._owed: set[str] = set()
         self._news = News()
-        self._read: set[str] = set()  # requests of which is not told yet that others may come
-        # Of the step that runs: which pushes it computes, their held writes, and layers that are done.
+        self._read: set[str] = set()  # fully read and perhaps shared; not yet reported to the scheduler half
+        # The running step: the pushes that it computes, their held writes, and the layers that are done.
         self._computing: set[bytes] = set()
         self._held: list[tuple[int, kvxfer.Transfer]] = []
         self._done: list[set[int]] = [set() for _ in regions.groups]
@@ -134,7 +134,7 @@ class Pushes:
     # ---- before a forward -------------------------------------------------------------------
 
     def withdraw(self, request_id: str) -> None:
-        """Ends one whose pages are not its own any more; when it returns, none of them is read."""
+        """Ends the push of a request that loses its pages; when it returns, none of the pages is read."""
         self._owed.discard(request_id)
         key = self._keys.pop(request_id, None)
         if key is None:
@@ -142,18 +142,18 @@ class Pushes:
         self._end(key, "its request ended before its prompt was computed")
 
     def preempt(self, request_id: str) -> None:
-        """Forgets what was computed of one whose pages are others' now; when it returns, none is read.
+        """Resets the push of a preempted request; when it returns, none of its old pages is read.
 
-        Who registers meanwhile is served when the prompt is computed again.
+        Readers that register meanwhile are served when the prompt is computed again.
         """
         if (key := self._keys.get(request_id)) is not None:
             self._pushes[key].ready = 0
             self._settle(self._pushes[key])
 
     def shrink(self, remainder: Remainder) -> None:
-        """Goes on without pages that are others' now; when it returns, none of them is read.
+        """Continues a push without the pages that left a window; when it returns, none of them is read.
 
-        Readers that come later and ask for one of them are refused.
+        A later reader that asks for one of them is refused.
         """
         if (key := self._keys.get(remainder.request_id)) is not None:
             push = self._pushes[key]
@@ -168,7 +168,7 @@ class Pushes:
                 reader.quiesce(self._patience_s)
 
     def begin(self, chunk: Chunk) -> None:
-        """Posts what the forward is about to compute, and what was computed before and is not written."""
+        """Posts writes of the tokens that the forward will compute, and of earlier ones not yet written."""
         if (key := self._keys.get(chunk.request_id)) is None:
             key = self._keys[chunk.request_id] = self._free_key(chunk)
             self._ended.pop(key, None)
@@ -196,11 +196,11 @@ class Pushes:
 
     @property
     def are_computed(self) -> bool:
-        """Whether the step that runs computes anything that is pushed."""
+        """Whether the running step computes tokens of a push."""
         return bool(self._computing)
 
     def layer_done(self, layer_name: str) -> None:
-        """Counts one layer of this step as computed; an eighth of them is let go at a time."""
+        """Counts one layer of this step as computed; releases an eighth of the layers at a time."""
         index, position = self._regions.position(layer_name)
         if index < 0 or not self._computing:
             return
@@ -218,12 +218,12 @@ class Pushes:
                 self._release(group, write)
 
     def step_done(self, whole: bool) -> None:
-        """Lets all go that this step computed; or ends it, where the forward did not come to its end."""
-        # Of every forward: a prompt may have its beginning from one that computed nothing for a push.
+        """Releases all layers of this step; if the forward failed (not `whole`), ends its pushes instead."""
+        # In every step: a prompt's cached beginning may come from a step that computed nothing for a push.
         self._computed = self._marks.set()
         if not self._computing:
             return
-        # Of one that failed, too: what it has let go must not let the next one's layers go.
+        # Also after a failed forward: the marks of this step must not release layers of the next one.
         for marks in self._layer_marks or ():
             marks.step_done()
         computing, self._computing = self._computing, set()
@@ -254,12 +254,12 @@ class Pushes:
     # ---- notes ------------------------------------------------------------------------------
 
     def claim(self, key: bytes, sender: str) -> None:
-        """Takes in that the engine of an agent, a reader's, knows of a request, and will register for it."""
+        """Processes a claim: the sender's engine knows a request and will register for it."""
         engine = engine_of(sender)
         if (push := self._pushes.get(key)) is None:
             claimed = self._claimed.get(key, set())
             if len(claimed) < MAX_READERS:
-                remember(self._claimed, key, claimed | {engine})  # it may come later
+                remember(self._claimed, key, claimed | {engine})  # its request may come later
             return
         if not push.may_be_pushed_to(engine):
             return
@@ -275,24 +275,24 @@ class Pushes:
         push.expires_at = time.monotonic() + self._settings.lease_ttl_s
 
     def give_way(self, request_id: str) -> None:
-        """Keeps a request that has finished no longer, since others need its blocks."""
+        """Stops keeping a finished request, because other requests need its blocks."""
         if (key := self._keys.get(request_id)) is not None and not self._pushes[key].gives_way:
             self._pushes[key].gives_way = True
             if not self._pushes[key].is_read:
                 self._statistics.gave_way()
 
     def take_news(self) -> News:
-        """Returns what readers and their engines have said since the last call."""
+        """Returns the news from readers and their engines since the last call."""
         news = replace(self._news, read=tuple(sorted(self._read)))
         self._news = News()
         self._read.clear()
         return news
 
     def note(self, peer: kvxfer.Peer, note: RegistrationPart | Leaving) -> None:
-        """Takes in what a reader says."""
+        """Processes a registration or a leaving of a reader."""
         try:
             for arrival in self._registrations.add(peer, note):
-                # It would wait for its deadline.
+                # Without a refusal, the forgotten reader would wait until its deadline.
                 self._refuse(arrival.peer, arrival.registration, "prefill has too many of its engine waiting")
         except ValueError as error:
             _log.warning("kvxfer: %s: %s", peer.name, error)
@@ -336,7 +336,7 @@ class Pushes:
         num_groups = len(self._regions.groups)
         reader.posted = [registration.first_token] * num_groups
         asks, has = registration.num_tokens, push.chunk.num_tokens
-        # Of states there are those of all tokens alone.
+        # A state exists only for all tokens of the prompt, not for fewer.
         is_too_short = asks < has and any(group.is_state for group in self._regions.groups)
         if registration.prompt != push.chunk.prompt or asks > has or is_too_short:
             self._fail(
@@ -353,7 +353,7 @@ class Pushes:
     # ---- writes -----------------------------------------------------------------------------
 
     def _serve(self, push: _Push, reader: Reader) -> None:
-        """Posts all that this reader lacks and that is computed, or is being computed now."""
+        """Posts writes of all tokens that this reader lacks and that are, or are being, computed."""
         self._look_after(reader)
         if reader.registration is None or reader.failure:
             return
@@ -364,7 +364,7 @@ class Pushes:
         except kvxfer.KvxferError as error:
             self._fail(reader, str(error))
         except Exception as error:
-            # What came from outside may surprise us; it must not end the engine.
+            # Unexpected input from another engine must not end this engine.
             _log.exception("kvxfer: request %s: cannot be pushed", push.chunk.request_id)
             self._fail(reader, f"{type(error).__name__}: {error}")
 
@@ -373,7 +373,7 @@ class Pushes:
     ) -> None:
         chunk = push.chunk
         is_last = stop_token >= registration.num_tokens
-        # A page that is filled in part waits until it is full.
+        # A partly filled page waits until it is full, or until the last token.
         stops = [
             registration.num_tokens if is_last else self._whole(chunk, group, stop_token)
             for group in range(len(self._regions.groups))
@@ -413,13 +413,13 @@ class Pushes:
         reader.posted = [max(posted, stop) for posted, stop in zip(reader.posted, stops, strict=True)]
 
     def _order(self, group: int, first_layer: int, computing: bool) -> dict[str, Any]:
-        """Returns what a write waits for, of tokens that this step computes or that are computed."""
+        """Returns the arguments that make a write wait until its tokens are computed."""
         if self._layer_marks is None:
             return {"hold": computing}
         return {"after": self._layer_marks[group].after(first_layer) if computing else self._computed.after}
 
     def _whole(self, chunk: Chunk, group: int, stop_token: int) -> int:
-        """Returns how many tokens of an unfinished prompt are in full pages; a state is of all tokens."""
+        """Returns how many tokens of an unfinished prompt fill whole pages; 0 for states."""
         table = self._table(chunk, group)
         return 0 if table.is_state else stop_token - stop_token % table.page_size
 
@@ -429,7 +429,7 @@ class Pushes:
     # ---- the end ----------------------------------------------------------------------------
 
     def collect(self, finished_request_ids: set[str]) -> set[str]:
-        """Returns requests whose blocks the engine may use again; each once."""
+        """Returns the requests whose blocks the engine may reuse; each once."""
         self._registrations.expire()
         now = time.monotonic()
         for request_id in finished_request_ids & self._keys.keys():
@@ -444,7 +444,7 @@ class Pushes:
                 continue
             for reader in push.readers.values():
                 self._look_after(reader)
-            has_ended = push.has_ended  # once: a write that ends meanwhile is the next call's
+            has_ended = push.has_ended  # read once: a write that ends meanwhile counts in the next call
             if has_ended and push.may_be_shared and not push.gives_way:
                 if not push.is_read:
                     push.is_read = True
@@ -482,19 +482,19 @@ class Pushes:
             self._news |= News(names, names if push.is_returning else frozenset())
 
     def let_go(self) -> None:
-        """Ends every push, since its pages lose their bytes; the engine has them back as they are due."""
+        """Ends every push, because its pages lose their bytes; `collect` returns the requests as usual."""
         for key, push in list(self._pushes.items()):
             (self._due if push.expires_at else self._owed).add(push.chunk.request_id)
             self._end(key, "its engine sleeps")
 
     def close(self) -> None:
-        """Ends everything."""
+        """Ends every push."""
         for key in list(self._pushes):
             self._end(key, "the engine shuts down")
         self._keys.clear()
 
     def _look_after(self, reader: Reader) -> None:
-        """Fails a reader of which a write failed, or that is gone."""
+        """Fails a reader if a write to it failed or its session is lost."""
         if (error := reader.writes.error) is not None:
             self._fail(reader, str(error))
         elif not reader.has_ended and reader.peer.state is kvxfer.PeerState.LOST:
@@ -511,7 +511,7 @@ class Pushes:
             reader.quiesce(self._patience_s)
 
     def _fail(self, reader: Reader, why: str) -> None:
-        """Stops writing to a reader, and says why; the first reason stays."""
+        """Stops writing to a reader and tells it why; the first reason stays."""
         if reader.failure or reader.has_ended:
             return
         reader.fail(why)

@@ -1,4 +1,4 @@
-"""Waiting until nothing moves any more: before blocks are used for something else."""
+"""Waits until transfers no longer touch their blocks, before the blocks are reused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _log = logging.getLogger("kvxfer")
 
 
 def is_quiet_by(work: kvxfer.Group, deadline: float) -> bool:
-    """Waits until all of `work` has ended, well or not, and returns whether that came in time.
+    """Waits until all of `work` has ended, with or without success; returns whether that came in time.
 
-    `deadline` is of `time.monotonic`; `math.inf` waits without bound.
+    `deadline` is a time of `time.monotonic`; `math.inf` waits without bound.
     """
     try:
         work.wait(None if deadline == math.inf else max(deadline - time.monotonic(), 0.0))
@@ -29,7 +29,7 @@ def is_quiet_by(work: kvxfer.Group, deadline: float) -> bool:
 def quiesce(work: kvxfer.Group, peers: Iterable[kvxfer.Peer], patience_s: float) -> None:
     """Returns when no byte of `work`, which was cancelled, moves any more.
 
-    Sessions with `peers` end where they do not let go in time.
+    If `peers` do not let go in time, their sessions are ended.
     """
     if is_quiet_by(work, time.monotonic() + patience_s):
         return
@@ -38,6 +38,6 @@ def quiesce(work: kvxfer.Group, peers: Iterable[kvxfer.Peer], patience_s: float)
         try:
             peer.disconnect()
         except kvxfer.KvxferError:
-            pass  # it is gone by itself
-    # What a GPU has begun to read ends as it ends, whoever has gone.
+            pass  # the session has ended already
+    # A read that a GPU has begun ends by itself, even if the peer is gone.
     is_quiet_by(work, math.inf)

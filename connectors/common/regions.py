@@ -13,15 +13,15 @@ from kvxfer.connectors.common.paging import GroupTable
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """Where the pages of one cache group are.
+    """The memory that holds the pages of one cache group.
 
     Attributes
     ----------
     tensors
-        What `layout` was read off, as `kvxfer.Agent.register` takes it.
+        The tensors that `layout` describes, as `kvxfer.Agent.register` takes them.
     pages_per_block
-        A page of the region is what the engine's kernels call a block, which may be a part of what its
-        block tables do. All groups of one table have the same.
+        Pages of the region in one block of the block tables. A page is what the engine's kernels call a
+        block; it may be smaller than a block of the tables. Groups that share a table have the same value.
     """
 
     group: CacheGroup
@@ -31,7 +31,7 @@ class CacheMemory:
 
 
 class CacheRegions:
-    """One region for each cache group, or part of one.
+    """The regions of a worker's caches: one for each cache group, or part of a group.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class CacheRegions:
         return GroupTable(blocks, group.block_size, self.pages_per_block[index], group.is_state)
 
     def register(self) -> None:
-        """Makes the caches known to peers; anew, where `deregister` took them away."""
+        """Registers the caches with the agent, also again after `deregister`."""
         if not self._is_registered:
             self.regions = [
                 self._agent.register(each.group.name, each.tensors, each.layout) for each in self._memory
@@ -70,24 +70,24 @@ class CacheRegions:
             self._is_registered = True
 
     def deregister(self) -> None:
-        """Takes the caches away from peers: when this returns, no byte of them is touched any more.
+        """Deregisters the caches: when this returns, no peer touches a byte of them any more.
 
-        Transfers of the regions of before fail.
+        Transfers that name the old regions fail.
         """
         for region in self.regions:
             region.deregister_blocking()
         self._is_registered = False
 
     def position(self, layer_name: str) -> tuple[int, int]:
-        """Returns a layer's group and its place in the group's region; (-1, 0) where it has none.
+        """Returns a layer's group and its index in the group's region; (-1, 0) if it has none.
 
-        Forwards do not say that a layer's states are there, or needed: they have none.
+        Layers with states have none: forwards do not report when such a layer is computed or needed.
         """
         return self._positions.get(layer_name, (-1, 0))
 
 
 def remote_region(peer: kvxfer.Peer, name: str) -> kvxfer.RegionDescriptor:
-    """Returns a peer's region that holds what ours of this name does."""
+    """Returns a peer's region with the same name as one of ours."""
     remote = peer.regions.get(name)
     if remote is None:
         raise kvxfer.UsageError(

@@ -1,4 +1,4 @@
-"""Tables that keep their newest entries: what strangers can fill has a bound."""
+"""Tables that keep only their newest entries, because strangers can add entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST: Final = 1024
 
 
 def remember(table: dict[K, V], key: K, value: V, most: int = _MOST) -> None:
-    """Puts an entry in as the newest, and drops the oldest where there are more than `most`."""
+    """Adds an entry as the newest, and drops the oldest if there are more than `most`."""
     table.pop(key, None)
     table[key] = value
     if len(table) > most:

@@ -1,4 +1,4 @@
-"""The half of the connector beside the engine's scheduler: decides, and touches no cache."""
+"""The scheduler half of a connector: decides which requests are handed over; touches no cache."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kvxfer.directory import Entry
 _log = logging.getLogger("kvxfer")
 
 Tables = tuple[tuple[int, ...], ...]
-# As an engine has them: for each of its cache groups a request's blocks.
+# A request's blocks as the engine has them: a list for each of its cache groups.
 Blocks = Sequence[Sequence[int]]
 BlocksOf = Callable[[str], Blocks | None]
 
@@ -47,30 +47,31 @@ class _Prefill:
     """A request that is computed here and decoded elsewhere."""
 
     request: EngineRequest
-    key: bytes = b""  # of a push; nothing is granted then
+    key: bytes = b""  # the key of a push; a push grants no leases
     prompt: str = ""
-    readers: tuple[str, ...] = ()  # engines that will have it, where the router names them
+    readers: tuple[str, ...] = ()  # the reader engines that the router names, if any
     grant: Grant | None = None
-    tables: Tables = ()  # of a push, as the workers were told last
+    tables: Tables = ()  # of a push: the tables that the workers were given last
 
 
 class SchedulerHalf:
-    """Follows requests that are handed over, as prefill and as decode engine.
+    """Tracks the requests that are handed over, at a prefill and at a decode engine.
 
     Parameters
     ----------
     engine_id
-        This engine's, for routers.
+        This engine's id, for routers.
     produces, consumes
-        What its role lets it do: the engine guards blocks in flight by it.
+        Whether the engine's role lets it hand requests over, and take them over. The engine protects blocks
+        in transfer according to its role.
     groups
         Cache groups that are transferred.
     num_blocks
         Of the engine's cache.
     settings
-        As the user set them.
+        The user's settings.
     shares_samples
-        Whether samples of one request may be at other engines, whose front end this one has.
+        Whether other engines behind the same front end may get samples of one request.
     """
 
     def __init__(
@@ -95,38 +96,38 @@ class SchedulerHalf:
         self._pages_per_block: tuple[int, ...] = ()
         self._prefills: dict[str, _Prefill] = {}
         self._sources: dict[str, Handover | Appointment | str] = {}
-        # Requests of which something was said: the scheduler asks in every step in which they wait for room.
+        # Requests that were logged: the scheduler asks again in every step while a request waits for blocks.
         self._said: set[str] = set()
         self._fetching: set[str] = set()
-        self._kept: set[str] = set()  # decoded here, and to be fetched when they have ended
-        self._claimed: set[str] = set()  # computed elsewhere, and not here yet
+        self._kept: set[str] = set()  # decoded here; kept for a later turn when they have ended
+        self._claimed: set[str] = set()  # computed elsewhere, claimed, not here yet
         self._keeping = Keeping(groups, num_blocks, settings)
         self._samples = Samples()
         self._statistics = Recorder()
         self._untransferred = Untransferred(groups, settings, self._statistics)
-        # An engine of both roles computes whatever it is asked for, unless its user wants none of that.
+        # An engine of both roles may compute any request, unless its user sets `require_transfer`.
         self._misses_caches = consumes and (not produces or settings.require_transfer)
         self._next = Step()
 
     def set_ranks(self, ranks: dict[tuple[int, int], OwnRank]) -> None:
-        """Learns where the workers' agents are, by (pipeline, tensor) rank."""
+        """Stores the entries of the workers' agents, by (pipeline, tensor) rank."""
         ordered = [rank for _, rank in sorted(ranks.items())]
         self._ranks = tuple(rank.agent for rank in ordered)
         self._pages_per_block = ordered[0].pages_per_block
 
     def arrived(self, request: EngineRequest) -> None:
-        """Has prefill end where decode begins, if that is before the prompt's end."""
+        """Registers a new request: shortens a prefill that must stop early, and claims a cache it names."""
         self._samples.arrived(request)
         params = request.params or {}
         is_prefill = params.get("do_remote_decode") and not params.get("do_remote_prefill")
         if self._num_held_back and self._produces and is_prefill:
-            # What cannot be shortened is computed whole, here and at decode.
+            # A request that cannot be shortened is not handed over: both engines compute it whole.
             params["do_remote_decode"] = request.hold_back(self._num_held_back)
         names_a_cache = params.get("do_remote_prefill") or is_return(params)
         if self._misses_caches and not names_a_cache and not (is_prefill and self._produces):
             self._untransferred.arrived(request)
         if self._consumes and names_a_cache:
-            # Whoever keeps it learns now that it is wanted: it may wait here for its turn for long.
+            # Claim it now, at the engine that keeps it: the request may wait here for its turn for long.
             source = self._source(request)
             if not isinstance(source, str) and set(source.ranks).isdisjoint(self._ranks):
                 self._claimed.add(request.id)
@@ -135,10 +136,10 @@ class SchedulerHalf:
     # ---- what was computed elsewhere --------------------------------------------------------
 
     def num_external_tokens(self, request: EngineRequest, num_computed: int) -> int | None:
-        """Returns how many tokens of the prompt, behind those that are computed, another engine has.
+        """Returns how many tokens of the prompt, after the computed ones, another engine has.
 
-        None is for another step to say: another sample of the prompt is fetching them. A request that
-        is asked for, and `allocated` nothing in the same step, waits for blocks.
+        None means "ask in a later step": another sample of the prompt is fetching them. If no `allocated`
+        follows in the same step, the request is waiting for blocks.
         """
         count = self._num_external_tokens(request, num_computed)
         if count is not None:
@@ -161,11 +162,11 @@ class SchedulerHalf:
                 )
             return 0
         if (first := self._samples.first_of(request)) not in ("", request.id):
-            # What it has brought is in the prefix cache; the rest is computed.
+            # The tokens that the first sample fetched are in the prefix cache; this one computes the rest.
             return None if first in self._fetching else 0
         source = self._source(request)
         if not isinstance(source, str) and not set(source.ranks).isdisjoint(self._ranks):
-            # It was computed here: the prefix cache has it.
+            # This engine computed it itself: the prefix cache has it.
             return 0
         if isinstance(source, Handover) and not self._can_load(request, source):
             if self._says_first(request.id):
@@ -176,28 +177,28 @@ class SchedulerHalf:
                 )
             return 0
         if isinstance(source, str) and comes_back:
-            # It goes on in another way than decode did: it is computed.
+            # The turn's tokens differ from those that decode generated: this engine computes it.
             return 0
-        # Where it cannot be used otherwise, blocks are allocated and reported as not loaded: the engine's
-        # policy says what follows.
+        # If the source cannot be used for another reason, the engine allocates blocks and is told that their
+        # load failed: its policy decides what follows.
         return max(self._num_loaded(request, source) - num_computed, 0)
 
     def _num_loaded(self, request: EngineRequest, source: Handover | Appointment | str) -> int:
-        """Returns how many tokens are there after a load."""
+        """Returns how many tokens of the prompt are here after a load."""
         num_tokens: int = request.num_prompt_tokens
         comes_back = isinstance(source, Handover) and source.comes_back
-        # The engine takes no block for what a window has left behind all that is loaded, and computes the
-        # last token again: that one looks at a token more.
+        # After a load of all tokens the engine allocates no blocks before the last window. It then computes
+        # the last token again, which looks at one token more. So the load must end one token earlier.
         leaves_window = isinstance(source, Appointment) and self._has_windows
         if comes_back or leaves_window or self._settings.waits or self._num_held_back:
-            # The forward that follows is to compute at least one.
+            # The next forward must compute at least one token.
             num_tokens -= 1
         return min(source.num_tokens, num_tokens) if isinstance(source, Handover) else num_tokens
 
     def _can_load(self, request: EngineRequest, source: Handover) -> bool:
         num_loaded = self._num_loaded(request, source)
         if self._num_held_back and num_loaded != source.num_tokens:
-            return False  # its states are of tokens beyond
+            return False  # the source's states include later tokens
         next_token = min(num_loaded, request.num_prompt_tokens - 1)
         return all(
             group.can_load(table, block_size, source.num_tokens, next_token)
@@ -205,7 +206,7 @@ class SchedulerHalf:
         )
 
     def allocated(self, request: EngineRequest, block_ids: Blocks, num_external: int) -> None:
-        """Orders the fetch of a request that got its blocks, and follows one that is to be handed over."""
+        """Orders the fetch of a request that got its blocks; begins to track one that will be handed over."""
         self._keeping.allocated(request)
         params = request.params
         if num_external and (refusal := self._untransferred.refusal(request.id)):
@@ -225,12 +226,12 @@ class SchedulerHalf:
                 self._fetch(request, source, block_ids, num_external)
             elif is_first and not isinstance(source, str):
                 self._next.released.append(source)
-            # Once for each request: a load that failed is computed here when the request comes again.
+            # Fetch once: if the load fails and the request comes again, this engine computes it.
             params["do_remote_prefill"] = False
             params.pop("remote_block_ids", None)
         wants_more = bool(params.get("do_remote_decode"))
         if is_decode and request.family is not None:
-            # Nobody says with which of them a conversation goes on.
+            # The engine cannot know which sample the conversation continues from.
             params["do_remote_decode"] = False
         elif is_decode:
             if (wants_more or self._settings.return_decoded) and self._produces and request.can_tell:
@@ -254,7 +255,7 @@ class SchedulerHalf:
         num_external: int,
         code: str = "bad-handover",
     ) -> None:
-        """Orders the fetch of a request's last tokens; of one that cannot be fetched, that it fails."""
+        """Orders the fetch of a request's last tokens. If `source` is a reason, the order fails with it."""
         waits = self._settings.waits
         if not waits:
             self._fetching.add(request.id)
@@ -276,7 +277,7 @@ class SchedulerHalf:
         self._next.unclaimed += sorted(ended)
 
     def _source(self, request: EngineRequest) -> Handover | Appointment | str:
-        """Returns the request's parameters, read once, or why they cannot be used."""
+        """Returns the request's parsed parameters, or the reason why they cannot be used. Parses once."""
         known = self._sources.get(request.id)
         if known is None:
             params = request.params or {}
@@ -291,7 +292,7 @@ class SchedulerHalf:
         return known
 
     def _read(self, params: dict[str, Any], request: EngineRequest) -> Handover | Appointment:
-        # A turn's prefill has them taken from it already.
+        # At the prefill of a later turn, `arrived` has already removed the last tokens from the prompt.
         held_back = self._num_held_back if params.get("do_remote_prefill") else 0
         may_be_shared = self._may_be_shared(request)
         if not is_return(params):
@@ -318,7 +319,7 @@ class SchedulerHalf:
                     "its answer is a stream, which carries no parameters in this release of the engine: ask "
                     "prefill for one that is not streamed"
                 )
-            # What brings a request back says who had it, and nothing of who will.
+            # The parameters of a return name the engine that had the request, not its next readers.
             return _Prefill(request, readers=() if is_return(params) else readers_of(params))
         try:
             key = read_key(params, request)
@@ -336,14 +337,14 @@ class SchedulerHalf:
         preempted: Collection[str],
         blocks_of: BlocksOf,
     ) -> Step:
-        """Returns what the workers have to do in this step.
+        """Returns the orders for the workers in this step.
 
         Parameters
         ----------
         scheduled
-            Requests that are computed in it, and how many of their tokens.
+            The requests that are computed in this step, and how many of their tokens.
         preempted
-            Requests that have lost their blocks to others.
+            Requests that have lost their blocks to other requests.
         blocks_of
             Returns the blocks that a scheduled request has in this step.
         """
@@ -372,7 +373,7 @@ class SchedulerHalf:
         first = min(request.num_computed_tokens, num_tokens)
         stop = min(first + num_scheduled, num_tokens)
         if first == num_tokens and prefill.tables:
-            # It goes on past its prompt, and a window leaves blocks that may still be read.
+            # The request runs past its prompt, and its window may leave blocks that readers still read.
             now = self._prompt_tables(blocks_of, request.id, num_tokens)
             if now is not None:
                 self._shrink(prefill, now)
@@ -389,7 +390,7 @@ class SchedulerHalf:
             )
 
     def _shrink(self, prefill: _Prefill, now: Tables) -> None:
-        """Tells the workers which blocks of a push have left a window since they were told of them."""
+        """Tells the workers which blocks of a push have left a window since the last chunk."""
         held = _held(prefill.tables, now)
         if held != prefill.tables:
             prefill.tables = held
@@ -398,8 +399,8 @@ class SchedulerHalf:
     def _grant_if_complete(self, prefill: _Prefill, num_scheduled: int, blocks_of: BlocksOf) -> None:
         """Grants the prompt's blocks in the step that computes its last token.
 
-        A lease of that step is in force when the engine's response tells it. The request may have
-        been preempted since an earlier grant, and has other blocks then.
+        Workers grant the leases in this step, so they are in force before the engine's response carries them.
+        If the request was preempted after an earlier grant, it has other blocks now and is granted again.
         """
         request = prefill.request
         request_id = request.id
@@ -417,12 +418,12 @@ class SchedulerHalf:
         self._next.grants.append(prefill.grant)
 
     def _prompt_tables(self, blocks_of: BlocksOf, request_id: str, num_tokens: int) -> Tables | None:
-        """Returns the request's blocks of so many tokens, for each group."""
+        """Returns the request's blocks of its first tokens, for each group."""
         blocks = blocks_of(request_id)
         return None if blocks is None else self._tables(blocks, num_tokens)
 
     def _says_first(self, request_id: str) -> bool:
-        """Whether nothing was said of a request yet."""
+        """Whether a request has not been logged yet; marks it as logged."""
         if request_id in self._said:
             return False
         self._said.add(request_id)
@@ -431,7 +432,7 @@ class SchedulerHalf:
     # ---- what is kept for readers -----------------------------------------------------------
 
     def heard(self, news: News) -> None:
-        """Takes in what the workers have heard of requests that are kept here."""
+        """Processes the workers' news about requests that are kept here."""
         self._keeping.heard(news, len(self._ranks))
 
     def given_back(self, request_ids: Collection[str]) -> None:
@@ -439,7 +440,7 @@ class SchedulerHalf:
         self._keeping.end(request_ids)
 
     def frees_blocks_soon(self) -> bool:
-        """Whether blocks that are kept come back within moments, so that none need be taken from others."""
+        """Whether kept blocks come back within moments, so that the engine need not preempt a request."""
         return self._keeping.frees_soon()
 
     # ---- what is counted --------------------------------------------------------------------
@@ -447,8 +448,8 @@ class SchedulerHalf:
     def take_statistics(self) -> Counts | None:
         """Returns what was counted since the last call; None when nothing has happened.
 
-        What is kept for readers is counted here: each worker has the same requests, and gives them back
-        in its own time.
+        The kept requests are counted here, because all workers keep the same requests and each gives them
+        back in its own time.
         """
         self._statistics.keeps(len(self._keeping))
         return self._statistics.take()
@@ -458,9 +459,9 @@ class SchedulerHalf:
     def finished(
         self, request: EngineRequest, block_ids: Blocks, is_whole: bool
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Returns whether the request's blocks stay until a worker gives them back, and what to tell.
+        """Returns whether the blocks stay until the workers give them back, and the answer's parameters.
 
-        Of one that is whole the last token was computed: it was neither aborted nor refused.
+        With `is_whole` the request's last token was computed: the request was neither aborted nor refused.
         """
         params = request.params
         self._sources.pop(request.id, None)
@@ -500,9 +501,9 @@ class SchedulerHalf:
         return True, handover.params(self._engine_id, request)
 
     def _decline(self, request: EngineRequest, params: dict[str, Any]) -> None:
-        """Tells the other engine of a request that ended before it was scheduled that nobody will fetch.
+        """Tells the other engine that no fetch will follow for a request that ended before it was scheduled.
 
-        The engine calls with a stand-in, of one token, for what it refused before it got here.
+        If the engine refused the request earlier, `request` is a stand-in with one token.
         """
         try:
             may_be_shared = self._may_be_shared(request)
@@ -518,15 +519,15 @@ class SchedulerHalf:
         params.pop("remote_block_ids", None)
 
     def _hand_back(self, request: EngineRequest, block_ids: Blocks) -> tuple[bool, dict[str, Any] | None]:
-        """Lets a later turn's prefill read what was decoded.
+        """Lets a later turn's prefill read the decoded request.
 
-        The response is on its way before the workers hear of the leases, in the next step: whoever is
-        faster asks again (`Fetches`).
+        The workers grant the leases only in the next step, when the response is on its way. A reader that
+        comes earlier repeats its read (`Fetches`).
         """
-        # What follows from the last token was never computed.
+        # The last token was sampled, but its cache was never computed.
         num_tokens = len(request.tokens) - 1
         if self._num_held_back:
-            # Or it was, where the engine is a step ahead of its answers: its states are of that token too.
+            # An engine that runs a step ahead of its answers has computed it: its states include that token.
             num_tokens = request.num_computed_tokens
             if num_tokens > len(request.tokens):
                 return False, None
@@ -553,7 +554,7 @@ class SchedulerHalf:
         )
 
     def _tables(self, block_ids: Blocks, num_tokens: int) -> Tables:
-        """Returns the tables of the groups that are transferred, of the first tokens."""
+        """Returns the block tables of a request's first tokens, for the groups that are transferred."""
         return tuple(group.blocks_of(block_ids[group.index], num_tokens) for group in self._groups)
 
 
@@ -562,7 +563,7 @@ def _draw_leases(count: int) -> tuple[kvxfer.LeaseToken, ...]:
 
 
 def _held(told: Tables, now: Tables) -> Tables:
-    """Returns blocks that were told, 0 for those that left a window since: they may be others' now."""
+    """Returns the announced blocks, with 0 for blocks that left a window since and may be reused."""
     return tuple(
         tuple(block if at < len(here) and here[at] == block else 0 for at, block in enumerate(table))
         for table, here in zip(told, now, strict=True)
@@ -570,7 +571,7 @@ def _held(told: Tables, now: Tables) -> Tables:
 
 
 def _is_same_but_for_windows(before: Tables, now: Tables) -> bool:
-    """Whether only blocks that left a window are gone."""
+    """Whether the tables differ only by blocks that left a window."""
     return all(
         len(old) == len(new) and all(block in (0, was) for was, block in zip(old, new, strict=True))
         for old, new in zip(before, now, strict=True)

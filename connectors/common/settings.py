@@ -1,4 +1,4 @@
-"""What a user sets of an engine's connector."""
+"""The user's settings for an engine's connector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvxfer.address import Address
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.connectors.common.place import Place
 
-# Of the process's environment: a pod learns its own address there, and no template has to write it down.
+# Environment variable: a pod gets its own address there, so templates need not contain it.
 _HOST: Final = "KVXFER_HOST"
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -31,63 +31,64 @@ class Settings(BaseModel):
         Where the engine's agents listen; beyond loopback a secret is needed. `of` takes
         ``KVXFER_HOST`` where it is not given.
     port
-        Of the first worker's agent; the others have those that follow. 0 for ports that the system picks,
-        which are told with each request.
+        The port of the first worker's agent; the others take the ports that follow. With 0 the system picks
+        ports, and each request carries them.
     advertise
-        The host that other engines dial; "" for `host`, and where that is ``0.0.0.0`` or ``::`` for the
-        address of this host from which the default route leaves.
+        The host that other engines dial. "" means `host`; if that is ``0.0.0.0`` or ``::``, it means this
+        host's address on the default route.
     secret_file
-        The file that holds the secret of all engines, or two while one is exchanged for another, one a line;
-        it is read again where it changes. None takes ``KVXFER_SECRET_FILE`` or ``KVXFER_SECRET``, or this
+        The file with the secret of all engines, or with two secrets, one a line, during a change of secrets.
+        It is read again when it changes. None takes ``KVXFER_SECRET_FILE`` or ``KVXFER_SECRET``, or this
         user's own secret.
     allowed_hosts
         Hosts and networks (``"10.0.0.0/8"``) that this engine dials when a request's parameters name
         them; None for addresses of this host and of private networks. ``"*"`` is any host, and
-        ``"*.example.org"`` any whose name ends so.
+        ``"*.example.org"`` any host whose name ends so.
     lease_ttl_s
-        How long prefill keeps the blocks of a finished request for decode to fetch. It begins anew whenever
-        decode says that it knows the request, also one that waits there for its turn.
+        How long prefill keeps the blocks of a finished request for decode to fetch. Each claim from decode
+        restarts the time, also while the request waits there for its turn.
     return_ttl_s
         How long decode keeps the blocks of a finished request for the next turn's prefill.
     claim_within_s
-        How long a kept request that no reader's engine knows of yet is safe. Older ones give way, the
-        oldest first, where requests wait for blocks or more is kept than the two settings below say.
+        How long an unclaimed kept request is safe. Afterwards it may give way, the oldest first, when
+        requests wait for blocks or unclaimed requests exceed one of the two shares below.
     keep_share, return_share
-        Of the cache's blocks: how many prompts that decode has not claimed may hold, and how many what
-        was decoded here for later turns.
+        Shares of the cache's blocks: the most that unclaimed prompts may hold, and the most that unclaimed
+        requests decoded here for later turns may hold.
     load_timeout_s, connect_timeout_s
         Deadlines of a request's fetch, once it began, and of connecting to a prefill engine.
     mode
-        What becomes of a prompt whose router does not say: ``"pull"``, where decode reads it when prefill has
-        told of it; ``"push"``, where decode was asked at once and told the same name of the request.
+        The mode of a prompt if the router does not choose. ``"pull"``: decode reads it after prefill's
+        answer. ``"push"``: the router asks both engines at once, with the same name of the request.
     loads
-        ``"asynchronous"``: other requests go on while a cache is fetched. ``"synchronous"``: the
-        forward that needs it waits, layer by layer; for caches of one group without a window.
+        ``"asynchronous"``: other requests run while a cache is fetched. ``"synchronous"``: the forward that
+        needs the cache waits, layer by layer; for caches of one group without a window.
     linger_s
-        How long a step waits at most for caches that it has just begun to fetch: their requests go on one
-        step sooner. It waits where the last ones from the same engine came in that time, and no longer
-        than it takes from others what it gives to these. 0 for never.
+        The longest that a step waits for caches that it has just begun to fetch, so that their requests
+        continue one step sooner. It waits only if the last fetches from the same engine would have come in
+        time, and only while the gain exceeds the delay of the running requests. 0 for never.
     push_timeout_s
         How long decode waits for a prompt that is pushed to it, from its registration to the last byte.
     silent_timeout_s
-        An engine of which nothing was heard for so long is lost, with what is fetched from it.
+        An engine that was not heard for so long counts as lost, and fetches from it fail.
     require_transfer
-        Whether a request that names no cache to fetch is refused at decode, where its prompt would have to be
-        computed; else it is counted and spoken of. An engine of both roles still computes what it is to
-        hand over.
+        Whether decode refuses a request that names no cache, if it would have to compute the prompt.
+        Otherwise it counts and logs such requests. An engine of both roles still computes requests that it
+        is to hand over.
     short_prompt_tokens
-        So many tokens of a prompt decode computes itself without a word; a block at least.
+        Decode computes up to so many tokens of a prompt itself without counting or refusing the request; at
+        least a block.
     return_decoded
-        Whether decode keeps every finished request for the next turn's prefill to fetch; else only those
-        whose parameters say ``do_remote_decode`` as well. None is kept of which its reader cannot learn.
+        Whether decode keeps every finished request for the next turn's prefill; otherwise only requests whose
+        parameters also have ``do_remote_decode``. It keeps none whose answer cannot carry parameters.
     transports
         Kinds of rails to use; None for those of `kvxfer.AgentOptions`: all for host memory.
     huge_pages
         Whether a cache on the CPU is laid in huge pages when the engine registers it
         (`kvxfer.use_huge_pages`): up to 2 s for a GiB, once.
     model
-        Declared name of the model: engines of two names never exchange a cache. "" derives one from
-        the model's architecture and sizes.
+        Declared name of the model: engines with different names never exchange a cache. "" derives a name
+        from the model's architecture and sizes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -138,12 +139,12 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, given: dict[str, Any], where: str) -> Settings:
-        """Reads what a user gave; `where` it stands, for errors. ``KVXFER_HOST`` stands in for `host`.
+        """Reads the user's settings; ``KVXFER_HOST`` is the default of `host`. Errors mention `where`.
 
         Raises
         ------
         ValueError
-            Names every setting that is unknown or out of range.
+            A setting is unknown or out of range; the message names all of them.
         """
         host = None if "host" in given else os.environ.get(_HOST)
         try:
@@ -157,7 +158,7 @@ class Settings(BaseModel):
             raise ValueError(f"{where}: {found} (settings: {', '.join(cls.model_fields)})") from None
 
     def agent_options(self, place: Place) -> kvxfer.AgentOptions:
-        """Returns how a worker's agent behaves; where its cache lies on a GPU, with that one."""
+        """Returns the options of a worker's agent, with the GPU that holds the worker's cache, if any."""
         port = self.port + place.index if self.port else 0
         options: dict[str, Any] = {
             "listen": str(Address(self.host, port)),
@@ -168,7 +169,7 @@ class Settings(BaseModel):
             "silent_timeout_s": self.silent_timeout_s,
         }
         if self.secret_file is not None:
-            options["secret"] = self.secret_file  # read again where it changes
+            options["secret"] = self.secret_file  # the agent reads it again when it changes
         if place.gpu is not None:
             options |= {"transports": ("cuda_ipc", *kvxfer.AgentOptions().transports), "gpu": place.gpu}
         if self.transports is not None:
@@ -177,7 +178,7 @@ class Settings(BaseModel):
 
     @property
     def waits(self) -> bool:
-        """Whether forwards wait for what they load."""
+        """Whether forwards wait for the caches that they load."""
         return self.loads == "synchronous"
 
     def may_dial(self, host: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a worker counts of its fetches and of what it keeps, on its way to the engine's log and metrics."""
+"""Counters of fetches and kept requests, for the engine's log and metrics."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kvxfer.handle import Stages
 
 _log = logging.getLogger("kvxfer")
 
-# How a cache comes here. A push is waited for while prefill computes: no time of it is one of a pull.
+# The mode of a fetch. The time of a push includes prefill's forward, so it is never mixed with a pull's.
 PULL: Final = "pull"
 PUSH: Final = "push"
 RETURN: Final = "return"
-NO_MODE: Final = "none"  # what the request's parameters say cannot be used
-# By mode, one entry for each fetch that was loaded.
+NO_MODE: Final = "none"  # the request's parameters cannot be used
+# By mode: lists with one entry for each successful fetch.
 CONNECT_S: Final = "connect_s"
 LOAD_S: Final = "load_s"
 NOTICE_S: Final = "notice_s"
 NBYTES: Final = "nbytes"
 PAGES: Final = "num_pages"
-# How many: by mode and by rail or code, of what prefill counts, and of what the scheduler half does.
+# Numbers: by mode and by rail or code; then those of prefill; then that of the scheduler half.
 RAILS: Final = "rails"
 FAILURES: Final = "failures"
 _BY_MODE: Final = (CONNECT_S, LOAD_S, NOTICE_S, NBYTES, PAGES, RAILS, FAILURES)
@@ -32,17 +32,17 @@ EXPIRED: Final = "expired"
 GAVE_WAY: Final = "gave_way"
 UNTRANSFERRED: Final = "untransferred"
 _NUMBERS: Final = (RECEIPTS, EXPIRED, GAVE_WAY, UNTRANSFERRED)
-KEPT: Final = "kept"  # the newest that was told, and no sum
+KEPT: Final = "kept"  # a gauge: the newest value, not a sum
 
 
 @dataclass
 class Counts:
-    """What one worker or scheduler half, or all of them, counted in an interval.
+    """The counts of one worker or scheduler half, or of all of them, in an interval.
 
     Attributes
     ----------
     data
-        Dictionaries, lists, numbers and strings alone: it goes from process to process.
+        Only dictionaries, lists, numbers and strings, because it is sent between processes.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -58,18 +58,18 @@ class Counts:
         self.data[KEPT] = None
 
     def is_empty(self) -> bool:
-        """Returns whether nothing has happened."""
+        """Returns whether nothing was counted."""
         return self.data[KEPT] is None and not any(value for name, value in self.data.items() if name != KEPT)
 
     def add(self, theirs: dict[str, Any]) -> None:
-        """Adds the data of another worker, or of what came later."""
+        """Adds the data of another worker or of a later interval."""
         for name in (*_BY_MODE, *_NUMBERS):
             self.data[name] = _sum(self.data[name], theirs[name])
         if theirs[KEPT] is not None:
             self.data[KEPT] = theirs[KEPT]
 
     def reduce(self) -> dict[str, int | float]:
-        """Returns what the engine's log line of an interval says."""
+        """Returns the entries of the engine's log line for an interval."""
         said: dict[str, int | float] = {}
         for mode, loads in sorted(self.data[LOAD_S].items()):
             connects, notices = self.data[CONNECT_S][mode], self.data[NOTICE_S][mode]
@@ -83,7 +83,7 @@ class Counts:
                 f"{mode} MB": round(moved / 1e6, 1),
             }
             if mode != PUSH:
-                # Of the time that transfers took together: what one of them had.
+                # Bytes divided by the sum of all load times: the mean rate of one load.
                 said[f"{mode} MB/s of a load"] = round(moved / 1e6 / max(sum(loads), 1e-9), 1)
         for words, name in (("loads over", RAILS), ("failed,", FAILURES)):
             for mode, counts in sorted(self.data[name].items()):
@@ -100,7 +100,7 @@ class Counts:
 
 
 class Recorder:
-    """Counts for one worker or scheduler half, from one look of the engine to the next."""
+    """Counts for one worker or scheduler half, until the engine takes the counts."""
 
     def __init__(self) -> None:
         self._current = Counts()
@@ -124,15 +124,15 @@ class Recorder:
         Parameters
         ----------
         mode
-            How it came.
+            The fetch's mode.
         began_ns, noticed_ns
-            When it was ordered, and when a step of the engine saw its end.
+            When it was ordered, and when a step of the engine noticed its end.
         stages
-            Of its transfers together; zeros where nothing was missing.
+            The stages of all its transfers together; zeros if nothing was missing.
         rails
-            Transports that moved bytes of it, each once.
+            The transports that moved its bytes, each once.
         nbytes, num_pages, num_ranks
-            What was read, and from how many prefill ranks.
+            How much was fetched, and from how many prefill ranks.
         """
         posted_ns, ended_ns = stages.posted_ns or noticed_ns, stages.ended_ns or noticed_ns
         connect_s = max(posted_ns - began_ns, 0) / 1e9
@@ -165,15 +165,15 @@ class Recorder:
         self._add(FAILURES, {mode: {code: 1}})
 
     def received(self) -> None:
-        """Counts a reader that has all of a request."""
+        """Counts a reader that has everything of a request."""
         self._add(RECEIPTS, 1)
 
     def expired(self) -> None:
-        """Counts a request that was kept in vain: not all of its readers came in time."""
+        """Counts a request whose readers did not all come in time."""
         self._add(EXPIRED, 1)
 
     def gave_way(self) -> None:
-        """Counts a request that was kept no longer, since others needed its blocks."""
+        """Counts a request that gave way, because other requests needed its blocks."""
         self._add(GAVE_WAY, 1)
 
     def untransferred(self) -> None:
@@ -181,12 +181,12 @@ class Recorder:
         self._add(UNTRANSFERRED, 1)
 
     def keeps(self, num_requests: int) -> None:
-        """Takes in how many requests are kept for readers; told where that is another number than before."""
+        """Sets how many requests are kept for readers; reported only when the number changes."""
         if num_requests != self._kept_told:
             self._current.data[KEPT] = self._kept_told = num_requests
 
     def take(self) -> Counts | None:
-        """Returns what was counted since the last call; None when nothing has happened."""
+        """Returns the counts since the last call; None if nothing was counted."""
         if self._current.is_empty():
             return None
         taken, self._current = self._current, Counts()
@@ -197,7 +197,7 @@ class Recorder:
 
 
 def _sum(ours: Any, theirs: Any) -> Any:
-    """Adds numbers, lists behind each other, and dictionaries of them name by name."""
+    """Adds numbers, concatenates lists, and merges dictionaries of them name by name."""
     if not isinstance(ours, dict):
         return ours + theirs
     both = {name: _sum(value, theirs[name]) if name in theirs else value for name, value in ours.items()}
@@ -205,5 +205,5 @@ def _sum(ours: Any, theirs: Any) -> Any:
 
 
 def _quantile(values: list[float], share: float) -> float:
-    """Returns the smallest value that so large a share of all does not exceed."""
+    """Returns the quantile: the smallest value that at least `share` of all values do not exceed."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]

@@ -1,4 +1,4 @@
-"""What the scheduler half tells the worker halves in each step of the engine."""
+"""The orders that the scheduler half gives the worker halves in each step, and the news that come back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvxfer.directory import Entry
 
 @dataclass(frozen=True, slots=True)
 class OwnRank:
-    """Where a worker's agent is; its scheduler half tells it with each finished request.
+    """A worker's agent; the scheduler half names it in the handover of each finished request.
 
     Attributes
     ----------
     agent
-        Who it is, and where other engines reach it.
+        The agent's identity, and the address at which other engines reach it.
     pages_per_block
         For each cache group, pages of its region in a block of the engine.
     """
@@ -28,19 +28,19 @@ class OwnRank:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Blocks of a prompt whose last token is computed in this step: they may be read by the leases' tokens.
+    """Grants leases on the blocks of a prompt whose last token is computed in this step.
 
     Attributes
     ----------
     leases
-        Tokens, one for each cache group, drawn by the scheduler half: it has to tell them before it
-        hears of the workers again.
+        Tokens, one for each cache group. The scheduler half draws them, because the response carries them
+        before the workers report back.
     tables
         For each cache group its blocks; 0 for none.
     readers
-        Engines that will read, by `engine_name`, and each of them; none where any may that has a token.
+        The engines that will read, by `engine_name`. If empty, any engine with a token may read.
     is_return
-        Whether it was decoded here, and is kept for the next turn's prefill.
+        Whether the request was decoded here, and is kept for the next turn's prefill.
     """
 
     request_id: str
@@ -57,17 +57,17 @@ class Chunk:
     Attributes
     ----------
     key
-        The push's, as the router drew it.
+        The key of the push, as the router drew it.
     prompt
         `prompt_digest` of the request.
     tables
         For each cache group its blocks up to the chunk's last token; 0 for none.
     first_token, stop_token, num_tokens
-        The chunk, and how long the prompt is.
+        The chunk's range, and the length of the prompt.
     readers
-        Engines that it is pushed to, and each of them; none where the router names none.
+        The engines that the router names as readers; empty if it names none.
     trace
-        The request's, as `EngineRequest` has it.
+        The request's trace, as in `EngineRequest`.
     """
 
     request_id: str
@@ -83,12 +83,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """What a pushed request still has of its prompt's blocks: those that left a window are 0.
+    """The prompt blocks that a pushed request still has: blocks that left a window are 0.
 
     Attributes
     ----------
     tables
-        For each cache group, as its last chunk told them.
+        For each cache group, the blocks of the last chunk, without those that left a window.
     """
 
     request_id: str
@@ -97,23 +97,23 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class FetchOrder:
-    """A request whose prompt is computed elsewhere.
+    """The order to fetch a request whose prompt another engine computes.
 
     Attributes
     ----------
     source
-        A handover, where decode reads when prefill has ended; an appointment, where prefill writes as
-        it computes; or why nothing can be brought.
+        A handover: decode reads when prefill has ended. An appointment: prefill writes as it computes. A
+        string: the reason why nothing can be fetched.
     tables
         For each cache group this engine's blocks of the whole prompt; 0 for none.
     first_token, num_tokens
-        Which tokens of the prompt are missing here, from the first to before the last number.
+        The tokens that are missing here: from `first_token` up to, and without, `num_tokens`.
     waits
         Whether this step's forward waits for it, layer by layer.
     code
-        Where nothing can be brought, why in one word.
+        If nothing can be fetched, the reason in one word.
     trace
-        The request's, as `EngineRequest` has it.
+        The request's trace, as in `EngineRequest`.
     """
 
     request_id: str
@@ -128,7 +128,7 @@ class FetchOrder:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A request that waits here for its turn, whose prompt another engine keeps for it."""
+    """A request that waits here for its turn while another engine keeps its prompt."""
 
     request_id: str
     source: Handover | Appointment
@@ -136,17 +136,17 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a worker has heard of requests that are kept here, since it was asked last.
+    """A worker's news about requests that are kept here, since the last call.
 
     Attributes
     ----------
     claimed
-        Of which a reader's engine has said that it knows them.
+        Requests that a reader's engine has claimed.
     returning
-        Of these, ones that are being read: their blocks come back within moments.
+        The claimed requests that are being read: their blocks come back within moments.
     read
-        That were read by all who are known to come, and may be shared by others: each as often as workers
-        say so.
+        Requests that all known readers have read, while unknown readers may still come. Each is listed once
+        for each worker that reports it.
     """
 
     claimed: frozenset[str] = frozenset()
@@ -162,28 +162,28 @@ class News:
 
 @dataclass(slots=True)
 class Step:
-    """What a step asks of the workers.
+    """The orders for the workers in one step.
 
     Attributes
     ----------
     grants, chunks
-        Of prompts that are computed here: to let be read, to push.
+        Prompts computed here: leases to grant, tokens to push.
     withdrawn
-        Of these, requests whose blocks are not theirs any more.
+        Granted or pushed requests whose blocks are no longer theirs.
     preempted
         Pushed requests that have lost all their blocks and will be computed again.
     remainders
-        Pushed requests that have lost some.
+        Pushed requests that have lost some of their blocks.
     fetches, abandoned
-        Prompts that are computed elsewhere: to bring here, to stop bringing.
+        Prompts computed elsewhere: fetches to begin, fetches to stop.
     released
-        Prompts that are computed elsewhere and not wanted: prefill need not keep them.
+        Prompts computed elsewhere that this engine does not want: prefill need not keep them.
     claimed, unclaimed
-        Prompts that are computed elsewhere: to be kept there until this engine comes to them, and no more.
+        Prompts computed elsewhere: claims to begin, claims to end.
     given_way
-        Requests that are kept here, and are not any more: others need their blocks.
+        Kept requests that give way, because other requests need their blocks.
     num_running
-        Requests that are computed in this step; where there is none, the engine asks only what has ended.
+        Requests that are computed in this step. If 0, the engine only asks what has ended.
     """
 
     grants: list[Grant] = field(default_factory=list)
@@ -197,4 +197,4 @@ class Step:
     claimed: list[Claimed] = field(default_factory=list)
     unclaimed: list[str] = field(default_factory=list)
     given_way: list[str] = field(default_factory=list)
-    num_running: int = field(default=1, compare=False)  # of the engine, and no order
+    num_running: int = field(default=1, compare=False)  # a fact about the engine, not an order

@@ -1,7 +1,7 @@
-"""Requests that come to a decode engine and name no cache: it would compute their prompts itself.
+"""Detects requests at a decode engine that name no cache, so that decode would compute their prompts.
 
-A router that loses prefill's parameters on the way makes decode do all of the work, and nothing fails. So
-such requests are counted and spoken of, and refused where the user says so.
+If a router drops prefill's parameters, decode does all of the work and no request fails. So such requests are
+counted and logged, or refused if the user sets ``require_transfer``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _SAYS_EVERY_S: Final = 60.0
 
 
 class Untransferred:
-    """What the scheduler half knows of them, from their arrival to their end.
+    """Tracks requests that name no cache, from their arrival to their end.
 
-    Prompts of which no more than a block is missing, or than ``short_prompt_tokens``, are decode's own: short
-    ones, and those that its prefix cache has.
+    A prompt is exempt if it lacks at most a block, or at most ``short_prompt_tokens`` tokens: a short prompt,
+    or one that decode's prefix cache has.
 
     Parameters
     ----------
     groups
         Of the engine's cache.
     settings
-        As the user set them.
+        The user's settings.
     statistics
-        Told of each request.
+        Counts each request.
     clock
-        Of seconds that never go back.
+        A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -47,23 +47,27 @@ class Untransferred:
         statistics: Recorder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # A block of states may be as long as any prompt.
+        # Blocks of states do not count: one may be as long as any prompt.
         block_size = max((group.block_size for group in groups if not group.is_state), default=1)
         self._least = max(settings.short_prompt_tokens, block_size)
         self._refuses = settings.require_transfer
         self._statistics = statistics
         self._clock = clock
-        self._unseen: set[str] = set()  # that have not been asked for yet
+        self._unseen: set[str] = set()  # requests for which `asked` was not called yet
         self._refused: dict[str, str] = {}
         self._said_at = -math.inf
         self._num_unsaid = 0
 
     def arrived(self, request: EngineRequest) -> None:
-        """Takes in a request that names no cache; one that is computed again later names none either."""
+        """Adds a new request that names no cache.
+
+        Only arrivals count: a request that is computed again after a fetch and a preemption names no cache
+        either.
+        """
         self._unseen.add(request.id)
 
     def asked(self, request: EngineRequest, num_computed: int) -> None:
-        """Takes in that a request is to be computed, of which so many tokens are."""
+        """Checks a request that is about to be computed; `num_computed` of its tokens are here already."""
         if request.id not in self._unseen:
             return
         self._unseen.discard(request.id)
@@ -80,7 +84,7 @@ class Untransferred:
             self._say(request.id, missing)
 
     def refusal(self, request_id: str) -> str:
-        """Returns why a request gets blocks only to fail; "" where it does not."""
+        """Returns why a request is refused; "" if it is not. A refused request gets blocks and then fails."""
         return self._refused.get(request_id, "")
 
     def ended(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Registrations at a prefill worker, until the request that they are for is there."""
+"""Holds registrations at a prefill worker until their request is there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import kvxfer
 from kvxfer.connectors.common.notes import Leaving, RegistrationPart
 from kvxfer.connectors.common.push_registration import Registration
 
-# Of what a session's peer has waiting, so that it cannot fill the memory: the longest registration, in parts.
+# Bound for one peer, so that it cannot fill the memory: the size of the longest registration, in parts.
 _MAX_NBYTES_OF_PEER: Final = 17 << 20
-# Of all peers; beyond it the peer that has most gives way.
+# Bound for all peers together; beyond it the peer with the most bytes gives way.
 _MAX_NBYTES: Final = 64 << 20
-# The least that a note counts, for what keeps it.
+# A note counts at least so many bytes, for the objects that hold it.
 _LEAST_NBYTES: Final = 4096
 
 
 class Arrival(NamedTuple):
-    """A reader of a push, as it came in.
+    """The registration or the leaving of one reader of a push.
 
     Attributes
     ----------
     registration
-        None of one that left.
+        None if the reader left.
     may_be_shared
         Whether other engines may come after it.
     """
@@ -40,40 +40,40 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiting:
-    """What came for one key from one peer."""
+    """The parts and arrivals for one key from one peer."""
 
     key: bytes
     peer: kvxfer.Peer
     expires_at: float
     parts: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by reader
-    arrivals: list[tuple[int, Arrival]] = field(default_factory=list)  # with their number
+    arrivals: list[tuple[int, Arrival]] = field(default_factory=list)  # with their order of arrival
     nbytes: int = 0
 
 
 class Registrations:
-    """Puts parts together, and keeps what came before its request for a bounded time.
+    """Joins the parts of registrations, and keeps those that come before their request for a bounded time.
 
     Parameters
     ----------
     ttl_s
-        How long.
+        How long they are kept.
     """
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._keys: dict[bytes, dict[int, _Waiting]] = {}  # of each, by session
-        self._peers: dict[int, dict[bytes, _Waiting]] = {}  # the same by session, in the order of coming
+        self._keys: dict[bytes, dict[int, _Waiting]] = {}  # for each key, by session
+        self._peers: dict[int, dict[bytes, _Waiting]] = {}  # the same by session, in order of arrival
         self._nbytes: dict[int, int] = {}  # by session
         self._total_nbytes = 0
         self._num_arrived = 0
 
     def add(self, peer: kvxfer.Peer, note: RegistrationPart | Leaving) -> list[Arrival]:
-        """Takes a note in; returns who was forgotten to make room for it.
+        """Adds a note; returns the arrivals that were dropped to make room for it.
 
         Raises
         ------
         ValueError
-            It cannot be read; what came of it before is dropped.
+            The registration cannot be read; its earlier parts are dropped.
         """
         waiting = self._peers.get(peer.id, {}).get(note.key)
         if waiting is None:
@@ -108,7 +108,7 @@ class Registrations:
         return forgotten
 
     def take(self, key: bytes) -> list[Arrival]:
-        """Returns who is there for a key, each once, in the order of their coming."""
+        """Returns the arrivals for a key, each once, in order of arrival."""
         taken: list[tuple[int, Arrival]] = []
         for waiting in list(self._keys.get(key, {}).values()):
             taken += waiting.arrivals
@@ -118,7 +118,7 @@ class Registrations:
         return [arrival for _, arrival in sorted(taken, key=lambda each: each[0])]
 
     def expire(self) -> None:
-        """Forgets what has waited too long."""
+        """Drops entries that have waited too long."""
         now = time.monotonic()
         for of_peer in list(self._peers.values()):
             while of_peer and (waiting := next(iter(of_peer.values()))).expires_at <= now:
@@ -129,7 +129,7 @@ class Registrations:
         waiting.arrivals.append((self._num_arrived, arrival))
 
     def _make_room(self, peer_id: int) -> list[Arrival]:
-        """Forgets the oldest of a peer that has too much; then those of the peer that has most."""
+        """Drops this peer's oldest entries beyond its bound, then those of the peer with the most bytes."""
         forgotten: list[_Waiting] = []
         while self._nbytes.get(peer_id, 0) > _MAX_NBYTES_OF_PEER:
             forgotten.append(self._drop_oldest(peer_id))

@@ -1,4 +1,4 @@
-"""The half of the connector beside each worker: has the agent, the regions and all that moves."""
+"""The worker half of a connector: owns the worker's agent, its regions and all transfers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Counts, Recorder
 from kvxfer.connectors.common.step import News, OwnRank, Step
 
-# While a forward waits: prefill may refuse.
+# While a forward waits for a layer, because prefill may send a refusal.
 _READ_NOTES_EVERY_S: Final = 0.05
-# Of an idle step: so long a new request may wait for its first.
+# How long an idle step waits for news; a new request may wait so long for its first step.
 _REST_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class StepResults:
-    """What came to its end since the last step.
+    """The requests that have ended since the last step.
 
     Attributes
     ----------
     sent
         Requests whose blocks were fetched or pushed, or whose time is over.
     received
-        Requests whose fetch has ended, those that failed among them.
+        Requests whose fetch has ended, including those that failed.
     failed
-        Of these the ones that failed, with the blocks of the first group that lack bytes.
+        Requests whose fetch failed, with the blocks of the first group that lack bytes.
     """
 
     sent: set[str]
@@ -47,7 +47,7 @@ class StepResults:
 
 
 class WorkerHalf:
-    """Moves this worker's share of the caches that its engine hands over and takes over."""
+    """Transfers this worker's share of the caches that its engine hands over and takes over."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class WorkerHalf:
         self._pushes: Pushes | None = None
 
     def register(self, memory: Sequence[CacheMemory]) -> None:
-        """Registers the engine's caches, once they are there; all on the GPU of its place, or in the host."""
+        """Registers the engine's caches, once they exist: all on its `Place`'s GPU, or in host memory."""
         if self._settings.huge_pages and self._place.gpu is None:
             kvxfer.use_huge_pages([each.tensors for each in memory])
         self._regions = CacheRegions(self._agent, memory)
@@ -89,7 +89,7 @@ class WorkerHalf:
 
     @property
     def rank(self) -> OwnRank:
-        """Where this worker's agent is."""
+        """This worker's agent, as other engines reach it."""
         assert self._regions is not None, "the engine asks before it has registered its caches"
         pages_per_block = tuple(
             pages
@@ -101,9 +101,9 @@ class WorkerHalf:
     # ---- the parts of a step ----------------------------------------------------------------
 
     def before_forward(self, step: Step) -> None:
-        """Lets go of blocks that this step's forward may overwrite, and announces what it computes.
+        """Stops transfers from blocks that this step's forward may overwrite, and posts its pushes.
 
-        Returns at once, unless blocks are being read that are needed now.
+        Returns at once, unless a peer is reading blocks that the forward needs now.
         """
         assert self._pushes is not None, "the engine steps before it has registered its caches"
         self._read_notes()
@@ -121,20 +121,20 @@ class WorkerHalf:
             self._pushes.begin(chunk)
 
     def wait_for_layer(self, layer_name: str) -> None:
-        """Waits until a layer of all that this step's forward loads is there, or is known to be lost."""
+        """Waits until a layer of every cache that this step's forward loads is here, or has failed."""
         assert self._fetches is not None
         while not self._fetches.wait_for_layer(layer_name, _READ_NOTES_EVERY_S):
             self._read_notes()
 
     def layer_done(self, layer_name: str) -> None:
-        """Lets one layer go that this step has computed."""
+        """Releases one layer that this step has computed."""
         assert self._pushes is not None
         if self._pushes.are_computed:
             self._read_notes()
             self._pushes.layer_done(layer_name)
 
     def step(self, step: Step) -> None:
-        """Does what the scheduler half asks for. Returns at once."""
+        """Carries out the scheduler half's orders. Returns at once."""
         assert self._regions is not None, "the engine steps before it has registered its caches"
         assert self._fetches is not None
         for grant in step.grants:
@@ -153,17 +153,17 @@ class WorkerHalf:
                 self._kept.note(note, self._agent.name, is_own=True)
 
     def after_forward(self, whole: bool) -> None:
-        """Lets all go that this step has computed, unless its forward failed."""
+        """Releases all layers that this step has computed, unless its forward failed (not `whole`)."""
         assert self._pushes is not None
         self._pushes.step_done(whole)
 
     def collect(self, finished_request_ids: set[str], num_running: int = 1) -> StepResults:
-        """Returns what has ended, each request once.
+        """Returns the requests that have ended, each once.
 
-        Caches that this step has begun to fetch are waited for, where they are expected within less than
-        it costs those that are computed here. An engine that has nothing to compute asks again and again:
-        its processes would take two cores from whoever computes what it waits for. There this waits for
-        news, for a moment.
+        Waits for caches that this step has begun to fetch, if the wait gains more than it costs the running
+        requests. An engine with nothing to compute calls this again and again; its processes would take two
+        cores from the processes that compute the prompt it waits for. So with no running request and nothing
+        ended, this waits a moment for news.
         """
         assert self._fetches is not None
         self._fetches.linger(num_running)
@@ -182,7 +182,7 @@ class WorkerHalf:
         return StepResults(sent, received, failed)
 
     def _rest(self) -> bool:
-        """Waits for news; returns whether any can come."""
+        """Waits a moment for news; returns whether any can come."""
         assert self._fetches is not None
         assert self._pushes is not None
         if self._fetches.rest(_REST_S):
@@ -209,7 +209,7 @@ class WorkerHalf:
                     self._pushes.note(peer, note)
 
     def take_news(self) -> News | None:
-        """Returns what the scheduler half should hear since the last call; None where there is nothing."""
+        """Returns the news for the scheduler half since the last call; None if there are none."""
         news = self._kept.take_news()
         if self._pushes is not None:
             news |= self._pushes.take_news()
@@ -222,9 +222,9 @@ class WorkerHalf:
     # ---- sleep ------------------------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Lets go of the caches, whose memory the engine gives away: the fence of all that moves.
+        """Ends all transfers and deregisters the caches, so that the engine may release their memory.
 
-        What was still fetched, pushed or kept ends as failed or given back, by the next `collect`.
+        The next `collect` returns running fetches as failed, and pushed or kept requests as given back.
         Idempotent.
         """
         if self._regions is None or self._fetches is None or self._pushes is None:
@@ -235,9 +235,9 @@ class WorkerHalf:
         self._regions.deregister()
 
     def wake(self) -> None:
-        """Registers the caches anew, where `sleep` let them go. Idempotent.
+        """Registers the caches again after `sleep`. Idempotent.
 
-        Sessions have lasted: peers are told of the new regions, and what they knew of the old ones fails.
+        The sessions are still open: peers learn of the new regions, and transfers with the old ones fail.
         """
         if self._regions is not None:
             self._regions.register()
@@ -245,7 +245,7 @@ class WorkerHalf:
     # ---- the end ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends everything: when it returns, no byte lands in the engine's caches any more."""
+        """Closes the agent and ends all transfers: when it returns, no byte lands in the engine's caches."""
         if self._fetches is not None:
             self._fetches.close()
         if self._pushes is not None:
