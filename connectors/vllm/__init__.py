@@ -1,8 +1,7 @@
-"""vLLM's KV connector: prefill on one engine, decode on another, the cache between them by kvxfer.
+"""vLLM's KV connector: one engine runs prefill, another runs decode, and kvxfer moves the cache.
 
-Used by ``--kv-transfer-config '{"kv_connector": "KvxferConnector", "kv_role": "kv_producer"}'``: the
-name is registered by the entry point ``vllm.general_plugins``. README.md has settings and what is
-supported.
+Enable it with ``--kv-transfer-config '{"kv_connector": "KvxferConnector", "kv_role": "kv_producer"}'``. The
+entry point ``vllm.general_plugins`` registers the name. README.md lists the settings and what is supported.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ _NAME = "KvxferConnector"
 
 
 def register() -> None:
-    """Makes the connector known to vLLM by its name. vLLM calls it in each of its processes."""
+    """Registers the connector's name with vLLM. vLLM calls this in each of its processes."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     try:
         KVConnectorFactory.register_connector(_NAME, __name__, _NAME)
     except ValueError:
-        pass  # a plug-in may be loaded twice in one process
+        pass  # vLLM may load a plug-in twice in one process
 
 
 def __getattr__(name: str) -> Any:
-    # The engine loads its plug-ins in processes that never make a connector.
+    # Imported on demand: the engine loads plug-ins in processes that never make a connector.
     if name == _NAME:
         from kvxfer.connectors.vllm.connector import KvxferConnector
 

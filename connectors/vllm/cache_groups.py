@@ -1,4 +1,4 @@
-"""The engine's cache groups, from its configuration."""
+"""Reads the engine's cache groups from its configuration."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from vllm.v1.kv_cache_interface import (
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.vllm.state_parts import part_names
 
-# Of one group.
+# Shapes of layers in one group.
 MAX_SHAPES: Final = 4
-# These and no kinds derived from them, which keep other things in a page.
+# Exactly these kinds: kinds derived from them keep other things in a page.
 _SUPPORTED = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecGroup(CacheGroup):
-    """A cache group as the engine describes it.
+    """A cache group with the engine's description of it.
 
     Attributes
     ----------
     spec
-        Of every one of its layers.
+        The engine's specification of each of its layers.
     part
-        Which part of its states this is (`kvxfer.connectors.vllm.state_parts`); "" is all.
+        The part of its states (`kvxfer.connectors.vllm.state_parts`); "" for whole rows.
     """
 
     spec: Any
@@ -40,7 +40,7 @@ class SpecGroup(CacheGroup):
 
 
 def groups_of(config: KVCacheConfig) -> tuple[SpecGroup, ...]:
-    """Returns the groups of an engine that are transferred.
+    """Returns the engine's groups that are transferred.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def groups_of(config: KVCacheConfig) -> tuple[SpecGroup, ...]:
     for index in config.transfer_group_ids:
         group = config.kv_cache_groups[index]
         spec = group.kv_cache_spec
-        # A draft's layers may have another shape than the model's. A stage may have none of a group.
+        # A draft's layers may differ in shape from the model's. A pipeline stage may lack layers of a group.
         layers: dict[Any, list[str]] = {} if group.layer_names else {spec: []}
         for name in group.layer_names:
             own = spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec

@@ -1,4 +1,4 @@
-"""Where the engine's cache tensors lie, as layouts."""
+"""Describes the engine's cache tensors as layouts."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _NULL_BLOCK: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """What tensors do not tell of an engine's cache.
+    """Facts about an engine's cache that its tensors do not show.
 
     Attributes
     ----------
     model
         Declared name of the model.
     cache_dtype
-        As the engine was told, e.g. ``"auto"`` or ``"fp8"``.
+        The engine's setting, e.g. ``"auto"`` or ``"fp8"``.
     total_heads
         KV heads of the model.
     num_blocks
         Of the engine's cache.
     packed_for
-        The instructions like which kernels lay out what a head has in a page; empty where they lay it
-        out as the tensor's axes say, token by token.
+        The CPU instruction set, if the kernels lay out a head's part of a page by it; empty if the order is
+        that of the tensor's axes, token by token.
     num_layers
-        Of the model; 0 where every worker has all.
+        Layers of the model; 0 if every worker has all of them.
     """
 
     model: str
@@ -52,7 +52,7 @@ class ModelCache:
 
     @classmethod
     def of(cls, config: VllmConfig, num_blocks: int, name: str) -> ModelCache:
-        """Returns what an engine's configuration says; `name` is what the user calls the model, or ""."""
+        """Reads an engine's configuration; `name` is the user's name for the model, or ""."""
         import torch
 
         model = config.model_config
@@ -62,7 +62,7 @@ class ModelCache:
             cache_dtype=str(config.cache_config.cache_dtype),
             total_heads=model.get_total_num_kv_heads(),
             num_blocks=num_blocks,
-            # The kernels of the CPU lay a page out as their instructions and its type like it.
+            # CPU kernels lay a page out by their instruction set and by its dtype.
             packed_for=str(torch.backends.cpu.get_cpu_capability()) if current_platform.is_cpu() else "",
             num_layers=model.hf_text_config.num_hidden_layers if is_staged else 0,
         )
@@ -74,13 +74,13 @@ def _declared(model: ModelConfig) -> str:
         for name in ("num_hidden_layers", "hidden_size", "vocab_size")
     )
     declared = f"{'+'.join(model.hf_config.architectures or ['?'])}/{sizes}"
-    # The commit, where the hub has told it; what the user asked for may be a branch, which moves on.
+    # Prefer the commit that the hub resolved: the user's revision may be a branch, which moves on.
     revision = getattr(model.revision, "resolved", model.revision)
     return f"{declared}/revision {revision}" if revision else declared
 
 
 def _declared_draft(config: VllmConfig) -> str:
-    """Returns what is declared of a draft model, whose layers are in the cache beside the model's."""
+    """Returns the declared name of a draft model, whose layers are in the cache beside the model's."""
     speculative = config.speculative_config
     if speculative is None or not speculative.uses_draft_kv_cache():
         return ""
@@ -90,7 +90,7 @@ def _declared_draft(config: VllmConfig) -> str:
 def memory_of(
     groups: Sequence[SpecGroup], caches: dict[str, Any], cache: ModelCache, place: Place
 ) -> list[CacheMemory]:
-    """Returns where the pages of each group are.
+    """Returns the memory that holds the pages of each group.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def memory_of(
 
 
 def _require_memory(group: SpecGroup, tensors: list[Any], place: Place) -> None:
-    """Refuses what a push would read before it is computed: whose kernels' stream nobody waits for."""
+    """Refuses tensors on another device: a push would not wait for that device's kernels."""
     expected = "cpu" if place.gpu is None else f"cuda:{place.gpu}"
     devices = sorted({str(tensor.device) for tensor in tensors} - {expected})
     if devices:
@@ -154,7 +154,7 @@ def _require_memory(group: SpecGroup, tensors: list[Any], place: Place) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Tensors of a group as `kvxfer.KVLayout.from_tensors` reads them, and what they do not tell."""
+    """A group's tensors as `kvxfer.KVLayout.from_tensors` reads them, with facts that they do not show."""
 
     views: list[Any]
     axes: str
@@ -168,16 +168,15 @@ def _tokens(group: SpecGroup, tensors: list[Any], cache: ModelCache, place: Plac
     num_pages, num_heads, *_ = tensors[0].shape
     latent = num_heads == 1 and getattr(group.spec, "head_size_v", 0) == 0
     if latent:
-        first_head, total_heads = 0, 1  # alike on every rank
+        first_head, total_heads = 0, 1  # equal on every rank
     elif num_heads == max(cache.total_heads // place.tp_size, 1):
         first_head, _ = heads_of(cache.total_heads, place.tp_size, place.tp_rank)
         total_heads = cache.total_heads
     else:
-        # Slots of the kernel's own: a shard matches the same shard alone.
+        # The kernel uses its own slots: a shard matches only the same shard.
         first_head, total_heads = place.tp_rank * num_heads, place.tp_size * num_heads
     dtype = _dtype(cache.cache_dtype)
-    # Nothing is converted on the way: the scales of a quantized cache are the engine's, and are
-    # not told to its connector.
+    # No conversion is possible: the engine does not give the scales of a quantized cache to its connector.
     declared = str(dtype or tensors[0].dtype)
     if cache.packed_for:
         views, axes = [tensor.view(num_pages, num_heads, -1) for tensor in tensors], "bhd"
@@ -193,7 +192,7 @@ def _states(group: SpecGroup, tensors: list[Any], place: Place) -> _Pages:
 
 
 def _stage(groups: Sequence[SpecGroup], cache: ModelCache, place: Place) -> dict[str, Any]:
-    """Returns which layers a worker has that shares the model's with others."""
+    """Returns the layers of a worker's pipeline stage; empty without pipeline parallelism."""
     if place.pp_size == 1:
         return {}
     if len(groups) != 1:

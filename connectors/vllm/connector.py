@@ -1,4 +1,4 @@
-"""The class that vLLM makes twice: beside its scheduler, and beside each worker."""
+"""The connector class: vLLM makes an instance beside its scheduler, and one beside each worker."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     """Hands requests' caches from a prefill to a decode engine.
 
-    Each method is the engine's verb; what it means here is said by `SchedulerHalf` and `WorkerHalf`,
-    of which an instance has the one that its role names.
+    vLLM calls each method; `SchedulerHalf` and `WorkerHalf` document what it does. An instance has the half
+    that its role names.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         groups = groups_of(kv_cache_config)
         _require_supported(vllm_config)
         engine_id = str(self._kv_transfer_config.engine_id)
-        # Block ids tell a request only where there is one group, and blocks can be computed anew from the
-        # first that is missing only where nothing before it has left a window.
+        # Failed block ids identify a request only if there is one group. The engine can recompute from the
+        # first failed block only if no earlier block has left a window.
         self._reports_blocks = len(kv_cache_config.kv_cache_groups) == 1 and not (
             groups[0].window or groups[0].is_state
         )
-        # A prompt's beginning may be here without its state: that comes with every handover. What a
-        # window looks at does not.
+        # The prefix cache may have a prompt's beginning without its state: every handover brings the state.
+        # A handover does not bring the blocks that a window looks at.
         self._brings_states = any(group.is_state for group in groups) and not any(
             group.window for group in groups
         )
@@ -88,7 +88,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 groups,
                 kv_cache_config.num_blocks,
                 settings,
-                # So the engine names data-parallel ranks, of which it may be told in no other way.
+                # The engine gives data-parallel ranks ids of this form; the rank may not be known otherwise.
                 shares_samples=re.search(r"_dp[0-9]+$", engine_id) is not None,
             )
         else:
@@ -109,7 +109,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        # Behind a MultiConnector it may be another child's; ours come with the first step then.
+        # In a MultiConnector this may be another child's metadata; then ours come with the first step.
         ours = {place: each.rank for place, each in metadata.items() if isinstance(each, RankMetadata)}
         if ours:
             self._deciding.set_ranks(ours)
@@ -206,12 +206,12 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        # A layer of which half a batch is computed (two batches overlapped) goes at the step's end.
+        # With two overlapped batches, a call means half a batch; then layers are released at the step's end.
         if self._saves_by_layer:
             self._moving.layer_done(layer_name)
 
     def wait_for_save(self) -> None:
-        # Called as well when the forward raised: what it computed is nobody's cache.
+        # vLLM also calls this when the forward raised; then its results must not be handed over.
         self._moving.after_forward(whole=sys.exc_info()[0] is None)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -230,8 +230,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        # A graph of a whole forward would not wait for what it loads. What a push lets go by layers goes
-        # at the end of such a one.
+        # A graph of a whole forward would not wait for loads layer by layer. Pushes do not need piecewise
+        # graphs: with a whole graph, their layers go at its end.
         return _settings(extra_config).waits
 
     # ---- sleep, from vLLM 0.33 on -----------------------------------------------------------
@@ -282,7 +282,7 @@ def _require_supported(config: VllmConfig) -> None:
 
 
 def _require_refusable(policy: str) -> None:
-    # A connector can end a request by a load that fails, and by nothing else.
+    # A connector can end a request only by failing its load.
     if policy != "fail":
         raise ValueError(
             f'require_transfer needs kv_load_failure_policy "fail", and it is "{policy}": with that vLLM '

@@ -1,4 +1,4 @@
-"""What goes between the halves, in the envelopes that the engine carries."""
+"""The messages between the two halves, in the types that the engine carries."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from kvxfer.connectors.common.step import News, OwnRank, Step
 
 @dataclass(slots=True)
 class StepMetadata(KVConnectorMetadata):
-    """What a step asks of the workers."""
+    """The orders for the workers in one step."""
 
     step: Step
 
 
 @dataclass(frozen=True)
 class RankMetadata(KVConnectorHandshakeMetadata):
-    """Where this worker's agent is."""
+    """This worker's agent."""
 
     rank: OwnRank
 
 
 @dataclass(frozen=True)
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    """What workers tell the scheduler half.
+    """The workers' report to the scheduler half.
 
     Attributes
     ----------
     ranks
-        Where their agents are, by (pipeline, tensor) rank: with a worker's first step as well, since a
-        MultiConnector passes on the handshake of one child alone.
+        The workers' agents, by (pipeline, tensor) rank. Each worker's first step carries its agent, because a
+        MultiConnector passes on the handshake of only one child.
     news
-        Of requests that are kept here.
+        News of requests that are kept here.
     """
 
     ranks: dict[tuple[int, int], OwnRank]
     news: News
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Adds another worker's."""
+        """Adds another worker's report."""
         assert isinstance(other, WorkerMetadata)
         return WorkerMetadata({**self.ranks, **other.ranks}, self.news | other.news)

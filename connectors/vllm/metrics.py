@@ -1,4 +1,4 @@
-"""What is counted, as the engine's log and its Prometheus metrics take it: ``vllm:kvxfer_...``."""
+"""The counters in the form of vLLM's log and Prometheus metrics: ``vllm:kvxfer_...``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS: Final[dict[str, Any]] = {"histogram": Histogram, "counter": Counter, "ga
 
 
 class TransferStatistics(Counts, KVConnectorStats):
-    """What one worker, or all of them, counted in an interval, as the engine passes it on."""
+    """The counts of one worker, or of all of them, in an interval, as the engine passes them on."""
 
     def aggregate(self, other: KVConnectorStats) -> TransferStatistics:
         self.add(other.data)
@@ -23,7 +23,7 @@ class TransferStatistics(Counts, KVConnectorStats):
 
 
 class Metrics(KVConnectorPromMetrics):
-    """The same for Prometheus."""
+    """The counters as Prometheus metrics."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Metrics(KVConnectorPromMetrics):
             )
             self._made.append(made)
             if not each.labels:
-                # Shown before anything has happened.
+                # Created now, so that Prometheus shows it before the first event.
                 for values in per_engine_labelvalues.values():
                     made.labels(*values)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Adds what one interval counted."""
+        """Adds the counts of one interval."""
         values = self.per_engine_labelvalues[engine_idx]
         for each, made in zip(METRICS, self._made, strict=True):
             each.observe(transfer_stats_data, partial(made.labels, *values))

@@ -11,10 +11,10 @@ from typing import Any, Final
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.request import Request, RequestStatus
 
-# As the engine calls samples: their number, and the request's name, with the eight digits that make it one
-# of a kind. Where a user has turned those off, names prove nothing.
+# The engine's name for a sample: its number, and the request's name with eight random digits. If the user has
+# turned the digits off, names prove nothing.
 _SAMPLE: Final = re.compile(r"[0-9]+_(.*-[0-9a-f]{8})", re.DOTALL)
-# As its server calls a chat, and the prompts of a completion: by what the router does (``X-Request-Id``).
+# The server's names for a chat and for the prompts of a completion, from the router's ``X-Request-Id``.
 _CHAT: Final = re.compile(r"(chatcmpl-.*)-[0-9a-f]{8}", re.DOTALL)
 _PROMPT: Final = re.compile(r"(cmpl-.*)-([0-9]+)-[0-9a-f]{8}", re.DOTALL)
 
@@ -24,7 +24,7 @@ _TRACE_PARENT: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 @cache
 def _streams_tell() -> bool:
-    """Whether what the engine's server streams has the parameters of a request: from vLLM 0.33 on."""
+    """Whether the server's streams carry a request's parameters: from vLLM 0.33 on."""
     from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
 
     return "kv_transfer_params" in CompletionStreamResponse.model_fields
@@ -32,7 +32,7 @@ def _streams_tell() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VllmRequest:
-    """One of them; `kvxfer.connectors.common.engine_request.EngineRequest` says what its members are."""
+    """Adapts vLLM's request; `kvxfer.connectors.common.engine_request.EngineRequest` has its members."""
 
     _own: Request
 
@@ -87,7 +87,7 @@ class VllmRequest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it came to its end, and was neither aborted nor refused."""
+        """Whether the request finished normally: it was neither aborted nor refused."""
         return self._own.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
     def beside_tokens(self, num_tokens: int) -> bytes:
@@ -96,10 +96,10 @@ class VllmRequest:
         return f"{media!r}{None if lora is None else lora.lora_name!r}".encode()
 
     def hold_back(self, num_tokens: int) -> bool:
-        """Takes the last tokens from a request that has just arrived; returns whether that can be done.
+        """Removes the last tokens from a request that has just arrived; returns whether it could.
 
-        It cannot where nothing would be left, and for prompts whose tokens decode computes in any case
-        (their log probabilities are asked for), that are not tokens, or that go on later.
+        It cannot if no token would be left, if the client asks for log probabilities of the prompt (decode
+        computes these prompts in any case), if the prompt is not tokens, or if it is continued later.
         """
         request = self._own
         if (
@@ -109,13 +109,13 @@ class VllmRequest:
             or request.resumable
         ):
             return False
-        # The list is the front end's as well.
+        # A new list, because the front end shares the old one.
         request.prompt_token_ids = request.prompt_token_ids[:-num_tokens]
         request.num_prompt_tokens -= num_tokens
         del request._all_token_ids[-num_tokens:]
-        # A hash of the last block may have counted them in.
+        # The last block's hash may include the removed tokens.
         del request.block_hashes[-1:]
         request.update_block_hashes()
-        # Another token would move the state on.
+        # A second sampled token would advance the state.
         request.max_tokens = 1
         return True

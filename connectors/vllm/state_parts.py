@@ -1,8 +1,9 @@
-"""What a row of states is made of: parts, each of which tensor parallelism divides by heads of its own.
+"""Splits a row of states into parts; tensor parallelism divides each part by its own heads.
 
-A row of Mamba2 or GDN is a convolution's last inputs (of three projections) and a state for each head.
-Ranks of one engine hold some heads of every part, so a row of one engine is no slice of another's, but
-its parts are. They are found from the row's shapes alone, as the engine's shape calculators make them.
+A row of Mamba2 or GDN holds a convolution's last inputs (of three projections) and a state for each head.
+Each rank holds some heads of every part. So a rank's row is not a slice of another engine's row, but each of
+its parts is a slice of that engine's part. The parts are derived from the row's shapes alone, which the
+engine's shape calculators make.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
-#: Projections that the convolution sees, in their order, and the state behind them.
+#: The projections that enter the convolution, in their order, and then the state.
 _PARTS: Final = {
     MambaAttentionBackendEnum.MAMBA2: ("x", "b", "c", "state"),
     MambaAttentionBackendEnum.GDN_ATTN: ("q", "k", "v", "state"),
@@ -30,11 +31,11 @@ class StatePart:
     views
         For each layer its tensor, with one axis for each letter of `axes`.
     axes
-        As `kvxfer.KVLayout.from_tensors` reads them: the inputs of a convolution are its tokens.
+        As `kvxfer.KVLayout.from_tensors` reads them: a convolution's inputs take the token axis.
     num_heads
-        That this rank holds.
+        Heads that this rank holds.
     declared
-        In words what two engines' parts must have alike, beside their sizes.
+        A text that must be equal at two engines, beside the parts' sizes.
     """
 
     views: list[Any]
@@ -44,7 +45,7 @@ class StatePart:
 
 
 def part_names(spec: MambaSpec) -> tuple[str, ...]:
-    """Returns the names of a row's parts; one, "", where it is moved whole and to the same shard alone."""
+    """Returns the names of a row's parts; only "" if the row moves whole, and only to the same shard."""
     return _PARTS[spec.mamba_type] if _sizes(spec) is not None else ("",)
 
 
@@ -86,7 +87,7 @@ def part_of(name: str, spec: MambaSpec, caches: list[Any]) -> StatePart:
 
 
 def _sizes(spec: MambaSpec) -> list[tuple[int, int]] | None:
-    """Returns (heads of this rank, dim of a head) of each part, or None where they cannot be told apart."""
+    """Returns (heads of this rank, dim of a head) of each part, or None if they cannot be determined."""
     if spec.mamba_type not in _PARTS or len(spec.shapes) != 2 or spec.tp_replicated:
         return None
     conv, state = spec.shapes
@@ -94,7 +95,7 @@ def _sizes(spec: MambaSpec) -> list[tuple[int, int]] | None:
         return None
     conv_dim = conv[_dim_axis(conv)]
     num_heads, rows, columns = state
-    # What is left of the convolution's inputs is two projections alike: B and C, or queries and keys.
+    # The remaining inputs of the convolution are two projections of equal size: B and C, or queries and keys.
     wide = num_heads * rows
     num_groups, rest = divmod(conv_dim - wide, 2 * columns)
     if rest or num_groups < 1:
@@ -105,5 +106,5 @@ def _sizes(spec: MambaSpec) -> list[tuple[int, int]] | None:
 
 
 def _dim_axis(conv: tuple[int, ...]) -> int:
-    """Returns which axis of a convolution's inputs is not time; either may come first. Inputs are few."""
+    """Returns the axis of a convolution's inputs that is not time: the longer one, because inputs are few."""
     return conv.index(max(conv))
