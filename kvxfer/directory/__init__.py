@@ -1,4 +1,4 @@
-"""Where agents find each other: names, and the entries of the agents that have them."""
+"""Directories, in which agents find each other by name."""
 
 from kvxfer.directory.change import Change, ChangeKind
 from kvxfer.directory.entry import Entry

@@ -1,4 +1,4 @@
-"""What has become of an agent's entry in a directory, and what a slow reader still has to be told."""
+"""Changes of directory entries, and the queue of changes that a slow reader has not read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvxfer.directory.entry import Entry
 
 
 class ChangeKind(StrEnum):
-    """What happened to a name. Members equal the words they show."""
+    """What happened to a name. Each member equals its word."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -23,9 +23,9 @@ class Change:
     Attributes
     ----------
     kind
-        ``CHANGED`` also where a successor has taken the name: its incarnation is another.
+        ``CHANGED`` also if a successor has taken the name; its incarnation differs.
     entry
-        As it is now; where it was removed, as the reader knew it last.
+        The entry as it is now; after a removal, the entry as the reader knew it last.
     """
 
     kind: ChangeKind
@@ -33,11 +33,13 @@ class Change:
 
 
 class Pending:
-    """Changes that a reader has not taken: one for each name, so that a reader who does not read costs
-    no more than the names that it knows and those that are there.
+    """Changes that a reader has not taken.
 
-    What happened to a name since the reader was last told of it becomes one change, in the place of its
-    first; what came and went meanwhile is none.
+    There is at most one for each name. So a reader that stops reading costs at most the names that it knows
+    and the names that exist.
+
+    All changes of a name since the reader last took one become one change, in the place of the first. A name
+    that came and went meanwhile is no change.
     """
 
     def __init__(self) -> None:
@@ -47,7 +49,7 @@ class Pending:
         return len(self._changes)
 
     def add(self, kind: ChangeKind, entry: Entry) -> None:
-        """Notes what has become of a name."""
+        """Records a change of a name."""
         before = self._changes.get(entry.name)
         if before is not None and before.kind is ChangeKind.ADDED:
             if kind is ChangeKind.REMOVED:
@@ -59,7 +61,7 @@ class Pending:
         self._changes[entry.name] = Change(kind, entry)
 
     def take(self) -> Change | None:
-        """Returns the oldest, or None."""
+        """Returns the oldest change, or None."""
         for name in self._changes:
             return self._changes.pop(name)
         return None

@@ -1,4 +1,4 @@
-"""What a directory elsewhere is asked for: its entries, what changes of them, and two writes."""
+"""The protocol of remote directories: entries, their changes, and two writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvxfer.directory.entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All entries that are there, by name, as of `revision`."""
+    """All entries, by name, as of `revision`."""
 
     entries: dict[str, Entry]
     revision: int
@@ -19,7 +19,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One name's entry from `revision` on; None where there is none any more."""
+    """One name's entry from `revision` on; None if it was removed."""
 
     name: str
     entry: Entry | None
@@ -27,13 +27,14 @@ class Update:
 
 
 class Distant(Protocol):
-    """Entries that lie elsewhere. Its methods run on one event loop, and each ends within some seconds.
+    """Entries in another process. Methods run on one event loop, and each ends within some seconds.
 
-    Revisions are those of the entries together; a later change has a greater one, as long as the contact
-    lasts. That of a write is its change's, or a later one of other names alone.
+    A revision counts changes of all entries together; as long as the contact lasts, a later change has a
+    greater revision. The revision of a write is that of its change, or a later one in which only other names
+    changed.
 
-    Every method raises `PeerError` (``unreachable``) where it got no answer; `MirroredDirectory` then begins
-    anew, with `renew` and `snapshot`.
+    Every method raises `PeerError` (``unreachable``) if it gets no answer; `MirroredDirectory` then starts
+    anew with `renew` and `snapshot`.
     """
 
     where: str
@@ -43,26 +44,28 @@ class Distant(Protocol):
         ...
 
     def updates(self, after: int) -> AsyncIterator[Sequence[Update]]:
-        """Yields what changes behind a revision, without end; it ends where a snapshot has to be taken."""
+        """Yields the changes after a revision; ends only if a new snapshot is necessary."""
         ...
 
     async def publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> int | None:
-        """Has `entry` there, as `Directory.publish` says; returns its revision, None where it is not.
+        """Publishes `entry`, as in `Directory.publish`; returns its revision, or None if it was refused.
 
-        With a `ttl_s` of None it stays for as long as `keep` is called.
+        With a `ttl_s` of None the entry stays as long as `keep` is called.
         """
         ...
 
     async def withdraw(self, name: str, incarnation: bytes) -> int:
-        """Forgets the entry if it is this incarnation's; returns the revision of that, or one before."""
+        """Removes the entry if it is this incarnation's; returns the revision of the removal, or an earlier
+        one.
+        """
         ...
 
     async def keep(self) -> bool:
-        """Keeps what was published without a time; False where it is lost and has to be published again."""
+        """Renews entries without a `ttl_s`; False if they are lost and must be published again."""
         ...
 
     async def renew(self) -> None:
-        """Drops connections: those that come may lead to another server, with certificates read anew."""
+        """Drops connections. New ones may lead to another server, and read certificates again."""
 
     async def close(self) -> None:
-        """Ends what `keep` kept, if it is answered, and drops connections."""
+        """Removes the entries that `keep` renewed, if the server answers, and drops connections."""

@@ -1,4 +1,4 @@
-"""Whose an agent is and where: what a directory keeps of it, in a form that travels."""
+"""Directory entries: an agent's name, address and incarnation, in a form that can be sent."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ ENTRY_VERSION: Final = 1
 # native/core/control/wire.h: kMaxName.
 MAX_NAME_NBYTES: Final = 128
 INCARNATION_NBYTES: Final = 16
-#: Of keys and values together: a role, a model, a zone; no place for load or caches.
+#: Limit of keys and values together, enough for a role, a model, a zone. Do not put load or cache contents
+#: here.
 MAX_METADATA_NBYTES: Final = 4096
 MAX_METADATA_ITEMS: Final = 32
-# JSON spells a byte with six letters at most.
+# JSON needs at most six letters for a byte.
 _MAX_NBYTES: Final = 8 * MAX_METADATA_NBYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One life of an agent: its name, and at which address others reach it. Says nothing of rights.
+    """One incarnation of an agent: its name, and the address where peers reach it. Grants no rights.
 
     Attributes
     ----------
     name
-        The agent's, 1 to 128 bytes.
+        The agent's name, 1 to 128 bytes.
     address
-        ``"tcp://host:port"``; ``""`` of one that accepts nobody, or whose address is not known.
+        ``"tcp://host:port"``; ``""`` if the agent accepts no peers, or its address is unknown.
     incarnation
-        16 bytes: an agent that was restarted under the same name has others.
+        16 bytes: an agent that was restarted under the same name has different ones.
     metadata
-        What its user says of it, read-only: at most 32 texts by name, 4096 bytes together.
+        Its user's facts about the agent, read-only: at most 32 texts by name, 4096 bytes together.
 
     Raises
     ------
@@ -71,16 +72,16 @@ class Entry:
         object.__setattr__(self, "metadata", MappingProxyType(items))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The view of the metadata cannot be pickled: engines send entries to their workers.
+        # Engines pickle entries for their workers, but the view of the metadata cannot be pickled.
         return Entry, (self.name, self.address, self.incarnation, dict(self.metadata))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as a JSON object with a version, e.g. to lie within another document."""
+        """Returns the entry as a versioned JSON object, e.g. as part of another document."""
         return _SCHEMA.document(self)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Entry:
-        """Reads what `to_dict` of this version or another wrote; a stranger's object is safe to pass.
+        """Reads what `to_dict` of this or another version wrote. Untrusted objects are safe to pass.
 
         Raises
         ------
@@ -95,7 +96,7 @@ class Entry:
 
     @classmethod
     def from_bytes(cls, encoded: bytes) -> Entry:
-        """Reads what `to_bytes` of this version or another wrote, as `from_dict` does."""
+        """Reads what `to_bytes` of this or another version wrote, as `from_dict` does."""
         return cls(**_SCHEMA.decode(encoded, _MAX_NBYTES))
 
 

@@ -20,33 +20,33 @@ _DEFAULT_PREFIX: Final = "kvxfer"
 _URL: Final = re.compile(r"etcd://([A-Za-z0-9._:,\[\]-]+)(?:/([^?#]*))?(?:\?([^#]*))?")
 _SERVER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _OPTIONS: Final = ("ca", "certificate", "key", "tls")
-# Two calls of `keep` may fail, and the third comes in time.
+# Two calls of `keep` may fail; the third still comes in time.
 _OWN_TTL_S: Final = math.ceil(3 * KEEP_EVERY_S) + 1
-# etcd takes no longer ones.
+# etcd's limit.
 _LONGEST_TTL_S: Final = 9_000_000_000
-# A cluster has fewer agents; what lies under the prefix beyond these is not read.
+# A cluster has fewer agents; further keys under the prefix are not read.
 _MOST_ENTRIES: Final = 65_536
 _MOST_WARNINGS: Final = 64
 
 
 class EtcdDirectory(MirroredDirectory):
-    """A `Directory` in an etcd cluster, by its HTTP gateway (etcd 3.4 or later), with a copy here.
+    """A `Directory` in an etcd cluster, through its HTTP gateway (etcd 3.4 or later), with a local copy.
 
-    Each entry is a key, ``PREFIX/agents/NAME``, that ends with a lease, so an agent that dies is forgotten:
-    after its ``directory_ttl_s``, or ten seconds where it names none. How the copy follows, what happens
-    while etcd is away, and what `close` does, `MirroredDirectory` says.
+    Each entry is a key, ``PREFIX/agents/NAME``, with an etcd lease. So the entry of an agent that dies is
+    removed after its ``directory_ttl_s``, or after ten seconds if it has none. `MirroredDirectory` explains
+    how the copy follows etcd, what happens while etcd is away, and what `close` does.
 
     Parameters
     ----------
     url
         ``etcd://host:port[,host:port...][/PREFIX][?ca=FILE&certificate=FILE&key=FILE]``. With ``ca`` or
-        ``certificate`` it speaks TLS (``tls=1``: by the system's authorities). Clusters of agents that
-        shall not meet have different prefixes; the default is ``kvxfer``.
+        ``certificate`` it uses TLS (``tls=1``: with the system's authorities). Use different prefixes for
+        clusters of agents that must not meet; the default is ``kvxfer``.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: it is no such URL. Whether etcd answers shows later (`away`).
+        ``invalid-argument``: `url` is not such a URL. Whether etcd answers shows later (`away`).
     """
 
     def __init__(self, url: str) -> None:
@@ -55,7 +55,7 @@ class EtcdDirectory(MirroredDirectory):
 
 
 class Place(NamedTuple):
-    """What a URL says."""
+    """The parts of a URL."""
 
     servers: tuple[str, ...]
     prefix: str
@@ -80,7 +80,7 @@ class Place(NamedTuple):
 
 
 class _Life(NamedTuple):
-    """One incarnation's lease of its own."""
+    """The etcd lease of one incarnation."""
 
     incarnation: bytes
     ttl_s: int
@@ -107,7 +107,7 @@ class EtcdEntries:
         return Snapshot({entry.name: entry for entry in found if entry is not None}, revision)
 
     async def updates(self, after: int) -> AsyncIterator[Sequence[Update]]:
-        """Yields what changes behind a revision."""
+        """Yields the changes after a revision."""
         self._followed = self._gateway.server
         async for events in self._gateway.watch(self._prefix, self._end, after + 1):
             yield [
@@ -116,7 +116,7 @@ class EtcdEntries:
             ]
 
     async def publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> int | None:
-        """Has `entry` there unless another incarnation's may not be replaced."""
+        """Publishes `entry`, unless another incarnation has the name and must not be replaced."""
         key = self._key(entry.name)
         while True:
             pairs, _ = await self._gateway.range(key)
@@ -139,7 +139,7 @@ class EtcdEntries:
                 return written
 
     async def _lease_of(self, entry: Entry, ttl_s: float | None) -> int:
-        """Returns a lease with a whole time before it; one that is no longer right ends."""
+        """Returns a lease with its full time left; revokes a lease that no longer fits."""
         life = self._lives.get(entry.name)
         ttl = None if ttl_s is None else min(math.ceil(ttl_s), _LONGEST_TTL_S)
         is_same = life is not None and (life.incarnation, life.ttl_s) == (entry.incarnation, ttl)
@@ -153,7 +153,7 @@ class EtcdEntries:
         return lease
 
     async def withdraw(self, name: str, incarnation: bytes) -> int:
-        """Forgets the entry if it is this incarnation's."""
+        """Removes the entry if it is this incarnation's."""
         key = self._key(name)
         written: int | None = None
         while written is None:
@@ -170,7 +170,7 @@ class EtcdEntries:
         return written
 
     async def keep(self) -> bool:
-        """Keeps the lease of what was published without a time; without one, asks whether etcd answers."""
+        """Renews the leases of entries without a `ttl_s`; if there are none, checks whether etcd answers."""
         kept = True
         if not self._own_lease:
             await self._gateway.range(self._prefix, limit=1)
@@ -178,7 +178,7 @@ class EtcdEntries:
             self._own_lease = 0
             kept = False
         if self._followed and self._followed != self._gateway.server:
-            # It may be cut off from the others, and tell of nothing any more.
+            # The server may be cut off from the other servers, and then reports no more changes.
             raise PeerError(f"etcd at {self._followed}, which was followed, is silent", code="unreachable")
         return kept
 
@@ -188,7 +188,7 @@ class EtcdEntries:
         await self._gateway.close()
 
     async def close(self) -> None:
-        """Ends what was published without a time."""
+        """Removes the entries that were published without a `ttl_s`."""
         try:
             if self._own_lease:
                 await self._gateway.revoke(self._own_lease)
@@ -209,7 +209,7 @@ class EtcdEntries:
         return key[len(self._prefix) :].decode(errors="surrogatepass")
 
     def _entry(self, pair: Pair) -> Entry | None:
-        """Returns what is written there, if it is an entry of that name: others may write there too."""
+        """Returns the pair's entry if it is one of that name; other programs may write such keys too."""
         try:
             entry = Entry.from_bytes(pair.value)
             if self._key(entry.name) == pair.key:

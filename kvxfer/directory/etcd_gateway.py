@@ -1,4 +1,6 @@
-"""etcd's HTTP gateway (v3): the few of its calls that a directory needs, at whichever server answers."""
+"""Client of etcd's HTTP gateway (v3), with the few calls that a directory needs; uses any server that
+answers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import httpx
 
 from kvxfer.errors import PeerError
 
-# A server that is stopped or cut off is given up after so long, and the next one asked.
+# After this time the client gives up a server that is stopped or cut off, and tries the next.
 _CONNECT_S: Final = 1.0
 _ANSWER_S: Final = 2.0
 # Of gRPC.
@@ -22,12 +24,12 @@ _NOT_FOUND: Final = 5
 
 
 class LeaseGoneError(PeerError):
-    """The lease that a key was to end with has ended."""
+    """The lease for a key has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files by which TLS is spoken; ``""`` for the system's authorities, and for no certificate of ours."""
+    """Files for TLS; ``""`` for the system's authorities, and for no certificate of our own."""
 
     ca: str = ""
     certificate: str = ""
@@ -44,7 +46,7 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A key with its value, the revision that wrote it, and the lease that it ends with (0: none)."""
+    """A key with its value, the revision that wrote it, and its lease (0: none)."""
 
     key: bytes
     value: bytes
@@ -53,7 +55,7 @@ class Pair:
 
 
 class _Connections:
-    """Connections that are dropped when their last user is done: one that opens meanwhile would stay open."""
+    """Connections that are dropped when their last user is done, so that none stays open."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -76,9 +78,9 @@ class _Connections:
 
 
 class EtcdGateway:
-    """Calls servers of one cluster, the one that answered last first. Of one event loop.
+    """Calls servers of one cluster, first the one that answered last. Belongs to one event loop.
 
-    Every method raises `PeerError` (``unreachable``) where no server answers, within some seconds.
+    Every method raises `PeerError` (``unreachable``) within some seconds if no server answers.
 
     Parameters
     ----------
@@ -95,16 +97,16 @@ class EtcdGateway:
 
     @property
     def where(self) -> str:
-        """The servers, in words."""
+        """The servers, for messages."""
         return "etcd at " + ", ".join(self._servers)
 
     @property
     def server(self) -> str:
-        """The one that answered last."""
+        """The server that answered last."""
         return self._servers[0]
 
     async def range(self, key: bytes, end: bytes | None = None, limit: int = 0) -> tuple[list[Pair], int]:
-        """Returns the pairs from `key` to before `end`, or that of `key` alone; and the store's revision."""
+        """Returns the pairs from `key` to before `end`, or only that of `key`; and the store's revision."""
         asked: dict[str, Any] = {"key": _text(key), "limit": str(limit)}
         if end is not None:
             asked["range_end"] = _text(end)
@@ -112,7 +114,7 @@ class EtcdGateway:
         return [_pair(each) for each in answer.get("kvs", ())], _revision(answer)
 
     async def put_if(self, key: bytes, value: bytes, lease: int, revision: int) -> int | None:
-        """Writes `key` if `revision` wrote it last (0: if it is not there); returns the new revision."""
+        """Writes `key` if `revision` wrote it last (0: if it does not exist); returns the new revision."""
         put = {"key": _text(key), "value": _text(value), "lease": str(lease)}
         return await self._if(key, revision, {"request_put": put})
 
@@ -131,11 +133,11 @@ class EtcdGateway:
         return _revision(answer) if answer.get("succeeded") else None
 
     async def grant(self, ttl_s: int) -> int:
-        """Makes a lease; keys that it has end with it."""
+        """Makes a lease; etcd removes its keys when it ends."""
         return int((await self._call("lease/grant", {"TTL": str(ttl_s)}))["ID"])
 
     async def keep_alive(self, lease: int) -> bool:
-        """Begins a lease's time anew; False where it has ended."""
+        """Renews a lease; False if it has ended."""
         answer = await self._call("lease/keepalive", {"ID": str(lease)})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
@@ -147,7 +149,9 @@ class EtcdGateway:
     async def watch(
         self, key: bytes, end: bytes, revision: int
     ) -> AsyncGenerator[list[tuple[Pair, bool]], None]:
-        """Yields pairs that were written (True) or deleted since `revision`; ends where that is forgotten."""
+        """Yields pairs that were written (True) or deleted since `revision`; ends if etcd has compacted
+        that.
+        """
         asked = {
             "create_request": {
                 "key": _text(key),
@@ -178,7 +182,7 @@ class EtcdGateway:
         raise self._unreachable({server: "it ended the watch"})
 
     async def close(self) -> None:
-        """Drops connections. Later calls make others, by certificates that are read anew."""
+        """Drops connections. Later calls make new ones, and read the certificates again."""
         if (connections := self._connections) is not None:
             self._connections = None
             await connections.drop()
@@ -211,7 +215,7 @@ class EtcdGateway:
             except OSError as error:  # ssl.SSLError is one
                 raise PeerError(f"certificates for {self.where}: {error}", code="unreachable") from error
             timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
-            # Proxies of the environment are for the web.
+            # The environment's proxies are for the web, so they are not used.
             self._connections = _Connections(
                 httpx.AsyncClient(verify=verify, timeout=timeout, trust_env=False)
             )

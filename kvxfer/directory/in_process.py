@@ -1,4 +1,4 @@
-"""A directory for agents of one process: tests, and engines that share one."""
+"""A directory for agents of one process: for tests, and for engines that share a process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _NEVER: Final = math.inf
-# Deadlines of entries that are gone are kept until there are so many more than entries.
+# Deadlines of removed entries are kept until there are this many more deadlines than entries.
 _SPARE_DEADLINES: Final = 64
 
 
 @dataclass(slots=True)
 class _Held:
-    """An entry, when it ends, and the earliest time at which `InProcessDirectory` looks whether it has."""
+    """An entry, the time when it ends, and the earliest time when `InProcessDirectory` checks that."""
 
     entry: Entry
     ends_at: float = _NEVER
@@ -35,13 +35,13 @@ class _Held:
 class InProcessDirectory:
     """Entries in a dictionary. Thread-safe; see `kvxfer.directory.Directory`.
 
-    It has no thread: entries whose time is over are forgotten by the next call, and those who wait sleep
-    no longer than until the next entry ends.
+    It has no thread: the next call removes entries whose time is over, and waiters sleep at most until the
+    next entry ends.
 
     Parameters
     ----------
     clock
-        Seconds, monotonic: what ``ttl_s`` is counted by.
+        Monotonic clock in seconds, for ``ttl_s``.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,8 +57,8 @@ class InProcessDirectory:
         return f"<InProcessDirectory {', '.join(entry.name for entry in self.list()) or 'empty'}>"
 
     def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
-        """Makes `entry` the one of its name, and wakes those who wait for it."""
-        # `not >`: NaN is no time either.
+        """Makes `entry` the one of its name, and wakes its waiters."""
+        # `not >` also refuses NaN.
         if ttl_s is not None and not ttl_s > 0:
             raise invalid(f"ttl_s is {ttl_s!r}, not a positive number of seconds")
         with self._lock:
@@ -76,13 +76,13 @@ class InProcessDirectory:
             self._look_at(held)
             waiting = self._waiting.pop(entry.name, [])
         for future in waiting:
-            # False: its waiter has given up between the two.
+            # False: the waiter has given up meanwhile.
             if future.set_running_or_notify_cancel():
                 future.set_result(entry)
         return True
 
     def withdraw(self, name: str, incarnation: bytes) -> None:
-        """Forgets the entry of `name` if it is this incarnation's."""
+        """Removes the entry of `name` if it is this incarnation's."""
         with self._lock:
             self._forget_ended()
             held = self._held.get(name)
@@ -128,7 +128,7 @@ class InProcessDirectory:
         return self._watch(prefix, timeout_s)
 
     def end(self, why: str) -> None:
-        """Raises `PeerError` (``unreachable``) with `why` to those who wait, and to those who come later."""
+        """Raises `PeerError` (``unreachable``) with `why` in all present and future waits."""
         with self._lock:
             self._ended = why
             waiting = [future for futures in self._waiting.values() for future in futures]
@@ -181,7 +181,9 @@ class InProcessDirectory:
         return watch
 
     def _news(self, watch: _Watch) -> Change | tuple[Future[None], float]:
-        """Returns the next change; or what a reader sleeps on, and how long until an entry ends."""
+        """Returns the next change; or a future for the reader to sleep on, and the time until an entry
+        ends.
+        """
         from concurrent.futures import Future
 
         with self._lock:
@@ -202,7 +204,7 @@ class InProcessDirectory:
                 watch.wake()
 
     def _look_at(self, held: _Held) -> None:
-        """Makes sure that somebody looks when an entry ends: at that time, or at an earlier one anew."""
+        """Ensures a check when an entry ends: at that time, or at an earlier time that sets a new check."""
         if held.ends_at >= held.looked_at:
             return
         if len(self._deadlines) > 2 * len(self._held) + _SPARE_DEADLINES:
@@ -215,16 +217,16 @@ class InProcessDirectory:
         heapq.heappush(self._deadlines, (held.ends_at, held.entry.name))
         if is_first:
             for watch in self._watches:
-                watch.wake()  # which sleeps for too long
+                watch.wake()  # its sleep would be too long
 
     def _forget_ended(self) -> float:
-        """Forgets the entries whose time is over; returns the time."""
+        """Removes the entries whose time is over; returns the present time."""
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             looked_at, name = heapq.heappop(self._deadlines)
             held = self._held.get(name)
             if held is None or held.looked_at != looked_at:
-                continue  # of an entry that is gone, or is looked at otherwise
+                continue  # the entry is gone, or has another check
             if held.ends_at <= now:
                 self._forget(held)
             else:
@@ -238,7 +240,7 @@ class InProcessDirectory:
 
 
 class _Watch:
-    """What one reader of a `InProcessDirectory` has not taken yet, and the reader's sleep."""
+    """One reader's pending changes of an `InProcessDirectory`, and the reader's sleep."""
 
     def __init__(self, directory: InProcessDirectory, prefix: str, timeout_s: float | None) -> None:
         self.prefix = prefix
@@ -248,7 +250,7 @@ class _Watch:
         self._timeout_s = _NEVER if timeout_s is None else timeout_s
 
     def wake(self) -> None:
-        """Ends the reader's sleep. Called under the directory's lock, which no callback of a sleep takes."""
+        """Ends the reader's sleep. Called under the directory's lock; no sleep's callback takes that lock."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None and waiter.set_running_or_notify_cancel():
             waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""A directory elsewhere, with a copy of its entries here that look-ups are answered from."""
+"""A remote directory with a local copy of its entries, from which look-ups are answered."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from kvxfer.loop_thread import LoopThread
 
 _T = TypeVar("_T")
 
-#: How often it asks whether the other end still answers, and keeps what it published without a time.
+#: Interval of checks that the remote end answers, and of renewals of entries without a `ttl_s`.
 KEEP_EVERY_S: Final = 3.0
-# Longer than any one call to the other end takes, which has limits of its own.
+# Longer than any call to the remote end takes; these calls have limits of their own.
 _CALL_S: Final = 15.0
-# Until the first answer, `list` waits.
+# How long `list` waits for the first answer.
 _FIRST_ANSWER_S: Final = 5.0
-# Revisions of names that are gone are kept until there are so many more than names.
+# Revisions of removed names are kept until there are this many more revisions than names.
 _SPARE_REVISIONS: Final = 1024
-# Between attempts to be answered again; up to half longer, so that agents do not come all at once.
+# Pause between attempts to reconnect; up to half longer, so that agents do not come all at once.
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 1.0
 
 
 class MirroredDirectory:
-    """A `Directory` whose entries lie elsewhere.
+    """A `Directory` whose entries are in another process.
 
-    One thread follows the other end and keeps a copy, which `list`, `resolve` and `watch` are answered from:
-    a look-up costs a dictionary's, and goes on while the other end is away, with what was known then. An
-    entry names an incarnation, so an old one leads to no other agent: `Agent.connect` refuses whom it does
-    not mean. Writes wait for the other end's answer, and are in the copy then.
+    One thread follows the remote end and keeps a copy. `list`, `resolve` and `watch` read the copy: a look-up
+    costs as much as one in a dictionary. It also works while the remote end is away, with the last known
+    entries. An outdated entry cannot lead to a wrong agent, because it names an incarnation and
+    `Agent.connect` refuses any other. Writes wait for the remote end's answer, and are then in the copy.
 
-    What is published without a time is kept until `close`, and published again where the other end lost it,
-    unless another agent has taken the name. A process that dies without `close` is forgotten in seconds.
+    An entry that is published without a `ttl_s` is kept until `close`. If the remote end loses it, it is
+    published again, unless another agent has taken the name. The entries of a process that dies without
+    `close` are removed in seconds.
 
     Parameters
     ----------
     distant
-        The other end, of which this object has all calls.
+        The remote end. Only this object may call it.
     """
 
     def __init__(self, distant: Distant) -> None:
@@ -56,7 +57,8 @@ class MirroredDirectory:
         self._copy = InProcessDirectory()
         self._known: dict[str, Entry] = {}
         self._kept: dict[str, Entry] = {}  # published here without a time
-        # By name, of what was applied last in this contact: answers to writes and the news come in any order.
+        # Revision by name that was applied last in this contact: answers to writes and updates come in any
+        # order.
         self._revisions: dict[str, int] = {}
         self._num_writing = 0
         self._answered = threading.Event()
@@ -80,16 +82,16 @@ class MirroredDirectory:
 
     @property
     def away(self) -> str:
-        """Since when the other end is not heard, and why, in words; ``""`` while it is."""
+        """A message that says since when and why the remote end does not answer; ``""`` while it answers."""
         if (since := self._lost_at) is None:
             return ""
         return f"not heard for {time.monotonic() - since:.1f} s: {self._why}"
 
     def close(self) -> None:
-        """Forgets what was published here without a time, and stops following. Idempotent.
+        """Removes entries that were published here without a `ttl_s`, and stops following. Idempotent.
 
-        Whoever waits for a name or a change gets `PeerError`. Close the agents that use it before: they
-        withdraw their entries.
+        Calls that wait for a name or a change raise `PeerError`. Close the agents that use this directory
+        first: they withdraw their entries.
         """
         if self._closed:
             return
@@ -102,14 +104,14 @@ class MirroredDirectory:
     # ---- Directory --------------------------------------------------------------------------
 
     def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
-        """Makes `entry` the one of its name there, and has it in the copy."""
+        """Makes `entry` the one of its name at the remote end and in the copy."""
         # `not >`: NaN is no time either.
         if ttl_s is not None and not ttl_s > 0:
             raise invalid(f"ttl_s is {ttl_s!r}, not a positive number of seconds")
         return self._call(self._publish(entry, ttl_s, replace))
 
     def withdraw(self, name: str, incarnation: bytes) -> None:
-        """Forgets the entry of `name` there if it is this incarnation's."""
+        """Removes the entry of `name` at the remote end if it is this incarnation's."""
         self._call(self._withdraw(name, incarnation))
 
     async def resolve(self, name: str, timeout_s: float) -> Entry:
@@ -129,7 +131,8 @@ class MirroredDirectory:
     def list(self, prefix: str = "") -> tuple[Entry, ...]:
         """Returns the entries whose names begin with `prefix`, in the order of their names.
 
-        As they were known last; before the other end has answered once it waits for up to five seconds.
+        The result is the last known state. Before the remote end's first answer the call waits for up to five
+        seconds.
         """
         if not self._answered.wait(_FIRST_ANSWER_S):
             raise PeerError(f"the directory at {self._distant.where} is {self.away}", code="unreachable")
@@ -177,7 +180,7 @@ class MirroredDirectory:
     async def _withdraw(self, name: str, incarnation: bytes) -> None:
         kept = self._kept.get(name)
         if kept is not None and kept.incarnation == incarnation:
-            del self._kept[name]  # also where it is not answered: it ends with its lease
+            del self._kept[name]  # even without an answer: the entry ends with its lease
         with self._writing():
             revision = await self._thread.answer(self._distant.withdraw(name, incarnation))
             known = self._known.get(name)
@@ -195,9 +198,9 @@ class MirroredDirectory:
     # ---- following, on the loop -------------------------------------------------------------
 
     async def _one_contact(self) -> None:
-        """Follows the other end from a snapshot on until it is not heard any more, which it raises."""
+        """Follows the remote end from a snapshot on; raises when the remote end does not answer any more."""
         await self._keep_all()
-        self._revisions.clear()  # another server may count anew
+        self._revisions.clear()  # another server may count from the start
         snapshot = await self._thread.answer(self._distant.snapshot())
         self._take(snapshot)
         self._heard()
@@ -277,13 +280,13 @@ class MirroredDirectory:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                await self._one_contact()  # it ends where a snapshot has to be taken
+                await self._one_contact()  # returns if a new snapshot is necessary
             except Exception as error:
                 if self._lost_at is None:
                     pause_s = _FIRST_PAUSE_S
                 self._lost(error)
                 await self._distant.renew()
-            # In either case: an end that refuses each time costs little.
+            # In either case, so that a remote end that always refuses costs little.
             await asyncio.sleep(pause_s * random.uniform(1.0, 1.5))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -1,4 +1,4 @@
-"""What an agent and its user ask of a directory."""
+"""The protocol that every directory implements."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from kvxfer.directory.entry import Entry
 class Directory(Protocol):
     """Names and the entries of the agents that have them. All methods may be called from any thread.
 
-    A directory is a convenience, not an authority: who an agent is, it proves in the handshake. One that
-    is elsewhere may be slow, and every method may raise `PeerError` (``unreachable``) or `OSError`; agents
-    bear with both. ``kvxfer.testing.directories`` has the checks that each has to pass.
+    A directory is a convenience, not an authority: agents prove their identity in the handshake. A remote
+    directory may be slow, and each method may raise `PeerError` (``unreachable``) or `OSError`; agents
+    tolerate both. ``kvxfer.testing.directories`` has the checks that each directory must pass.
     """
 
     def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
-        """Makes `entry` the one of its name, and returns whether it is.
+        """Makes `entry` the one of its name, and returns whether it now is.
 
         Parameters
         ----------
         entry
-            Published again by the same incarnation it takes the place of the older one, and its time begins
-            anew.
+            The entry to publish. If the same incarnation publishes again, this entry replaces the older one
+            and its time starts anew.
         ttl_s
-            How long it stays without being published again, on the directory's monotonic clock; None for
-            ever.
+            How long the entry stays without being published again, on the directory's monotonic clock; None
+            for ever.
         replace
-            Whether it takes the place of another incarnation's. False renews: a successor that has taken the
-            name keeps it, and False is returned.
+            Whether it replaces another incarnation's entry. With False the call only renews: if a successor
+            has taken the name, the successor keeps it, and the call returns False.
         """
         ...
 
     def withdraw(self, name: str, incarnation: bytes) -> None:
-        """Forgets the entry of `name` if it is this incarnation's; a successor's stays."""
+        """Removes the entry of `name` if it is this incarnation's; a successor's entry stays."""
 
     async def resolve(self, name: str, timeout_s: float) -> Entry:
         """Returns the entry of `name`, waiting for it to be published.
@@ -57,10 +57,11 @@ class Directory(Protocol):
         ...
 
     def watch(self, prefix: str = "", timeout_s: float | None = None) -> AsyncIterator[Change]:
-        """Yields changes of entries whose names begin with `prefix`: first those that are there, as added.
+        """Yields changes of entries whose names begin with `prefix`; first yields the existing ones as added.
 
-        Everything that changes after this call is told. A reader that falls behind is told of each name
-        what has become of it since it last heard, as one change. It ends when the iterator is dropped.
+        The reader gets every change after this call. A reader that falls behind gets one change for each
+        name, which sums up all that happened to the name since the reader's last one. The watch ends when the
+        iterator is dropped.
 
         Parameters
         ----------
@@ -70,7 +71,7 @@ class Directory(Protocol):
         Raises
         ------
         TimeoutError
-            Nothing changed in time. The iterator may be asked again, also after its reader was cancelled.
+            Nothing changed in time. The iterator can still be used, also after its reader was cancelled.
         """
         ...
 

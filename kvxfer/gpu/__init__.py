@@ -1,6 +1,6 @@
-"""GPU kernels: which there are, how they are compiled, kept and loaded, and whether they can run here.
+"""GPU kernels: how they are compiled, cached and loaded, and whether they can run here.
 
-Nothing of CUDA is imported before it is used: all of this can be asked on a machine without it.
+No CUDA package is imported before it is used, so these functions can be called on a machine without CUDA.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def _load(name: str) -> Any:
-    # It needs the native module, which what is asked before a build does not have.
+    # It needs the native module; other names here must work before a build.
     if name == "shareable_memory":
         from kvxfer.gpu.shareable import shareable_memory
 
@@ -40,11 +40,11 @@ def _load(name: str) -> Any:
 
 
 def include_path() -> str:
-    """Returns the folder to compile kernels with that include ``kvxfer/device.cuh``.
+    """Returns the include folder for compiling kernels that use ``kvxfer/device.cuh``.
 
-    By that header a kernel says from inside that pages are final (`kvxfer.Trigger`), starts transfers
-    (`CommandRing`) and stores pages to a peer (`offer_stores`). It includes nothing of
-    CUDA or C++ and takes no library: nvcc's ``-I``, NVRTC's ``--include-path``.
+    With that header a kernel can signal that pages are final (`kvxfer.Trigger`), start transfers
+    (`CommandRing`) and store pages to a peer (`offer_stores`). The header includes no CUDA or C++ headers and
+    needs no library: nvcc's ``-I``, NVRTC's ``--include-path``.
     """
     from kvxfer.gpu import sources
 
@@ -52,12 +52,12 @@ def include_path() -> str:
 
 
 def store_ring_nbytes(num_stages: int = 4) -> int:
-    """Returns how much shared memory a kernel wants that has a ``kvxfer::StoreRing<num_stages>``.
+    """Returns the bytes of shared memory that a kernel needs for a ``kvxfer::StoreRing<num_stages>``.
 
-    That is what `offer_stores`' pages go through in bulk (``kvxfer::PageStores``) where they lie in the GPU's
-    memory: stages of 8 KiB, of which all but one are on their way. In bytes; a launch gives that much beside
-    what else the kernel has there, from a multiple of 128 on. Beyond 48 KiB CUDA wants to be asked for it
-    (``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``).
+    Bulk stores to the pages of `offer_stores` (``kvxfer::PageStores``) use this ring if the source pages lie
+    in the GPU's memory. It has stages of 8 KiB; all but one are in flight. Give a launch this many bytes in
+    addition to the kernel's other shared memory, starting at a multiple of 128. Beyond 48 KiB, CUDA requires
+    a request (``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``).
 
     Raises
     ------
@@ -66,7 +66,7 @@ def store_ring_nbytes(num_stages: int = 4) -> int:
     """
     if num_stages < 2:
         raise ValueError(f"a ring has two stages or more, and this is {num_stages}")
-    # As sizeof has it (native/include/kvxfer/bulk_ring.h): the stages, a barrier each, a place each.
+    # Equals sizeof (native/include/kvxfer/bulk_ring.h): the stages, and a barrier and a place for each.
     return num_stages * 8192 + sum(-(-num_stages * nbytes // 128) * 128 for nbytes in (8, 16))
 
 

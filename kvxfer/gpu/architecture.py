@@ -1,18 +1,18 @@
-"""Architectures of GPUs: what is compiled for which devices."""
+"""GPU architectures: which one kernels are compiled for on each device."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Compute capability times ten; below it no kernel is compiled for.
+#: The least compute capability that kernels are compiled for, times ten.
 LEAST_SM: Final = 80
 
 
 def for_capability(major: int, minor: int) -> str:
-    """Returns the architecture that devices of a compute capability have kernels compiled for.
+    """Returns the architecture for which kernels are compiled for devices of a compute capability.
 
-    From 9.0 on it is the device's own, with all that it alone has (``"sm_90a"``). Before that there is no
-    such thing, and what is compiled for 8.0 runs on 8.6 and 8.9 alike: one cubin for all of them.
+    From 9.0 on it is the device's own architecture with its specific features (``"sm_90a"``). Older devices
+    have no such variant. Code for 8.0 also runs on 8.6 and 8.9, so they share one cubin.
     """
     return f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}0"
 

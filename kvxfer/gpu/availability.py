@@ -18,13 +18,13 @@ class Availability:
     Attributes
     ----------
     reason
-        Why not, in one sentence: what is missing, a colon, what to do about it. ``""`` where they can.
+        Why they cannot, in one sentence: what is missing, a colon, what to do about it. ``""`` if they can.
     device
-        The GPU that was asked about, where there is one.
+        The GPU in question, if it exists.
     driver_version
-        CUDA's, as `kvxfer.gpu.driver.Driver` has it.
+        The driver's CUDA version, as in `kvxfer.gpu.driver.Driver`.
     origins
-        Kernel -> where its cubin is or would be from; of those that run on this GPU.
+        For each kernel that runs on this GPU: where its cubin comes from, or would come from.
     """
 
     reason: str = ""
@@ -48,9 +48,9 @@ class Availability:
 
 
 def availability(index: int = 0) -> Availability:
-    """Says whether GPU kernels can run on a device; nothing is compiled or loaded for that.
+    """Returns whether GPU kernels can run on a device, without compiling or loading any.
 
-    Takes up to a second when this process has not used the driver or cuda-core before.
+    Takes up to a second if this process has not used the driver or cuda-core before.
     """
     found = driver.look()
     if found.failure:
@@ -62,7 +62,7 @@ def availability(index: int = 0) -> Availability:
 
 
 def of_device(device: driver.Device, driver_version: tuple[int, int]) -> Availability:
-    """As `availability`, of a device that is known."""
+    """Returns the same as `availability`, for a known device."""
     if sm_of(device.architecture) < LEAST_SM:
         reason = (
             f"{device.name} has compute capability {'.'.join(map(str, device.capability))}, and the kernels "
@@ -87,7 +87,7 @@ def check(index: int = 0) -> tuple[driver.Device, tuple[int, int]]:
     Raises
     ------
     UsageError
-        ``unsupported``: they cannot, and `Availability.reason`.
+        ``unsupported``: they cannot; the message is `Availability.reason`.
     """
     found = availability(index)
     if found.device is None or not found.usable:

@@ -1,8 +1,9 @@
-"""How copies between a GPU and host memory go, as this machine was measured: by how many CTAs, by which way.
+"""Measures on this machine how to copy between a GPU and host memory: with how many CTAs, or by copy engines.
 
-Measured in a second at most when the first agent that stages pages of such a GPU is made, and kept in
-`calibrations` beside the compiled kernels (`kvxfer.gpu.cubin_cache`), so that later processes read it. Files
-are named by what the result depends on. A file that is damaged or cannot be written costs a second, no more.
+The measurement takes a second at most, when the first agent is made that stages pages of such a GPU. The
+result is kept in `calibrations` beside the compiled kernels (`kvxfer.gpu.cubin_cache`), where later processes
+read it. A file's name contains everything that the result depends on. If a file is damaged or cannot be
+written, the only cost is another second.
 """
 
 from __future__ import annotations
@@ -27,34 +28,34 @@ from kvxfer.log import logger
 if TYPE_CHECKING:
     from kvxfer._native import GpuCtaSample, GpuSample
 
-#: The driver's CUDA that brought batches of copies.
+#: The driver's CUDA version that introduced batched copies.
 LEAST_CUDA: Final = (12, 8)
-# Of what is measured, and how it is written.
+# Version of the measurement and of the file format.
 _VERSION: Final = 2
 # 28 samples of six numbers, and 8 of four, take 2 KiB.
 _MAX_NBYTES: Final = 64 * 1024
 # native/bindings/gpu.cpp, native/gpu/cta_choice.h.
 _MAX_SAMPLES: Final = 256
 _MAX_CTAS: Final = 8
-# Another process that measures the same takes a second.
+# Another process's measurement takes a second.
 _LOCK_S: Final = 2.0
 _FORMS: Final = ("runs", "rows")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """From which runs on copy engines are taken.
+    """The least run for which copy engines are used.
 
     Attributes
     ----------
     to_host
-        Whether the copy goes to host memory; else from there.
+        Whether the copy goes to host memory; otherwise it comes from there.
     form
-        ``"runs"`` that lie anywhere, or ``"rows"`` at regular distances.
+        ``"runs"`` at arbitrary addresses, or ``"rows"`` at regular distances.
     aligned
         Whether addresses and lengths are multiples of 16 bytes.
     least_nbytes
-        Of a run; None: engines are never taken.
+        Least bytes of a run; None: engines are never used.
     """
 
     to_host: bool
@@ -65,12 +66,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What kernels of so many CTAs were found to copy.
+    """Measured copy rates of kernels with this many CTAs.
 
     Attributes
     ----------
     to_host, from_host
-        10^9 bytes a second; None where it was not measured.
+        10^9 bytes a second; None if it was not measured.
     """
 
     num_ctas: int
@@ -80,16 +81,16 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured; without samples everything goes by kernels, of four CTAs.
+    """The measurements. Without samples all copies use kernels, of four CTAs.
 
     Attributes
     ----------
     samples
         Direction (0: to the host, 1: to the device), form (0: runs, 1: rows), alignment in bytes, bytes of a
-        run, and what the same bytes took by kernels and by copy engines, in ns. There are none where the
-        driver has no engines for us.
+        run, and the times in ns that kernels and copy engines took for the same bytes. Empty if the driver
+        offers no copy engines.
     cta_samples
-        Direction, CTAs of a kernel, and the bytes that it copied in so many ns.
+        Direction, CTAs of a kernel, the bytes that it copied, and the time in ns.
     """
 
     samples: tuple[GpuSample, ...] = ()
@@ -97,16 +98,16 @@ class Calibration:
 
     @property
     def num_ctas(self) -> int:
-        """How many CTAs stage pages by that: the fewest that are near the best, or 4 where nothing is known.
+        """CTAs for staging pages: the fewest whose rate is near the best, or 4 without measurements.
 
-        By the function that the calibration itself asks.
+        Uses the same native function as the calibration.
         """
         from kvxfer import _native
 
         return _native.gpu_staging_ctas(list(self.cta_samples))
 
     def rates(self) -> list[Rate]:
-        """Returns what was found by number of CTAs, the least first."""
+        """Returns the measured rates by number of CTAs, ascending."""
         best: dict[int, list[float]] = {}
         for direction, num_ctas, nbytes, ns in self.cta_samples:
             of_number = best.setdefault(num_ctas, [0.0, 0.0])
@@ -114,7 +115,7 @@ class Calibration:
         return [Rate(num, to or None, back or None) for num, (to, back) in sorted(best.items())]
 
     def choices(self) -> list[Choice]:
-        """Returns what follows from the samples, by the function that copies ask."""
+        """Returns the choices that follow from the samples, from the same native function that copies use."""
         from kvxfer import _native
 
         return [
@@ -124,9 +125,9 @@ class Calibration:
 
 
 def shared(device_index: int) -> Calibration:
-    """Returns a device's calibration: this process's, that of the file, or measured now and kept.
+    """Returns a device's calibration: from this process, from the file, or measured now and kept.
 
-    Never raises for what goes wrong in measuring: the log says it, and copies go by kernels.
+    A failed measurement never raises: it is logged, and copies use kernels.
 
     Raises
     ------
@@ -143,7 +144,7 @@ def _shared(device_index: int) -> Calibration:
         return found
     kernels = loading.handles(loading.shared(device_index))
     with _alone(device, version):
-        # Another process may have been at it.
+        # Another process may have measured meanwhile.
         if (found := look(device, version)) is not None:
             return found
         measured, is_kept = _measure(device_index, kernels)
@@ -153,7 +154,7 @@ def _shared(device_index: int) -> Calibration:
 
 
 def look(device: driver.Device, driver_version: tuple[int, int]) -> Calibration | None:
-    """Returns what the file of a device holds; None where there is none, or none that is whole."""
+    """Returns the calibration in a device's file; None if there is no file, or it is damaged."""
     path = _path_of(device, driver_version)
     if path is None:
         return None
@@ -167,7 +168,7 @@ def look(device: driver.Device, driver_version: tuple[int, int]) -> Calibration 
 
 
 def _measure(device_index: int, kernels: tuple[int, int, int]) -> tuple[Calibration, bool]:
-    """Returns what was found, and whether the next process would find the same."""
+    """Returns the measurements, and whether they are complete and would be the same in another process."""
     from kvxfer import _native
 
     try:
@@ -180,7 +181,7 @@ def _measure(device_index: int, kernels: tuple[int, int, int]) -> tuple[Calibrat
         return Calibration(), False
     if no_engines is not None:
         logger().info("copies between GPU %d and host memory go by kernels: %s", device_index, no_engines)
-    # That the driver has no engines for us stays so; that there was no time may pass.
+    # A driver without copy engines stays so, but a lack of time may be temporary.
     is_whole = bool(cta_samples) and (bool(samples) or no_engines is not None)
     return Calibration(tuple(samples), tuple(cta_samples)), is_whole
 
@@ -207,7 +208,7 @@ def _parse(data: bytes) -> Calibration | None:
         cta_samples = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in kept["ctas"])
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None
-    # Of CTAs there are some wherever anything was measured.
+    # Every complete measurement has CTA samples.
     if not cta_samples or len(samples) > _MAX_SAMPLES or len(cta_samples) > _MAX_SAMPLES:
         return None
     if not all(_is_sound(sample) for sample in samples) or not all(map(_is_sound_of_ctas, cta_samples)):
@@ -247,7 +248,7 @@ def _store(device: driver.Device, driver_version: tuple[int, int], measured: Cal
 
 @contextlib.contextmanager
 def _alone(device: driver.Device, driver_version: tuple[int, int]) -> Iterator[None]:
-    """Keeps other processes from measuring at the same time, which would disturb both; for a while."""
+    """Locks out other processes' measurements for a while, because two at a time disturb each other."""
     path = _path_of(device, driver_version)
     lock = -1
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Rings of commands by which kernels start transfers that the host has prepared."""
+"""Rings of commands with which kernels start transfers that the host has prepared."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _PREPARE = "pass what prepare_write() of this ring returned"
 
 @dataclass(frozen=True, slots=True)
 class CommandFailure:
-    """A command that did not bring all of its bytes.
+    """A command whose bytes did not all arrive.
 
     Attributes
     ----------
     index
-        How many commands the ring had taken before this one.
+        Number of commands that were taken out of the ring before this one.
     prepared, pair, num_pairs
-        As the kernel wrote them: which prepared write, and which pairs of it.
+        The prepared write and its pairs, as the kernel wrote them.
     layer
         Numbered model-wide; None for every layer of the prepared write.
     error
-        `UsageError` where the command itself was wrong and nothing was posted, else as awaiting a transfer
-        raises it.
+        `UsageError` if the command itself was wrong, so that nothing was posted; otherwise the error that
+        awaiting the transfer would raise.
     """
 
     index: int
@@ -56,7 +56,7 @@ class CommandFailure:
 
 
 class PreparedWrite:
-    """Which blocks commands may have written where; made by `CommandRing.prepare_write`."""
+    """The block pairs that commands may write; made by `CommandRing.prepare_write`."""
 
     __slots__ = ("_completions", "_number", "_peer", "_ring", "num_pairs")
 
@@ -65,7 +65,7 @@ class PreparedWrite:
         self._ring = ring
         self._number = number
         self._peer = peer
-        #: Pairs of blocks, which commands number from 0.
+        #: Pairs of blocks; commands number them from 0.
         self.num_pairs = num_pairs
 
     def __repr__(self) -> str:
@@ -73,19 +73,19 @@ class PreparedWrite:
 
     @property
     def number(self) -> int:
-        """What a kernel passes to ``kvxfer::start`` as ``prepared``, 0 to 65534."""
+        """The number that a kernel passes to ``kvxfer::start`` as ``prepared``, 0 to 65534."""
         return self._number
 
     def forget(self) -> None:
-        """Takes it back; transfers that were started go on.
+        """Gives the prepared write up; transfers that were started go on.
 
-        A command that names it then is refused, until the number is given out again (others first): forget
-        what no kernel names any more.
+        A later command that names it is refused, until the number is reused (other free numbers go first). So
+        call this only when no kernel uses the number any more.
 
         Raises
         ------
         UsageError
-            It was forgotten before.
+            It was given up before.
         """
         try:
             self._ring.forget(self._number)
@@ -94,22 +94,21 @@ class PreparedWrite:
 
 
 class CommandRing:
-    """Commands of kernels, each of which starts a transfer. `Agent.command_ring` makes one.
+    """A ring of commands from kernels; each command starts a transfer. Made by `Agent.command_ring`.
 
-    A kernel posts with ``kvxfer::start`` (``kvxfer/device.cuh``), given `address` and the number of a
-    prepared write: one thread, a few stores to host memory, no call of the driver. The agent takes commands
-    out in their order, checks each, posts a write of the blocks that it names and counts those that have
-    ended; writes may end in any order. A command that is wrong, whatever wrote it, is refused by itself.
-
-    It is a context manager, or `close` ends it. All methods may be called from any thread.
+    A kernel posts with ``kvxfer::start`` (``kvxfer/device.cuh``), which takes `address` and the number of a
+    prepared write. One GPU thread makes a few stores to host memory, and no driver call. The agent takes the
+    commands out in order and checks each. For each it posts a write of the named blocks. It counts the writes
+    that have ended; they may end in any order. A wrong command is refused without effect on other commands.
+    Use the ring as a context manager, or call `close`. All methods may be called from any thread.
 
     Notes
     -----
-    While a ring is open the agent looks at it again and again, as it does for a `Trigger` that others store
-    to: a few percent of one processor, and after a pause it looks less often (native/DESIGN.md has figures).
-    Every command is a transfer of its own, which costs both ends what `Agent.write` costs them: a command of
-    few bytes is dear, and one takes up to 65534 pairs. What a ring lies in is kept until the process ends,
-    since a kernel may post at any time: rings are made once.
+    While a ring is open the agent polls it, as it polls a `Trigger` that others store to. This takes a few
+    percent of one processor; after a pause in commands the agent polls less often (native/DESIGN.md has
+    figures). Every command is a transfer of its own and costs both ends as much as `Agent.write`, so avoid
+    commands for few bytes; one command takes up to 65534 pairs. The ring's memory is kept until the process
+    ends, because a kernel may post at any time. So make a ring once and reuse it.
     """
 
     __slots__ = ("__weakref__", "_completions", "_poster", "_prepared_for", "_ring")
@@ -118,7 +117,7 @@ class CommandRing:
         self._ring = ring
         self._completions = completions
         self._poster = poster
-        # number -> peer and context, for what errors say
+        # number -> peer and context, for errors
         self._prepared_for: dict[int, tuple[str, str]] = {}
 
     def __repr__(self) -> str:
@@ -128,15 +127,15 @@ class CommandRing:
 
     @property
     def address(self) -> int:
-        """What a kernel takes as its ``kvxfer::CommandRing*``: memory of the agent's GPU, where it has one.
+        """The kernel's ``kvxfer::CommandRing*``; in memory of the agent's GPU, if it has one.
 
-        It stays valid until the process ends. A kernel that posts to a ring that is closed does no harm.
+        It stays valid until the process ends. A kernel may harmlessly post to a closed ring.
         """
         return self._ring.address
 
     @property
     def num_commands(self) -> int:
-        """How many commands it has room for, and how many transfers it has under way at most."""
+        """Room for commands, and the most transfers that are under way at a time."""
         return self._ring.num_commands
 
     def prepare_write(
@@ -155,34 +154,34 @@ class CommandRing:
         lease: LeaseToken | None = None,
         context: str | bytes = "",
     ) -> PreparedWrite:
-        """Says what commands may have written, and how; posts nothing.
+        """Prepares a write that commands can start; posts nothing.
 
-        A command names pairs by their place in the two tables, ``src_blocks[i]`` and ``dst_blocks[i]``, and
-        one of the layers or all of them. Pairs may go in any order, several times, and never.
+        A command names pairs by their index in the two tables, ``src_blocks[i]`` and ``dst_blocks[i]``, and
+        one of the layers or all of them. Commands may write pairs in any order, repeatedly, or never.
 
         Parameters
         ----------
         region, remote_region, layers, heads, priority, integrity, lease, context
-            As in `Agent.write`, of every transfer that is started. ``lease`` must let it write when it is
-            started, not now.
+            As in `Agent.write`, for every transfer that is started. ``lease`` must permit the write when it
+            starts, not now.
         src_blocks, dst_blocks
-            Equally many. Both ends have pages of one size, and no null block.
+            Two tables of the same length. Both ends have pages of one size, and no null block.
         notify
-            Delivered with every transfer, or the tag of the peer's ``expect``, which is done when all that it
-            expects has come, by however many commands.
+            Payload that is delivered with every transfer, or the tag of the peer's ``expect``. The
+            expectation is done when all that it expects has arrived, by any number of commands.
         timeout_s
-            Of each transfer, from its command's being taken.
+            Deadline of each transfer, counted from when the agent takes its command.
 
         Raises
         ------
         UsageError
             Block ids out of range, tables of different length, layouts that do not fit, pages that differ in
-            size (``unsupported``); a region, descriptor or token of another agent.
-            `ExhaustedError`: 65535 are prepared.
+            size (``unsupported``), or a region, descriptor or token of another agent. `ExhaustedError`: 65535
+            writes are prepared already.
         PeerError
             The peer is lost.
         AgentError
-            ``closed``: the ring or its agent is.
+            ``closed``: the ring or its agent is closed.
         """
         self._completions.check()
         check_kind(notify, "notify", bytes, "bytes, at most 4096")
@@ -213,21 +212,22 @@ class CommandRing:
         return PreparedWrite(self._completions, self._ring, number, len(src), remote_region.agent)
 
     def start(self, prepared: PreparedWrite, pair: int, layer: int | None = None, num_pairs: int = 1) -> bool:
-        """Posts a command from this thread as a kernel would, and looks once: False where the ring is full.
+        """Posts a command from this thread as a kernel would; returns False if the ring is full.
 
-        For rings of agents without a GPU, and what is built on them; kernels post to the others.
+        Only for rings of agents without a GPU; kernels post to the others.
 
         Parameters
         ----------
         prepared, pair, num_pairs
-            Of which prepared write, from which of its pairs on, how many.
+            The prepared write, the first of its pairs, and the number of pairs.
         layer
             Numbered model-wide; None for every layer that was prepared.
 
         Raises
         ------
         UsageError
-            ``unsupported``: the ring is a GPU's. ``invalid-argument``: another ring's, or another agent's.
+            ``unsupported``: the ring is a GPU's. ``invalid-argument``: `prepared` belongs to another ring or
+            agent.
         """
         check_kind(prepared, "prepared", PreparedWrite, "what prepare_write() returned")
         if prepared._completions is not self._completions:
@@ -251,21 +251,21 @@ class CommandRing:
 
     @property
     def num_ended(self) -> int:
-        """Commands that are over: their transfers have ended, or they were refused.
+        """Commands that have ended: their transfers have ended, or they were refused.
 
-        The pages of such a command may be written to again.
+        The source pages of such a command may be changed again.
         """
         return self._ring.counts[1]
 
     @property
     def num_failed(self) -> int:
-        """Of `num_ended`: those that did not bring all of their bytes. `take_failures` says which and why."""
+        """Ended commands whose bytes did not all arrive. `take_failures` returns them with the reasons."""
         return self._ring.counts[2]
 
     def take_failures(self) -> list[CommandFailure]:
-        """Returns the failures that were not taken yet, each once, in the order in which they came.
+        """Returns the failures since the last call, in order.
 
-        At most 1024 are kept, the newest; `num_failed` counts all.
+        Only the newest 1024 are kept; `num_failed` counts all.
         """
         nobody = "", ""
         return [
@@ -282,21 +282,21 @@ class CommandRing:
         ]
 
     async def ended(self, num_commands: int, timeout_s: float | None = None) -> None:
-        """Waits until so many commands of all there ever were have ended, for good or bad.
+        """Waits until `num_commands` commands in total have ended, done or failed.
 
         Raises
         ------
         TimeoutError
-            Fewer have when the time is over.
+            Fewer have ended in time.
         AgentError
-            The agent closed before.
+            The agent closed first.
         """
         num, key = count(num_commands, "num_commands", 0, _MOST_COMMANDS), ("commands", self._ring.id)
         if not await self._completions.until(key, lambda: self.num_ended >= num, timeout_s):
             raise self._fewer(num, timeout_s)
 
     def ended_blocking(self, num_commands: int, timeout_s: float | None = None) -> None:
-        """Blocks until so many have ended, and drives progress: the blocking twin of `ended`."""
+        """Blocks until that many commands have ended, and drives progress: the blocking twin of `ended`."""
         num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
         limit_s = bound(timeout_s)
         self._completions.check()
@@ -315,14 +315,14 @@ class CommandRing:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no commands any more: `close` was called, or its agent is closed."""
+        """Whether the agent takes no more commands: `close` was called, or the agent is closed."""
         return self._ring.closed
 
     def close(self) -> None:
-        """Takes no more commands out. Idempotent.
+        """Stops taking commands. Idempotent.
 
-        Transfers that were started go on and are counted. What kernels post from now on goes nowhere:
-        ``kvxfer::start`` says so once the ring is full.
+        Transfers that were started go on and are counted. Commands that kernels post later have no effect;
+        ``kvxfer::start`` reports it once the ring is full.
         """
         self._ring.close()
 

@@ -1,4 +1,4 @@
-"""NVRTC, the compiler that CUDA has as a library: it needs neither a GPU nor a driver."""
+"""Compiles kernels with NVRTC, CUDA's compiler library, which needs neither a GPU nor a driver."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from kvxfer.gpu.architecture import sm_of
 from kvxfer.gpu.cubin import Cubin
 from kvxfer.gpu.kernels import Kernel, check_runs_on
 
-#: What every kernel is compiled with; part of every key. ``-v`` has ptxas tell registers and spills.
+#: Options for every kernel; part of every cache key. With ``-v`` ptxas reports registers and spills.
 OPTIONS: Final = "std=c++20 ptxas=-v"
-#: How to come by what is missing. The driver decides between them: what it serves, `nvidia-smi` says.
+#: How to install missing packages. The driver's CUDA version, as `nvidia-smi` shows it, decides which.
 INSTALL: Final = "pip install kvxfer[gpu], or kvxfer[gpu-cu12] where the driver is for CUDA 12"
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A cubin, and what the compilers said of it: registers, spills, warnings."""
+    """A cubin with the compilers' log: registers, spills, warnings."""
 
     cubin: Cubin
     log: str
 
 
 def check_installed() -> None:
-    """Raises `UsageError` (``unsupported``) where cuda-core is missing; half a second at first."""
+    """Raises `UsageError` (``unsupported``) if cuda-core is missing; the first call takes half a second."""
     try:
         import cuda.bindings.nvrtc
         import cuda.core  # noqa: F401
@@ -44,14 +44,14 @@ def version() -> tuple[int, int]:
     Raises
     ------
     UsageError
-        ``unsupported``: it is not here, in words that say what to install.
+        ``unsupported``: NVRTC is missing; the message says what to install.
     """
     major, minor = _ask("nvrtcVersion")
     return int(major), int(minor)
 
 
 def check_knows(architecture: str) -> None:
-    """Raises `UsageError` (``unsupported``) where NVRTC is missing or too old for an architecture."""
+    """Raises `UsageError` (``unsupported``) if NVRTC is missing or too old for an architecture."""
     major, minor = version()
     known = [int(sm) for sm in _ask("nvrtcGetSupportedArchs")[0]]
     if sm_of(architecture) not in known:
@@ -68,8 +68,8 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compilation:
     Raises
     ------
     UsageError
-        ``unsupported``: the kernel is not for this architecture, NVRTC is missing or does not know it, or
-        does not take the source, with all that it said.
+        ``unsupported``: the kernel is not for this architecture, NVRTC is missing or does not know the
+        architecture, or compiling failed (the message has NVRTC's log).
     """
     check_runs_on(kernel, architecture)
     check_knows(architecture)
@@ -90,7 +90,7 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compilation:
             code = program.compile("cubin", logs=log).code
         finally:
             program.close()
-    except Exception as error:  # cuda.core has a class for each library's errors, and no common one
+    except Exception as error:  # cuda.core has an error class for each library, but no common one
         raise UsageError(
             f"NVRTC does not compile the GPU kernel {kernel.name} for {architecture}: {error}\n"
             f"{_plain(log.getvalue())}",
@@ -101,7 +101,7 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compilation:
 
 
 def _ask(name: str) -> tuple[Any, ...]:
-    """Calls a function of NVRTC that takes nothing; returns what it gives."""
+    """Calls a function of NVRTC without arguments; returns its results."""
     check_installed()
     from cuda.bindings import nvrtc
 
@@ -117,5 +117,5 @@ def _ask(name: str) -> tuple[Any, ...]:
 
 
 def _plain(log: str) -> str:
-    # It ends with the zeros of C's strings.
+    # The log ends with the zero bytes of C strings.
     return log.replace("\0", "").strip()

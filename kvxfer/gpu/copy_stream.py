@@ -1,4 +1,4 @@
-"""Copies on a GPU, one after the other: by the kernels of native/gpu, or with the host by copy engines."""
+"""Streams of copies on a GPU: by the kernels of native/gpu, or, to and from the host, by copy engines."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from kvxfer.errors import translate
 from kvxfer.gpu import calibration, loading
 from kvxfer.plan.program import CopyProgram
 
-#: What a copy goes between; the host's memory is pinned.
+#: The two ends of a copy; host memory is pinned.
 Direction: TypeAlias = Literal["to_host", "to_device", "on_device"]
 _DIRECTIONS: Final[dict[Direction, int]] = {"to_host": 0, "to_device": 1, "on_device": 2}
 
 
 class CopyStream:
-    """A CUDA stream on which copy programs run between memories that a device reaches.
+    """A CUDA stream that runs copy programs between memories that a device reaches.
 
-    That is memory of the device, of a peer that it may access, and pinned memory of the host. Nobody
-    looks after leases, lengths or lifetimes here, as an agent does: addresses are trusted, and memory must
-    stay until what copies it is `done`. One thread uses a stream at a time.
+    These are memory of the device, memory of a peer that it may access, and pinned host memory. Unlike an
+    agent, this class checks no leases, lengths or lifetimes: it trusts addresses, and memory must stay until
+    its copies are `done`. Only one thread may use a stream at a time.
 
     Parameters
     ----------
     device
         Index of the GPU, as CUDA_VISIBLE_DEVICES leaves them.
     num_ctas
-        Most CTAs of a kernel: what the copy may take from the model. 4 feed a 400 Gb/s NIC.
+        Most CTAs of a kernel, which it takes from the model. 4 are enough for a 400 Gb/s NIC.
     tables_nbytes
-        Bytes of block tables that may be under way, 8 for each pair.
+        Room for block tables of copies that have not ended, 8 bytes a pair.
     high_priority
-        Whether its CTAs are placed before those of ordinary streams.
+        Whether its CTAs are scheduled before those of ordinary streams.
     bulk
-        Whether bulk copies are used where device and pages allow them; for comparisons.
+        Whether to use bulk copies if device and pages allow them; for comparisons.
     copy_engines
-        What of copies to and from host memory goes by copy engines: ``"never"`` anything, what the device's
-        calibration says (``"calibrated"``, measured where that is still to be done), or ``"always"``
-        everything that is not converted.
+        Which copies to and from host memory use copy engines: ``"never"`` none; ``"calibrated"`` those that
+        the device's calibration selects (measured now if necessary); ``"always"`` all that need no
+        conversion.
 
     Raises
     ------
@@ -58,7 +58,7 @@ class CopyStream:
         bulk: bool = True,
         copy_engines: Literal["never", "calibrated", "always"] = "never",
     ) -> None:
-        # Unloaded with this object.
+        # Keeps the kernels loaded as long as this object exists.
         self._kernels = loading.load_all(device, bulk=bulk)
         samples: list[_native.GpuSample] | None = None if copy_engines == "always" else []
         if copy_engines == "calibrated":
@@ -93,24 +93,24 @@ class CopyStream:
         Parameters
         ----------
         program
-            As `kvxfer.plan.compile_program` makes it.
+            From `kvxfer.plan.compile_program`.
         src_ids, dst_ids
-            Ids of units, as `kvxfer.plan.units.pair_units` makes them; the last `num_fine` of tokens.
+            Ids of units from `kvxfer.plan.units.pair_units`; the last `num_fine` are ids of tokens.
         src, dst
             Addresses of the regions' first bytes.
         layers
-            As the destination counts its own, from 0; None: all of the program.
+            In the destination's numbers, from 0; None: all layers of the program.
         direction
-            Whether one side is pinned memory of the host. ``"on_device"`` goes by kernels, which reach
-            that memory as well.
+            Says whether one side is pinned host memory. ``"on_device"`` uses kernels, which reach that memory
+            as well.
 
         Raises
         ------
         UsageError
-            ``again``: tables of earlier copies fill the room, until they are `done`. Else what is wrong with
-            these: their lengths, their size, an id of 2^31 or more.
+            ``again``: the tables of earlier copies take all the room until they are `done`. Other codes name
+            what is wrong with these tables: their lengths, their size, or an id of 2^31 or more.
         AgentError
-            The device failed; nothing works on it in this process any more.
+            The device failed and cannot be used in this process any more.
         """
         window = range(program.num_program_layers) if layers is None else layers
         try:
@@ -129,11 +129,14 @@ class CopyStream:
 
     @property
     def has_copy_engines(self) -> bool:
-        """False where the driver has no calls for them (CUDA 12.8), or the device has refused them."""
+        """Whether copy engines can be used.
+
+        Needs the driver's calls (CUDA 12.8), and a device that has not refused them.
+        """
         return self._stream.has_copy_engines
 
     def wait_for(self, event: int) -> None:
-        """Has what is copied from now on begin after a CUevent."""
+        """Makes later copies begin after a CUevent."""
         try:
             self._stream.wait_for(event)
         except _native.NativeError as error:
@@ -141,11 +144,11 @@ class CopyStream:
 
     @property
     def done(self) -> int:
-        """Copies with tickets up to this have ended, and their bytes are seen. Costs one load."""
+        """Returns the ticket up to which all copies have ended, with visible bytes. Costs one load."""
         return self._stream.done()
 
     def synchronize(self) -> None:
-        """Waits until every copy has ended; raises `AgentError` where the device failed."""
+        """Waits until every copy has ended; raises `AgentError` if the device failed."""
         try:
             self._stream.synchronize()
             self._stream.check()
@@ -153,11 +156,11 @@ class CopyStream:
             raise translate(error) from None
 
     def set_num_ctas(self, num_ctas: int) -> None:
-        """Changes the most CTAs of kernels to come."""
+        """Changes the most CTAs of later kernels."""
         self._stream.set_num_ctas(num_ctas)
 
     def close(self) -> None:
-        """Waits for what was submitted, and ends the stream."""
+        """Waits for submitted copies, and ends the stream."""
         self._stream.close()
 
     def __enter__(self) -> CopyStream:

@@ -1,4 +1,4 @@
-"""A compiled kernel, in memory and as a file that says what it is."""
+"""A compiled kernel, in memory and as a self-describing file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 # The first line of a file is JSON; a line is never longer.
 _MAX_HEAD_NBYTES: Final = 1024
-# A kernel's is a twentieth of it; a file of more is none of ours.
+# A kernel takes a twentieth of it. Larger files are not ours.
 _MAX_NBYTES: Final = 4 << 20
 
 
@@ -26,8 +26,8 @@ class Cubin:
     source_key
         `kvxfer.gpu.sources.key_of`.
     compiler
-        NVRTC's version: major, minor. A driver loads what the compilers of its own major version of CUDA
-        and of earlier ones have made.
+        NVRTC's version: major, minor. A driver loads cubins from compilers of its own major version of CUDA
+        or an earlier one.
     code
         An ELF file.
     """
@@ -39,7 +39,7 @@ class Cubin:
     code: bytes
 
     def to_bytes(self) -> bytes:
-        """Returns it as a file: a line of JSON that says what follows, its length and its hash."""
+        """Returns the file's content: a line of JSON with the code's description, length and hash; the code."""
         head = {
             "kernel": self.kernel,
             "architecture": self.architecture,
@@ -59,15 +59,14 @@ def read(
     Parameters
     ----------
     path, kernel, architecture, source_key
-        The file, and what it must be of.
+        The file, and what it must contain.
     uid
-        Whose file it must be, if that matters: what is read here, a GPU of this process runs.
+        The required owner of the file, if any, because a GPU of this process runs the code.
 
     Returns
     -------
     Cubin or None
-        None where there is no such file, or where it is torn, altered, somebody else's, or of something
-        else.
+        None if there is no such file, or if it is incomplete, altered, another user's, or of another kernel.
     """
     try:
         with path.open("rb") as file:
@@ -85,7 +84,7 @@ def read(
         )
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None
-    # As a whole: whatever differs, head or code, is not what would have been written.
+    # Compare all at once: a file that differs in head or code is not what `Cubin.to_bytes` writes.
     if (cubin.kernel, cubin.architecture, cubin.source_key) != (kernel, architecture, source_key):
         return None
     return cubin if cubin.to_bytes() == head_line + code else None

@@ -1,7 +1,8 @@
-"""A folder of cubins that were compiled on this machine, which its processes share.
+"""The cache folder of cubins that were compiled on this machine, which all its processes share.
 
-`cubins` in KVXFER_CACHE_DIR, or else in `kvxfer` in XDG_CACHE_HOME or in ~/.cache. Files are named by all
-that went into them and appear whole, so nobody locks: two processes that compile the same write the same.
+`cubins` in KVXFER_CACHE_DIR, or else in `kvxfer` in XDG_CACHE_HOME or in ~/.cache. A file's name contains
+everything that its content depends on, and files appear whole. So no lock is needed: two processes that
+compile the same kernel write the same file.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from kvxfer.gpu import cubin as cubin_file
 from kvxfer.gpu.cubin import Cubin
 from kvxfer.log import logger
 
-# Three kernels for each of five kinds of GPUs, of four versions: 6 MiB. Older ones go.
+# Three kernels for each of five kinds of GPUs, in four versions: 6 MiB. Older files are removed.
 _MAX_FILES: Final = 64
 
 _refused: set[str] = set()
 
 
 def base() -> Path | None:
-    """Returns where kvxfer keeps files of this machine; None where the environment names no place."""
+    """Returns kvxfer's cache folder on this machine; None if the environment names no place."""
     if own := os.environ.get("KVXFER_CACHE_DIR"):
         return Path(own)
-    # Of the standard: what is not absolute is to be ignored.
+    # The XDG standard says to ignore relative paths.
     place = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not place.is_absolute():
         try:
@@ -37,13 +38,13 @@ def base() -> Path | None:
 
 
 def folder() -> Path | None:
-    """Returns where the cache is, there or not; None where the environment names no place for it."""
+    """Returns the path of the cubin cache, which may not exist; None if the environment names no place."""
     place = base()
     return None if place is None else place / "cubins"
 
 
 def load(kernel: str, architecture: str, source_key: str, compiler: tuple[int, int]) -> Cubin | None:
-    """Returns a cubin that was stored; None where there is none, or none that is whole and this user's."""
+    """Returns a stored cubin; None if there is none that is complete and this user's."""
     place = folder()
     if place is None:
         return None
@@ -53,7 +54,7 @@ def load(kernel: str, architecture: str, source_key: str, compiler: tuple[int, i
 
 
 def store(cubin: Cubin) -> None:
-    """Keeps a cubin for later processes; where it cannot, says so in the log and lets it be."""
+    """Stores a cubin for later processes; if that fails, only logs it."""
     place = folder()
     if place is None:
         _refuse("", "neither KVXFER_CACHE_DIR nor XDG_CACHE_HOME nor HOME names a folder")
@@ -73,7 +74,7 @@ def _name_of(kernel: str, architecture: str, source_key: str, compiler: tuple[in
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that others see whole or not at all."""
+    """Writes a file that other processes see whole or not at all."""
     fd, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
@@ -85,7 +86,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _trim(place: Path) -> None:
-    """Removes the oldest files beyond a bound, with what killed processes have left half written."""
+    """Removes the oldest files beyond a limit, and half-written files of killed processes."""
     files = []
     for path in place.iterdir():
         try:
@@ -98,7 +99,7 @@ def _trim(place: Path) -> None:
 
 
 def _refuse(place: str, why: str) -> None:
-    # Once for each folder: every kernel comes by here.
+    # Logged once for each folder, because this runs for every kernel.
     if place not in _refused:
         _refused.add(place)
         logger().warning(

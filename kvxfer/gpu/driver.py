@@ -1,6 +1,6 @@
-"""What NVIDIA's driver says of itself and of the GPUs that it serves to this process.
+"""Queries NVIDIA's driver: its version, and the GPUs that this process may use.
 
-Asked through ctypes, since this must be known where no CUDA package is installed.
+Uses ctypes, because this must work without any CUDA package.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Device:
 
     @property
     def architecture(self) -> str:
-        """What kernels are compiled for it as, e.g. ``"sm_90a"``."""
+        """The architecture that its kernels are compiled for, e.g. ``"sm_90a"``."""
         return architecture.for_capability(*self.capability)
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The driver.
+    """State of the driver.
 
     Attributes
     ----------
     version
-        The newest CUDA that it serves: major, minor; (0, 0) where it could not be asked.
+        The newest CUDA version that it supports: major, minor; (0, 0) if it could not be queried.
     devices
-        Empty where something failed.
+        Empty if something failed.
     failure, change
-        What stands in the way, and what to do about it; ``""`` when nothing does.
+        What is wrong, and what to do about it; ``""`` if nothing is.
     """
 
     version: tuple[int, int] = (0, 0)
@@ -62,7 +62,7 @@ class _FailedError(Exception):
 
 
 def look() -> Driver:
-    """Asks the driver. The first call starts it in this process, which takes up to a second."""
+    """Queries the driver. The first call starts it in this process, which takes up to a second."""
     try:
         library = ctypes.CDLL(_NAME)
     except OSError as error:
@@ -90,7 +90,7 @@ def look() -> Driver:
 
 
 def device_of(address: int) -> int | None:
-    """Returns the index of the GPU on which an address lies; None where the driver does not know it."""
+    """Returns the index of the GPU that an address belongs to; None if the driver does not know it."""
     ordinal = ctypes.c_int(-1)
     try:
         library = ctypes.CDLL(_NAME)

@@ -1,4 +1,4 @@
-"""The kernels that there are."""
+"""The list of kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Kernel:
     Attributes
     ----------
     name
-        As native/gpu/make_job.h has it, e.g. ``"copy_vectors"``.
+        As in native/gpu/make_job.h, e.g. ``"copy_vectors"``.
     least_sm
         The least compute capability, times ten.
     """
@@ -58,7 +58,7 @@ def kernel_of(name: str) -> Kernel:
 
 
 def check_runs_on(kernel: Kernel, architecture: str) -> None:
-    """Raises `UsageError` (``unsupported``) where a kernel cannot run."""
+    """Raises `UsageError` (``unsupported``) if a kernel cannot run on an architecture."""
     if not kernel.runs_on(architecture):
         raise UsageError(
             f"the GPU kernel {kernel.name} is for sm_{kernel.least_sm} and later, and this is {architecture}",

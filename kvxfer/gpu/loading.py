@@ -1,4 +1,4 @@
-"""Kernels on a device, as handles for the native module."""
+"""Loads kernels onto a device, as handles for the native module."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class LoadedKernel:
     Attributes
     ----------
     name, device_index
-        What was asked for.
+        The arguments of `load`.
     handle
         The driver's CUfunction, in the device's primary context.
     origin
-        Where its cubin is from.
+        Where its cubin came from.
     """
 
     name: str
     device_index: int
     handle: int
     origin: Origin
-    # What the handle belongs to.
+    # The loaded code that owns the handle.
     _code: Any = field(repr=False)
 
 
 def load(name: str, device_index: int = 0) -> LoadedKernel:
-    """Loads a kernel onto a device, compiled first where that is still to be done.
+    """Loads a kernel onto a device; compiles it first if necessary.
 
-    All of it is on the device when this returns. The calling thread's current context is as before then, and
-    a graph that is captured meanwhile takes no harm.
+    When this returns, all of the kernel is on the device. The calling thread's current context is unchanged,
+    and a graph capture that is going on is not disturbed.
 
     Raises
     ------
     UsageError
-        ``unsupported``: there is no such kernel, no such device, or the one does not run on the other.
+        ``unsupported``: there is no such kernel or device, or the kernel does not run on the device.
     """
     kernel = kernel_of(name)
     device, driver_version = availability.check(device_index)
@@ -61,10 +61,10 @@ def load(name: str, device_index: int = 0) -> LoadedKernel:
     try:
         Device(device_index).set_current()
         code = ObjectCode.from_cubin(cubin.code, name=kernel.name)
-        # A CUkernel is of no context; what cuLaunchKernel takes everywhere is its function in this one.
+        # A CUkernel belongs to no context, but cuLaunchKernel always accepts its function in this context.
         function = _checked(driver.cuKernelGetFunction(code.get_kernel(kernel.entry).handle))
-        # The driver would load it with its first launch, and wait for the whole device to do so: also for a
-        # stream that waits for the transfer which that launch is for.
+        # Otherwise the driver would load it at its first launch, and would wait for the whole device first.
+        # That includes a stream that itself waits for the transfer of that launch.
         if driver_version >= _CAN_LOAD_FUNCTIONS:
             _checked(driver.cuFuncLoad(function))
     finally:
@@ -74,17 +74,17 @@ def load(name: str, device_index: int = 0) -> LoadedKernel:
 
 
 def load_all(device_index: int = 0, *, bulk: bool = True) -> tuple[LoadedKernel | None, ...]:
-    """Loads every kernel of a device, in the order of `KERNELS`; None for one that it does not run.
+    """Loads every kernel for a device, in the order of `KERNELS`; None for a kernel that cannot run there.
 
     Parameters
     ----------
     bulk
-        Whether to load ``copy_bulk`` where it runs; for comparisons.
+        Whether to load ``copy_bulk`` if it can run; for comparisons.
 
     Raises
     ------
     UsageError
-        ``unsupported``: as `load`.
+        ``unsupported``: as in `load`.
     """
     architecture = availability.check(device_index)[0].architecture
     return tuple(
@@ -97,23 +97,23 @@ def load_all(device_index: int = 0, *, bulk: bool = True) -> tuple[LoadedKernel 
 
 @functools.cache
 def shared(device_index: int) -> tuple[LoadedKernel | None, ...]:
-    """Returns every kernel of a device as `load_all` does, loaded once for all agents of this process."""
+    """Returns the same as `load_all`, loaded once for all agents of this process."""
     return load_all(device_index)
 
 
 def handles(kernels: tuple[LoadedKernel | None, ...]) -> tuple[int, int, int]:
-    """Returns what the native module launches: a CUfunction for each of `KERNELS`, 0 for none."""
+    """Returns the CUfunctions that the native module launches, one for each of `KERNELS`, 0 for none."""
     vectors, bulk, convert = (0 if kernel is None else kernel.handle for kernel in kernels)
     return vectors, bulk, convert
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    """Returns what a call of the driver gave.
+    """Returns the result of a driver call.
 
     Raises
     ------
     UsageError
-        ``unsupported``: it failed, with CUDA's word for it.
+        ``unsupported``: the call failed; the message has CUDA's error name.
     """
     status, *values = result
     if int(status) != 0:

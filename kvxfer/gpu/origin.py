@@ -1,4 +1,4 @@
-"""Where a kernel's machine code comes from: with the package, from the cache, or from the compiler."""
+"""Where a kernel's machine code comes from: the package, the cache, or the compiler."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from kvxfer.log import logger
 
 
 class Origin(enum.StrEnum):
-    """Where a cubin is from, or would be."""
+    """Where a cubin comes from, or would come from."""
 
     PREBUILT = "prebuilt"
     CACHED = "cached"
-    #: By NVRTC, and then cached.
+    #: Compiled by NVRTC, and then cached.
     COMPILED = "compiled"
 
 
 def look(
     kernel: Kernel, architecture: str, driver_version: tuple[int, int] | None = None
 ) -> tuple[Origin, Cubin | None]:
-    """Says where a kernel's cubin would be from, and returns it if it is there.
+    """Returns the origin of a kernel's cubin, and the cubin if it exists.
 
     Parameters
     ----------
     kernel, architecture
-        For what.
+        The kernel, and the architecture to run it on.
     driver_version
-        CUDA's version that the driver serves: what a compiler of a later major version has made, it does
-        not load. None for no driver, as where cubins are only looked at.
+        The CUDA version that the driver supports: it does not load code from a compiler of a later major
+        version. None for no driver, when cubins are only inspected.
 
     Raises
     ------
     UsageError
-        ``unsupported``: there is none, and it cannot be compiled; in words that say what to install.
+        ``unsupported``: there is none, and it cannot be compiled; the message says what to install.
     """
     check_runs_on(kernel, architecture)
     key = sources.key_of(kernel, architecture, compiler.OPTIONS)
@@ -65,7 +65,7 @@ def look(
 def find(
     kernel: Kernel, architecture: str, driver_version: tuple[int, int] | None = None
 ) -> tuple[Origin, Cubin]:
-    """Returns a kernel's cubin, compiled and cached if need be; as `look` for the rest."""
+    """Returns a kernel's cubin, compiled and cached if necessary; otherwise like `look`."""
     origin, found = look(kernel, architecture, driver_version)
     if found is None:
         compilation = compiler.compile_kernel(kernel, architecture)

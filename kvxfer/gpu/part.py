@@ -1,4 +1,4 @@
-"""What an agent's core is told of its GPU: the kernels that copy there, their CTAs, and when engines do."""
+"""The GPU options of an agent's native core: its copy kernels, their CTAs, and when to use copy engines."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from kvxfer.gpu import calibration, loading
 from kvxfer.gpu.calibration import Calibration
 from kvxfer.options import AgentOptions
 
-# By arithmetic (native/gpu/DESIGN.md) so many read over NVLink at 450 GB/s. A link cannot be measured before
-# there is a peer at its other end, and what a peer's memory is read over is another matter for each of them.
+# By arithmetic (native/gpu/DESIGN.md) this many CTAs read over NVLink at 450 GB/s. A link cannot be measured
+# before there is a peer at its other end, and each peer may be reached over another link.
 IPC_CTAS: Final = 16
 
 
 def of_agent(options: AgentOptions, device: int) -> dict[str, Any]:
     """Returns one of ``gpus`` of the native agent's options (`kvxfer._native.AgentCore`).
 
-    Loads the kernels, and has copies between the GPU and host memory calibrated where staging is to go by
-    what that says, of CTAs or of copy engines, and nobody has done so yet.
+    Loads the kernels. If staging depends on the calibration, for its CTAs or its copy engines, and none
+    exists yet, this also measures copies between the GPU and host memory.
 
     Raises
     ------

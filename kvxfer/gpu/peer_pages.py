@@ -1,4 +1,4 @@
-"""GPU memory of another process, mapped into this one by the handle that it was exported as."""
+"""GPU memory of another process, mapped into this one with an exported handle."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kvxfer import _native
 from kvxfer._native import NativeError
 from kvxfer.errors import translate
 
-#: Kinds of handles, as `_native.gpu_export` has them.
+#: Kinds of handles, as in `_native.gpu_export`.
 FABRIC: Final = 1
 DESCRIPTOR: Final = 2
 IPC: Final = 3
-#: Of what a GPU has: a number beyond is none of a size.
+#: More than any GPU has: a larger number is not a valid size.
 MOST_NBYTES: Final = 1 << 48
 
 
@@ -27,15 +27,15 @@ def map_pages(
     kind
         `FABRIC` (then `handle` has its 64 bytes) or `DESCRIPTOR` (then `fd`, which stays the caller's).
     allocated
-        Of the whole allocation, as its owner made it.
+        Bytes of the whole allocation, as its owner made it.
     offset, nbytes
-        Which part of it is meant; within it.
+        The part of the allocation to use.
 
     Raises
     ------
     AgentError
-        ``system``, with the driver's words: the GPU does not reach the other's memory, the handle is of
-        another machine, or of less memory than it says.
+        ``system``, with the driver's message: the GPU does not reach the other's memory, or the handle is of
+        another machine, or of less memory than stated.
     UsageError
         ``unsupported``: there is no driver.
     """
@@ -47,33 +47,33 @@ def map_pages(
 
 
 class PeerPages:
-    """Memory of another process, which kernels of this one may read and write; made by `map_pages`.
+    """Memory of another process that kernels of this process may read and write; made by `map_pages`.
 
-    Mapped until `close`, or as a context manager, whatever becomes of its owner: if that process ends or
-    frees the memory, stores go where nobody looks.
+    It is mapped until `close`, or until the end of the block as a context manager. If the owner's process
+    ends or frees the memory, the mapping stays valid, but no one reads what is stored there.
     """
 
     def __init__(self, mapping: _native.GpuPeerMapping, offset: int, nbytes: int) -> None:
         self._mapping = mapping
         self._offset = offset
-        #: How much of it may be stored to.
+        #: Bytes that may be stored to.
         self.nbytes = nbytes
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """What it is as an array of bytes."""
+        """Describes it as an array of bytes."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     @property
     def address(self) -> int:
-        """Of its first byte, for kernels (``kvxfer::PageStores``, ``store_page``, ``arrive``)."""
+        """Address of its first byte, for kernels (``kvxfer::PageStores``, ``store_page``, ``arrive``)."""
         address = self._mapping.address
         if address == 0:
             raise ValueError("the peer's pages are not mapped any more")
         return address + self._offset
 
     def close(self) -> None:
-        """Waits until the device has done all that it was given, then unmaps. Idempotent."""
+        """Waits until the device has finished all its work, then unmaps. Idempotent."""
         self._mapping.close()
 
     def __enter__(self) -> PeerPages:

@@ -1,7 +1,7 @@
-"""Cubins that come with an installation, so that most GPUs need no compiler.
+"""Cubins that are part of an installation, so that most GPUs need no compiler.
 
-`python -m kvxfer.gpu.prebuilt` compiles them into the package's own folder; `make wheel` does that before
-it packs. A file that was made of other sources is not used.
+`python -m kvxfer.gpu.prebuilt` compiles them into the package's own folder; `make wheel` does that before it
+packs. Files that were made from other sources are not used.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kvxfer.gpu.cubin import Cubin
 from kvxfer.gpu.kernels import KERNELS, Kernel
 
 FOLDER: Final = Path(__file__).parent / "cubins"
-#: A100 and all other GPUs of 8.x, H100 and H200, B200, B300, and RTX PRO 6000. For others NVRTC is asked.
+#: A100 and all other GPUs of 8.x, H100 and H200, B200, B300, and RTX PRO 6000. Other GPUs need NVRTC.
 ARCHITECTURES: Final = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
 
 def load(kernel: Kernel, architecture: str, source_key: str) -> Cubin | None:
-    """Returns the cubin that came along; None where there is none of these sources."""
+    """Returns the cubin in this installation; None if there is none for these sources."""
     path = FOLDER / _name_of(kernel, architecture)
     return cubin_file.read(path, kernel.name, architecture, source_key)
 
@@ -29,8 +29,7 @@ def load(kernel: Kernel, architecture: str, source_key: str) -> Cubin | None:
 def build(folder: Path = FOLDER, architectures: tuple[str, ...] = ARCHITECTURES) -> list[Path]:
     """Compiles every kernel for every architecture that it runs on; one to three seconds each.
 
-    What is there already, of these sources and this compiler, is left as it is; what is there beside it
-    is removed.
+    Keeps existing files from these sources and this compiler, and removes all other files.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Whether an agent can register what lies on a GPU, and if not, why."""
+"""Checks whether an agent can register GPU memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvxfer.options import AgentOptions
 
 
 def device_of(region: str, views: list[TensorView], options: AgentOptions) -> int:
-    """Returns the index of the GPU that tensors lie on: the one GPU of an agent with these options.
+    """Returns the index of the GPU that holds the tensors, which must be the agent's GPU.
 
     Raises
     ------
     UsageError
-        ``unsupported``: kernels cannot run here, with `Availability.reason`; the agent has no GPU;
-        some of it lies in memory of the host, or on another GPU.
+        ``unsupported``: kernels cannot run here, with `Availability.reason`; the agent has no GPU; or a
+        tensor lies in host memory or on another GPU.
     """
     placed = [_place(view) for view in views]
     names = sorted({_name(index) for index in placed})
@@ -56,7 +56,7 @@ def _check_known(region: str, index: int | None) -> None:
 def _place(view: TensorView) -> int | None:
     if view.gpu != UNTOLD_GPU:
         return view.gpu
-    # Whose it is only the driver knows; where that does not, kernels would fault on it.
+    # Only the driver knows the owner. If the driver does not know it, kernels would fault on this memory.
     index = driver.device_of(view.address)
     return UNTOLD_GPU if index is None else index
 

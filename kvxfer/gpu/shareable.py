@@ -1,4 +1,4 @@
-"""GPU memory that other processes can map, for the tensors that torch makes in a ``with`` block."""
+"""Makes torch allocate GPU memory that other processes can map, within a ``with`` block."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ from typing import Any
 from kvxfer import _native
 from kvxfer.errors import UsageError, translate
 
-# Of native/bindings/gpu_pool.cpp, as torch's CUDAPluggableAllocator calls them.
+# Functions of native/bindings/gpu_pool.cpp that torch's CUDAPluggableAllocator calls.
 _ALLOCATE, _FREE = "kvxfer_gpu_allocate", "kvxfer_gpu_free"
 
 
 @contextmanager
 def shareable_memory(device: int = 0) -> Iterator[None]:
-    """Has torch allocate in memory that other processes can map, whatever its own allocator is set to.
+    """Makes torch allocate in memory that other processes can map, regardless of torch's allocator settings.
 
-    ``with kvxfer.gpu.shareable_memory(): cache = torch.zeros(...)`` is what an agent registers then. Peers
-    on this machine map it by a descriptor, those of an NVLink domain by a fabric handle where the driver
-    gives one. Memory by cudaMalloc, which torch takes by itself, goes by cudaIpc instead: what
-    is freed there while a peer has it mapped is undefined, and its segments hold other tensors as well.
+    Make the cache with ``with kvxfer.gpu.shareable_memory(): cache = torch.zeros(...)`` and register it.
+    Peers on this machine map it through a descriptor, and peers in an NVLink domain through a fabric handle
+    if the driver gives one. torch's default memory comes from cudaMalloc and is shared through cudaIpc
+    instead: freeing it while a peer has it mapped is undefined behaviour, and its segments hold other tensors
+    as well.
 
     Parameters
     ----------
     device
-        Which GPU; tensors of others are allocated as always.
+        Index of the GPU; tensors on other GPUs are allocated as usual.
 
     Raises
     ------
     UsageError
-        ``unsupported``: torch is not there or has no ``torch.cuda.MemPool`` (2.5 and later have), there is
-        no such GPU, or it makes no memory that can be shared; with the driver's words.
+        ``unsupported``: torch is missing or has no ``torch.cuda.MemPool`` (2.5 and later have it), there is
+        no such GPU, or it cannot make shareable memory; with the driver's message.
     torch.OutOfMemoryError
-        From the block, as torch raises it; the pool's words are its note.
+        Raised by torch within the block; the pool's message is added as a note.
 
     Notes
     -----
-    Physical memory comes in pieces of 2 MiB or what else the device asks for, each mapped for this GPU
-    alone. There is one pool a GPU and process, which stays: what tensors give back torch keeps for later
-    blocks, and the process's end frees the rest. Entering costs an allocation and a synchronization of
-    the device the first time, nothing later.
+    Physical memory comes in pieces of 2 MiB, or of the device's own granularity, each mapped only for this
+    GPU. Each process has one permanent pool a GPU: torch keeps freed memory for later blocks, and the end of
+    the process frees it. The first entry takes an allocation and a device synchronization; later ones take
+    nothing.
     """
     torch, pool = _pool(device)
-    _native.gpu_pool_failure()  # of somebody else
+    _native.gpu_pool_failure()  # clears an earlier caller's failure
     try:
         with torch.cuda.use_mem_pool(pool, device=device):
             yield
@@ -57,7 +58,10 @@ def shareable_memory(device: int = 0) -> Iterator[None]:
 
 @functools.cache
 def _pool(device: int) -> tuple[Any, Any]:
-    """Returns torch and a ``torch.cuda.MemPool`` over ours; both stay, as tensors may live to the end."""
+    """Returns torch and a ``torch.cuda.MemPool`` on our allocator.
+
+    Both are kept, because tensors may live to the end of the process.
+    """
     try:
         import torch
     except ImportError as error:
@@ -74,7 +78,7 @@ def _pool(device: int) -> tuple[Any, Any]:
     except _native.NativeError as error:
         raise _unsupported(error) from None
     allocator = _allocator(torch)
-    with torch.cuda.device(device):  # a pool is the current device's
+    with torch.cuda.device(device):  # a pool belongs to the current device
         return torch, torch.cuda.MemPool(allocator.allocator())
 
 

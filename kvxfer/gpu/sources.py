@@ -1,4 +1,4 @@
-"""The kernels' sources: files that an installation brings along, and what identifies them."""
+"""The kernels' source files in an installation, and the keys that identify them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final
 from kvxfer.errors import UsageError
 from kvxfer.gpu.kernels import Kernel
 
-# A wheel has them in the package, a working tree beside it.
+# In a wheel they are in the package; in a working tree they are beside it.
 _PLACES: Final = (Path(__file__).parent / "native", Path(__file__).parents[2] / "native")
 ROOT: Final = next((place for place in _PLACES if (place / "gpu").is_dir()), _PLACES[0])
-# Where an include is looked for, in this order; NVRTC has no standard library, gpu/rtc is what stands in.
+# Include folders, in this order. NVRTC has no standard library; gpu/rtc replaces it.
 INCLUDE_FOLDERS: Final = ("gpu/rtc", ".", "include")
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -22,13 +22,13 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 def files_of(kernel: Kernel) -> dict[str, bytes]:
     """Returns a kernel's source and every header that it can include, by their paths below `ROOT`.
 
-    Includes are followed whatever ``#if`` they stand under: rather one file too many. What is not found
-    is NVRTC's own, or its error to report.
+    Includes are followed under any ``#if``, so there may be a file too many. Files that are not found are
+    NVRTC's own, or NVRTC reports them as errors.
 
     Raises
     ------
     UsageError
-        ``unsupported``: this installation lacks them.
+        ``unsupported``: this installation has no sources.
     """
     found: dict[str, bytes] = {}
     to_read = [kernel.source]
@@ -53,7 +53,10 @@ def files_of(kernel: Kernel) -> dict[str, bytes]:
 
 
 def key_of(kernel: Kernel, architecture: str, options: str) -> str:
-    """Returns what identifies a cubin but for its compiler: of sources, options, architecture, in hex."""
+    """Returns a hexadecimal key of sources, options and architecture.
+
+    It identifies a cubin except for the compiler's version.
+    """
     digest = hashlib.sha256()
     for name, text in (
         ("kernel", kernel.entry.encode()),
@@ -61,7 +64,7 @@ def key_of(kernel: Kernel, architecture: str, options: str) -> str:
         ("options", options.encode()),
         *files_of(kernel).items(),
     ):
-        # With their lengths: no two lists of texts are one.
+        # With their lengths, so that no two lists of texts give the same input.
         digest.update(f"{name} {len(text)}\n".encode())
         digest.update(text)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""GPU memory that kernels of another process store into by themselves, without a lease or an agent."""
+"""Offers of GPU memory into which kernels of another process store directly, without a lease or an agent."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from kvxfer._native import NativeError
 from kvxfer.errors import UsageError, invalid, translate
 from kvxfer.gpu.peer_pages import DESCRIPTOR, FABRIC, IPC, MOST_NBYTES, PeerPages, map_pages
 
-# Magic and version, kind of handle, the allocation's bytes, where in it the memory begins, its bytes, handle.
+# Magic and version, kind of handle, the allocation's bytes, offset of the memory in it, its bytes, handle.
 _MESSAGE = struct.Struct("<4sIQQQ64s")
 _MAGIC = b"kvs1"
 
 
 def offer_stores(memory: Any) -> StoreOffer:
-    """Lets whoever gets the offer store into this memory, for as long as they hold it mapped.
+    """Returns an offer: each process that receives it may store into this memory while it has it mapped.
 
-    No lease and no fence is between: an offer cannot be taken back, and what a kernel of the other process
-    stores, and when, is between its author and you. So it is for memory of its own, and never for blocks that
-    leases are granted on.
+    There is no lease and no fence: an offer cannot be taken back, and kvxfer does not control what a kernel
+    of the other process stores, or when. So offer separate memory, and never blocks on which you grant
+    leases.
 
     Parameters
     ----------
     memory
-        A contiguous tensor on a GPU in memory of `shareable_memory`, or what else was made of pages that a
-        descriptor or a fabric handle exports. A mapping keeps such memory alive: it may be freed here at
-        any time, and what is stored there then nobody sees. All of its allocation can be stored to (pieces
-        of 2 MiB, which hold other tensors, too).
+        A contiguous tensor on a GPU in memory of `shareable_memory`, or in other memory that a descriptor or
+        a fabric handle exports. A mapping keeps such memory alive: you may free it here at any time, and
+        later stores then have no visible effect. The other process can store to the whole allocation (pieces
+        of 2 MiB, which may hold other tensors).
 
     Raises
     ------
     UsageError
-        ``unsupported``: it is no memory of a GPU, there is no driver, or the memory is of a kind that would
-        be freed under the other's stores (cudaMalloc's).
+        ``unsupported``: it is not GPU memory, there is no driver, or it is memory that could be freed during
+        the other process's stores (from cudaMalloc).
     """
     from kvxfer.layout.tensor import view
 
@@ -73,7 +73,7 @@ def offer_stores(memory: Any) -> StoreOffer:
 
 
 class StoreOffer:
-    """What a process needs to map another's GPU memory and store there; `offer_stores` makes one.
+    """An offer with which a process maps another's GPU memory to store there; made by `offer_stores`.
 
     Holds a descriptor until `close`, or as a context manager. It can be sent any number of times.
     """
@@ -81,7 +81,7 @@ class StoreOffer:
     def __init__(self, kind: int, allocated: int, offset: int, nbytes: int, handle: bytes, fd: int) -> None:
         self._kind, self._allocated, self._offset = kind, allocated, offset
         self._handle, self._fd = handle, fd
-        #: Of the memory that was offered.
+        #: Bytes of the offered memory.
         self.nbytes = nbytes
 
     def __repr__(self) -> str:
@@ -89,14 +89,14 @@ class StoreOffer:
         return f"<StoreOffer of {self.nbytes} bytes by {how}>"
 
     def handle(self) -> tuple[int, int, bytes, int, int]:
-        """Returns what `map_pages` takes: kind, the allocation's bytes, handle, descriptor, and the offset.
+        """Returns the arguments of `map_pages`: kind, the allocation's bytes, handle, descriptor, and offset.
 
-        The descriptor (-1: none) stays the offer's.
+        The offer still owns the descriptor (-1: none).
         """
         return self._kind, self._allocated, self._handle, self._fd, self._offset
 
     def send(self, sock: socket.socket) -> None:
-        """Sends it over a connected unix socket, whose other end `receive`s it.
+        """Sends the offer over a connected unix socket; the other end calls `receive`.
 
         Raises
         ------
@@ -113,12 +113,12 @@ class StoreOffer:
 
     @classmethod
     def receive(cls, sock: socket.socket) -> StoreOffer:
-        """Receives one over a unix socket; blocks as the socket does.
+        """Receives an offer over a unix socket; blocks as the socket does.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: what came is no offer. ``unsupported``: of another version.
+            ``invalid-argument``: the message is not an offer. ``unsupported``: it has another version.
         ConnectionError
             The other end is gone.
         """
@@ -172,7 +172,7 @@ class StoreOffer:
         )
 
     def close(self) -> None:
-        """Gives up its descriptor. What was mapped stays so. Idempotent."""
+        """Closes its descriptor. Existing mappings stay. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

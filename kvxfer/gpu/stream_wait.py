@@ -1,4 +1,4 @@
-"""Streams that wait for transfers: what came of it."""
+"""Waits of streams for transfers, and their outcomes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvxfer.handle import TransferState
 if TYPE_CHECKING:
     from kvxfer._native import StreamWait as Wait
 
-# As native code counts them.
+# In the order of native code's numbers.
 _STATES: Final = (
     TransferState.PENDING,
     TransferState.DONE,
@@ -21,8 +21,8 @@ _STATES: Final = (
 class StreamWait:
     """A stream's wait for a transfer, or for a layer of it; `kvxfer.Transfer.wait_in` makes one.
 
-    The stream goes on whatever becomes of the transfer and of this object. Keep it for as long as kernels
-    read its `address`, and drop it otherwise.
+    The stream goes on in any case, even if the transfer fails or this object is dropped. Keep this object
+    only as long as kernels read its `address`.
     """
 
     __slots__ = ("_wait",)
@@ -35,17 +35,19 @@ class StreamWait:
 
     @property
     def outcome(self) -> TransferState:
-        """``PENDING``, or with what the stream went on.
+        """``PENDING``, or the outcome with which the stream went on.
 
-        ``DONE`` when what was waited for is in place; a layer stays so whatever becomes of the others. With
-        ``FAILED`` the transfer may be pending still: it ends when nothing can land any more.
+        ``DONE`` when the transfer or the layer is in place. For a layer it stays ``DONE`` even if other
+        layers fail. With ``FAILED`` the transfer may still be pending: it ends when no byte can land any
+        more.
         """
         return _STATES[self._wait.outcome]
 
     @property
     def address(self) -> int:
-        """Where the outcome lies for kernels behind the wait: 4 bytes, 1 done, 2 failed, 3 cancelled.
+        """Address of the outcome for kernels after the wait: 4 bytes, 1 done, 2 failed, 3 cancelled.
 
-        Pinned memory, to be read and not written, as long as this object is there: then it is another wait's.
+        It is pinned memory; kernels may only read it. It is valid as long as this object exists, and is then
+        reused for other waits.
         """
         return self._wait.address

@@ -1,4 +1,4 @@
-"""Streams of torch and cuda.core, as callers pass them."""
+"""Streams and events of torch and cuda.core."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class CoreEvent(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether all before it has ended."""
+        """Whether all earlier work has ended."""
         ...
 
 
 def handle_of(stream: Any) -> int | None:
-    """Returns the driver's handle of a stream; None for what is none."""
+    """Returns the driver's handle of a stream; None for other objects."""
     if (handle := getattr(stream, "cuda_stream", None)) is not None:  # torch
         return int(handle)
     if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:  # cuda.core
@@ -58,7 +58,7 @@ def handle_of(stream: Any) -> int | None:
 
 
 def check_device(what: Any, gpu: int) -> None:
-    """Raises `UsageError` where a stream or an event says that it is of another GPU than the agent's."""
+    """Raises `UsageError` if a stream or an event names a GPU other than the agent's."""
     device = getattr(what, "device", None)
     index = getattr(device, "index", None) if hasattr(device, "index") else getattr(device, "device_id", None)
     if index is not None and index != gpu:

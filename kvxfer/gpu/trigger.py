@@ -1,4 +1,4 @@
-"""Words that transfers wait for, and what else a transfer may be told to wait for."""
+"""Triggers, and everything else that a transfer can wait for before it starts."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _MOST = 2**32 - 1
 
 
 class Trigger:
-    """A word of memory for which transfers wait: ``after=trigger``. `Agent.trigger` makes one.
+    """A word of memory that transfers wait for: ``after=trigger``. Made by `Agent.trigger`.
 
-    Its value begins at 0 and says how far something is. It is stored to by whoever has made pages final: a
-    thread (`fire`), a stream or a CUDA graph (`record`), a kernel (``kvxfer/device.cuh``, `share`) or
-    another process (the memory that `Agent.trigger` was given). What was written before is seen by the
-    transfers that go then. One trigger serves any number of transfers of its agent; where several agents wait
-    for one word, each makes a trigger over the same memory.
+    Its value begins at 0 and counts progress. The code that makes pages final stores to it: a thread
+    (`fire`), a stream or a CUDA graph (`record`), a kernel (``kvxfer/device.cuh``, `share`) or another
+    process (through the memory that `Agent.trigger` was given). Transfers that the store releases see
+    everything that was written before it. One trigger serves any number of transfers of its agent. If several
+    agents wait for one word, each makes a trigger over the same memory.
 
-    All methods may be called from any thread. The word stays where it is for as long as a transfer waits for
-    it, whether or not this object does.
+    All methods may be called from any thread. The word stays in place as long as a transfer waits for it,
+    even if this object is gone.
     """
 
     __slots__ = ("_completions", "_word")
@@ -46,59 +46,59 @@ class Trigger:
 
     @property
     def value(self) -> int:
-        """What the word holds, 0 to 2**32 - 1."""
+        """The word's value, 0 to 2**32 - 1."""
         return self._word.value
 
     def share(self) -> int:
-        """Returns where the word lies, 4 bytes, for kernels and for code of other languages to store to.
+        """Returns the address of the word (4 bytes), for stores by kernels and by other languages.
 
-        Whoever stores releases, at system scope, and stores growing values. From the first call on agents
-        that wait look at the word again and again instead of being woken by `fire`, and its 4 bytes are this
-        trigger's until the process ends.
+        Store with release order at system scope, and store growing values. From the first call on, waiting
+        agents poll the word instead of being woken by `fire`, and its 4 bytes belong to this trigger until
+        the process ends.
         """
         return self._word.share()
 
     def fire(self, value: int = 1) -> None:
-        """Stores a value, unless the word holds more, and wakes whoever waits for it.
+        """Stores a value, unless the word holds a greater one, and wakes the agents that wait for it.
 
         Raises
         ------
         UsageError
-            It is not 1 to 2**32 - 1.
+            `value` is not 1 to 2**32 - 1.
         """
         self._word.fire(_value(value))
 
     def reset(self) -> None:
-        """Sets the word to 0 for its next use. Transfers that have gone are not held back again.
+        """Sets the word to 0 for its next use. Transfers that were released stay released.
 
-        Only once everything that was to store to it has: what comes later counts as new.
+        Call it only when all expected stores have happened: a later store counts for the next use.
         """
         self._word.reset()
 
     def record(self, stream: Any, value: int = 1) -> None:
-        """Has a stream store a value when all that it was given before has ended.
+        """Makes a stream store a value when all its earlier work has ended.
 
         Parameters
         ----------
         stream
-            A torch or cuda.core stream of the agent's GPU. It may be being captured: then the graph stores
-            the value whenever it runs, and `reset` comes between two runs that are both waited for.
+            A torch or cuda.core stream of the agent's GPU. If it is being captured, the graph stores the
+            value whenever it runs; then call `reset` between two runs if transfers wait for both.
         value
-            What is stored; streams store whatever the word holds, so values have to grow.
+            The value to store. Streams store it even over a greater one, so values must grow.
 
         Raises
         ------
         UsageError
-            ``unsupported``: the agent has no GPU. ``invalid-argument``: no stream, or of another GPU, or the
-            trigger is over a caller's memory that no GPU reaches.
+            ``unsupported``: the agent has no GPU. ``invalid-argument``: `stream` is not a stream or belongs
+            to another GPU, or the trigger is over a caller's memory that no GPU reaches.
         AgentError
-            ``system``: the device has failed. ``closed``: the agent is.
+            ``system``: the device has failed. ``closed``: the agent is closed.
 
         Notes
         -----
-        One call of the driver, ``cuStreamWriteValue32``; the stream waits for nobody. Triggers are made once
-        and used again: one that was ever recorded keeps its word until the process ends, since a stream may
-        store to it at any time.
+        One driver call, ``cuStreamWriteValue32``; the stream does not wait. Make triggers once and reuse
+        them: the word of a recorded trigger is kept until the process ends, because a stream may store to it
+        at any time.
         """
         handle = handle_of(stream)
         if handle is None:
@@ -111,25 +111,26 @@ class Trigger:
             raise translate(error) from None
 
     def at(self, value: int) -> Threshold:
-        """Returns what to pass as ``after=`` where all layers may go once the word holds so much.
+        """Returns an ``after=`` that releases all layers when the word holds `value` or more.
 
-        ``trigger`` alone means ``trigger.at(1)``. With kernels whose blocks add one each it is their number.
+        ``trigger`` alone means ``trigger.at(1)``. If each thread block of a kernel adds one, pass the number
+        of blocks.
         """
         return Threshold(self, _value(value), 0)
 
     def by_layer(self, first: int = 1, step: int = 1) -> Threshold:
-        """Returns what to pass as ``after=`` where layers become final one after the other.
+        """Returns an ``after=`` that releases layers one after the other.
 
         Parameters
         ----------
         first, step
-            The k-th layer of those that the transfer moves may go once the word holds ``first + k * step``.
+            The k-th layer of the transfer is released when the word holds ``first + k * step`` or more.
         """
         return Threshold(self, _value(first), _value(step))
 
 
 class Threshold:
-    """How far a trigger has to be; `Trigger.at` and `Trigger.by_layer` make one for ``after=``."""
+    """A trigger's value to wait for; `Trigger.at` and `Trigger.by_layer` make one for ``after=``."""
 
     __slots__ = ("_first", "_step", "_trigger")
 
@@ -144,7 +145,7 @@ class Threshold:
 
 
 if TYPE_CHECKING:
-    #: What ``after=`` takes.
+    #: Types that ``after=`` accepts.
     StartsAfter: TypeAlias = (
         Trigger
         | Threshold
@@ -168,9 +169,9 @@ def trigger_of(completions: Completions, memory: Any) -> Trigger:
 
 
 def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
-    """Turns what a caller passes as ``after=``, a `StartsAfter`, into what holds a transfer of an agent back.
+    """Turns a caller's ``after=``, a `StartsAfter`, into the native condition of a transfer.
 
-    Returns True for a future that is to let it go, False for one that has.
+    Returns True for a future that is still to release the transfer, False for one that is done.
     """
     if isinstance(after, Trigger):
         after = after.at(1)
@@ -199,9 +200,9 @@ def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
 
 
 def _check_no_capture() -> None:
-    """Raises `UsageError` where torch's current stream is being captured.
+    """Raises `UsageError` if torch's current stream is being captured.
 
-    An event may be the capture's then, and the driver has no way to ask that breaks no capture.
+    The event may then belong to the capture, and no driver call can check that without breaking the capture.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -212,7 +213,7 @@ def _check_no_capture() -> None:
 
 
 def _event(event: Any) -> int | None:
-    """Returns the driver's handle of an event; None for what is none."""
+    """Returns the driver's handle of an event; None for other objects."""
     if hasattr(event, "cuda_event"):  # torch, which makes one when it is first recorded
         handle = event.cuda_event
     elif hasattr(event, "handle") and hasattr(event, "is_done"):  # cuda.core

@@ -84,7 +84,7 @@ class BlockTable:
 
 
 def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint32]:
-    """Returns block ids as contiguous uint32 [num_blocks], with the checks of `BlockTable` but without one."""
+    """Returns block ids as contiguous uint32 [num_blocks], checked as by `BlockTable`, without making one."""
     if isinstance(blocks, np.ndarray):
         # numpy has only one object of this dtype, and comparing dtypes by value takes ten times as long.
         if blocks.dtype is _UINT32 and blocks.ndim == 1 and blocks.flags.c_contiguous:
