@@ -1,1 +1,1 @@
-"""HTTP: routes, who may use them, and errors as problem+json. It decides nothing that state knows."""
+"""HTTP: routes, their roles, and errors as problem+json. Decisions are made by the parts that it calls."""

@@ -20,7 +20,7 @@ AgentFilter = Annotated[str | None, Query(max_length=128, description="Id or nam
 
 
 def paged(items: list[Item], cursor: str, limit: int) -> schema.Listed[Item]:
-    """Returns a page of what is few enough to be listed whole; the cursor is a number of items."""
+    """Returns one page of a list that is short enough to build whole; the cursor is a number of items."""
     begin = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 10 else 0
     end = begin + limit
     return schema.Listed[Item].model_construct(
@@ -34,7 +34,7 @@ def add_agents(api: Api, daemon: NodeDaemon) -> None:
 
     @api.get("/v1/agents", "read", tags=["agents"])
     async def list_agents(cursor: Cursor = "", limit: Limit = 100) -> schema.Listed[schema.Agent]:
-        """Agents that are attached, and the daemon's own."""
+        """Attached agents, including the daemon's own."""
         return paged(agents.shown(), cursor, limit)
 
     @api.get("/v1/agents/{agent}", "read", tags=["agents"])
@@ -58,9 +58,9 @@ def add_agents(api: Api, daemon: NodeDaemon) -> None:
 
     @api.change("POST", "/v1/agents/{agent}/peers", "transfer", tags=["agents"])
     async def connect_agent(request: Request, agent: AgentId, asked: schema.ConnectRequest) -> schema.Peer:
-        """Has an agent connect to another, where its owner lets the daemon move pages.
+        """Has an agent connect to another, if its owner lets the daemon move pages.
 
-        Answers the session; where one is open already, that.
+        Answers the new session, or the one that is open already.
         """
         require_all_tenants(caller_of(request), "a session of an agent's")
         return await daemon.dials.connect(agent, asked)
@@ -84,5 +84,5 @@ def add_agents(api: Api, daemon: NodeDaemon) -> None:
     async def list_rails(
         agent: AgentFilter = None, cursor: Cursor = "", limit: Limit = 100
     ) -> schema.Listed[schema.Rail]:
-        """Rails that are alive, one for each session and transport."""
+        """Rails that are up, one for each session and transport."""
         return paged([rail for each in agents.some(agent) for rail in agents.rails(each)], cursor, limit)

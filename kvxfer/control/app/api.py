@@ -1,4 +1,4 @@
-"""How routes are made: each with a role, an id, its problems, and what a change needs."""
+"""Makes routes: each has a role, an id and its problems; a route that changes something has more checks."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ IDEMPOTENCY_KEY: Final = {
 
 
 def caller_of(request: Request) -> Caller:
-    """Returns who asks, as the guard found."""
+    """Returns the caller that the guard has found."""
     caller = request.scope["kvxfer.caller"]
     assert isinstance(caller, Caller)
     return caller
 
 
 def require_all_tenants(caller: Caller, what: str) -> None:
-    """Refuses tokens of some tenants alone for what belongs to no tenant."""
+    """Refuses a token that is limited to tenants, for things that belong to no tenant."""
     if caller.tenants is not None:
         raise Refusal("forbidden", f"{what} belongs to no tenant, and this token to {sorted(caller.tenants)}")
 
 
 class GuardedRoute(APIRoute):
-    """A route that refuses the wrong role before it reads a body, and records changes."""
+    """A route that refuses the wrong role before it reads a body, and logs changes."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         """Returns FastAPI's handler behind those checks."""
@@ -62,7 +62,7 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             caller = caller_of(request)
             if caller.may(role):
-                # Here, since FastAPI would call a body that is refused one that cannot be read.
+                # Checked here, because FastAPI would report a refused body as one that it cannot parse.
                 if await request.body() and self.body_field is not None:
                     _require_json(request)
                 if change is None:
@@ -93,7 +93,7 @@ class Api:
         app.router.route_class = GuardedRoute
 
     def get(self, path: str, role: str | None, **more: Any) -> Callable[[Handler], Handler]:
-        """Adds a route that changes nothing; `role` None is open to everybody who reaches the socket."""
+        """Adds a route that changes nothing; with `role` None it needs no token."""
         return self._add("GET", path, role, None, more)
 
     def change(
@@ -104,13 +104,13 @@ class Api:
         Parameters
         ----------
         repeats
-            Of a POST: whether its answer may be kept and given again under the same idempotency key. False
-            for answers with a secret of lasting value: the key is refused then.
+            For a POST: whether its answer may be kept and given again under the same idempotency key. False
+            for answers that have a lasting secret: repeating the key is then refused.
         """
         return self._add(method, path, role, "repeats" if repeats else "once", more)
 
     def keep(self, method: str, path: str, role: str, **more: Any) -> Callable[[Handler], Handler]:
-        """Adds a route that has something go on as it is: no line of the audit log is worth it."""
+        """Adds a route that only renews something; the audit log has no line of it."""
         return self._add(method, path, role, None, more)
 
     def _add(

@@ -28,18 +28,18 @@ from kvxfer.control.scrape import Metrics
 
 
 class DaemonApp:
-    """An ASGI application, and what its server has to close.
+    """An ASGI application, and the event streams that its server has to close.
 
     Parameters
     ----------
     daemon
-        What it answers for.
+        The daemon that it serves.
     hosts
-        Names under which it may be asked for over TCP, beside loopback's.
+        Host names of requests over TCP that it accepts, besides loopback's.
     uids
-        Users who are admins over the unix socket.
+        Users that are admins over the unix socket.
     rate, burst
-        Requests a second of each caller, and at once.
+        Limit of each caller: requests a second, and requests at once.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DaemonApp:
             },
         )
         async def get_metrics(request: Request) -> Response:
-            """Figures for Prometheus; in OpenMetrics, with exemplars, for who accepts that."""
+            """Figures in Prometheus' text; in OpenMetrics, with exemplars, if the client accepts that."""
             text, content_type = metrics.text(request.headers.get("accept", ""))
             return Response(text, headers={"content-type": content_type})
 
@@ -108,5 +108,5 @@ class DaemonApp:
         self.asgi = Guard(api, daemon.access, hosts, uids, rate, burst)
 
     def close(self) -> None:
-        """Ends event streams, which otherwise have no end."""
+        """Ends the event streams, which would otherwise never end."""
         self.streams.close()

@@ -1,4 +1,4 @@
-"""What every change goes through: room in the audit log, its idempotency key, and its line in the log."""
+"""The steps of every change: check the audit log's room, handle the idempotency key, write the log's line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Changes:
     async def run(
         self, operation: str, kind: str, caller: Caller, request: Request, inner: Inner
     ) -> Response:
-        """Answers a request, or refuses it; one line of the audit log tells which."""
+        """Answers a request, or refuses it; either is one line of the audit log."""
         self._audit.require_room()
         key = request.headers.get("idempotency-key")
         if key is None or request.method != "POST":
@@ -47,7 +47,7 @@ class Changes:
         try:
             response = await self._logged(operation, caller, request, inner)
         except BaseException as error:
-            # A refusal came before anything was done; of what else went wrong that is not known.
+            # A refused request did nothing. After any other error it is unknown what was done.
             if isinstance(error, RequestValidationError | Refusal):
                 await self._answers.abandon(whole_key)
             else:
@@ -71,7 +71,7 @@ class Changes:
         return response
 
     def note_refused(self, operation: str, caller: Caller, request: Request) -> None:
-        """Writes that somebody asked for what their role does not allow."""
+        """Logs a request that the caller's role does not permit."""
         self._append(operation, caller, request, "forbidden")
 
     def _append(self, operation: str, caller: Caller, request: Request, result: str) -> None:

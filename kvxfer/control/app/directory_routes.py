@@ -25,21 +25,21 @@ def add_directory(api: Api, daemon: NodeDaemon) -> None:
         cursor: Annotated[str, Query(max_length=128)] = "",
         limit: Limit = 100,
     ) -> schema.DirectoryEntries:
-        """Entries whose names begin with `prefix`, in their order.
+        """Entries whose names begin with `prefix`, ordered by name.
 
-        Events above the first answer's `index`, of the topic `directory`, tell what changes.
+        Events of the topic `directory` above the first answer's `index` report later changes.
         """
         return names.shown(prefix, cursor, limit)
 
     @api.change("PUT", "/v1/directory", "transfer", tags=["directory"])
     async def publish_entry(request: Request, asked: schema.EntryPublication) -> schema.EntryPublished:
-        """Makes it the entry of its name."""
+        """Publishes an entry under its name."""
         require_all_tenants(caller_of(request), _WHAT)
         return await names.publish(asked)
 
     @api.keep("PUT", "/v1/directory/keep", "transfer", tags=["directory"])
     async def keep_entries(request: Request, asked: schema.EntriesKept) -> schema.EntriesLost:
-        """Begins their time anew. It is no change: the audit log has no line of it."""
+        """Starts the time of entries anew. This counts as no change, so the audit log has no line of it."""
         require_all_tenants(caller_of(request), _WHAT)
         return names.keep(asked)
 
@@ -49,6 +49,6 @@ def add_directory(api: Api, daemon: NodeDaemon) -> None:
         name: Annotated[str, Path(min_length=1, max_length=128)],
         incarnation: Annotated[Incarnation | None, Query(description="Default: whichever has it")] = None,
     ) -> schema.EntryPublished:
-        """Forgets the entry of a name, if it is this incarnation's."""
+        """Removes the entry of a name, if it belongs to this incarnation."""
         require_all_tenants(caller_of(request), _WHAT)
         return await names.withdraw(name, incarnation)

@@ -1,4 +1,4 @@
-"""Server-sent events, resumable by index."""
+"""Server-sent events, which a client can resume by index."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from kvxfer.control.state.tokens import Caller
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-#: Streams of each caller, and of all.
+#: Open streams of each caller, and of all callers together.
 MOST_STREAMS_EACH: Final = 128
 MOST_STREAMS: Final = 512
-# So that a stream whose client has vanished ends, and proxies keep one that is idle.
+# Ends the stream of a client that has vanished, and keeps proxies from closing an idle one.
 _KEEPALIVE_S: Final = 15.0
-# Between looks of a stream that gets many: events come in tens, not one by one.
+# Pause between reads for a stream that gets many events, so that it sends them by tens.
 _GATHER_S: Final = 0.05
 _MOST_AT_ONCE: Final = 256
 Topic = Annotated[str, Query(min_length=1, max_length=64)]
 
 
 class EventStreams:
-    """Streams that are open."""
+    """Open event streams."""
 
     def __init__(self, daemon: NodeDaemon) -> None:
         self._daemon = daemon
@@ -44,11 +44,11 @@ class EventStreams:
 
     @property
     def num_open(self) -> int:
-        """How many there are."""
+        """How many streams are open."""
         return self._counts.total
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all streams."""
         self._closing.set()
         for woken in self._wakers:
             woken.set()
@@ -59,7 +59,7 @@ class EventStreams:
                 woken.set()
 
     def open(self, caller: Caller, after: int, topics: list[str]) -> StreamingResponse:
-        """Returns a stream of events above an index."""
+        """Returns a stream of the events after an index."""
         if not self._counts.enter(caller.key):
             raise Refusal(
                 "exhausted", f"{MOST_STREAMS_EACH} streams of {caller.name} (or {MOST_STREAMS}) are open"
@@ -90,7 +90,7 @@ class EventStreams:
                 try:
                     await asyncio.wait_for(woken.wait(), _KEEPALIVE_S)
                 except TimeoutError:
-                    # Also tells where to go on, though nothing matched.
+                    # Tells the client its new index, though no event matched.
                     yield f": nothing\nid: {after}\n\n".encode()
                     continue
                 await asyncio.sleep(_GATHER_S)
@@ -100,7 +100,7 @@ class EventStreams:
 
 
 class _Stream(StreamingResponse):
-    """One stream, which is counted from its opening to its end, however it ends."""
+    """One stream; it counts as open until it ends, however that happens."""
 
     def __init__(self, content: AsyncGenerator[bytes, None], leave: Callable[[], None]) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
@@ -108,7 +108,7 @@ class _Stream(StreamingResponse):
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends until the client goes or the stream ends."""
+        """Sends until the client disconnects or the stream ends."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -143,7 +143,7 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
             Query(max_length=16, description="A topic, with those below it, e.g. `transfers`"),
         ] = None,
     ) -> StreamingResponse:
-        """What happens, as it happens. `Last-Event-ID` is taken for `after` where that is not given."""
+        """Events as they happen. Without `after`, the header `Last-Event-ID` takes its place."""
         last = request.headers.get("last-event-id", "")
         if after is None and last.isascii() and last.isdigit() and len(last) < 19:
             after = int(last)
@@ -156,7 +156,7 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
         topic: Annotated[list[Topic] | None, Query(max_length=16)] = None,
         limit: Annotated[int, Query(ge=1, le=250)] = 100,
     ) -> schema.Listed[schema.Event]:
-        """Events that are still there, oldest first; `next` is the index to go on behind."""
+        """Events that are still kept, oldest first; `next` is the index to continue after."""
         wanted = Wanted(topic or [], caller_of(request).tenants)
         batch = daemon.events.read(after, wanted, limit)
         items = [

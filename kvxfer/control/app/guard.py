@@ -1,4 +1,4 @@
-"""What stands before every route: where a request comes from, who sends it, and how much."""
+"""Checks before every route: the origin of a request, its sender, and the sender's limits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kvxfer.control.token_access import Access
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Of the connections of both listeners, one caller's requests that are under way have one in so many.
+# One caller's running requests may hold this fraction of both listeners' connections.
 _SHARE_OF_EACH: Final = 8
-#: Of a request's body: 65,536 block ids for each end.
+#: The largest body of a request: 65,536 block ids for each end.
 MAX_BODY_NBYTES: Final = 2 * 1024 * 1024
-# A body that does not come holds memory and a connection.
+# A body that does not arrive holds memory and a connection.
 _BODY_TIMEOUT_S: Final = 30.0
-# Of a request that is refused before its body is asked for: what is waited for and let go.
+# How much of a refused request's body is read and dropped, and for how long.
 _PASSED_OVER_NBYTES: Final = 256 * 1024
 _PASSED_OVER_TIMEOUT_S: Final = 2.0
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -36,16 +36,16 @@ _OPEN: Final = frozenset({"/healthz", "/readyz", "/v1/openapi.json"})
 
 
 class Guard:
-    """ASGI middleware.
+    """ASGI middleware that admits or refuses requests.
 
     Parameters
     ----------
     hosts
-        Beside loopback's, the names and addresses under which this daemon may be asked for over TCP.
+        Host names and addresses of requests over TCP that it accepts, besides loopback's.
     uids
-        Users who are admins over the unix socket.
+        Users that are admins over the unix socket.
     rate, burst
-        Requests a second of each caller, and at once.
+        Limit of each caller: requests a second, and requests at once.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Guard:
         self._under_way = OpenCounts(self._most_each, most)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it."""
+        """Passes a request on, or refuses it."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
@@ -95,14 +95,14 @@ class Guard:
         except ClientDisconnect:
             return
         except Exception:
-            # It is answered and logged; what broke off midway ends the connection.
+            # The error was answered and logged. If the answer broke off midway, raising ends the connection.
             if not has_ended:
                 raise
         finally:
             self._under_way.leave(key)
 
     def _let_in(self, scope: Scope, receive: Receive) -> Receive:
-        """Says who asks, and returns what brings the body; or refuses the request."""
+        """Finds the caller, and returns a `receive` with bounds for the body; or refuses the request."""
         headers = _headers(scope)
         uid = scope.get("kvxfer.uid")
         if uid is None:
@@ -117,7 +117,7 @@ class Guard:
         return _bounded(receive, headers)
 
     def _require_own_origin(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Refuses what a browser was made to send by another site, or by a name that leads here."""
+        """Refuses requests that another site made a browser send, and names that are not this daemon's."""
         host = headers.get(b"host", b"").decode("latin-1")
         if _host_of(host) not in self._hosts:
             raise Refusal("forbidden", f"this daemon is not asked for as {host!r}: see --host-name")
@@ -154,13 +154,13 @@ _HEADERS: Final = (
 
 
 def _is_open(scope: Scope) -> bool:
-    """Whether anybody who reaches the socket may ask: health, the API's description, and the page's files."""
+    """Whether a request needs no token: health, the API's description, and the page's files."""
     path: str = scope["path"]
     return scope["method"] in ("GET", "HEAD") and (path in _OPEN or not path.startswith(("/v1/", "/metrics")))
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """Returns the headers; of those that decide something, none may be there twice."""
+    """Returns the headers; refuses a request that repeats one of the headers that decide something."""
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in found and name in (
@@ -178,7 +178,7 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def _host_of(host: str) -> str:
-    """Returns a Host header's name, without brackets and port; ``""`` for what is none."""
+    """Returns the name in a Host header, without brackets and port; ``""`` if it has none."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -205,9 +205,9 @@ def _why(headers: dict[bytes, bytes], certificate: ClientCertificate | None) -> 
 
 
 async def _pass_over(scope: Scope, receive: Receive) -> None:
-    """Lets the body of a refused request go by; others may have the connection's place meanwhile.
+    """Reads and drops the body of a refused request; meanwhile a new connection may replace this one.
 
-    A connection that is closed with bytes unread is reset, and the answer may be lost with it.
+    Closing a connection with unread bytes resets it, and the client might then lose the answer.
     """
     if (yield_place := scope.get("kvxfer.yield_place")) is not None:
         yield_place()
@@ -224,7 +224,7 @@ async def _pass_over(scope: Scope, receive: Receive) -> None:
 
 
 def _bounded(receive: Receive, headers: dict[bytes, bytes]) -> Receive:
-    """Returns a `receive` that brings a body of bounded size in bounded time."""
+    """Returns a `receive` that bounds a body's size, and the time in which it has to arrive."""
     told = headers.get(b"content-length", b"0")
     if not told.isdigit() or int(told) > MAX_BODY_NBYTES:
         raise Refusal("too-large", f"a body has {MAX_BODY_NBYTES} bytes at most")

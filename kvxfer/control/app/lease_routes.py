@@ -23,12 +23,12 @@ def add_leases(api: Api, daemon: NodeDaemon) -> None:
     async def list_leases(
         agent: AgentFilter = None, cursor: Cursor = "", limit: Limit = 100
     ) -> schema.Listed[schema.Lease]:
-        """Leases that hold or are ending, as agents told last."""
+        """Leases that hold or are ending, as the agents last reported them."""
         return paged(grants.shown(agent), cursor, limit)
 
     @api.change("POST", "/v1/leases", "transfer", status_code=201, tags=["leases"])
     async def grant_lease(request: Request, asked: schema.LeaseRequest) -> schema.LeaseGranted:
-        """Has an agent grant one, where its owner lets the daemon (``daemon_may``)."""
+        """Has an agent grant a lease, if its owner permits that (``daemon_may``)."""
         require_all_tenants(caller_of(request), _WHAT)
         return await grants.grant(asked)
 
@@ -36,12 +36,12 @@ def add_leases(api: Api, daemon: NodeDaemon) -> None:
     async def extend_lease(
         request: Request, lease: LeaseId, asked: schema.LeaseExtension
     ) -> schema.LeaseEnded:
-        """Has it last `ttl_s` from now."""
+        """Makes the lease last `ttl_s` from now."""
         require_all_tenants(caller_of(request), _WHAT)
         return await grants.extend(lease, asked.ttl_s)
 
     @api.change("DELETE", "/v1/leases/{lease}", "transfer", tags=["leases"])
     async def revoke_lease(request: Request, lease: LeaseId) -> schema.LeaseEnded:
-        """Ends it; when this answers, no byte under it can be read or land any more."""
+        """Ends the lease; when this answers, no byte under it can be read or land any more."""
         require_all_tenants(caller_of(request), _WHAT)
         return await grants.revoke(lease)

@@ -26,19 +26,19 @@ def add_node(api: Api, daemon: NodeDaemon) -> None:
         responses={503: {"model": schema.Readiness, "description": "Not ready, and why"}},
     )
     async def readyz(response: Response) -> schema.Readiness:
-        """Whether it takes work; status 503 where it does not, with the reasons."""
+        """Whether it takes work; if not, the status is 503 and the body has the reasons."""
         found = daemon.readiness()
         response.status_code = 200 if found.ready else 503
         return found
 
     @api.get("/v1/node", "read", tags=["node"])
     async def get_node() -> schema.Node:
-        """Which daemon this is."""
+        """The daemon that answers."""
         return daemon.shown()
 
     @api.get("/v1/topology", "read", tags=["node"])
     async def get_topology() -> schema.Topology:
-        """The machine, the agents on it, and who is connected to whom over which rails."""
+        """The machine, its agents, and their sessions with their rails."""
         return await daemon.topology()
 
     @api.get("/v1/doctor", "read", tags=["node"])
@@ -47,17 +47,17 @@ def add_node(api: Api, daemon: NodeDaemon) -> None:
             str, Query(max_length=256, description="Transports that must work, e.g. shm,tcp")
         ] = "",
     ) -> schema.Doctor:
-        """What ``kvxfer doctor`` finds; kept for ten seconds."""
+        """The findings of ``kvxfer doctor``; kept for ten seconds."""
         return await daemon.doctor(tuple(name.strip() for name in require.split(",") if name.strip()))
 
     @api.get("/v1/settings", "read", tags=["node"])
     async def get_settings() -> schema.Settings:
-        """What can be changed while the daemon runs."""
+        """Settings that can change while the daemon runs."""
         return daemon.settings.shown()
 
     @api.change("PATCH", "/v1/settings", "admin", tags=["node"])
     async def change_settings(request: Request, asked: schema.SettingsChange) -> schema.Settings:
-        """Changes what is named, and nothing else."""
+        """Changes the settings that are named, and no others."""
         require_all_tenants(caller_of(request), "the node's settings")
         return await daemon.settings.change(asked)
 
@@ -68,12 +68,12 @@ def add_node(api: Api, daemon: NodeDaemon) -> None:
 
     @api.change("PUT", "/v1/drain", "admin", tags=["node"])
     async def begin_drain(request: Request, asked: schema.DrainRequest) -> schema.Drain:
-        """Refuses new work from now on; what runs goes on."""
+        """Refuses new work from now on; running work goes on."""
         require_all_tenants(caller_of(request), "the node's drain")
         return await daemon.drains.begin(asked.deadline_s)
 
     @api.change("DELETE", "/v1/drain", "admin", tags=["node"])
     async def end_drain(request: Request) -> schema.Drain:
-        """Takes it back."""
+        """Ends the drain."""
         require_all_tenants(caller_of(request), "the node's drain")
         return await daemon.drains.end()

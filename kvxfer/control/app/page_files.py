@@ -1,4 +1,4 @@
-"""The page for people: its files, which are few and read once."""
+"""The files of the page for people; there are few, and each is read once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FOLDER: Final = Path(__file__).parents[1] / "page"
 
 
 class PageFiles:
-    """Answers GET of ``/`` and of the names in a folder, and of nothing else: no path is put together."""
+    """Answers GET of ``/`` and of the files of one folder. It never builds a path from a request."""
 
     def __init__(self, folder: Path = _FOLDER) -> None:
         self._folder = folder
         self._files: dict[str, tuple[bytes, str]] | None = None
 
     def routes(self) -> list[Route]:
-        """Returns the routes, which come after all others: of files in the folder, and in its assets."""
+        """Returns the routes of the folder's files and of its assets; add them after all other routes."""
         paths = ("/", "/{name}", "/assets/{name}")
         return [Route(path, self._answer, methods=["GET"], include_in_schema=False) for path in paths]
 

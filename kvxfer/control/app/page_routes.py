@@ -55,9 +55,9 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
 
     @api.change("POST", "/v1/pages/park", "transfer", tags=["pages"])
     async def park_pages(request: Request, asked: schema.ParkRequest) -> schema.PagesDone:
-        """Copies blocks of an agent's region into the pool. What is answered is there to be fetched.
+        """Copies blocks of an agent's region into the pool. When this answers, the pages can be fetched.
 
-        A token of some tenants needs a `lease`, which shows its right to the blocks.
+        A token of some tenants needs a `lease`, which proves its right to the blocks.
         """
         caller = caller_of(request)
         require(caller, asked.tenant)
@@ -71,7 +71,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
 
     @api.change("POST", "/v1/pages/fetch", "transfer", tags=["pages"])
     async def fetch_pages(request: Request, asked: schema.FetchRequest) -> schema.PagesDone:
-        """Copies pages into blocks of an agent's region: all of them, or none where one is missing."""
+        """Copies pages into blocks of an agent's region: all of them, or none if one is missing."""
         caller = caller_of(request)
         require(caller, asked.tenant)
         require_all_tenants(caller, "an agent's region")
@@ -90,12 +90,12 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
     async def extend_page_lease(
         request: Request, lease: PageLeaseId, asked: schema.LeaseExtension
     ) -> schema.LeaseEnded:
-        """Has it last `ttl_s` from now."""
+        """Makes the lease last `ttl_s` from now."""
         return await pages().extend(lease, asked.ttl_s, caller_of(request).tenants)
 
     @api.change("DELETE", "/v1/pages/lease/{lease}", "transfer", tags=["pages"])
     async def revoke_page_lease(request: Request, lease: PageLeaseId) -> schema.LeaseEnded:
-        """Ends such a right; when this answers nobody reads under it."""
+        """Ends the lease; when this answers, no agent reads pages under it."""
         return await pages().revoke(lease, caller_of(request).tenants)
 
     @api.change("POST", "/v1/pages/pin", "transfer", tags=["pages"])
@@ -106,13 +106,13 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
 
     @api.change("POST", "/v1/pages/unpin", "transfer", tags=["pages"])
     async def unpin_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
-        """Lets them be evicted."""
+        """Permits pages to be evicted again."""
         require(caller_of(request), asked.tenant)
         return await pages().pin(asked, pinned=False)
 
     @api.change("POST", "/v1/pages/drop", "transfer", tags=["pages"])
     async def drop_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
-        """Takes pages away; leases on them end, and when this answers nobody reads them."""
+        """Removes pages and ends leases on them; when this answers, no agent reads them."""
         require(caller_of(request), asked.tenant)
         done = await pages().drop(asked)
         note("pages.dropped", asked)
@@ -120,7 +120,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
 
     @api.get("/v1/pools", "read", tags=["pages"])
     async def list_pools(request: Request) -> schema.Listed[schema.Pool]:
-        """The host pool, where there is one."""
+        """The host pool, if there is one."""
         desk = daemon.pages
         return schema.Listed[schema.Pool](
             items=[] if desk is None else list(desk.pools(caller_of(request).tenants))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MEDIA_TYPE: Final = "application/problem+json"
 _OF_STATUS: Final = {400: "invalid-argument", 404: "not-found", 405: "method-not-allowed", 413: "too-large"}
-# What is said of a body that is wrong throughout.
+# How many faults of a body are named.
 _MOST_FAULTS: Final = 4
 _MOST_CHARACTERS: Final = 2000
 
@@ -43,12 +43,12 @@ def problem(refusal: Refusal, path: str, headers: dict[str, str] | None = None) 
         headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="kvxfer"'
-    # ASCII: what was sent may hold halves of characters, which are no UTF-8.
+    # ASCII, because a request may contain lone surrogates, which UTF-8 cannot encode.
     return Response(json.dumps(shown).encode(), status, headers, MEDIA_TYPE)
 
 
 def as_refusal(error: Exception) -> Refusal:
-    """Returns what is said of an exception that a request ended with."""
+    """Returns the refusal that answers an exception."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, CallRefused):
@@ -66,12 +66,12 @@ def as_refusal(error: Exception) -> Refusal:
 
 
 def _of_agent(code: str, words: str) -> Refusal:
-    """Returns what an agent refused: a request that is right by the schema does not fit what is there."""
+    """Returns the refusal for an agent's error. The request was valid, but does not fit the agent's state."""
     return Refusal(code, words, status=409 if code == "invalid-argument" else None)
 
 
 def add_problems(app: FastAPI) -> None:
-    """Has all exceptions answered as problems."""
+    """Makes the application answer all exceptions as problems."""
 
     async def refused(request: Request, error: Exception) -> Response:
         return problem(as_refusal(error), request.url.path)
@@ -93,7 +93,7 @@ def add_problems(app: FastAPI) -> None:
         return problem(Refusal(code, words), request.url.path, headers)
 
     async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # the client has disconnected
 
     handlers: dict[type[Exception], ExceptionHandler] = {
         ClientDisconnect: gone,

@@ -1,4 +1,4 @@
-"""Tokens, and who one is."""
+"""Tokens, and the caller's own identity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_tokens(api: Api, daemon: NodeDaemon) -> None:
 
     @api.get("/v1/whoami", "read", tags=["tokens"])
     async def whoami(request: Request) -> schema.WhoAmI:
-        """Who the daemon takes the caller for."""
+        """The caller, as the daemon has identified it."""
         caller = caller_of(request)
         tenants = None if caller.tenants is None else sorted(caller.tenants)
         return schema.WhoAmI.model_validate({"name": caller.name, "role": caller.role, "tenants": tenants})
@@ -29,13 +29,13 @@ def add_tokens(api: Api, daemon: NodeDaemon) -> None:
     async def list_tokens(
         request: Request, cursor: Cursor = "", limit: Limit = 100
     ) -> schema.Listed[schema.Token]:
-        """Tokens that were made and not revoked, those that have expired as well."""
+        """Tokens that are not revoked, including those that have expired."""
         require_all_tenants(caller_of(request), _WHAT)
         return paged(access.shown(), cursor, limit)
 
     @api.change("POST", "/v1/tokens", "admin", repeats=False, status_code=201, tags=["tokens"])
     async def create_token(request: Request, asked: schema.TokenRequest) -> schema.TokenMade:
-        """Makes one; its secret is in this answer alone."""
+        """Makes a token; only this answer has its secret."""
         require_all_tenants(caller_of(request), _WHAT)
         return await access.make(asked)
 
@@ -43,6 +43,6 @@ def add_tokens(api: Api, daemon: NodeDaemon) -> None:
     async def revoke_token(
         request: Request, token: Annotated[str, Path(min_length=1, max_length=64)]
     ) -> schema.Token:
-        """Revokes it: the next request with it is refused, and its event streams end."""
+        """Revokes a token: its next request is refused, and its event streams end."""
         require_all_tenants(caller_of(request), _WHAT)
         return await access.revoke(token, caller_of(request))

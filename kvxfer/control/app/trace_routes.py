@@ -1,4 +1,4 @@
-"""A request's way through both ends, engines and routers; and spans of the latter, as they tell them."""
+"""A request's way through both ends, engines and routers; and spans that engines and routers send."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_traces(api: Api, daemon: NodeDaemon) -> None:
 
     @api.get("/v1/request-trace", "read", tags=["traces"])
     async def get_request_trace(asked: Request, request: RequestName) -> schema.RequestTrace:
-        """What is known here of one request, in the order in which it began."""
+        """What this daemon knows of one request, ordered by start."""
         return daemon.traces.find(request, caller_of(asked))
 
     @api.get("/v1/request-trace/perfetto", "read", tags=["traces"])
@@ -38,7 +38,7 @@ def add_traces(api: Api, daemon: NodeDaemon) -> None:
 
     @api.keep("POST", "/v1/traces", "transfer", tags=["traces"], response_class=Response)
     async def add_spans(request: Request) -> Response:
-        """Takes spans of engines and routers: OTLP by HTTP, in protobuf (`application/x-protobuf`)."""
+        """Accepts spans of engines and routers: OTLP over HTTP, in protobuf (`application/x-protobuf`)."""
         require_all_tenants(caller_of(request), "a span")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != otlp.CONTENT_TYPE:
@@ -49,5 +49,5 @@ def add_traces(api: Api, daemon: NodeDaemon) -> None:
             )
         encoding = request.headers.get("content-encoding", "").strip().lower()
         daemon.spans_told.add(await asyncio.to_thread(otlp.read_spans, await request.body(), encoding))
-        # An empty ExportTraceServiceResponse: all of them are taken.
+        # An empty ExportTraceServiceResponse means that all spans were accepted.
         return Response(b"", headers={"content-type": otlp.CONTENT_TYPE})

@@ -1,4 +1,4 @@
-"""Transfers: made, watched, cancelled and listed."""
+"""Transfers: creating, watching, cancelling and listing them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
 
     @api.change("POST", "/v1/transfers", "transfer", status_code=201, tags=["transfers"])
     async def create_transfer(request: Request, asked: schema.TransferRequest) -> schema.Transfer:
-        """Has an agent copy blocks; answers when it is posted."""
+        """Has an agent copy blocks; answers when the transfer is posted."""
         caller = caller_of(request)
         require_all_tenants(caller, "a transfer between regions")
         return await moves.create(asked, caller)
@@ -40,9 +40,9 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
         cursor: Cursor = "",
         limit: Limit = 100,
     ) -> schema.Listed[schema.Transfer]:
-        """Transfers of which an end has ended, or which were made here; the newest first.
+        """Transfers that were made here, or have an end that has ended; the newest first.
 
-        Each call looks at a bounded number of them: a page may be short, or empty, and have a `next`.
+        Each call examines a bounded number of them: a page may be short, or empty, and still have a `next`.
         """
         return moves.listed(
             caller_of(request),
@@ -59,7 +59,7 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
     async def list_open_transfers(
         request: Request, agent: AgentFilter = None, limit: Limit = 100
     ) -> schema.Listed[schema.Transfer]:
-        """Transfers that are open now, as their agents answer; each agent has two seconds."""
+        """Transfers that are open now; each agent has two seconds to answer."""
         return await moves.list_open(caller_of(request), agent, limit)
 
     @api.get("/v1/transfers/{transfer}", "read", tags=["transfers"])
@@ -75,10 +75,10 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
 
     @api.change("DELETE", "/v1/transfers/{transfer}", "transfer", tags=["transfers"])
     async def delete_transfer(request: Request, transfer: TransferId) -> schema.Cancelled:
-        """Cancels it; its record stays."""
+        """Cancels a transfer; its record stays."""
         return await moves.cancel(transfer, caller_of(request))
 
     @api.change("POST", "/v1/transfers/{transfer}/cancel", "transfer", tags=["transfers"])
     async def cancel_transfer(request: Request, transfer: TransferId) -> schema.Cancelled:
-        """Cancels it; its record stays."""
+        """Cancels a transfer; its record stays."""
         return await moves.cancel(transfer, caller_of(request))

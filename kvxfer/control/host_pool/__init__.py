@@ -1,8 +1,8 @@
-"""Pages that the daemon keeps; modules in the order in which a page is parked, read and gone.
+"""Pages that the daemon keeps; the modules in the order in which a page is parked, read and dropped.
 
-`page` is what it is, `page_layout` how it lies in the pool. `slabs`, `idle_pages` and `tenants` say where
-room is, what gives way and whose share it is; `page_index` brings these together, and knows no I/O.
-`page_sources` finds the agent that has the page, `pool_regions` makes the pool's memory known to peers,
-`filling` reads the page into it, and `page_leases` lets others read it there. `pool_jobs` and `page_news` are
-what these share. `page_pool` is all of it, and `page_desk` is the pool as /v1 has it.
+`page` is one page, and `page_layout` is its place in the pool. `slabs`, `idle_pages` and `tenants` know which
+room is free, which pages may be evicted, and how much each tenant uses. `page_index` joins these three and
+does no I/O. `page_sources` finds the agent that has the page, `pool_regions` registers the pool's memory for
+peers, `filling` reads the page into it, and `page_leases` lets other agents read the page there. These share
+`pool_jobs` and `page_news`. `page_pool` combines everything, and `page_desk` offers the pool to /v1.
 """

@@ -1,4 +1,4 @@
-"""Places that were reserved for pages, from their reading to their commit or their giving back."""
+"""Reserved places of pages, from the start of the read until they are committed or given back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvxfer.transfer import Transfer
 
 
 class Filling:
-    """Reads pages into their places; who wants the same ones waits for the end of that."""
+    """Reads pages into their places; other callers that want the same pages wait until the read has ended."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Filling:
         return len(self._ended)
 
     def of(self, keys: Iterable[PageKey]) -> list[asyncio.Event]:
-        """Returns of pages that others fill what is set when they have, or could not."""
+        """Returns an event for each page that another call reads; it is set when that read has ended."""
         return [self._ended[key] for key in keys]
 
     async def fill(
@@ -54,16 +54,16 @@ class Filling:
         lease: LeaseToken | None,
         **how: Any,
     ) -> None:
-        """Reads pages by one transfer, and makes them visible: all, or none, whose places are given back.
+        """Reads pages in one transfer, then makes all of them visible; a failed read gives back all places.
 
-        Call it in the step of the event loop that has reserved them.
+        Call it in the same step of the event loop that reserved the places.
 
         Parameters
         ----------
         blocks
-            Of the source's region, one for each page.
+            Of the source's region, one block for each page.
         lease
-            What allows the read; None asks the source's agent for one, if it is attached.
+            Permits the read; with None the source's agent is asked for a lease, if it is attached.
         how
             As `Agent.read` takes it, with ``timeout_s``.
         """

@@ -1,4 +1,4 @@
-"""Pages that may give way, in the order in which they do: the least recently used first."""
+"""Pages that may be evicted, in the order of eviction: the least recently used page first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Order = OrderedDict[Page, None]
 
 
 class IdlePages:
-    """The same pages in two orders: a layout's make room for its own, a tenant's keep its quota."""
+    """Keeps the pages in two orders: by layout, to make room for that layout; by tenant, for its quota."""
 
     def __init__(self) -> None:
         self._of_layout: dict[str, Order] = {}
@@ -26,12 +26,12 @@ class IdlePages:
         return self._of_tenant.get(tenant, ())
 
     def add(self, page: Page) -> None:
-        """Takes in a page that may give way now, as the most recently used."""
+        """Adds a page that may be evicted from now on, as the most recently used one."""
         for orders, name in self._orders(page):
             orders.setdefault(name, OrderedDict())[page] = None
 
     def remove(self, page: Page) -> None:
-        """Takes out a page that may not give way any more, or does."""
+        """Removes a page that is in use again, or is evicted."""
         for orders, name in self._orders(page):
             del orders[name][page]
             if not orders[name]:

@@ -1,4 +1,4 @@
-"""A page, by what it is found, and where it stands."""
+"""A page, its key, and its state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 
 from kvxfer.errors import invalid
 
-#: Of each text of a key.
+#: The longest that each text of a key may be.
 MAX_KEY_NBYTES: Final = 512
 
 
 class Salt(NamedTuple):
-    """What a page's key is salted by, beside its layout: see `PageKey`."""
+    """The parts of a page's key besides its layout and name: see `PageKey`."""
 
     tenant: str
     model: str
@@ -22,14 +22,14 @@ class Salt(NamedTuple):
 
 
 class PageKey(NamedTuple):
-    """By what a page is found. Another tenant, model, revision or layout is another page.
+    """The key of a page. Another tenant, model, revision or layout makes it another page.
 
     Attributes
     ----------
     layout
-        `page_layout.layout_digest` what the page holds.
+        `page_layout.layout_digest` of the page's contents.
     key
-        The caller's own name of it, e.g. a hash of the tokens up to its end.
+        The caller's own name for the page, e.g. a hash of the tokens up to its end.
     """
 
     tenant: str
@@ -40,35 +40,35 @@ class PageKey(NamedTuple):
 
 
 class PageState(StrEnum):
-    """Where a page stands. Members equal the words they show."""
+    """The state of a page. Each member's text is the word that users see."""
 
-    PARKING = "parking"  # it is being read, and nobody finds it yet
+    PARKING = "parking"  # it is being read, and cannot be found yet
     PARKED = "parked"
-    DROPPED = "dropped"  # nobody finds it any more, and somebody still reads it
+    DROPPED = "dropped"  # it can no longer be found, but a reader still reads it
 
 
 @dataclass(slots=True, eq=False)
 class Page:
-    """A page that has a place. Read only outside of `PageIndex`.
+    """A page that has a place. Only `PageIndex` changes it.
 
     Attributes
     ----------
     key
-        By what it is found.
+        The key by which it is found.
     slab
-        The number of the slab that it takes room of.
+        The number of the slab in which it lies.
     block
-        Its block in the region of its layout, which has all of the pool.
+        Its block in the region of its layout; that region spans the whole pool.
     nbytes
-        What it takes of the pool.
+        The bytes of the pool that it takes.
     serial
-        Of its parking, ascending; never reused.
+        The number of its parking: ascending, and never reused.
     num_holds
-        Who reads it now: leases and transfers.
+        How many leases and transfers read it now.
     parked_at, used_at
-        As `now` was told.
+        Times, from the `now` of the calls.
     num_fetches
-        How often it was held to be read.
+        How often a reader has held it.
     """
 
     key: PageKey
@@ -85,11 +85,11 @@ class Page:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may give way to others."""
+        """Whether it may be evicted."""
         return self.state is PageState.PARKED and not self.is_pinned and not self.num_holds
 
     def document(self) -> dict[str, Any]:
-        """Returns what is told of it, as a JSON object."""
+        """Returns what users are shown of it, as a JSON object."""
         return {
             **self.key._asdict(),
             "nbytes": self.nbytes,
@@ -104,7 +104,7 @@ class Page:
 
 
 def check_keys(keys: Sequence[PageKey]) -> None:
-    """Raises ``invalid-argument`` where keys cannot be those of pages that are parked together."""
+    """Raises ``invalid-argument`` for keys that cannot belong to pages that are parked together."""
     if len({key[:4] for key in keys}) > 1:
         raise invalid("pages that are parked together are of one tenant, model, revision and layout")
     if len(set(keys)) != len(keys):

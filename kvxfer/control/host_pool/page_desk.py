@@ -1,4 +1,4 @@
-"""The page pool as /v1 has it."""
+"""The page pool as /v1 offers it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvxfer.lease_token import LeaseToken
 
 
 def digest_of_key(key: PageKey) -> bytes:
-    """Returns what is kept of a key over a restart."""
+    """Returns the digest of a key that is kept over a restart."""
     return blake2b("\0".join(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -40,7 +40,7 @@ class PageDesk:
         self._tenant_of_lease: dict[int, str] = {}
 
     async def park(self, asked: schema.ParkRequest) -> schema.PagesDone:
-        """Copies blocks into the pool; what this returns is there."""
+        """Copies blocks into the pool; when this returns, the pages are there."""
         if len(set(asked.keys)) != len(asked.keys):
             raise Refusal("conflict", "a key is named twice")
         known = self._agents.blocks_nbytes(asked.agent, asked.region, len(asked.blocks))
@@ -61,12 +61,12 @@ class PageDesk:
             schema.PageAnswer(key=key, state="parked" if key in new else "present") for key in asked.keys
         ]
         nbytes = self._nbytes(parked.new)
-        if not known:  # of an agent that is not attached here
+        if not known:  # the agent is not attached here
             self._gate.spend(asked.tenant, nbytes)
         return schema.PagesDone(layout=layout, pages=pages, nbytes=nbytes)
 
     async def fetch(self, asked: schema.FetchRequest) -> schema.PagesDone:
-        """Writes pages into an agent's region: all of them, or none where one is not there."""
+        """Writes pages into an agent's region: all of them, or none if one is missing."""
         keys = _keys(asked)
         missing = [key for key, page in zip(keys, self._pool.find(keys), strict=True) if page is None]
         if missing:
@@ -91,7 +91,7 @@ class PageDesk:
         return schema.PagesDone(layout=asked.layout, pages=pages, nbytes=nbytes)
 
     async def lease(self, asked: schema.PageLeaseRequest) -> schema.PageLease:
-        """Grants a right to read those pages that are there."""
+        """Grants a right to read the pages that are there."""
         leased = self._pool.lease(_keys(asked), asked.holder, asked.ttl_s)
         if leased.parts:
             self._tenant_of_lease[leased.number] = asked.tenant
@@ -104,12 +104,12 @@ class PageDesk:
         return schema.LeaseEnded(id=lease_id, state="active")
 
     async def revoke(self, lease_id: str, tenants: frozenset[str] | None) -> schema.LeaseEnded:
-        """Ends a lease; when this returns nobody reads under it."""
+        """Ends a lease; when this returns, nothing reads under it any more."""
         await self._pool.revoke(self._number(lease_id, tenants))
         return schema.LeaseEnded(id=lease_id, state="revoked")
 
     async def pin(self, asked: schema.PagesRequest, *, pinned: bool) -> schema.PagesDone:
-        """Keeps pages from giving way, or lets them."""
+        """Protects pages from eviction, or ends that protection."""
         keys = _keys(asked)
         return await self._done(asked, keys, self._pool.pin(keys, pinned))
 
@@ -123,7 +123,7 @@ class PageDesk:
     ) -> schema.Listed[schema.Page]:
         """Returns pages in the order of their parking."""
         if tenant is None and tenants is not None:
-            tenant = min(tenants)  # one at a time: a token names few
+            tenant = min(tenants)  # one tenant at a time: a token names few
             if len(tenants) > 1:
                 raise Refusal("conflict", f"this token has several tenants: name one of {sorted(tenants)}")
         if tenant is not None and tenants is not None and tenant not in tenants:
@@ -135,7 +135,7 @@ class PageDesk:
         return schema.Listed[schema.Page].model_construct(items=items, next=next_)
 
     def pools(self, tenants: frozenset[str] | None) -> Sequence[schema.Pool]:
-        """Returns the pool and what is in it; of tenants those that the caller may know of."""
+        """Returns the pool and its figures; shows only the tenants that the caller may see."""
         stats = self._pool.stats()
         index = stats.pages
         shown = schema.Pool(
@@ -162,7 +162,7 @@ class PageDesk:
         return [shown]
 
     def set_quotas(self, before: Iterable[str], quotas_nbytes: Mapping[str, int]) -> None:
-        """Bounds what each named tenant may park; one that was named `before` and is not now has no bound."""
+        """Bounds what each named tenant may park; removes the bound of others that are in `before`."""
         for tenant in before:
             if tenant not in quotas_nbytes:
                 self._pool.index.set_quota(tenant, None)

@@ -1,4 +1,4 @@
-"""Which pages are parked where, and which give way to others. No I/O and no clock."""
+"""Which pages are parked in which place, and which of them are evicted for others. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvxfer.errors import ExhaustedError, invalid
 
 
 class Reservation(NamedTuple):
-    """What became of keys that are to be parked; each stands once in one of the first three.
+    """The result of reserving keys; each key is in exactly one of the first three lists.
 
     Attributes
     ----------
     pages
-        Have places now, and are to be filled: end each by `PageIndex.commit` or `PageIndex.abort`.
+        Have places now, and have to be filled. End each by `PageIndex.commit` or `PageIndex.abort`.
     present
-        Are parked.
+        Were parked already.
     parking
         Are being parked by another call.
     evicted
-        Had to give way.
+        Were evicted to make room.
     """
 
     pages: list[Page]
@@ -35,7 +35,7 @@ class Reservation(NamedTuple):
 
 
 class IndexStats(NamedTuple):
-    """Figures of a `PageIndex`; counters are since its making."""
+    """Figures of a `PageIndex`; its counters start when it is made."""
 
     num_slabs: int
     num_slabs_used: int
@@ -52,21 +52,22 @@ class IndexStats(NamedTuple):
 
 
 class PageIndex:
-    """Pages by key, the places that they take, and the order in which they give way.
+    """Pages by key, the places that they take, and the order in which they are evicted.
 
-    The pool is cut into slabs of equal size; a slab holds pages of one layout until it is empty, or all of
-    its pages have given way. What is neither pinned nor held gives way, the least recently used first: to
-    make room a page of the same layout, or all pages of a slab of another one where even the newest of those
-    is older; to keep a tenant's quota its own.
+    The pool is cut into slabs of equal size. A slab holds pages of one layout until it is empty, or until all
+    of its pages are evicted. Pages that are neither pinned nor held may be evicted, the least recently used
+    first. To make room, the index evicts a page of the same layout; or all pages of a slab of another layout,
+    if even the newest of them is older. To keep a tenant's quota it evicts that tenant's own pages.
 
     Not safe for several threads. ``now`` is any clock that does not go back.
 
     Parameters
     ----------
     num_slabs, slab_nbytes
-        What there is.
+        The size of the pool.
     quota_nbytes, quotas
-        The most that a tenant may have: of all that are not named, and of those that are. None for no bound.
+        The most that a tenant may have: each tenant that `quotas` does not name, and each that it names.
+        None for no bound.
     max_pinned_nbytes
         The most that may be pinned; None for half of the pool.
     """
@@ -85,7 +86,7 @@ class PageIndex:
         self._tenants = Tenants(quota_nbytes, quotas or {})
         self._pages: dict[PageKey, Page] = {}
         self._by_serial: dict[int, Page] = {}
-        self._serials: list[int] = []  # ascending; those that are gone stay until half of them are
+        self._serials: list[int] = []  # ascending; serials of gone pages stay until they are half of the list
         self._last_serial = 0
         self._max_pinned_nbytes = (
             num_slabs * slab_nbytes // 2 if max_pinned_nbytes is None else max_pinned_nbytes
@@ -98,22 +99,22 @@ class PageIndex:
     # ---- parking ----------------------------------------------------------------------------
 
     def reserve(self, keys: Sequence[PageKey], page_nbytes: int, now: float) -> Reservation:
-        """Gives places to those of `keys` that are not there; all, or none, which evicts nothing.
+        """Gives places to those of `keys` that are not parked: to all of them, or to none and evicts nothing.
 
         Parameters
         ----------
         keys
             Distinct, of one tenant and one layout.
         page_nbytes
-            What each takes; the same in all calls of the layout.
+            The bytes that each page takes; the same in all calls for one layout.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: keys of several tenants or layouts, twice the same, or too long; a page that
-            is larger than a slab.
+            ``invalid-argument``: keys of several tenants or layouts, a key twice, or a key that is too long;
+            a page that is larger than a slab.
         ExhaustedError
-            The tenant's quota, or the pool, has no room even if all that may does give way.
+            The tenant's quota, or the pool, has no room even if everything evictable is evicted.
         """
         check_keys(keys)
         if page_nbytes > self.slab_nbytes:
@@ -130,7 +131,7 @@ class PageIndex:
                 new.append(key)
             else:
                 (parking if page.state is PageState.PARKING else present).append(key)
-        # What is there must not give way to what is not; and it is used now.
+        # Pages that are there count as used now, and must not be evicted for those that are not.
         kept = [self._pages[key] for key in present]
         for page in kept:
             self._hold(page)
@@ -141,7 +142,7 @@ class PageIndex:
         return Reservation(pages, present, parking, evicted)
 
     def commit(self, pages: Iterable[Page], now: float) -> None:
-        """Makes pages that were filled visible."""
+        """Makes pages visible after they were filled."""
         for page in pages:
             if page.state is PageState.PARKING:
                 page.state = PageState.PARKED
@@ -150,7 +151,7 @@ class PageIndex:
                 self._busy_or_idle(page, was_idle=False)
 
     def abort(self, pages: Iterable[Page]) -> None:
-        """Gives back the places of pages that were not filled. Nothing may land in them any more."""
+        """Gives back the places of pages that were not filled. Call it only when nothing can land in them."""
         for page in pages:
             if page.state is PageState.PARKING:
                 self._forget(page)
@@ -159,12 +160,12 @@ class PageIndex:
     # ---- reading ----------------------------------------------------------------------------
 
     def find(self, key: PageKey) -> Page | None:
-        """Returns a page that is parked; no use of it."""
+        """Returns a page that is parked; this does not count as a use."""
         page = self._pages.get(key)
         return None if page is None or page.state is not PageState.PARKED else page
 
     def hold(self, keys: Iterable[PageKey], now: float) -> tuple[list[Page], list[PageKey]]:
-        """Keeps pages from giving way until `release`; returns them, and the keys that are not there."""
+        """Protects pages from eviction until `release`; returns them, and the keys that are not parked."""
         held, missing = [], []
         for key in keys:
             if (page := self.find(key)) is None:
@@ -179,7 +180,7 @@ class PageIndex:
         return held, missing
 
     def release(self, pages: Iterable[Page], now: float) -> None:
-        """Ends a hold of each; pages that were dropped give back their places with the last."""
+        """Ends one hold of each page; a dropped page gives back its place with its last hold."""
         for page in pages:
             page.num_holds -= 1
             self._num_held -= not page.num_holds
@@ -192,12 +193,12 @@ class PageIndex:
     # ---- steering ---------------------------------------------------------------------------
 
     def pin(self, keys: Iterable[PageKey], pinned: bool = True) -> list[PageKey]:
-        """Has pages that are parked give way never, or again; returns those that are there.
+        """Pins parked pages, which protects them from eviction, or unpins them; returns those that are there.
 
         Raises
         ------
         ExhaustedError
-            More would be pinned than may be. None of them is then.
+            More pages would be pinned than the limit permits. Then none of them is pinned.
         """
         pages = [page for key in dict.fromkeys(keys) if (page := self.find(key)) is not None]
         change = sum(page.nbytes for page in pages if page.is_pinned is not pinned)
@@ -212,9 +213,10 @@ class PageIndex:
         return [page.key for page in pages]
 
     def drop(self, keys: Iterable[PageKey]) -> list[Page]:
-        """Takes pages away, pinned or not, and returns those that were there: nobody finds them any more.
+        """Removes pages, pinned or not, so that they are no longer found; returns those that were there.
 
-        Those in state `PageState.DROPPED` are held yet, and give back their places with the last `release`.
+        Pages that it returns in state `PageState.DROPPED` are still held, and give back their places with
+        their last `release`.
         """
         found = [page for key in dict.fromkeys(keys) if (page := self.find(key)) is not None]
         for page in found:
@@ -236,12 +238,12 @@ class PageIndex:
 
     @property
     def slab_nbytes(self) -> int:
-        """Of each slab."""
+        """Bytes of each slab."""
         return self._slabs.nbytes
 
     @property
     def layouts(self) -> Mapping[str, int]:
-        """How many slabs each layout has, also where all of its pages are gone; read only."""
+        """How many slabs each layout has, including layouts without pages; read only."""
         return self._slabs.layouts
 
     def pages(self, tenant: str | None = None, after: int = 0, most: int = 1000) -> list[Page]:
@@ -250,11 +252,11 @@ class PageIndex:
         Parameters
         ----------
         tenant
-            Whose; None for all.
+            The tenant of the pages; None for all tenants.
         after
-            The serial of the last one that the caller has.
+            The serial of the last page that the caller has.
         most
-            How many.
+            How many to return at most.
         """
         found: list[Page] = []
         for at in range(bisect_right(self._serials, after), len(self._serials)):
@@ -268,11 +270,11 @@ class PageIndex:
         return found
 
     def tenants_nbytes(self) -> Mapping[str, int]:
-        """Returns what each tenant has, with pages that are being parked; read only."""
+        """Returns the bytes of each tenant, including pages that are being parked; read only."""
         return self._tenants.used_nbytes
 
     def stats(self) -> IndexStats:
-        """Returns figures of now."""
+        """Returns the current figures."""
         return IndexStats(
             num_slabs=len(self._slabs),
             num_slabs_used=sum(self._slabs.layouts.values()),
@@ -291,7 +293,7 @@ class PageIndex:
     # ---- room -------------------------------------------------------------------------------
 
     def _place(self, keys: list[PageKey], page_nbytes: int, now: float) -> tuple[list[Page], list[PageKey]]:
-        """Gives each a place, once it is certain that all get one."""
+        """Gives each key a place, after checking that all keys get one."""
         tenant, layout = keys[0].tenant, keys[0].layout
         over_nbytes = self._tenants.over_nbytes(tenant, len(keys) * page_nbytes, self._idle.of_tenant(tenant))
         room = self._slabs.room(layout, page_nbytes) + len(self._idle.of_layout(layout))
@@ -321,7 +323,7 @@ class PageIndex:
         return page
 
     def _slab_with_room(self, layout: str, page_nbytes: int, evicted: list[PageKey]) -> Slab:
-        """Returns a slab with a free block, after what has to has given way."""
+        """Returns a slab with a free block; evicts what it has to."""
         while (slab := self._slabs.with_room(layout, page_nbytes)) is None:
             oldest = next(iter(self._idle.of_layout(layout)), None)
             other = self._slabs.oldest_other(layout, page_nbytes)
@@ -354,7 +356,7 @@ class PageIndex:
         self._busy_or_idle(page, was_idle)
 
     def _busy_or_idle(self, page: Page, was_idle: bool) -> None:
-        """Takes in whether a page may give way; one that may again is the most recently used."""
+        """Records whether a page may be evicted; one that may again counts as the most recently used."""
         if page.is_idle is was_idle:
             return
         if was_idle:
@@ -372,7 +374,7 @@ class PageIndex:
         return page.key
 
     def _forget(self, page: Page) -> None:
-        """Nobody finds it any more."""
+        """Removes the page from what can be found."""
         if self._pages.get(page.key) is page:
             del self._pages[page.key]
         self._by_serial.pop(page.serial, None)

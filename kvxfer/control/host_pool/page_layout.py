@@ -1,4 +1,4 @@
-"""What a page holds, as a digest, and how pages of one layout lie in the pool."""
+"""A digest of what a page holds, and the layout of pages in the pool."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.quantization import SCALE_NBYTES, Quantization
 
-# A page begins at a cache line, so that copies of one never touch another's.
+# A page begins at a cache line, so that two copies never write to the same line.
 _ALIGNMENT_NBYTES: Final = 64
 _VERSION: Final = 1
-# Layouts of which the answer is kept: each call that parks asks, and it takes 0.1 ms to find.
+# Layouts whose digest is cached: each call that parks needs it, and computing it takes 0.1 ms.
 _MOST_KEPT: Final = 64
 _CONTENT: Final = (
     *("dtype", "itemsize", "block_tokens", "num_kv", "head_dim"),
@@ -27,11 +27,12 @@ _CONTENT: Final = (
 
 
 def layout_digest(layout: KVLayout) -> str:
-    """Returns what stands for the contents of one page: 64 hexadecimal digits, the ``layout`` of its key.
+    """Returns the digest of one page's contents: 64 hexadecimal digits, the ``layout`` of the page's key.
 
-    The daemon answers it to who parks; an engine that only fetches computes it of its own cache's layout.
-    Equal for any two layouts whose blocks hold the same elements, however many there are and wherever they
-    lie: the same slice of layers, heads and context parallelism, tokens a block, dtype and scales.
+    The daemon returns it to a caller that parks. An engine that only fetches computes it from its own layout.
+    Two layouts have the same digest if their blocks hold the same elements: the same slice of layers, heads
+    and context parallelism, tokens a block, dtype and scales. The number and the places of the blocks do not
+    matter.
     """
     return _digest(layout)
 
@@ -40,7 +41,7 @@ def layout_digest(layout: KVLayout) -> str:
 def _digest(layout: KVLayout) -> str:
     content: dict[str, Any] = {name: getattr(layout, name) for name in _CONTENT}
     if (scales := layout.quantization) is not None:
-        # How values that are too large are stored is a conversion's matter, not of what is stored.
+        # The rule for values that are too large belongs to the conversion, not to the stored contents.
         content["quantization"] = [scales.per, *scales.scales]
     text = json.dumps([_VERSION, content], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -48,10 +49,11 @@ def _digest(layout: KVLayout) -> str:
 
 @lru_cache(_MOST_KEPT)
 def page_nbytes(layout: KVLayout, slab_nbytes: int = 0) -> int:
-    """Returns how many bytes of the pool one page of `layout` takes: from its first byte to the next one's.
+    """Returns how many bytes of the pool one page of `layout` takes, including the gap before the next page.
 
-    Pages of all slabs lie on one grid. Where it costs a slab one page at most the grid's lines are the slabs'
-    ends as well: few pages of a slab, which were large, would else be lost where they reach over its end.
+    Pages of all slabs lie on one grid. A page that reaches over the end of a slab is lost, which matters if a
+    slab has few, large pages. So the page is made larger until the slab's ends lie on the grid, if that costs
+    the slab at most one page.
     """
     least = pool_layout(layout, 2).block_stride
     most = slab_nbytes // least
@@ -62,17 +64,17 @@ def page_nbytes(layout: KVLayout, slab_nbytes: int = 0) -> int:
 
 
 def pool_layout(layout: KVLayout, num_blocks: int, nbytes: int = 0) -> KVLayout:
-    """Returns how pages of `layout` lie in the pool: one after the other, each in one piece.
+    """Returns the layout of pages of `layout` in the pool: one page after the other, each contiguous.
 
-    Within a page the axes have the order of `layout`, so that what is contiguous there stays so. Scales of
-    pages follow the elements.
+    Within a page the axes keep the order that they have in `layout`, so contiguous runs stay contiguous.
+    Scales of a page follow its elements.
 
     Parameters
     ----------
     num_blocks
-        How many there are.
+        How many pages there are.
     nbytes
-        What each takes, as `page_nbytes` says; 0 for the least.
+        The bytes of each page, from `page_nbytes`; 0 for the least.
     """
     strides: dict[str, int] = {}
     used_nbytes = layout.itemsize
@@ -83,7 +85,7 @@ def pool_layout(layout: KVLayout, num_blocks: int, nbytes: int = 0) -> KVLayout:
     if quantization is not None and quantization.in_memory:
         quantization, used_nbytes = _scales_behind(layout, quantization, used_nbytes)
     block_stride = nbytes or -(-used_nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
-    if block_stride % layout.itemsize:  # of 3-byte elements, say, no cache line is a multiple
+    if block_stride % layout.itemsize:  # e.g. elements of 3 bytes, which do not divide a cache line
         block_stride = -(-used_nbytes // layout.itemsize) * layout.itemsize
     block_stride = block_stride if num_blocks > 1 else 0
     if quantization is not None and quantization.in_memory:
@@ -108,7 +110,7 @@ def _inner_axes(layout: KVLayout) -> list[tuple[str, int]]:
     """Returns names and lengths of the axes within a page, the innermost first."""
     layer_stride, kv_stride = layout.layer_stride, layout.kv_stride
     if layout.offsets:
-        # Layers that were allocated one by one; keys and values lie together or, in each of them, apart.
+        # The layers were allocated one by one. Keys and values lie together or, within each layer, apart.
         begins = layout.layer_offsets()
         apart = np.unique(begins[:, -1] - begins[:, 0])
         layer_stride = 1 << 62
@@ -124,7 +126,7 @@ def _inner_axes(layout: KVLayout) -> list[tuple[str, int]]:
 
 
 def _scales_behind(layout: KVLayout, scales: Quantization, nbytes: int) -> tuple[Quantization, int]:
-    """Returns where a page's scales lie behind its `nbytes` of elements, and the bytes of both."""
+    """Returns the places of a page's scales behind its `nbytes` of elements, and the bytes of both."""
     offset = -(-nbytes // SCALE_NBYTES) * SCALE_NBYTES
     num_heads = layout.num_heads if scales.per == "page_head" else 1
     of_kv = num_heads * SCALE_NBYTES

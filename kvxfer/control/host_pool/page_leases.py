@@ -1,4 +1,4 @@
-"""Rights of readers to pages, which stay where they are until these end."""
+"""Rights of readers to pages; the pages stay in their places until these rights end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class LeasedPages(NamedTuple):
     Attributes
     ----------
     region
-        Where they lie: the reader's agent connects to it, and reads from it.
+        The pages' region: the reader's agent connects to it, and reads from it.
     keys, blocks
-        Of each page its key and its block in the region.
+        The key of each page, and its block in the region.
     token
         What the reader passes as ``lease=``.
     """
@@ -39,22 +39,22 @@ class LeasedPages(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PageLease:
-    """Pages that stay where they are for a reader, until it ends.
+    """Pages that stay in their places for a reader until the lease ends.
 
     Attributes
     ----------
     number
-        By which it is named here; never reused.
+        The number that names the lease here; never reused.
     holder
-        Who may read: an agent's name, or None for whoever has the tokens.
+        The name of the agent that may read, or None for any agent that has the tokens.
     parts
-        What to read: one, as pages of one layout lie in one region, or none where all are missing.
+        What to read: one part, because pages of one layout lie in one region; no part if all are missing.
     missing
-        Keys that were asked for and are not there.
+        Requested keys that are not parked.
     expires_at
         By the event loop's clock (CLOCK_MONOTONIC).
     ended
-        Set when nobody reads under it any more.
+        Set when nothing reads under it any more.
     """
 
     number: int
@@ -68,13 +68,13 @@ class PageLease:
 
 
 class PageLeases:
-    """Grants them, and holds their pages until the last byte under each has moved."""
+    """Grants leases, and holds their pages until the last byte under each has moved."""
 
     def __init__(self, own: OwnAgent, index: PageIndex, regions: PoolRegions) -> None:
         self._own = own
         self._index = index
         self._regions = regions
-        #: Those that have not ended, by number. Read only.
+        #: Leases that have not ended, by number. Read only.
         self.open: dict[int, PageLease] = {}
         self._last = 0
 
@@ -111,14 +111,14 @@ class PageLeases:
         return leased
 
     async def revoke(self, *numbers: int) -> None:
-        """Ends leases at once, where they have not; when this returns nobody reads under them."""
+        """Ends those leases that have not ended yet; when this returns, nothing reads under them."""
         ending = [leased for number in numbers if (leased := self.open.get(number)) is not None]
         await asyncio.gather(
             *(self._own.revoke(leased._own.number) for leased in ending if leased._own is not None)
         )
 
     def of(self, pages: Collection[Page]) -> list[PageLease]:
-        """Returns those that hold any of some pages."""
+        """Returns the leases that hold any of some pages."""
         wanted = set(pages)
         return [leased for leased in self.open.values() if not wanted.isdisjoint(leased._pages)]
 

@@ -1,4 +1,4 @@
-"""Pages kept in the daemon's memory for those who ask: parked, leased to readers, pushed, dropped."""
+"""Pages kept in the daemon's memory for its clients: parked, leased to readers, pushed, dropped."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.pool import Pool
 from kvxfer.transfer import Transfer
 
-#: Pages that one call may name. Each takes up to 10 us of the event loop, where it evicts another
-#: (2-core x86, 2026-11-25): so a call holds up others for 40 ms at most.
+#: Pages that one call may name. Each takes up to 10 us of the event loop if it evicts another page
+#: (2-core x86, 2026-11-25), so one call delays the others by at most 40 ms.
 MOST_PAGES: Final = 4096
-# Enough slabs for several models, each with pages in several.
+# Enough for several models, each with pages in several slabs.
 _NUM_SLABS: Final = 64
 _LEAST_SLAB_NBYTES: Final = 2 * 1024 * 1024
 
 
 class Parked(NamedTuple):
-    """What `PagePool.park` did.
+    """The result of `PagePool.park`.
 
     Attributes
     ----------
     new
-        Were read, and are there now.
+        Were read by this call, and are parked now.
     present
-        Were there before, or were parked by another call meanwhile: nothing was read.
+        Were parked before, or by another call meanwhile; this call did not read them.
     """
 
     new: list[PageKey]
@@ -57,30 +57,31 @@ class PoolStats(NamedTuple):
 
 
 class PagePool:
-    """Host memory of the daemon's, in which pages of any layout are kept under keys.
+    """Host memory of the daemon, in which pages of any layout are kept under keys.
 
     A page is one block of a cache, in all layers that its rank holds. Nothing is durable: the pool is empty
-    after a restart. All methods belong to one event loop; memory is taken when the pool is made.
+    after a restart. All methods belong to one event loop. The memory is allocated when the pool is made.
 
     Parameters
     ----------
     own
-        The agent that reads and serves pages.
+        The daemon's agent, which reads and serves the pages.
     nbytes
-        Of the pool.
+        Size of the pool.
     slab_nbytes
-        Of the pieces that hold pages of one layout each; None for a 64th of the pool, at least 2 MiB.
+        Size of the slabs, each of which holds pages of one layout; None for a 64th of the pool, at least 2
+        MiB.
     quota_nbytes, quotas, max_pinned_nbytes
         As in `PageIndex`.
     granter
-        Agents that can be asked for leases of what is to be parked; None where requests bring tokens.
+        Agents that can be asked for leases on what is to be parked; None if requests bring their tokens.
     on_parked, on_dropped
-        Told of keys.
+        Callbacks about keys: see `PageNews`.
 
     Raises
     ------
     KvxferError
-        As making a `Pool` does. ``invalid-argument``: less than one slab.
+        As for making a `Pool`. ``invalid-argument``: the pool is smaller than one slab.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class PagePool:
         num_slabs = nbytes // slab_nbytes
         self._own = own
         self._pool = Pool(num_slabs, slab_nbytes, name="kvxfer-pages", huge_pages=huge_pages)
-        #: What is where. Read only, but for `PageIndex.set_quota`.
+        #: Which pages lie where. Read only, except for `PageIndex.set_quota`.
         self.index = PageIndex(
             num_slabs,
             slab_nbytes,
@@ -121,7 +122,7 @@ class PagePool:
         self._filling = Filling(own, self.index, self._regions, self._sources, self._jobs, self._news)
 
     async def aclose(self) -> None:
-        """Ends what is under way, and lets the memory go. Close it before its agent. Idempotent."""
+        """Ends everything in progress, and frees the memory. Close the pool before its agent. Idempotent."""
         await self._jobs.aclose()
         await self._leases.revoke(*self._leases.open)
         await self._regions.aclose()
@@ -143,27 +144,28 @@ class PagePool:
         integrity: bool | None = None,
         context: str = "",
     ) -> Parked:
-        """Reads pages of an agent's region and keeps them; they are there for others once they are read.
+        """Reads pages of an agent's region and keeps them; others can find them once they are read.
 
-        A key that is there, or is being parked by another call, is read by nobody: the second waits for the
-        first. All others are read by one transfer: when that fails none of them stays. Cancelling ends the
-        read; the places are given back once nothing lands in them any more.
+        This does not read a key that is parked already, or that another call is parking: for the latter it
+        waits until the other call has ended. It reads all other keys in one transfer. If that fails, none of
+        them is kept. Cancelling ends the read; the places are given back when nothing can land in them any
+        more.
 
         Parameters
         ----------
         salt, keys
-            What the pages are found by: see `PageKey`; the layout is the region's.
+            The pages' keys: see `PageKey`. The layout is the region's.
         source
-            Where they are read. The address of an agent that is attached need not be given.
+            The region to read from. The address of an attached agent may be left out.
         blocks
-            A block of the region for each key.
+            One block of the region for each key.
         lease
-            What allows the read. None asks an attached agent for one, which has to let the daemon grant
+            Permits the read. None asks an attached agent for a lease; the agent has to let the daemon grant
             (``daemon_may``).
         pin
-            Whether they never give way.
+            Whether to pin the pages, which protects them from eviction.
         timeout_s
-            Of the read.
+            Deadline of the read.
         priority, integrity, context
             As in `Agent.read`.
 
@@ -177,13 +179,13 @@ class PagePool:
         UsageError
             ``invalid-argument``, ``unknown-region``, ``not-permitted`` (the address).
         ExhaustedError
-            No room: nothing was parked nor evicted.
+            There is no room. Nothing was parked, and nothing was evicted.
         CallRefused, AgentGone
             The attached agent granted no lease.
         KvxferError
             The read failed.
         Exception
-            What `on_parked` raised: what it was told of is not there.
+            The exception of `on_parked`; the pages that it was called for are not parked.
         """
         self._jobs.check_open()
         if len(blocks) != len(keys) or not 0 < len(keys) <= MOST_PAGES:
@@ -232,23 +234,24 @@ class PagePool:
 
     @property
     def leases(self) -> Mapping[int, PageLease]:
-        """Those that have not ended, by number; read only."""
+        """Leases that have not ended, by number; read only."""
         return self._leases.open
 
     def lease(self, keys: Sequence[PageKey], holder: str | None = None, ttl_s: float = 30.0) -> PageLease:
-        """Lets a reader read pages, which stay until the lease ends. Those that are missing are named.
+        """Lets a reader read pages, which stay until the lease ends; the lease names the missing ones.
 
-        The reader's agent, on whichever node, connects to the part's region and reads its blocks under its
-        token.
+        The reader's agent may be on any node. It connects to the part's region and reads the part's blocks
+        under the part's token.
 
         Parameters
         ----------
         keys
             Distinct, of one layout.
         holder
-            The reader's name (``"decode-0/*"`` as in `Region.grant`), or None for whoever has the tokens.
+            The reader's name (``"decode-0/*"`` as in `Region.grant`), or None for any agent that has the
+            tokens.
         ttl_s
-            How long; at most a day.
+            How long the lease lasts; at most a day.
 
         Raises
         ------
@@ -267,12 +270,12 @@ class PagePool:
         Raises
         ------
         UsageError
-            ``lease-ended``: it has ended, or never was.
+            ``lease-ended``: the lease has ended, or never existed.
         """
         return self._leases.extend(number, ttl_s)
 
     async def revoke(self, number: int) -> bool:
-        """Ends a lease; when this returns nobody reads its pages under it.
+        """Ends a lease; when this returns, nothing reads its pages under it.
 
         Returns whether there was one.
         """
@@ -293,16 +296,16 @@ class PagePool:
         integrity: bool | None = None,
         context: str = "",
     ) -> int:
-        """Writes pages into an agent's region, which has to let the daemon's agent write: all that are named.
+        """Writes all named pages into an agent's region; the agent has to permit the daemon's agent to write.
 
         Parameters
         ----------
         keys, blocks
-            Distinct pages of one layout, and the block of the region into which each goes.
+            Distinct pages of one layout, and for each the block of the region that it goes to.
         target
-            The region. The address of an agent that is attached need not be given.
+            The region. The address of an attached agent may be left out.
         lease
-            The write lease that is meant, if one is.
+            The write lease to use; None if there is none.
         notify
             As in `Agent.write`.
 
@@ -314,7 +317,7 @@ class PagePool:
         Raises
         ------
         UsageError
-            ``invalid-argument``; ``out-of-range``: a key is not there, and nothing was written.
+            ``invalid-argument``; ``out-of-range``: a key is not parked, and nothing was written.
         KvxferError
             The write failed.
         """
@@ -350,27 +353,27 @@ class PagePool:
     # ---- steering ---------------------------------------------------------------------------
 
     def pin(self, keys: Iterable[PageKey], pinned: bool = True) -> list[PageKey]:
-        """Has pages give way never, or again; returns those that are there. See `PageIndex.pin`."""
+        """Pins pages, or unpins them; returns those that are there. See `PageIndex.pin`."""
         self._jobs.check_open()
         return self.index.pin(keys, pinned)
 
     async def drop(self, keys: Sequence[PageKey], *, revoke: bool = True) -> list[PageKey]:
-        """Takes pages away; when this returns they are read by nobody, and their memory is free.
+        """Removes pages; when this returns, nothing reads them, and their memory is free.
 
-        They are found no more from the call on. Those that are being parked are not there yet, and stay.
+        The pages cannot be found from the start of the call. Pages that are being parked are not affected.
 
         Parameters
         ----------
         keys
-            Those that are not there are passed over.
+            Keys that are not parked are ignored.
         revoke
-            Whether leases on them are revoked, with all pages that these hold; if not they are waited for, as
-            pushes are in any case.
+            Whether to revoke the leases on the pages, with all other pages of these leases. If not, this
+            waits for them. It waits for pushes in either case.
 
         Returns
         -------
         list
-            Those that were there.
+            The pages that were there.
         """
         self._jobs.check_open()
         pages = self.index.drop(keys)
@@ -388,15 +391,15 @@ class PagePool:
     # ---- telling ----------------------------------------------------------------------------
 
     def find(self, keys: Iterable[PageKey]) -> list[Page | None]:
-        """Returns for each key the page that is parked, or None; no use of it."""
+        """Returns for each key the parked page, or None; this does not count as a use."""
         return [self.index.find(key) for key in keys]
 
     def pages(self, tenant: str | None = None, after: int = 0, most: int = 1000) -> list[Page]:
-        """Returns pages in the order of their parking, behind the one of serial `after`."""
+        """Returns pages in the order of their parking, after the one of serial `after`."""
         return self.index.pages(tenant, after, most)
 
     def stats(self) -> PoolStats:
-        """Returns figures of now."""
+        """Returns the current figures."""
         return PoolStats(self.index.stats(), len(self._leases.open), len(self._filling), self._pool.page_kind)
 
 

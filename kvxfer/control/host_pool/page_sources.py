@@ -1,4 +1,4 @@
-"""Agents of which pages are parked, and into which they are pushed; those that are attached grant leases."""
+"""Agents from which pages are parked, and into which pages are pushed; attached ones grant leases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
 from kvxfer.region import RegionDescriptor
 
-# A lease on what is parked outlives the read by so much; it is revoked when the read has ended.
+# A lease on blocks to be parked lasts this much longer than the read. It is revoked after the read.
 _GRANT_MARGIN_S: Final = 10.0
 _GRANT_TIMEOUT_S: Final = 10.0
 
@@ -32,25 +32,25 @@ class Granter(Protocol):
 
     @property
     def agents(self) -> Mapping[str, Any]:
-        """Those that are attached (`AttachedAgent`), by incarnation."""
+        """Attached agents (`AttachedAgent`), by incarnation."""
         ...
 
     async def call(
         self, incarnation: str, verb: str, args: Mapping[str, Any], timeout_s: float = 10.0
     ) -> dict[str, Any]:
-        """Has one do something."""
+        """Asks an agent to do something."""
         ...
 
 
 class PageSource(NamedTuple):
-    """A region of another agent; `incarnation` is ``""`` of one that is not attached."""
+    """A region of another agent; `incarnation` is ``""`` if that agent is not attached."""
 
     region: RegionDescriptor
     incarnation: str
 
 
 class BorrowedLease(NamedTuple):
-    """A lease that an attached agent was asked for."""
+    """A lease that an attached agent has granted at the pool's request."""
 
     incarnation: str
     number: Any
@@ -58,21 +58,21 @@ class BorrowedLease(NamedTuple):
 
 
 class PageSources:
-    """Finds them, and asks for leases."""
+    """Finds source and target regions, and asks for leases."""
 
     def __init__(self, own: OwnAgent, granter: Granter | None) -> None:
         self._own = own
         self._granter = granter
 
     async def find(self, place: RemotePlace) -> PageSource:
-        """Returns a region, connecting to its agent where it has to.
+        """Returns a region; connects to its agent first if there is no session.
 
         Raises
         ------
         UsageError
-            ``unsupported``: the pool's own agent. As `OwnAgent.remote_region`.
+            ``unsupported``: it is the pool's own agent. As for `OwnAgent.remote_region`.
         KvxferError
-            As connecting does.
+            As for connecting.
         """
         if place.agent in (self._own.name, self._own.incarnation):
             raise UsageError(
@@ -102,7 +102,7 @@ class PageSources:
         return BorrowedLease(source.incarnation, answer["lease"], LeaseToken.parse(answer["token"]))
 
     async def give_back(self, borrowed: BorrowedLease) -> None:
-        """Ends a lease; what fails ends it by its time."""
+        """Revokes a lease; if that fails, the lease ends when its time is over."""
         assert self._granter is not None
         try:
             args = {"lease": borrowed.number}

@@ -1,4 +1,4 @@
-"""What the pool has under way: work that ends with it, and transfers whose last byte has to be waited for."""
+"""The pool's unfinished work: tasks that end with the pool, and transfers whose last byte it waits for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class PoolJobs:
-    """Tasks of one pool; all of one event loop."""
+    """Tasks of one pool, all on one event loop."""
 
     def __init__(self) -> None:
         self._works: set[asyncio.Task[Any]] = set()
@@ -26,7 +26,7 @@ class PoolJobs:
             raise UsageError("the page pool is closed: the daemon ends", code="refused")
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs work that `aclose` ends; cancelling the caller cancels it, which gives back all by itself."""
+        """Runs work until it is done or `aclose` cancels it; cancelling the caller cancels it as well."""
         task = self.spawn(work)
         try:
             return await asyncio.shield(task)
@@ -37,7 +37,7 @@ class PoolJobs:
             raise
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs work that ends in time, or when the pool is closed."""
+        """Starts work that ends by itself, or is cancelled when the pool is closed."""
         task = asyncio.create_task(work)
         self._works.add(task)
         task.add_done_callback(self._works.discard)
@@ -45,25 +45,25 @@ class PoolJobs:
         return task
 
     def after(self, transfer: Transfer | None, then: Callable[[], None]) -> None:
-        """Calls `then` when nothing of a transfer moves any more: at once where none was posted."""
+        """Cancels a transfer, and calls `then` when no byte of it can move; at once if none is pending."""
         if transfer is None or transfer.state != "pending":
             then()
             return
         transfer.cancel()
-        # Its own task: the pool's closing waits for it, and does not cancel it.
+        # A task of its own: closing the pool waits for it, and does not cancel it.
         reaping = asyncio.create_task(_reaped(transfer, then))
         self._reaping.add(reaping)
         reaping.add_done_callback(self._reaping.discard)
 
     async def one_ended(self) -> bool:
-        """Waits until one of them has ended; False where there is none."""
+        """Waits until one job has ended; returns False if there is none."""
         if not (tasks := self._works | self._reaping):
             return False
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return True
 
     async def aclose(self) -> None:
-        """Refuses new work, cancels the rest, and waits until it has given back what it had."""
+        """Refuses new work, cancels running work, and waits until that has given back all that it had."""
         self._is_closed = True
         while self._works:
             for work in self._works:
@@ -77,12 +77,12 @@ async def _reaped(transfer: Transfer, then: Callable[[], None]) -> None:
     try:
         await transfer
     except KvxferError:
-        pass  # who posted it has its error
+        pass  # the caller that posted it gets its error
     finally:
         then()
 
 
 def looked_at(task: asyncio.Task[Any]) -> None:
-    """Whoever waits for a task has its exception, and nobody need wait."""
+    """Marks a task's exception as retrieved, so that asyncio does not warn if no caller awaits the task."""
     if not task.cancelled():
         task.exception()

@@ -16,11 +16,11 @@ from kvxfer.region import Region
 
 
 class PoolRegions:
-    """Registers the pool's memory anew for each layout, and lets regions go whose last slab went to another.
+    """Registers the pool's memory once for each layout, and deregisters layouts that have no slab left.
 
-    A region has all of the pool, on the grid of its pages, so that one lease and one transfer are enough for
-    pages of several slabs. Those of two layouts lie over each other: a page's memory is used under the one
-    whose slab it is of, as `PageIndex` says.
+    Each region spans the whole pool, on the grid of its pages. So one lease and one transfer are enough for
+    pages of several slabs. Regions of two layouts overlap. Only the layout of a slab uses the slab's memory;
+    `PageIndex` ensures that.
     """
 
     def __init__(self, own: OwnAgent, memory: NDArray[np.uint8], slab_nbytes: int) -> None:
@@ -36,14 +36,14 @@ class PoolRegions:
         return self._made[digest].result()
 
     async def get(self, digest: str, layout: KVLayout) -> Region:
-        """Returns the region of a layout, making it where it is not there; cancelling leaves it to others.
+        """Returns the region of a layout, and registers it if needed; cancelling leaves that to others.
 
-        A device takes long to pin a large pool: that goes on in a thread.
+        A device may take long to pin a large pool, so a thread registers it.
 
         Raises
         ------
         KvxferError
-            As `Agent.register`; the next call tries again.
+            As for `Agent.register`; the next call tries again.
         """
         task = self._made.get(digest)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -53,11 +53,11 @@ class PoolRegions:
             name = self._own.region_name("pool", str(self._num_made))
             making = asyncio.to_thread(self._own.register, name, self._memory, lies)
             task = self._made[digest] = asyncio.create_task(making, name=name)
-            task.add_done_callback(looked_at)  # those who waited may have been cancelled
+            task.add_done_callback(looked_at)  # all waiting callers may have been cancelled
         return await asyncio.shield(task)
 
     def keep(self, digests: Container[str]) -> None:
-        """Lets regions of other layouts go; none of their pages is parked, being parked or read."""
+        """Deregisters all other layouts; none of their pages is parked, being parked or read."""
         for digest in [digest for digest in self._made if digest not in digests]:
             ending = asyncio.create_task(self._end(self._made.pop(digest)))
             self._ending.add(ending)
@@ -69,7 +69,7 @@ class PoolRegions:
             await task.result().deregister()
 
     async def aclose(self) -> None:
-        """Lets all regions go; none is read any more after that."""
+        """Deregisters all regions; nothing reads any of them after that."""
         self.keep(())
         if self._ending:
             await asyncio.wait(self._ending)

@@ -1,4 +1,4 @@
-"""Slabs of the pool: which layout's pages each holds, and which of its blocks are free."""
+"""Slabs of the pool: the layout whose pages each slab holds, and its free blocks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Slab:
     Attributes
     ----------
     layout
-        Whose pages it holds; ``""`` of one that has held none.
+        The layout whose pages it holds; ``""`` if it never held one.
     num_busy
-        Of its pages, those that may not give way.
+        How many of its pages may not be evicted.
     used_at
         When one of its pages was last used.
     free
-        A heap of blocks: adjacent ones make longer runs.
+        A heap of free blocks. Lowest first, so that adjacent blocks make long runs.
     """
 
     number: int
@@ -33,10 +33,10 @@ class Slab:
 
 
 class Slabs:
-    """All slabs of a pool, of equal size, one behind the other.
+    """All slabs of a pool: of equal size, one behind the other.
 
-    Pages of one layout lie on one grid over the whole pool, so that those of several slabs are blocks of one
-    region. A page that would reach over the end of a slab is no block of either.
+    Pages of one layout lie on one grid over the whole pool, so pages of several slabs are blocks of one
+    region. No slab uses a page of the grid that would reach over the slab's end.
     """
 
     def __init__(self, num_slabs: int, slab_nbytes: int) -> None:
@@ -53,17 +53,17 @@ class Slabs:
 
     @property
     def layouts(self) -> Mapping[str, int]:
-        """How many slabs each layout has; none that has none. Read only."""
+        """How many slabs each layout has; without layouts that have none. Read only."""
         return self._num_of
 
     def room(self, layout: str, page_nbytes: int) -> int:
-        """Returns how many pages fit in what is free, and in slabs of others that may all give way."""
+        """Returns how many pages fit in free blocks, and in slabs of other layouts that may be evicted."""
         free = sum(len(slab.free) for slab in self._all if slab.layout == layout)
         others = (slab for slab in self._all if slab.layout != layout and not slab.num_busy)
         return free + sum(len(self._blocks(slab, page_nbytes)) for slab in others)
 
     def with_room(self, layout: str, page_nbytes: int) -> Slab | None:
-        """Returns a slab of the layout that has a free block: an unused one, if it has to be."""
+        """Returns a slab of the layout that has a free block; takes an unused slab if there is none."""
         if slabs := self._with_room.get(layout):
             return next(iter(slabs.values()))
         for slab in self._all:
@@ -73,7 +73,7 @@ class Slabs:
         return None
 
     def oldest_other(self, layout: str, page_nbytes: int) -> Slab | None:
-        """Returns the slab of another layout that may give way first: an empty one, or the longest unused."""
+        """Returns the slab of another layout to evict first: an empty one, or the least recently used one."""
         others = (
             slab
             for slab in self._all
@@ -82,7 +82,7 @@ class Slabs:
         return min(others, key=lambda slab: slab.used_at if slab.num_pages else -1.0, default=None)
 
     def format(self, slab: Slab, layout: str, page_nbytes: int) -> None:
-        """Has a slab without pages hold those of `layout`."""
+        """Assigns a slab without pages to `layout`."""
         if slab.layout:
             self._with_room[slab.layout].pop(slab.number, None)
             self._num_of[slab.layout] -= 1
@@ -95,7 +95,7 @@ class Slabs:
         self._with_room.setdefault(layout, {})[slab.number] = slab
 
     def take(self, slab: Slab, now: float) -> int:
-        """Takes a free block for a page that may not give way yet."""
+        """Takes a free block for a page that may not be evicted yet."""
         block = heapq.heappop(slab.free)
         if not slab.free:
             del self._with_room[slab.layout][slab.number]
@@ -113,6 +113,6 @@ class Slabs:
         slab.num_busy -= was_busy
 
     def _blocks(self, slab: Slab, page_nbytes: int) -> range:
-        """Returns which pages of the grid lie in it."""
+        """Returns the pages of the grid that lie in the slab."""
         begin = slab.number * self.nbytes
         return range(-(-begin // page_nbytes), (begin + self.nbytes) // page_nbytes)

@@ -1,4 +1,4 @@
-"""What each tenant has in the pool, and the most that it may have."""
+"""How much of the pool each tenant uses, and the most that it may use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvxfer.errors import ExhaustedError
 
 
 class Tenants:
-    """Counts bytes of tenants, and knows their quotas; None is no bound."""
+    """Counts the bytes of tenants, and knows their quotas; None means no bound."""
 
     def __init__(self, quota_nbytes: int | None, quotas: Mapping[str, int | None]) -> None:
         self._quota_nbytes = quota_nbytes
@@ -18,20 +18,20 @@ class Tenants:
 
     @property
     def used_nbytes(self) -> Mapping[str, int]:
-        """Of each tenant that has pages, those that are being filled or are dropped and read included."""
+        """Bytes of each tenant, including pages that are being filled, or are dropped but still read."""
         return self._used
 
     def set_quota(self, tenant: str, nbytes: int | None) -> None:
-        """Changes the most that one may have from now on."""
+        """Changes a tenant's quota from now on."""
         self._quotas[tenant] = nbytes
 
     def over_nbytes(self, tenant: str, nbytes: int, idle: Iterable[Page]) -> int:
-        """Returns how many bytes of a tenant's `idle` pages have to give way for `nbytes` more.
+        """Returns how many bytes of a tenant's `idle` pages must be evicted to make room for `nbytes` more.
 
         Raises
         ------
         ExhaustedError
-            It is not enough if all of them do.
+            Evicting all of them would not be enough.
         """
         quota = self._quotas.get(tenant, self._quota_nbytes)
         if quota is None:
@@ -52,7 +52,7 @@ class Tenants:
         return over_nbytes
 
     def add(self, tenant: str, nbytes: int) -> None:
-        """Counts a page, or no more, where `nbytes` is negative."""
+        """Adds a page's bytes, or subtracts them if `nbytes` is negative."""
         self._used[tenant] = self._used.get(tenant, 0) + nbytes
         if not self._used[tenant]:
             del self._used[tenant]

@@ -1,8 +1,8 @@
 """Requests and answers of /v1, checked at both ends.
 
-Requests are strict: a field that is not known here, or of another type, is refused. Answers may get more
-fields, which clients of today pass over. Times of day end in ``_at_s`` (seconds since 1970), durations in
-their unit.
+Requests are strict: a request with an unknown field, or with a field of another type, is refused. Later
+versions may add fields to answers; today's clients ignore them. Names of times of day end in ``_at_s``
+(seconds since 1970), and names of durations end in their unit.
 """
 
 from kvxfer.control.schema.agent_models import Agent, AgentDetail, ConnectRequest, Peer, Rail, Region

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-# As long as native code takes names and contexts (native/core: 128 bytes each).
+# Native code takes names and contexts of the same length (native/core: 128 bytes each).
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Context = Annotated[str, StringConstraints(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Address = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[\x21-\x7e]+$")]
@@ -22,7 +22,7 @@ Block = Annotated[int, Field(ge=0, le=2**40)]
 
 
 def _whole(value: Any) -> Any:
-    """Returns 5 for 5.0, which is as whole in JSON; what is none is left for the check that follows."""
+    """Returns 5 for 5.0, because JSON does not tell them apart; the next check refuses other values."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list) and any(type(each) is float for each in value):
@@ -30,7 +30,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-#: Before whole numbers, and lists of them.
+#: Goes before the check of a whole number, or of a list of them.
 WHOLE: Final = BeforeValidator(_whole)
 # 65,536 ids of up to 13 digits for each end fit into a body (app/guard.py).
 Blocks = Annotated[list[Block], Field(min_length=1, max_length=65536), WHOLE]
@@ -56,14 +56,14 @@ Item = TypeVar("Item")
 
 
 class Listed(Told, Generic[Item]):
-    """One page of a list; `next` is the cursor of the one that follows, None at the end."""
+    """One page of a list; `next` is the cursor of the following page, and None on the last page."""
 
     items: list[Item]
     next: str | None = None
 
 
 class Problem(Told):
-    """An error, as RFC 9457 has it; `code` is what programs test (docs/errors.md, docs/daemon.md)."""
+    """An error in the form of RFC 9457; programs test `code` (docs/errors.md, docs/daemon.md)."""
 
     type: str
     title: str

@@ -1,4 +1,4 @@
-"""The directory that the daemon keeps: who is where, by name."""
+"""The directory that the daemon keeps: the addresses of agents, by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field, StringConstraints
 from kvxfer.control.schema.base import Asked, Name, Seconds, Told
 
 Incarnation = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-# kvxfer/address.py knows which of these are addresses.
+# Bounds the form only; kvxfer/address.py parses it.
 _ADDRESS: Final = r"^(tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?$"
-# kvxfer/directory/entry.py bounds both together; what goes beyond is refused there, in words.
+# kvxfer/directory/entry.py bounds both together, and refuses with an explanation.
 _Text = Annotated[str, StringConstraints(max_length=4096)]
 Metadata = Annotated[
     dict[Annotated[str, StringConstraints(min_length=1, max_length=4096)], _Text], Field(max_length=32)
@@ -19,7 +19,7 @@ Metadata = Annotated[
 
 
 class Entry(Asked):
-    """One life of an agent: its name, and at which address others reach it."""
+    """One life of an agent: its name, and the address at which others reach it."""
 
     name: Name
     address: Annotated[str, StringConstraints(max_length=300, pattern=_ADDRESS)] = Field(
@@ -37,7 +37,7 @@ class EntryPublication(Entry):
 
 
 class EntryPublished(Told):
-    """Whether the name is this incarnation's now; events up to `index` tell of it."""
+    """Whether the name now belongs to this incarnation; events up to `index` include the change."""
 
     published: bool
     index: int
@@ -53,13 +53,13 @@ class EntriesKept(Asked):
 
 
 class EntriesLost(Told):
-    """Those of them that are not there (any more): publish them again."""
+    """The names whose entries are missing, or have expired: publish these entries again."""
 
     lost: list[str]
 
 
 class DirectoryEntries(Told):
-    """A part of the directory, by name; events above `index` tell what has changed since."""
+    """A part of the directory, by name; events above `index` report later changes."""
 
     items: list[Entry]
     next: str | None = None

@@ -25,7 +25,7 @@ class LeaseExtension(Asked):
 
 
 class Lease(Told):
-    """A lease; its `id` is not what opens pages: that is the token, which its grant answers alone."""
+    """A lease. Its `id` gives no access to blocks; only the answer to its grant has the token, which does."""
 
     id: str
     agent: str

@@ -10,7 +10,7 @@ from kvxfer.control.schema.base import WHOLE, Asked, LogLevel, Name, Role, Secon
 
 
 class Node(Told):
-    """Which daemon answers; `incarnation` is another one after each start."""
+    """The daemon that answers; each start has a new `incarnation`."""
 
     node: str
     incarnation: str
@@ -66,7 +66,7 @@ class Doctor(Told):
 
 
 class PeerLimit(Told):
-    """What an agent holds peers of one name to (`Agent.limit`)."""
+    """The limits that an agent applies to peers of one name (`Agent.limit`)."""
 
     max_bytes_per_s: int | None = Field(
         default=None, description="Of pages that it takes from them; null: any rate"
@@ -77,7 +77,7 @@ class PeerLimit(Told):
 
 
 class AgentSettings(Told):
-    """What agents of one name are set to; kept over restarts, of the daemon and of theirs."""
+    """The settings of agents of one name; kept over restarts of the daemon and of the agents."""
 
     peers: dict[str, PeerLimit] = Field(default_factory=dict, description="By the peer's name")
     rails: dict[str, Literal["off"]] = Field(
@@ -90,7 +90,7 @@ class AgentSettings(Told):
 
 
 class Settings(Told):
-    """What can be changed while the daemon runs. Kept over restarts, but the agents' own levels."""
+    """Settings that can change at run time. All but the agents' log levels are kept over restarts."""
 
     log_level: LogLevel
     agents_log_level: dict[str, LogLevel] = Field(description="By agent's id, of those that were set")
@@ -107,16 +107,16 @@ class Settings(Told):
 
 
 class PeerLimitChange(Asked):
-    """Replaces what was set for a peer: what is left out has no limit."""
+    """Replaces a peer's limits: a limit that is left out is removed."""
 
     max_bytes_per_s: Annotated[int, Field(ge=1, le=2**50), WHOLE] | None = None
     least_priority: Annotated[int, Field(ge=0, le=255), WHOLE] = 0
 
 
 class AgentSettingsChange(Asked):
-    """What is left out stays; null takes a peer's limits away."""
+    """Changes an agent's settings: what is left out stays; null removes a peer's limits."""
 
-    # Without `additionalProperties` a schema lets keys of another pattern have any value.
+    # Without `additionalProperties` the schema would accept any value under a key that does not match.
     peers: (
         Annotated[
             dict[Name, PeerLimitChange | None],
@@ -134,10 +134,10 @@ class AgentSettingsChange(Asked):
 
 
 class SettingsChange(Asked):
-    """What is left out stays; null takes a quota, a rate or all that is set for an agent away."""
+    """Changes settings: what is left out stays; null removes a quota, a rate or all settings of an agent."""
 
     log_level: LogLevel | None = None
-    # Without `additionalProperties` a schema lets keys of another pattern have any value.
+    # Without `additionalProperties` the schema would accept any value under a key that does not match.
     agents_log_level: (
         Annotated[
             dict[Name, LogLevel], Field(max_length=256, json_schema_extra={"additionalProperties": False})
@@ -180,7 +180,7 @@ class DrainAgent(Told):
 
 
 class Drain(Told):
-    """Whether new work is refused; `ready` once nothing runs any more."""
+    """Whether new work is refused; `ready` is true when nothing is running, or the deadline is over."""
 
     draining: bool
     ready: bool
@@ -190,7 +190,7 @@ class Drain(Told):
 
 
 class Event(Told):
-    """One of /v1/events; `index` grows by one each, over restarts as well."""
+    """One event of /v1/events; `index` keeps growing over restarts."""
 
     index: int
     topic: str

@@ -31,7 +31,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Salt(Asked):
-    """What a key is salted by: pages of two salts never meet."""
+    """The salt of a page's key: pages with different salts are different pages."""
 
     tenant: Tenant = ""
     model: Name
@@ -52,14 +52,14 @@ class ParkRequest(Salt):
 
 
 class PagesRequest(Salt):
-    """Which pages; `layout` is what parking them answered."""
+    """Names pages by key; `layout` is the digest that the answer to parking them had."""
 
     keys: Keys
     layout: Digest
 
 
 class PageLeaseRequest(PagesRequest):
-    """The right to read pages for a time, with what a reader needs for its own `agent.read`."""
+    """Asks for the right to read pages for a time; the answer has what the reader's `agent.read` needs."""
 
     holder: Name | None = None
     ttl_s: Seconds = 30.0
@@ -91,9 +91,9 @@ class Page(Told):
 
 
 class PageAnswer(Told):
-    """What became of one key: ``parked``, ``present``, ``done``, ``missing``, or ``gone``.
+    """The result for one key: ``parked``, ``present``, ``done``, ``missing``, or ``gone``.
 
-    A page that is ``gone`` was acknowledged by the daemon's life before this one.
+    The daemon had acknowledged a ``gone`` page in its last run, and lost it by its restart.
     """
 
     key: str
@@ -107,7 +107,7 @@ class PagesDone(Told):
 
 
 class LeasedPart(Told):
-    """Pages of one region: connect to it, and read `blocks` under `token`."""
+    """Pages of one region: connect to the region's agent, and read `blocks` under `token`."""
 
     region: dict[str, Any] = Field(description="`RegionDescriptor.to_bytes`, as JSON")
     keys: list[str]
@@ -135,7 +135,7 @@ class PageLease(Told):
 
 
 class Pool(Told):
-    """The pool; `tenants_nbytes` is what each tenant has in it, with pages that are being parked."""
+    """The pool; `tenants_nbytes` is each tenant's share, including pages that are being parked."""
 
     name: str
     page_kind: str

@@ -21,7 +21,7 @@ class TraceRow(Told):
 
 
 class RequestTrace(Told):
-    """What one daemon knows of a request; rows in the order in which they began."""
+    """What one daemon knows of a request; the rows are ordered by their start."""
 
     request: str
     traces: list[str] = Field(description="W3C trace ids")

@@ -1,4 +1,4 @@
-"""Transfers: how one is asked for, and what is known of both its ends."""
+"""Transfers: the request for one, and the record of both its ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TransferRequest(Asked):
 
 
 class TransferEnd(Told):
-    """How one end ended. Durations count from `posted_at_s`; null for what did not happen or is not known."""
+    """How one end ended. Durations count from `posted_at_s`; null means not reached, or not known."""
 
     agent: str
     agent_name: str
@@ -71,10 +71,10 @@ class TransferEnd(Told):
 
 
 class Transfer(Told):
-    """Both ends of one copy, as far as their agents are attached here.
+    """One copy, with both ends as far as their agents are attached here.
 
-    `id` is the same at every daemon that knows an end of it. Of one that was made here and of which no agent
-    has told yet it is `made_id`, by which it is found ever after.
+    Every daemon that knows one of the ends uses the same `id`. Until an agent has reported a transfer that
+    was made here, its `id` is its `made_id`. The `made_id` stays valid for finding the transfer.
     """
 
     id: str

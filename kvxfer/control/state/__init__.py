@@ -1,1 +1,1 @@
-"""What the daemon knows: pure tables, told the time, and the store that keeps some of it."""
+"""What the daemon knows: pure tables, which get the time as an argument, and the store of durable state."""

@@ -1,4 +1,4 @@
-"""Answers to idempotency keys: the same key gives the first answer again, over restarts too."""
+"""Answers by idempotency key: the same key gets the first answer again, also after a restart."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Final, NamedTuple
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.store import Store
 
-#: How long, and how many, are kept.
+#: For how long answers are kept, and how many.
 KEPT_S: Final = 24 * 3600.0
 MOST: Final = 10_000
-#: Longer answers are not kept: of a POST none is.
+#: Longer answers are not kept; no POST has one.
 _MOST_NBYTES: Final = 1 << 20
 
 
 class Answer(NamedTuple):
-    """What was answered."""
+    """A kept answer."""
 
     status: int
     body: bytes
 
 
 def fingerprint(operation: str, path: str, body: bytes) -> str:
-    """Returns what two requests have in common that are one."""
+    """Returns a digest that is equal for a request and its repetition."""
     return hashlib.sha256(b"\0".join((operation.encode(), path.encode("utf-8", "replace"), body))).hexdigest()
 
 
 class Answers:
-    """Of one store."""
+    """The answers in one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._running: set[str] = set()
 
     async def begin(self, key: str, request: str, now_s: float) -> Answer | None:
-        """Returns the answer that was given to this key, or None for the first request with it.
+        """Returns the answer that this key has had, or None if this is the first request with it.
 
-        After None comes `end` or `abandon`.
+        After None, call `end`, `abandon` or `forget_running`.
 
         Raises
         ------
         Refusal
-            ``conflict``: another request had this key, or the first one is under way, or was when the daemon
-            ended.
+            ``conflict``: the key was used for another request; or the first request is still running, or its
+            outcome is unknown, e.g. because the daemon ended.
         """
         if key in self._running:
             raise Refusal("conflict", "a request with this idempotency key is under way", retry_after_s=1)
@@ -84,12 +84,12 @@ class Answers:
         try:
             await self._store.run(lambda db: db.execute("DELETE FROM answers WHERE key = ?", (key,)))
         except Refusal:
-            pass  # it is said to be under way until it is too old
+            pass  # the key stays reserved, and answers `conflict`, until it is too old
         finally:
             self._running.discard(key)
 
     async def forget_running(self, key: str) -> None:
-        """Leaves a key as one of which it is not known what became of its request."""
+        """Keeps a key whose request failed with an unknown result, so that repeating it is refused."""
         self._running.discard(key)
 
 

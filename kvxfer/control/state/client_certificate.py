@@ -1,4 +1,4 @@
-"""A client's certificate, which TLS has checked: by which names it may be known, and how long it holds."""
+"""A client's certificate, after TLS has checked it: its names, and when it expires."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: How a certificate is named where a role is given to it. No name has a star: one stands for one client.
+#: The form of a certificate's name in a token. Stars are excluded, so that a name means one client.
 NAME: Final = (
     r"^(DNS:[A-Za-z0-9._-]{1,253}|URI:[\x21-\x29\x2b-\x7e]{1,256}|CN:[\x20-\x29\x2b-\x7e]{1,64}"
     r"|SHA256:[0-9a-f]{64})$"
 )
 _NAME: Final = re.compile(NAME)
 _KINDS: Final = ("DNS", "URI")
-# Nobody needs more, and a certificate may hold thousands.
+# No client needs more, and a certificate may have thousands.
 _MOST_NAMES: Final = 64
 
 
 def plain_name(name: str) -> str | None:
-    """Returns a name as it is compared; None for what names no client: with a star, a zero byte, too long."""
+    """Returns a name in its compared form; None if it cannot match: a star, a zero byte, too long."""
     if _NAME.fullmatch(name) is None or "\n" in name:
         return None
     return name.lower() if name.startswith("DNS:") else name
@@ -29,17 +29,17 @@ def plain_name(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificate:
-    """One that its holder proved to have, of an authority that the daemon trusts.
+    """A certificate of a trusted authority; the client has proved that it holds the key.
 
     Attributes
     ----------
     digest
-        SHA-256 of all of it, in hexadecimal digits.
+        SHA-256 of the whole certificate, in hexadecimal digits.
     names
-        ``"DNS:host"`` and ``"URI:..."`` of its subjectAltName, and ``"CN:..."`` of its subject where that has
-        one; those that name no client are left out.
+        ``"DNS:host"`` and ``"URI:..."`` of its subjectAltName, and ``"CN:..."`` if its subject has exactly
+        one. Names that cannot match a token are left out.
     until_s
-        It expires then, in seconds since 1970.
+        When it expires, in seconds since 1970.
     """
 
     digest: str
@@ -48,9 +48,9 @@ class ClientCertificate:
 
     @classmethod
     def read(cls, encoded: bytes, told: Mapping[str, Any] | None) -> ClientCertificate:
-        """Reads what `ssl.SSLSocket.getpeercert` returns, in its binary form and as a dict.
+        """Reads the results of `ssl.SSLSocket.getpeercert`: its binary form, and its dict.
 
-        Without a dict, as of one that was not checked, it has expired.
+        Without a dict the certificate was not checked; it then counts as expired.
         """
         digest = hashlib.sha256(encoded).hexdigest()
         if not told:

@@ -1,7 +1,7 @@
 """Events by index: a ring that all watchers read at their own pace, with no queue for any of them.
 
-A watcher is an index into the ring. Who reads too slowly finds that what comes next has been overwritten, and
-is told how much. So what watchers cost in memory does not depend on their number or their pace.
+A watcher is an index into the ring. If a watcher is too slow, the events that it would read next have been
+overwritten, and it is told how many. So the memory does not depend on the watchers' number or pace.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-#: The last so many are there to be read again.
+#: How many of the last events are kept.
 CAPACITY: Final = 65536
-#: How many indexes are set aside at a time, so that a killed daemon never gives one twice.
+#: How many indexes are reserved at a time, so that a killed daemon never gives one out twice.
 RESERVE: Final = 1 << 20
-# A look at so many events takes about half a millisecond; then others have their turn.
+# Events that one read examines, in about half a millisecond; then other tasks have their turn.
 _MOST_AT_ONCE: Final = 8192
-# Watchers who keep up want the same ones within a moment: they are written once for all, in 350 bytes each.
+# Watchers that keep up read the same events at about the same time. So events are encoded once for all of
+# them, in 350 bytes each.
 _MOST_ENCODED: Final = 4096
 
 
-# Index, topic, time, tenant, data as JSON or "", and what those are made of. The garbage collector, which
-# would take 30 ms for a full ring of objects, does not look at tuples of texts and numbers.
+# Index, topic, time, tenant, data as JSON or "", and the packed source of the data. A ring of objects would
+# cost the garbage collector 30 ms; it does not traverse tuples of texts and numbers.
 Row = tuple[int, str, float, str | None, str, Any]
 
 
 class EventRecord:
-    """One event, for the time of a look."""
+    """One event, as a temporary view of its row."""
 
     __slots__ = ("_log", "_row")
 
@@ -36,12 +37,12 @@ class EventRecord:
 
     @property
     def index(self) -> int:
-        """Its place in the order of all."""
+        """Its position among all events."""
         return self._row[0]
 
     @property
     def topic(self) -> str:
-        """Of what kind it is."""
+        """The topic of the event."""
         return self._row[1]
 
     @property
@@ -51,12 +52,12 @@ class EventRecord:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What happened."""
+        """The details of the event."""
         found: Mapping[str, Any] = json.loads(self._data())
         return found
 
     def encoded(self) -> bytes:
-        """Returns it as a server-sent event; made once for all watchers."""
+        """Returns it as a server-sent event; encoded once for all watchers."""
         index, topic, at_s = self._row[:3]
         encoded = self._log._encoded.get(index)
         if encoded is None:
@@ -74,16 +75,16 @@ def _json(data: Mapping[str, Any]) -> str:
 
 
 class Batch(NamedTuple):
-    """What a watcher gets at once.
+    """The result of one read by a watcher.
 
     Attributes
     ----------
     events
-        Those that match, oldest first.
+        Matching events, oldest first.
     after
-        The last index that was looked at: where to go on.
+        The last index that was examined: where to continue.
     missed
-        How many events, of all topics, had been overwritten before they were looked at.
+        How many events, of all topics, were overwritten before this watcher read them.
     """
 
     events: Sequence[EventRecord]
@@ -92,7 +93,7 @@ class Batch(NamedTuple):
 
 
 class _Topics(dict[str, bool]):
-    """Whether each topic is wanted; the daemon's are few, and each is looked at once."""
+    """Caches whether each topic is wanted; the daemon has few topics."""
 
     def __init__(self, prefixes: tuple[str, ...]) -> None:
         super().__init__()
@@ -104,14 +105,14 @@ class _Topics(dict[str, bool]):
 
 
 class Wanted:
-    """Which events a watcher wants: topics, each with those below it, and tenants."""
+    """The events that a watcher wants: topics, each including the topics below it, and tenants."""
 
     def __init__(self, topics: Sequence[str] = (), tenants: frozenset[str] | None = None) -> None:
         self._topics = _Topics(tuple(f"{topic.rstrip('.*')}." for topic in topics if topic.rstrip(".*")))
         self._tenants = tenants
 
     def of(self, rows: Sequence[Row]) -> list[Row]:
-        """Returns those that are wanted; those of no tenant are everybody's. 50 ns each."""
+        """Returns the wanted rows, in 50 ns each; events without a tenant are for all watchers."""
         topics, tenants = self._topics, self._tenants
         found = [row for row in rows if topics[row[1]]]
         if tenants is None:
@@ -125,9 +126,9 @@ class EventLog:
     Parameters
     ----------
     first
-        The index of the first event: above all that were ever given.
+        The index of the first event: higher than every index that was ever given out.
     make
-        Makes the data of what was given to `append_packed`.
+        Builds the data of an event from what `append_packed` was given.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class EventLog:
         self._capacity = capacity
         self._make = make
         self._ring: list[Row] = []  # grows to its capacity
-        # Of what watchers wanted last.
+        # Events that watchers wanted recently.
         self._encoded: dict[int, bytes] = {}
         self._first = first
         self._next = first
@@ -144,7 +145,7 @@ class EventLog:
 
     @property
     def last(self) -> int:
-        """The index of the newest event, or of what was before the first."""
+        """The index of the newest event; before the first event, the index below it."""
         return self._next - 1
 
     @property
@@ -153,16 +154,16 @@ class EventLog:
         return max(self._first, self._next - self._capacity)
 
     def append(self, topic: str, now_s: float, data: Mapping[str, Any], tenant: str | None = None) -> None:
-        """Adds one event; `wake` tells the watchers, once for many."""
+        """Adds one event; call `wake` once after adding one or several."""
         self._add((self._next, topic, now_s, tenant, _json(data), None))
 
     def append_packed(self, topic: str, now_s: float, packed: Any, tenant: str | None = None) -> None:
-        """Adds one event, whose data are made of `packed` when somebody wants them.
+        """Adds one event; its data are built from `packed` only when a watcher wants them.
 
         Parameters
         ----------
         packed
-            Texts, numbers and bytes, and tuples of such, which the garbage collector does not look at.
+            Texts, numbers and bytes, and tuples of these, which the garbage collector does not traverse.
         """
         self._add((self._next, topic, now_s, tenant, "", packed))
 
@@ -182,23 +183,23 @@ class EventLog:
         return (index - self._first) % self._capacity
 
     def wake(self) -> None:
-        """Calls who waits for events, each once."""
+        """Calls all registered wakers once, and forgets them."""
         wakers, self._wakers = self._wakers, set()
         for waker in wakers:
             waker()
 
     def on_next(self, waker: Callable[[], None]) -> None:
-        """Has `waker` called at the next `wake`."""
+        """Registers `waker` for the next `wake`."""
         self._wakers.add(waker)
 
     def forget(self, waker: Callable[[], None]) -> None:
-        """Has it called no more."""
+        """Unregisters a waker."""
         self._wakers.discard(waker)
 
     def read(self, after: int, wanted: Wanted, most: int = 256) -> Batch:
-        """Returns events above `after`, up to `most`; all events of a daemon's before are missed.
+        """Returns up to `most` events after `after`; events of an earlier run of the daemon count as missed.
 
-        An index that was never given (another daemon's) is taken for the newest one.
+        An index that was never given out (it came from another daemon) stands for the newest one.
         """
         if after > self.last:
             after = self.last

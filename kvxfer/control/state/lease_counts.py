@@ -1,20 +1,21 @@
-"""How agents' leases ended, counted for /metrics: those that ran out apart from those that were revoked."""
+"""How agents' leases ended, counted for /metrics; leases that expired are apart from revoked ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-#: As `kvxfer.LeaseState` has them; "ended" where the agent could not say how.
+#: The states of `kvxfer.LeaseState`; "ended" if the agent could not say how.
 WAYS: Final = ("expired", "revoked", "peer-lost", "region-gone", "ended")
-# Agents whose last counts are remembered: one that attaches again is not counted twice.
+# Agents whose last counts are remembered, so that an agent that attaches again is not counted twice.
 _MOST_AGENTS: Final = 4096
 
 
 class LeaseCounts:
-    """Counts since the daemon's start, of what agents tell: each tells how many have ended since its making.
+    """Counts since the daemon's start. Each agent reports how many leases have ended since it was made.
 
-    What an agent tells first is where its counting begins: it may have lived through other daemons.
+    An agent's first report is only the base for its next ones, because the agent may be older than this
+    daemon.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class LeaseCounts:
         self._run_out: dict[str, int] = {}
 
     def take(self, agent: str, told: Mapping[str, int]) -> None:
-        """Counts what an agent tells anew."""
+        """Adds the difference between an agent's last report and this one."""
         before = self._told.pop(agent, None)
         self._told[agent] = dict(told)
         if len(self._told) > _MOST_AGENTS:
@@ -41,5 +42,5 @@ class LeaseCounts:
             self.ended[way] += more
 
     def note_expired(self, agent: str) -> None:
-        """Takes that a lease ran out by the daemon's clock. Its agent, which revoked it, calls it revoked."""
+        """Notes that a lease expired by the daemon's clock, though its agent will report it as revoked."""
         self._run_out[agent] = self._run_out.get(agent, 0) + 1

@@ -1,16 +1,16 @@
-"""How much each caller may ask: token buckets, and counts of what it has open."""
+"""Limits of each caller: token buckets for requests, and counts of what a caller has open."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Final
 
-# Buckets that were full again are forgotten first; who has more callers than these counts them too kindly.
+# The caller that was idle for longest is forgotten first, and then starts with a full bucket.
 _MAX_CALLERS: Final = 4096
 
 
 class Rates:
-    """Token buckets by caller: `rate` a second, and `burst` at once."""
+    """Token buckets by caller: `rate` tokens a second, and at most `burst` at once."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
@@ -18,7 +18,7 @@ class Rates:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str, now_s: float) -> float:
-        """Takes one, and returns 0; or takes none, and returns in how many seconds there is one."""
+        """Takes a token and returns 0; or takes none, and returns in how many seconds there is one."""
         level, at_s = self._levels.pop(key, (self._burst, now_s))
         level = min(self._burst, level + (now_s - at_s) * self._rate)
         wait_s = 0.0 if level >= 1 else (1 - level) / self._rate
@@ -29,7 +29,7 @@ class Rates:
 
 
 class OpenCounts:
-    """How many of one kind each caller has open, up to a bound for each and one for all."""
+    """How many things of one kind each caller has open, with a bound for each caller and one for all."""
 
     def __init__(self, most_each: int, most: int) -> None:
         self._most_each = most_each
@@ -38,7 +38,7 @@ class OpenCounts:
         self.total = 0
 
     def enter(self, key: str) -> bool:
-        """Counts one more, where that is within both bounds."""
+        """Counts one more and returns True, or returns False if a bound is reached."""
         count = self._counts.get(key, 0)
         if count >= self._most_each or self.total >= self._most:
             return False
@@ -47,7 +47,7 @@ class OpenCounts:
         return True
 
     def leave(self, key: str) -> None:
-        """Takes one back that was counted."""
+        """Counts one less."""
         self.total -= 1
         self._counts[key] -= 1
         if not self._counts[key]:

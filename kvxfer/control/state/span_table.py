@@ -1,4 +1,4 @@
-"""Spans that engines and routers told of, found by trace and by request: a bounded ring."""
+"""Spans that engines and routers sent, found by trace and by request: a bounded ring."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-#: Spans that are kept; about 10 MB.
+#: How many spans are kept; about 10 MB.
 CAPACITY: Final = 10_000
-#: Of one trace; its further ones are dropped.
+#: How many spans of one trace are kept; later ones are dropped.
 MOST_OF_A_TRACE: Final = 500
-# Traces that one name is remembered for, e.g. a request that was tried again.
+# Traces that are remembered for one request, e.g. of its retries.
 _MOST_OF_A_NAME: Final = 8
 
 
 class ToldSpan(NamedTuple):
-    """One span, as its program told it: times in ns since 1970, attributes as texts."""
+    """One span as its program sent it: times in ns since 1970, attributes as texts."""
 
     trace: str
     span: str
@@ -26,7 +26,7 @@ class ToldSpan(NamedTuple):
     end_ns: int
     error: str
     attributes: tuple[tuple[str, str], ...]
-    #: What its request is called.
+    #: The request's names.
     requests: tuple[str, ...]
 
 
@@ -43,7 +43,7 @@ class SpanTable:
         return len(self._oldest)
 
     def add(self, spans: Iterable[ToldSpan]) -> None:
-        """Takes spans; the oldest give way."""
+        """Adds spans; the oldest spans are dropped."""
         for span in spans:
             kept = self._by_trace.setdefault(span.trace, [])
             if len(kept) >= MOST_OF_A_TRACE:
@@ -59,11 +59,11 @@ class SpanTable:
                     traces.append(span.trace)
 
     def of(self, trace: str) -> Sequence[ToldSpan]:
-        """Returns spans of a trace, in the order in which they were told of."""
+        """Returns the spans of a trace, in the order in which they arrived."""
         return self._by_trace.get(trace, ())
 
     def traces_of(self, request: str) -> Sequence[str]:
-        """Returns traces of a request, by what a span calls it."""
+        """Returns the traces of a request, by the name that a span gives it."""
         return self._by_request.get(request, ())
 
     def _forget(self, span: ToldSpan) -> None:

@@ -1,9 +1,9 @@
-"""What outlives the daemon: one SQLite file, written by one thread, which commits once for all that wait.
+"""The durable state: one SQLite file. One thread writes it, and commits once for all waiting changes.
 
-Durable when the call that changed it has returned (a commit in WAL mode with ``synchronous=FULL``), also over
-``kill -9`` and a loss of power: tokens, settings, the drain, entries of the directory, answers to idempotency
-keys, keys of pages whose parking was acknowledged, and up to which index events may have been given out. Not
-durable, by design: agents (they attach again), transfers' records, events, leases, and the pages themselves.
+A change is durable when its call has returned (a commit in WAL mode with ``synchronous=FULL``); it survives
+``kill -9`` and a loss of power. Durable are tokens, settings, the drain, entries of the directory, answers to
+idempotency keys, keys of acknowledged pages, and the highest event index that may have been given out. By
+design these are not durable: agents (they attach again), transfers' records, events, leases, and the pages.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ CREATE INDEX IF NOT EXISTS answers_by_age ON answers (begun_at_s);
 CREATE TABLE IF NOT EXISTS parked (key BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS gone (key BLOB PRIMARY KEY) WITHOUT ROWID;
 """
-# What one commit is for, at most: a commit costs one or two writes to disk, whatever it is for.
+# Changes in one commit, at most. A commit costs one or two writes to disk, however many changes it has.
 _MOST_AT_ONCE: Final = 256
 
 
 class Store:
-    """The file.
+    """The store's file, and the thread that writes it.
 
     Parameters
     ----------
     path
-        Made (0600) where it is not there.
+        The file; made (0600) if it does not exist.
 
     Raises
     ------
     RuntimeError
-        It cannot be opened: another daemon has it, another version's, damaged, or no room for it. The words
-        say which.
+        The file cannot be opened: another daemon has it, it is of another version or damaged, or there is no
+        room for it. The message says which.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._queue: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
-        #: Why the last change failed; "" when it did not.
+        #: Why the last change failed; "" if it succeeded.
         self.fault = ""
-        # Two daemons would end each other's lives. It goes with the process, however that ends.
+        # Excludes a second daemon. The lock ends with the process, however the process ends.
         self._lock_fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +89,7 @@ class Store:
             raise RuntimeError(f"{path} cannot be opened: {error}") from error
 
     def close(self) -> None:
-        """Writes what waits, and ends the thread. Idempotent."""
+        """Writes what is waiting, and ends the thread. Idempotent."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -97,18 +97,18 @@ class Store:
             os.close(self._lock_fd)
 
     def submit(self, work: Work[Result]) -> Future[Result]:
-        """Has the thread do `work` in a transaction; the future is done when it is committed."""
+        """Queues `work`, which the thread runs in a transaction; the future is done after the commit."""
         done: Future[Result] = Future()
         self._queue.put((work, done))
         return done
 
     async def run(self, work: Work[Result]) -> Result:
-        """Has it done, and waits until it is committed.
+        """Runs work on the thread, and waits until it is committed.
 
         Raises
         ------
         Refusal
-            ``unavailable``: it cannot be written, e.g. for a full disk; nothing was changed.
+            ``unavailable``: the file cannot be written, e.g. the disk is full; nothing was changed.
         """
         try:
             return await asyncio.wrap_future(self.submit(work))
@@ -118,24 +118,24 @@ class Store:
     # ---- documents: small JSON by kind and id ------------------------------------------------------
 
     def load(self, kind: str) -> dict[str, Any]:
-        """Returns all documents of a kind, by id; blocks, for the start."""
+        """Returns all documents of a kind, by id; blocks, so call it only at the start."""
         work: Work[list[tuple[str, str]]] = lambda db: db.execute(  # noqa: E731
             "SELECT id, document FROM documents WHERE kind = ?", (kind,)
         ).fetchall()
         return {id_: json.loads(text) for id_, text in self.submit(work).result()}
 
     async def put(self, kind: str, id_: str, document: Any) -> None:
-        """Keeps a document; see `run`."""
+        """Stores a document; see `run`."""
         await self.run(putting(kind, id_, document))
 
     async def remove(self, kind: str, id_: str) -> None:
-        """Forgets one; see `run`."""
+        """Removes a document; see `run`."""
         await self.run(lambda db: db.execute("DELETE FROM documents WHERE kind = ? AND id = ?", (kind, id_)))
 
     # ---- keys of pages -----------------------------------------------------------------------------
 
     def begin_life(self) -> None:
-        """Takes pages that the daemon's last life acknowledged for gone, and forgets those before; blocks."""
+        """Marks pages of the daemon's last run as gone, and forgets those of earlier runs; blocks."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM gone")
@@ -145,7 +145,7 @@ class Store:
         self.submit(work).result()
 
     async def find_gone(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Returns those of the keys that the last life acknowledged, and that are gone."""
+        """Returns the keys that the last run had acknowledged and that are gone now."""
         if not keys:
             return set()
 
@@ -156,7 +156,7 @@ class Store:
         return await self.run(work)
 
     async def add_parked(self, keys: Iterable[bytes]) -> None:
-        """Keeps keys of pages that are about to be acknowledged; see `run`."""
+        """Stores keys of pages before the pages are acknowledged; see `run`."""
         rows = [(key,) for key in keys]
 
         def work(db: sqlite3.Connection) -> None:
@@ -166,7 +166,7 @@ class Store:
         await self.run(work)
 
     def drop_parked(self, keys: Iterable[bytes]) -> None:
-        """Forgets keys soon; where that fails, they are said to be gone once too often."""
+        """Forgets keys later; if that fails, these pages are reported as gone after a restart."""
         rows = [(key,) for key in keys]
         self.submit(lambda db: db.executemany("DELETE FROM parked WHERE key = ?", rows))
 
@@ -182,7 +182,7 @@ class Store:
             self._commit([item for item in batch if item is not None])
 
     def _commit(self, batch: list[tuple[Work[Any], Future[Any]]]) -> None:
-        """Does all of it in one transaction, or each in its own where that fails."""
+        """Runs all work in one transaction; if that fails, runs each in its own."""
         if not batch:
             return
         results: list[Any] = []
@@ -211,10 +211,10 @@ class Store:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error:
-            pass  # SQLite has rolled back by itself
+            pass  # SQLite has already rolled back
 
 
 def putting(kind: str, id_: str, document: Any) -> Work[Any]:
-    """Returns the work that keeps a document."""
+    """Returns the work that stores a document."""
     text = json.dumps(document)
     return lambda db: db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (kind, id_, text))

@@ -1,4 +1,4 @@
-"""Who may do what: tokens by the hash of their secret or a certificate's name, roles, scopes of tenants."""
+"""Access rights: tokens by the hash of their secret or by a certificate's name, roles, and tenants."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any, Final
 
 from kvxfer.control.state.client_certificate import ClientCertificate
 
-#: Each role may do what those before it may.
+#: Each role includes the rights of those before it.
 ROLES: Final = ("read", "transfer", "admin")
 _SECRET: Final = re.compile(r"kvx_([0-9a-f]{16})_([A-Za-z0-9_-]{32,256})")
-#: Bits of a secret: nothing is gained by a slow hash of what cannot be guessed.
+#: Bytes of a secret. It cannot be guessed, so a slow hash would gain nothing.
 _SECRET_NBYTES: Final = 32
 MAX_TOKENS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """The sender of a request.
 
     Attributes
     ----------
     key
-        By which limits are counted, and idempotency keys kept apart.
+        Separates the limits and idempotency keys of callers.
     name
         For people, and the audit log.
     role
         One of `ROLES`.
     tenants
-        Whose pages and transfers it sees and makes; None for all.
+        The tenants whose pages and transfers it sees and makes; None for all.
     certificate
-        Digest of the certificate that shows who it is; ``""`` where a token or the socket does.
+        Digest of the certificate that identified it; ``""`` if a token or the socket did.
     until_s
         When that certificate expires.
     """
@@ -48,17 +48,17 @@ class Caller:
     until_s: float | None = None
 
     def may(self, role: str) -> bool:
-        """Whether it may do what `role` may."""
+        """Whether it has the rights of `role`."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
     def sees(self, tenant: str) -> bool:
-        """Whether things of `tenant` are shown to it."""
+        """Whether it may see things of `tenant`."""
         return self.tenants is None or tenant in self.tenants
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token as it is kept: without its secret. One for a certificate has none: `certificate` names that."""
+    """A token as it is stored, without its secret; `certificate` is set for one that has no secret."""
 
     id: str
     name: str
@@ -70,18 +70,18 @@ class TokenRecord:
     certificate: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON's types."""
+        """Returns it as a dict of JSON's types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> TokenRecord:
-        """Reads what `to_dict` made and JSON has carried."""
+        """Reads the dict of `to_dict`, after JSON has carried it."""
         tenants = told["tenants"]
         return cls(**{**told, "tenants": None if tenants is None else tuple(tenants)})
 
 
 class Tokens:
-    """All tokens there are. A change holds for the next request."""
+    """All valid tokens. A change takes effect with the next request."""
 
     def __init__(self, kept: Iterable[TokenRecord] = ()) -> None:
         self._by_id: dict[str, TokenRecord] = {}
@@ -93,7 +93,7 @@ class Tokens:
         return len(self._by_id)
 
     def listed(self) -> list[TokenRecord]:
-        """Returns all of them, in the order of their making."""
+        """Returns all tokens, the oldest first."""
         return sorted(self._by_id.values(), key=lambda token: (token.made_at_s, token.id))
 
     @staticmethod
@@ -105,9 +105,9 @@ class Tokens:
         ttl_s: float | None,
         certificate: str | None = None,
     ) -> tuple[TokenRecord, str]:
-        """Returns a new token, which `add` makes valid, and its secret, which is kept nowhere.
+        """Returns a new token and its secret. `add` makes the token valid; the secret is stored nowhere.
 
-        With the name of a certificate the secret is ``""``, and lets nobody in.
+        With the name of a certificate the secret is ``""``, and cannot be used.
         """
         id_ = secrets.token_hex(8)
         secret = f"kvx_{id_}_{secrets.token_urlsafe(_SECRET_NBYTES)}" if certificate is None else ""
@@ -125,38 +125,38 @@ class Tokens:
 
     @staticmethod
     def given(name: str, role: str, secret: str, now_s: float) -> TokenRecord | None:
-        """Returns the token of a secret that was drawn elsewhere; None where it has not a secret's form."""
+        """Returns the token for a secret that was drawn elsewhere; None if the secret has the wrong form."""
         found = _SECRET.fullmatch(secret)
         if found is None:
             return None
         return TokenRecord(found[1], name, role, None, _digest(secret), now_s, None)
 
     def add(self, token: TokenRecord) -> None:
-        """Makes it valid."""
+        """Makes a token valid."""
         self._by_id[token.id] = token
         if token.certificate is not None:
             self._by_certificate[token.certificate] = token
 
     def get(self, id_: str) -> TokenRecord | None:
-        """Returns the token of an id."""
+        """Returns a token by its id."""
         return self._by_id.get(id_)
 
     def revoke(self, id_: str) -> TokenRecord | None:
-        """Makes it invalid, and returns what it was."""
+        """Makes a token invalid, and returns it."""
         token = self._by_id.pop(id_, None)
         if token is not None and token.certificate is not None:
             del self._by_certificate[token.certificate]
         return token
 
     def has_certificate(self, name: str) -> bool:
-        """Whether a token is a certificate's of this name."""
+        """Whether there is a token for a certificate of this name."""
         return name in self._by_certificate
 
     def of_certificate(self, certificate: ClientCertificate, now_s: float) -> Caller | None:
-        """Returns who has a certificate; None for nobody, and where it is expired or its token is.
+        """Returns the caller of a certificate; None if there is none, or it or its token has expired.
 
-        A token of its digest counts before those of its names. Of a certificate whose names are several
-        tokens' it is not known who has it, which is nobody.
+        A token for the digest takes precedence over tokens for names. If the names match several tokens, the
+        caller is unknown, and the result is None.
         """
         if now_s >= certificate.until_s:
             return None
@@ -169,10 +169,10 @@ class Tokens:
         return _caller(token, certificate.digest, certificate.until_s)
 
     def find(self, secret: str, now_s: float) -> Caller | None:
-        """Returns whose secret it is; None for none, an expired or a revoked one.
+        """Returns the caller that a secret identifies; None if it is wrong, expired or revoked.
 
-        The id in the secret finds its row: only the comparison with the hash tells right from wrong, and that
-        takes as long for every secret.
+        The id within the secret finds the token. Only the comparison of the hash decides, and it takes the
+        same time for every secret.
         """
         parts = secret.split("_", 2)
         token = self._by_id.get(parts[1]) if len(parts) == 3 and parts[0] == "kvx" else None

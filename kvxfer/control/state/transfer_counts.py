@@ -1,4 +1,4 @@
-"""Counts and stages of ends that have ended, for /metrics."""
+"""Counts and stages of ended transfers' ends, for /metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from kvxfer.session.records import Record
 
-#: Upper bounds in seconds: from what a page within a host takes to what a deadline ends.
+#: Upper bounds in seconds: from one page within a host to the length of a deadline.
 BOUNDS_S: Final = (
     0.0001,
     0.00025,
@@ -27,12 +27,12 @@ BOUNDS_S: Final = (
     60,
 )
 _BOUNDS_NS: Final = tuple(int(bound * 1e9) for bound in BOUNDS_S)
-#: Names of stages: waiting for a right, for the first byte, for the last one, and all of it.
+#: Names of stages: waiting for the right, for the first byte, for the last byte, and the total.
 STAGES: Final = ("right", "first_piece", "moving", "total")
 
 
 class Example(NamedTuple):
-    """A duration that fell into a bucket, and whose it was."""
+    """A duration in a bucket, and the transfer that it belongs to."""
 
     transfer: str
     context: str
@@ -41,7 +41,7 @@ class Example(NamedTuple):
 
 
 class Histogram:
-    """Counts of durations by bucket, and the newest example of each."""
+    """Counts of durations by bucket, and the newest example in each bucket."""
 
     __slots__ = ("counts", "examples", "sum_ns")
 
@@ -51,7 +51,7 @@ class Histogram:
         self.sum_ns = 0
 
     def add(self, duration_ns: int, transfer: str, context: str, at_s: float) -> None:
-        """Counts one."""
+        """Counts one duration."""
         bucket = bisect_left(_BOUNDS_NS, duration_ns)
         self.counts[bucket] += 1
         self.examples[bucket] = Example(transfer, context, duration_ns, at_s)
@@ -59,7 +59,7 @@ class Histogram:
 
 
 class TransferCounts:
-    """Of all ends since the daemon's start."""
+    """Counts of all ends since the daemon's start."""
 
     def __init__(self) -> None:
         self.ended: dict[tuple[str, str, str], int] = {}
@@ -67,7 +67,7 @@ class TransferCounts:
         self.stages: dict[tuple[str, str], Histogram] = {}
 
     def add(self, record: Record, transfer: str, at_s: float) -> None:
-        """Counts an end of a transfer, or an expectation, that was told of at a time of day."""
+        """Counts an end of a transfer, or an expectation; the time of the report is a time of day."""
         role = record.role
         key = (role, record.outcome, record.code)
         self.ended[key] = self.ended.get(key, 0) + 1

@@ -1,8 +1,8 @@
-"""Transfers of which an end has ended or which were made here: a bounded ring, found by id and by context.
+"""Transfers that were made here, or have an end that has ended: a bounded ring, found by id and by context.
 
-A hundred thousand transfers with both ends take about 100 MB, and no time of the garbage collector: a row is
-a plain tuple of texts, numbers and bytes, which it does not look at. `Entry` is a row for the time of a look.
-The oldest give way.
+A hundred thousand transfers with both ends take about 100 MB. They cost the garbage collector nothing,
+because it does not traverse rows, which are plain tuples of texts, numbers and bytes. `Entry` is a temporary
+view of a row. The oldest rows are overwritten.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Final, Literal, NamedTuple
 
 from kvxfer.session.records import Record
 
-#: As many as are kept unless the daemon is told otherwise.
+#: How many transfers are kept by default.
 CAPACITY: Final = 100_000
-#: Rows that one call of `listed` looks at: about 3 ms.
+#: Rows that one call of `listed` examines: about 3 ms.
 MOST_LOOKED_AT: Final = 10_000
-# And at a time: of a call that finds what it is asked for among the newest, the others cost nothing.
+# Rows that are examined at a time, so that a call which finds enough among the newest rows stops early.
 _AT_ONCE: Final = 512
 # https://www.w3.org/TR/trace-context/#traceparent-header
-#: What a context may hold of a trace: its id, the span of the request, and flags.
+#: The part of a context that identifies a trace: its id, the span of the request, and flags.
 TRACE_PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SAMPLED: Final = 0x01
-# Of an incarnation's 32 digits: 64 random bits of each agent and a number name a transfer well enough.
+# Digits of an incarnation in a transfer's id: 64 random bits of each agent, and a number, are unique enough.
 _DIGITS: Final = 16
 
 EndName = Literal["source", "destination", "expectation"]
@@ -36,20 +36,20 @@ END_NAMES: Final[tuple[EndName, ...]] = ("source", "destination", "expectation")
 _PLACES: Final = {"source": 5, "destination": 6, "expectation": 7}
 _SOURCE: Final = 5
 _DESTINATION: Final = 6
-# Transfers of one context that are kept as a tuple: a deque takes 700 bytes.
+# Up to so many transfers of one context are kept in a tuple: a deque takes 700 bytes.
 _FEW: Final = 8
-# Records of one agent that may come while it is told to begin a transfer.
+# Records of one agent that may arrive while the daemon asks it to begin a transfer.
 _MOST_EARLY: Final = 65536
 
 
-# Of an end: its region, its peer's incarnation and name, and the peer's region; "" for what is not known.
-# A plain tuple, which ends between the same regions share: the garbage collector does not look at it.
+# Names of an end: its region, its peer's incarnation and name, and the peer's region; "" if not known. Ends
+# between the same regions share one plain tuple, which the garbage collector does not traverse.
 Names = tuple[str, str, str, str]
 NO_NAMES: Final[Names] = ("", "", "", "")
 
 
 class End(NamedTuple):
-    """One end, as its agent told it."""
+    """One end, as its agent reported it."""
 
     agent: str
     agent_name: str
@@ -59,7 +59,7 @@ class End(NamedTuple):
 
     @property
     def region_name(self) -> str:
-        """What its region was called, also where that is gone."""
+        """The name of its region, even if the region is gone."""
         return self.names[0]
 
     @property
@@ -69,18 +69,18 @@ class End(NamedTuple):
 
     @property
     def peer_name(self) -> str:
-        """What that is called."""
+        """The name of the agent at the other end."""
         return self.names[2]
 
     @property
     def remote_region_name(self) -> str:
-        """What the region at the other end is called."""
+        """The name of the region at the other end."""
         return self.names[3]
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What is known of a transfer that was made here: how to cancel it, and for whom it is."""
+    """What the daemon knows of a transfer that was made here: how to cancel it, and for whom it is."""
 
     agent: str
     handle: int
@@ -90,33 +90,33 @@ class Made:
     context: str
     priority: int
     num_blocks: int
-    until_s: float  # it has ended by then, though its record may be lost
+    until_s: float  # it has ended by then, even if its record was lost
 
     @property
     def id(self) -> str:
-        """By which it is known until an agent tells of its ends, and found ever after."""
+        """Its id until an agent reports one of its ends; it stays valid for finding the transfer."""
         return f"{self.agent[:_DIGITS]}-handle-{self.handle}"
 
 
-# An end as it is kept: agent, name, clock offset, names, and its record in 150 to 250 bytes.
+# A stored end: agent, name, clock offset, names, and its record in 150 to 250 bytes.
 PackedEnd = tuple[str, str, int, Names, bytes]
 # Id, sequence number, context, outcome, time of the last change, and the three ends.
 Row = tuple[str, int, str, str, float, PackedEnd | None, PackedEnd | None, PackedEnd | None]
 
 
 def pack(end: End) -> PackedEnd:
-    """Returns an end as it is kept."""
+    """Returns an end in its stored form."""
     return (*end[:3], end.names, marshal.dumps(tuple(end.record)))
 
 
 def unpack(packed: PackedEnd) -> End:
-    """Returns what was packed."""
+    """Returns the end from its stored form."""
     agent, name, offset_ns, names, record = packed
     return End(agent, name, offset_ns, Record._make(marshal.loads(record)), names)
 
 
 class Entry:
-    """One transfer, as it was when it was looked up."""
+    """One transfer, as it was at the time of the look-up."""
 
     __slots__ = ("_ends", "context", "id", "made", "outcome", "seq", "updated_at_s")
 
@@ -125,35 +125,35 @@ class Entry:
         self.made = made
 
     def end(self, name: EndName) -> End | None:
-        """Returns what is known of one end."""
+        """Returns one end, or None if it is not known."""
         kept = self._ends[END_NAMES.index(name)]
         return None if kept is None else unpack(kept)
 
     @property
     def tenant(self) -> str:
-        """For whom it is; ``""`` where that is not known."""
+        """The tenant that it is for; ``""`` if not known."""
         return self.made.tenant if self.made is not None else ""
 
     @property
     def trace_parent(self) -> str | None:
-        """What its context holds of a trace."""
+        """The W3C ``traceparent`` in its context."""
         found = TRACE_PARENT.search(self.context)
         return found[0] if found else None
 
 
 def sampled_trace(context: str) -> tuple[str, str] | None:
-    """Returns trace and span of the request that a context names, where that is sampled."""
+    """Returns trace and span of the request that a context names, if the request is sampled."""
     found = TRACE_PARENT.search(context)
     return (found[1], found[2]) if found is not None and int(found[3], 16) & _SAMPLED else None
 
 
 def transfer_id(initiator: str, other: str, number: int) -> str:
-    """Returns the id of a transfer: the same wherever both incarnations and its number are known."""
+    """Returns the id of a transfer; it depends only on both incarnations and the number."""
     return f"{initiator[:_DIGITS]}-{other[:_DIGITS]}-{number}"
 
 
 def id_of(record: Record, agent: str, peer: str) -> str:
-    """Returns the id of a record's transfer, told by `agent` of its session with `peer`."""
+    """Returns the id of a record's transfer; `agent` reported the record, of its session with `peer`."""
     if record.role == "expectation":
         return f"{agent[:_DIGITS]}-expected-{record.handle}"
     return (
@@ -165,7 +165,7 @@ def id_of(record: Record, agent: str, peer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which transfers are listed; what is None does not matter."""
+    """Which transfers a list contains; a criterion that is None does not matter."""
 
     agent: str | None = None
     state: str | None = None
@@ -175,7 +175,7 @@ class Filter:
     since_s: float | None = None
 
     def of(self, rows: Sequence[Row], made: Mapping[int, Made]) -> Sequence[Row]:
-        """Returns those that are wanted, in their order; 50 ns a row and criterion, 300 ns for the agent."""
+        """Returns the wanted rows, in order; 50 ns a row and criterion, 300 ns for the agent."""
         if self.state is not None:
             rows = [row for row in rows if row[3] == self.state]
         if self.since_s is not None:
@@ -210,47 +210,47 @@ class TransferTable:
         self._ring: list[Row] = []  # grows to its capacity
         self._next = 0
         self._seq_by_id: dict[str, int] = {}
-        # One number, a few, or many of one context.
+        # The numbers of a context's transfers: one number, a few in a tuple, or many in a deque.
         self._by_context: dict[str, int | tuple[int, ...] | deque[int]] = {}
         self._made: dict[int, Made] = {}
         self._seq_by_handle: dict[tuple[str, int], int] = {}
-        # The id that making them answered, of those that both ends know by another now.
+        # The id that was given when the transfer was made, for transfers that now have their final id.
         self._made_ids: dict[int, str] = {}
-        # Of agents that are just being told to begin transfers: handles of records that came meanwhile.
+        # For agents that are being asked to begin transfers: handles of records that arrived meanwhile.
         self._early: dict[str, dict[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._seq_by_id) - len(self._made_ids)
 
     def get(self, id_: str) -> Entry | None:
-        """Returns a transfer by its id, or by the one that making it answered."""
+        """Returns a transfer by its id, or by its `made_id`."""
         seq = self._seq_by_id.get(id_)
         return None if seq is None else self._entry(seq)
 
     def at(self, seq: int) -> Entry | None:
-        """Returns a transfer by its number; None where it has given way."""
+        """Returns a transfer by its number; None if it was overwritten."""
         if not max(0, self._next - self._capacity) <= seq < self._next:
             return None
         return self._entry(seq)
 
     def tenant_of(self, seq: int) -> str:
-        """Returns for whom a transfer is; ``""`` where that is not known."""
+        """Returns the tenant of a transfer; ``""`` if not known."""
         made = self._made.get(seq)
         return "" if made is None else made.tenant
 
     def made_id_of(self, seq: int) -> str | None:
-        """Returns the id that making a transfer answered; None of one that was not made here."""
+        """Returns the `made_id` of a transfer; None if it was not made here."""
         made = self._made.get(seq)
         return None if made is None else made.id
 
     def add_end(self, id_: str, end: End, packed: PackedEnd, now_s: float) -> int:
-        """Joins what an end told to what is known; returns the entry's number."""
+        """Joins the report of an end with what is known of its transfer; returns the transfer's number."""
         record = end.record
         place = _PLACES[record.role]
         self.know(id_, end.agent, record)
         seq = self._seq_by_id.get(id_)
         row = None if seq is None else self._ring[seq % self._capacity]
-        # Numbers begin anew with each session of two agents: the ended one is set aside under another id.
+        # A new session of the same agents uses numbers again. The earlier transfer gets another id.
         if row is not None and row[place] is not None:
             self._set_aside(row)
             row = None
@@ -267,7 +267,7 @@ class TransferTable:
 
     @contextmanager
     def making(self, agent: str) -> Iterator[None]:
-        """Remembers what an agent tells meanwhile: the record may come before the answer."""
+        """Remembers records that the agent reports meanwhile: they may arrive before the agent's answer."""
         outer = self._early.get(agent)
         if outer is None:
             self._early[agent] = {}
@@ -278,7 +278,7 @@ class TransferTable:
                 del self._early[agent]
 
     def add_made(self, made: Made, now_s: float) -> Entry:
-        """Adds one that was made here, within `making`."""
+        """Adds a transfer that was made here; call it within `making`."""
         seq = self._early.get(made.agent, {}).get(made.handle)
         if seq is None or self.at(seq) is None:
             seq = self._add(made.id, made.context, now_s)[1]
@@ -290,7 +290,7 @@ class TransferTable:
         return self._entry(seq)
 
     def know(self, id_: str, agent: str, record: Record) -> None:
-        """Gives a transfer that was made here the id by which both ends know it, and what was told of it."""
+        """Gives a transfer that was made here its final id, and joins it with reports under that id."""
         seq = self._seq_by_handle.pop((agent, record.handle), None) if record.handle else None
         if seq is None:
             return
@@ -303,19 +303,19 @@ class TransferTable:
                 self._forget(told)
                 self._ring[other % self._capacity] = ("", other, "", "", 0.0, None, None, None)
             else:
-                self._set_aside(told)  # of another session of these two, whose numbers begin anew
+                self._set_aside(told)  # a transfer of an earlier session, which used the same number
         self._made_ids[seq] = row[0]
         self._seq_by_id[id_] = seq
         self._ring[seq % self._capacity] = (id_, *row[1:])
 
     def fail(self, seq: int, now_s: float) -> None:
-        """Gives up one that was made here, and of whose end nothing will be heard."""
+        """Marks a transfer that was made here as failed, because its end will never be reported."""
         row = self._ring[seq % self._capacity]
         if row[1] == seq:
             self._ring[seq % self._capacity] = (*row[:3], "failed", now_s, *row[5:])
 
     def listed(self, wanted: Filter, before: int | None, limit: int) -> tuple[list[Entry], int | None]:
-        """Returns the newest entries first, those before a cursor, and the next cursor (None at the end)."""
+        """Returns entries before a cursor, the newest first, and the next cursor (None at the end)."""
         found: list[Entry] = []
         last = None
         for rows in self._candidates(wanted.context, before):
@@ -337,11 +337,11 @@ class TransferTable:
         return found
 
     def _is_before(self, context: str | None, seq: int) -> bool:
-        """Whether there is one that comes behind this number in a list."""
+        """Whether a list has a transfer after this number."""
         return any(True for _ in self._seqs(context, seq))
 
     def _candidates(self, context: str | None, before: int | None) -> Iterator[list[Row]]:
-        """Yields the rows that one call looks at, some at a time, the newest first."""
+        """Yields the rows that one call examines, in batches, the newest first."""
         seqs = islice(self._seqs(context, before), MOST_LOOKED_AT)
         ring, capacity = self._ring, self._capacity
         while some := [ring[seq % capacity] for seq in islice(seqs, _AT_ONCE)]:
@@ -408,10 +408,10 @@ class TransferTable:
 
 
 def _outcome(row: Row, place: int, told: str) -> str:
-    """Returns how a transfer ended, of which another end is told.
+    """Returns the outcome of a transfer after the report of one more end.
 
-    The destination knows whether the bytes are there; a source that failed says nothing of that. What one end
-    cancelled fails at the other.
+    The destination knows whether the bytes arrived; a failed source does not. If one end cancels, the other
+    end fails.
     """
     before = row[3]
     other = row[_DESTINATION if place == _SOURCE else _SOURCE]
@@ -422,7 +422,7 @@ def _outcome(row: Row, place: int, told: str) -> str:
 
 
 def _keys(context: str) -> tuple[str, ...]:
-    """Under what a transfer is found by its context: all of it, a trace in it, and what stands before."""
+    """Returns the keys by which a context is found: all of it, its trace id, the part before that."""
     if not context:
         return ()
     found = TRACE_PARENT.search(context)
