@@ -1,8 +1,10 @@
-// Counts what one peer, or all strangers together, make an agent hold, from where it is taken to where it ends;
-// core/budgets.h has the limits. Who asks for more is refused or ended in words, and nobody else notices.
+// Counts what one peer, or all strangers together, make an agent hold, from the moment an amount is taken to
+// the moment it is given back. The limits stand in core/budgets.h. A peer that asks for more is refused, or
+// its session ends, with the reason in words; no other peer notices.
 //
-// A session has one, and its rails charge the same one (ConnectInfo::budget). Taken from under the progress gate
-// alone; given back and read by any thread, as events are taken by callers without the gate.
+// A session has one budget, and its rails charge the same one (ConnectInfo::budget). Amounts are taken under
+// the progress gate alone. Any thread may read a budget or give an amount back, since callers take events
+// without the gate.
 #pragma once
 
 #include <array>
@@ -36,12 +38,12 @@ class Budget {
  public:
   using Amounts = std::array<std::uint64_t, kNumResources>;
   explicit Budget(const Amounts& limits) noexcept : limits_(limits) {}
-  Budget(const Budget& other) noexcept : limits_(other.limits_) {  // as it stands, for who looks at it
+  Budget(const Budget& other) noexcept : limits_(other.limits_) {  // a snapshot of its counts
     for (std::size_t i = 0; i < kNumResources; ++i) used_[i] = other.used(static_cast<Resource>(i));
   }
   Budget& operator=(const Budget&) = delete;
 
-  // False, and nothing is taken, where that would be more than the limit.
+  // Returns false, and takes nothing, if the total would exceed the limit.
   [[nodiscard]] bool take(Resource resource, std::uint64_t amount) noexcept {
     std::atomic<std::uint64_t>& used = used_[index(resource)];
     const std::uint64_t limit = limits_[index(resource)];
@@ -73,7 +75,7 @@ class Budget {
 class Charge {
  public:
   Charge() = default;
-  // Empty where the budget has no room; of no budget (tests, loopback) everything has.
+  // Empty if the budget has no room. A null budget (tests, loopback) has room for everything.
   static Charge take(std::shared_ptr<Budget> budget, Resource resource, std::uint64_t amount) {
     Charge charge;
     if (budget != nullptr && !budget->take(resource, amount)) return charge;

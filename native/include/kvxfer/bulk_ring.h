@@ -1,13 +1,15 @@
-// Shared memory that bulk copies go through, as kernels and the host see it: who launches a kernel gives as
-// much (sizeof, alignof). Both compile this; nothing is included.
+// Shared memory that bulk copies go through, as kernels and the host see it. The host gives a kernel this
+// much memory at its launch (sizeof, alignof). Host and kernels both compile this file, so it includes
+// nothing.
 #pragma once
 
 namespace kvxfer::bulk {
 
-// An mbarrier, by which loads tell that they are there.
+// An mbarrier: loads report through it that they have arrived.
 struct Barrier { unsigned long long bits; };
 
-// Stages one after the other, and what tells that each is loaded. Bulk copies want 16 bytes, 128 is a line.
+// The stages, one after the other, and for each the barrier that says when it is loaded. Bulk copies want 16
+// bytes, and a line has 128.
 template <unsigned num_stages, unsigned stage_nbytes>
 struct alignas(128) Ring {
   static_assert(num_stages >= 2, "one stage is stored while others are loaded");
@@ -20,10 +22,11 @@ struct alignas(128) Ring {
 
 namespace kvxfer {
 
-// What a kernel gives to a PageStores (device_stores.cuh) of its shared memory, and to nothing else: as an
-// array that it declares, or at a multiple of 128 of what it is launched with (kvxfer.gpu.store_ring_nbytes).
-// With four stages 33,024 bytes, 24 KiB of which are on their way while the fourth stage is stored. By
-// arithmetic that is 24 GB/s a CTA where bytes take a microsecond to come; it has not been measured.
+// The part of its shared memory that a kernel gives to one PageStores (device_stores.cuh), and to nothing
+// else. It is an array that the kernel declares, or lies at a multiple of 128 in the shared memory that the
+// kernel is launched with (kvxfer.gpu.store_ring_nbytes). With four stages it has 33,024 bytes; 24 KiB of
+// them are on their way while the fourth stage is stored. By arithmetic that is 24 GB/s a CTA if bytes take
+// a microsecond to come; it has not been measured.
 inline constexpr unsigned kStoreStageNbytes = 8 * 1024;
 inline constexpr unsigned kStoreStages = 4;
 template <unsigned num_stages = kStoreStages>

@@ -1,4 +1,4 @@
-// What encrypts one connected socket: bytes of callers in, ciphertext on the socket, and back.
+// Encrypts one connected socket: callers' bytes go in, ciphertext goes out on the socket, and back.
 #pragma once
 
 #include <sys/types.h>
@@ -9,25 +9,29 @@
 
 namespace kvxfer {
 
-// One thread at a time. The socket does not block and is its owner's, who closes it after this.
+// Used by one thread at a time. The socket does not block. It belongs to the cipher's owner, which closes it
+// after the cipher is gone.
 class Cipher {
  public:
   virtual ~Cipher() = default;
 
-  // Fills `into` in order. Returns how many bytes came, 0 at the stream's end, or -1 with errno: EAGAIN until the
-  // socket is readable again. Fewer than asked: all that has come is read, and the socket says when there is more.
-  // As many as asked: call again, even where the socket is not readable.
+  // Fills `into` in order. Returns how many bytes came, 0 at the stream's end, or -1 with errno: EAGAIN
+  // until the socket is readable again. If fewer bytes came than were asked for, all that had arrived is
+  // read, and the socket becomes readable when there is more. If as many came as were asked for, call it
+  // again, even if the socket is not readable.
   virtual ssize_t receive(std::span<const iovec> into) noexcept = 0;
 
-  // Returns how many bytes it took, of which a part may wait here still (has_unsent()), or -1 with errno: EAGAIN until
-  // the socket is writable again. What it took is not read any more. Without bytes it sends what waits, and returns 0.
+  // Returns how many bytes it took, or -1 with errno: EAGAIN until the socket is writable again. It does
+  // not read again the bytes that it took; a part of them may still wait here (has_unsent()). Called
+  // without bytes, it sends what waits and returns 0.
   virtual ssize_t send(std::span<const iovec> bytes) noexcept = 0;
-  // After fewer than were asked: the peer's bytes come in crumbs, and more wait here, of which the socket says nothing.
+  // True if receive() returned fewer bytes than were asked for and yet more wait here: the peer sends its
+  // bytes in crumbs. The socket does not announce these bytes.
   virtual bool has_unread() const noexcept = 0;
   // True: call send() when the socket is writable, with or without bytes.
   virtual bool has_unsent() const noexcept = 0;
 
-  // After EPROTO, in words.
+  // The reason in words, after EPROTO.
   virtual std::string why() const = 0;
 };
 

@@ -11,30 +11,31 @@ namespace kvxfer {
 
 // Some pairs of a prepared write, in one layer or in every one.
 struct alignas(16) Command {
-  unsigned what;   // the prepared write's number, and below it how many pairs: 16 bits each
-  unsigned pair;   // the first, counted in the prepared write's tables
+  unsigned what;   // upper 16 bits: the prepared write's number; lower 16 bits: how many pairs
+  unsigned pair;   // the first pair, counted in the prepared write's tables
   unsigned layer;  // numbered model-wide, or kEveryLayer
-  unsigned number;  // kThere, and how many commands came before it. Stored last, released
+  unsigned number;  // kThere, and how many commands came before this one. Stored last, released
 };
 
 inline constexpr unsigned kThere = 1u << 31;
 inline constexpr unsigned kEveryLayer = ~0u;
-// A number that does not fit becomes this, which no host takes.
+// A number that does not fit becomes this one. No host accepts it.
 inline constexpr unsigned kTooMany = 0xffff;
 
 KVXFER_HD constexpr unsigned what_of(unsigned prepared, unsigned num_pairs) {
   return (prepared < kTooMany ? prepared : kTooMany) << 16 | (num_pairs < kTooMany ? num_pairs : kTooMany);
 }
 
-// What the host counts, each on a cache line of its own. Counts begin again behind 2^32.
+// The host's counts, each on a cache line of its own. A count wraps to 0 at 2^32.
 struct alignas(64) CommandCount { unsigned value; };
 struct CommandCounts {
   CommandCount taken;   // commands that left the ring
-  CommandCount ended;   // of those: whose transfers have ended, or that were refused
-  CommandCount failed;  // of those: that brought not all of their bytes; stored before `ended`
+  CommandCount ended;   // of those: commands whose transfers have ended, or that were refused
+  CommandCount failed;  // of those: commands that did not bring all of their bytes; stored before `ended`
 };
 
-// Where kernels find it all, in the memory of their GPU; commands and counts are in the host's.
+// The struct through which kernels find all parts of the ring. It lies in the memory of their GPU; commands
+// and counts lie in the host's memory.
 struct CommandRing {
   Command* commands;
   const CommandCounts* counts;

@@ -3,10 +3,10 @@
 // One header for every executor: copy loops (shm), iovecs (tcp), and the GPU kernels to come
 // compile the same functions, so an offset is computed in one place.
 //
-// Tables name *units*. Where both ends have pages of equal size a unit is a block; else it is the
-// largest number of tokens that divides both (16 and 48: 16), and id = block * units of a block +
-// unit within it. What sticks out of whole units at the ends of a token range moves token by
-// token: such pairs stand at the end of the tables, count in tokens, and have loops of their own.
+// Tables name *units*. Where both ends have pages of equal size a unit is a block; else it is the largest
+// number of tokens that divides both (16 and 48: 16), and id = block * units of a block + unit within it.
+// Tokens outside whole units, at the ends of a token range, move one by one: their pairs stand at the end of
+// the tables, count in tokens, and have loops of their own.
 #pragma once
 
 #include <cstddef>
@@ -96,7 +96,8 @@ struct CopyProgram {
   UnitsPerBlock units[kNumGrains] = {{1, 1}, {0, 0}};
   HeadSlice dst_heads;
   std::uint32_t num_layers = 0;
-  // Of one pair in all layers, as they cross a stream; zero until they are counted (core/copy/pack.h).
+  // Bytes of one pair in all layers, as they cross a stream; zero until they are counted
+  // (core/copy/pack.h).
   std::uint64_t pair_nbytes[kNumGrains] = {0, 0};
 
   bool converts() const noexcept { return !conversions.empty(); }
@@ -122,7 +123,7 @@ KVXFER_HD inline std::uint64_t num_found_scales(const CopyLoop& loop, const Conv
          (conversion->dst_strides[1] != 0 ? loop.counts[1] : 1);
 }
 
-// The unit of accounting: some pairs of one layer, `num_fine` of them, the last, in tokens.
+// The unit of accounting: some pairs of one layer. The last `num_fine` of them count in tokens.
 struct Piece {
   std::uint32_t layer = 0;
   std::uint32_t first_pair = 0;
@@ -145,7 +146,7 @@ struct PieceGrid {
   std::uint32_t num_layers = 0;
   std::uint32_t num_pairs = 0;
   std::uint32_t pairs_per_piece = 1;
-  std::uint32_t num_fine = 0;  // of num_pairs, the last
+  std::uint32_t num_fine = 0;  // of num_pairs, the last ones
 
   KVXFER_HD std::uint32_t pieces_per_layer() const {
     return (num_pairs + pairs_per_piece - 1) / pairs_per_piece;

@@ -10,8 +10,8 @@ namespace kvxfer {
 
 enum class Side : std::uint8_t { kSrc, kDst };
 
-// Where a loop has its runs at one side, or where their scales lie: that of run (0, 0) of unit 0 of block 0 in the
-// loop's first layer, and how far the others are from it.
+// Where a loop has its runs at one side, or where the scales of those runs lie: the place of run (0, 0) of
+// unit 0 of block 0 in the loop's first layer, and the distances from there to the others.
 struct HalfLoop {
   std::uint64_t offset, layer_stride, block_stride, unit_stride;
   const std::uint64_t* strides;  // the loop's or the conversion's, which outlives this
@@ -34,7 +34,8 @@ inline HalfLoop half_of(const CopyLoop& loop, const Conversion* conversion, Unit
           dst_run_nbytes(loop, conversion)};
 }
 
-// Scales that lie in that side's region; nothing where they do not. Units of a block share them.
+// The loop's scales that lie in that side's region; nothing if they do not lie there. Units of a block share
+// them.
 inline std::optional<HalfLoop> region_scales_of(const Conversion* conversion, UnitsPerBlock units,
                                                 Side side) noexcept {
   if (conversion == nullptr) return std::nullopt;

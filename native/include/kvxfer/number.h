@@ -40,7 +40,7 @@ struct FloatFormat {
   int mantissa;  // bits
   int bias;
   std::uint32_t largest;   // code of the largest finite number
-  std::uint32_t overflow;  // what lies beyond it: infinity, or NaN where there is none
+  std::uint32_t overflow;  // the code beyond it: infinity, or NaN if the format has no infinity
   std::uint32_t nan;       // the quiet NaN
 };
 
@@ -68,8 +68,8 @@ constexpr KVXFER_HD std::uint32_t shift_rounded(std::uint32_t value, int shift) 
   return (value + ((1u << (shift - 1)) - 1) + (value >> shift & 1)) >> shift;
 }
 
-// The code of a magnitude (float32 bits without sign, no NaN), rounded; it may lie beyond
-// format.largest, and then does not mean anything but overflow.
+// The code of a magnitude (float32 bits without sign, no NaN), rounded. A code beyond format.largest means
+// overflow, and nothing else.
 constexpr KVXFER_HD std::uint32_t rounded_code(FloatFormat format, std::uint32_t magnitude) {
   const int drop = 23 - format.mantissa;
   const int smallest = 128 - format.bias;  // float32's exponent field of the smallest normal number
@@ -113,8 +113,8 @@ constexpr KVXFER_HD float to_float(Dtype dtype, std::uint32_t bits) {
   return number::float_of(sign | ((code << drop) + (static_cast<std::uint32_t>(127 - format.bias) << 23)));
 }
 
-// The bits of x, rounded to `dtype`. `saturate`: the largest finite number in the place of
-// overflow, and of an infinity; a NaN stays one.
+// The bits of x, rounded to `dtype`. With `saturate`, overflow and infinity become the largest finite
+// number; a NaN stays one.
 constexpr KVXFER_HD std::uint32_t from_float(Dtype dtype, float x, bool saturate) {
   if (dtype == Dtype::kInt8) return number::round_to_int8(x);
   const FloatFormat format = float_format(dtype);

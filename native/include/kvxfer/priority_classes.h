@@ -1,4 +1,5 @@
-// Priorities of transfers (0..255, 0 goes first) divided into classes, whose works do not wait for each other on a rail.
+// Priorities of transfers (0..255, 0 goes first), divided into classes. On a rail, the works of one class do
+// not wait for those of another.
 #pragma once
 
 #include <array>
@@ -14,8 +15,8 @@ class PriorityClasses {
   static constexpr unsigned kEnd = 256;  // of priorities
 
   constexpr std::size_t size() const noexcept { return size_; }
-  // Behind the others, of priorities from this one on, which is above theirs; of the first class it is 0. There are fewer
-  // than kMost before it.
+  // Adds a class behind the others, for priorities from `first` on. `first` is above the first priority of
+  // each class before it; for the first class it is 0. Fewer than kMost classes exist before the call.
   constexpr void add(std::uint8_t first) noexcept {
     if (first != 0) firsts_[size_++] = first;
   }
@@ -25,7 +26,7 @@ class PriorityClasses {
     return at;
   }
   constexpr std::uint8_t first(std::size_t at) const noexcept { return firsts_[at]; }
-  // Behind its last.
+  // One past the last priority of a class.
   constexpr unsigned end(std::size_t at) const noexcept { return at + 1 < size_ ? firsts_[at + 1] : kEnd; }
   constexpr bool operator==(const PriorityClasses&) const noexcept = default;
 

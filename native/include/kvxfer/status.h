@@ -35,7 +35,7 @@ enum class Code : std::uint16_t {
   kDeadline = 34,
   kIntegrity = 35,        // a checksum differs
   kRefused = 36,          // the peer declined for a reason of its own
-  kNoPath = 37,           // no rail that is up brings the bytes (any more)
+  kNoPath = 37,           // no rail that is up can bring the bytes (any more)
 
   // One path is lost; other rails carry on. -> RailError
   kRailFailed = 50,
@@ -55,8 +55,9 @@ enum class Code : std::uint16_t {
   kInternal = 93,
 };
 
-// The groups by which transfers, expectations and leases end: whatever else went wrong on the way, who awaits
-// one of them is told of its own loss, of its peer's or of its agent's (docs/errors.md).
+// The groups of codes with which transfers, expectations and leases end. Whatever else went wrong on the
+// way, the caller that awaits one of them hears that it is lost itself, or its peer, or its agent
+// (docs/errors.md).
 constexpr bool is_of_transfer(Code code) noexcept {
   return code >= Code::kNotPermitted && code < Code::kRailFailed;
 }

@@ -3,21 +3,23 @@
 // Threads: every method is called under the agent's progress gate, so by one thread at a time,
 // never concurrently. Nothing here blocks, nothing here takes the GIL.
 //
-// Fences: nobody stands in one. Whoever ends a right asks that its works end (cancel, disconnect), and the fence
-// of a work is complete when its completion has come out of poll(): from then on no byte of it lands in our
-// memory and none of ours is read for it. A rail that can stop at once has the completion ready at once. One that
-// cannot (a kernel that was launched runs to its end, posted READs end when their queue pair is reset and
-// flushed) has it when it could, in bounded time or not, and serves everybody else meanwhile.
+// Fences: no thread waits in one. The engine ends a right by asking that the works under it end (cancel,
+// disconnect). The fence of a work is complete when poll() has returned its completion: from then on no byte
+// of the work lands in our memory, and none of our bytes is read for it. A rail that can stop at once has
+// the completion ready at once. A rail that cannot stop (a launched kernel runs to its end; posted READs end
+// when their queue pair is reset and flushed) has the completion ready as soon as it could stop, in bounded
+// time or not. Meanwhile it serves all other peers.
 //
-// Memory: what is noexcept here must bear with an allocation that fails. post() accepts fewer works (kAgain). What
-// was accepted completes whatever memory there is, so room for its completion, and for the end of a rail, is made
-// before (CompletionQueue::make_room in transports/common does that); a completion may lack its words. Anything else
-// ends the rail to the peer that it was for: kRailDown, and kRailFailed for its works. The other calls may throw
-// std::bad_alloc; a connect() that does leaves nothing behind.
+// Memory: methods that are noexcept must cope with a failed allocation. post() then accepts fewer works
+// (kAgain). An accepted work completes whatever memory there is, so a transport makes room for its
+// completion, and for the end of a rail, beforehand (CompletionQueue::make_room in transports/common does
+// that). A completion may lack its words. Any other failed allocation ends the rail to the peer for which
+// the memory was needed: kRailDown, and kRailFailed for its works. The other methods may throw
+// std::bad_alloc; a connect() that throws leaves nothing behind.
 //
-// The flow: the progress thread authenticates a stream socket for each (peer, rail) and hands it
-// to connect(). tcp moves pages over that socket, shm passes descriptors over it, verbs would
-// exchange queue pairs over it; for all of them its end is the rail's death.
+// The flow: the progress thread authenticates a stream socket for each (peer, rail) and hands it to
+// connect(). tcp moves pages over that socket, shm passes descriptors over it, verbs would exchange queue
+// pairs over it. For every transport the end of the socket is the rail's death.
 #pragma once
 
 #include <atomic>
@@ -62,8 +64,8 @@ class UniqueFd {
   explicit operator bool() const noexcept { return fd_ >= 0; }
   int release() noexcept;
   void reset(int fd = -1) noexcept;
-  // Closes it in processes forked from now on, wherever it is moved to: a socket's copy there would hide our death
-  // from its peer.
+  // Closes the descriptor in processes that are forked from now on, wherever this object is moved to: a
+  // child's copy of a socket would hide our death from its peer.
   void guard() noexcept;
 
  private:
@@ -95,27 +97,27 @@ struct FenceSlotRange {
   constexpr std::size_t nbytes() const noexcept { return num * sizeof(std::uint64_t); }
 };
 
-// The source's fence: one generation word for each transfer that it serves. A reader that moved
-// the bytes itself compares the word after its last byte; a source that ends a right bumps it
-// before the pages are used again. Backed by memfds that peers on this host map read-only, one for each range of
-// slots: a session uses the one range or the other, and its peer has that range's memfd alone.
+// The source's fence: one generation word for each transfer that it serves. A reader that moved the bytes
+// itself compares the word after its last byte; a source that ends a right bumps it before the pages are
+// used again. Each range of slots is backed by a memfd that peers on this host map read-only. A session uses
+// one of the two ranges, and its peer has the memfd of that range alone.
 class FenceTable {
  public:
-  static constexpr FenceSlotRange kOldSlots{0, 16384};  // of peers that know no others
-  // Of all others: so many transfers one agent serves at a time.
+  static constexpr FenceSlotRange kOldSlots{0, 16384};  // for peers that know no other slots
+  // For all other peers: one agent serves so many transfers at a time.
   static constexpr FenceSlotRange kSlots{kOldSlots.num, 65536};
   static constexpr std::uint32_t kEnd = kSlots.first + kSlots.num;
   static Result<std::unique_ptr<FenceTable>> create();
   ~FenceTable();
 
-  // For peers, which can map it read-only alone: sealed, and from now on filled. Before, words that no transfer had
-  // take no memory.
+  // The memfd of a range for peers: sealed, so that they can map it read-only alone, and filled from now
+  // on. Before this call, words that no transfer has had take no memory.
   Result<int> fill(const FenceSlotRange& range) const;
   const std::atomic<std::uint64_t>* words() const noexcept { return words_; }  // all kEnd
   std::uint64_t generation(std::uint32_t slot) const noexcept {
     return words_[slot].load(std::memory_order_acquire);
   }
-  // Every reader that compares after this returns sees that its right has ended.
+  // Once this has returned, every reader that compares sees that its right has ended.
   void bump(std::uint32_t slot) noexcept;
 
  private:
@@ -148,8 +150,8 @@ class MemoryKinds {
   std::uint8_t bits_ = 0;
 };
 
-// Places of memory, as far as a rail may be near some and far from others: a GPU, each of the first NUMA nodes, and
-// host memory of which no node is known. Nodes beyond the first count as not known.
+// The places of memory that a rail may be near to or far from: a GPU, each of the first NUMA nodes, and host
+// memory whose node is not known. Nodes beyond the first ones count as not known.
 class MemoryPlaces {
  public:
   static constexpr int kMostNodes = 62;
@@ -157,7 +159,7 @@ class MemoryPlaces {
   constexpr bool has(MemoryKind kind, int numa_node) const noexcept {
     return (bits_ & bit(kind, numa_node)) != 0;
   }
-  // Whether it makes a difference where host memory lies.
+  // Whether the place of host memory makes a difference.
   constexpr bool differ_by_node() const noexcept { return (bits_ & ~bit(MemoryKind::kGpu, -1)) != 0; }
 
  private:
@@ -173,7 +175,7 @@ struct MemorySpan {
   std::uint64_t nbytes;
 };
 
-// Where the furthest of them ends, from the region's base. A peer may say anything: at most UINT64_MAX.
+// The end of the furthest span, from the region's base. A peer may claim any number: at most UINT64_MAX.
 inline std::uint64_t end_of(std::span<const MemorySpan> spans) noexcept {
   std::uint64_t end = 0;
   for (const MemorySpan& span : spans) {
@@ -190,7 +192,8 @@ struct LocalRegion {
   std::vector<MemorySpan> spans;
   MemoryKind kind = MemoryKind::kHost;  // kGpu: base is the device's, not to be touched by the processor
   int device = -1;  // kGpu: index of the device; -1 where it is not known
-  int numa_node = -1;  // kHost: that its pages lie on; -1 where it is not known, or several
+  // KHost: the node that its pages lie on; -1 if it is not known, or if they lie on several.
+  int numa_node = -1;
 };
 
 // Memory at an address that no agent has registered: a packer's, a test's.
@@ -201,19 +204,19 @@ inline std::shared_ptr<const LocalRegion> unregistered(std::byte* base, MemoryKi
   return region;
 }
 
-// What keeps the memory of one region registered with one rail's device. The last reference may go on any thread
-// and take long: the agent holds one, and drops it without the gate.
+// Keeps the memory of one region registered with one rail's device. The last reference may go on any thread,
+// and dropping it may take long. The agent holds one reference, and drops it without the gate.
 using Pinned = std::shared_ptr<const void>;
 
-// What a peer must know to reach a region over one rail (instance of a transport) of its owner; opaque to the
-// core, at most kMaxKeyBytes, carried in the REGION frame. A peer's rail gets those of the instance that it is
-// connected to. 64 KiB hold the packed keys of some hundred memory registrations.
+// What a peer must know to reach a region over one rail (instance of a transport) of its owner; opaque to
+// the core, at most kMaxKeyBytes, carried in the REGION frame. A peer's rail gets the keys of the instance
+// that it is connected to. 64 KiB hold the packed keys of some hundred memory registrations.
 using RegionKeys = std::vector<std::byte>;
 inline constexpr std::size_t kMaxKeyBytes = 64 * 1024;
 
 struct RemoteRegion {
   RegionId id = 0;
-  std::uint64_t base = 0;  // address in the peer's process; 0 where that means nothing
+  std::uint64_t base = 0;  // address in the peer's process; 0 if it means nothing here
   std::vector<MemorySpan> spans;
   RegionKeys keys;
 };
@@ -221,13 +224,13 @@ struct RemoteRegion {
 // What the works of one transfer share. Immutable while any of them is posted.
 struct Move {
   TransferId transfer = 0;
-  std::uint8_t priority = 0;  // of the transfer; its two ends have heard the same
+  std::uint8_t priority = 0;  // of the transfer; both ends have been told the same number
   std::shared_ptr<const CopyProgram> program;
   PieceGrid grid;
   // Ids of units (copy_program.h), the last grid.num_fine of tokens; validated against program and regions.
   std::vector<std::uint32_t> src_ids, dst_ids;
   // The region at this end (destination of fetch and receive, source of send). Its id is the one that
-  // register_memory had: a rail finds its own registration (lkey, memory handle) by it.
+  // register_memory was given: by that id a rail finds its own registration (lkey, memory handle).
   std::shared_ptr<const LocalRegion> local;
   RegionId remote_region = 0;
 
@@ -275,23 +278,24 @@ struct Completion {
 
 struct Capabilities {
   std::string_view name;  // "shm"
-  // Which works it takes. One that takes both is asked for each piece: Transport::choose.
+  // Which works it takes. A rail that takes both kinds is asked for each piece: Transport::choose.
   bool one_sided = false;  // kFetch, kCheckFence: the destination fetches; the source need not act
   bool two_sided = false;  // kSend, kReceive: the source sends what the destination has asked for
-  std::uint32_t rank = 0;  // lower is preferred where several reach a region; the agent's to say
-  MemoryPlaces far = {};  // at this end: for memory there it is preferred one rank less
-  // Of transfers' priorities: works of one wait for none of another.
+  std::uint32_t rank = 0;  // lower is preferred if several rails reach a region; the agent sets it
+  MemoryPlaces far = {};  // places of memory at this end for which the rail is preferred one rank less
+  // Classes of transfers' priorities: works of one class do not wait for works of another.
   PriorityClasses classes = {};
   std::uint32_t window = 8;  // pieces of a class worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
-  MemoryKinds memory = MemoryKind::kHost;  // that it reaches at this end
-  MemoryKinds staged = MemoryKinds::none();  // of those: what passes memory of the host on its way
-  // It runs programs with conversions. One that does not (a NIC that READs) ends their works as kUnsupported, and
-  // such a program goes over another rail where one is up.
+  MemoryKinds memory = MemoryKind::kHost;  // kinds of memory that it reaches at this end
+  // Of those: kinds whose bytes pass through host memory on their way.
+  MemoryKinds staged = MemoryKinds::none();
+  // True: it runs programs with conversions. A rail that does not (a NIC that READs) ends their works as
+  // kUnsupported, and such a program goes over another rail that is up.
   bool converts = true;
-  std::uint64_t max_piece_nbytes = UINT64_MAX;  // and at most: for a larger one it may have no room
+  std::uint64_t max_piece_nbytes = UINT64_MAX;  // and at most: it may have no room for a larger one
 
-  // For memory of this end.
+  // The rank for a region at this end.
   constexpr std::uint32_t rank_for(const LocalRegion& region) const noexcept {
     return rank + (far.has(region.kind, region.numa_node) ? 1 : 0);
   }
@@ -306,27 +310,29 @@ struct ConnectInfo {
   bool initiator = false;  // which end called connect
   std::uint16_t rail = 0;  // index of this rail in the session
   std::string peer_name;  // for messages
-  // Of the session: what the peer may make this rail hold; null: anything.
+  // The session's budget: what the peer may make this rail hold. Null: anything.
   std::shared_ptr<Budget> budget = nullptr;
-  // Which of the peer's instances of this transport it is connected to; keys of regions are that instance's.
+  // Which of the peer's instances of this transport the rail is connected to; keys of regions belong to
+  // that instance.
   std::uint16_t peer_instance = 0;
-  // Of either end's fence table, those that the session's transfers have.
+  // The slots that the session's transfers use, in either end's fence table.
   FenceSlotRange fence_slots = FenceTable::kSlots;
-  // Null: the socket is plain. Else all that goes over it goes through this, and nothing past it.
+  // Null: the socket is plain. Otherwise all bytes on the socket go through this cipher.
   std::shared_ptr<Cipher> cipher = nullptr;
 };
 
-// Of no region: numbers begin with 1.
+// Names no single region: region numbers begin with 1.
 inline constexpr RegionId kEveryRegion = 0;
 
-// Of a transport that lets peers map memory which the kernel does not keep for them: its owner must not free
-// it before they have unmapped it.
+// Implemented by a transport that lets peers map memory which the kernel does not keep for them. The owner
+// of such memory must not free it before the peers have unmapped it.
 class MemoryLender {
  public:
-  // May a peer still have memory of a region mapped that was deregistered? kEveryRegion: memory of any, also
-  // by peers whose rails have ended. It comes true or false with what poll and sockets bring.
+  // May a peer still have memory of a deregistered region mapped? kEveryRegion: memory of any region,
+  // mappings by peers whose rails have ended included. The answer changes with what poll and sockets
+  // bring.
   virtual bool held_by_peers(RegionId region) const noexcept = 0;
-  // Waits for such peers no longer: their rails end. Returns their names.
+  // Stops waiting for such peers: ends their rails, and returns their names.
   virtual std::vector<std::string> give_up_holders(RegionId region) = 0;
 
  protected:
@@ -339,33 +345,34 @@ class Transport {
 
   virtual Capabilities capabilities() const noexcept = 0;
 
-  // Registration has two steps, since a device takes longer to pin 100 GB than peers are patient. prepare() is the
-  // long one. It runs on a thread of its own, or the caller's, without the gate, beside any other call and those of
-  // other transports, so it shares no state with them; the agent goes on meanwhile, and peers reach the region over
-  // the rails that are ready. What it returns comes back to register_memory. A transport that pins nothing leaves
-  // both as they are.
+  // Registration has two steps, since pinning 100 GB takes a device longer than peers are patient.
+  // prepare() is the long step. It runs without the gate, on a thread of its own or on the caller's,
+  // beside any other call and those of other transports, so it shares no state with them. Meanwhile the
+  // agent goes on, and peers reach the region over the rails that are ready. The agent passes the result
+  // to register_memory. A transport that pins nothing leaves both as they are.
   virtual bool prepares() const noexcept { return false; }
   virtual Result<Pinned> prepare(const LocalRegion&) { return Pinned(); }
-  // The short one. The keys travel to peers. The memory stays registered until deregister_memory, which comes
-  // when no work on it is outstanding any more. One rail that cannot register fails no other: a region is reached
-  // over those that could.
+  // The short step. The keys travel to peers. The memory stays registered until deregister_memory; the
+  // agent calls that when no work on the region is outstanding any more. If one rail cannot register it,
+  // the others still can: peers reach the region over those.
   virtual Result<RegionKeys> register_memory(const LocalRegion& region) = 0;
   virtual Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned&) {
     return register_memory(region);
   }
-  // Drops what it holds of the region's Pinned; the agent drops the last reference later, without the gate.
+  // Drops the rail's copy of the region's Pinned; the agent drops the last reference later, without the
+  // gate.
   virtual void deregister_memory(RegionId region) noexcept = 0;
   virtual MemoryLender* lender() noexcept { return nullptr; }
 
   // Takes the authenticated socket. The peer may be used once poll reports kRailUp for it; a
   // rail that cannot come up reports kRailDown.
   virtual Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) = 0;
-  // Afterwards nothing begins for this peer. Outstanding work completes as cancelled, when nothing of it can land
-  // or be read any more. Reports no kRailDown.
+  // Afterwards nothing begins for this peer. Outstanding works complete as cancelled once none of their
+  // bytes can land or be read any more. Reports no kRailDown.
   virtual void disconnect(PeerId peer) noexcept = 0;
 
-  // Over what the rail to a peer goes, for people: devices and addresses of both ends, and how pages come over it to this
-  // one. "" where its name says all.
+  // The way to a peer, for people: devices and addresses of both ends, and how pages come over the rail to
+  // this end. "" if the rail's name says it all.
   virtual std::string path_to(PeerId) const { return {}; }
 
   // Makes a peer's region reachable by work, or says in words why it is not (kUnsupported).
@@ -374,35 +381,40 @@ class Transport {
   // Works that were posted may still read it.
   virtual void detach(PeerId peer, RegionId region) noexcept = 0;
 
-  // Accepts a prefix. What is accepted completes exactly once through poll, in any order; after kRailDown, too.
+  // Accepts a prefix. Each accepted work completes exactly once through poll, in any order, even after
+  // kRailDown.
   virtual PostResult post(PeerId peer, std::span<const Work> batch) noexcept = 0;
 
-  // How a piece is to come over a rail that takes works of one side and of two: kFetch or kReceive, whichever costs
-  // this rail less for this piece, and no kind that it cannot do it by. Asked at the destination, whenever it is about
-  // to post the piece. Pieces of one transfer may come either way.
+  // Says how a piece is to come over a rail that takes both one-sided and two-sided works: kFetch or
+  // kReceive, whichever costs this rail less for this piece, and never a kind that the rail cannot use for
+  // it. The destination asks whenever it is about to post the piece. Pieces of one transfer may come
+  // either way.
   virtual WorkKind choose(PeerId, const Move&, [[maybe_unused]] std::uint32_t piece) const noexcept {
     return WorkKind::kFetch;
   }
 
-  // Asks that works end: all that ended at once on this rail, of whichever peers, so that a queue pair is reset
-  // once. Their completions say that they have: kCancelled, or what each ended with where it could not be stopped.
-  // Unknown ids are ignored. Costs what these works cost, however many others there are. A kSend cancelled between
-  // its last page and its trailer may still arrive as held: every page of it was read while the right stood.
+  // Asks that works end. One call names all works, of any peers, that are to end on this rail at that
+  // moment, so that a queue pair is reset only once. Their completions say when they have ended:
+  // kCancelled, or their own result if they could not be stopped. Unknown ids are ignored. Costs what
+  // these works cost, however many others there are. A kSend cancelled between its last page and its
+  // trailer may still arrive as held: every page of it was read while the right stood.
   virtual void cancel(std::span<const WorkId> works) noexcept = 0;
 
   // Advances work by a bounded amount (about 1 MiB) and reports. Does not block.
   virtual std::size_t poll(std::span<Completion> completions) noexcept = 0;
 
-  // True while poll has something to do that no descriptor will announce: nobody sleeps then.
+  // True while poll has something to do that no descriptor will announce: then no thread sleeps.
   virtual bool busy() const noexcept = 0;
 
-  // False: poll would find nothing, so it is not called. True besides while busy, too, where a device has to be asked
-  // what it has completed: while peers or works may bring something and it is not armed.
+  // False: poll would find nothing, so the agent does not call it. It is true while busy. It is also true
+  // if the transport has to ask a device what it has completed: while peers or works may bring something
+  // and the device is not armed.
   virtual bool wants_poll() const noexcept { return busy(); }
 
-  // The thread that drives is about to sleep on the reactor: a device that announces completions only when asked
-  // to is asked now, and a descriptor of it wakes the thread. False where something came meanwhile: it polls once
-  // more (wants_poll) before it sleeps. May be asked again while it is armed.
+  // The driving thread is about to sleep on the reactor. A device that announces completions only on
+  // request is asked to do so now; its descriptor then wakes the thread. False if something came
+  // meanwhile: the thread polls once more (wants_poll) before it sleeps. The agent may call this again
+  // while the device is armed.
   virtual bool arm() noexcept { return true; }
 };
 

@@ -36,10 +36,10 @@ struct TransportOption {
   std::int64_t least = 0, most = 0;  // of a number
 };
 
-// The options of one kind, whole: what the caller named, and the defaults of the others.
+// All options of one kind: those that the caller named, and the defaults of the others.
 class OptionValues {
  public:
-  // Of checked options (check_options).
+  // Made from checked options (check_options).
   OptionValues(const TransportKind& kind, const NamedOptions& named);
   bool flag(std::string_view name) const { return std::get<bool>(values_.at(name)); }
   std::int64_t number(std::string_view name) const { return std::get<std::int64_t>(values_.at(name)); }
@@ -49,13 +49,14 @@ class OptionValues {
   std::map<std::string_view, OptionValue> values_;
 };
 
-// How far it goes: the nearest of those that two agents have in common is used.
+// How far its rails go. Two agents use the nearest of the kinds that they have in common.
 enum class Reach : std::uint8_t { kProcess, kHost, kNetwork };
 
-// What a rail's socket is, over which its ends exchange what they need of each other.
+// The kind of socket over which a rail's two ends exchange what they need of each other.
 enum class RailSocket : std::uint8_t { kUnix, kTcp };
 
-// What rails of several kinds hold together in one agent, by its type: made by the first that asks.
+// Objects that rails of several kinds share in one agent, found by their type. The first rail that asks
+// makes one.
 class SharedParts {
  public:
   template <class T>
@@ -71,13 +72,14 @@ class SharedParts {
 
 class CopyWorkers;
 
-// What an agent gives to the rails that it makes. Reactor and fence table outlive them, and the GPUs' driver.
+// What an agent gives to the rails that it makes. The reactor, the fence table and the driver of the GPUs
+// outlive them.
 struct RailParts {
   Reactor& reactor;
   const FenceTable& fences;
   const std::vector<GpuPart>& gpus;
   SharedParts& shared;
-  std::shared_ptr<CopyWorkers> workers = nullptr;  // null: whoever drives copies alone
+  std::shared_ptr<CopyWorkers> workers = nullptr;  // null: the driving thread copies alone
 };
 
 struct TransportKind {
@@ -86,29 +88,32 @@ struct TransportKind {
   std::string_view remedy;  // what most often forbids it, and what to do
   std::span<const TransportOption> options;
 
-  MemoryKinds memory;  // that its rails reach; streams reach a GPU's as well, where the agent stages
+  MemoryKinds memory;  // kinds that its rails reach; streams reach a GPU's as well, if the agent stages
   Reach reach;
   RailSocket socket;
-  // Lower is preferred among those of one reach by agents that name none; others say so by the order of their names.
+  // Agents that name no transports prefer the lower rank among kinds of one reach. Other agents say what
+  // they prefer by the order of the names.
   std::uint32_t rank;
-  // Some of that memory it cannot reach, which shows only when a region is attached: a kind of the same reach
-  // that is not partial is in use with it, and has a rail beside it.
+  // True: it cannot reach some of that memory, and that shows only when a region is attached. Beside it
+  // the agent uses another kind of the same reach that is not partial, and that kind has a rail beside its
+  // own.
   bool is_partial = false;
   // Its ends map each other's memory: control frames may go through memory as well.
   bool shares_memory = false;
   bool is_default = true;  // used by agents that name no transports
 
-  // In words why no rail can be made here, "" where one can. Costs little, and has no effect.
+  // Says in words why no rail can be made here, or "" if one can. Costs little, and has no effect.
   std::string (*why_off)(const std::vector<GpuPart>& gpus);
-  // Which devices rails use on this machine, and which not and why: sentences for people. Null: there is no choice.
+  // Says which devices rails use on this machine, and which not and why: sentences for people. Null: there
+  // is no choice.
   std::vector<std::string> (*describe)() = nullptr;
-  // One for each rail of a session (a socket, a NIC, a GPU). Not ok: why it cannot be had though why_off said
-  // nothing, or that an option does not fit this machine.
+  // Makes one instance for each rail of a session (a socket, a NIC, a GPU). Not ok: why it cannot make one
+  // although why_off said nothing, or which option does not fit this machine.
   Result<std::vector<std::unique_ptr<Transport>>> (*make)(const RailParts& parts,
                                                           const OptionValues& options);
 };
 
-// Those of this build, in the order of their lines.
+// The transport kinds of this build, in the order of their lines.
 std::span<const TransportKind* const> transport_kinds() noexcept;
 
 }  // namespace kvxfer
