@@ -1,4 +1,4 @@
-// Which of some things that are numbered from 0 on (a region's blocks, a transfer's pieces): a bit each.
+// A set of things that are numbered from 0 on (a region's blocks, a transfer's pieces): one bit each.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class BitSet {
  private:
   std::uint64_t& word(std::uint32_t id) noexcept { return id < 64 ? first_ : more_[id / 64 - 1]; }
   static constexpr std::uint64_t bit(std::uint32_t id) noexcept { return std::uint64_t{1} << id % 64; }
-  std::uint64_t first_ = 0;  // here, as most transfers have few pieces
+  std::uint64_t first_ = 0;  // the first bits lie here, as most transfers have few pieces
   std::vector<std::uint64_t> more_;
 };
 

@@ -1,5 +1,5 @@
-// Reading and writing little-endian fields. The reader never throws and never reads past its
-// bytes: after the first field that is not right everything reads as zero, and status() says which.
+// Reading and writing little-endian fields. The reader never throws and never reads past its bytes. After
+// the first field that is wrong, everything reads as zero, and status() names that field.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace kvxfer::wire {
 
 static_assert(std::endian::native == std::endian::little, "fields are copied as they lie in memory");
 
-// Has no padding, so that its bytes say all of it.
+// Has no padding, so that its bytes are its whole value.
 template <class T>
 inline constexpr bool kPlain = std::has_unique_object_representations_v<T> || std::is_same_v<T, float>;
 
@@ -77,8 +77,8 @@ class Writer {
   }
   void text(std::string_view value) { table(std::span(value.data(), value.size())); }
 
-  // Words for people: cut at max_nbytes, and what is no UTF-8 becomes "?", so that an error's
-  // sentence never makes a frame that its receiver refuses.
+  // Words for people: cut at max_nbytes. Bytes that are not UTF-8 become "?", so that the sentence of an
+  // error never makes a frame that its receiver refuses.
   void words(std::string_view value, std::size_t max_nbytes) {
     std::string clean;
     while (!value.empty()) {
@@ -108,7 +108,7 @@ class Writer {
   [[gnu::noinline, gnu::cold]] void grow(std::size_t nbytes) { bytes_.resize(2 * num_ + nbytes); }
 
   std::vector<std::byte> bytes_;
-  std::size_t num_ = 0;  // written; what is beyond waits
+  std::size_t num_ = 0;  // bytes written; the rest of bytes_ is room
 };
 
 class Reader {
@@ -119,8 +119,8 @@ class Reader {
   bool has_more() const noexcept { return ok() && !left_.empty(); }
   const Status& status() const noexcept { return status_; }
 
-  // The first complaint counts. `field` and frame give it its place: "OFFER.src_blocks: ...". Never inlined, so that
-  // reading a number is short.
+  // Only the first complaint counts. `field` and the frame say where it belongs: "OFFER.src_blocks: ...".
+  // Never inlined, so that reading a number stays short.
   [[gnu::noinline, gnu::cold]] void fail(std::string_view field, std::string_view what) {
     if (!ok()) return;
     status_ =
@@ -154,8 +154,8 @@ class Reader {
     return value;
   }
 
-  // A count of items that take at least item_nbytes each: within its bound, and the bytes for
-  // them are there, so that a vector of this size is never larger than the frame justifies.
+  // A count of items that take at least item_nbytes each. It is within its bound, and the bytes for the
+  // items are there, so that a vector of this size is never larger than the frame justifies.
   std::size_t count(std::string_view field, std::string_view items, std::size_t at_most,
                     std::size_t item_nbytes) {
     const std::size_t n = number<std::uint32_t>(field);

@@ -1,10 +1,12 @@
-// The blocks on which rights of sessions have ended, at who granted them. What was posted before may be meant for such
-// a right, and a lease that came later does not allow it (Leases::find).
+// The blocks on which rights of sessions have ended, kept by the agent that granted them. A transfer that
+// was posted before that end may be meant for the ended right, and a later lease does not allow it
+// (Leases::find).
 //
-// A right of one session is a bit for each of its blocks, for that session. One that any session could have used is
-// noted once for all: beside each of its blocks stands the number that the next session was to get. Sessions are
-// numbered as they come, so those below it were there when it ended, and later ones have lost nothing. Both cost the
-// blocks that a right names, and hold no more than a word for each block of a region.
+// A right of one session is noted for that session, as a bit for each of its blocks. A right that any
+// session could have used is noted once for all: each of its blocks gets the number that the next session
+// was to have. Sessions are numbered as they come. So the sessions below that number existed when the right
+// ended, and later ones have lost nothing. Either note costs as much as the right names blocks, and holds no
+// more than a word for each block of a region.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +30,12 @@ class EndedRights {
   void add(SessionKey session, RegionId region, wire::LeaseMode mode, const SparseBitSet& blocks) {
     own_[session][{region, mode}].insert(blocks);
   }
-  // Makes room for rights to write of all sessions, so that their end takes no memory.
+  // Makes room for rights to write that all sessions have, so that noting their end takes no memory.
   void make_room(RegionId region, std::uint32_t num_blocks, std::span<const std::uint32_t> blocks) {
     OfAll& of_all = of_all_.try_emplace(region, num_blocks).first->second;
     for (const std::uint32_t block : blocks) of_all.at(block);
   }
-  // One for which there is room has ended. `next`: the first session that was not there.
+  // Notes the end of a right for which there is room. `next`: the first session that did not exist yet.
   void add_for_all(RegionId region, std::span<const std::uint32_t> blocks, SessionKey next) {
     OfAll& of_all = of_all_.at(region);
     for (const std::uint32_t block : blocks) of_all.at(block) = next;
@@ -47,7 +49,7 @@ class EndedRights {
   }
   void forget_session(SessionKey session) { own_.erase(session); }
 
-  // Those of one session, to one region; good until one ends.
+  // The ended rights of one session, to one region; valid until another right ends.
   class OfSession {
    public:
     bool any() const noexcept { return own_ != nullptr || of_all_ != nullptr; }

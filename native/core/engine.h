@@ -1,6 +1,6 @@
-// What an agent does, as pure code: sessions, leases and transfers from both ends. No clock, no
-// socket, no thread, no lock: every input is a call that carries the time, every wish goes out
-// through EngineHost. Production drives it with Runtime, tests with a simulated network.
+// What an agent does, as pure code: sessions, leases and transfers from both ends. It has no clock, no
+// socket, no thread and no lock: every input is a call that carries the time, and everything that it wants
+// done goes out through EngineHost. Production drives it with Runtime, tests with a simulated network.
 //
 // Engine hands each input to the part that it concerns, and ends what several parts hold. The parts
 // (core/engine/) have state of their own; each knows only those above it in this list:
@@ -14,8 +14,8 @@
 //   regions          memory of ours          peer_regions  memory of peers, and the rails that reach it
 //   programs         copy programs between the two, checked
 //   handles          what our callers hold
-//   records          how each transfer ended, for who watches from beside
-//   tag memory       what became of tags that nobody waits for any more
+//   records          how each transfer ended, for a watcher outside the engine
+//   tag memory       how tags ended that no caller waits for any more
 //   leases           rights that we granted  expectations  rights to one tag's writes
 //   admission        how many transfers of a session are open, and which of ours wait
 //   draining         transfers that have ended while works of them are under way
@@ -62,20 +62,21 @@ namespace kvxfer {
 
 class Engine {
  public:
-  // `workers` compute checksums beside whoever calls, within the call.
+  // `workers` compute checksums beside the calling thread, within the call.
   Engine(EngineConfig config, EngineHost& host, std::shared_ptr<CopyWorkers> workers = nullptr)
       : context_(std::move(config), host, std::move(workers)) {}
 
   // ---- connections
   SessionKey add_session(Time now, SessionRole role);
-  // Whoever dials this session ends it where connection and handshake take too long.
+  // The dialler of this session ends it if connection and handshake take too long.
   void on_dialling(Time now, SessionKey key);
   void on_frame(Time now, SessionKey key, wire::ByteSpan frame);
   void on_disconnected(Time now, SessionKey key, const std::string& why);
-  void on_unreachable(Time now, SessionKey key, const std::string& why);  // it was never connected
-  // Ends a session from this side: GOODBYE to the peer, everything of it fails with `code`.
+  void on_unreachable(Time now, SessionKey key, const std::string& why);  // no connection was ever made
+  // Ends a session from this side: sends GOODBYE to the peer, and fails everything of the session with
+  // `code`.
   void end_session(Time now, SessionKey key, Code code, const std::string& text);
-  // There was no memory for what a session led to outside of the engine: it ends.
+  // Memory was lacking outside the engine for something that this session caused: the session ends.
   void starve(Time now, SessionKey key) noexcept {
     context_.now = now;
     context_.starve(key);
@@ -89,12 +90,12 @@ class Engine {
     Peer* peer = sessions_.find(key);
     return peer == nullptr ? nullptr : &peer->session();
   }
-  // Those that are accepted in sessions that begin from now on. `second`: "" for none.
+  // The secrets that sessions accept if they begin from now on. `second`: "" for none.
   void set_secrets(std::string first, std::string second) {
     sessions_.set_secrets(std::move(first), std::move(second));
   }
   Session* find_session(const wire::Id128& id, SessionKey& key) { return sessions_.find_session(id, key); }
-  // Of a session: its rails charge it, too. Null: there is no such session.
+  // The budget of a session; its rails charge it, too. Null: there is no such session.
   std::shared_ptr<Budget> budget(SessionKey key) const {
     const Peer* peer = sessions_.find(key);
     return peer == nullptr ? nullptr : peer->budget();
@@ -102,84 +103,92 @@ class Engine {
 
   // ---- rails
   void rail_up(Time now, SessionKey key, const RailInfo& rail);
-  // One that session_open started or dial_rail dialled; without a name it is not dialled again.
-  // `transport`: its name, where it is known.
+  // A rail that session_open started or dial_rail dialled has failed; without a name it is not dialled
+  // again. `transport`: its name, if known.
   void rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note,
                    std::string_view transport = {});
   void rail_down(Time now, RailId rail, const std::string& why);
   void on_completion(Time now, const Completion& completion);    // CompletionKind::kWork
-  // All rails of one transport. Off: those that are up go down as lost ones do, none is dialled, and what peers dial
-  // is refused (is_off). Nothing is done where the agent requires it, or a session would end with its last rail:
-  // kUnsupported names the peers. On: those that this end dials are dialled at once.
+  // Switches all rails of one transport. Off: rails that are up go down as lost ones do, none is dialled,
+  // and rails that peers dial are refused (is_off). kUnsupported, and nothing is done, if the agent
+  // requires the transport, or if a session would end with its last rail; the message names the peers. On:
+  // rails that this end dials are dialled at once.
   Status switch_rails(Time now, const std::string& transport, bool on);
   bool is_off(std::string_view transport) const { return rails_.is_off(transport); }
   std::vector<std::string> rails_off() const { return rails_.all_off(); }
-  // A rail that a peer dialled was refused for that.
+  // A rail that a peer dialled was refused because its transport is off.
   void refused_rail(Time now, SessionKey key, const wire::RailName& rail, std::string_view transport);
 
   // ---- time
   void on_time(Time now);
   Time next_deadline() const { return context_.timers.next(); }
-  // Posts whatever rails can take, and flushes what sessions have to say. Call after inputs.
+  // Posts as much as rails can take, and flushes what sessions have to send. Call it after inputs.
   void pump(Time now);
-  // A rail said "again" and nothing will announce that it can: pump soon.
+  // True if a rail said "again" and no descriptor will announce when it can take more: call pump soon.
   bool wants_pump() const noexcept { return context_.pump_again; }
 
   // ---- regions
   Result<RegionId> register_region(Time now, std::unique_ptr<Region> region);
-  // Everything of it ends, and nothing of it begins any more. Its memory is its owner's again when
-  // is_leaving(id) is false, which EngineHost::region_fenced tells: works on it may be under way until then.
+  // Ends all transfers and rights of the region, and begins none any more. Works on it may still be under
+  // way: its memory is its owner's again when is_leaving(id) is false, which EngineHost::region_fenced
+  // reports.
   Status deregister_region(Time now, RegionId id);
   bool is_leaving(RegionId id) const { return regions_.is_leaving(id); }
   const Region* region(RegionId id) const { return regions_.find(id); }
-  // For a region that is registered later under that id, or never.
+  // Reserves an id. A region may be registered under it later, or never.
   RegionId reserve_region_id() noexcept { return regions_.reserve_id(); }
-  // One more rail has registered it, or could not: peers are told of the keys. Nothing where it is gone.
+  // One more rail has registered the region, or could not: peers are told of the keys. Does nothing if the
+  // region is gone.
   void add_keys(Time now, RegionId id, wire::TransportKeys keys);
   void add_note(RegionId id, std::string note);
-  // Known once its pages are there. Transfers that were posted before go on as they began.
+  // The node is known once the region's pages are there. Transfers that were posted before go on as they
+  // began.
   void region_lies_on(RegionId id, int numa_node) { regions_.lies_on(id, numa_node); }
   std::size_t num_regions() const noexcept { return regions_.all().size(); }
 
   // ---- transfers and leases of this end's callers
   Result<std::uint32_t> install_program(Time now, SessionKey peer, bool write, RegionId src, RegionId dst,
                                         CopyProgram program);
-  // One that nothing of ours is posted by any more: its number is the next one's.
+  // Forgets a program when nothing of ours is posted by it any more: the next program gets its number.
   void forget_program(SessionKey peer, std::uint32_t program) { programs_.forget(peer, program); }
   Result<std::shared_ptr<Handle>> post(Time now, TransferRequest request);
   void layers_ready(Time now, std::uint64_t handle, std::uint32_t layers);
-  // Of a transfer or an expectation: its handle ends when nothing of it is under way any more.
+  // Cancels a transfer or an expectation: its handle ends when none of its works is under way any more.
   void cancel(Time now, std::uint64_t handle);
-  // This end of a transfer, whichever end posted it. False: it is not open (any more).
+  // Cancels this end of a transfer, whichever end posted it. False: it is not open (any more).
   bool cancel_transfer(Time now, TransferKey key, bool is_source);
   Result<std::shared_ptr<Handle>> expect(Time now, wire::Bytes tag, RegionId region,
                                          std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                          std::uint32_t num_layers, const Needed& needed,
                                          std::optional<SessionKey> from, Time timeout_ns,
                                          wire::Bytes context = {});
-  // To a peer, which is told of it; or to the bearer: any peer, or any of that name, that names the id, which
-  // is handed on by other ways and cannot be guessed. Such a lease is one to read, and not renewable. Who has
-  // to hand the id on before the grant draws it (`bearer_id`: kBearerBit and 62 random bits).
+  // Grants a lease to a peer, and tells it. Or grants it to the bearer: any peer, or any of that name,
+  // that names the id. Such an id cannot be guessed, and reaches its bearer by other ways. A bearer's
+  // lease permits reading only, and is not renewable. A caller that must pass the id on before the grant
+  // draws it itself (`bearer_id`: kBearerBit and 62 random bits).
   Result<LeaseId> grant(Time now, LeaseTerms terms);
-  // It lasts for `ttl_ns` from now on, or longer where it would have. Its holder is not told. False: it has ended.
+  // The lease lasts for `ttl_ns` from now on, or longer if it would have. Its holder is not told. False:
+  // it has ended.
   bool extend(Time now, LeaseId lease, Time ttl_ns);
-  // The right ends at once. Blocks under it are their owner's again when its state is no longer kEnding;
+  // The right ends at once. The owner may reuse the blocks when the lease's state is no longer kEnding;
   // kLeaseEnded is emitted then.
   void revoke(Time now, LeaseId lease);
   std::optional<LeaseState> lease_state(LeaseId lease) const { return leases_.state(lease); }
-  // False: its holder has not heard of it. The holder is asked, and kLeaseTold is emitted when it has, or when the
-  // right ends before. True also where nobody is told, and of one that has ended.
+  // False: its holder has not heard of it yet. The engine then asks the holder, and emits kLeaseTold when
+  // the holder has heard of the lease, or when the right ends before. True also if the lease has no holder
+  // to tell, or has ended.
   bool await_told(Time now, LeaseId lease);
 
   // ---- messages
-  // To a peer, at once. kExhausted: what its caller has not read takes all of the room; kRoom says when to try again.
+  // Sends to a peer, at once. kExhausted: messages that its caller has not read take all of the room;
+  // kRoom says when to try again.
   Status send_message(Time now, SessionKey peer, wire::Bytes payload);
-  // For one of so many bytes; kRoom says when to ask again where not.
+  // True if there is room for a message of so many bytes. If not, kRoom says when to ask again.
   Result<bool> has_room(Time now, SessionKey peer, std::uint64_t nbytes);
-  // Our caller took one whose event `tells`, and its charge was released.
+  // Our caller took a message whose event `tells`, and its charge was released.
   void message_taken(Time now, SessionKey peer);
 
-  // ---- what peers are limited to, by name; holds for sessions that are open, and for those that come
+  // ---- limits of peers, by name, for sessions that are open and for those that come
   Status limit_peer(Time now, const std::string& name, const PeerLimit& limit);
   std::vector<std::pair<std::string, PeerLimit>> peer_limits() const { return limits_.all(); }
 
@@ -189,12 +198,13 @@ class Engine {
   Result<std::vector<RemoteRegionView>> peer_regions(SessionKey key) const {
     return peer_regions_.views(key);
   }
-  // By which rails pages come from a peer's region to ours; `converts`: by a program that does.
+  // The rails over which pages come from a peer's region to ours; `converts`: by a program that converts.
   Result<std::vector<RailWay>> ways(SessionKey peer, RegionId ours, RegionId theirs, bool converts) const;
   // From now on each end of a transfer, and each expectation, leaves a record there when it ends. Null: nowhere.
   void watch_records(RecordRing* ring) noexcept { records_.watch(ring); }
-  // What is open is walked in bounded holds of the gate, by who keeps the place. What begins or ends between two may
-  // be missed. Both return how much they found; of leases false says that those were all.
+  // Walk the open objects in bounded holds of the gate; the caller keeps the place between them. An object
+  // that begins or ends between two holds may be missed. open_transfers returns how many it found;
+  // append_leases returns false when it has reached the end.
   struct OpenPlace {
     enum class Of { kSources, kDestinations, kExpectations, kNothing } of = Of::kSources;
     TransferKey transfer{kNobody, 0};
@@ -209,9 +219,10 @@ class Engine {
   EngineLoad load() const noexcept;
   std::size_t num_transfers() const noexcept { return sources_.size() + destinations_.size(); }
 
-  // Ends everything; afterwards every handle is final once work that was posted has completed.
+  // Ends everything. Afterwards every handle is final once all posted works have completed.
   void close(Time now);
-  // After that, of what has not completed by then, once its transports are gone: nothing of it lands any more.
+  // After close, once the transports are gone: gives up the works that have not completed. Nothing of them
+  // lands any more.
   void abandon(Time now);
 
  private:
@@ -225,7 +236,7 @@ class Engine {
   void admit(Peer& peer);
   void settle_names();
   void check_up(Peer& peer);
-  // A transport that is required, and of which the session has no rail; "" for none.
+  // A required transport for which the session has no rail; "" for none.
   std::string missing_transport(SessionKey key) const;
   void rail_given_up(Peer& peer, const wire::RailDown& down);
   void rail_down(Rail& gone, const std::string& why);
@@ -233,7 +244,8 @@ class Engine {
   void log(std::string words) { context_.host.emit({.kind = EventKind::kLog, .message = std::move(words)}); }
   void rail_failed(Peer& peer, std::optional<wire::RailName> rail, std::string note, bool is_off);
   void note_redial(Peer& peer, const wire::RailName& rail, std::string words, bool is_off);
-  // Calls what a peer, or its rail, led to: with the time of the call, and what it ends for want of memory ended.
+  // Runs work that a peer, or its rail, caused: sets the time of the call, and ends the sessions for which
+  // memory was lacking.
   template <class Work>
   void serve(Time now, SessionKey key, Work&& work) {
     context_.now = now;
@@ -275,7 +287,7 @@ class Engine {
                              admission_, handles_,  records_, draining_};
   Posting posting_{context_,  sessions_, limits_,  rails_,     regions_, peer_regions_,
                    programs_, leases_,   handles_, admission_, sources_, destinations_};
-  std::map<SessionKey, Status> leaving_;  // sessions that are lost, and of which something is left
+  std::map<SessionKey, Status> leaving_;  // lost sessions that have something left
   bool closed_ = false;
 };
 

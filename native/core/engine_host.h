@@ -1,5 +1,5 @@
-// What the engine is given and what it says: its limits, what callers ask of it, how it shows itself, and
-// EngineHost, through which everything that it wants done goes out.
+// The engine's surroundings: its limits, what callers ask of it, the views that it gives, and EngineHost,
+// through which everything that it wants done goes out.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,11 @@
 
 namespace kvxfer {
 
-// A name in a message.
+// A name as messages quote it.
 inline std::string quoted(const std::string& name) { return "'" + name + "'"; }
 
-// Whose request something concerns, behind the name of what it is: " (context 'req-42')", or nothing.
+// Names whose request an object concerns, to be added to the object's name: " (context 'req-42')", or
+// nothing.
 inline std::string in_words(const wire::Bytes& context) {
   return context.empty() ? "" : " (context " + quoted(wire::on_one_line(wire::text_of(context))) + ")";
 }
@@ -34,27 +35,29 @@ struct RailInfo {
   RailId id = 0;
   wire::RailName name;  // in the session; both ends use the same
   Capabilities capabilities;
-  std::uint16_t peer_instance = 0;  // of the peer's instances of the transport, the one at its other end
+  std::uint16_t peer_instance = 0;  // the peer's instance of the transport at the rail's other end
 };
 
 class EngineHost {
  public:
   virtual ~EngineHost() = default;
   virtual void send(SessionKey session, wire::Bytes frame) = 0;
-  virtual void close_session(SessionKey session) = 0;  // after what was sent; no on_disconnected follows
-  // The peer is authenticated. An initiator starts its rails here and reports each by rail_up or
-  // rail_failed; returns how many it started.
+  // After everything that was sent; no on_disconnected follows.
+  virtual void close_session(SessionKey session) = 0;
+  // The peer is authenticated. An initiator starts its rails here, and reports each later by rail_up or
+  // rail_failed. Returns how many it started.
   virtual std::uint32_t session_open(SessionKey session) = 0;
-  // A rail that session_open started is dialled again, in its next life: later rail_up or rail_failed.
+  // Dials again a rail that session_open started, in its next life. Later rail_up or rail_failed.
   virtual void dial_rail(SessionKey session, const wire::RailName& rail) = 0;
   virtual PostResult post(RailId rail, const Work& work) = 0;
-  // As Transport's, for a rail that takes works of one side and of two.
+  // See Transport::choose; for a rail that takes both one-sided and two-sided works.
   virtual WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) = 0;
-  virtual void cancel(RailId rail, std::span<const WorkId> works) = 0;  // asks: completions say that it is so
+  // Only asks: completions report the end.
+  virtual void cancel(RailId rail, std::span<const WorkId> works) = 0;
   virtual Status attach(RailId rail, const RemoteRegion& region) = 0;
   virtual void detach(RailId rail, RegionId region) = 0;
   virtual void drop_rail(RailId rail) = 0;  // its outstanding work still completes
-  // Nothing is under way on the memory of a region that was deregistered: transports may let it go.
+  // Nothing is under way any more on the memory of a deregistered region: transports may let it go.
   virtual void region_fenced(RegionId region) = 0;
   virtual std::uint64_t fence_generation(std::uint32_t slot) = 0;
   virtual void bump_fence(std::uint32_t slot) = 0;
@@ -65,12 +68,12 @@ class EngineHost {
 struct EngineConfig {
   SessionConfig session;
   Time lease_margin_ns = 100'000'000;  // a reader stops this long before its lease may end
-  // Of one session, in each direction. A receiver keeps the tables of all that are open.
+  // For one session, in each direction. A receiver keeps the tables of all open transfers.
   std::uint32_t max_open_transfers = 1024;
   std::uint64_t max_open_pairs = 4 * 1024 * 1024;
-  // Of each a session has a rail when it comes up, at the end that called, and as long as it lasts.
+  // A session that this end opened needs a rail of each of these, from when it comes up until it ends.
   std::vector<std::string> required_transports = {};
-  // Of one session and its rails.
+  // For one session and its rails.
   Budget::Amounts peer_budget = kvxfer::peer_budget(max_open_transfers, max_open_pairs);
 };
 
@@ -81,20 +84,22 @@ struct TransferRequest {
   std::vector<std::uint32_t> src_ids, dst_ids;  // of units, the last num_fine of tokens
   std::uint32_t num_fine = 0;
   std::uint32_t first_layer = 0, num_layers = 0;  // in the program's numbers
-  // Counted from first_layer: of these no byte moves before they are released, in either direction.
+  // Counted from first_layer. Bytes of the other layers do not move before they are released, in either
+  // direction.
   std::uint32_t layers_ready = 0;
   wire::Bytes notify;
   std::uint8_t priority = 0;
   Time timeout_ns = 0;
   bool integrity = false;
-  LeaseId lease = 0;  // of the peer's granting, the only one that may allow it; 0: any
+  LeaseId lease = 0;  // of the peer's granting; no other lease may allow it. 0: any lease may
   wire::Bytes context = {};  // whose request it is, at most wire::kMaxContext bytes of UTF-8
 };
 
-// What a peer is limited to, by its name.
+// The limit of a peer, by its name.
 struct PeerLimit {
-  std::uint64_t max_bytes_per_s = 0;  // of pages that this agent takes from it; 0: any
-  // Of transfers that this agent posts with it: those that ask to go earlier have this number. 0: what they ask.
+  std::uint64_t max_bytes_per_s = 0;  // of pages that this agent takes from it; 0: no limit
+  // The least priority number of transfers that this agent posts with it: a lower number becomes this one.
+  // 0: no change.
   std::uint8_t least_priority = 0;
   bool operator==(const PeerLimit&) const = default;
 };
@@ -105,7 +110,7 @@ struct PeerView {
   std::string state;  // "connecting", "open", "lost"
   std::vector<std::string> rails;
   std::vector<std::string> notes;
-  bool is_ours = false;  // whether we called
+  bool is_ours = false;  // true if we called
   std::string identity;  // by its certificate; "": it has none
   Status reason;  // when lost
   std::shared_ptr<const Budget> budget;  // what it holds here, until it is lost
@@ -121,17 +126,17 @@ struct RemoteRegionView {
 struct RailWay {
   RailId rail = 0;
   std::string transport;
-  std::uint32_t rank = 0;  // for our region: rails of the lowest are chosen while one of them is up
-  bool is_far = false;  // from our region's memory, which counts in its rank
-  bool is_staged = false;  // our region's bytes pass memory of the host
-  std::string why_not;  // "" where pages can come over it
+  std::uint32_t rank = 0;  // for our region: while rails of the lowest rank are up, those are chosen
+  bool is_far = false;  // the rail is far from our region's memory; its rank includes that
+  bool is_staged = false;  // our region's bytes pass through host memory
+  std::string why_not;  // "" if pages can come over it
 };
 
-// One that we granted, and that has not ended or whose works have not.
+// A lease that we granted and that has not ended, or under which works have not.
 struct LeaseView {
   LeaseId id = 0;
-  std::optional<SessionKey> holder;  // none: its bearer's
-  std::string name;  // the holder's, or of those that may be its bearer; "" for any
+  std::optional<SessionKey> holder;  // none: a bearer's lease
+  std::string name;  // the name of the holder, or of peers that may be the bearer; "" for any
   RegionId region = 0;
   wire::LeaseMode mode = wire::LeaseMode::kRead;
   std::optional<std::uint32_t> num_blocks;  // none: the whole region
@@ -145,8 +150,9 @@ struct EngineStats {
                 messages_in = 0, messages_sent = 0;
 };
 
-// What is held right now: all 0 once nothing is open, but for `timers`, one a session, lease and redial, `windows`, one
-// a session that sent messages, and `tags_remembered`, which are bounded (TagMemory).
+// What is held right now. All numbers are 0 once nothing is open, except `timers` (one a session, lease and
+// redial), `windows` (one a session that sent messages) and `tags_remembered`, which are bounded
+// (TagMemory).
 struct EngineLoad {
   std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0,
               redials = 0, timers = 0, tags_remembered = 0, windows = 0;

@@ -1,4 +1,4 @@
-// One entry of the completion ring: something that a caller may be waiting for.
+// An entry of the completion ring: something that a caller may wait for.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,21 @@ using LeaseId = std::uint64_t;     // unique in its grantor
 enum class EventKind : std::uint8_t {
   kEnded,         // handle
   kLayer,         // handle, layer
-  kNotification,  // peer, payload, context; in the completion ring, that some came
+  kNotification,  // peer, payload, context; in the completion ring it only says that some came
   kPeerUp,        // peer
   kPeerLost,      // peer, code, message
   kRegion,        // peer, region
   kRegionGone,    // peer, region
-  kMessage,       // the same of a message
-  kRoom,          // peer: there is more room for messages to it than when somebody found none
+  kMessage,       // the same, for a message
+  kRoom,          // peer: there is now more room for messages to it than when a caller found none
   kLeaseEnded,    // peer, lease, code: one that we granted
-  kLeaseTold,     // lease: its holder has heard of it, or its right has ended, which somebody waits for
+  // Lease: its holder has heard of it, or its right has ended; only if a caller waits for that.
+  kLeaseTold,
   kCommands,      // handle: a command ring's id. One of its commands has ended
   kLog,           // message: one line for the log
 };
 
-// Whether it changes what an agent tells of itself to who watches from beside (RecordRing::note_change).
+// True if the event changes what an agent shows to an outside watcher (RecordRing::note_change).
 constexpr bool is_of_state(EventKind kind) noexcept {
   return kind == EventKind::kPeerUp || kind == EventKind::kPeerLost || kind == EventKind::kRegion ||
          kind == EventKind::kRegionGone || kind == EventKind::kLeaseEnded;
@@ -45,8 +46,8 @@ struct Event {
   std::string message = {};
   wire::Bytes payload = {};
   wire::Bytes context = {};  // whose request it concerns
-  bool tells = false;  // of a message: the peer is told once our caller has taken it (Engine::message_taken)
-  Charge charge = {};  // of what a peer can repeat: until our caller takes it, of that peer's budget
+  bool tells = false;  // of a message: tell the peer once our caller has taken it (Engine::message_taken)
+  Charge charge = {};  // to the budget of a peer that can repeat this event, until our caller takes it
 };
 
 }  // namespace kvxfer

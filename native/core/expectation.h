@@ -1,4 +1,4 @@
-// What a receiver has named: blocks that transfers with one tag may write, and what arrived.
+// What a receiver has named: the blocks that transfers with one tag may write, and what of them has arrived.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class Writer : public Linked<Writer> {
 
  private:
   friend class Expectation;
-  std::uint64_t num_cells_ = 0;  // Coverage: that it brings in each of its layers
+  std::uint64_t num_cells_ = 0;  // Coverage: cells that it brings in each of its layers
 };
 
 class Expectation {
@@ -34,25 +34,26 @@ class Expectation {
               std::optional<SessionKey> from, std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
               std::uint32_t num_layers, const Needed& needed);
 
-  // Is a transfer of this peer to this region, which has the tag, meant?
+  // Is this expectation meant for a transfer of this peer to this region that has its tag?
   bool concerns(SessionKey peer, RegionId region) const;
-  // May one that is meant write what it names? kRefused where it names more; waiting would not help it.
+  // May a transfer for which it is meant write the blocks that it names? kRefused if it names more;
+  // waiting would not help.
   Status covers(const Move& move) const;
-  // Once it may: makes ready to follow what it brings, and gives it to no other. kRefused where
-  // that cannot be, or another brings some of it.
+  // Once the write is permitted: prepares to follow what it brings, and reserves that part for it.
+  // kRefused if that cannot be, or if another writer brings a part of it.
   Status follow(const Move& move, Writer& writer);
   void drained(Writer& writer) noexcept { writers_.remove(writer); }
 
-  // Those that write under it, also while they drain, in the order in which they came.
+  // The writers under it, draining ones included, in the order in which they came.
   const LinkedList<Writer>& writers() const noexcept { return writers_; }
 
-  // All that a writer brings of one layer has arrived, for good. True when that was the layer's last.
+  // Everything that a writer brings of one layer has arrived for good. True if that completes the layer.
   bool arrived(std::uint32_t layer, const Writer& writer) noexcept;
-  // And of all of its layers.
+  // Everything that a writer brings has arrived, in all of its layers.
   void arrived(const Move& move);
   bool complete() const noexcept { return coverage_.complete(); }
-  // Blocks of which writers that have brought all of theirs have not brought everything, in the order in which they
-  // were named. What a writer lacks it lacks of all of its blocks, since its layers arrive whole.
+  // The blocks that the finished writers do not fill completely, in the order of their naming. A writer
+  // that is not finished lacks something of all of its blocks, since its layers arrive whole.
   std::vector<std::uint32_t> incomplete_blocks() const;
 
   const std::shared_ptr<Handle>& handle() const noexcept { return handle_; }
@@ -68,11 +69,11 @@ class Expectation {
   RegionId region_;
   std::optional<SessionKey> from_;
   std::vector<std::uint32_t> blocks_;
-  // Of a block in blocks_; its size where it is not named.
+  // The place of a block in blocks_; the size of blocks_ if the block is not named.
   std::uint32_t place_of(std::uint32_t block) const noexcept;
   std::vector<Stretch> stretches_of(const Move& move) const;
-  // Block -> 1 + its place; empty where so few are named that they are looked through. No hash: a request may name
-  // 64 thousand blocks, of which a hash costs milliseconds of its hand-over.
+  // Block -> 1 + its place; empty if so few blocks are named that a search does. No hash: a request may
+  // name 64 thousand blocks, and hashing them costs milliseconds of its hand-over.
   static constexpr std::size_t kFewBlocks = 16;
   SparseTable<std::uint32_t, 256> index_;
   std::uint32_t first_layer_, num_layers_;

@@ -1,5 +1,5 @@
-// A transport that misbehaves within its contract: a decorator around any other, seeded, so that
-// a run with the same seed and the same calls meets the same faults.
+// A transport that misbehaves within its contract. It is a decorator around any other, and seeded: a run
+// with the same seed and the same calls meets the same faults.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Faults {
 
   static constexpr std::uint32_t kMaxDelayPolls = 16;
 
-  // Reads "seed=7,again=0.2,delay=0.3,reorder=0.5,fail=0.01,down_after=200"; what is not named
+  // Reads "seed=7,again=0.2,delay=0.3,reorder=0.5,fail=0.01,down_after=200"; a fault that is not named
   // keeps its default. kInvalidArgument with the offending part.
   static Result<Faults> parse(std::string_view text);
 };
@@ -80,7 +80,7 @@ class FaultyTransport final : public Transport {
   std::uint64_t num_accepted_ = 0;
   std::unordered_map<WorkId, Outstanding> outstanding_;  // at the inner transport
   std::unordered_set<PeerId> connected_;                 // and not disconnected yet
-  std::unordered_set<PeerId> down_;                      // of those, by our hand or of itself
+  std::unordered_set<PeerId> down_;  // of those: rails that went down, by our hand or by themselves
   std::vector<Held> held_;
 };
 

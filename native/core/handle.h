@@ -30,7 +30,7 @@ class Handle {
   }
 
  public:
-  // `first_layer` and `num_layers` are those whose arrival can be asked for.
+  // `first_layer` and `num_layers`: the layers whose arrival a caller can ask for.
   Handle(std::uint64_t id, Time posted_at, std::uint32_t first_layer, std::uint32_t num_layers,
          wire::Bytes context = {})
       : id_(id),
@@ -49,7 +49,7 @@ class Handle {
   Status status() const {
     return locked([&] { return status_; });
   }
-  // Whose request it is: as its caller says, else as the other end last did.
+  // Whose request it is: as its own caller says, else as the other end said last.
   wire::Bytes context() const {
     return locked([&] { return context_; });
   }
@@ -60,7 +60,7 @@ class Handle {
   std::vector<std::string> rails() const {
     return locked([&] { return rails_; });
   }
-  // f(context, rails), of which nothing is copied.
+  // Calls f(context, rails), and copies neither.
   template <class F>
   void read(F&& f) const {
     locked([&] { f(context_, rails_); });
@@ -70,7 +70,7 @@ class Handle {
   bool layer_arrived(std::uint32_t layer) const {
     return locked([&] { return arrived_.at(layer - first_layer_) != 0; });
   }
-  // True: it is in already. False: the engine will emit one event for it.
+  // True: the layer has arrived already. False: the engine will emit one event for it.
   bool watch_layer(std::uint32_t layer) {
     return locked([&] {
       if (arrived_.at(layer - first_layer_) != 0) return true;
@@ -79,7 +79,8 @@ class Handle {
     });
   }
 
-  // Ends a stream's wait when it has ended, or when a layer is in; at once where that has been.
+  // Ends a stream's wait when the handle has ended, or when a layer has arrived; at once if that has
+  // happened already.
   void add_wait(std::shared_ptr<StreamWait> wait, std::optional<std::uint32_t> layer) {
     locked([&] {
       if (layer && arrived_.at(*layer - first_layer_) != 0)
@@ -92,8 +93,8 @@ class Handle {
   }
 
   // The engine's side.
-  // Of one that will end so: streams go on before its fence, which waits for what the device does, and the
-  // device may be held up by them.
+  // For a handle that will end in this way. Streams go on before its fence: the fence waits for work of
+  // the device, and those streams may hold up the device.
   void let_streams_go(Outcome outcome) {
     locked([&] { go_on(outcome); });
   }
@@ -109,7 +110,7 @@ class Handle {
       if (std::find(rails_.begin(), rails_.end(), name) == rails_.end()) rails_.emplace_back(name);
     });
   }
-  // True where somebody watches it.
+  // True if a caller watches the layer.
   bool set_layer(std::uint32_t layer) {
     return locked([&] {
       arrived_[layer - first_layer_] = 1;
@@ -133,7 +134,7 @@ class Handle {
   }
 
  private:
-  void go_on(Outcome outcome) {  // streams that wait; locked
+  void go_on(Outcome outcome) {  // wakes streams that wait; call it locked
     if (let_go_ != Outcome::kPending) return;
     let_go_ = outcome;
     for (const Waiting& waiting : waits_) waiting.wait->end(outcome);
@@ -158,7 +159,7 @@ class Handle {
     std::optional<std::uint32_t> layer;  // none: for the end
   };
   std::vector<Waiting> waits_;
-  Outcome let_go_ = Outcome::kPending;  // with what streams have gone on
+  Outcome let_go_ = Outcome::kPending;  // the outcome with which streams went on
   nvtx::Range range_{"transfer", id_};
 };
 

@@ -1,5 +1,5 @@
-// A list whose links lie in what it holds: an entry comes, and is taken out wherever it stands, without memory. What is
-// in two lists at a time is derived from two links.
+// A list whose links lie in its entries. An entry is added, and removed from any place, without taking
+// memory. A type that is in two lists at a time derives from two links.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class LinkedList {
     (last_ == nullptr ? first_ : link(*last_).after_) = &entry;
     last_ = &entry;
   }
-  // One that is in this list.
+  // Removes an entry that is in this list.
   void remove(Entry& entry) noexcept {
     Entry *const before = link(entry).before_, *const after = link(entry).after_;
     (before == nullptr ? first_ : link(*before).after_) = after;

@@ -1,4 +1,5 @@
-// What peers' callers sent to ours, until somebody reads it: one kind of it, notifications or messages.
+// Mail from peers' callers to ours, until a caller reads it. One box holds one kind: notifications or
+// messages.
 #pragma once
 
 #include <cstddef>
@@ -16,25 +17,25 @@ inline constexpr std::size_t kNumMailKinds = 2;
 struct Mail {
   SessionKey peer = 0;
   wire::Bytes payload;
-  Charge charge = {};  // of the peer's budget, until it is taken
-  bool tells = false;  // as an Event's
-  bool was_lost = false;  // its peer
-  wire::Bytes context = {};  // of a notification: whose request it is of
+  Charge charge = {};  // to the peer's budget, until the mail is taken
+  bool tells = false;  // see Event::tells
+  bool was_lost = false;  // its peer's session has ended
+  wire::Bytes context = {};  // of a notification: whose request it concerns
 };
 
-// Oldest first. An open session's budget bounds what it has here; of what sessions left that have ended, the oldest
-// beyond the limits is dropped. Guarded by whoever has it.
+// Oldest first. The budget of an open session bounds its mail here. Of the mail of ended sessions, the
+// oldest beyond the limits is dropped. The box's owner locks it.
 class Mailbox {
  public:
-  // As many notifications as one open session may have wait (budgets.h), of their full length.
+  // As many as the notifications that one open session may have waiting (budgets.h), at their full length.
   static constexpr std::size_t kMaxLeft = 1 << 14;
   static constexpr std::size_t kMaxLeftNbytes = kMaxLeft * wire::kMaxNotify;
 
   bool empty() const noexcept { return mail_.empty(); }
   void add(Mail mail) { mail_.push_back(std::move(mail)); }
-  // `keeps_charge`: until the mail goes, else no longer.
+  // `keeps_charge`: the charge lasts as long as the mail; else it ends here.
   std::optional<Mail> take(bool keeps_charge);
-  // How much was dropped.
+  // Returns how many were dropped.
   std::size_t session_ended(SessionKey peer);
 
  private:

@@ -1,5 +1,5 @@
-// Names of the transports that brought a transfer, as they came. They are constants of their kinds, so that none is
-// copied.
+// The names of the transports that brought a transfer, in the order in which they came. They are constants
+// of the transports' kinds, so they are not copied.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@ namespace kvxfer {
 
 class RailNames {
  public:
-  // True where it was not known before; of more than kMost at each call.
+  // True if the name is new. With more than kMost names, every call for a further one returns true.
   bool add(std::string_view name) noexcept {
     for (const std::string_view known : all())
       if (known.data() == name.data() || known == name) return false;

@@ -1,5 +1,5 @@
-// What is kept of one end of a transfer, or of an expectation, for who watches an agent from beside: how it ended,
-// or how far it is. Plain bytes, little-endian, which kvxfer/session/records.py decodes.
+// What is kept of one end of a transfer, or of an expectation, for a watcher outside the engine: how it
+// ended, or how far it is. Plain bytes, little-endian; kvxfer/session/records.py decodes them.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace kvxfer {
 enum class RecordRole : std::uint8_t { kSource = 0, kDestination = 1, kExpectation = 2 };
 
 struct Record {
-  std::uint64_t transfer;  // its number in the session; of an expectation `handle`
+  std::uint64_t transfer;  // its number in the session; for an expectation its `handle`
   std::uint64_t handle;  // our caller's, 0 for none
   std::uint64_t region, remote_region;
   std::uint64_t nbytes;
@@ -30,13 +30,14 @@ struct Record {
   TransferState state;
   std::uint8_t priority;
   std::uint8_t ours;
-  std::uint8_t rails_nbytes, context_nbytes, message_nbytes;  // of what follows; the rest says nothing
+  // Bytes used of the fields below; the rest of each has no meaning.
+  std::uint8_t rails_nbytes, context_nbytes, message_nbytes;
   std::uint8_t reserved[2];
   char rails[24];
   char context[128];
   char message[120];
 
-  // Whole names alone, with a comma between two.
+  // Adds whole names only, with a comma between two.
   template <class Name>
   void set_rails(std::span<const Name> names) noexcept {
     rails_nbytes = 0;

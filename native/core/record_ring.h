@@ -1,7 +1,7 @@
-// The records of what ended last, and the descriptor that says that there are some, or that something else changed.
+// The records of what ended last, and the descriptor that announces records, or another change.
 //
-// Who ends a transfer holds the progress gate, who takes records does not: between them stands a lock of its own,
-// which is held for as long as a few records take to be copied.
+// The thread that ends a transfer holds the progress gate; the thread that takes records does not. Between
+// them is a lock of its own, held only for as long as copying a few records takes.
 #pragma once
 
 #include <atomic>
@@ -22,10 +22,10 @@ class RecordRing {
  public:
   static constexpr std::size_t kMostCapacity = 1 << 16;  // 24 MiB, of which only what was written is memory
 
-  // Keeps so many, those that are there first, the newest of them. Returns the descriptor, which stays as long as the
-  // ring does. With 0 nothing is to be pushed any more: what there is may still be taken.
+  // Keeps at most `capacity` records, present ones first, the newest of them. Returns the descriptor,
+  // which lives as long as the ring. With 0 no more are pushed; present ones may still be taken.
   Result<int> resize(std::size_t capacity);
-  // Has `fill` write the next record where it stays. The oldest gives way where there is no room.
+  // Lets `fill` write the next record in place. Without room the oldest record gives way.
   template <class Fill>
   void push(Fill&& fill) noexcept {
     const std::lock_guard lock(mutex_);
@@ -39,11 +39,12 @@ class RecordRing {
       signal();
     }
   }
-  // Something of which there are no records has changed: a peer, a region, a lease. Whoever watches is woken, once
-  // until it takes what there is.
+  // Something without records has changed: a peer, a region, a lease. The watcher is woken once, until it
+  // takes the records that are there.
   void note_change() noexcept;
   std::uint64_t num_changes() const noexcept { return num_changes_.load(std::memory_order_relaxed); }
-  // The oldest, as many as there are and fit. Where that was all, the descriptor is readable no more.
+  // Takes the oldest records, as many as there are and fit. If none is left, the descriptor is readable no
+  // more.
   std::size_t take(std::span<Record> into) noexcept;
   std::size_t size() const noexcept;
   std::uint64_t num_dropped() const noexcept { return num_dropped_.load(std::memory_order_relaxed); }
@@ -58,9 +59,9 @@ class RecordRing {
   };
   std::unique_ptr<Record[], Free> records_;
   std::size_t capacity_ = 0, first_ = 0, size_ = 0;
-  bool has_changed_ = false;  // since records were taken, and the descriptor says so
+  bool has_changed_ = false;  // since records were last taken, and the descriptor shows it
   std::atomic<std::uint64_t> num_dropped_{0}, num_changes_{0};
-  GuardedFd fd_;  // once somebody watches
+  GuardedFd fd_;  // made when the first watcher comes
 };
 
 }  // namespace kvxfer

@@ -19,7 +19,7 @@ namespace kvxfer {
 
 struct Region {
   LocalRegion memory;
-  std::shared_ptr<const LocalRegion> shared;  // the same, for moves; once it has an id
+  std::shared_ptr<const LocalRegion> shared;  // the same, for moves; set once the region has an id
   std::string name;
   std::uint32_t num_blocks = 0;
   Footprint footprint;
@@ -31,7 +31,8 @@ struct Region {
   wire::Region described() const;
 };
 
-// One that a caller describes; without an id, and keys. An error says what is wrong with what it was given.
+// A region that a caller describes, without an id and without keys. An error says what is wrong with the
+// description.
 Result<std::unique_ptr<Region>> make_region(std::string name,
                                             std::vector<std::pair<std::byte*, std::uint64_t>> spans,
                                             std::uint32_t num_blocks, const CopyProgram& loops,
@@ -39,12 +40,12 @@ Result<std::unique_ptr<Region>> make_region(std::string name,
 
 using RegionTable = std::map<RegionId, std::unique_ptr<Region>>;
 
-// Ids below num_blocks; with `distinct` also none twice. The message names the first offender.
+// Ids below num_blocks; with `distinct`, none twice. The message names the first offender.
 Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, bool distinct,
                     std::string_view what, std::string_view region_name);
 
-// The same of one side of a transfer's tables: ids of units, the last num_fine of tokens. Distinct
-// are the tokens that they name.
+// The same for one side of a transfer's tables: ids of units, the last num_fine of tokens. At the
+// destination's side no token may be named twice.
 Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, const CopyProgram& program,
                  Side side, std::uint32_t num_blocks, std::string_view region_name);
 

@@ -1,5 +1,5 @@
-// Nodes that were erased from a map or set and wait for what comes next: entries that come and go with every transfer
-// take no memory anew.
+// Nodes that were erased from a map or set and wait for the next entry: entries that come and go with every
+// transfer then take no new memory.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// Tables over things that are numbered from 0 on (a region's blocks), most of which say nothing: pages of entries, made
-// where one is set. So a table costs what is set in it, and a pointer for each page that there could be.
+// Tables over things that are numbered from 0 on (a region's blocks), most of which have no entry. Pages of
+// entries are made where an entry is set. So a table costs its set entries, and a pointer for each possible
+// page.
 #pragma once
 
 #include <array>
@@ -18,12 +19,12 @@ class SparseTable {
   SparseTable() = default;
   explicit SparseTable(std::size_t num) : pages_((num + kPerPage - 1) / kPerPage) {}
 
-  // What was never set is T{}, also beyond the end.
+  // An entry that was never set reads as T{}, as does one beyond the end.
   T get(std::size_t id) const noexcept {
     const std::size_t page = id / kPerPage;
     return page < pages_.size() && pages_[page] != nullptr ? (*pages_[page])[id % kPerPage] : T{};
   }
-  // Makes its page; later calls for it take no memory.
+  // Makes the entry's page; later calls for that page take no memory.
   T& at(std::size_t id) {
     std::unique_ptr<Page>& page = pages_[id / kPerPage];
     if (page == nullptr) page = std::make_unique<Page>();
@@ -40,7 +41,7 @@ class SparseBitSet {
  public:
   SparseBitSet() = default;
   explicit SparseBitSet(std::size_t num) : words_((num + 63) / 64) {}
-  // Of any number.
+  // A set that holds every number.
   static SparseBitSet all() {
     SparseBitSet set;
     set.all_ = true;
@@ -49,7 +50,7 @@ class SparseBitSet {
 
   bool contains(std::uint32_t id) const noexcept { return all_ || (words_.get(id / 64) >> id % 64 & 1) != 0; }
   void insert(std::uint32_t id) { words_.at(id / 64) |= std::uint64_t{1} << id % 64; }
-  // Of another set of the same number.
+  // Inserts another set over the same range of numbers.
   void insert(const SparseBitSet& other) {
     all_ = all_ || other.all_;
     if (all_ || other.words_.size() == 0) return;

@@ -1,4 +1,4 @@
-// State machines as tables: what is listed happens, and nothing else does.
+// State machines as tables: listed transitions happen, and no others.
 #pragma once
 
 #include <span>
@@ -12,7 +12,7 @@ struct Transition {
   State to;
 };
 
-// Null where there is none.
+// Null if the table has no such transition.
 template <class State, class Event>
 const Transition<State, Event>* find_transition(std::span<const Transition<State, Event>> table, State from,
                                                 Event event) noexcept {
@@ -21,8 +21,8 @@ const Transition<State, Event>* find_transition(std::span<const Transition<State
   return nullptr;
 }
 
-// Takes the table's transition; false, and nothing changes, where there is none: the event came too late (a DONE
-// after the caller gave up) or does not belong there.
+// Takes the table's transition. False, and nothing changes, if there is none: the event came too late (a
+// DONE after the caller gave up) or does not belong there.
 template <class State, class Event>
 bool step(std::span<const Transition<State, Event>> table, State& state, Event event) noexcept {
   const Transition<State, Event>* const found = find_transition(table, state, event);

@@ -1,4 +1,4 @@
-// The two ends of a transfer as state machines: every transition stands in one table each.
+// The two ends of a transfer as state machines: one table for each end lists every transition.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 namespace kvxfer {
 
 enum class TransferState : std::uint8_t {
-  kQueued,      // ours, not told to the peer yet: as many are open as the session allows
-  kParked,      // destination: an offer whose blocks nobody has named yet
+  kQueued,      // ours, not told to the peer yet: the session has as many open transfers as it may
+  kParked,      // destination: no right covers the blocks of this offer yet
   kRequested,   // destination: asked to read, waiting for ACCEPT
   kMoving,      // destination: pieces are scheduled, moved and confirmed
   kServing,     // source: the destination may fetch
-  kFailing,     // stopped; work that was posted is still to complete
-  kCancelling,  // the same, by the caller's wish
-  kFinishing,   // source: the destination has it all; sends that it did not need are still to complete
+  kFailing,     // stopped; posted works have yet to complete
+  kCancelling,  // the same, because the caller asked
+  kFinishing,  // source: the destination has everything; sends that it did not need have yet to complete
   kDone,
   kFailed,
   kCancelled,
@@ -30,9 +30,9 @@ enum class TransferEvent : std::uint8_t {
   kAccepted,    // the source's ACCEPT came
   kConfirmed,   // destination: every piece is in and the source's right held to the end
   kPeerDone,    // source: the destination's DONE came
-  kFail,        // anything that ends it badly: deadline, lease, region, rail, peer, checksum
-  kCancel,      // the caller at this end
-  kDrained,     // nothing of it is posted any more
+  kFail,        // every bad end: deadline, lease, region, rail, peer, checksum
+  kCancel,      // by the caller at this end
+  kDrained,     // none of its works is posted any more
 };
 
 using TransferTransition = Transition<TransferState, TransferEvent>;
@@ -45,7 +45,7 @@ constexpr bool is_draining(TransferState state) noexcept {
          state == TransferState::kFinishing;
 }
 
-// How one in this state ends, or has ended; kPending before that is known.
+// How a transfer in this state ends, or has ended; kPending before that is known.
 constexpr Outcome outcome_of(TransferState state) noexcept {
   switch (state) {
     case TransferState::kFinishing:

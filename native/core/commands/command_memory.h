@@ -1,4 +1,4 @@
-// The memory of a command ring: what its host and its kernels share.
+// The memory of a command ring, which its host and its kernels share.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvxfer {
 
-// A kernel may post to a ring that its host has let go long ago, so this is kept until the process ends.
+// Kept until the process ends: a kernel may post to a ring that its host let go long ago.
 struct CommandMemory {
   Command* commands = nullptr;
   CommandCounts* counts = nullptr;
@@ -19,11 +19,11 @@ struct CommandMemory {
 
   static constexpr std::uint32_t kMost = 1u << 20;
 
-  // All of it in this process's own memory: its threads post as kernels do. `num_commands` is a power of two,
-  // kMost at most.
+  // Makes all of it in this process's own memory: threads of the process post as kernels do.
+  // `num_commands` is a power of two, kMost at most.
   static Result<CommandMemory> create(std::uint32_t num_commands);
-  // Commands and counts in pinned memory, the CommandRing on the device, so that a kernel that posts crosses the
-  // bus to store its command and for nothing else, unless the ring looks full.
+  // Makes commands and counts in pinned memory, and the CommandRing on the device. So a kernel that posts
+  // crosses the bus only to store its command, unless the ring looks full.
   static Result<CommandMemory> create_pinned(const gpu::Driver& driver, int device,
                                              std::uint32_t num_commands);
 };

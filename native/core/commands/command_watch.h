@@ -1,4 +1,4 @@
-// The command rings of an agent, and who has to look at them.
+// The command rings of an agent, and the check of whether the agent must look at them.
 #pragma once
 
 #include <atomic>
@@ -13,11 +13,11 @@ namespace kvxfer {
 
 class CommandWatch {
  public:
-  // From any thread, as what follows.
+  // From any thread, like the calls up to empty().
   void add(std::shared_ptr<CommandReader> reader);
   void close(CommandReader& reader);
   void close_all();
-  // Whether a ring is open: nobody says when a kernel posts.
+  // True while a ring is open: then the agent must look, since a kernel that posts announces nothing.
   bool any_open() const noexcept { return any_open_.load(std::memory_order_relaxed); }
   bool has_news() const;
   bool empty() const noexcept { return empty_.load(std::memory_order_relaxed); }
@@ -27,7 +27,7 @@ class CommandWatch {
   void on_ended(std::uint64_t handle);
 
  private:
-  // Kept while transfers of theirs are open, too.
+  // Rings are kept as long as transfers of theirs are open, even when they are closed.
   std::vector<std::shared_ptr<CommandReader>> readers() const;
   void count();  // under the mutex
 

@@ -1,7 +1,7 @@
-// What a stream of a GPU waits for: a word in pinned memory, and beside it what came of it.
+// What a stream of a GPU waits for: a word in pinned memory, and beside it the outcome.
 //
-// The stream goes on once the word has come to `target`; whoever lets it go has stored the outcome before. So
-// what runs behind the wait, and whoever sees that it ran, may read the outcome.
+// The stream goes on once the word has reached `target`. The outcome is stored before the word is set. So
+// kernels that run behind the wait, and any thread that sees that they ran, may read the outcome.
 #pragma once
 
 #include <atomic>
@@ -22,22 +22,24 @@ class StreamWait {
   static Result<std::shared_ptr<StreamWait>> create(const gpu::Driver& driver, int device);
   StreamWait(const StreamWait&) = delete;
   StreamWait& operator=(const StreamWait&) = delete;
-  // Nobody may be left waiting: who was not told how it ended goes on, as failed. The word is another wait's
-  // then. Streams that have not come to it yet pass: values of a word only grow.
+  // Leaves no stream waiting: if no outcome was set, the stream goes on as failed. The word then belongs
+  // to another wait. Streams that have not reached their wait yet pass it, since values of a word only
+  // grow.
   ~StreamWait();
 
-  // Lets the stream go. Only the first call counts. What was written before is seen by what runs behind.
+  // Lets the stream go. Only the first call counts. Work behind the wait sees what was written before this
+  // call.
   void end(Outcome outcome) noexcept;
   Outcome outcome() const noexcept { return static_cast<Outcome>(outcome_word().load()); }
 
   // For cuStreamWaitValue32: greater or equal.
   Word* word() const noexcept { return &place_->word; }
   Word target() const noexcept { return target_; }
-  // 4 bytes that hold an Outcome, for kernels; as long as this object is there.
+  // The address of 4 bytes that hold an Outcome, for kernels; valid as long as this object exists.
   const Word* outcome_address() const noexcept { return &place_->outcome; }
 
  private:
-  // Alone on its cache line.
+  // On a cache line of its own.
   struct alignas(64) Place { Word word = 0, outcome = 0; };
   class Pool;
   explicit StreamWait(Place* place) : place_(place), target_(place->word + 1) {}

@@ -1,8 +1,9 @@
-// A word in memory that somebody stores to when bytes are final, and what transfers that wait for it ask.
+// A word in memory that its writer stores to when bytes are final, and the condition that waiting transfers
+// check.
 //
-// Its value says how far things are and only grows until it is reset. Whoever stores releases: what it wrote
-// before is seen by whoever reads the word by an acquire. That may be a thread of this process, another
-// process that shares the memory, a stream of a GPU or a kernel.
+// The word's value says how far the writer is, and only grows until it is reset. The writer stores with
+// release: a reader that loads the word with acquire sees all that was written before. The writer may be a
+// thread of this process, another process that shares the memory, a stream of a GPU, or a kernel.
 #pragma once
 
 #include <algorithm>
@@ -22,35 +23,38 @@ namespace kvxfer {
 class Trigger {
  public:
   using Word = std::uint32_t;
-  // What is called after fire(), and when the word becomes one that others store to.
+  // Called after fire(), and when the word becomes one that others store to.
   using Bell = std::function<void()>;
 
-  // A word of this process's own, alone on its cache line.
+  // Makes one with a word of this process's own, on a cache line of its own.
   static std::shared_ptr<Trigger> create();
-  // One in pinned memory, which the host and every GPU reach at the same address.
+  // Makes one with a word in pinned memory, which the host and every GPU reach at the same address.
   static Result<std::shared_ptr<Trigger>> create_pinned(const gpu::Driver& driver, int device);
-  // Somebody's, which stays for as long as this object does. Others may store to it from the beginning.
+  // Makes one over the caller's word, which must stay for as long as this object. Others may store to it
+  // from the beginning.
   static Result<std::shared_ptr<Trigger>> create_over(Word* word, std::shared_ptr<const void> keepalive);
   Trigger(const Trigger&) = delete;
   Trigger& operator=(const Trigger&) = delete;
   ~Trigger();
 
   Word value() const noexcept { return std::atomic_ref(*word_).load(std::memory_order_acquire); }
-  // Stores a value, where it is more than what is there, and wakes who waits at once. From any thread.
+  // Stores a value if it is larger than the present one, and wakes waiting threads at once. From any
+  // thread.
   void fire(Word value);
-  // Back to 0, for the next use. What a transfer has seen it has seen.
+  // Sets the word back to 0, for the next use. Layers that a transfer has seen released stay released.
   void reset() noexcept { std::atomic_ref(*word_).store(0, std::memory_order_release); }
 
-  // Where it lies, for whoever else is to store to it: from then on transfers that wait have it looked at,
-  // again and again, where otherwise fire() wakes them. Such a word is nobody else's as long as the process
+  // Returns the word's address for another writer. From then on the agent looks again and again at the
+  // word of a waiting transfer; before, fire() wakes it. The word is not reused as long as the process
   // lives, since a stream or a graph may store to it long after this object is gone.
   Word* share();
-  // The same for one store that certainly comes, of any value but 0: when it has come the word is free again.
+  // The same for a single store that certainly comes, of any value but 0. After that store the word may be
+  // reused.
   Word* share_once();
   bool shared() const noexcept { return shared_.load(std::memory_order_seq_cst); }
 
-  // Rings from now on until the id is forgotten. A bell rings under a lock of the trigger's: it may neither
-  // wait for long nor call back.
+  // Rings `bell` from now on, until forget_bell(id). A bell rings under a lock of the trigger: it must
+  // neither wait for long nor call back.
   void add_bell(const void* id, Bell bell);
   void forget_bell(const void* id);
 
@@ -69,8 +73,8 @@ class Trigger {
   std::vector<std::pair<const void*, Bell>> bells_;
 };
 
-// What a transfer waits for: layer k of those that it moves is final once the word is at least
-// first + k * step; all of them at once where step is 0.
+// What a transfer waits for: layer k of those that it moves is final once the word is at least first + k *
+// step. With step 0, all layers become final at once.
 struct After {
   std::shared_ptr<Trigger> trigger;
   Trigger::Word first = 1, step = 0;

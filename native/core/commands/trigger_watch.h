@@ -1,4 +1,4 @@
-// Which transfers of an agent wait for a trigger, and how far each has come.
+// The transfers of an agent that wait for a trigger, and how far each has come.
 #pragma once
 
 #include <atomic>
@@ -15,21 +15,22 @@ namespace kvxfer {
 
 class TriggerWatch {
  public:
-  // `bell` wakes whoever drives the agent: a word may say more than it did.
+  // `bell` wakes the thread that drives the agent: the word may have grown.
   explicit TriggerWatch(Trigger::Bell bell) : bell_(std::move(bell)) {}
   ~TriggerWatch() { clear(); }
 
-  // Keeps the trigger until the transfer has ended. `ready` of its layers were posted as released.
+  // Keeps the trigger until the transfer has ended. `ready` of its layers were released when it was
+  // posted.
   void add(const std::shared_ptr<Handle>& handle, After after, std::uint32_t num_layers, std::uint32_t ready);
-  // Tells the engine what was released since; true where anything was. Under the progress gate.
+  // Tells the engine which layers were released since; true if there were any. Under the progress gate.
   bool look(Engine& engine, Time now);
-  // Whether look() would find something. From any thread, as what follows.
+  // True if look() would find something. From any thread, like all calls below.
   bool has_news() const;
-  // Whether a word is among them that others than fire() store to: nobody says when they do.
+  // True if others than fire() may store to one of the words: such stores are not announced.
   bool unannounced() const noexcept { return unannounced_.load(std::memory_order_relaxed); }
   bool empty() const noexcept { return empty_.load(std::memory_order_relaxed); }
-  // Lets go of what transfers that ended had kept: memory of callers, for which they may want locks of their
-  // own. Without the gate.
+  // Drops what ended transfers had kept. That is memory of callers, who may take locks of their own when
+  // it is dropped. Without the gate.
   void let_go();
   void clear();
 
@@ -46,7 +47,7 @@ class TriggerWatch {
   const Trigger::Bell bell_;
   mutable std::mutex mutex_;
   std::list<Waiting> waiting_;
-  std::list<Waiting> over_;  // that let_go() is to end
+  std::list<Waiting> over_;  // ended ones, for let_go() to drop
   std::atomic<bool> empty_{true}, unannounced_{false};
 };
 

@@ -1,4 +1,4 @@
-// The addresses that a host's name stands for, dialled one after the other until one answers.
+// The addresses that a host's name stands for; dials one after the other until one answers.
 #pragma once
 
 #include <cstddef>
@@ -14,24 +14,25 @@ namespace kvxfer {
 
 class Dialling {
  public:
-  Dialling() = default;  // of nobody: an acceptor's
+  Dialling() = default;  // dials nothing: an acceptor's
   static Result<Dialling> to(const std::string& address);
 
   bool all_loopback() const;
-  // The address that is dialled, or was when somebody answered.
+  // The address that is being dialled, or that answered.
   const TcpAddress& current() const { return addresses_[at_]; }
-  // When the next one's turn comes: those that are left share the time, so that a host which says
-  // nothing leaves some for the others.
+  // When the next address gets its turn: the remaining addresses share the time, so that a host which does
+  // not answer leaves some for the others.
   Time turn_ends(Time now, Time due_at) const;
 
-  // Through the unix name beside one of them, where a process of ours listens on it; empty otherwise.
+  // Dials through the unix name beside one of them if a process of this user listens there; else empty.
   UniqueFd dial_beside();
-  // The current one, or the first after it that is not refused at once; empty where none is left.
+  // Dials the current address, or the first one after it that is not refused at once; empty if none is
+  // left.
   UniqueFd dial(bool& connecting);
-  // The same for those after the current one, of which `why` says what became of it.
+  // The same for the addresses after the current one; `why` says why that one failed.
   UniqueFd dial_next(const std::string& why, bool& connecting);
 
-  // What became of those before the current one, in words; of all where none is left.
+  // Says in words why the addresses before the current one failed; all of them if none is left.
   const std::string& tried() const { return tried_; }
 
  private:

@@ -1,11 +1,11 @@
-// Frames from one process to another of the same host, through memory that both have mapped: a
-// quarter of a microsecond where a socket takes three.
+// Frames from one process to another of the same host, through memory that both have mapped: this takes a
+// quarter of a microsecond, a socket three.
 //
-// One writer, one reader. The reader makes the memory and hands it on over an authenticated socket,
-// beside which the ring is used: what does not fit goes over the socket, and numbers in the frames
-// say which comes next. Each end keeps its own place to itself and only publishes it. What the other
-// end publishes is a claim: it is held against the capacity, and frames are copied out before anybody
-// looks at them, so that whoever scribbles over the memory ends his own session and nothing else.
+// A ring has one writer and one reader. The reader makes the memory and passes it over an authenticated
+// socket. The ring is used beside that socket: frames that do not fit go over the socket, and numbers in the
+// frames say which one comes next. Each end keeps its own place to itself and only publishes it. The place
+// that the other end publishes is a claim: it is checked against the capacity, and frames are copied out
+// before they are looked at. So an end that scribbles over the memory ends its own session and nothing else.
 #pragma once
 
 #include <atomic>
@@ -19,14 +19,14 @@
 
 namespace kvxfer {
 
-// An OFFER of 3,500 pages fits; both processes count it as theirs, for each peer and direction.
+// An OFFER of 3,500 pages fits. Both processes count the ring as theirs, for each peer and direction.
 inline constexpr std::size_t kRingNbytes = 32 * 1024;
 
 struct RingMemory {
-  // Bytes that were ever written, and read. On lines of their own: each has one writer.
+  // Bytes ever written, and ever read. Each has one writer, so they are on cache lines of their own.
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;
-  alignas(64) std::atomic<std::uint32_t> asleep;  // the reader waits for the socket alone
+  alignas(64) std::atomic<std::uint32_t> asleep;  // the reader looks at the socket alone
   alignas(64) std::byte bytes[kRingNbytes];
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
@@ -40,16 +40,16 @@ class RingReader {
 
   UniqueFd take_fd() noexcept { return std::move(fd_); }  // for the writer
 
-  // Copies the frame with this number out, if it is the oldest; false where there is none, or another
-  // one. An error is the writer's doing.
+  // Copies the frame with this number out if it is the oldest. False if there is none, or another one. An
+  // error is the writer's fault.
   Result<bool> next(std::uint64_t sequence, std::uint32_t max_body, wire::Bytes& frame);
   bool empty() const noexcept { return memory_->written.load(std::memory_order_acquire) == read_; }
 
-  // Until wake_up() the writer says over the socket when it has written. Look again after the call:
-  // what was written before it is not announced.
+  // From this call until wake_up() the writer announces its writes over the socket. Look again after the
+  // call: frames that were written before it are not announced.
   void fall_asleep() noexcept { memory_->asleep.store(1, std::memory_order_seq_cst); }
   void wake_up() noexcept { memory_->asleep.store(0, std::memory_order_relaxed); }
-  // Is the frame with this number there, or something that next() refuses?
+  // True if the frame with this number is there, or something that next() refuses.
   bool has(std::uint64_t sequence) const noexcept;
 
  private:
@@ -63,11 +63,11 @@ class RingReader {
 
 class RingWriter {
  public:
-  // kUnsupported where the descriptor is not what a reader makes.
+  // kUnsupported if the descriptor is not of the kind that a reader makes.
   static Result<std::unique_ptr<RingWriter>> map(int fd);
 
   bool push(wire::ByteSpan frame) noexcept;  // false: no room
-  // After push: true where the reader has to be told over the socket; once for each sleep.
+  // After push: true if the reader has to be told over the socket; once for each sleep.
   bool reader_sleeps() noexcept;
 
  private:

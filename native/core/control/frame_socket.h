@@ -1,6 +1,7 @@
-// A stream socket that carries frames: bytes in, whole frames out, and back. Between two processes of
-// one host most of them then go through a pair of rings in shared memory (frame_ring.h). The socket
-// stays: for what is too large, for whoever sleeps, and to tell when the peer is gone.
+// A stream socket that carries frames: bytes come in and whole frames come out, and the reverse. Between two
+// processes of one host, most frames then go through a pair of rings in shared memory (frame_ring.h). The
+// socket stays in use for frames that are too large, to wake a reader that sleeps, and to show when the peer
+// is gone.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +23,21 @@ class FrameSocket final : public Reactor::Handler {
     virtual ~Owner() = default;
     virtual std::uint32_t max_body() = 0;              // of the frame that comes next
     virtual void on_frame(wire::ByteSpan frame) = 0;   // header, body, mac
-    virtual void on_more() {}  // it took its turn: read_more(), when others have had theirs
+    // Its turn is over and more is left: call read_more() when others have had their turn.
+    virtual void on_more() {}
     virtual void on_secure() {}  // the handshake of its channel is done; no frame has come or gone yet
-    // The ring is to be looked at from now on: its writer has said that something is in it, and says so once.
+    // From now on the owner must look at the ring: its writer has announced, once, that something is in
+    // it.
     virtual void on_announced() {}
     virtual void on_closed(const std::string& why) = 0;  // at most once; not after close()
-    // What sockets that are read one after the other read into, so that only those which wait for the rest of a
-    // frame hold memory for it.
+    // A buffer shared by all sockets that are read one after the other, so that only a socket that waits
+    // for the rest of a frame holds memory for it.
     virtual std::vector<std::byte>& read_buffer() = 0;
   };
 
-  // `connecting`: the socket's connect() is under way. `exact`: never reads past the frame that
-  // comes next, for a socket that will be handed on. `channel`: encrypts all that goes over it; its handshake comes
-  // first, each step of it in a turn.
+  // `connecting`: the socket's connect() is under way. `exact`: never reads past the frame that comes
+  // next, for a socket that will be handed on. `channel`: encrypts everything on the socket; its handshake
+  // comes first, and takes one step a turn.
   FrameSocket(Reactor& reactor, UniqueFd fd, Owner& owner, bool connecting, bool exact,
               std::unique_ptr<tls::Channel> channel = nullptr);
   ~FrameSocket() override;
@@ -43,28 +46,30 @@ class FrameSocket final : public Reactor::Handler {
   void send(wire::Bytes frame);
   void flush();
   void close() noexcept;  // after one last flush
-  // While connecting() or where that failed, in on_closed: goes on over another TCP socket, to which
-  // all that waits is sent.
+  // While connecting(), or in on_closed after connecting failed: goes on over another TCP socket, and
+  // sends everything that waits there.
   Status redial(UniqueFd fd, bool connecting);
-  UniqueFd release() noexcept;  // the socket, for another owner, who takes the channel as well
+  UniqueFd release() noexcept;  // the socket, for another owner; that owner takes the channel as well
   std::unique_ptr<tls::Channel> release_channel() noexcept { return std::move(channel_); }
-  // Whom the peer's unread frames, and what has come of its own, are charged to from now on.
+  // From now on charges this budget for frames that the peer does not read and for frames that have come
+  // in part.
   void charge(std::shared_ptr<Budget> budget);
 
   int fd() const noexcept { return fd_.get(); }
   bool open() const noexcept { return static_cast<bool>(fd_); }
-  bool connecting() const noexcept { return connecting_; }  // still true in on_closed where it failed
+  // Still true in on_closed if connecting failed.
+  bool connecting() const noexcept { return connecting_; }
   const tls::Channel* channel() const noexcept { return channel_.get(); }  // null: it is plain
   bool is_securing() const noexcept { return channel_ != nullptr && !channel_->is_secure(); }
-  bool hung_up() const noexcept;  // whether the peer has, however much of what it sent is unread
+  bool hung_up() const noexcept;  // true if the peer has hung up, even if bytes that it sent are unread
 
-  // The peer is known: offers it a ring to write to, and uses the one that it offers. False where the
-  // socket is not of one host. A peer that knows of no rings goes on as before.
+  // Call it when the peer is known: offers it a ring to write to, and uses the ring that it offers. False
+  // if the socket is not between processes of one host. A peer that does not know rings goes on as before.
   bool share_memory();
   void read_more();
-  bool read_ring();  // delivers what the ring holds; true when that was anything
-  // Until wake_up() the peer says over the socket when it has written to the ring. False where
-  // something is in it already: look again.
+  bool read_ring();  // delivers the frames that the ring holds; true if there were any
+  // From this call until wake_up() the peer announces over the socket that it has written to the ring.
+  // False if something is in the ring already: look again.
   bool fall_asleep() noexcept;
   void wake_up() noexcept;
 
@@ -77,12 +82,12 @@ class FrameSocket final : public Reactor::Handler {
   void read();
   void read_all();
   void borrow_buffer();
-  void return_buffer();  // unless something in it waits
+  void return_buffer();  // unless bytes in it wait for more
   void transmit_all();
-  bool make_room(std::size_t nbytes);  // for what comes; false: it failed
-  void take_turn();  // delivers what is whole, up to a bound
+  bool make_room(std::size_t nbytes);  // for bytes that come; false: it failed
+  void take_turn();  // delivers whole frames, up to a bound
   void wait_for_turn();
-  void secure();  // one step
+  void secure();  // one step of the handshake
   std::string reason(int error) const;
   ssize_t receive(std::byte* into, std::size_t nbytes);
   ssize_t transmit();
@@ -90,7 +95,7 @@ class FrameSocket final : public Reactor::Handler {
   bool deliver();  // the next frame, if it is there and whole
   void fail(const std::string& why);
   template <class Work>
-  bool attempt(Work&& work);  // where there is no memory for it, it fails
+  bool attempt(Work&& work);  // Runs `work`; if there is no memory for it, the socket fails.
   void want(bool write);
 
   Reactor& reactor_;
@@ -99,19 +104,19 @@ class FrameSocket final : public Reactor::Handler {
   bool connecting_, exact_, writing_ = false;
   const bool local_;
   std::unique_ptr<tls::Channel> channel_;
-  std::vector<std::byte> in_;  // the owner's while it is read
+  std::vector<std::byte> in_;  // it is the owner's buffer while the socket is read
   std::size_t in_begin_ = 0, in_end_ = 0;
   std::vector<std::byte> out_;
   std::size_t out_begin_ = 0;
   std::shared_ptr<Budget> budget_;
   Charge unread_;  // what was left when the socket took no more
-  Charge room_;  // in_, where it is not the owner's
+  Charge room_;  // for in_, if it is not the owner's
 
-  std::uint64_t num_delivered_ = 0;  // which is the number of the frame that comes next
+  std::uint64_t num_delivered_ = 0;  // the number of the frame that comes next
   std::unique_ptr<RingReader> inbox_;
   std::unique_ptr<RingWriter> outbox_;
-  UniqueFd offered_;  // the inbox's, until it has gone out
-  UniqueFd arrived_;  // the peer's offer, until it is known who sent it
+  UniqueFd offered_;  // the inbox's descriptor, until it has gone out
+  UniqueFd arrived_;  // the peer's offer, until the peer is known
   wire::Bytes from_ring_;
   bool has_more_ = false;  // was read, and waits for the next turn
   bool pushed_ = false;  // since the last flush

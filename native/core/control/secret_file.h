@@ -1,4 +1,4 @@
-// A file of one or two secrets, one a line. What is said of it tells no byte of them.
+// A file of one or two secrets, one a line. Errors about the file reveal no byte of them.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace kvxfer {
 
-// 128 bits (kvxfer/shared_secret.py). Two lines of 2 KiB are more than anybody writes.
+// 128 bits (kvxfer/shared_secret.py). Two lines of 2 KiB are longer than any real secret.
 inline constexpr std::size_t kMinSecretNbytes = 16;
 inline constexpr std::size_t kMaxSecretFileNbytes = 4096;
 
@@ -17,7 +17,7 @@ struct Secrets {
   bool operator==(const Secrets&) const = default;
 };
 
-// kInvalidArgument: it cannot be read, or has no line, three, or one that is too short.
+// kInvalidArgument: the file cannot be read, or has no line, three lines, or a line that is too short.
 Result<Secrets> read_secret_file(const std::string& path);
 
 }  // namespace kvxfer

@@ -13,15 +13,16 @@
 // Anything else - a gap, a repetition, a bad mac, a frame that its state does not allow - closes
 // the session with kProtocol or kAuthFailed.
 //
-// While a secret is exchanged for another an end accepts two. An acceptor of two proves both: its first as above, its
-// second in the last of CHALLENGE's extensions,
+// While one secret is replaced by another, an end accepts two. An acceptor with two proves both: its first
+// as above, its second in the last of CHALLENGE's extensions,
 //   second_proof_r = hmac(second secret, "kvxfer/1 acceptor, second" ||
 //                                        sha256(HELLO body || CHALLENGE body without both proofs)).
-// The initiator takes the first of the two that one of its own secrets fits; PROOF and keys are of that secret, so
-// the acceptor tries its two on PROOF. Where it is the acceptor's second the transcript is of the whole CHALLENGE
-// body: who spoils the first proof on its way, so that the second is taken, ends the handshake. An initiator proves
-// nothing before the acceptor has, and HELLO does not depend on a secret; an acceptor gives every caller proofs by
-// which guesses can be checked, which is why a secret has 128 bits at least. An older initiator skips the second.
+// The initiator accepts the first of the two proofs that matches one of its own secrets. PROOF and keys use
+// that secret, so the acceptor tries both of its secrets on PROOF. If the acceptor's second secret is used,
+// the transcript covers the whole CHALLENGE body: an attacker that spoils the first proof on its way, so
+// that the second is taken, ends the handshake. An initiator proves nothing before the acceptor has, and
+// HELLO does not depend on a secret. An acceptor gives every caller proofs against which guesses can be
+// checked; for that reason a secret has at least 128 bits. An older initiator skips the second proof.
 #pragma once
 
 #include <array>
@@ -46,20 +47,22 @@ using RandomSource = std::function<void(std::span<std::byte>)>;
 struct SessionConfig {
   std::string secret;
   std::string second_secret;  // accepted as well; "": none
-  std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
-  // Instead of a secret: no session opens before certify() has said what the connection's certificates proved.
+  // Advice for an operator whose peer has another secret.
+  std::string other_secret = "give both agents the same secret";
+  // Used instead of a secret: no session opens before certify() has said what the connection's
+  // certificates proved.
   bool needs_certificate = false;
   wire::Identity self;
   wire::Features features{.num_fence_slots = FenceTable::kSlots.num};
   Time handshake_timeout_ns = 2'000'000'000;
-  Time heartbeat_ns = 500'000'000;  // at most between two heartbeats, whatever else is sent
+  Time heartbeat_ns = 500'000'000;  // the longest time between two heartbeats, whatever else is sent
   Time silent_ns = 2'000'000'000;  // nothing heard for this long: the peer is lost
 };
 
-// What certificates have proved of a connection, before the first frame came over it.
+// What certificates have proved about a connection, before its first frame came.
 struct Certified {
-  std::string secret;  // that both ends of it have, and nobody else
-  // The identity of a peer that calls itself so; or why it is not to be had to do with.
+  std::string secret;  // known to both ends of the connection, and to no one else
+  // Returns the identity of a peer that uses this name, or why this agent refuses the peer.
   std::function<Result<std::string>(std::string_view name)> admit;
 };
 
@@ -82,7 +85,7 @@ std::string_view name_of(SessionState state) noexcept;  // "await-hello"
 std::string_view name_of(SessionEvent event) noexcept;
 
 using SessionTransition = Transition<SessionState, SessionEvent>;
-// Every transition there is; a pair that is not listed is a violation (frames) or ignored (timers).
+// All transitions. A pair that is not listed is a violation (frames) or is ignored (timers).
 std::span<const SessionTransition> session_transitions() noexcept;
 
 class Session {
@@ -91,63 +94,66 @@ class Session {
   // are UTF-8, and all together stay well below wire::kMaxHandshakeBody.
   Session(SessionRole role, const SessionConfig& config, Time now, const RandomSource& random);
 
-  // Consumes one whole frame (header, body, mac). Returns the message for the layer above, or
-  // nothing where the session handled it itself (handshake, heartbeats). An error means that the
-  // session closed, with the reason; output that is left should still be flushed.
+  // Consumes one whole frame (header, body, mac). Returns the message for the layer above, or nothing if
+  // the session handled the frame itself (handshake, heartbeats). An error means that the session closed,
+  // and says why; output that is left should still be flushed.
   Result<std::optional<wire::Message>> receive(Time now, wire::ByteSpan frame);
 
   // Seals one message for the peer. Only while open.
   void send(Time now, const wire::Message& message);
 
-  // Heartbeats due go to the output; kPeerSilent or kUnreachable (handshake) when time ran out. Called much
-  // later than next_deadline(), it was this agent that stood still, and the peer is given more time.
+  // Puts due heartbeats into the output. kPeerSilent or kUnreachable (handshake) if time ran out. If the
+  // call comes much later than next_deadline(), this agent stood still, and the peer is given more time.
   Status on_time(Time now);
   Time next_deadline() const noexcept;
 
-  // The peer has read all that was sent to it by now once it has acknowledged the HEARTBEAT of this number: the
-  // next. It goes out at its interval, or sooner where somebody waits for that: at once, or when the one under way
-  // is acknowledged, so that there is one a round trip however many wait.
+  // The number of the next HEARTBEAT. Once the peer has acknowledged that one, it has read everything that
+  // was sent to it before. The heartbeat goes out at its interval. If a caller waits for it, it goes out
+  // sooner: at once, or when the one under way is acknowledged. So there is one a round trip, however many
+  // callers wait.
   std::uint64_t next_heartbeat() const noexcept { return last_sent_heartbeat_ + 1; }
   std::uint64_t acknowledged_heartbeat() const noexcept { return last_acked_heartbeat_; }
   void hurry_heartbeat(Time now);
 
   void certify(Certified certified);  // before the peer's first frame
 
-  // An initiator's: whoever dials has a limit of their own, for connection and handshake together.
+  // For an initiator whose dialler has its own limit, for connection and handshake together.
   void connecting() noexcept;
   void connection_lost();  // end of the socket
   void close(Time now, Code code, std::string text);  // sends GOODBYE where open
 
   // Frames to write to the connection, in order; empties the queue.
   std::vector<wire::Bytes> take_output();
-  // The same for who calls it often: what `into` held is gone, its memory is used for what comes next.
+  // The same for frequent calls: discards the contents of `into` and reuses its memory for the new frames.
   void take_output(std::vector<wire::Bytes>& into);
 
   SessionState state() const noexcept { return state_; }
   const Status& reason() const noexcept { return reason_; }  // why it closed; ok before
-  bool was_violated() const noexcept { return was_violated_; }  // it closed since a frame was refused
+  bool was_violated() const noexcept { return was_violated_; }  // it closed because it refused a frame
   SessionRole role() const noexcept { return role_; }
   const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
   const std::string& identity() const noexcept { return identity_; }  // the peer's, by certificate; "": none
   const wire::Id128& id() const noexcept { return session_; }
   std::uint16_t protocol() const noexcept { return protocol_; }  // that both ends speak, once open
   const wire::Features& peer_features() const noexcept { return peer_features_; }  // once open
-  // Of either end's fence table, those that transfers of the session have: the same at both ends.
+  // The slots of either end's fence table that transfers of the session use: the same range at both ends.
   const FenceSlotRange& fence_slots() const noexcept {
     const std::uint32_t both = std::min(config_.features.num_fence_slots, peer_features_.num_fence_slots);
     return both < FenceTable::kSlots.num ? FenceTable::kOldSlots : FenceTable::kSlots;
   }
   std::uint32_t max_body() const noexcept;  // of the next frame: small until authenticated
 
-  // Renewals: the number of the newest HEARTBEAT that the peer acknowledged was sent at this
-  // time; the holder of a lease counts its ttl from here.
+  // Renewals: when the newest HEARTBEAT that the peer has acknowledged was sent. The holder of a lease
+  // counts its ttl from here.
   Time acknowledged_heartbeat_sent_at() const noexcept { return acked_sent_at_; }
-  // The newest time at which the peer proved to be alive with a HEARTBEAT: renewals of its leases.
+  // The newest time at which the peer proved with a HEARTBEAT that it is alive. That renews the peer's
+  // leases.
   Time last_heartbeat_at() const noexcept { return last_heartbeat_at_; }
 
-  // Rail sockets are bound to the session: the initiator's first frame, the acceptor's check of
-  // it (each life of a rail is accepted once, and none before it), the acceptor's answer and its check.
-  // `channel`: what the two ends of that socket alone have, where it is encrypted: nobody stands between them.
+  // Rail sockets are bound to the session: the initiator's first frame; the acceptor's check of it (it
+  // accepts each life of a rail once, and none before that one); the acceptor's answer; the initiator's
+  // check of the answer. `channel`: a key that only the two ends of an encrypted socket have, so no third
+  // party stands between them.
   wire::Bytes rail_hello(const wire::RailName& rail, std::string_view transport, std::uint16_t instance = 0,
                          std::string_view channel = {}) const;
   bool verify_rail_hello(const wire::RailHello& hello, std::string_view channel = {});
@@ -157,20 +163,21 @@ class Session {
                            std::string_view channel = {}) const;
 
  private:
-  // Sent heartbeats that are not acknowledged yet and whose times are kept: 16 = 8 s of the default
-  // heartbeat, and a peer that is silent for 2 s is lost. An older one's ack renews nothing.
+  // The newest heartbeats that are not acknowledged yet and whose times are kept. 16 = 8 s at the default
+  // heartbeat, and a peer that is silent for 2 s is lost. The acknowledgement of an older one renews
+  // nothing.
   static constexpr std::uint64_t kNumHeartbeatTimes = 16;
-  // An acceptor's heartbeats are due at multiples of the interval by this: 30 ms of 500, in which an initiator's
-  // answer comes before its own is due.
+  // An acceptor's heartbeats are due at multiples of the interval divided by this: 30 ms of 500. In that
+  // time an initiator's answer comes before the initiator's own heartbeat is due.
   static constexpr Time kHeartbeatSteps = 16;
-  // Standstills of this agent that are not held against a peer of which nothing is heard between them:
-  // each may be as long as it likes, but the peer is found out in the fourth.
+  // How many standstills of this agent, while it hears nothing of a peer, are not held against that peer.
+  // Each standstill may have any length, but the fourth counts against the peer.
   static constexpr int kMaxStandstills = 3;
 
   // Takes the table's transition for `event`; false, and nothing changes, where there is none.
   bool step(SessionEvent event) noexcept;
   Status end(SessionEvent event, Code code, std::string text);
-  // end(kViolation), and where the peer can check it a GOODBYE that tells it why.
+  // end(kViolation), and a GOODBYE with the reason if the peer can check it.
   Status violate(Code code, std::string text);
   void say_goodbye(Code code, std::string text);
   void forgive_standstill(Time now);
@@ -222,16 +229,16 @@ class Session {
 
   Time last_heard_at_ = 0;
   Time give_up_at_ = 0;
-  Time stood_still_ns_ = 0;  // this agent, since the peer was heard
-  int num_standstills_ = 0;  // those
+  Time stood_still_ns_ = 0;  // how long this agent stood still since it heard the peer
+  int num_standstills_ = 0;  // the number of those standstills
   Time heartbeat_due_at_ = kNever;
   std::uint64_t last_sent_heartbeat_ = 0, last_acked_heartbeat_ = 0, last_heard_heartbeat_ = 0;
   std::array<Time, kNumHeartbeatTimes> heartbeat_sent_at_{};
   Time acked_sent_at_ = 0;
   Time last_heartbeat_at_ = 0;
-  bool hurried_ = false;  // somebody waits for the next heartbeat
+  bool hurried_ = false;  // a caller waits for the next heartbeat
 
-  std::vector<std::uint64_t> next_lives_;  // of rails that were accepted, by index; at most 512 KiB
+  std::vector<std::uint64_t> next_lives_;  // by index, for rails that were accepted; at most 512 KiB
 };
 
 }  // namespace kvxfer

@@ -27,7 +27,7 @@ class Sha256 {
   std::uint64_t nbytes_ = 0;  // hashed or pending
 };
 
-// Of the parts one after the other.
+// The digest of the parts one after the other.
 Sha256::Digest sha256(std::initializer_list<std::span<const std::byte>> parts) noexcept;
 Sha256::Digest hmac_sha256(std::span<const std::byte> key,
                            std::initializer_list<std::span<const std::byte>> parts) noexcept;

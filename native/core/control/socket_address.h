@@ -20,8 +20,8 @@ struct TcpAddress {
   bool loopback = false;
   std::string text;                // numeric, as an address that can be connected to
 
-  // Resolves the host, which may block on a name server: one address at least, in the order in which
-  // they are to be tried. kInvalidArgument, kUnreachable.
+  // Resolves the host, which may block on a name server. Returns at least one address, in the order in
+  // which they are to be tried. kInvalidArgument, kUnreachable.
   static Result<std::vector<TcpAddress>> resolve(const std::string& address);
 };
 
@@ -31,14 +31,15 @@ Result<UniqueFd> listen_unix(const std::string& abstract_name);
 // Non-blocking; `connecting` says whether the result is still to come.
 Result<UniqueFd> dial_tcp(const TcpAddress& address, bool& connecting);
 Result<UniqueFd> dial_unix(const std::string& abstract_name);
-// The abstract name beside a TCP address: who listens on one, of this host and network namespace,
-// listens on the other. A unix socket costs a third of a loopback one for a small frame.
+// The abstract unix name beside a TCP address: a process of this host and network namespace that listens on
+// one also listens on the other. For a small frame a unix socket costs a third of a loopback one.
 std::string name_beside(const std::string& tcp_address);
-// Through that name, where a process of ours listens on it; empty otherwise.
+// Dials that name if a process of this user listens there; else empty.
 UniqueFd dial_beside(const TcpAddress& address);
-// The user of the process that connected, or that listens where we connected; none of what is no unix socket.
+// The user of the process that connected to us, or that we connected to. Nothing if the socket is no unix
+// socket.
 std::optional<uid_t> peer_user(int fd);
-// Empty: nobody waits (`error` is 0 then), or it cannot be.
+// Empty: no connection waits (`error` is 0 then), or accepting failed.
 UniqueFd accept_from(int listener, int& error);
 std::string peer_in_words(int fd);   // "127.0.0.1:4711", "a process of this host"
 

@@ -1,4 +1,4 @@
-// The control frames: what travels between two agents beside the pages, and how it is laid out.
+// The control frames: what two agents send each other beside the pages, and how it is laid out.
 //
 //   | body_nbytes u32 | type u16 | flags u16 | sequence u64 | body | mac 16 bytes |
 //
@@ -28,14 +28,14 @@ using ByteSpan = std::span<const std::byte>;
 using Id128 = std::array<std::byte, 16>;
 using Digest = std::array<std::byte, 32>;
 
-// The newest protocol that this release speaks, and the oldest that it still does. Two agents talk
-// in the newest that both know (Session::protocol), so a cluster may be upgraded node by node;
-// HELLO's own layout is for ever.
+// The newest protocol that this release speaks, and the oldest that it still does. Two agents talk in the
+// newest that both know (Session::protocol), so a cluster may be upgraded node by node. The layout of HELLO
+// never changes.
 inline constexpr std::uint16_t kProtocolVersion = 5;
 inline constexpr std::uint16_t kOldestProtocolVersion = 5;
 inline constexpr std::size_t kHeaderNbytes = 16;
 inline constexpr std::size_t kMacNbytes = 16;
-// Before a peer is authenticated it may make us hold this much and no more.
+// The most that a peer may make us hold before it is authenticated.
 inline constexpr std::uint32_t kMaxHandshakeBody = 1024;
 inline constexpr std::uint32_t kMaxBody = 4 * 1024 * 1024;  // two tables of kMaxBlocks, and room
 inline constexpr std::uint32_t kMaxBlocks = 256 * 1024;     // block pairs in one transfer
@@ -46,7 +46,8 @@ inline constexpr std::uint32_t kMaxUnits = 1024 * 1024;     // of one block, or 
 inline constexpr std::uint32_t kMaxHeads = 64 * 1024;
 inline constexpr std::uint32_t kMaxExtensions = 512;
 inline constexpr std::uint32_t kMaxSpans = 8192;
-inline constexpr std::uint32_t kMaxRegions = 4096;  // of an agent: more end its sessions
+// Of one agent: an agent that tells more ends its sessions.
+inline constexpr std::uint32_t kMaxRegions = 4096;
 inline constexpr std::uint32_t kMaxLayers = 4096;
 inline constexpr std::uint32_t kMaxNotify = 4096;
 inline constexpr std::uint32_t kMaxContext = 256;
@@ -54,14 +55,15 @@ inline constexpr std::uint32_t kMaxName = 128;
 inline constexpr std::uint32_t kMaxText = 512;              // an error's words
 inline constexpr std::uint32_t kMaxLayout = 64 * 1024;
 inline constexpr std::uint32_t kMaxTransports = 16;
-inline constexpr std::uint32_t kMaxRegionKeys = 64;         // rails of an agent that registered a region
+// Rails of one agent that may have registered a region.
+inline constexpr std::uint32_t kMaxRegionKeys = 64;
 inline constexpr std::uint32_t kMaxCreditPieces = 65536;
 inline constexpr std::uint32_t kMaxMessage = 64 * 1024;  // of one message
 inline constexpr std::uint32_t kMaxEagerNbytes = 64 * 1024;  // of pages in an OFFER
 
-// In each direction of a session messages of so many bytes may be on their way to the receiver's
-// caller, unread. Each counts kLeastMessageCharge at least, so they are 256 at most: what one costs
-// besides its bytes is bounded.
+// In each direction of a session, messages of so many bytes may be on their way to the receiver's caller,
+// unread. Each counts at least kLeastMessageCharge, so at most 256 messages wait: this bounds what messages
+// cost besides their bytes.
 inline constexpr std::uint64_t kMessageWindow = 1024 * 1024;
 inline constexpr std::uint64_t kLeastMessageCharge = 4096;
 
@@ -104,15 +106,18 @@ struct Identity {                     // who an agent is and where it runs
   std::vector<std::string> transports;  // that it is willing to use
 };
 
-// What one release has and another may not: each end says its own in HELLO and CHALLENGE, and what both have is used.
+// Features that one release has and another may lack. Each end names its own in HELLO and CHALLENGE, and
+// both use those that both have.
 struct Features {
-  std::uint32_t eager_nbytes = 0;     // of pages that it takes in an OFFER; 0: none
-  std::uint32_t num_fence_slots = 0;  // that it knows beside the first 16384 (FenceTable::kOldSlots)
-  // In CHALLENGE: proof of the acceptor's second secret (Session); zeros where it accepts one. The last.
+  std::uint32_t eager_nbytes = 0;     // pages' bytes that it accepts in an OFFER; 0: none
+  // Slots that it knows beside the first 16384 (FenceTable::kOldSlots).
+  std::uint32_t num_fence_slots = 0;
+  // In CHALLENGE: the proof of the acceptor's second secret (Session); zeros if it accepts one. Stands
+  // last.
   Digest second_proof{};
 };
-// As `extensions`: kind u16, nbytes u16, value, and so on. A kind that is not known is skipped, and so is all from where
-// the bytes are no list of kinds.
+// The form of `extensions`: kind u16, nbytes u16, value, and so on. A reader skips a kind that it does not
+// know, and everything from the point where the bytes are no list of kinds.
 Bytes encode(const Features& features);
 Features decode_features(ByteSpan extensions);
 
@@ -132,15 +137,16 @@ struct Challenge {
 };
 struct Proof { Digest proof{}; };
 inline constexpr std::uint16_t kNoRail = 0xffff;
-// One life of one rail of a session. A rail that was lost is dialled again under its index, in the next life: what
-// was said of an earlier one is never taken for it.
+// One life of one rail of a session. A rail that was lost is dialled again under its index, in the next
+// life, so a statement about an earlier life is never applied to it.
 struct RailName {
   RailName(std::uint16_t its_index = 0, std::uint32_t its_life = 0) : index(its_index), life(its_life) {}
   std::uint16_t index;
   std::uint32_t life;
   auto operator<=>(const RailName&) const = default;
 };
-// A rail joins one instance of a transport at each end: HELLO names the initiator's, WELCOME the acceptor's.
+// A rail joins one instance of a transport at each end: HELLO names the initiator's instance, WELCOME the
+// acceptor's.
 struct RailHello {
   Id128 session{};
   RailName rail;
@@ -153,7 +159,7 @@ struct RailWelcome {
   Digest proof{};
 };
 
-// The sender's end of the rail is gone: of one that fell silent no socket may tell it.
+// The sender's end of the rail is gone. If a rail fell silent, no socket may tell the peer.
 struct RailDown { RailName rail; };
 
 struct Heartbeat { std::uint64_t number = 0; };     // also renews every renewable lease held
@@ -175,7 +181,8 @@ struct Region {
   std::vector<MemorySpan> spans;
   std::uint32_t num_blocks = 0;
   Bytes layout;                       // kvxfer/layout/kv_layout.py's schema; the core does not look inside
-  std::vector<TransportKeys> keys;    // of those that reach its kind of memory, which they so tell
+  // Of the rails that reach the region's kind of memory; so they also tell which kind that is.
+  std::vector<TransportKeys> keys;
 };
 struct RegionGone { RegionId id = 0; };
 struct RegionsEnd {};                 // the regions that existed when the session opened are told
@@ -201,7 +208,7 @@ struct LeaseEnded {
 };
 
 inline constexpr std::uint8_t kFlagIntegrity = 1;  // destination compares checksums of every piece
-inline constexpr std::uint8_t kFlagLease = 2;      // `lease` is the one that is meant
+inline constexpr std::uint8_t kFlagLease = 2;      // `lease` is the only one that may allow it
 struct TransferSpec {                 // common to OFFER and REQUEST
   TransferId transfer = 0;
   std::uint32_t program = 0;
@@ -209,20 +216,21 @@ struct TransferSpec {                 // common to OFFER and REQUEST
   std::uint8_t priority = 0;          // 0 goes first
   std::uint8_t flags = 0;
   std::uint64_t timeout_ns = 0;
-  // The lease under which it was posted, or, unnamed, the newest that its poster had been told of by
-  // then. Blocks change hands: what is late must not be served under a right that came after it.
+  // The lease under which it was posted. If none was named: the newest lease that its poster had been told
+  // of by then. Blocks change hands, so a late transfer must not be served under a right that was granted
+  // after it.
   std::uint64_t lease = 0;
   std::vector<std::uint32_t> src_ids, dst_ids;  // of units, the last grid.num_fine of tokens
   Bytes notify;
-  Bytes context = {};                 // whose request it is, as its poster says: UTF-8, or empty
+  Bytes context = {};  // whose request it is, as the poster names it: UTF-8, or empty
 };
 struct Offer {                        // source -> destination: these pages may be fetched
   TransferSpec spec;
   std::uint32_t layers_ready = 0;     // of grid.num_layers, counted from grid.first_layer
   std::uint32_t fence_slot = 0;
   std::uint64_t fence_generation = 0;
-  // All of its bytes, piece after piece as they cross a stream: at once where it is let in at once. Only for a peer
-  // that said that it takes so many.
+  // All of its bytes, piece after piece as they cross a stream, so that a write that is permitted at once
+  // lands at once. Sent only to a peer that said that it takes so many.
   Bytes pages = {};
 };
 struct Request { TransferSpec spec; };  // destination -> source: may these pages be fetched?
@@ -244,12 +252,13 @@ struct LayersReady {
   TransferId transfer = 0;
   std::uint32_t layers_ready = 0;
 };
-struct Checksums {                    // source -> destination, for pieces that were credited
+struct Checksums {  // source -> destination, for pieces that a CREDIT asked for
   TransferId transfer = 0;
   std::uint32_t first_piece = 0;
   std::vector<std::uint32_t> crc32c;
 };
-// What ends a transfer tells the other end how this end's caller names the request, where it expected it.
+// Each frame that ends a transfer also tells the other end how this end's caller names the request, if that
+// caller expected the write.
 struct Done {                         // destination -> source: every byte is in place
   TransferId transfer = 0;
   Bytes context = {};
@@ -263,7 +272,8 @@ struct Fail {
 
 struct AgentMessage { Bytes payload; };  // from the sender's caller to the receiver's
 struct MessagesTaken {                // receiver -> sender of messages
-  std::uint64_t charge = 0;           // of all that its caller has taken in this session
+  // Charge of all messages that the receiver's caller has taken in this session.
+  std::uint64_t charge = 0;
 };
 
 using Message =
@@ -275,7 +285,7 @@ inline std::string text_of(const Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// A peer's words in ours: what would break a line of a log is shown as "?".
+// A peer's words inside ours: characters that would break a log line are shown as "?".
 std::string on_one_line(std::string text);
 
 FrameType type_of(const Message& message) noexcept;

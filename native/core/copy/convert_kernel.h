@@ -47,12 +47,12 @@ constexpr ConvertKernel make_kernel(std::string_view name) {
   return kernel;
 }
 
-// Whether a run is stored past the cache. Lines that are stored in part had better be in it.
+// True if a run is stored past the cache. Lines that are stored in part had better be in the cache.
 inline bool streams(const Traffic& traffic, const std::byte* dst, std::size_t nbytes) noexcept {
   return traffic.stream && (reinterpret_cast<std::uintptr_t>(dst) | nbytes) % 64 == 0;
 }
 
-// Asks for a run's bytes some time before a loop's steps reach them, and at the end for the next run's.
+// Fetches a run's bytes some time before a loop's steps reach them, and near the end those of the next run.
 template <std::size_t kStepNbytes>
 class LookAhead {
  public:
@@ -61,7 +61,7 @@ class LookAhead {
         next_(traffic.next),
         num_last_(std::min(num_steps, Traffic::kAheadNbytes / kStepNbytes)) {}
 
-  // Inlined into functions for other instruction sets, which only GCC's "always" does.
+  // Inlined into functions for other instruction sets; only GCC's "always" does that.
   [[gnu::always_inline]] void before_step(const std::byte* src, std::size_t num_left) {
     if (num_left == num_last_) at_ = next_ != nullptr ? next_ : src;
     for (std::size_t line = 0; line < kStepNbytes; line += 64) __builtin_prefetch(at_ + line);
@@ -71,13 +71,13 @@ class LookAhead {
  private:
   const std::byte* at_;
   const std::byte* next_;
-  std::size_t num_last_;  // steps, which ask for the next run
+  std::size_t num_last_;  // steps at the run's end, which fetch the next run
 };
 
-// With AVX-512 (F, BW, VL); null where this machine, or the one that this was compiled for, has none.
+// The AVX-512 (F, BW, VL) kernel; null if this machine, or the one that this was compiled for, has none.
 const ConvertKernel* avx512_convert_kernel() noexcept;
 
-// With AVX2, F16C and FMA; likewise.
+// The AVX2, F16C and FMA kernel; null likewise.
 const ConvertKernel* avx2_convert_kernel() noexcept;
 
 }  // namespace kvxfer

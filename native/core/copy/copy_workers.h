@@ -1,9 +1,9 @@
-// The threads of one agent that copy beside whoever drives it. What is copied is cut into slices, which the threads
-// take one after the other: of one copy, and of several.
+// The threads of one agent that copy beside the driving thread. Each copy is cut into slices, which the
+// threads take one after the other; they may work on one copy or on several.
 //
-// A copy lands once, when nothing of it is left or it was stopped, and no thread is in the middle of a slice of it.
-// Whoever drives made it, finds that it has landed, and only then lets go of what it reads and writes: a landing is
-// the fence of its work. Threads sleep while no slice is left.
+// A copy lands once: when none of it is left or it was stopped, and no thread is in the middle of a slice of
+// it. The driving thread made the copy, finds that it has landed, and only then lets go of what the copy
+// reads and writes: the landing is the fence of its work. Threads sleep while no slice is left.
 //
 // The threads also run errands: several short tasks that may run at the same time. The driving thread runs
 // some of them and waits until all have ended.
@@ -35,25 +35,28 @@ class SharedCopy {
   SharedCopy& operator=(const SharedCopy&) = delete;
   virtual ~SharedCopy() = default;
 
-  // No thread touches it, or the memory of its work, any more; their stores are seen by whoever was told so.
+  // True once no thread touches the copy, or the memory of its work, any more. The caller then sees their
+  // stores.
   bool landed() const noexcept { return landed_.load(std::memory_order_acquire); }
-  // Of one that has landed: what went wrong first; and whether there was no memory for it.
+  // Once it has landed: the first error; and whether memory was lacking for it.
   const Status& status() const noexcept { return status_; }
   bool starved() const noexcept { return starved_; }
 
  protected:
-  // Copies on for a slice, fenced at its end, and returns its cost. Beside other threads, in other slices of it:
-  // `thread` is a number below CopyWorkers::num_threads() that is this thread's alone meanwhile.
+  // Copies one more slice, fenced at its end, and returns its cost. Other threads may run other slices of
+  // the same copy meanwhile. `thread` is a number below CopyWorkers::num_threads() that no other thread
+  // uses at that time.
   virtual Result<std::uint64_t> advance(SlicedCopy& slice, std::size_t thread) = 0;
 
  private:
   friend class CopyWorkers;
 
-  // Under the workers' lock, until it has landed.
-  SlicedCopy left_;  // that no thread has taken
-  std::vector<SlicedCopy> begun_;  // of one pair each that is more than a slice; has room for all threads'
+  // Guarded by the workers' lock until it has landed.
+  SlicedCopy left_;  // that no thread has taken yet
+  // Each of one pair that is more than a slice; has room for those of all threads.
+  std::vector<SlicedCopy> begun_;
   std::size_t num_inside_ = 0;  // threads that copy a slice of it
-  std::uint64_t turn_cost_ = 0;  // since it stands at the queue's front
+  std::uint64_t turn_cost_ = 0;  // since it came to the queue's front
   bool queued_ = false;
   bool stopped_ = false;
   bool starved_ = false;
@@ -72,47 +75,48 @@ class Errand {
 
 class CopyWorkers {
  public:
-  // Costs are SlicedCopy's.
+  // Costs are counted as in SlicedCopy.
   struct Options {
-    // With whoever drives, so 2 and more. Those that are its own start with the first copy.
+    // Includes the driving thread, so 2 and more. The other threads start with the first copy.
     std::size_t num_threads = 2;
-    // What a thread takes of a copy at a time: some 20 us. Handing it over costs a hundredth of that, and the end of
-    // a transfer waits for no more.
+    // What a thread takes of a copy at a time: some 20 us. Handing it over costs a hundredth of that,
+    // and the end of a transfer waits for no more than that.
     std::uint64_t taken_cost = 256 * 1024;
-    // What a peer must have waiting for its works to be shared: to wake a thread that sleeps costs as much as
-    // copying half of it. And the least of a single work.
+    // The least backlog of a peer for which its works are shared: waking a sleeping thread costs as much
+    // as copying half of it. And the least cost of a single shared work.
     std::uint64_t least_backlog_cost = 512 * 1024, least_work_cost = 64 * 1024;
   };
 
   CopyWorkers(Reactor& reactor, const Options& options);
-  // Nothing that was added is left. Waits for the threads' end.
+  // No added copy may be left. Waits for the threads' end.
   ~CopyWorkers();
   CopyWorkers(const CopyWorkers&) = delete;
   CopyWorkers& operator=(const CopyWorkers&) = delete;
 
   std::size_t num_threads() const noexcept { return options_.num_threads; }
-  // Is a work worth sharing of which a peer has posted so many that wait, each about alike?
+  // Is a work worth sharing, if its peer has `num_works` posted that wait and cost about the same?
   bool is_worth(std::uint64_t work_cost, std::size_t num_works) const noexcept {
     return work_cost >= options_.least_work_cost && work_cost >= options_.least_backlog_cost / num_works;
   }
 
-  // What follows is called by whoever drives, so by one thread at a time.
+  // The calls below come from the driving thread, so from one thread at a time.
 
-  // Fewer copies wait for threads than keep them all busy while whoever drives looks at other things.
+  // True if fewer copies wait than keep all threads busy while the driving thread does other things.
   bool has_room() const noexcept { return num_queued_.load(std::memory_order_relaxed) < most_queued_; }
-  // Where there is room: has it copied. It must stay until it has landed.
+  // Call it only if has_room(). Has the threads copy it. The copy must stay until it has landed.
   void add(SharedCopy& copy);
-  // Slices wait to be taken.
+  // True if slices wait to be taken.
   bool has_slices() const noexcept { return num_queued_.load(std::memory_order_relaxed) != 0; }
-  // Copies a slice on this thread, as number 0. Returns its cost; 0 where none was left.
+  // Copies a slice on this thread, as number 0. Returns its cost; 0 if no slice was left.
   std::uint64_t help() noexcept;
-  // No slice of it begins any more. It lands when the last thread has left it, which may be at once.
+  // Begins no more slices of it. It lands when the last thread has left it, perhaps at once.
   void stop(SharedCopy& copy) noexcept;
-  // Sleeps until it has landed: of one that was stopped.
+  // Sleeps until a stopped copy has landed.
   void await(const SharedCopy& copy) noexcept;
   // Runs all errands, on this thread and on threads that are free. Returns when the last one has ended.
   void run_all(std::span<Errand* const> errands) noexcept;
-  // The next landing makes a descriptor readable that the reactor watches. One that was before is not announced.
+  // From now on the next landing makes a descriptor readable that the reactor watches. Earlier landings
+  // are not announced.
   void announce_next() noexcept;
 
  private:
@@ -126,12 +130,12 @@ class CopyWorkers {
   void start() noexcept;
   void run(std::size_t thread) noexcept;
   void run_errand(std::unique_lock<std::mutex>& lock) noexcept;
-  // Spins, without the lock, until is_so() or the time is over.
+  // Spins, without the lock, until is_so() or the time is up.
   template <class IsSo>
   void await_awake(std::unique_lock<std::mutex>& lock, Clock::time_point until, IsSo&& is_so) noexcept;
-  // Copies a slice of the first in the queue, without the lock meanwhile.
+  // Copies a slice of the first copy in the queue; releases the lock meanwhile.
   std::uint64_t copy_slice(std::unique_lock<std::mutex>& lock, std::size_t thread) noexcept;
-  void call_one() noexcept;  // who sleeps
+  void call_one() noexcept;  // wakes a sleeping thread
   void enqueue(SharedCopy& copy) noexcept;
   void dequeue(SharedCopy& copy) noexcept;
   void land_if_over(SharedCopy& copy) noexcept;
@@ -143,13 +147,13 @@ class CopyWorkers {
   std::mutex mutex_;
   std::condition_variable called_, landed_;
   std::vector<SharedCopy*>
-      queue_;  // with slices left; has room for most_queued_, and for those that come back
+      queue_;  // copies with slices left; has room for most_queued_, and for those that come back
   std::atomic<std::size_t> num_queued_{0};
   std::span<Errand* const> errands_;  // not begun yet
   std::atomic<std::size_t> num_errands_{0}, num_running_{0};  // not begun yet; begun and not ended
-  std::size_t num_idle_ = 0, num_called_ = 0;  // threads that sleep, and those of them that were woken
+  std::size_t num_idle_ = 0, num_called_ = 0;  // sleeping threads, and how many of them were woken
   bool announces_ = false, ends_ = false;
-  bool started_ = false;  // whoever drives alone asks
+  bool started_ = false;  // used by the driving thread alone
   std::vector<std::thread> threads_;
 };
 

@@ -1,4 +1,4 @@
-// crc32c (Castagnoli), with SSE4.2 where there is.
+// crc32c (Castagnoli), with SSE4.2 if the processor has it.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace kvxfer {
 
-// Of the bytes that `crc` is of, followed by these; 0 for none yet.
+// The crc of the bytes that `crc` covers, followed by these; 0 means no bytes yet.
 std::uint32_t crc32c(std::uint32_t crc, const std::byte* bytes, std::size_t nbytes) noexcept;
 
 }  // namespace kvxfer

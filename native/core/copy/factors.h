@@ -1,4 +1,4 @@
-// What a vector kernel multiplies and divides by to apply a conversion's scales.
+// The factors with which a vector kernel applies a conversion's scales.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace kvxfer {
 
-// Of any conversion. Lanes are multiplied by `times`, and then one of: divided by `over`, multiplied by
-// `high`, or made fma(x, high, x * low). See Inverse.
+// For any conversion. Lanes are multiplied by `times`. Then one of three: they are divided by `over`,
+// multiplied by `high`, or replaced by fma(x, high, x * low). See Inverse.
 struct Factors {
   float times, over, high, low;
   bool has_times, has_over, has_high, has_high_low;
 };
 
-// A scale that is NaN must not bring a payload in: kernels look for one in the elements alone.
+// A NaN scale must not bring in a payload: kernels look for payloads in the elements alone.
 inline float without_nan_payload(float scale) noexcept {
   return scale == scale ? scale : number::float_of(number::kInfinity | number::kQuiet);
 }
@@ -37,11 +37,12 @@ inline Factors factors_of(const Scaling& scaling, Dtype to) noexcept {
           has_high_low};
 }
 
-// Of a conversion from bf16 to an 8-bit float which one positive factor does: what most caches need.
+// For a conversion from bf16 to an 8-bit float that needs only one positive factor: what most caches need.
 struct NarrowFactor {
-  float factor = 0;  // 0: none does, apply Factors
-  float limit = 0;   // rounded down to bf16 it becomes largest_code, and so does all that lies beyond
-  std::uint32_t largest_code = 0;  // that is wanted: the largest number's, or what stands for overflow
+  float factor = 0;  // 0: one factor does not do; apply Factors
+  float limit = 0;   // rounded down to bf16 it becomes largest_code, and so does everything beyond it
+  // The largest code that is wanted: that of the largest number, or of overflow.
+  std::uint32_t largest_code = 0;
 };
 
 inline NarrowFactor narrow_factor(const Scaling& scaling, Dtype to) noexcept {

@@ -1,4 +1,4 @@
-// What stands for a division by a scale. A division costs as much as all the rest of a conversion.
+// Replacements for a division by a scale. A division costs as much as the rest of a conversion.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@ struct Inverse {
   };
   Kind kind = kNone;
   float high = 1, low = 0;
-  float bf16 = 0;  // x * bf16 rounds to the same 8-bit float as x / scale where x is a bf16; 0: there is none
+  // If x is a bf16, x * bf16 rounds to the same 8-bit float as x / scale; 0: there is no such factor.
+  float bf16 = 0;
 };
 
-// Remembers: runs are short, and there are as many scales as heads, often just one.
+// Remembers results: runs are short, and there are only as many scales as heads, often just one.
 Inverse inverse_of(float scale) noexcept;
 
 }  // namespace kvxfer

@@ -1,5 +1,5 @@
-// A piece in the order and form in which it crosses a stream: pair after pair of each loop, run
-// after run, converted, without gaps. What is gathered so is sent with few system calls.
+// A piece in the order and form in which it crosses a stream: pair after pair of each loop, run after run,
+// converted, without gaps. A gathered piece is sent with few system calls.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,17 @@
 
 namespace kvxfer {
 
-// What lies side by side at one end and is shorter than this costs a stream more as an iovec than it
-// costs to be copied once more (native/DESIGN.md). kvxfer/plan/program.py: GATHER_BELOW_NBYTES.
+// A stretch that lies side by side at one end and is shorter than this costs a stream more as an iovec than
+// as another copy (native/DESIGN.md). kvxfer/plan/program.py: GATHER_BELOW_NBYTES.
 inline constexpr std::uint64_t kGatherBelowNbytes = 512;
 
-// Bytes of a piece as it crosses a stream; of one pair of a layer.
+// The bytes of a piece as it crosses a stream; those of one pair of a layer.
 std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexcept;
 std::uint64_t pair_nbytes(const CopyProgram& program, std::uint32_t layer, std::uint32_t grain) noexcept;
 // Counts `pair_nbytes` of a program, once for all transfers.
 void count_pair_nbytes(CopyProgram& program) noexcept;
-// Of all pieces of a transfer, loop by loop; and at once where all layers go and the program's are counted.
+// The bytes of all pieces of a transfer, loop by loop; at once if all layers go and the program's bytes are
+// counted.
 std::uint64_t nbytes_of_loops(const CopyProgram& program, const PieceGrid& grid) noexcept;
 inline std::uint64_t transfer_nbytes(const CopyProgram& program, const PieceGrid& grid) noexcept {
   if (program.pair_nbytes[kCoarse] == 0 || grid.num_layers != program.num_layers)
@@ -31,17 +32,17 @@ inline std::uint64_t transfer_nbytes(const CopyProgram& program, const PieceGrid
          grid.num_fine * program.pair_nbytes[kFine];
 }
 
-// Are the stretches of this side so short on average, or in need of conversion (at the source)?
+// Are this side's stretches that short on average, or do they need conversion (at the source)?
 bool gathers_src(const CopyProgram& program) noexcept;
 bool scatters_dst(const CopyProgram& program) noexcept;
 
-// What a byte costs to be gathered, scattered or named, in bytes of long runs: a run costs as much as 64 bytes.
-// By the shortest run at either end, so that a slice holds at least as much as it promises.
+// What it costs to gather, scatter or name a byte, in bytes of long runs: a run costs as much as 64 bytes.
+// Uses the shortest run at either end, so that a slice holds at least as much as it promises.
 std::uint64_t work_of_a_byte(const CopyProgram& program) noexcept;
 
-// crc32c over the piece's bytes as they cross a stream, slice by slice: the same at both ends, and equal
-// only where what was converted here is what landed there. `base` is the side's own region's. The move must
-// outlive it.
+// The crc32c of the piece's bytes as they cross a stream, computed slice by slice. It is the same at both
+// ends, and equal only if the bytes that landed there are the bytes that were converted here. `base` is that
+// of the side's own region. The move must outlive it.
 class PieceChecksum {
  public:
   PieceChecksum(const Move& move, std::uint32_t piece, Side side, const std::byte* base) noexcept
@@ -50,8 +51,8 @@ class PieceChecksum {
         side_(side),
         base_(base) {}
 
-  // Reads about `nbytes` of what is left, where a run counts as 64 bytes at least. Returns how much it was.
-  // Allocates what a few runs need, or a cell that finds scales (kMostFoundNbytes).
+  // Reads about `nbytes` of what is left, counting each run as at least 64 bytes. Returns how much it
+  // read. Allocates what a few runs need, or what a cell that finds scales needs (kMostFoundNbytes).
   std::uint64_t advance(std::uint64_t nbytes = kSliceNbytes);
   bool done() const noexcept { return cursor_.done(); }
   std::uint32_t value() const noexcept { return sum_; }  // once done
@@ -70,7 +71,7 @@ class PieceChecksum {
 // The same in one go.
 std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side, const std::byte* base);
 
-// Gathers a piece of our memory, as much as there is room for. The move must outlive it.
+// Gathers a piece of our memory, as much of it as there is room for. The move must outlive it.
 class Packer {
  public:
   Packer() = default;
@@ -78,19 +79,20 @@ class Packer {
       : move_(&move),
         cursor_(*move.program, move.grid.piece(index), move.src_ids.data(), move.dst_ids.data()) {}
 
-  // What a buffer must hold at least: an element, or what finds scales (kMostFoundNbytes).
+  // The least that a buffer must hold: an element, or a cell that finds scales (kMostFoundNbytes).
   static std::uint64_t least_room(const CopyProgram& program) noexcept;
 
   // Packs what fits into `room` bytes; returns how many. 0: the piece is packed.
   std::size_t pack(std::byte* out, std::size_t room) noexcept;
 
-  // Leaves out the next `nbytes`, which went out already.
+  // Leaves out the next `nbytes`, which were sent already.
   void skip(std::uint64_t nbytes) noexcept;
 
  private:
   const Move* move_ = nullptr;
   PieceCursor cursor_;
-  std::uint64_t drop_ = 0;  // of what comes next: gone out before, and not to be cut there
+  // Bytes of what comes next that were sent before; they must not be cut at that point.
+  std::uint64_t drop_ = 0;
 };
 
 }  // namespace kvxfer

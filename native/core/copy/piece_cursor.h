@@ -1,5 +1,5 @@
-// A place within a piece, from which its cells are visited in slices: what copies, packs or sums a piece stops
-// where we say, however much a peer's program puts into one.
+// A place within a piece, from which its cells are visited in slices. So copying, packing or summing a piece
+// stops when we say, however much a peer's program puts into one.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace kvxfer {
 
-// What is done of a piece before the thread looks at something else: about 0.1 ms of copying.
+// How much of a piece is done before the thread looks at something else: about 0.1 ms of copying.
 inline constexpr std::uint64_t kSliceNbytes = 1024 * 1024;
 
 // What a slice is counted in.
@@ -18,13 +18,13 @@ enum class SliceUnit : std::uint8_t {
   kWork,  // bytes of a run at its longer end, at least a cache line: what it costs. A slice may exceed
   // its bound by a few KiB, and by a cell that finds scales.
   kCopied,  // the same, but a cell that finds scales is cut like any other. Granule by granule, whose runs are
-  // visited twice: to be looked at, and when the scale is known to be converted.
+  // visited twice: first looked at, then converted once the scale is known.
   kPacked,  // bytes as they cross a stream. A slice never exceeds its bound, which holds least_room().
 };
 
-// Program order, as for_each_cell has it; runs are cut at elements. A cell that finds scales is not cut where it is
-// packed or summed, since a scale is known after its last element: check_program bounds such cells. The program and
-// the ids must outlive the cursor.
+// Visits in program order, as for_each_cell does, and cuts runs at elements. A cell that finds scales is not
+// cut when it is packed or summed, since a scale is known only after its last element; check_program bounds
+// such cells. The program and the ids must outlive the cursor.
 class PieceCursor {
  public:
   PieceCursor() = default;
@@ -32,7 +32,7 @@ class PieceCursor {
               const std::uint32_t* dst_ids) noexcept
       : program_(&program), piece_(piece), src_ids_(src_ids), dst_ids_(dst_ids) {}
 
-  // Calls visit(part) for what comes next, of `bound` in all. Returns how much of that it visited.
+  // Calls visit(part) for the parts that come next, `bound` in all. Returns how much of that it visited.
   template <class Visit>
   std::uint64_t advance(std::uint64_t bound, SliceUnit unit, Visit&& visit) {
     std::uint64_t left = bound;
@@ -68,9 +68,9 @@ class PieceCursor {
   bool done() const noexcept { return program_ == nullptr || loop_ == program_->loops.size(); }
 
  private:
-  // A run is worth a cache line at least: naming it costs that much.
+  // A run counts as a cache line at least: naming it costs that much.
   static constexpr std::uint64_t kLeastRunNbytes = 64;
-  // Below this a run is not cut where it need not be, and what is cut off is a multiple of whole lines.
+  // A run is not cut below this size unless it must be, and a cut falls at a multiple of whole lines.
   static constexpr std::uint64_t kLeastCutNbytes = 4096;
 
   struct Weights {
@@ -96,7 +96,8 @@ class PieceCursor {
   // Some runs of a cell.
   struct Box { std::uint32_t i, j, num_rows, num_columns; };
 
-  // An axis along which the scale stays is inside a granule; along the others granules follow each other.
+  // Along an axis with a scale stride of 0 runs share a granule; along the others granules follow each
+  // other.
   template <class Visit>
   bool visit_granules(const Cell& cell, const Conversion& conversion, std::uint64_t run_weight,
                       std::uint64_t& left, Visit&& visit) {
@@ -121,7 +122,7 @@ class PieceCursor {
     return true;
   }
 
-  // What is left of a box, in parts. False where that ends beyond `left`.
+  // Visits what is left of a box, in parts. False if `left` is used up before the box ends.
   template <class Visit>
   bool visit_parts(const Cell& cell, const Conversion* conversion, std::uint64_t run_weight, SliceUnit unit,
                    const Box& box, std::uint64_t& left, Visit&& visit) {
@@ -187,7 +188,7 @@ class PieceCursor {
   std::size_t loop_ = 0;
   std::uint32_t pair_ = 0;  // of the piece's pairs of the loop's grain
   std::uint64_t granule_ = 0;  // kCopied: of the pair
-  bool has_looked_ = false;  // at all of its runs
+  bool has_looked_ = false;  // it has looked at all runs of that granule
   std::uint32_t i_ = 0, j_ = 0;  // the run of the pair, or of the granule, that comes next
   std::uint64_t within_ = 0;  // bytes of it at the source that were visited
 };

@@ -1,4 +1,4 @@
-// A place within a piece's runs at one end, from which iovecs are made as a socket takes them.
+// A place within a piece's runs at one end, which makes iovecs as a socket takes them.
 #pragma once
 
 #include <sys/uio.h>
@@ -14,11 +14,11 @@
 
 namespace kvxfer {
 
-// The cells of copy_program.h run by run, resumable: a piece may have more runs than one system
-// call takes, and a socket stops anywhere. Runs are merged where they touch at this end, which
-// is all that a stream asks for; the order of the bytes is the same at both ends, and the same as
-// core/copy/pack.h's. What is converted is named at the destination only, in the form in which it
-// lands. The move must outlive the cursor.
+// Walks the cells of copy_program.h run by run, and can stop anywhere: a piece may have more runs than one
+// system call takes, and a socket stops anywhere. Runs that touch at this end are merged, which is all that
+// a stream needs. The order of the bytes is the same at both ends, and the same as in core/copy/pack.h.
+// Converted runs are named at the destination only, in the form in which they land. The move must outlive
+// the cursor.
 class RunCursor {
  public:
   RunCursor() = default;
@@ -51,7 +51,8 @@ class RunCursor {
     });
   }
 
-  // Leaves out the next `nbytes`, of a piece that has just begun. Costs a step for each loop, not for each run.
+  // Leaves out the next `nbytes` of a piece that has just begun. Costs a step for each loop, not for each
+  // run.
   void skip(std::uint64_t nbytes) noexcept {
     const CopyProgram& program = *move_->program;
     const bool source = side_ == Side::kSrc;
@@ -75,7 +76,7 @@ class RunCursor {
   }
 
  private:
-  // Calls take(address, nbytes) until max_nbytes are named, the piece ends, or take says no.
+  // Calls take(address, nbytes) until max_nbytes are named, the piece ends, or take returns false.
   template <class Take>
   std::uint64_t walk(std::uint64_t max_nbytes, Take&& take) {
     const CopyProgram& program = *move_->program;
@@ -94,7 +95,7 @@ class RunCursor {
         const Cell cell = cell_of(loop, program.units[loop.grain], layer, move_->src_ids[first + pair_],
                                   move_->dst_ids[first + pair_]);
         const std::uint64_t at = source ? cell.src : cell.dst;
-        // Row counts[0] is the scales', where there are some.
+        // Row counts[0] is that of the scales, if the loop has any.
         for (; i_ < loop.counts[0]; ++i_, j_ = 0)
           for (; j_ < loop.counts[1]; ++j_, within_ = 0)
             if (!take_run(at + i_ * strides[0] + j_ * strides[1], run_nbytes, left, take))
@@ -109,7 +110,7 @@ class RunCursor {
     return max_nbytes - left;
   }
 
-  // What is left of a run of `nbytes` at `offset`. False where the walk ends in front of or in it.
+  // Takes what is left of a run of `nbytes` at `offset`. False if the walk ends before or inside it.
   template <class Take>
   bool take_run(std::uint64_t offset, std::uint64_t nbytes, std::uint64_t& left, Take&& take) {
     if (left == 0) return false;

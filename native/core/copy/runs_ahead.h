@@ -1,4 +1,4 @@
-// The runs of a cell, and then of the next, some runs in front of who copies or converts them.
+// Names the runs of a cell, and then those of the next, some runs ahead of the copy or conversion.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace kvxfer {
 
 class RunsAhead {
  public:
-  // `src`, `next`: where run (0, 0) of the cell lies at the source, and of the loop's next cell; null
-  // where there is none. The loop has runs, and outlives this.
+  // `src`, `next`: where run (0, 0) of the cell, and of the loop's next cell, lies at the source; null if
+  // there is no next cell. The loop has runs, and outlives this.
   RunsAhead(const CopyLoop& loop, const std::byte* src, const std::byte* next,
             std::uint64_t ahead_nbytes) noexcept
       : loop_(loop), cell_(src), next_(next) {
@@ -22,13 +22,13 @@ class RunsAhead {
     turn_at_end();
   }
 
-  // How many runs that is: the cell's own at most.
+  // How many runs ahead that is: at most the cell's own number.
   static std::uint64_t num_ahead(const CopyLoop& loop, std::uint64_t ahead_nbytes) noexcept {
     return std::min<std::uint64_t>(ahead_nbytes / loop.nbytes + 1,
                                    std::uint64_t{loop.counts[0]} * loop.counts[1]);
   }
 
-  // The next of them; null behind the last.
+  // The next run; null after the last.
   const std::byte* pop() noexcept {
     if (cell_ == nullptr) return nullptr;
     const std::byte* run = cell_ + i_ * loop_.src_strides[0] + j_ * loop_.src_strides[1];

@@ -1,5 +1,5 @@
-// A piece that is copied a slice at a time: how much of it one call moves is ours to say, and not the peer's that
-// chose the program, its blocks and how many of them make a piece.
+// A piece that is copied a slice at a time. We decide how much of it one call moves, not the peer that chose
+// the program, its blocks and how many of them make a piece.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +40,8 @@ class MappedSource final : public CopySource {
 
 class SlicedCopy {
  public:
-  // Work is counted in bytes; a run costs as much as 64 of them. 2 MiB take about a third of a millisecond, and a
-  // piece that the engine makes is less: it is one slice.
+  // Work is counted in bytes; a run costs as much as 64 of them. 2 MiB take about a third of a
+  // millisecond. A piece that the engine makes costs less: it is one slice.
   static constexpr std::uint64_t kSliceCost = 2 * 1024 * 1024;
   static constexpr std::size_t kChunkNbytes = 128 * 1024;
 
@@ -50,12 +50,12 @@ class SlicedCopy {
       : SlicedCopy(move, move.grid.piece(piece), slice_cost) {}
 
   bool done() const noexcept { return left_.num_pairs == 0 || parts_.done(); }
-  // What all of it costs, at most; UINT64_MAX: beyond.
+  // The cost of the whole piece, at most; UINT64_MAX if it is larger than that.
   std::uint64_t cost() const noexcept;
-  // Takes the next pairs away, of at most that cost but one at least, as a copy of their own that another thread
-  // may make. Where there are some, and before advance().
+  // Removes the next pairs, of at most that cost but at least one pair, and returns them as a copy of
+  // their own that another thread may run. Call it while pairs are left, and before advance().
   SlicedCopy take(std::uint64_t cost) noexcept;
-  // Copies on for a slice, fenced (copy_fence) at its end; returns its cost. Not ok: the source's words.
+  // Copies one more slice, fenced (copy_fence) at its end; returns its cost. Not ok: what the source says.
   Result<std::uint64_t> advance(CopySource& source);
 
  private:
@@ -69,7 +69,8 @@ class SlicedCopy {
   Piece left_;
   std::uint64_t slice_cost_;
   std::uint64_t pair_cost_;  // at most
-  // Where the copy stands if a pair is more than a slice, and what it has found of the granule there.
+  // How far the copy is inside a pair that is more than a slice, and what it has found of the granule
+  // there.
   PieceCursor parts_;
   bool is_scale_known_ = true;
   float amax_ = 0, scale_ = 0;

@@ -1,5 +1,5 @@
-// What every part of the engine is given: its limits, its host, the time of the call that is being served, timers
-// and counters. No part's own state stands here.
+// What every part of the engine is given: its limits, its host, the time of the present call, timers and
+// counters. It holds no state of any one part.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +26,15 @@ class Context {
 
   const EngineConfig config;
   EngineHost& host;
-  std::shared_ptr<CopyWorkers> workers;  // null: whoever calls the engine computes alone
+  std::shared_ptr<CopyWorkers> workers;  // null: the thread that calls the engine computes alone
   Time now = 0;  // Engine sets it with every call
   Timers timers;
   EngineStats stats;
   bool pump_again = false;  // a rail said "again" and will not announce that it can
 
-  // Does what one session needs. Where memory is not there for it the session is to end, which Engine does once
-  // the part has returned; what is done for others goes on. For kNobody it is left undone.
+  // Runs work that one session needs. If memory is lacking for it, the session is marked to end, and
+  // Engine ends it once the part has returned; work for other sessions goes on. Work for kNobody is left
+  // undone.
   template <class Work>
   void serve(SessionKey session, Work&& work) {
     try {
@@ -42,7 +43,7 @@ class Context {
       starve(session);
     }
   }
-  // More than kMaxStarved at a time are not remembered: their next call fails likewise.
+  // Remembers at most kMaxStarved sessions at a time. The next call of any other one fails likewise.
   void starve(SessionKey session) noexcept {
     pump_again = true;
     const auto end = starved_.begin() + static_cast<std::ptrdiff_t>(num_starved_);
@@ -54,8 +55,9 @@ class Context {
     return num_starved_ == 0 ? std::nullopt : std::optional(starved_[--num_starved_]);
   }
 
-  // A caller up the stack may still hold a reference to what ended in this round: it lives until the next.
-  // make_room() first, then nothing is in the way of it: a transfer, and the region that waited for it.
+  // Keeps an ended object until the next round, since a caller up the stack may still hold a reference to
+  // it. After make_room() keeping one cannot fail: there is room for a transfer and for the region that
+  // waited for it.
   void make_room() {
     if (ended_.capacity() - ended_.size() < 2) ended_.reserve(2 * ended_.capacity() + 2);
   }
@@ -70,7 +72,7 @@ class Context {
 
  private:
   static constexpr std::size_t kMaxStarved = 64;
-  std::array<SessionKey, kMaxStarved> starved_{};  // no memory was there for them
+  std::array<SessionKey, kMaxStarved> starved_{};  // sessions for which memory was lacking
   std::size_t num_starved_ = 0;
   std::vector<std::unique_ptr<void, void (*)(void*)>> ended_;
 };

@@ -1,6 +1,6 @@
-// Transfers whose bytes become ours: let in, scheduled over rails, accounted, confirmed.
+// Transfers whose bytes become ours: permitted, scheduled over rails, counted, confirmed.
 //
-// Owns them, and ends what was expected with its last writer. destinations.cpp is their life;
+// Destinations owns them, and ends an expectation with its last writer. destinations.cpp is their life;
 // destination_pieces.cpp is how their pieces are posted, counted and confirmed.
 #pragma once
 
@@ -39,20 +39,20 @@ struct Destination : TransferEnd, Writer {
 
   std::uint32_t fence_slot = 0;  // the source's
   std::uint64_t fence_generation = 0;
-  Time lease_ttl_ns = kNever;    // a reader's
+  Time lease_ttl_ns = kNever;    // of a read: the ttl of its lease
   bool lease_renewable = false;
   Time asked_at = 0;
   std::shared_ptr<Expectation> expectation;
   Parked::Place parked;
   Arrivals arrivals;
-  std::vector<std::uint32_t> to_confirm;  // layers that are in
-  std::vector<std::uint32_t> confirming;  // covered by the fence check that is posted
-  bool listed = false;                    // among those whose turn comes
+  std::vector<std::uint32_t> to_confirm;  // layers that have arrived
+  std::vector<std::uint32_t> confirming;  // layers that the posted fence check covers
+  bool listed = false;  // among the destinations that wait for their turn
   bool dirty = false;                     // has layers to confirm or credits to send
-  bool one_sided = false;                 // some piece in was fetched: only the fence word confirms
+  bool one_sided = false;  // a piece that arrived was fetched: only the fence word confirms it
   struct PieceSums { std::unordered_map<std::uint32_t, std::uint32_t> here, there; };
-  std::unique_ptr<PieceSums> sums;  // with integrity: those that wait for the other end's
-  // Posted in this round, to be asked for: pieces and their rails, as CREDIT names them.
+  std::unique_ptr<PieceSums> sums;  // with integrity: sums that wait for those of the other end
+  // Pieces posted in this round that must be asked for, with their rails, as CREDIT names them.
   std::vector<std::pair<wire::RailName, std::uint32_t>> to_credit;
 };
 
@@ -90,35 +90,35 @@ class Destinations {
 
   // ---- what happens to them
   void completed(const Rails::Completed& work, const Completion& completion);
-  void let_in(const LeaseTerms& lease);  // a peer's, to write: parked ones may begin
-  // An expectation that came: what waited for it begins. Where nothing did, but a write of its tag ended before it
-  // was expected, it fails with what happened to that.
+  void let_in(const LeaseTerms& lease);  // for a peer, to write: parked writes may begin
+  // For a new expectation: the writes that waited for it begin. If none waited, but a write of its tag
+  // ended before it was expected, the expectation fails with the reason of that write.
   void let_in(const Expectation& expectation);
   void path_came(SessionKey session, RegionId remote);
   void on_timer(TransferKey key);
-  void sum_slice();  // of checksums of what is in
-  void post_pieces();  // one of each session in turn, as long as rails take them
+  void sum_slice();  // of checksums of arrived pieces
+  void post_pieces();  // one of each session in turn, as long as rails take more
   void confirm_dirty();
   void begin_round();
-  bool has_work() const noexcept {  // in this round: any of these four
+  bool has_work() const noexcept {  // in this round: true if any of these four is
     return !sums_.empty() || !turns_.empty() || !dirty_.empty() || !retry_.empty();
   }
 
   // ---- ends
   const TransferTable<Destination>& all() const noexcept { return destinations_; }  // those that drain, too
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
-  // Its writers lose their right; its handle ends when the last of them has drained.
+  // Ends the right of its writers. Its handle ends when the last of them has drained.
   void end_expectation(std::uint64_t handle, TransferState state, Status why);
   void remove_session(SessionKey session) { turns_.remove_session(session); }
-  // Its limit was set or changed, or lets it post again.
+  // The limit of this session was set or changed, or lets it post again.
   void judge_pace(SessionKey session) {
     turns_.set_apart(session, limits_.is_paced(session));
     turns_.let_go(session);
   }
-  // Behind why an expectation was late: at what rate those of its writers come that are limited.
+  // Added to the reason why an expectation was late: the rate limits of its writers, if they have any.
   std::string pace_in_words(const Expectation& expectation) const;
   void let_streams_go();
-  void abandon();  // what is posted completes no more
+  void abandon();  // gives up posted works: they complete no more
 
   std::size_t size() const noexcept { return destinations_.size(); }
 
@@ -140,8 +140,8 @@ class Destinations {
   bool post_next(SessionKey session);
   struct Choice {
     Rail* rail = nullptr;
-    bool is_reachable = false;  // over some rail, if over none now
-    unsigned class_end = 0;  // the priority behind its class, on rails that it may go over
+    bool is_reachable = false;  // over some rail, even if over none now
+    unsigned class_end = 0;  // one past the last priority of its class, on the rails that it may use
   };
   Choice choose_rail(const Destination& destination);
   bool lease_ends_soon(const Destination& destination) const;
@@ -175,8 +175,8 @@ class Destinations {
   Parked parked_;
   Turns turns_;
   Sums sums_{Side::kDst, context_.workers};  // to be compared
-  std::vector<TransferKey> dirty_;  // with layers to confirm or credits to send
-  std::vector<TransferKey> retry_;  // the same, put off by a rail that said "again"
+  std::vector<TransferKey> dirty_;  // destinations with layers to confirm or credits to send
+  std::vector<TransferKey> retry_;  // the same, put off because a rail said "again"
 };
 
 }  // namespace kvxfer

@@ -1,8 +1,9 @@
 // Transfers that have ended while works of them are under way: the fence at this end.
 //
-// Nothing waits in a fence. A rail may need long to stop, or for ever: a kernel that was launched runs, a queue pair
-// has to be reset. Its work's completion says that it has, and until then the engine serves everybody else. What
-// waits for the last of them, a lease that has ended or a region that leaves, is told by ended().
+// No thread waits in a fence. A rail may take long to stop, or never stop: a launched kernel runs on, a
+// queue pair has to be reset. The completion of the work says that it has stopped; until then the engine
+// serves all other sessions. When the last work has completed, ended() tells what waits for it: a lease that
+// has ended, or a region that leaves.
 #pragma once
 
 #include "core/engine/context.h"
@@ -19,11 +20,12 @@ class Draining {
   Draining(Context& context, Sessions& sessions, Rails& rails, Regions& regions, Leases& leases)
       : context_(context), sessions_(sessions), rails_(rails), regions_(regions), leases_(leases) {}
 
-  // The rails are to end what is posted of a transfer whose end is known.
+  // Asks the rails to end the posted works of a transfer whose end is known.
   void begin(TransferEnd& transfer);
-  // On its timer: it has drained for long, and the log says so now and whenever that has lasted twice as long.
+  // On its timer: it has drained for long. Writes a line to the log now, and again whenever that time has
+  // doubled.
   void tell(TransferEnd& transfer);
-  // Nothing of it is under way any more.
+  // None of its works is under way any more.
   void ended(const TransferEnd& transfer) {
     leases_.drained(transfer);
     regions_.drained(transfer.region);

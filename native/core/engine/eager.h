@@ -1,7 +1,8 @@
 // Small writes whose bytes go with their OFFER: one trip, and no rail is asked for anything.
 //
-// The frame's mac stands for the bytes; they are checked by the rights of any write, and land in the call that finds
-// the right. Without one yet they are dropped, and asked for like others' when it comes.
+// The frame's mac protects the bytes. They need the same right as any write, and land in the call that finds
+// that right. If there is none yet, the bytes are dropped, and asked for like those of other writes when the
+// right comes.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,12 @@
 
 namespace kvxfer {
 
-// Among the rails that carried a transfer, where none did.
+// Stands among the rails that carried a transfer, if no rail did.
 inline constexpr std::string_view kEagerRail = "eager";
 
-// Bytes of a move as they cross a stream; 0 where that is too many pieces or bytes for an OFFER.
+// The bytes of a move as they cross a stream; 0 if they are too many pieces or bytes for an OFFER.
 std::uint32_t eager_nbytes_of(const Move& move) noexcept;
-// So many, of our memory.
+// Packs that many bytes of our memory.
 wire::Bytes pack_pages(const Move& move, std::uint32_t nbytes);
 void unpack_pages(const Move& move, wire::ByteSpan pages) noexcept;
 

@@ -1,7 +1,7 @@
-// The tags that our callers expect: rights to one tag's writes, until all of it has arrived.
+// The tags that our callers expect: each is a right for the writes of its tag, until all of it has arrived.
 //
-// A write under one is followed by Destinations, which also ends an expectation: it takes it out here, fails the
-// writers that are left, and says when each of them has drained.
+// Destinations follows the writes under an expectation, and also ends the expectation: it removes it here,
+// fails the writers that are left, and reports when each of them has drained.
 #pragma once
 
 #include <cstdint>
@@ -36,27 +36,29 @@ class Expectations {
         records_(records),
         tag_memory_(tag_memory) {}
 
-  // As Engine::expect.
+  // See Engine::expect.
   Result<std::shared_ptr<Expectation>> add(wire::Bytes tag, RegionId region,
                                            std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                            std::uint32_t num_layers, const Needed& needed,
                                            std::optional<SessionKey> from, Time timeout_ns,
                                            wire::Bytes context);
-  // The one that this transfer is meant for, if there is one.
+  // The expectation that this transfer is meant for, if there is one.
   std::shared_ptr<Expectation> find(const TransferEnd& transfer) const;
   bool contains(std::uint64_t handle) const { return expectations_.contains(handle); }
   std::vector<std::uint64_t> all() const;
   std::vector<std::uint64_t> of_region(RegionId region) const;
   std::vector<std::uint64_t> from(SessionKey session) const;
-  // The first behind a region's and a handle, by which it goes on; null for none.
+  // Walks all of them. Returns the first one after `place`, a region and a handle, and moves `place` on;
+  // null at the end.
   using Place = std::pair<RegionId, std::uint64_t>;
   const Expectation* after(Place& place) const;
-  // On its timer: why it fails.
+  // On its timer: returns why it fails.
   Status late(std::uint64_t handle);
 
-  // Our caller gives it up, by its wish or by its time: writes that come later are told so.
+  // Our caller gives it up, by its wish or by its time. Writes that come later hear so.
   void give_up(std::uint64_t handle, const Status& why);
-  // What such a write is told, and how our caller named the request; nothing where it may be expected yet.
+  // What a later write of a given-up tag hears, and how our caller named the request; nothing if the tag
+  // may still be expected.
   struct GivenUp {
     Status why;
     wire::Bytes context;
@@ -69,10 +71,10 @@ class Expectations {
     const auto found = expectations_.find(handle);
     return found == expectations_.end() ? nullptr : found->second.expectation;
   }
-  // Its right ends, and its handle when so many writers have drained.
+  // Ends its right now, and its handle when `num_draining` writers have drained.
   void end(const std::shared_ptr<Expectation>& expectation, TransferState state, const Status& why,
            std::size_t num_draining);
-  // A writer has. False: its right has not ended.
+  // One of its writers has drained. False: its right has not ended.
   bool drained(const Expectation& expectation);
 
   std::size_t size() const noexcept { return expectations_.size() + ending_.size(); }
@@ -100,9 +102,9 @@ class Expectations {
   TagMemory& tag_memory_;
   std::unordered_map<std::uint64_t, Expected> expectations_;  // by handle
   std::unordered_map<std::uint64_t, Ending> ending_;  // by handle
-  std::unordered_map<std::string, std::uint64_t> tags_;  // -> handle; all are our callers'
-  std::set<std::pair<RegionId, std::uint64_t>> by_region_;  // of expectations_: handles
-  std::set<std::pair<SessionKey, std::uint64_t>> by_writer_;  // those of one writer alone
+  std::unordered_map<std::string, std::uint64_t> tags_;  // -> handle; all tags that our callers expect
+  std::set<std::pair<RegionId, std::uint64_t>> by_region_;  // the handles of expectations_
+  std::set<std::pair<SessionKey, std::uint64_t>> by_writer_;  // expectations of one writer alone
 };
 
 }  // namespace kvxfer

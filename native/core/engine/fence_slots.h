@@ -1,9 +1,9 @@
-// The words of a range of the fence table: each transfer that a source serves has one, which is bumped when its right
-// ends.
+// The words of a range of the fence table. Each transfer that a source serves has one, and the source bumps
+// it when the transfer's right ends.
 //
-// A session may take another while it has fewer than twice as many as are free: one alone gets two thirds of them, and
-// however many each want more than there are, what is left is for those that have few. So transfers that are parked at
-// one peer keep no other from being served.
+// A session may take another word while it has fewer than twice as many as are free. A session alone thus
+// gets two thirds of them. If several want more than there are, what is left goes to sessions that have few.
+// So transfers that are parked at one peer do not keep another peer from being served.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ class FenceSlots {
   struct Slot {
     std::uint32_t index = 0;
     std::uint64_t generation = 0;  // while the right holds
-    Charge charge;  // of a peer that asked for the transfer
+    Charge charge;  // of the peer, if it asked for the transfer
     SessionKey session = 0;
   };
 
-  // Room for all: giving one back takes no memory.
+  // Makes room for all slots, so that giving one back takes no memory.
   FenceSlots(Context& context, const FenceSlotRange& range)
       : context_(context), range_(range), next_(range.first) {
     free_.reserve(range.num);
@@ -35,7 +35,7 @@ class FenceSlots {
     const auto found = used_.find(session);
     return (found == used_.end() ? 0 : found->second) < 2 * num_free();
   }
-  Slot take(SessionKey session, Charge charge = {}) {  // where there is room
+  Slot take(SessionKey session, Charge charge = {}) {  // only if there is room
     ++used_[session];
     std::uint32_t index = next_;
     if (free_.empty())
@@ -49,7 +49,8 @@ class FenceSlots {
     free_.push_back(slot.index);
     if (const auto found = used_.find(slot.session); found != used_.end()) --found->second;
   }
-  void remove_session(SessionKey session) { used_.erase(session); }  // what it drains still comes back
+  // Slots of its draining transfers still come back.
+  void remove_session(SessionKey session) { used_.erase(session); }
   const FenceSlotRange& range() const noexcept { return range_; }
   std::size_t num_used() const noexcept { return range_.num - num_free(); }
 
@@ -58,8 +59,8 @@ class FenceSlots {
 
   Context& context_;
   const FenceSlotRange range_;
-  std::uint32_t next_;  // never taken yet, and all behind it
-  std::vector<std::uint32_t> free_;  // those that came back: taken again first
+  std::uint32_t next_;  // this slot, and all behind it, were never taken
+  std::vector<std::uint32_t> free_;  // slots that came back; they are taken again first
   std::unordered_map<SessionKey, std::uint32_t> used_;
 };
 

@@ -1,4 +1,4 @@
-// The handles of our callers: numbered here, and which end of which transfer each is of.
+// The handles of our callers: numbers them, and knows to which end of which transfer each belongs.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class Handles {
     auto found = transfers_.find(id);
     return found == transfers_.end() ? std::nullopt : std::optional(found->second);
   }
-  // Its last state, and kEnded for who waits. No handle: nothing.
+  // Sets its last state, and emits kEnded for a waiter. Does nothing without a handle.
   void end(const std::shared_ptr<Handle>& handle, TransferState state, const Status& status,
            std::vector<std::uint32_t> failed_blocks);
   std::size_t size() const noexcept { return transfers_.size(); }

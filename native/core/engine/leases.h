@@ -1,8 +1,8 @@
 // The leases that this agent granted, and what peers told of theirs.
 //
-// A lease that ends is taken out here, and Engine ends the transfers under it; it is fenced when the last of them
-// has drained (Draining says so). Blocks on which a right of a peer's ended are remembered for that peer: what it
-// posted before may be meant for that right.
+// A lease that ends is removed here, and Engine ends the transfers under it. Its fence is complete when the
+// last of them has drained (Draining reports that). Blocks on which a peer's right ended are remembered for
+// that peer: a transfer that it posted before may be meant for that right.
 #pragma once
 
 #include <cstdint>
@@ -31,47 +31,49 @@ class Leases {
   Leases(Context& context, Sessions& sessions, Regions& regions)
       : context_(context), sessions_(sessions), regions_(regions) {}
 
-  // As Engine::grant; a holder is told. `holder` is that of the terms, null where they name none.
+  // See Engine::grant; tells the holder. `holder` is the one in the terms, null if they name none.
   Result<LeaseId> grant(Peer* holder, LeaseTerms terms);
-  // As Engine::extend.
+  // See Engine::extend.
   bool extend(LeaseId id, Time ttl_ns);
   std::optional<LeaseState> state(LeaseId id) const;
-  // As Engine::await_told.
+  // See Engine::await_told.
   bool await_told(LeaseId id);
-  // The holder has acknowledged a heartbeat: so it has heard of what was sent before that.
+  // The holder has acknowledged a heartbeat, so it has read everything that was sent before that.
   void acknowledged(const Peer& holder);
 
   // ---- rights
-  // Whether any lease may allow some of it: looks at no block, so a peer without a right costs nothing.
+  // Is there any lease that may allow a part of it? Looks at no block, so a peer without a right costs
+  // nothing.
   Status find_any(const TransferEnd& transfer, wire::LeaseMode mode) const;
-  // Finds the leases that together cover what the transfer touches here, of the peer's or the one that it names,
-  // and writes them to transfer.leases.
+  // Finds the leases that together cover the transfer's blocks here, among those of the peer or only the
+  // one that the transfer names. Writes them to transfer.leases.
   Status find(TransferEnd& transfer, wire::LeaseMode mode) const;
-  // How long a reader may act: until the first of the leases that it needs ends. Where heartbeats renew all of
-  // them it counts the whole time from its newest acknowledged one, else what is left from asking.
+  // How long a reader may act: until the first of the leases that it needs ends. If heartbeats renew all
+  // of them, the reader counts the whole time from its newest acknowledged heartbeat; else it counts what
+  // is left from its REQUEST.
   struct Window {
     Time ttl_ns;
     bool renewable;
   };
   Window window(const TransferEnd& transfer) const;
-  // It begins under the leases that were found, and ends with any of them.
+  // The transfer begins under the leases that were found, and ends with any of them.
   void let_in(const TransferEnd& transfer);
-  void renew(SessionKey holder);  // all that it holds, whichever of them is looked at later
+  void renew(SessionKey holder);  // all leases that it holds, even those that are not looked at now
 
   // ---- ends, in this order
-  std::vector<TransferKey> transfers_under(LeaseId id) const;  // those that drain, too
+  std::vector<TransferKey> transfers_under(LeaseId id) const;  // draining ones included
   std::vector<LeaseId> of_region(RegionId region) const;
   std::vector<LeaseId> of_holder(SessionKey holder) const;
-  // On its timer: true when its time is over, else it is asked again later.
+  // On its timer: true if its time is over; else the timer is set again.
   bool has_expired(LeaseId id, Status& why);
   const Lease* find(LeaseId id) const {
     auto found = leases_.find(id);
     return found == leases_.end() ? nullptr : &found->second.lease;
   }
-  // The right ends at once. Null: it had ended. It is fenced when so many transfers have drained; of none, by
-  // tell_ended.
+  // Ends the right at once. Null: it had ended before. The fence is complete when `num_draining` transfers
+  // have drained; with none, tell_ended completes it.
   std::optional<Lease> take(LeaseId id, LeaseEvent event, const Status& why, std::size_t num_draining);
-  // Tells its holder, which is about the right and says nothing of bytes.
+  // Tells the holder that the right has ended. That says nothing about bytes under way.
   void tell_ended(const Lease& lease, const Status& why, std::size_t num_draining);
   void drained(const TransferEnd& transfer);
 
@@ -84,7 +86,7 @@ class Leases {
   void told(const Peer& peer, const wire::Lease& lease);
   LeaseId newest_told(SessionKey grantor) const;
 
-  // Appends those behind `last`, by which it goes on, at most so many. False: those were all.
+  // Appends the leases after `last`, at most `most`, and moves `last` on. False: there are no more.
   bool append_views(LeaseId& last, std::size_t most, std::vector<LeaseView>& views) const;
 
   std::size_t size() const noexcept { return leases_.size() + ending_.size(); }
@@ -94,15 +96,15 @@ class Leases {
     Lease lease;
     Timers::Timer timer;
     std::uint64_t told_by = 0;  // the holder has heard of it once this heartbeat is acknowledged
-    bool awaited = false;  // somebody waits for that
+    bool awaited = false;  // a caller waits for that
   };
   struct Holder {
-    std::set<LeaseId> leases;  // that we granted to it
-    Time heard_at = 0;  // its newest heartbeat, which renewed them
-    LeaseId newest_told = 0;  // of those that it granted
-    std::vector<LeaseId> awaited;  // those of `leases`
+    std::set<LeaseId> leases;  // leases that we granted to it
+    Time heard_at = 0;  // when its newest heartbeat came, which renewed them
+    LeaseId newest_told = 0;  // among those that it granted
+    std::vector<LeaseId> awaited;  // those of `leases` that a caller waits for
   };
-  struct Ending {  // ended as a right, with works under it that have not
+  struct Ending {  // the right has ended, and works under it have not
     std::optional<SessionKey> holder;
     LeaseState state;
     Status why;
@@ -115,17 +117,17 @@ class Leases {
   const std::string& name_of(SessionKey peer) const;
   const std::string& identity_of(SessionKey peer) const;
   std::string by_certificate(SessionKey peer) const;  // in words; "" where it has none
-  Time heard_at(const Lease& lease) const;  // its holder
+  Time heard_at(const Lease& lease) const;  // when its holder was heard
   bool admits(const Lease& lease, SessionKey peer) const {
     return lease.admits(peer, name_of(peer), identity_of(peer));
   }
   bool is_known(LeaseId id) const {
     return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);
   }
-  // Of a transfer that names none: the newest that its poster had been told of, where it may allow some of it. Mostly it
-  // allows all, and is found among any number of others.
+  // For a transfer that names no lease: the newest one that its poster had been told of, if that may allow
+  // a part of it. Mostly it allows everything, and is found among any number of others.
   const Lease* newest_known(const TransferEnd& transfer, wire::LeaseMode mode) const;
-  // Until the next call.
+  // Valid until the next call.
   std::span<const Lease* const> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
   Status none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const;
   Status check_terms(const LeaseTerms& terms) const;
@@ -142,7 +144,7 @@ class Leases {
   std::set<std::pair<LeaseId, TransferKey>> transfers_;  // under leases_ and ending_
   SpareNodes<std::set<std::pair<LeaseId, TransferKey>>> spare_;
   std::unordered_map<LeaseId, LeaseState> ended_;
-  std::deque<LeaseId> ended_ids_;  // those, as they ended: the newest kMaxEnded
+  std::deque<LeaseId> ended_ids_;  // in the order of their ends: the newest kMaxEnded
   std::map<SessionKey, Holder> holders_;
   EndedRights ended_rights_;
   mutable std::vector<const Lease*> candidates_;  // kept, as making it costs

@@ -1,4 +1,5 @@
-// How fast something may go: a bucket of tokens. It never looks at a clock, and what has been let go is not taken back.
+// A rate limit: a bucket of tokens. It never looks at a clock, and bytes that were let go are not taken
+// back.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +11,11 @@ namespace kvxfer {
 
 class Pace {
  public:
-  // What may go at once after a rest, in time at the rate: more than a timer is late, so that no rate is lost to it.
+  // How much may go at once after a rest, as time at the rate. It is more than a timer is late, so that
+  // late timers cost no rate.
   static constexpr Time kBurst = 10'000'000;
 
-  // What is owed by the former rate is forgotten. The same rate again changes nothing.
+  // Forgets what is owed at the former rate. Setting the same rate again changes nothing.
   void set(Time now, std::uint64_t bytes_per_s) noexcept {
     if (bytes_per_s == bytes_per_s_) return;
     bytes_per_s_ = bytes_per_s;
@@ -21,7 +23,7 @@ class Pace {
   }
   std::uint64_t bytes_per_s() const noexcept { return bytes_per_s_; }
 
-  // Something may go, of any size: it may overdraw the bucket once.
+  // True if a piece of any size may go: it may overdraw the bucket once.
   bool is_free(Time now) const noexcept { return free_at_ <= now; }
   Time free_at() const noexcept { return free_at_; }
   void spend(Time now, std::uint64_t nbytes) noexcept {

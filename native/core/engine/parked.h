@@ -1,5 +1,5 @@
-// Writes that wait for a right: found by their tag, for who expects it, and by the first block that no lease lets
-// them write, for a lease on it. What comes for others looks at none of them.
+// Writes that wait for a right. An expectation finds them by their tag. A lease finds them by the first
+// block that no lease lets them write. A right for other writes looks at none of these.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +16,19 @@
 namespace kvxfer {
 
 class Parked {
-  // Of a tag, and of a block, as they came. The tags' bytes are the transfers'.
+  // In the order in which they came, by tag and by block. The tags' bytes belong to the transfers.
   using ByTag = std::multimap<std::string_view, TransferKey>;
   using ByBlock = std::multimap<std::tuple<SessionKey, RegionId, std::uint32_t>, TransferKey>;
 
  public:
-  // Where one is listed: with the transfer, which neither moves nor changes its tag meanwhile.
+  // Where one is listed. It is kept with the transfer, which neither moves nor changes its tag meanwhile.
   class Place {
     friend class Parked;
     std::optional<ByTag::iterator> by_tag;
     std::optional<ByBlock::iterator> by_block;
   };
 
-  // Anew where it lacks a right to another block now.
+  // Lists it, or lists it anew if it now lacks a right to another block.
   void add(const TransferEnd& transfer, Place& place) {
     const auto by_block = by_block_.emplace(
         std::tuple(transfer.key.first, transfer.region, transfer.lacks_block), transfer.key);
@@ -48,7 +48,7 @@ class Parked {
     for (auto each = first; each != last; ++each) keys.push_back(each->second);
     return keys;
   }
-  // Those of a session that a lease on some blocks, or on all, may let in: in the order of their numbers.
+  // Those of a session that a lease on some blocks, or on all, may permit, in the order of their numbers.
   std::vector<TransferKey> of_blocks(SessionKey session, RegionId region, bool all_blocks,
                                      std::span<const std::uint32_t> blocks) const {
     std::vector<TransferKey> keys;

@@ -1,8 +1,8 @@
-// What peers are limited to, by their names: for sessions that are open, and for those that come.
+// The limits of peers, by their names: for sessions that are open, and for those that come.
 //
-// A rate holds what this agent takes from a peer, since the owner of the destination says when a piece moves: all
-// sessions with peers of one name share one bucket. What comes unasked (pages of a small write in its OFFER) has come
-// already: it is counted, and what follows waits for it.
+// A rate limits what this agent takes from a peer, since the owner of the destination decides when a piece
+// moves. All sessions with peers of one name share one bucket. Bytes that come unasked (pages of a small
+// write in its OFFER) cannot be held back: they are counted, and the following pieces wait for them.
 #pragma once
 
 #include <cstddef>
@@ -24,11 +24,11 @@ class PeerLimits {
 
   PeerLimits(Context& context, Sessions& sessions) : context_(context), sessions_(sessions) {}
 
-  // Replaces what that name was limited to. Returns its sessions, whose turns are to be judged anew.
+  // Replaces the limit of that name. Returns its sessions; their turns are to be judged anew.
   Result<std::vector<SessionKey>> set(const std::string& name, const PeerLimit& limit);
   PeerLimit of(const std::string& name) const;
   std::vector<std::pair<std::string, PeerLimit>> all() const;
-  void has_opened(const Peer& peer);  // it is found by its name
+  void has_opened(const Peer& peer);  // from now on it is found by its name
   void remove_session(SessionKey session);
 
   std::uint8_t least_priority(const Peer& peer) const {
@@ -38,11 +38,11 @@ class PeerLimits {
   // ---- pieces
   bool has_paced() const noexcept { return !paced_.empty(); }  // some session; where not, ask no more
   bool is_paced(SessionKey session) const { return has_paced() && paced_.contains(session); }
-  // May one be posted? Where not, a timer of the session's is armed: kPace.
+  // May the session post a piece? If not, the session's timer kPace is armed.
   bool may_post(SessionKey session);
   void took(SessionKey session, std::uint64_t nbytes);
   void on_timer(SessionKey session);
-  // Behind why a transfer was late: at what rate. "" of a session that is not limited.
+  // Added to the reason why a transfer was late: the session's rate. "" if it has no limit.
   std::string in_words(SessionKey session) const;
 
  private:

@@ -1,8 +1,9 @@
-// The regions that peers told us of, the rails that reach each, and whether bytes can go between one and ours.
+// The regions that peers told us of, the rails that reach each, and whether bytes can go between one of them
+// and ours.
 //
-// A rail reaches memory of some kinds at each of its ends, and a region is registered with the transports of its
-// kind alone. So the keys that a REGION carries say how its bytes can leave and enter, and to this end it does not
-// matter in what memory it lies there.
+// A rail reaches memory of some kinds at each of its ends, and a region is registered only with the
+// transports of its kind. So the keys that a REGION carries say how its bytes can leave and enter. This end
+// need not know in what memory the region lies there.
 #pragma once
 
 #include <map>
@@ -19,13 +20,14 @@ namespace kvxfer {
 struct PeerRegion {
   wire::Region region;
   std::vector<Rail*> reach;  // rails that its bytes can come over
-  // Of those, ones that turned out unable from memory of that kind here.
+  // Of those, rails that proved unable to reach it from memory of that kind here.
   std::vector<std::pair<Rail*, MemoryKind>> unable;
-  std::vector<std::string> notes;  // each once, however often a rail failed so
-  Charge charge;  // of the peer's budget: what it told
+  std::vector<std::string> notes;  // each kept once, however often a rail failed in that way
+  Charge charge;  // to the peer's budget: what it told
 
   void note(std::string words);
-  // Between it and memory of that kind here, by a rail that reaches it; by any. `converts`: by a program that does.
+  // Can bytes go between the region and memory of that kind here, over this rail; over any? `converts`: by
+  // a program that converts.
   bool comes_over(const Rail& rail, MemoryKind memory, bool converts) const;
   bool is_reached_from(MemoryKind memory, bool converts) const;
 };
@@ -35,8 +37,8 @@ class PeerRegions {
   PeerRegions(Context& context, Sessions& sessions, Rails& rails)
       : context_(context), sessions_(sessions), rails_(rails) {}
 
-  // A peer told one, and callers hear of it, or more keys of one that it told. An error: it breaks the protocol, or
-  // tells more than its budget has room for.
+  // A peer told a new region, and callers hear of it; or it told more keys of a known one. An error: the
+  // peer breaks the protocol, or tells more than its budget has room for.
   Status add(const Peer& peer, wire::Region& region);
   PeerRegion* find(SessionKey session, RegionId id);
   const PeerRegion* find(SessionKey session, RegionId id) const;
@@ -45,21 +47,22 @@ class PeerRegions {
   Result<std::vector<RemoteRegionView>> views(SessionKey session) const;
 
   // ---- rails
-  // Regions that the new rail reaches.
+  // Returns the regions that the new rail reaches.
   std::vector<RegionId> rail_up(Rail& rail);
   void rail_down(const Rail& rail);
-  // It cannot reach that region from memory of that kind after all.
+  // The rail cannot reach that region from memory of that kind after all.
   void rail_failed(PeerRegion& region, Rail* rail, MemoryKind memory);
-  // Is there another that brings all that this one does?
+  // Is there another rail that reaches everything that this one reaches?
   bool others_replace(const Rail& rail) const;
 
   // ---- ways between regions
-  // All rails to its peer: those over which bytes can come from it to ours in the order in which they are chosen, then
-  // the others. `converts`: as below.
+  // All rails to its peer: first the rails over which bytes can come from it to ours, in the order of
+  // choice, then the others. `converts`: as below.
   std::vector<RailWay> ways(SessionKey session, const Region& local, const PeerRegion& remote,
                             bool converts) const;
-  // Ok where bytes can go between the two, or a rail may still come up on which they could. `fetched_here`:
-  // they become ours. `converts`: by a program that does, which not every rail runs.
+  // Ok if bytes can go between the two, or if a rail may still come up on which they could.
+  // `fetched_here`: the bytes become ours. `converts`: by a program that converts, which not every rail
+  // runs.
   Status check_path(const Peer& peer, const Region& local, const PeerRegion& remote, bool fetched_here,
                     bool converts) const;
 
@@ -74,7 +77,7 @@ class PeerRegions {
   std::map<SessionKey, std::map<RegionId, PeerRegion>> sessions_regions_;
 };
 
-// Sums are the processor's, for which memory of a GPU is not there.
+// The processor computes checksums, and cannot read memory of a GPU.
 Status check_integrity(const Region& local);
 
 }  // namespace kvxfer

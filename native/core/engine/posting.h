@@ -1,5 +1,5 @@
-// What our callers ask for becomes transfers: checked, cut into pieces, numbered, and told to the peer as soon as
-// the session has room. A write becomes a Source here, a read a Destination.
+// Turns requests of our callers into transfers: checks them, cuts them into pieces, numbers them, and tells
+// the peer as soon as the session has room. A write becomes a Source here, a read a Destination.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class Posting {
         destinations_(destinations) {}
 
   Result<std::shared_ptr<Handle>> post(TransferRequest request);
-  // Tells peers of transfers that waited for room.
+  // Tells peers of the transfers that waited for room.
   void serve_backlog();
 
  private:

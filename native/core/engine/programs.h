@@ -1,5 +1,5 @@
-// Copy programs between a region of ours and one of a peer's: those that this end compiled and told, and those
-// that peers told us, which are checked before anything is moved by them.
+// Copy programs between a region of ours and one of a peer's: those that this end compiled and told to the
+// peer, and those that peers told us. The latter are checked before any bytes move by them.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,10 @@ class Programs {
   struct Program {
     std::shared_ptr<const CopyProgram> copies;
     RegionId src = 0, dst = 0;
-    bool write = false;  // of ours alone: our region is the source
-    // A peer's: what was found of it for OFFERs, for REQUESTs. Region ids are each agent's own, so the two uses
-    // of one program name different regions, and what holds for one says nothing about the other.
+    bool write = false;  // of ours only: our region is the source
+    // Of a peer's: the result of its check for OFFERs, and for REQUESTs. Region ids are each agent's
+    // own, so the two uses of one program name different regions, and the result for one says nothing
+    // about the other.
     std::optional<Status> for_offers, for_requests;
     Charge charge;  // of the peer's budget
   };
@@ -35,20 +36,22 @@ class Programs {
   Programs(Sessions& sessions, Regions& regions, PeerRegions& peer_regions)
       : sessions_(sessions), regions_(regions), peer_regions_(peer_regions) {}
 
-  // Checks one of ours and tells the peer of it.
+  // Checks a program of ours and tells the peer of it.
   Result<std::uint32_t> install(Peer& peer, bool write, RegionId src, RegionId dst, CopyProgram program);
   const Program* find_ours(SessionKey session, std::uint32_t id) const;
-  // One of ours by which no transfer is told any more. The peer keeps it until its number names another.
+  // Forgets a program of ours that no new transfer will name. The peer keeps it until its number names
+  // another one.
   void forget(SessionKey session, std::uint32_t id) noexcept;
 
-  // A peer told one. An error: it breaks the protocol.
+  // A peer told us a program. An error: it breaks the protocol.
   Status told(Peer& peer, wire::Program& program);
-  // What a transfer that a peer begins is between. Cheap: it comes before the transfer's right is looked for.
+  // The regions and the program of a transfer that a peer begins. Cheap: it runs before the search for the
+  // transfer's right.
   Result<Use> find(const Peer& peer, const wire::TransferSpec& spec, Side ours);
-  // Checks its program against both regions, once for the pair, and its ids.
+  // Checks the program against both regions, once for the pair, and the transfer's ids.
   Status check(const Use& use, const Move& move, Side ours) const;
 
-  // Ours from or to a region that is gone, ours or the peer's.
+  // Forgets programs of ours from or to a region that is gone, ours or the peer's.
   void forget(SessionKey session, RegionId gone, bool of_peer);
   void remove_session(SessionKey session) { sessions_programs_.erase(session); }
 
@@ -56,7 +59,7 @@ class Programs {
   struct OfSession {
     std::map<std::uint32_t, Program> ours, theirs;  // by who compiled it
     std::uint32_t next = 1;
-    std::vector<std::uint32_t> free;  // numbers below it, of programs that were forgotten
+    std::vector<std::uint32_t> free;  // numbers below it, of forgotten programs
   };
 
   Sessions& sessions_;

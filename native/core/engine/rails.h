@@ -1,8 +1,8 @@
 // The rails of all peers, and the works that are under way on them.
 //
-// Counts what is outstanding, posts, and says whose work has completed. A rail that says "again" rests until the
-// next round, as far as works of that class of priorities go; one that is silent with pieces due is Engine's to give
-// up. Which rail reaches which region is not known here: peer_regions.h.
+// Counts outstanding works, posts them, and says whose work has completed. After a rail has said "again",
+// works of that class of priorities rest on it until the next round. If a rail is silent while pieces are
+// due, Engine decides whether to give it up. peer_regions.h knows which rail reaches which region.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ class Rail {
   const Capabilities& capabilities() const noexcept { return info_.capabilities; }
   RailId id() const noexcept { return info_.id; }
   SessionKey session() const noexcept { return session_; }
-  // Of its pieces, those of one class.
+  // The pieces of one class on this rail.
   class Lane {
    public:
     std::uint32_t outstanding() const noexcept { return outstanding_; }
@@ -42,10 +42,10 @@ class Rail {
     void count_posted(Time now) noexcept;
     void measure(std::uint32_t window, Time now) noexcept;
     std::uint32_t outstanding_ = 0;  // pieces that we wait for
-    Time pace_ns_ = 0;  // from one piece to the next with enough of them under way; 0: not known
+    Time pace_ns_ = 0;  // time between two pieces while enough of them are under way; 0: not known
     Time measured_at_ = 0;
     std::uint32_t num_measured_ = 0;  // since then
-    bool rests_ = false;  // "again" was said in this round
+    bool rests_ = false;  // the rail said "again" in this round
   };
   std::size_t class_of(std::uint8_t priority) const noexcept { return capabilities().classes.of(priority); }
   const Lane& lane(std::uint8_t priority) const noexcept { return lanes_[class_of(priority)]; }
@@ -53,7 +53,7 @@ class Rail {
   bool is_full(std::uint8_t priority) const noexcept {
     return lane(priority).outstanding_ >= capabilities().window;
   }
-  // One more piece of ours would be there sooner than over the other, as fast as either was of late.
+  // True if one more piece of ours would arrive sooner than over the other rail, at their recent speeds.
   bool is_sooner(const Rail& other, std::uint8_t priority) const noexcept;
 
  private:
@@ -62,10 +62,10 @@ class Rail {
   SessionKey session_ = 0;
   std::uint32_t outstanding_ = 0;  // pieces that we wait for on it
   std::array<Lane, PriorityClasses::kMost> lanes_;
-  Time moved_at_ = 0;  // something came over it, or was first waited for
-  bool forgiven_ = false;  // since then: a standstill of our own
+  Time moved_at_ = 0;  // when something last came over it, or was first waited for
+  bool forgiven_ = false;  // since then, one standstill of our own was not held against it
   Timers::Timer watch_;
-  std::vector<WorkId> stopped_;  // to be cancelled
+  std::vector<WorkId> stopped_;  // works to be cancelled
 };
 
 enum class WorkUse : std::uint8_t { kFetch, kReceive, kFence, kSend };
@@ -80,14 +80,15 @@ class Rails {
     auto found = rails_.find(id);
     return found == rails_.end() ? nullptr : &found->second;
   }
-  const std::vector<Rail*>& of(SessionKey session) const;  // alive, as they came
-  bool any(SessionKey session, std::string_view transport) const;  // of them
+  // Rails that are up, in the order in which they came.
+  const std::vector<Rail*>& of(SessionKey session) const;
+  bool any(SessionKey session, std::string_view transport) const;  // among those
   bool was_lost(SessionKey session, const std::string& transport) const;
-  Rail* at(SessionKey session, std::uint16_t index);  // the one that is up; null for none
+  Rail* at(SessionKey session, std::uint16_t index);  // the rail that is up; null if there is none
   void remove(Rail& rail);  // it went down
-  void drop_session(SessionKey session);  // and drops its rails
+  void drop_session(SessionKey session);  // and drops its rails at the host
 
-  // ---- switched off, by the name of their transport: none of it comes up
+  // ---- switched off, by the name of the transport: its rails do not come up
   bool is_off(std::string_view transport) const { return !off_.empty() && off_.contains(transport); }
   void set_off(const std::string& transport, bool off) {
     if (off)
@@ -97,11 +98,12 @@ class Rails {
   }
   std::vector<std::string> all_off() const { return {off_.begin(), off_.end()}; }
 
-  // ---- not up: what an index was last used for
-  void expect(SessionKey session, const wire::RailName& rail);  // it is dialled again
+  // ---- not up: the newest use of each index
+  void expect(SessionKey session, const wire::RailName& rail);  // it is being dialled again
   void give_up(SessionKey session, const wire::RailName& rail);  // it did not come up
   bool is_expected(SessionKey session, const wire::RailName& rail) const;
-  bool is_over(SessionKey session, const wire::RailName& rail) const;  // that life, where the rail is not up
+  // That life of a rail that is not up.
+  bool is_over(SessionKey session, const wire::RailName& rail) const;
 
   // ---- works
   // kFetch or kReceive: how the rail is to bring this piece.
@@ -110,14 +112,17 @@ class Rails {
     if (takes.one_sided && takes.two_sided) return context_.host.choose(rail.id(), move, piece);
     return takes.one_sided ? WorkKind::kFetch : WorkKind::kReceive;
   }
-  // Gives the work its number. Where it is accepted it is under way, and the transfer's to remember.
+  // Numbers the work and posts it. If the rail accepts it, the work is under way, and the transfer
+  // remembers it.
   PostResult post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer);
-  // Nothing more of that class is posted on it in this round.
+  // Posts no more works of that class on the rail in this round.
   void rest(Rail& rail, std::uint8_t priority);
-  // What is posted of a transfer that has ended is to end. It is not waited for any more, so it keeps no other from
-  // being posted, nor is its rail silent for it; the rail itself bounds what it has under way.
+  // The posted works of an ended transfer are to end. The engine no longer waits for them: they keep no
+  // other work from being posted, and the rail does not count as silent because of them. The rail itself
+  // bounds what it has under way.
   void stop(const TransferEnd& transfer);
-  // Asks for that: each rail once, for all that was stopped since the last time. Due before the gate is given up.
+  // Sends the cancellations: one call to each rail, for all works stopped since the last time. Due before
+  // the gate is released.
   void cancel_stopped();
   struct Completed {
     WorkUse use;
@@ -127,14 +132,14 @@ class Rails {
     Rail* rail;  // null: it is down
   };
   std::optional<Completed> completed(const Completion& completion);
-  // Pieces that are waited for, over all peers; and those of each rail's class of this place.
+  // Pieces that this end waits for, over all peers; and those of the rails' classes with this number.
   std::uint32_t outstanding() const noexcept { return outstanding_; }
   std::uint32_t outstanding(std::size_t of_class) const noexcept { return outstanding_of_[of_class]; }
   std::size_t num_works() const noexcept { return works_.size(); }
 
   // ---- silence
-  // On its timer, `late` by so much: pieces are due on it and nothing came for as long as would end a session.
-  // False: not so, and it is watched on.
+  // On its timer, which is `late` by so much: are pieces due on the rail, and did nothing come for as long
+  // as would end a session? False: no, and it is watched on.
   bool is_silent(RailId id, Time late);
   void watch_on(Rail& rail);  // it is silent, and kept
 
@@ -150,7 +155,7 @@ class Rails {
   struct OfSession {
     std::vector<Rail*> alive;
     std::map<std::uint16_t, Life> newest;  // by index
-    std::set<std::string> lost;  // transports of which one was up and went down
+    std::set<std::string> lost;  // transports of rails that were up and went down
   };
   struct Record {
     WorkUse use;
@@ -163,7 +168,8 @@ class Rails {
   void count_posted(Rail& rail, std::size_t of_class);
   void forget_due(Rail* rail, std::size_t of_class) noexcept;
   void forget_posted(WorkId work,
-                     TransferEnd& transfer);  // the last one of the transfer's, which was not accepted
+                     // Withdraws the transfer's last work, which was not accepted.
+                     TransferEnd& transfer);
   void watch(Rail& rail, Time at) { context_.timers.set(rail.watch_, at, TimerKind::kRail, rail.info_.id); }
 
   Context& context_;
@@ -176,7 +182,7 @@ class Rails {
   std::uint32_t outstanding_ = 0;
   std::array<std::uint32_t, PriorityClasses::kMost> outstanding_of_{};
   std::vector<RailId> resting_;
-  std::vector<RailId> stopping_;  // with works to be cancelled
+  std::vector<RailId> stopping_;  // rails with works to be cancelled
 };
 
 }  // namespace kvxfer

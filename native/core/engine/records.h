@@ -1,5 +1,5 @@
-// Tells who watches the agent from beside how transfers and expectations ended: a record for each end, once. Nobody
-// watches mostly; then an end costs one look at a pointer.
+// Records how transfers and expectations ended, for a watcher outside the engine: each end writes one
+// record, once. Mostly there is no watcher; then an end costs one look at a pointer.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ class Records {
  public:
   explicit Records(Context& context) : context_(context) {}
 
-  // Null: none any more. It outlives the engine.
+  // Null: stop recording. The ring outlives the engine.
   void watch(RecordRing* ring) noexcept { ring_ = ring; }
 
-  // Nothing of it is posted any more; its state is its last. Of `num_pieces` of its pieces this end knows that they
-  // moved.
+  // None of its works is posted any more, and its state is its last. `num_pieces`: how many of its pieces
+  // are known at this end to have moved.
   void ended(TransferEnd& transfer, std::uint32_t num_pieces) noexcept {
     if (ring_ != nullptr) write(transfer, num_pieces);
   }
-  // A peer's was refused before it was taken in. Of its spec's tables nothing may be left.
+  // A peer's transfer was refused before it was taken in. The tables in its spec may be gone.
   void refused(const TransferEnd& transfer, const wire::TransferSpec& spec, const Status& why) noexcept {
     if (ring_ != nullptr) write(transfer, spec, why);
   }
@@ -32,7 +32,7 @@ class Records {
     if (ring_ != nullptr) write(expectation, state, why);
   }
 
-  // Of what is open.
+  // Describes an open transfer or expectation.
   static void describe(Record& record, const TransferEnd& transfer, std::uint32_t num_pieces) noexcept;
   static void describe(Record& record, const Expectation& expectation) noexcept;
 

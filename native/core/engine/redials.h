@@ -1,5 +1,5 @@
-// When rails are dialled again that were lost, or did not come up, while their session goes on: those of sessions that
-// this end opened. The other end takes what comes.
+// When to dial again the rails that were lost, or did not come up, while their session goes on. Only in
+// sessions that this end opened; in others the peer dials.
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,18 @@ namespace kvxfer {
 
 class Redials {
  public:
-  // The first wait, which each one after it doubles up to the longest. A rail that had been up for as long as the
-  // longest begins anew.
+  // The first wait. Each further wait doubles, up to the longest. A rail that had been up for as long as
+  // the longest wait begins anew.
   static constexpr Time kFirstWait = 100'000'000, kLongestWait = 30'000'000'000;
 
   Redials(Context& context, Rails& rails) : context_(context), rails_(rails) {}
 
   void up(const Rail& rail);
-  // It was lost or did not come up. Returns after how long it is dialled again: a little more than its wait, so that
-  // rails that were lost together are not dialled together.
+  // The rail was lost or did not come up. Returns the time until it is dialled again: a little more than
+  // its wait, so that rails that were lost together are not dialled together.
   Time again(SessionKey session, const wire::RailName& rail);
   void dial(SessionKey session, std::uint16_t index);  // on its timer
-  // It was lost or did not come up, and is not dialled before all that are held are.
+  // The rail was lost or did not come up, and stays down until all held rails are dialled.
   void hold(SessionKey session, const wire::RailName& rail);
   void dial_held();
   void remove_session(SessionKey session);

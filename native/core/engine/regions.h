@@ -1,4 +1,4 @@
-// The regions of this agent: registered, and those that are deregistered while works on them are under way.
+// The regions of this agent: registered ones, and deregistered ones while works on them are under way.
 #pragma once
 
 #include <cstddef>
@@ -24,12 +24,13 @@ class Regions {
     auto found = regions_.find(id);
     return found == regions_.end() ? nullptr : found->second.get();
   }
-  void lies_on(RegionId id, int numa_node);  // nothing where it is gone
+  void lies_on(RegionId id, int numa_node);  // does nothing if it is gone
   RegionId reserve_id() noexcept { return next_id_++; }
 
-  // It is found no more. Its memory is kept until so many transfers have drained; then the host is told.
+  // From now on it is not found. Keeps its memory until `num_draining` transfers have drained; then tells
+  // the host.
   void remove(RegionId id, std::size_t num_draining);
-  void drained(RegionId id);  // one of those transfers
+  void drained(RegionId id);  // one of those transfers has drained
   bool is_leaving(RegionId id) const { return leaving_.contains(id); }
 
  private:

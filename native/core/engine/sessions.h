@@ -1,7 +1,8 @@
 // The conversations with peers: how they begin, what goes out on them, and why they ended.
 //
-// Owns each Session, which judges its own handshake and silence (core/control/session.cpp). Other parts see a Peer
-// through what it says of itself, and say things to it with send(). A session ends in Engine, which tells every part.
+// Owns each Session, which judges its own handshake and silence (core/control/session.cpp). Other parts read
+// the state of a session from its Peer, and send frames with send(). A session ends in Engine, which tells
+// every part.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@
 
 namespace kvxfer {
 
-// Of what went wrong with one peer, or with one region of a peer.
+// Kept notes about what went wrong with one peer, or with one region of a peer.
 inline constexpr std::size_t kMaxNotes = 64;
 
 // Open sessions, by the names of their peers.
@@ -67,11 +68,12 @@ class Sessions {
  public:
   explicit Sessions(Context& context) : context_(context), config_(context.config.session) {}
 
-  // Those that are accepted in sessions that begin from now on. `second`: "" for none.
+  // The secrets that sessions accept if they begin from now on. `second`: "" for none.
   void set_secrets(std::string first, std::string second);
 
   Peer& add(SessionRole role);
-  // It is no peer any more; why is kept for those who ask. A reference to it is good for this round.
+  // Removes the peer, and keeps the reason for later questions. A reference to the peer is valid for this
+  // round.
   void remove(SessionKey key, const Status& why);
 
   Peer* find(SessionKey key) {
@@ -94,8 +96,8 @@ class Sessions {
   std::vector<SessionKey> up() const;  // those that callers were told of
   std::vector<SessionKey> named(const std::string& name) const;  // open ones with peers of that name
 
-  // ---- names: a newcomer waits while an older session of its name, of another process, may still answer
-  std::vector<SessionKey> older_namesakes(const Peer& peer) const;  // that do not wait themselves
+  // ---- names: a new peer waits while an older session of its name, of another process, may still answer
+  std::vector<SessionKey> older_namesakes(const Peer& peer) const;  // those that do not wait themselves
   void hold(Peer& peer);
   void admit(Peer& peer);
   bool waited_enough(Peer& peer) {  // on its timer
@@ -104,14 +106,15 @@ class Sessions {
   }
   bool is_held(const Peer& peer) const { return held_.contains(peer.key_); }
   const std::map<SessionKey, Time>& held() const noexcept { return held_; }  // since when
-  bool is_contested(const Peer& peer) const;  // a newcomer waits for its name
+  bool is_contested(const Peer& peer) const;  // a new peer waits for its name
 
-  // ---- what a connection says; afterwards its output is still to be flushed
+  // ---- state of the connection; after each call the session's output has to be flushed
   void dialling(Peer& peer);
-  // Of the session's own frames nothing comes out. An error: it closed, for that reason.
+  // Returns nothing for the session's own frames. An error: it closed for that reason.
   Result<std::optional<wire::Message>> receive(Peer& peer, wire::ByteSpan frame);
   bool has_opened(
-      Peer& peer);  // true once; from then on it is found by its name, and by its number where it called
+      // True once; from then on it is found by its name, and by its number if this end took the call.
+      Peer& peer);
   bool heard_heartbeat(Peer& peer);  // true once for each
   bool heard_acknowledgement(Peer& peer);  // of ours; true once for each
   Status disconnected(Peer& peer, const std::string& why);
@@ -121,16 +124,16 @@ class Sessions {
   bool regions_told(Peer& peer) { return !std::exchange(peer.regions_known_, true); }  // true once
   void await_rails(Peer& peer, std::uint32_t count) { peer.rails_pending_ = count; }
   void rail_settled(Peer& peer) { peer.rails_pending_ -= peer.rails_pending_ > 0 ? 1 : 0; }
-  // True once: nothing is waited for any more.
+  // True once: the peer waits for nothing any more.
   bool comes_up(const Peer& peer) const {
     return !peer.up_ && peer.regions_known_ && peer.rails_pending_ == 0;
   }
   void set_up(Peer& peer) { peer.up_ = true; }
-  void note(Peer& peer, std::string words) {  // the newest are kept
+  void note(Peer& peer, std::string words) {  // keeps the newest notes
     if (peer.notes_.size() == kMaxNotes) peer.notes_.erase(peer.notes_.begin());
     peer.notes_.push_back(std::move(words));
   }
-  // kRegion or kRegionGone. An error: more of the peer's wait than its budget has room for.
+  // kRegion or kRegionGone. An error: more events of the peer wait than its budget has room for.
   Status tell_caller(const Peer& peer, EventKind kind, RegionId region);
   void note_rail(Peer& peer, std::uint16_t index, std::string words) {
     peer.rail_notes_[index] = std::move(words);
@@ -138,8 +141,8 @@ class Sessions {
   void forget_rail(Peer& peer, std::uint16_t index) { peer.rail_notes_.erase(index); }  // it is up
 
   // ---- what goes out
-  void send(Peer& peer, const wire::Message& message);  // with the next flush
-  // FAIL. `context`: as in wire::Fail.
+  void send(Peer& peer, const wire::Message& message);  // goes out with the next flush
+  // Sends FAIL. `context`: as in wire::Fail.
   void refuse(Peer& peer, TransferId transfer, const Status& why, const wire::Bytes& context = {});
   void say_goodbye(Peer& peer, Code code, const std::string& text);
   void hurry_heartbeat(Peer& peer);
@@ -154,16 +157,17 @@ class Sessions {
   void forget_names(const Peer& peer) noexcept;
 
   Context& context_;
-  SessionConfig config_;  // of the next
+  SessionConfig config_;  // for the next session
   SessionKey next_key_ = 1;
   std::map<SessionKey, std::unique_ptr<Peer>> peers_;
   std::map<wire::Id128, SessionKey>
-      by_id_;  // of open sessions that this end took: those numbers are drawn here
+      by_id_;  // of open sessions that this end took: this end drew their numbers
   PeerNames names_;  // of all that have opened
   std::map<SessionKey, PeerView> lost_;  // the newest kMaxLost
-  std::map<SessionKey, Time> held_;  // newcomers, and since when
-  std::vector<SessionKey> stirred_;  // what a round has to flush, so that idle peers cost nothing
-  std::vector<wire::Bytes> outgoing_;  // of one of them: kept, as making it costs
+  std::map<SessionKey, Time> held_;  // new peers that wait, and since when
+  // Sessions that a round has to flush, so that idle peers cost nothing.
+  std::vector<SessionKey> stirred_;
+  std::vector<wire::Bytes> outgoing_;  // frames of one of them; kept, as making the vector costs
 };
 
 }  // namespace kvxfer

@@ -1,7 +1,7 @@
-// Transfers whose bytes are ours: offered by us, or asked for by a peer that holds a lease.
+// Transfers whose bytes are ours: offered by us, or requested by a peer that holds a lease.
 //
-// Owns them and their fence words. A destination posts what it fetches by itself; over rails of two sides it asks
-// by CREDIT, and what it asked for is sent from here.
+// Sources owns them and their fence words. On one-sided rails the destination fetches the pieces itself. On
+// two-sided rails it asks for them by CREDIT, and they are sent from here.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,12 @@ struct Source : TransferEnd {
   Source() : TransferEnd(TimerKind::kSource) {}
 
   std::optional<FenceSlots::Slot> fence;  // while its right holds
-  std::map<wire::RailName, std::list<Run>> to_send;  // by rail; lists: empty, they have allocated nothing
-  std::uint64_t num_early = 0;  // of them, pieces over rails that were not up
-  std::uint64_t num_credited = 0;  // pieces, those asked for again too
-  std::uint32_t num_sent = 0;  // likewise
-  // Runs that wait to be sent and summed: beyond a few the peer is charged for as many as they were at most.
+  // By rail; lists, since an empty one has allocated nothing.
+  std::map<wire::RailName, std::list<Run>> to_send;
+  std::uint64_t num_early = 0;  // of them, pieces for rails that were not up
+  std::uint64_t num_credited = 0;  // pieces that were asked for, repetitions included
+  std::uint32_t num_sent = 0;  // pieces, repetitions included
+  // The most runs that waited to be sent and summed at a time; the peer is charged for those beyond a few.
   std::size_t most_runs = 64;
   Charge runs;
 };
@@ -56,7 +57,7 @@ class Sources {
         fences_(context, FenceTable::kSlots),
         old_fences_(context, FenceTable::kOldSlots) {}
 
-  // ---- ours: queued, then told with an OFFER. False: no fence word is free for it, later
+  // ---- ours: queued, then announced by an OFFER. False: no fence word is free for it; try later
   Source& add(std::unique_ptr<Source> source);
   bool offer(Peer& peer, TransferKey key);
   void layers_ready(TransferKey key, std::uint32_t layers);
@@ -72,19 +73,19 @@ class Sources {
   void rail_up(const Rail& rail);
   void rail_down(const Rail& rail);
   void on_timer(TransferKey key);
-  // Once a round: pieces that wait for their rail, and a slice of checksums.
+  // Once a round: sends pieces that wait for their rail, and computes a slice of checksums.
   void send_waiting();
   void sum_slice();
   bool has_work() const noexcept { return !sending_.empty() || !sums_.empty(); }  // in this round
 
   // ---- ends
-  const TransferTable<Source>& all() const noexcept { return sources_; }  // those that drain, too
+  const TransferTable<Source>& all() const noexcept { return sources_; }  // draining ones included
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
   void remove_session(SessionKey session) {
     for (FenceSlots* fences : {&fences_, &old_fences_}) fences->remove_session(session);
   }
   void let_streams_go();
-  void abandon();  // what is posted completes no more
+  void abandon();  // gives up posted works: they complete no more
 
   std::size_t size() const noexcept { return sources_.size(); }
   std::size_t num_fences() const noexcept { return fences_.num_used() + old_fences_.num_used(); }
@@ -111,9 +112,9 @@ class Sources {
   Handles& handles_;
   Records& records_;
   Draining& draining_;
-  FenceSlots fences_, old_fences_;  // of which a session has the one or the other
+  FenceSlots fences_, old_fences_;  // a session uses one of the two
   TransferTable<Source> sources_;
-  std::set<TransferKey> sending_;  // with pieces that wait for a rail that said "again"
+  std::set<TransferKey> sending_;  // sources with pieces that wait because a rail said "again"
   Sums sums_{Side::kSrc, context_.workers};  // to be told
 };
 

@@ -1,6 +1,7 @@
-// Checksums of pieces, computed in slices between which others have their turn: sessions one after the other, and a
-// bounded number of bytes a round. How many pieces a peer names, and how large it makes one, never sizes what is
-// computed in one go. Where the agent has threads that copy, they compute sums of different pieces at the same time.
+// Checksums of pieces, computed in slices. Between slices others have their turn: sessions one after the
+// other, and a bounded number of bytes a round. So neither the number of pieces that a peer names nor their
+// size decides how much is computed in one go. If the agent has threads that copy, they compute sums of
+// different pieces at the same time.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace kvxfer {
 // Neighbouring pieces, as a CREDIT names them.
 struct Run { std::uint32_t first_piece, num_pieces; };
 
-// Behind the others, or one with its neighbours.
+// Appends a run, or joins it with the last one if they are neighbours.
 inline void append(std::list<Run>& runs, Run run) {
   if (!runs.empty() && runs.back().first_piece + runs.back().num_pieces == run.first_piece)
     runs.back().num_pieces += run.num_pieces;
@@ -32,19 +33,19 @@ class Sums {
   struct Told {
     TransferKey transfer;
     std::uint32_t first_piece;
-    std::vector<std::uint32_t> sums;  // of neighbours
+    std::vector<std::uint32_t> sums;  // of neighbouring pieces
   };
 
-  // `workers` is the engine's; null where whoever drives computes alone.
+  // `workers` is the engine's; null if the driving thread computes alone.
   Sums(Side side, const std::shared_ptr<CopyWorkers>& workers) : side_(side), workers_(workers) {}
 
-  // Pieces of our memory, at rest until they are summed or forgotten.
+  // Queues pieces of our memory. They do not change until they are summed or forgotten.
   void add(const TransferEnd& transfer, Run run);
   void forget(TransferKey transfer) { asked_.erase(transfer); }
   std::size_t num_runs(TransferKey transfer) const;
   bool empty() const noexcept { return asked_.empty(); }
-  // Computed in one round; sums of one piece may take many. Each session in turn, of which told(session, sums) hears.
-  // serve(session, work) calls what is done for that session (Context::serve).
+  // Computes for one round; the sum of one piece may take several. Sessions take turns, and told(session,
+  // sums) gets the results. serve(session, work) runs what is done for that session (Context::serve).
   template <class Serve, class Tell>
   void round(Serve&& serve, Tell&& tell) {
     for (std::uint64_t nbytes = 0; !asked_.empty() && nbytes < kNbytesPerRound;) {
@@ -62,19 +63,20 @@ class Sums {
   }
 
  private:
-  // In one round, by each thread: about 1 ms at 4 GB/s. Each piece counts for at least what calling for its sum costs.
+  // In one round, by each thread: about 1 ms at 4 GB/s. Each piece counts at least as much as the call for
+  // its sum costs.
   static constexpr std::uint64_t kNbytesPerRound = 4 * 1024 * 1024;
   static constexpr std::uint64_t kNbytesOfACall = 1024;
-  // Of one session, by each thread, before the next has its turn.
+  // For one session, by each thread, before the next session has its turn.
   static constexpr std::uint64_t kNbytesPerTurn = 1024 * 1024;
-  // A thread that is woken for less costs more than it takes over.
+  // Waking a thread for less than this costs more than the thread saves.
   static constexpr std::uint64_t kLeastNbytesOfAThread = 128 * 1024;
 
   struct Asked {
     std::shared_ptr<const Move> move;
     std::list<Run> runs;
     std::deque<PieceChecksum>
-        begun;  // of the first pieces, in order; behind one that is not done some may be
+        begun;  // sums of the first pieces, in order; behind an unfinished one there may be finished ones
   };
   class Share;
 
@@ -85,7 +87,7 @@ class Sums {
   const Side side_;
   const std::shared_ptr<CopyWorkers>& workers_;
   std::map<TransferKey, Asked> asked_;
-  SessionKey last_ = 0;  // who had the last turn
+  SessionKey last_ = 0;  // the session that had the last turn
 };
 
 }  // namespace kvxfer

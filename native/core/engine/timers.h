@@ -1,5 +1,5 @@
-// What the engine has to be woken for, in the order of time. It never looks at a clock: Engine::on_time says how
-// late it is, takes what is due and hands it to the part that armed it.
+// What the engine has to be woken for, in the order of time. It never looks at a clock: Engine::on_time
+// passes the time, takes what is due and hands it to the part that armed it.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ enum class TimerKind : std::uint8_t {
   kExpectation,  // handle
   kRail,  // rail: pieces are due on it
   kRedial,  // session, rail index: it is dialled again
-  kPath,  // session: a rail went down a while ago
+  kPath,  // session: checks some time after a rail went down
   kPace,  // session: it may post pieces again
 };
 
@@ -36,13 +36,13 @@ class Timers {
   using Queue = std::multimap<Time, Due>;
 
  public:
-  // One that is armed. Its owner resets it when it is due.
+  // A timer that is armed. Its owner resets it when it is due.
   using Timer = std::optional<Queue::iterator>;
 
   void arm(Time at, TimerKind kind, std::uint64_t a, std::uint64_t b = 0) {
     spare_.insert(queue_, at, Due{kind, a, b});
   }
-  // The timer's former time is forgotten; kNever arms nothing.
+  // Replaces the timer's former time; kNever arms nothing.
   void set(Timer& timer, Time at, TimerKind kind, std::uint64_t a, std::uint64_t b = 0) {
     clear(timer);
     if (at != kNever) timer = spare_.insert(queue_, at, Due{kind, a, b});

@@ -1,5 +1,5 @@
-// One end of a transfer: what a source and a destination have in common. Its owner (Sources or Destinations) passes
-// it to the parts below, which read it and write what stands at each field.
+// One end of a transfer: what a source and a destination have in common. Its owner (Sources or Destinations)
+// passes it to other parts. These read it, and write the fields that name them.
 #pragma once
 
 #include <cstdint>
@@ -32,33 +32,35 @@ struct TransferEnd : Linked<TransferEnd> {
   TransferKey key;
   bool ours = false;  // posted at this end
   TransferState state = TransferState::kQueued;
-  std::shared_ptr<Handle> handle;  // of our caller, if there is one
+  std::shared_ptr<Handle> handle;  // of our caller; null if there is none
   std::shared_ptr<Move> move;  // its tables: TransferEnd::Told
   RegionId region = 0;  // at this end
-  MemoryKind memory = MemoryKind::kHost;  // that it lies in
+  MemoryKind memory = MemoryKind::kHost;  // the kind of memory that the region lies in
   std::uint32_t program = 0;
   wire::Bytes notify;
-  wire::Bytes context;  // whose request it is: as this end says, else as the other
+  wire::Bytes context;  // whose request it is: as this end's caller says, else as the other end's says
   bool tells_context = false;  // the destination says so, and its source has not heard of it
   std::uint8_t priority = 0;
   bool integrity = false;
-  std::uint32_t eager_nbytes = 0;  // a source's: of pages that go with its OFFER
+  std::uint32_t eager_nbytes = 0;  // at a source: bytes of pages that go with its OFFER
   Time timeout_ns = 0;
   std::uint32_t layers_ready = 0;
   Status reason;  // once it fails
-  // Posted, or heard of; its bytes might move; the first piece had arrived, or was sent. 0: not yet, or not known here.
+  // When it was posted or heard of; when its bytes were first allowed to move; when the first piece had
+  // arrived or was sent. 0: not yet, or not known here.
   Time posted_at = 0, begun_at = 0, first_piece_at = 0;
-  RailNames rails;  // that brought it, as far as this end knows
-  bool is_recorded = false;  // how it ended: Records
+  RailNames rails;  // rails that brought it, as far as this end knows
+  bool is_recorded = false;  // Records has recorded how it ended
   LeaseId lease = 0;  // as in TransferSpec
   bool lease_named = false;
-  std::vector<LeaseId> leases;  // that allow it: Leases::find
-  std::uint32_t lacks_block = 0;  // the first that no lease allows, where Leases::find found one
-  Charge tables, event;  // a peer's, of its budget: Admission. `event` goes with the notification
-  bool counted = false;  // among the open of its session: Admission
+  std::vector<LeaseId> leases;  // leases that allow it: Leases::find
+  std::uint32_t lacks_block = 0;  // the first block that no lease allows, if Leases::find found one
+  Charge tables, event;  // to a peer's budget: Admission. `event` goes with the notification
+  bool counted = false;  // among the open transfers of its session: Admission
   Timers::Timer timer;  // its deadline; once it drains, the next line for the log
   Time draining_since = 0;  // Draining
-  std::vector<std::pair<WorkId, RailId>> posted;  // few, as many as rails have windows for: Rails::post
+  // Few, at most as many as the windows of rails: Rails::post.
+  std::vector<std::pair<WorkId, RailId>> posted;
 
   bool is_source() const noexcept { return timer_kind == TimerKind::kSource; }
   RegionId remote_region() const noexcept { return move->remote_region; }
@@ -67,11 +69,11 @@ struct TransferEnd : Linked<TransferEnd> {
   std::string name() const;  // for the log: its number, and whose request it is
   std::string unreleased(const char* where) const;  // why a deadline came before its last layer was released
 
-  // What a peer's spec says of it, whose tables this takes.
+  // Takes over what a peer's spec says, tables included.
   void take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgram> copies, const Region& local,
             RegionId remote);
-  // What is told to a peer, before any of it is posted. The frame has the transfer's tables and bytes until this ends,
-  // so that none of them is copied to be encoded.
+  // Builds what a peer is told of the transfer, before any of it is posted. The frame holds the transfer's
+  // tables and bytes until this object is destroyed, so that encoding copies none of them.
   class Told {
    public:
     Told(TransferEnd& transfer, wire::TransferSpec& spec);
@@ -86,11 +88,11 @@ struct TransferEnd : Linked<TransferEnd> {
   };
 };
 
-// As who awaits it is told. What went wrong with rails, or with what one of them was given, is that nothing brings
-// its bytes.
+// The reason as a waiter hears it. A failure of rails, or of something that one rail was given, becomes "no
+// path": nothing brings the bytes.
 Status as_loss(Status why);
 
-// The blocks at one side of the pairs that are set, each once, in the order of the table.
+// The blocks at one side of the pairs whose bit is set, each once, in the order of the table.
 std::vector<std::uint32_t> blocks_of(const Move& move, Side side, const std::vector<bool>& pairs);
 
 }  // namespace kvxfer

@@ -1,5 +1,5 @@
-// Transfers of one kind, sources or destinations: found by key, by session, and by the regions that they are between,
-// at the cost of what is found.
+// Transfers of one kind, sources or destinations. Finds them by key, by session, and by the regions that
+// they are between, at the cost of what it finds.
 #pragma once
 
 #include <compare>
@@ -15,7 +15,7 @@
 
 namespace kvxfer {
 
-// What a transfer is between: its session, the region at this end, and the one at the other.
+// The route of a transfer: its session, the region at this end, and the region at the other end.
 struct TransferRoute {
   SessionKey session;
   RegionId local, remote;
@@ -37,10 +37,10 @@ class TransferTable {
   std::size_t size() const noexcept { return ends_.size(); }
   auto begin() const { return ends_.begin(); }
   auto end() const { return ends_.end(); }
-  // The first behind a key, which need not be there.
+  // The first transfer after a key; the key need not exist.
   auto after(TransferKey key) const { return ends_.upper_bound(key); }
 
-  // By its key, which no other has.
+  // Adds it under its key; no other transfer has that key.
   End& add(std::unique_ptr<End> owned) {
     End& added = *owned;
     LinkedList<TransferEnd>& list = list_of(route_of(added));
@@ -66,14 +66,14 @@ class TransferTable {
       keys.push_back(each->first);
     return keys;
   }
-  // Of a region at this end.
+  // Transfers of a region at this end.
   std::vector<TransferKey> of_region(RegionId local) const {
     std::vector<TransferKey> keys;
     for (const auto& [route, list] : routes_)
       if (route.local == local) append(keys, list);
     return keys;
   }
-  // Of a region of the peer's.
+  // Transfers of a region of the peer's.
   std::vector<TransferKey> of_remote(SessionKey session, RegionId remote) const {
     std::vector<TransferKey> keys;
     for (const TransferRoute& route : routes(session))
@@ -85,7 +85,7 @@ class TransferTable {
     append(keys, routes_.at(route));
     return keys;
   }
-  // Those of a session that have or had transfers.
+  // Routes of a session that have transfers, or had some.
   std::vector<TransferRoute> routes(SessionKey session) const {
     std::vector<TransferRoute> routes;
     for (auto each = routes_.lower_bound({session, 0, 0});
@@ -104,8 +104,8 @@ class TransferTable {
       keys.push_back(each->key);
   }
 
-  // Routes stay when their last transfer ends: mostly another follows. Of those that are not used there are no more
-  // than of those that are, and a few.
+  // A route stays when its last transfer ends, since mostly another follows. There are at most as many
+  // unused routes as used ones, and a few more.
   LinkedList<TransferEnd>& list_of(const TransferRoute& route) {
     if (const auto found = routes_.find(route); found != routes_.end()) return found->second;
     if (routes_.size() >= 2 * num_used_ + kFewRoutes)
@@ -117,7 +117,7 @@ class TransferTable {
   Ends ends_;
   SpareNodes<Ends> spare_;
   Routes routes_;
-  std::size_t num_used_ = 0;  // of them
+  std::size_t num_used_ = 0;  // the number of used routes
 };
 
 }  // namespace kvxfer

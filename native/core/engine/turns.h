@@ -1,5 +1,5 @@
-// Whose turn it is to post a piece: sessions one after the other, and of a session's destinations with pieces to
-// post the one of the lowest priority number that was listed first.
+// Decides whose turn it is to post a piece. Sessions take turns. Within a session the destination with the
+// lowest priority number goes first; among equals, the one that was listed first.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class Turns {
     spare_.insert(apart == nullptr ? ready_ : apart->ready, Turn{session, priority, num_listed_++, transfer});
     if (apart != nullptr) note_due(session, *apart);
   }
-  // Of those of this priority number or a higher one.
+  // The first destination of the session with this priority number or a higher one.
   std::optional<TransferId> first(SessionKey session, std::uint8_t from = 0) {
     const std::set<Turn>& ready = of(session);
     const auto found = first_of(ready, session, from);
@@ -34,14 +34,15 @@ class Turns {
     spare_.erase(ready, first_of(ready, session, from));
     if (Apart* const apart = find_apart(session)) note_due(session, *apart);
   }
-  bool empty() const noexcept { return ready_.empty() && due_.empty(); }  // but for those that are held
+  bool empty() const noexcept { return ready_.empty() && due_.empty(); }  // apart from held sessions
   void remove_session(SessionKey session) {
     ready_.erase(first_of(ready_, session), first_of(ready_, session + 1));
     apart_.erase(session);
     due_.erase(session);
   }
 
-  // ---- a session that may have to wait: what it has listed stands apart, so that holding it costs no more with many
+  // ---- a session that may have to wait: its list stands apart, so that holding it costs the same however
+  // long it is
   void set_apart(SessionKey session, bool is_apart) {
     Apart* const before = find_apart(session);
     if (is_apart == (before != nullptr)) return;
@@ -55,11 +56,12 @@ class Turns {
       due_.erase(session);
     }
   }
-  // Of one that stands apart: it has no turn, and costs a round nothing, until it is let go.
+  // A session that stands apart has no turn, and costs a round nothing, until it is released.
   void hold(SessionKey session) { set_held(session, true); }
   void let_go(SessionKey session) { set_held(session, false); }
 
-  // Has each session in turn post one piece, until none of them does. bool post_one(SessionKey): it did.
+  // Lets each session in turn post one piece, until none can. bool post_one(SessionKey): true if it
+  // posted.
   template <class PostOne>
   void serve(PostOne post_one) {
     for (bool progressed = !empty(); progressed;) {
@@ -84,7 +86,7 @@ class Turns {
   struct Turn {
     SessionKey session;
     std::uint8_t priority;
-    std::uint64_t order;  // in which they were listed
+    std::uint64_t order;  // the order in which they were listed
     TransferId transfer;
     auto operator<=>(const Turn&) const = default;
   };
@@ -123,9 +125,9 @@ class Turns {
       due_.insert(session);
   }
 
-  std::set<Turn> ready_;  // so the cost of a round does not grow with peers that are idle
+  std::set<Turn> ready_;  // so the cost of a round does not grow with the number of idle peers
   std::map<SessionKey, Apart> apart_;
-  std::set<SessionKey> due_;  // of those: with something listed, and not held
+  std::set<SessionKey> due_;  // of the sessions apart: those with something listed, and not held
   SpareNodes<std::set<Turn>> spare_;
   std::vector<SessionKey> order_;  // kept, as making it costs
   SessionKey last_served_ = 0;

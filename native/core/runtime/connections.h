@@ -1,8 +1,8 @@
-// Sockets, from the first byte until each is the control connection of an authenticated session or a transport's rail,
-// and the control connections from then on.
+// Sockets, from the first byte until each has become the control connection of an authenticated session or a
+// rail of a transport; and the control connections from then on.
 //
-// Frames go to the engine, rails to the RailTable. Who has proved nothing is a stranger: all of them share one budget,
-// and the oldest gives way to the newest.
+// Frames go to the engine, rails to the RailTable. A connection that has proved nothing is a stranger. All
+// strangers share one budget, and the oldest gives way to the newest.
 #pragma once
 
 #include <cstdint>
@@ -30,43 +30,44 @@ class Connections final : public Listeners::Host {
   using Log = std::function<void(std::string)>;
   Connections(const RuntimeOptions& options, EpollReactor& reactor, RailTable& rails, Log log);
 
-  // Before the first of all other calls: whom frames go to, and what we say of ourselves.
+  // Call it before everything else: sets the engine that gets the frames, and what we say of ourselves.
   void serve(Engine& engine, const wire::Identity& self) {
     engine_ = &engine;
     self_ = self;
   }
 
-  // ---- who calls, and whom we call
+  // ---- incoming calls and our own calls
   void take_in(UniqueFd socket) override;
-  // Connections that begin from now on prove themselves by these, where the agent has any.
-  // Any thread, with the gate or without.
+  // Connections that begin from now on prove themselves by these credentials, if the agent has any. From
+  // any thread, with the gate or without.
   void renew(std::shared_ptr<const tls::Credentials> credentials);
   bool close_oldest_stranger() override;
   void log(std::string text) override { log_(std::move(text)); }
   const Budget& strangers() const noexcept { return *strangers_; }
-  // Asks a name server, so without the gate: a connection that is under way.
+  // Starts a connection. It asks a name server, so call it without the gate.
   struct Connection;
   Result<std::unique_ptr<Connection>> call(const std::string& address, Time timeout_ns);
-  // And under it: its session. Ends the call where there can be none.
+  // Under the gate: makes the session of that connection. Ends the connection if there can be no session.
   Result<SessionKey> add(std::unique_ptr<Connection> called, Time now);
 
   // ---- as EngineHost's
   void send(SessionKey session, wire::Bytes frame);
   void close(SessionKey session);
-  std::uint32_t dial_rails(SessionKey session);  // of one that has opened; how many it started
+  // For a session that has opened; returns how many it started.
+  std::uint32_t dial_rails(SessionKey session);
   void dial_rail(SessionKey session, const wire::RailName& rail);
-  void has_come_up(SessionKey session);  // whoever waits for that need not any more
-  bool never_opened(SessionKey session) const;  // of a stranger, who never became a peer
+  void has_come_up(SessionKey session);  // a wait for the session to come up is over
+  bool never_opened(SessionKey session) const;  // it was a stranger, and never became a peer
 
   // ---- driving
-  bool read_unread();  // of those who have had their turn; true where there are any
-  bool read_rings();  // of those that are watched, and wakes them; true when a frame was in one
-  // Rings in which nothing was for a while are not watched any more: their peers announce what they write.
+  bool read_unread();  // from sockets that have had their turn; true if there are any
+  bool read_rings();  // from watched rings, and wakes their readers; true if a frame was in one
+  // Stops watching rings in which nothing was for a while: their peers then announce what they write.
   void leave_quiet_rings(Time now);
-  // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
-  // a ring. False where something is in one already.
+  // Before a thread sleeps on the reactor: peers are to announce over the socket that they have written to
+  // a ring. False if something is in one already.
   bool rest_rings();
-  // What sockets are to send; true where some have closed, whose descriptors are free again.
+  // Sends what sockets have to send. True if some have closed, so that their descriptors are free again.
   bool flush();
   bool wants_flush() const noexcept { return !unsent_.empty() || !dead_.empty(); }
   Time next_due() const noexcept { return due_at_; }
@@ -95,27 +96,29 @@ class Connections final : public Listeners::Host {
     List::iterator place;  // in waiting_, open_ or dead_
     bool accepted = false, was_open = false, settled = false, dead = false;
     std::optional<std::list<Connection*>::iterator>
-        unproved;  // its place among those, until it proves something
-    Charge stranger;  // its descriptor, until then
-    bool tried_memory = false;  // share_memory has had its say
-    bool shares_memory = false;  // and frames may come through it
-    bool is_watched = false, was_heard = false;  // its ring; since leave_quiet_rings() looked last
+        unproved;  // its place among the strangers, until it proves something
+    Charge stranger;  // the charge for its descriptor, until then
+    bool tried_memory = false;  // share_memory was called
+    bool shares_memory = false;  // frames may come through memory
+    // Of its ring: the latter since the last leave_quiet_rings().
+    bool is_watched = false, was_heard = false;
     Time deadline = kNever;
-    std::string address;  // an initiator's, or who was accepted
+    std::string address;  // an initiator's; or that of the caller that was accepted
     Dialling dialling;  // an initiator's: rails go to its current address, too
     std::vector<std::size_t> rails;  // an initiator's: which transport each goes over, by index
-    Time due_at = 0;  // of all its addresses together
+    Time due_at = 0;  // the deadline for all its addresses together
     wire::RailName rail;  // kRail
     std::size_t transport = 0;  // kRail
     std::uint16_t peer_instance = 0;  // kRail
   };
 
  private:
-  void prove(Connection& connection);  // it is no stranger any more, or gone
+  void prove(Connection& connection);  // from now on it is no stranger, or is gone
   void on_secure(Connection& connection);
   void certify(const Connection& connection);  // its session
-  static std::string key_of(const Connection& connection);  // for a rail; "" where it is plain
-  // Of a socket that is about to be dialled or was accepted; `secured`: it goes over TCP, and certificates are there.
+  static std::string key_of(const Connection& connection);  // for a rail; "" if the connection is plain
+  // For a socket that is about to be dialled or was accepted. `secured`: it goes over TCP, and there are
+  // certificates.
   Status make_socket(Connection& connection, UniqueFd fd, bool connecting, bool exact, bool secured,
                      bool initiator);
   bool is_certified() const noexcept { return options_.credentials != nullptr; }
@@ -125,15 +128,16 @@ class Connections final : public Listeners::Host {
   void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
   void on_handshake(Connection& connection);  // proves the peer, or goes on
   void watch(Connection& connection);  // its ring
-  // Goes on with the next address of the name, or ends the session where none is left.
+  // Goes on with the next address of the name, or ends the session if none is left.
   void dial_next(Connection& connection, const std::string& why);
   static Status unreachable(const Connection& connection);
   Status start_rail(SessionKey session, const wire::RailName& rail, const Connection& control);
   void hand_over(Connection& connection, bool initiator, Charge descriptor);
-  Connection& add(std::unique_ptr<Connection> connection);  // to those that wait
-  void settle(Connection& connection) noexcept;  // nothing is waited for any more: it is a session's
+  Connection& add(std::unique_ptr<Connection> connection);  // to the waiting ones
+  // Nothing is waited for any more: it belongs to a session.
+  void settle(Connection& connection) noexcept;
   void drop(Connection& connection, const std::string& why);
-  void end(Connection& connection) noexcept;  // it is swept up with the next flush
+  void end(Connection& connection) noexcept;  // the next flush destroys it
   void expire(Connection& connection, Time now);
   void expect_by(Connection& connection, Time at);
   bool is_open_to_others() const noexcept { return is_certified() || !options_.secret.empty(); }
@@ -150,26 +154,26 @@ class Connections final : public Listeners::Host {
   wire::Identity self_;
   const std::shared_ptr<Budget> strangers_;
   std::list<Connection*> unproved_;  // the oldest first
-  // Strangers, those that are dialled and rails to be, of which something is due; the control connections of sessions;
-  // those that have closed. What is done with the first and the last costs nothing for each peer that is idle.
+  // Strangers, dialled connections and future rails that have a deadline; the control connections of
+  // sessions; closed connections. Walking the first and the last costs nothing for idle peers.
   List waiting_, open_, dead_;
   std::map<SessionKey, Connection*> controls_;
   Connection* pending_control_ = nullptr;  // of the session that is being added
   struct FailedRail {
     SessionKey session = 0;
-    std::optional<wire::RailName> name;  // where it is worth dialling again
+    std::optional<wire::RailName> name;  // if it is worth dialling again
     std::string note;
   };
   std::vector<FailedRail> failed_rails_;  // told to the engine in the next round
-  Time due_at_ = kNever;  // no deadline of those that wait is earlier
+  Time due_at_ = kNever;  // the earliest deadline in waiting_, or earlier
   std::vector<SessionKey> unsent_;  // sessions whose control socket has something to send
   std::size_t num_sharing_ = 0;  // sessions whose frames may come through memory
-  // Those whose rings are looked at in each round; peers of all others announce what they write.
+  // Connections whose rings are looked at in each round; all other peers announce what they write.
   std::vector<Connection*> watched_;
-  Time looks_back_at_ = 0;  // leave_quiet_rings() does
+  Time looks_back_at_ = 0;  // when leave_quiet_rings() looks next
   bool rings_sleep_ = false;
-  std::vector<std::byte> read_buffer_;  // of all sockets
-  std::vector<Connection*> unread_;  // they have had a turn, and have more to say
+  std::vector<std::byte> read_buffer_;  // shared by all sockets
+  std::vector<Connection*> unread_;  // connections that have had a turn, and have more to say
 };
 
 }  // namespace kvxfer

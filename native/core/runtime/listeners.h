@@ -1,5 +1,5 @@
-// The sockets that an agent listens on, TCP and the unix name beside it. They rest while no descriptor is left for
-// those who call.
+// The sockets that an agent listens on: TCP, and the unix name beside it. They rest while the process has no
+// descriptor left for callers.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ class Listeners {
    public:
     virtual ~Host() = default;
     virtual void take_in(UniqueFd socket) = 0;
-    virtual bool close_oldest_stranger() = 0;  // false where there is none
+    virtual bool close_oldest_stranger() = 0;  // false if there is none
     virtual void log(std::string text) = 0;
   };
 
@@ -31,8 +31,8 @@ class Listeners {
   const std::string& unix_name() const noexcept { return unix_name_; }
 
   Time next_due() const noexcept { return due_at_; }
-  void wake(Time now);  // those whose rest is over
-  void descriptors_came() {  // some were given back: rests are over
+  void wake(Time now);  // the listeners whose rest is over
+  void descriptors_came() {  // some descriptors were given back: rests end
     if (due_at_ != kNever) wake(kNever - 1);
   }
 
@@ -51,9 +51,9 @@ class Listeners {
   Host& host_;
   Listener tcp_, unix_;
   std::string address_, unix_name_;
-  UniqueFd reserve_;  // a descriptor to turn callers away with where none is left
+  UniqueFd reserve_;  // a descriptor for turning callers away when none is left
   Time due_at_ = kNever;
-  bool is_short_ = false;  // of descriptors, since somebody could be accepted
+  bool is_short_ = false;  // of descriptors, since a caller was last accepted
 };
 
 }  // namespace kvxfer

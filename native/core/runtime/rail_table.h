@@ -1,7 +1,7 @@
-// The transports of an agent, and which rail of which session each of their peers is.
+// The transports of an agent, and for each of their peers the session and rail that it belongs to.
 //
-// The engine knows rails by numbers, a transport knows peers: this stands between them. Whose socket becomes a rail
-// is decided by Connections.
+// The engine knows rails by number, a transport knows peers; this table translates between them. Connections
+// decides which sockets become rails.
 #pragma once
 
 #include <cstddef>
@@ -26,25 +26,26 @@ namespace kvxfer {
 
 class RailTable {
  public:
-  // Those of the kinds that the options name.
+  // Makes the transports of the kinds that the options name.
   Status add_transports(const RuntimeOptions& options, Reactor& reactor, const FenceTable& fences,
                         const std::shared_ptr<CopyWorkers>& workers);
 
-  // ---- what there is, by index: the instances of one kind in a row, the nearest kind first, and of those the preferred
+  // ---- the transports, by index: instances of one kind in a row; the nearest kind first, among those the
+  // preferred
   const std::vector<const TransportKind*>& kinds() const noexcept { return kinds_; }
   std::size_t size() const noexcept { return transports_.size(); }
   const TransportKind& kind(std::size_t transport) const { return *kind_of_[transport]; }
   Transport& at(std::size_t transport) const { return *transports_[transport]; }
-  // Shared with a caller who registers with it without the gate.
+  // Shared with a caller that registers memory with the transport without the gate.
   const std::shared_ptr<Transport>& share(std::size_t transport) const { return transports_[transport]; }
   std::uint16_t instance_of(std::size_t transport) const;  // among those of its kind
   std::uint32_t rank_of(const TransportKind& kind) const;  // as the agent prefers them: Capabilities::rank
-  // Some kind of which that is so.
+  // True if it holds for some kind.
   bool any(bool (*is_so)(const TransportKind&)) const;
-  // A peer of this host that fetches by itself can fetch anything.
+  // True if peers of this host may fetch by themselves: such a peer can fetch anything.
   bool hands_out_memory(std::size_t transport) const;
-  // Which instance of that transport is to serve a rail that a peer dials: the one that serves fewest of the
-  // session's others, so that both ends pair them alike. SIZE_MAX: none is in use.
+  // Which instance of that transport is to serve a rail that a peer dials: the one that serves fewest of
+  // the session's other rails, so that both ends pair instances alike. SIZE_MAX: no instance is in use.
   std::size_t instance_for(std::string_view transport, SessionKey session, const wire::RailName& rail) const;
 
   // ---- rails come and go
@@ -55,26 +56,29 @@ class RailTable {
     std::uint16_t peer_instance = 0;
     Charge descriptor;  // its socket's
   };
-  // Hands a socket that is proved to its transport; the rail is to be up by then.
+  // Hands an authenticated socket to its transport; the rail is to be up by `due_at`.
   Status bind(NewRail rail, UniqueFd socket, const ConnectInfo& info, Time due_at);
   void unbind_session(SessionKey session);
-  // Whoever dials a rail anew has given up what was coming of it. One that is up the engine keeps until the other is.
+  // A peer that dials a rail anew has given up an earlier rail that was coming up: drops that one. A rail
+  // that is up stays until the new one is up; the engine sees to that.
   void drop_unready(SessionKey session, std::uint16_t index);
   Time next_due() const { return due_.empty() ? kNever : due_.front().first; }
-  // Those that are not up in time; `limit` says in words how long that is.
+  // Ends rails that are not up in time; `limit` says in words how long that is.
   void expire(Time now, const std::string& limit, Engine& engine);
   void disconnect_all();
 
-  // Those that are up and have more to say than their name (Transport::path_to), which comes first.
+  // Rails that are up and have more to say than their name (Transport::path_to); each begins with the
+  // name.
   std::vector<std::string> paths(SessionKey session) const;
-  std::string path(RailId rail) const;  // of one, without its name
+  std::string path(RailId rail) const;  // for one rail, without its name
 
   // ---- driving
-  // What transports have to move; true when something ended, or some have not had their turn: an agent has many rails
-  // where a host has many NICs, and bounds how long all of them keep it. `now`: when it began. `all`: each has it.
+  // Lets transports move data. True if something ended, or if some have not had their turn: an agent has
+  // as many rails as its host has NICs, so this bounds how long all of them together keep the gate. `now`:
+  // when it began. `all`: each rail has a turn.
   bool move(Time now, Engine& engine, bool all = false);
-  bool busy() const;  // one of them has something to move
-  bool arm();  // before whoever drives sleeps; false where something came meanwhile
+  bool busy() const;  // one of the rails has something to move
+  bool arm();  // before the driving thread sleeps; false if something came meanwhile
 
   // ---- as EngineHost's
   PostResult post(RailId rail, const Work& work);
@@ -89,7 +93,7 @@ class RailTable {
   bool held_by_peers(RegionId region) const;
   std::vector<std::string> give_up_holders(RegionId region);
 
-  // With what they opened: ends when the caller drops them, which may wait for a device.
+  // With everything that they opened. They end when the caller drops them, which may wait for a device.
   std::vector<std::shared_ptr<Transport>> take_transports();
   void forget_works() { ranges_.clear(); }
 
@@ -105,8 +109,8 @@ class RailTable {
   using Place = std::pair<std::size_t, PeerId>;  // a transport, and its peer
   void handle(std::size_t transport, const Completion& completion, Time now, Engine& engine);
   void unbind(Place place);
-  void forget_empty(SessionKey session);  // where it has no rail any more
-  // The rails of one session of which that is so.
+  void forget_empty(SessionKey session);  // if the session has no rail any more
+  // The rails of one session for which meant() is true.
   template <class Meant>
   void unbind_all(SessionKey session, Meant&& meant);
   const Place* find(RailId rail) const {
@@ -118,13 +122,14 @@ class RailTable {
   std::vector<std::shared_ptr<Transport>> transports_;
   std::vector<const TransportKind*> kind_of_;  // of transports_
   std::map<Place, Bound> bound_;
-  std::unordered_map<SessionKey, std::vector<Place>> of_session_;  // the same by their session
+  std::unordered_map<SessionKey, std::vector<Place>> of_session_;  // the same, by session
   std::map<RailId, Place> places_;
   RailId next_rail_ = 1;
-  std::size_t first_ = 0;  // whose turn is first
-  std::deque<std::pair<Time, Place>> due_;  // in the order in which they are to be up
-  std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
-  std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
+  std::size_t first_ = 0;  // the transport whose turn is first
+  std::deque<std::pair<Time, Place>> due_;  // in the order of their deadlines
+  std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, if a tool listens
+  // Of one transport in one round; kept, as making the vector costs.
+  std::vector<Completion> completions_{64};
 };
 
 }  // namespace kvxfer

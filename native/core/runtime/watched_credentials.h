@@ -1,5 +1,5 @@
-// The certificates of an agent: read again where one of their files changes. While they cannot be used, as between a
-// certificate and its key, those that were read last go on.
+// The certificates of an agent: read again when one of their files changes. While the files cannot be used,
+// for example because the certificate is new and its key is not, the last good ones stay in use.
 #pragma once
 
 #include <functional>
@@ -14,16 +14,16 @@
 
 namespace kvxfer {
 
-// Everything under the gate: a file that was just written on this host is read from memory.
+// All calls under the gate: a file that was just written on this host is read from memory.
 class WatchedCredentials {
  public:
-  // Takes what was read, or says why not.
+  // Takes what was read, or says why it cannot.
   using Changed = std::function<Status(std::shared_ptr<const tls::Credentials> credentials)>;
   using Log = std::function<void(std::string text)>;
 
   WatchedCredentials(Reactor& reactor, tls::CredentialFiles files, Changed changed, Log log);
 
-  // Watches, where the system lets it, and logs where it does not.
+  // Starts to watch if the system permits it; else logs that.
   void start();
 
  private:
@@ -32,7 +32,7 @@ class WatchedCredentials {
   const tls::CredentialFiles files_;
   const Changed changed_;
   const Log log_;
-  std::string complaint_;  // the newest: the same is not said twice
+  std::string complaint_;  // the newest one, so that it is not logged twice
   FileWatch watch_;
 };
 

@@ -1,5 +1,5 @@
-// The secrets of an agent that came from a file: read again where it changes, or where the caller asks. While it
-// cannot be read, or holds none, those that were read last go on.
+// The secrets of an agent that came from a file: read again when the file changes, or when the caller asks.
+// While the file cannot be read, or holds no secret, the last good ones stay in use.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,23 @@
 
 namespace kvxfer {
 
-// Everything under the gate. A file that was just written on this host is read from memory; a caller, whose file may
-// lie on another, reads it without the gate and gives what it found to take().
+// All calls under the gate. A file that was just written on this host is read from memory. A caller, whose
+// file may lie on another host, reads it without the gate and passes what it found to take().
 class WatchedSecrets {
  public:
   using Changed = std::function<void(const Secrets& secrets)>;
   using Log = std::function<void(std::string text)>;
 
-  // `had`: what the agent began with.
+  // `had`: the secrets with which the agent began.
   WatchedSecrets(Reactor& reactor, std::string path, Secrets had, Changed changed, Log log);
 
-  // Watches, where the system lets it, and logs where it does not.
+  // Starts to watch if the system permits it; else logs that.
   void start();
-  // How often the file has been read. It tells a caller that reads it as well who was later.
+  // How often the file has been read. A caller that reads it as well thus knows which of the two reads was
+  // later.
   std::uint64_t num_reads() const noexcept { return num_reads_; }
-  // What is in the file now, even where it was before: set_secrets() may have come between.
+  // Uses the secrets that are in the file now, even if it used them before: set_secrets() may have come
+  // between.
   void take(Secrets secrets);
 
  private:
@@ -40,7 +42,7 @@ class WatchedSecrets {
   const Changed changed_;
   const Log log_;
   std::uint64_t num_reads_ = 0;
-  std::string complaint_;  // the newest: the same is not said twice
+  std::string complaint_;  // the newest one, so that it is not logged twice
   FileWatch watch_;
 };
 

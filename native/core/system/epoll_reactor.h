@@ -17,13 +17,14 @@ class EpollReactor final : public Reactor {
   void modify(int fd, std::uint32_t events) override;
   void remove(int fd) noexcept override;
 
-  int fd() const noexcept { return epoll_.get(); }  // readable while one of its own is
-  bool usable() const noexcept { return static_cast<bool>(epoll_); }  // else no descriptor was left
+  int fd() const noexcept { return epoll_.get(); }  // readable while one of its descriptors is
+  // False: the process had no descriptor left for it.
+  bool usable() const noexcept { return static_cast<bool>(epoll_); }
 
-  // Calls the handlers that are ready, without waiting; false when none was.
+  // Calls the handlers that are ready, without waiting; false if none was.
   bool run();
-  // Waits for readiness, its own or that of one descriptor more, at most this long; calls nothing.
-  // May run beside the gate's holder. False where the time was over.
+  // Waits at most this long until one of its descriptors, or `also`, is ready. Calls no handlers. May run
+  // beside the gate's holder. False if the time ran out.
   bool wait(std::int64_t timeout_ns, int also = -1) const noexcept;
 
  private:

@@ -1,7 +1,7 @@
-// Tells when files change, by inotify on the folders that their paths lead through. A file that is written in its
-// place, replaced by rename, removed, or put in its place again is seen, and so is a link on the way that is swapped
-// for another, as Kubernetes swaps `..data`. A watch has no thread: the agent's reactor wakes for it. A folder that
-// changes in other ways wakes it as well, and is left at that.
+// Tells when files change, by inotify on the folders that their paths lead through. It notices a file that
+// is written in place, replaced by rename, removed, or put back. It also notices a link on the way that is
+// swapped for another, as Kubernetes swaps `..data`. A watch has no thread: the agent's reactor wakes for
+// it. Other changes in a folder wake it as well, and it ignores them.
 #pragma once
 
 #include <cstddef>
@@ -20,18 +20,19 @@ namespace kvxfer {
 
 class FileWatch final : private Reactor::Handler {
  public:
-  // Called on the reactor after one or more of the files may have changed. An error: not all of what was watched
-  // can be watched any more. Where it has no memory (bad_alloc) it is called again.
+  // Called on the reactor after one or more of the files may have changed. An error: some of the files can
+  // no longer be watched. If it throws for lack of memory (bad_alloc), it is called again.
   using Changed = std::function<void(const Status& watching)>;
 
-  // Absolute paths, of files that need not be there.
+  // Absolute paths; the files need not exist.
   FileWatch(Reactor& reactor, std::vector<std::string> paths, Changed changed)
       : reactor_(reactor), paths_(std::move(paths)), changed_(std::move(changed)) {}
   ~FileWatch() override;
   FileWatch(const FileWatch&) = delete;
   FileWatch& operator=(const FileWatch&) = delete;
 
-  // Once; what changes from here on is told. kSystem: the system refuses it; nothing is told then.
+  // Call it once; later changes are reported. kSystem: the system refuses the watch, and nothing is
+  // reported.
   Status start();
 
   std::size_t num_folders() const noexcept { return folders_.size(); }
@@ -46,9 +47,9 @@ class FileWatch final : private Reactor::Handler {
 
   void on_ready(std::uint32_t events) override;
   void ask_again() noexcept;
-  bool drain();  // whether a file may have changed
+  bool drain();  // true if a file may have changed
   bool matters(int number, std::uint32_t mask, const std::string& name) const;
-  Status look();  // at where the paths lead now, and watches that
+  Status look();  // follows the paths as they are now, and watches their folders
   Status follow(const std::string& path, Folders& found);
   Status watch(const std::string& folder, const std::string& name, Folders& found);
 
@@ -57,7 +58,7 @@ class FileWatch final : private Reactor::Handler {
   const Changed changed_;
   GuardedFd inotify_;
   Folders folders_;
-  bool owed_ = false;  // there was no memory to tell
+  bool owed_ = false;  // a report is due for which memory was lacking
 };
 
 }  // namespace kvxfer

@@ -1,6 +1,6 @@
-// What a forked child must not keep. Its copies of our sockets would hide our death from peers, its copies of
-// peers' memory would keep that from being freed, and its copy of an agent has no progress thread: the
-// descriptors are closed in the child, and every call on the agent says kForked.
+// What a forked child must not keep. Its copies of our sockets would hide our death from peers, its copies
+// of peers' memory would keep that memory from being freed, and its copy of an agent has no progress thread.
+// So the child closes the descriptors, and every call on the agent returns kForked there.
 #pragma once
 
 #include <sys/types.h>
@@ -11,16 +11,16 @@
 
 namespace kvxfer {
 
-// Descriptors are closed in children forked while they are guarded. Bounded (4096); past it they
-// are merely inherited. Safe to call from any thread; the child's handler only closes.
+// A guarded descriptor is closed in children that are forked meanwhile. At most 4096 are guarded; children
+// merely inherit any others. Safe to call from any thread; the child's handler only closes.
 void guard_fd(int fd) noexcept;
 void unguard_fd(int fd) noexcept;
 
-// True in a process other than the one that created the object with `owner` = getpid().
+// True in any process but the one that created the object, whose getpid() was `owner`.
 bool is_forked(pid_t owner) noexcept;
 
-// A descriptor that is guarded for as long as it is open. In a forked child it is closed already, and its
-// number may be another's.
+// A descriptor that is guarded for as long as it is open. A forked child has closed it already, and its
+// number may name another file there.
 class GuardedFd {
  public:
   GuardedFd() = default;

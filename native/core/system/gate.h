@@ -1,7 +1,7 @@
-// The progress gate: whoever holds it drives sockets, transports and the engine.
+// The progress gate: the thread that holds it drives sockets, transports and the engine.
 //
-// A mutex that lets others in: the progress thread would otherwise take it again before a caller
-// who waits for it has woken up. It counts how long it is held.
+// A mutex that lets waiting threads in: otherwise the progress thread would take it again before a waiting
+// caller has woken up. It measures how long it is held.
 #pragma once
 
 #include <sched.h>
@@ -20,16 +20,17 @@ namespace kvxfer {
 
 class Gate {
  public:
-  // Holds by their processor time: up to an eighth of a millisecond, up to twice as much, and so on; the last are
-  // longer than all.
+  // Counts holds by their processor time: up to an eighth of a millisecond, up to twice that, and so on;
+  // the last bucket takes all longer ones.
   static constexpr std::size_t kNumBuckets = 9;
   static constexpr std::int64_t kFirstBucketNs = 125'000;
   using Histogram = std::array<std::uint64_t, kNumBuckets>;
 
-  // What is counted is the holder's processor time. `exact`: at two system calls for each holding. Else the
-  // processor's clock is read at both ends, and only of a holding that took long by that the processor time is asked
-  // for: what the thread has used since it was last asked is all that the holding can have used. So it is never too
-  // little, and too much where a thread that had not held the gate for long before is kept from its processor.
+  // Counts the holder's processor time. `exact`: with two system calls for each hold. Else it reads the
+  // processor's clock at both ends of a hold, and asks for the processor time only if the hold took long
+  // by that clock. The answer is what the thread has used since it was last asked, which bounds what the
+  // hold can have used. So the count is never too small. It is too large if a thread is kept from its
+  // processor that had not held the gate for a long time before.
   explicit Gate(bool exact) noexcept : exact_(exact) {}
 
   void lock() {
@@ -54,12 +55,12 @@ class Gate {
       add(0);
     mutex_.unlock();
   }
-  // Called without the gate by who would take it again at once: lets those who wait go first.
+  // A thread that would take the gate again at once calls this without the gate: waiting threads go first.
   void yield() const {
     while (waiting_.load(std::memory_order_relaxed) != 0) ::sched_yield();
   }
 
-  // All since the last forget_holds(), at any time and from any thread.
+  // Since the last forget_holds(); may be called at any time and from any thread.
   std::int64_t longest_hold_ns() const noexcept { return longest_ns_.load(std::memory_order_relaxed); }
   Histogram holds() const noexcept {
     Histogram counted;
@@ -73,13 +74,14 @@ class Gate {
   }
 
  private:
-  // Of a holding that took less by the clock nothing more is asked.
+  // A hold that took less than this by the clock is not examined further.
   static constexpr std::int64_t kSlowNs = 100'000;
 
   void begin() noexcept { held_since_ = exact_ ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : ticks(); }
 
   void count_slow(std::int64_t held) noexcept {
-    // No processor's clock ticks more slowly than once in a nanosecond and a half; measured, that is longer.
+    // The initial slow_ticks_ assumes a tick of a nanosecond and a half; no processor's clock ticks more
+    // slowly. Once the rate is measured, the threshold in ticks is longer.
     const double ns_per_tick = rate_.ns_per_tick();
     slow_ticks_ = static_cast<std::int64_t>(static_cast<double>(kSlowNs) / ns_per_tick);
     const std::int64_t held_ns = static_cast<std::int64_t>(static_cast<double>(held) * ns_per_tick);
@@ -96,7 +98,7 @@ class Gate {
     for (std::int64_t most = kFirstBucketNs; held_ns > most && bucket + 1 < kNumBuckets; most *= 2) ++bucket;
     add(bucket);
   }
-  // The holder alone writes.
+  // Only the holder writes.
   void add(std::size_t bucket) noexcept {
     holds_[bucket].store(holds_[bucket].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
@@ -106,7 +108,7 @@ class Gate {
   std::mutex mutex_;
   const TickRate rate_;
   std::int64_t slow_ticks_ = kSlowNs * 2 / 3;
-  std::int64_t held_since_ = 0;  // by whoever holds it: its processor time, or ticks
+  std::int64_t held_since_ = 0;  // set by the holder: its processor time, or ticks
   std::atomic<std::int64_t> longest_ns_{0};
   std::array<std::atomic<std::uint64_t>, kNumBuckets> holds_{};
 };

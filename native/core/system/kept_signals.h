@@ -1,5 +1,6 @@
-// Handlers of signals stay the process's own while some library is opened: a few install theirs where they are loaded
-// (libinfinipath, which Debian's libfabric brings, of SIGINT and SIGTERM as well; UCX of SIGSEGV and its like).
+// Keeps the process's signal handlers while a library is opened. A few libraries install handlers when they
+// are loaded (libinfinipath, which Debian's libfabric brings, for SIGINT and SIGTERM too; UCX for SIGSEGV
+// and similar ones).
 #pragma once
 
 #include <signal.h>

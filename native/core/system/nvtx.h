@@ -1,5 +1,5 @@
-// Ranges that name the stages of a transfer to Nsight and to whoever else listens to NVTX; gpu/PROFILING.md
-// lists them. Where no tool listens a range costs the look at a pointer.
+// Ranges that name the stages of a transfer to Nsight and other tools that listen to NVTX; gpu/PROFILING.md
+// lists them. Without a tool a range costs one look at a pointer.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace kvxfer::nvtx {
 
-// Looks for a tool (NVTX_INJECTION64_PATH) and lets it in. Once a process; later calls do nothing.
+// Looks for a tool (NVTX_INJECTION64_PATH) and attaches it. Once a process; later calls do nothing.
 void attach();
 
 struct Tool {
@@ -21,18 +21,18 @@ struct Tool {
   EndRange end;
 };
 
-inline std::atomic<const Tool*> the_tool{nullptr};  // attach() sets it, and nobody takes it back
+inline std::atomic<const Tool*> the_tool{nullptr};  // attach() sets it, and it stays set
 inline const Tool* tool() noexcept { return the_tool.load(std::memory_order_acquire); }
 
-// From its making to end(), or to its own; any thread may end it.
+// Lasts until end() or its destructor; any thread may end it.
 class Range {
  public:
   Range() = default;
-  // The number says of which transfer, or piece, it is.
+  // The number names the transfer or the piece.
   Range(const char* stage, std::uint64_t number) {
     if (tool() != nullptr) begin(stage, number);
   }
-  // With what it is done; "fetch" and "shm".
+  // Names also what does the work: "fetch" and "shm".
   Range(std::string_view stage, std::string_view by, std::uint64_t number) {
     if (tool() != nullptr) begin((std::string(stage) + " " + std::string(by)).c_str(), number);
   }
@@ -60,7 +60,7 @@ class Range {
     attributes.message = name;
     id_ = listening.start(listening.domain, &attributes);
   }
-  std::uint64_t id_ = 0;  // 0 is a range that nobody hears of
+  std::uint64_t id_ = 0;  // 0: no tool hears of the range
 };
 
 }  // namespace kvxfer::nvtx

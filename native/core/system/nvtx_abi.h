@@ -1,10 +1,11 @@
-// What NVTX 3 and a tool that is injected agree on, as NVIDIA's headers fix it (nvtxDetail/nvtxTypes.h,
-// nvToolsExt.h): a tool's library is loaded, asks for tables of places, and stores its functions there.
+// The interface between NVTX 3 and an injected tool, as NVIDIA's headers fix it (nvtxDetail/nvtxTypes.h,
+// nvToolsExt.h): the process loads the tool's library; the tool asks for tables of places and stores its
+// functions there.
 //
-// Ours, because a client needs three functions of the hundred: NVIDIA's headers are a dozen files and a third
-// licence in the tree, or a package at build time without which the same version would have no ranges. This
-// interface cannot change: tools serve programs whose headers were compiled in years ago.
-// tests/unit/test_nvtx.py holds it to NVIDIA's headers.
+// We declare it ourselves, because a client needs three functions of the hundred. NVIDIA's headers are a
+// dozen files and a third licence in the tree, or a package at build time without which the same version
+// would have no ranges. This interface cannot change: tools serve programs whose headers were compiled in
+// years ago. tests/unit/test_nvtx.py compares it with NVIDIA's headers.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ using InitializeInjection = int (*)(GetExportTable);
 inline constexpr const char* kPathVariable = "NVTX_INJECTION64_PATH";
 inline constexpr const char* kInitializeInjection = "InitializeInjectionNvtx2";
 
-// NvtxExportTableID, and what is there.
+// NvtxExportTableID, and what each table holds.
 inline constexpr std::uint32_t kCallbacksTable = 1, kVersionTable = 3;
 struct CallbacksTable {
   std::size_t nbytes;
@@ -34,7 +35,8 @@ struct VersionTable {
 };
 inline constexpr std::uint32_t kVersion = 3;
 
-// NvtxCallbackModule, and the places that each has; 0 is nobody's. Of the second core: what has a domain.
+// NvtxCallbackModule, and the places of each module; 0 is unused. Functions with a domain belong to the
+// second core.
 inline constexpr int kCoreModule = 1, kSecondCoreModule = 5, kLastModule = 6;
 inline constexpr unsigned kNumPlaces[kLastModule + 1] = {0, 16, 9, 15, 7, 16, 7};
 inline constexpr unsigned kRangeStart = 2, kRangeEnd = 3, kDomainCreate = 12;

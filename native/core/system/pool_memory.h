@@ -32,14 +32,14 @@ class PoolMemory {
     int numa_node = -1;      // its memory comes from this node alone; -1: wherever the kernel likes
   };
 
-  // Every page is there when this returns. Missing huge pages are not an error: page_kind() says
-  // what the kernel gave. kInvalidArgument: no bytes, or no such node. kExhausted: out of memory.
+  // All pages are present when this returns. A lack of huge pages is not an error: page_kind() says what
+  // the kernel gave. kInvalidArgument: no bytes, or no such node. kExhausted: out of memory.
   static Result<std::shared_ptr<PoolMemory>> create(const Options& options);
   ~PoolMemory();
   PoolMemory(const PoolMemory&) = delete;
   PoolMemory& operator=(const PoolMemory&) = delete;
 
-  // The live pool of this process in which all of [address, address + nbytes) lies.
+  // The live pool of this process that contains all of [address, address + nbytes).
   static std::optional<PoolSlice> find(const std::byte* address, std::size_t nbytes);
 
   std::byte* data() const noexcept { return data_; }

@@ -5,7 +5,8 @@
 
 namespace kvxfer {
 
-// Threads of ours take no signal that is meant for the process; those that a thread brings upon itself end it.
+// Our threads take no signal that is sent to the process. A signal that a thread causes itself ends the
+// process.
 class SignalsBlocked {
  public:
   SignalsBlocked() noexcept {

@@ -1,4 +1,5 @@
-// The processor's own clock: a read takes some ten nanoseconds, of the kernel's twice as much or a system call.
+// The processor's own clock: reading it takes some ten nanoseconds; the kernel's takes twice as long, or a
+// system call.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ inline std::int64_t clock_ns(clockid_t clock) noexcept {
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// Differences mean something; in_ns says how long one is.
+// Only differences have a meaning; in_ns says how long one is.
 inline std::int64_t ticks() noexcept {
 #if defined(__x86_64__)
   return static_cast<std::int64_t>(__rdtsc());
@@ -25,7 +26,8 @@ inline std::int64_t ticks() noexcept {
 #endif
 }
 
-// How long a tick is, measured from its making on: a few in a thousand off after the first milliseconds.
+// The length of a tick, measured since this object was made: a few thousandths off after the first
+// milliseconds.
 class TickRate {
  public:
   double ns_per_tick() const noexcept {

@@ -1,4 +1,4 @@
-// One connection that is encrypted by TLS 1.3: the handshake without blocking, then a Cipher.
+// One connection that TLS 1.3 encrypts: first a handshake that does not block, then a Cipher.
 #pragma once
 
 #include <cstdint>
@@ -15,28 +15,30 @@ namespace kvxfer::tls {
 
 class Channel final : public Cipher {
  public:
-  // Where there is no memory for it: null.
+  // Null if there is no memory for it.
   static std::unique_ptr<Channel> create(std::shared_ptr<const Credentials> credentials, bool initiator);
   ~Channel() override;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  void use(int socket) noexcept { socket_ = socket; }  // before the first step, and whenever it is another
+  // Before the first step, and whenever the socket changes.
+  void use(int socket) noexcept { socket_ = socket; }
 
   enum class Step : std::uint8_t { kDone, kAgain, kFailed };
-  // Goes on with the handshake as far as the socket does. kAgain: when it is readable, or writable where has_unsent().
+  // Continues the handshake as far as the socket permits. kAgain: call it when the socket is readable, or
+  // writable if has_unsent().
   Step shake_hands() noexcept;
   bool is_secure() const noexcept { return is_secure_; }
-  // The peer did not like our certificate, or we not its: whom to tell is up to the owner.
+  // The peer refused our certificate, or we refused the peer's. The owner decides whom to tell.
   bool was_refused() const noexcept { return was_refused_; }
 
   // ---- once it is secure
-  // 32 bytes that both ends have and nobody else, another for each label.
+  // 32 bytes that only the two ends have; each label gives others.
   std::string export_key(std::string_view label) const;
   const std::vector<Identity>& identities() const noexcept { return identities_; }
   const std::shared_ptr<const Credentials>& credentials() const noexcept { return credentials_; }
-  // What carries pages over the same connection from now on: the kernel's records or kvxfer's own; itself where its
-  // cipher is another than theirs. Null: more has come than was read.
+  // The cipher that carries pages over the same connection from now on: the kernel's records or kvxfer's
+  // own; the channel itself if its cipher suits neither. Null: more bytes have come than were read.
   static std::shared_ptr<Cipher> for_pages(std::unique_ptr<Channel> channel);
 
   ssize_t receive(std::span<const iovec> into) noexcept override;
@@ -61,14 +63,14 @@ class Channel final : public Cipher {
   abi::Connection* connection_ = nullptr;
   int socket_ = -1;
   bool is_secure_ = false, was_refused_ = false, has_ended_ = false, has_unread_ = false;
-  std::uint64_t num_sent_ = 0, num_received_ = 0;  // records
+  std::uint64_t num_sent_ = 0, num_received_ = 0;  // counts records
   int error_ = 0;  // of the socket's last call
   Handshake handshake_;
   std::string why_;
   std::vector<Identity> identities_;
   std::vector<std::byte> unsent_;  // ciphertext
-  std::size_t sent_ = 0;  // of that
-  std::vector<std::byte> plain_;  // short runs, on their way into one record
+  std::size_t sent_ = 0;  // how much of unsent_ is sent
+  std::vector<std::byte> plain_;  // short runs that are gathered into one record
 };
 
 }  // namespace kvxfer::tls

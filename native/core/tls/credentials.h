@@ -1,5 +1,5 @@
-// What an agent proves itself with, and whom it believes: files of one moment. Connections that began with older ones
-// keep those.
+// What an agent proves itself with, and which peers it believes: the contents of files at one moment.
+// Connections that began with older credentials keep those.
 #pragma once
 
 #include <memory>
@@ -13,33 +13,34 @@
 
 namespace kvxfer::tls {
 
-// Who encrypts pages. kAuto: the kernel where it renews keys, else this process.
+// What encrypts pages. kAuto: the kernel if it can renew keys, else this process.
 enum class KernelUse : std::uint8_t { kAuto, kAlways, kNever };
 
 // Paths of files in PEM, and patterns of peers.
 struct CredentialFiles {
-  std::string certificate;  // with those that lead to an authority, its own first
+  std::string certificate;  // followed by those that lead to an authority
   std::string key;
   std::string authorities;
-  std::string revoked;  // lists of those authorities; "": none is looked at
-  std::vector<std::string> allow;  // none: the certificate's own tenant
+  std::string revoked;  // revocation lists of those authorities; "": revocation is not checked
+  std::vector<std::string> allow;  // patterns; none: the certificate's own tenant
   KernelUse kernel = KernelUse::kNever;
 };
 
 class Credentials {
  public:
-  // Reads the files, which may block. kInvalidArgument with the file and what is wrong with it; kUnsupported without
-  // OpenSSL, or where the kernel is to encrypt always and does not.
+  // Reads the files, which may block. kInvalidArgument names the file and what is wrong with it.
+  // kUnsupported: without OpenSSL, or if the kernel is to encrypt always and cannot.
   static Result<std::shared_ptr<const Credentials>> load(const CredentialFiles& files);
   ~Credentials();
   Credentials(const Credentials&) = delete;
   Credentials& operator=(const Credentials&) = delete;
 
-  // Of our own certificate: may an agent of that name use it? In words, why not.
+  // May an agent of that name use our own certificate? If not, the status says why.
   Status check_own_name(std::string_view agent) const;
-  // The identity of a peer with these, which calls itself so; or why it is not to be had to do with.
+  // The identity of a peer that has these and uses that name; or why this agent refuses the peer.
   Result<std::string> admit(const std::vector<Identity>& identities, std::string_view agent) const;
-  std::int64_t expires_at_s() const noexcept { return expires_at_s_; }  // our own, since 1970
+  // Our own certificate's, in seconds since 1970.
+  std::int64_t expires_at_s() const noexcept { return expires_at_s_; }
 
   bool uses_kernel() const noexcept { return uses_kernel_; }
 
@@ -62,13 +63,13 @@ class Credentials {
   bool uses_kernel_ = false;
 };
 
-// Names of a certificate that are identities.
+// The names in a certificate that are identities.
 std::vector<Identity> identities_of(const Library& library, const abi::Certificate* certificate);
 
-// Of a connection that is shaking hands: its extra data of index 0.
+// State of a connection during its handshake: its extra data of index 0.
 struct Handshake {
   std::string why;  // what verify() found wrong, in words
-  std::optional<TrafficSecret> client, server;  // of what each of them sends
+  std::optional<TrafficSecret> client, server;  // for what each of them sends
 };
 
 }  // namespace kvxfer::tls

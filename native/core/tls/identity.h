@@ -1,5 +1,5 @@
-// Who a certificate says that an agent is: "kvxfer://TENANT/ENGINE/AGENT", one of its names of kind URI. Without
-// the last part it is for every agent of that engine. A certificate may have several.
+// The identity that a certificate gives an agent: "kvxfer://TENANT/ENGINE/AGENT", one of its names of kind
+// URI. Without the last part it holds for every agent of that engine. A certificate may have several.
 #pragma once
 
 #include <optional>
@@ -13,8 +13,8 @@ namespace kvxfer::tls {
 
 // "TENANT/ENGINE", or with "/AGENT".
 struct Identity {
-  // Nothing where the text is no such name: parts are not empty, and of letters, digits and "-._~:@+", AGENT of "/" as
-  // well. So there is neither a wildcard nor a NUL in one.
+  // Nothing if the text is no such name. Parts are not empty, and consist of letters, digits and
+  // "-._~:@+"; AGENT may also contain "/". So a name contains neither a wildcard nor a NUL.
   static std::optional<Identity> parse(std::string_view uri);
 
   bool is_of(std::string_view agent) const noexcept { return name.empty() || name == agent; }
@@ -25,11 +25,12 @@ struct Identity {
   std::string name;  // the agent's; empty: any
 };
 
-// Which peers an agent has to do with: "acme/prefill-*/*". A star is any text without "/"; in the last part, any.
+// Which peers an agent accepts: "acme/prefill-*/*". A star matches any text without "/"; in the last part,
+// any text.
 class Pattern {
  public:
   static Result<Pattern> parse(const std::string& text);
-  // Of an identity without an agent's name: may one of its agents match?
+  // For an identity without an agent's name: may one of its agents match?
   bool matches(const Identity& identity, std::string_view agent) const;
   // "TENANT/ENGINE/AGENT"; never "".
   bool matches(std::string_view identity) const;

@@ -1,5 +1,5 @@
-// OpenSSL 3's libssl and libcrypto, opened at run time: only agents with certificates need them. Its structures are
-// never looked into; functions alone are used.
+// OpenSSL 3's libssl and libcrypto, opened at run time: only agents with certificates need them. We use
+// functions alone, and never look into its structures.
 #pragma once
 
 #include <cstddef>
@@ -43,11 +43,11 @@ inline constexpr unsigned long kCheckRevoked = 0x4;
 inline constexpr int kNotYetValid = 9, kExpired = 10, kListNotYetValid = 11, kListExpired = 12,
                      kNotAllowed = 50;
 inline constexpr int kAlternativeNames = 85, kUri = 6;
-// Threads may use it until the very end of a process.
+// Threads may use it until the very end of the process.
 inline constexpr std::uint64_t kNoExitHandler = 0x0008'0000;
 inline constexpr int kGetTag = 0x10, kSetTag = 0x11;
 inline constexpr std::uint16_t kAes128GcmSha256 = 0x1301;
-inline constexpr int kFirstAlert = 1000;  // reasons of errors from here on are alerts of the peer's
+inline constexpr int kFirstAlert = 1000;  // reasons of errors from here on are alerts that the peer sent
 }  // namespace abi
 
 struct Library {
@@ -129,7 +129,7 @@ struct Library {
   void* (*GENERAL_NAME_get0_value)(const abi::Name* name, int* kind);
   const unsigned char* (*ASN1_STRING_get0_data)(const abi::Text* text);
   int (*ASN1_STRING_length)(const abi::Text* text);
-  // ---- what its bytes come from and go to
+  // ---- where its bytes come from and go to
   abi::BioMethod* (*BIO_meth_new)(int kind, const char* name);
   int (*BIO_meth_set_write)(abi::BioMethod* method, int (*write)(abi::Bio*, const char*, int));
   int (*BIO_meth_set_read)(abi::BioMethod* method, int (*read)(abi::Bio*, char*, int));
@@ -147,11 +147,11 @@ struct Library {
   const char* (*ERR_reason_error_string)(unsigned long error);
   int (*OPENSSL_init_ssl)(std::uint64_t options, const void* settings);
 
-  // That of this process, or in words why there is none (kUnsupported). Opened once, never closed.
+  // The library of this process, or in words why there is none (kUnsupported). Opened once, never closed.
   static Result<const Library*> load();
 };
 
-// What went wrong last in this thread, in OpenSSL's words; "" for nothing.
+// This thread's last error, in OpenSSL's words; "" for none.
 std::string last_error(const Library& library);
 
 }  // namespace kvxfer::tls

@@ -1,4 +1,5 @@
-// The connection of a rail that carries pages: records sealed from the caller's memory and opened into it.
+// The connection of a rail that carries pages: seals records from the caller's memory, and opens them into
+// it.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 
 namespace kvxfer::tls {
 
-// Memory for many records, given back to be used by other connections.
+// Memory for many records. When given back, other connections use it.
 class RecordBuffer {
  public:
   static constexpr std::size_t kNbytes = 512 * 1024;
@@ -33,7 +34,7 @@ class RecordBuffer {
 
 class PageChannel final : public Cipher {
  public:
-  // `unsent`: ciphertext that goes before all else. Throws std::bad_alloc.
+  // `unsent`: ciphertext that goes out before everything else. Throws std::bad_alloc.
   PageChannel(int socket, std::unique_ptr<RecordCipher> sends, std::unique_ptr<RecordCipher> receives,
               std::span<const std::byte> unsent);
 
@@ -43,28 +44,30 @@ class PageChannel final : public Cipher {
   bool has_unsent() const noexcept override { return out_begin_ < out_end_; }
   std::string why() const override { return why_; }
 
-  void renew_keys_after(std::uint64_t num_records) noexcept { records_of_a_key_ = num_records; }  // of tests
+  // For tests.
+  void renew_keys_after(std::uint64_t num_records) noexcept { records_of_a_key_ = num_records; }
 
  private:
   bool transmit() noexcept;  // false with errno: some is left
   bool seal(std::span<const iovec> runs, RecordKind kind) noexcept;
   bool renew_key() noexcept;
   ssize_t fill() noexcept;
-  // The next record, whole; empty: not yet. False: what comes is none.
+  // The next whole record; empty: it has not come yet. False: the bytes are not a record.
   bool next(std::span<const std::byte>& record) noexcept;
   ssize_t open(std::span<const std::byte> record, Runs& into) noexcept;
-  ssize_t obey(RecordKind kind) noexcept;  // what is not data, in plain_
+  ssize_t obey(RecordKind kind) noexcept;  // handles a record in plain_ that is not data
   ssize_t fail(const char* why) noexcept;  // -1
 
   const int socket_;
   const std::unique_ptr<RecordCipher> sends_, receives_;
   std::uint64_t records_of_a_key_ = kRecordsOfAKey;
-  // Of a pool while there is something in them: a rail that is idle holds no memory for records.
+  // They come from a pool while something is in them: an idle rail holds no memory for records.
   RecordBuffer out_, in_;
-  std::unique_ptr<std::byte[]> plain_;  // made for the first record that is opened aside
+  // Made for the first record that is not opened directly into the caller's memory.
+  std::unique_ptr<std::byte[]> plain_;
   std::size_t out_begin_ = 0, out_end_ = 0, in_begin_ = 0, in_end_ = 0;
-  std::size_t plain_begin_ = 0, plain_end_ = 0;  // of a record for which the caller had no room
-  std::vector<iovec> runs_;  // of one record; never more than it has room for
+  std::size_t plain_begin_ = 0, plain_end_ = 0;  // the part of a record for which the caller had no room
+  std::vector<iovec> runs_;  // for one record; never more than it has room for
   bool has_unread_ = false;
   const char* why_ = "";
 };

@@ -1,4 +1,4 @@
-// What is left of a caller's runs of memory.
+// The rest of a caller's runs of memory.
 #pragma once
 
 #include <sys/uio.h>
@@ -11,11 +11,11 @@
 namespace kvxfer::tls {
 
 struct Runs {
-  // For one call, or one record; where they are shorter, there is less in it.
+  // The most runs in one call, or in one record. With many short runs a record holds less.
   static constexpr std::size_t kMost = 1024;
 
   std::span<const iovec> runs;
-  std::size_t at = 0;  // of the first
+  std::size_t at = 0;  // in the first run
 
   bool empty() noexcept {
     while (!runs.empty() && at == runs.front().iov_len) {
@@ -24,7 +24,8 @@ struct Runs {
     }
     return runs.empty();
   }
-  // Appends the next up to `nbytes` to `out`, which has room for kMost, and goes past them. Returns how many.
+  // Appends the next runs, up to `nbytes`, to `out`, which has room for kMost, and moves past them.
+  // Returns how many bytes.
   std::size_t take(std::size_t nbytes, std::vector<iovec>& out) noexcept {
     std::size_t taken = 0;
     while (taken < nbytes && !empty() && out.size() < kMost) {
