@@ -8,7 +8,7 @@
 namespace kvxfer {
 namespace {
 
-// Whoever waits for one of these looks at something else then.
+// Events after which a waiter looks at something else.
 bool only_wakes(EventKind kind) noexcept {
   switch (kind) {
     case EventKind::kEnded:
@@ -49,7 +49,8 @@ void CompletionRing::push(Event&& event) {
   push_locked(std::move(event));
 }
 
-// A peer that connects again and again must not leave more each time. What is told of its regions is over with it.
+// A peer that connects again and again must not leave more each time. News of its regions end with its
+// session.
 void CompletionRing::session_ended(SessionKey peer) {
   const auto is_lost = [](const Event& event) { return event.kind == EventKind::kPeerLost; };
   std::erase_if(events_, [&](const Event& event) {

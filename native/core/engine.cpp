@@ -6,8 +6,8 @@
 namespace kvxfer {
 namespace {
 
-// Of a process that dies the kernel ends one socket after the other, within a millisecond unless the machine
-// is busy: only later is a rail that went down the rail's loss and not the peer's.
+// When a process dies, the kernel ends its sockets one after the other, within a millisecond unless the
+// machine is busy. Only after this time is a lost rail judged as the loss of a rail and not of the peer.
 constexpr Time kAfterRailDown = 100'000'000;
 
 constexpr Time kAfterNoMemory = 1'000'000;
@@ -58,7 +58,7 @@ void Engine::end_session(Time now, SessionKey key, Code code, const std::string&
   });
 }
 
-// What memory was not there for ends: of that there is less then. Where there is not enough for its end either,
+// Ends the sessions for which memory was lacking, which frees memory. If there is too little even for that,
 // the next round goes on with it.
 void Engine::end_starved() noexcept {
   while (const std::optional<SessionKey> key = context_.take_starved()) try {
@@ -77,8 +77,8 @@ void Engine::end_starved() noexcept {
     }
 }
 
-// A name that is open is not taken over while the process that opened it answers. One that restarted is a new peer:
-// its old connection ends by itself, mostly at once, or stays silent.
+// A new session does not take over an open name while the process that opened it answers. A restarted
+// process is a new peer: its old connection ends by itself, mostly at once, or stays silent.
 void Engine::opened(Peer& peer) {
   limits_.has_opened(peer);
   destinations_.judge_pace(peer.key());
@@ -135,7 +135,7 @@ std::string Engine::missing_transport(SessionKey key) const {
   return found == required.end() ? "" : *found;
 }
 
-// The one end of a session: every part that holds something of it lets it go.
+// The only place where a session ends: every part that holds something of it lets go of that.
 void Engine::lose(SessionKey key, Status reason) {
   Peer* peer = sessions_.find(key);
   if (peer == nullptr) return;
@@ -143,7 +143,8 @@ void Engine::lose(SessionKey key, Status reason) {
       (reason.code() == Code::kPeerLost || reason.code() == Code::kPeerSilent))
     reason = {Code::kPeerRestarted,
               "peer " + quoted(peer->name()) + " was restarted: it came back as a new process"};
-  // Whatever it was ended for: who awaits something of it is told that the peer is lost, or never came.
+  // Whatever the session was ended for: a caller that awaits something of it hears that the peer is lost,
+  // or never came.
   if (!is_of_peer(reason.code()) && reason.code() != Code::kClosed)
     reason = {peer->was_open() ? Code::kPeerLost : Code::kUnreachable, reason.message()};
   leaving_.insert_or_assign(key, reason);
@@ -152,11 +153,11 @@ void Engine::lose(SessionKey key, Status reason) {
   let_go(key, reason);
 }
 
-// Called again where memory was not there for all of it: what has gone by then is passed over.
+// Called again if memory was lacking for all of it: passes over what is gone by then.
 void Engine::let_go(SessionKey key, const Status& reason) {
   const std::vector<LeaseId> leases = leases_.of_holder(key);
   admission_.remove_session(key);
-  // Local fences first: from here on nothing begins for this session, and what is under way ends.
+  // Local fences first: from here on nothing begins for this session, and works under way end.
   for (const TransferKey& each : sources_.all().of_session(key))
     sources_.fail(each, TransferEvent::kFail, reason, false);
   for (const TransferKey& each : destinations_.all().of_session(key))
@@ -164,7 +165,7 @@ void Engine::let_go(SessionKey key, const Status& reason) {
   for (const LeaseId id : leases) end_lease(id, LeaseEvent::kPeerLost, reason);
   leases_.remove_session(key);
   end_expectations(expectations_.from(key), reason);
-  // In this order: a peer that listens still hears why before its rails end.
+  // In this order: a peer that listens still hears the reason before its rails end.
   context_.host.close_session(key);
   sources_.remove_session(key);
   destinations_.remove_session(key);
@@ -187,11 +188,11 @@ void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
     Peer* peer = sessions_.find(key);
     if (peer == nullptr || rails_.is_over(key, info.name)) return context_.host.drop_rail(info.id);
     if (const std::string_view transport = info.capabilities.name; rails_.is_off(transport)) {
-      // It was on its way when that was said.
+      // The rail was coming up when its transport was switched off.
       context_.host.drop_rail(info.id);
       return rail_failed(*peer, info.name, words_of_off(transport, info.name), true);
     }
-    // Who dials a rail anew has lost the one before, though we have not noticed.
+    // A peer that dials a rail anew has lost the one before, even if we have not noticed.
     if (Rail* const before = rails_.at(key, info.name.index)) {
       context_.host.drop_rail(before->id());
       take_down(*before);
@@ -238,7 +239,7 @@ Status Engine::switch_rails(Time now, const std::string& transport, bool on) {
   if (on) {
     rails_.set_off(transport, false);
     log("rails of " + transport + " are switched on");
-    redials_.dial_held();  // those that are off for another name are held again
+    redials_.dial_held();  // holds again those whose transport is off
     return {};
   }
   const auto is_it = [&](const Rail* rail) { return rail->capabilities().name == transport; };
@@ -293,7 +294,7 @@ void Engine::rail_down(Rail& gone, const std::string& why) {
   take_down(gone);
   Peer* peer = sessions_.find(key);
   if (peer == nullptr) return;
-  // Control frames may still flow, but no page ever will: the peer is lost, say so at once.
+  // Control frames may still flow, but pages never will: the peer is lost, and that is reported at once.
   if (rails_.of(key).empty())
     return end_session(context_.now, key, Code::kPeerLost,
                        "the last rail to " + quoted(peer->name()) + " is gone: " + words);
@@ -315,7 +316,7 @@ void Engine::take_down(Rail& rail) {
   rails_.remove(rail);
 }
 
-// The end that opened the session dials; the other says that it waits.
+// The end that opened the session dials again; the other end notes that it waits.
 void Engine::note_redial(Peer& peer, const wire::RailName& rail, std::string words, bool is_off) {
   const bool is_ours = peer.role() == SessionRole::kInitiator;
   if (is_off) {
@@ -329,8 +330,8 @@ void Engine::note_redial(Peer& peer, const wire::RailName& rail, std::string wor
   sessions_.note_rail(peer, rail.index, std::move(words));
 }
 
-// After a rail went down, or did not come up: what it alone could have brought ends now and not at its
-// deadline.
+// After a rail went down, or did not come up: transfers that only it could have brought end now, and not at
+// their deadlines.
 void Engine::end_pathless(Peer& peer) {
   const auto end = [&](const auto& transfers, bool fetched_here) {
     std::vector<std::pair<TransferKey, Status>> pathless;
@@ -340,7 +341,7 @@ void Engine::end_pathless(Peer& peer) {
       if (local == nullptr || remote == nullptr) continue;
       const Status path = peer_regions_.check_path(peer, *local, *remote, fetched_here, false);
       const Status converting = peer_regions_.check_path(peer, *local, *remote, fetched_here, true);
-      if (converting.ok()) continue;  // so is the path of those that do not convert
+      if (converting.ok()) continue;  // then those that do not convert have a path, too
       for (const TransferKey& key : transfers.of_route(route))
         if (const Status& own = transfers.find(key)->move->program->converts() ? converting : path; !own.ok())
           pathless.emplace_back(key, own);
@@ -376,7 +377,7 @@ void Engine::on_time(Time now) {
       try {
         on_timer(*due, late);
       } catch (const std::bad_alloc&) {
-        // A right that is over ends, if later; what is of one session ends with it.
+        // A right whose time is over must end, even if later; the objects of a session end with it.
         context_.timers.arm(time_after(now, kAfterNoMemory), due->kind, due->a, due->b);
         throw;
       }
@@ -425,8 +426,9 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
     case TimerKind::kRail: {
       const RailId id = static_cast<RailId>(due.a);
       if (!rails_.is_silent(id, late)) break;
-      // It is given up while others live that could bring the same, though nothing said that it broke: a router
-      // between may forget a connection. The last one is kept; its transfers have their deadlines.
+      // The rail is given up if others that could bring the same are up, although nothing reported
+      // that it broke: a router on the way may forget a connection. The last one is kept; its
+      // transfers have their deadlines.
       Rail& rail = *rails_.find(id);
       if (!peer_regions_.others_replace(rail)) {
         rails_.watch_on(rail);
@@ -455,7 +457,7 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
 void Engine::pump(Time now) {
   context_.now = now;
   context_.begin_round();
-  if (!has_work()) return;  // as in most rounds of who polls
+  if (!has_work()) return;  // as in most rounds of a caller that polls
   try {
     rails_.begin_round();
     destinations_.begin_round();
@@ -467,7 +469,7 @@ void Engine::pump(Time now) {
     posting_.serve_backlog();
     rails_.cancel_stopped();
     sessions_.flush_stirred();
-  } catch (const std::bad_alloc&) {  // nobody's: the next round does it
+  } catch (const std::bad_alloc&) {  // the work of no session: the next round does it
     context_.pump_again = true;
   }
   if (context_.has_starved()) end_starved();
@@ -477,7 +479,8 @@ void Engine::pump(Time now) {
 
 void Engine::end_lease(LeaseId id, LeaseEvent event, const Status& why) {
   if (leases_.find(id) == nullptr) return;
-  // Its holder's, or every peer's. Those that had ended before and drain are waited for as well.
+  // The transfers of its holder, or of all peers. Those that had ended before and still drain are waited
+  // for as well.
   const std::vector<TransferKey> under = leases_.transfers_under(id);
   const std::optional<Lease> lease = leases_.take(id, event, why, under.size());
   if (!lease) return;

@@ -1,4 +1,4 @@
-// What our callers ask for: regions, transfers, rights and messages of this end.
+// What callers of this end ask for: regions, transfers, rights and messages.
 #include <utility>
 
 #include "core/engine.h"
@@ -61,7 +61,7 @@ Status Engine::deregister_region(Time now, RegionId id) {
       sessions_.send(*sessions_.find(key), wire::RegionGone{id});
       programs_.forget(key, id, false);
     });
-  // What is left of its transfers drains.
+  // The rest of its transfers drains.
   regions_.remove(id, sources_.all().of_region(id).size() + destinations_.all().of_region(id).size());
   rails_.cancel_stopped();
   end_starved();
@@ -86,7 +86,8 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   return posting_.post(std::move(request));
 }
 
-// Layers never become unready. A source tells how far it is, a destination asks for no more than it may.
+// Layers never become unready. A source tells the peer how far it is; a destination asks for no more than it
+// may.
 void Engine::layers_ready(Time now, std::uint64_t handle, std::uint32_t layers) {
   context_.now = now;
   const std::optional<Handles::Meant> meant = handles_.find(handle);
@@ -136,7 +137,7 @@ Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, Region
   if (!added.ok()) return added.status();
   destinations_.let_in(*added.value());
   std::shared_ptr<Handle> handle = added.value()->handle();
-  if (added.value()->complete())  // of no blocks
+  if (added.value()->complete())  // it names no blocks
     destinations_.end_expectation(handle->id(), TransferState::kDone, {});
   return handle;
 }

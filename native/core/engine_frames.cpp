@@ -1,4 +1,5 @@
-// What the frames of peers do: each goes to the part that it concerns, and a breach of the protocol ends its session.
+// Handles the frames of peers: each goes to the part that it concerns, and a breach of the protocol ends its
+// session.
 #include <type_traits>
 
 #include "core/engine.h"
@@ -26,7 +27,7 @@ void Engine::receive(SessionKey key, wire::ByteSpan frame) {
   if ((peer = sessions_.find(key)) != nullptr) sessions_.flush(*peer);
 }
 
-// Is that number one that the peer may begin a transfer by?
+// May the peer begin a transfer with that number?
 bool Engine::begins(const Peer& peer, TransferId transfer) const {
   const TransferKey key{peer.key(), transfer};
   return peer.numbers(transfer) && !sources_.all().contains(key) && !destinations_.all().contains(key);
@@ -47,8 +48,8 @@ void Engine::dispatch(Peer& peer, wire::Message& message) {
       [&](auto& frame) -> Status {
         using T = std::decay_t<decltype(frame)>;
         if constexpr (std::is_same_v<T, wire::RegionsEnd>) {
-          // Only now is the acceptor sure to know the session: a rail's RAIL_HELLO runs on a socket
-          // of its own and would overtake our PROOF.
+          // Only now does the acceptor surely know the session: a rail's RAIL_HELLO runs on a
+          // socket of its own and would overtake our PROOF.
           const bool is_first = sessions_.regions_told(peer);
           if (sessions_.is_held(peer)) return {};
           if (is_first && peer.role() == SessionRole::kInitiator)
@@ -67,7 +68,9 @@ void Engine::dispatch(Peer& peer, wire::Message& message) {
           return programs_.told(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Lease>) {
           leases_.told(peer,
-                       frame);  // of LEASE_ENDED there is nothing to keep: transfers under it hear themselves
+                       // LEASE_ENDED needs no note: transfers under the lease are
+                       // told themselves.
+                       frame);
         } else if constexpr (std::is_same_v<T, wire::Offer>) {
           return begin(destinations_, frame, "OFFER");
         } else if constexpr (std::is_same_v<T, wire::Request>) {
@@ -85,11 +88,12 @@ void Engine::dispatch(Peer& peer, wire::Message& message) {
         } else if constexpr (std::is_same_v<T, wire::MessagesTaken>) {
           return messages_.on(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Fail>) {
-          // Both ends see that nothing is left to bring it. The one whose rail broke knows why, and says so here.
+          // Both ends see that nothing is left to bring it. The end whose rail broke knows why,
+          // and says so here.
           if (frame.code == Code::kNoPath) end_pathless(peer);
           const Status why(frame.code, "the peer ended it: " + frame.text);
           sources_.on(peer, frame, why);
-          // Its time may be over there first: here it is known what made it late.
+          // The transfer's time may be over at the peer first; this end knows what made it late.
           const std::string pace = frame.code == Code::kDeadline ? limits_.in_words(peer.key()) : "";
           destinations_.fail({peer.key(), frame.transfer}, TransferEvent::kFail,
                              {frame.code, why.message() + pace}, false);
@@ -102,7 +106,7 @@ void Engine::dispatch(Peer& peer, wire::Message& message) {
   end_session(context_.now, peer.key(), breach.code(), breach.message());
 }
 
-// Of a life that is over here too there is nothing to do: the two may cross, and cross a redial.
+// If that life is over here too, nothing is to be done: the two frames may cross, and may cross a redial.
 void Engine::rail_given_up(Peer& peer, const wire::RailDown& down) {
   const Rail* const rail = rails_.at(peer.key(), down.rail.index);
   if (rail == nullptr || rail->info().name != down.rail) return;

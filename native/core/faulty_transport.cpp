@@ -134,11 +134,11 @@ std::size_t FaultyTransport::poll(std::span<Completion> completions) noexcept {
   return count;
 }
 
-// Takes a completion in, and decides what becomes of it.
+// Receives a completion, and decides what becomes of it.
 void FaultyTransport::hold(Completion completion) {
   std::uint32_t polls = 0;
   if (completion.kind == CompletionKind::kRailDown)
-    down_.insert(completion.peer);  // of itself, not by our hand
+    down_.insert(completion.peer);  // it went down by itself, and not by our hand
   if (completion.kind == CompletionKind::kWork) {
     if (const auto found = outstanding_.find(completion.work); found != outstanding_.end()) {
       const Outstanding& work = found->second;

@@ -20,7 +20,7 @@ static_assert(sizeof(std::atomic<std::uint64_t>) == sizeof(std::uint64_t));
 Result<UniqueFd> map_range(std::atomic<std::uint64_t>* words, const FenceSlotRange& range) {
   Result<UniqueFd> fd = create_memfd("kvxfer-fences", range.nbytes());
   if (!fd.ok()) return fd.status();
-  // Writable before it is sealed; afterwards nobody can get another writable mapping.
+  // Mapped writable before it is sealed; afterwards no new writable mapping can be made.
   if (::mmap(words + range.first, range.nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
              fd.value().get(), 0) == MAP_FAILED)
     return Status::from_errno("mmap of the fence table", errno);
@@ -49,16 +49,16 @@ FenceTable::~FenceTable() {
 
 Result<int> FenceTable::fill(const FenceSlotRange& range) const {
   const int fd = range.first == kSlots.first ? fd_.get() : old_fd_.get();
-  // A peer's read of a page that is not there would take memory of the peer's.
+  // If a peer reads a missing page, that takes memory which is charged to the peer.
   if (::fallocate(fd, 0, 0, static_cast<off_t>(range.nbytes())) != 0)
     return Status::from_errno("fallocate of the fence table", errno);
   return fd;
 }
 
 void FenceTable::bump(std::uint32_t slot) noexcept {
-  // Writer's half of a seqlock. The reader moves bytes, then loads the word. Whatever is written
-  // to the pages after this returns must not be seen by a reader that still sees the old word:
-  // the increment comes first, and the fence keeps every later store behind it.
+  // Writer's half of a seqlock. The reader moves bytes, then loads the word. A reader that still sees the
+  // old word must not see bytes that are written to the pages after this returns. So the increment comes
+  // first, and the fence keeps every later store behind it.
   words_[slot].fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }

@@ -15,7 +15,7 @@ namespace {
 // Records that are copied in one hold of the lock: 12 KiB, about a microsecond.
 constexpr std::size_t kOfAHold = 32;
 
-// Less than 2 KiB, from where on the C library may copy by one instruction that counts as many.
+// Less than 2 KiB: from there on the C library may copy with one instruction that counts as many.
 constexpr std::size_t kOfACopy = 5;
 
 }  // namespace
@@ -24,7 +24,8 @@ Result<int> RecordRing::resize(std::size_t capacity) {
   if (capacity > kMostCapacity)
     return Status(Code::kInvalidArgument, "up to " + std::to_string(kMostCapacity) +
                                               " records are kept, not " + std::to_string(capacity));
-  // All zero, which the kernel sees to when a page is written: records leave the process, with what was there before.
+  // All zero, by the kernel when a page is first written: records leave the process, with whatever bytes
+  // were there.
   decltype(records_) records(
       static_cast<Record*>(std::calloc(std::max<std::size_t>(capacity, 1), sizeof(Record))));
   if (records == nullptr)

@@ -10,9 +10,9 @@
 namespace kvxfer {
 namespace {
 
-// Ids that were seen. A bit for each that exists, because sorting 64 thousand costs milliseconds where
-// bits cost microseconds; unless that is out of proportion to the ids that are looked at: how many
-// blocks a region has, and how many units a block, may be a peer's claim.
+// The ids that were seen. A bit for each possible id, because sorting 64 thousand costs milliseconds and
+// bits cost microseconds; unless there are far more possible ids than ids to look at. A region's number of
+// blocks, and a block's number of units, may be a peer's claim.
 class IdSet {
  public:
   IdSet(std::uint32_t num_blocks, std::uint32_t units, std::size_t num_looked_at)
@@ -33,10 +33,10 @@ class IdSet {
   std::unordered_set<std::uint32_t> ids_;
 };
 
-// So few are compared with each other, which takes no memory.
+// So few ids are compared with each other, which takes no memory.
 constexpr std::size_t kFewIds = 16;
 
-// The first that stood before.
+// The first id that occurred before.
 std::optional<std::uint32_t> find_twice(std::span<const std::uint32_t> ids, std::uint32_t num_blocks,
                                         std::uint32_t units) {
   if (ids.size() <= kFewIds) {
@@ -52,7 +52,7 @@ std::optional<std::uint32_t> find_twice(std::span<const std::uint32_t> ids, std:
   return std::nullopt;
 }
 
-// The first token of a unit that is moved as a whole, too.
+// The first token that belongs to a unit which also moves as a whole.
 std::optional<std::uint32_t> find_in_units(std::span<const std::uint32_t> tokens,
                                            std::uint32_t tokens_per_unit,
                                            std::span<const std::uint32_t> units, std::uint32_t num_blocks,

@@ -26,13 +26,14 @@
 namespace kvxfer {
 namespace {
 
-// While the agent closes, between two looks whether what it waits for is so.
+// While the agent closes: the pause between two checks of what it waits for.
 constexpr Time kClosingPause = 1'000'000;
 
-// Of the secrets' file, in one call: one that changes all the time is the watch's.
+// The most reads of the secrets' file in one call; if the file changes all the time, the watch reads it.
 constexpr int kMaxReads = 8;
 
-// Polls of every transport in which a caller takes what has ended at once. More are for whoever drives.
+// How often a caller polls every transport to collect what has ended at once. Further polls are for the
+// driving thread.
 constexpr int kEndedRounds = 16;
 
 // False: the system has no thread left.
@@ -47,7 +48,7 @@ bool start_thread(std::vector<std::jthread>& threads, Body&& body) {
   }
 }
 
-// After the first bytes of start() none are refused, but by a sandbox that is set up later.
+// After start() has drawn its first bytes, no draw is refused, except by a sandbox that is set up later.
 void draw(std::span<std::byte> bytes) {
   const Status status = fill_random(bytes);
   if (status.ok()) return;
@@ -78,7 +79,7 @@ wire::Id128 host_id() {
     }
     if (digits == 32) return id;
   }
-  return random_id();  // alike with nobody: no transport of one host is tried
+  return random_id();  // equal to no other: no transport of one host is tried
 }
 
 const wire::Id128& process_id() {
@@ -188,8 +189,8 @@ Status Runtime::start() {
 }
 
 Runtime::~Runtime() {
-  if (engine_ != nullptr) close(Time{1'000'000'000});  // else it never came to life
-  // A number that stays guarded would be closed in a forked child, whoever owns it by then.
+  if (engine_ != nullptr) close(Time{1'000'000'000});  // otherwise it never started
+  // If a number stayed guarded, a forked child would close it, even when another file has it by then.
   for (const int fd : {waker_.fd.get(), thread_bell_.fd.get(), driver_bell_.fd.get(), ring_.fd()})
     if (fd >= 0) unguard_fd(fd);
 }
@@ -212,7 +213,7 @@ void Runtime::close(Time timeout_ns) {
     commands_.close_all();
     engine_->close(turn.now);
   }
-  // What was posted still completes.
+  // Posted works still complete.
   for (bool left = true; left && now() < deadline;) {
     const std::lock_guard lock(gate_);
     progress();
@@ -233,8 +234,8 @@ void Runtime::close(Time timeout_ns) {
   if (const std::size_t left = engine_->num_transfers(); left != 0)
     log("closing waits for copies of " + std::to_string(left) +
         " transfers that a device has under way: their memory is not given back before it has ended them");
-  // With what they opened: exported handles, streams, a device's context. What is under way ends here, and
-  // nobody else is to wait for it meanwhile.
+  // With everything that they opened: exported handles, streams, a device's context. Works under way end
+  // here, and no other thread is to wait for that.
   std::vector<std::shared_ptr<Transport>> transports = rails_.take_transports();
   auto pinned = kept_.unpin_all();
   lock.unlock();
@@ -247,14 +248,14 @@ void Runtime::close(Time timeout_ns) {
   const auto owners = kept_.disown_all();
   {
     const std::lock_guard streams_lock(streams_mutex_);
-    stream_writes_.reset();  // whoever enqueues a store right now has it until then
+    stream_writes_.reset();  // a thread that enqueues a store right now holds it until it has done so
   }
   ended_ = true;
   ring_.wake();
-  lock.unlock();  // before the owners go
+  lock.unlock();  // before the owners are dropped
 }
 
-// ---- what callers do that is more than the engine's ----------------------------------------------
+// ---- callers' requests that need more than the engine
 
 Result<RegionId> Runtime::register_region(std::string name,
                                           std::vector<std::pair<std::byte*, std::uint64_t>> spans,
@@ -268,7 +269,7 @@ Result<RegionId> Runtime::register_region(std::string name,
   LocalRegion& memory = region->memory;
   LocalRegion described = memory;
   Status failure;
-  // `region` is ours until the engine has it; what comes later is told to the engine.
+  // `region` is ours until the engine has it; afterwards notes go to the engine.
   const auto note = [&](std::size_t rail, const Status& why) {
     std::string text = std::string(rails_.kind(rail).name) + ": " + why.message();
     failure = {why.code(), failure.ok() ? text : failure.message() + "; " + text};
@@ -326,13 +327,13 @@ Result<RegionId> Runtime::register_region(std::string name,
     }
     if (Status status = announce(turn.now); !status.ok()) return status;
   }
-  // Peers reach it over those, while devices pin it for others: all at once, since each takes seconds for a large
-  // pool.
+  // Peers reach the region over those rails while devices pin it for the others. All pin at the same time,
+  // since each takes seconds for a large pool.
   Status ended;  // under the gate
   const auto pin = [&](std::size_t rail, Transport& transport) noexcept {
     try {
       const Result<Pinned> pinned = transport.prepare(described);
-      // Pages that were never touched lie nowhere before a device has pinned them.
+      // Pages that were never touched lie on no node before a device has pinned them.
       const int node = asks_node && pinned.ok() ? options_.numa_node_of(described) : -1;
       const CallerTurn turn(*this);
       if (!ended.ok()) return;
@@ -386,7 +387,7 @@ bool Runtime::await(const std::function<bool()>& is_so, Time timeout_ns) {
   while (!asked()) {
     const Time left = until - now();
     if (left <= 0) return asked();
-    if (closed()) {  // wait() is over for everybody
+    if (closed()) {  // wait() is over for all callers
       {
         const std::lock_guard lock(gate_);
         progress();
@@ -412,7 +413,7 @@ bool Runtime::revoke(LeaseId lease, Time timeout_ns) {
 
 Result<int> Runtime::watch_records(std::size_t capacity) {
   const std::lock_guard watching(
-      watching_);  // the last of several that are called at a time is the one that holds
+      watching_);  // if several threads call this at a time, the last call takes effect
   Result<int> fd = records_.resize(capacity);
   if (fd.ok())
     with_engine([&](Engine& engine, Time) { engine.watch_records(capacity == 0 ? nullptr : &records_); });
@@ -463,17 +464,17 @@ Status Runtime::deregister_region(RegionId id, Time timeout_ns) {
     return {Code::kDeadline, "region '" + name +
                                  "' is taken from peers, but a device still copies to or from it: its memory "
                                  "is not to be freed before a later deregister() returns"};
-  std::vector<Pinned> unpinned;  // when this returns, and without the gate
+  std::vector<Pinned> unpinned;  // dropped when this returns, and without the gate
   {
     const std::lock_guard lock(gate_);
     unpinned = kept_.unpin(id);
   }
   await_unmapped(id, "GPU memory of region '" + name + "'", options_.silent_ns);
-  // An agent that closes takes its transports away first, and then stops them.
+  // An agent that closes first takes its transports away, and then stops them.
   if (closed()) {
     const std::lock_guard closing(closing_);
   }
-  KeptMemory::Owner owner;  // let go without the gate
+  KeptMemory::Owner owner;  // dropped without the gate
   const std::lock_guard lock(gate_);
   owner = kept_.disown(id);
   return {};
@@ -495,7 +496,8 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   Result<std::unique_ptr<Connections::Connection>> called = connections_.call(address, timeout_ns);
   if (!called.ok()) return called.status();
   const CallerTurn turn(*this);
-  std::unique_ptr<Connections::Connection> connection = std::move(called).value();  // goes under the gate
+  // Destroyed under the gate.
+  std::unique_ptr<Connections::Connection> connection = std::move(called).value();
   if (closed()) return check_alive();
   return connections_.add(std::move(connection), turn.now);
 }
@@ -518,7 +520,7 @@ Status Runtime::reload_secrets() {
   if (options_.secret_file.empty())
     return {Code::kInvalidArgument,
             "the secret of agent '" + options_.name + "' came from no file: use set_secret()"};
-  // Where the watch has read it meanwhile, that may have been later.
+  // The watch may have read the file meanwhile, and its read may have been the later one.
   for (int tries = 0; tries < kMaxReads; ++tries) {
     const auto num_reads = with_open_engine([&](Engine&, Time) { return secrets_->num_reads(); });
     if (!num_reads) break;
@@ -567,7 +569,7 @@ void Runtime::emit(Event event) {
   if (is_of_state(event.kind)) records_.note_change();
   if (event.kind == EventKind::kPeerUp) connections_.has_come_up(event.peer);
   if (event.kind == EventKind::kEnded) commands_.on_ended(event.handle);
-  // Of a stranger that never became a peer there is nothing to tell a caller, only a log.
+  // A stranger that never became a peer gives a caller no event, only a log line.
   if (event.kind == EventKind::kPeerLost && connections_.never_opened(event.peer))
     return log("a connection was refused: " + event.message);
   if (event.kind == EventKind::kNotification || event.kind == EventKind::kMessage)
@@ -580,7 +582,7 @@ void Runtime::emit(Event event) {
   else
     ring_.push(std::move(event));
   if (num_followers_ > 0) notify_waiting();
-  if (driver_until_ != 0) rouse_driver();  // it may be what the driver waits for, and it sleeps
+  if (driver_until_ != 0) rouse_driver();  // it may be what the driving caller waits for, and that sleeps
 }
 
 void Runtime::random(std::span<std::byte> bytes) { draw(bytes); }

@@ -16,14 +16,14 @@ Result<std::shared_ptr<CommandReader>> Runtime::open_command_ring(std::uint32_t 
       next_command_ring_.fetch_add(1), memory.value(),
       [this](std::uint64_t id) { emit({.kind = EventKind::kCommands, .handle = id}); });
   with_engine([&](Engine&, Time) { commands_.add(reader); });
-  if (closed()) commands_.close_all();  // it was on its way, and saw none
-  rouse();  // whoever sleeps does not look at rings yet
+  if (closed()) commands_.close_all();  // closing was under way, and did not see this ring
+  rouse();  // a sleeping thread does not look at rings yet
   return reader;
 }
 
 void Runtime::close_command_ring(CommandReader& reader) {
   if (!check_alive().ok()) return;
-  // When this returns nothing more is taken out.
+  // When this returns, no more commands are taken out.
   with_engine([&](Engine&, Time) { commands_.close(reader); });
 }
 

@@ -1,4 +1,4 @@
-// Who drives: the agent's thread, callers that wait or poll, an event loop; and who wakes whom.
+// Decides which thread drives: the agent's thread, callers that wait or poll, an event loop; and wakes them.
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -12,42 +12,43 @@
 namespace kvxfer {
 namespace {
 
-// While a caller drives progress the thread keeps out of its way, and for this long after: the
+// While a caller drives progress, the agent's thread keeps out of its way, and for this long after: the
 // caller's next wait is usually near, and waking the thread in between costs both of them.
 constexpr Time kCallerLinger = 200'000;
 
-// After an event loop that did the short work it keeps away for longer: to be woken beside the loop by
-// what comes next costs both of them. What comes while the loop computes waits so long.
+// After an event loop that did the short work, the thread keeps away for longer: if the next input woke both
+// the thread and the loop, that would cost both. Input that comes while the loop computes waits so long.
 constexpr Time kLoopLinger = 1'000'000;
 
-// Nobody needs the thread while a caller drives; who leaves wakes it. Only a bound, should that fail.
+// The thread is not needed while a caller drives; a caller that leaves wakes it. Only a bound, should that
+// fail.
 constexpr std::chrono::nanoseconds kParked = std::chrono::milliseconds(500);
 
 // A caller's poll goes on for so long while there is work at hand, and one slice more.
 constexpr Time kPollNs = 10'000;
 
-// An event loop's takes so many rounds in any case: what is short is done by then, though the processor
+// An event loop's poll takes so many rounds in any case: short work is done by then, even if the processor
 // was taken away in between.
 constexpr int kServeRounds = 4;
 
-// Where more was at hand than that, an event loop leaves the sockets to the thread for so long: what is
-// long comes in many pieces, and each would be handed on.
+// If more work than that was at hand, an event loop leaves the sockets to the thread for so long: long work
+// comes in many parts, and the loop would hand each one on.
 constexpr Time kLongWork = 100'000'000;
 
 // Rounds of moving between two looks at the sockets: a transfer of one piece needs two, its bytes and
 // the source's fence.
 constexpr int kMoves = 4;
 
-// Rounds that frames through memory may keep from the sockets.
+// The most rounds in a row for which frames through memory may keep the thread from the sockets.
 constexpr int kRoundsWithoutSockets = 16;
 
-// A caller who polls looks at sockets that are quiet at least this often.
+// A polling caller looks at quiet sockets at least this often.
 constexpr Time kLookNs = 5'000;
 
-// A caller who waits looks up at least this often, whatever the deadlines.
+// A waiting caller wakes at least this often, whatever the deadlines.
 constexpr Time kDriverNap = 1'000'000'000;
 
-// A follower looks again at least this often, whoever drives.
+// A follower looks again at least this often, whichever thread drives.
 constexpr auto kFollowerPause = std::chrono::milliseconds(5);
 
 }  // namespace
@@ -72,11 +73,11 @@ Time Runtime::next_deadline() const {
 bool Runtime::is_alive() const noexcept { return !closed() && !is_forked(owner_); }
 
 void Runtime::run() {
-  // Else the kernel lets a sleep of microseconds last for 50 more. Of this thread alone.
+  // Otherwise the kernel extends a sleep of microseconds by 50 more. For this thread alone.
   ::prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);
   Time moved_at = now();
   while (!stop_) {
-    // Somebody who waits drives: two threads on the same sockets would only wake each other.
+    // A waiting caller drives: two threads on the same sockets would only wake each other.
     if (driven_ || caller_until_ > now()) {
       std::unique_lock lock(wait_mutex_);
       // Either this sees that the caller has left, or the caller sees parked_ and wakes us.
@@ -114,7 +115,7 @@ void Runtime::run() {
   }
 }
 
-// Sessions end where there is no memory for them. For what is of none of them there will be, later.
+// Sessions for which memory is lacking end. Work of no session is done later, when there is memory.
 bool Runtime::progress(bool look) {
   try {
     return round(look);
@@ -125,7 +126,7 @@ bool Runtime::progress(bool look) {
 
 bool Runtime::round(bool look) {
   bool more = connections_.read_rings();
-  // Whoever is kept busy through memory spares the system call, most of the time.
+  // A thread that memory keeps busy saves the system call, most of the time.
   if ((look && !more) || ++rounds_without_sockets_ > kRoundsWithoutSockets) {
     rounds_without_sockets_ = 0;
     sockets_quiet_ = !reactor_.run();
@@ -139,8 +140,8 @@ bool Runtime::round(bool look) {
   if (!commands_.empty()) more = commands_.look(*engine_, at) || more;
   if (next_deadline() <= at) more = judge(at) || more;
   engine_->pump(at);
-  // What that posted is moved at once: a page goes from the frame that offers it to the one that
-  // says it is there without asking the kernel in between what else there is.
+  // Pieces that those frames posted move at once: a page goes from the frame that offers it to the frame
+  // that reports it without a system call in between that asks for other input.
   bool still = rails_.busy();
   for (int round = 0; round < kMoves && still && now() - at < kPollNs; ++round) {
     rails_.move(at, *engine_);
@@ -158,7 +159,7 @@ bool Runtime::round(bool look) {
 }
 
 // The thread may have stood still between its look at the sockets and `at`, and while memory keeps it busy
-// it does not look at them at all. Whatever had come by then is heard before time is held against anybody.
+// it does not look at them at all. Input that had come by then is read before time is held against a peer.
 bool Runtime::judge(Time at) {
   bool more = connections_.read_rings();
   more = reactor_.run() || more;
@@ -175,7 +176,7 @@ void Runtime::settle(Time at) {
   engine_->pump(at);
   try {
     flush_sockets();
-  } catch (const std::bad_alloc&) {  // nobody's: the next round does it
+  } catch (const std::bad_alloc&) {  // the work of no session: the next round does it
   }
 }
 
@@ -184,7 +185,7 @@ void Runtime::flush_sockets() {
 }
 
 void Runtime::notify_waiting() {
-  // Under the mutex: who is between its check and its sleep would miss it otherwise.
+  // Under the mutex: otherwise a thread between its check and its sleep would miss the call.
   { const std::lock_guard lock(wait_mutex_); }
   wait_changed_.notify_all();
 }
@@ -192,11 +193,11 @@ void Runtime::notify_waiting() {
 void Runtime::kick() {
   const Time until = driven_ ? driver_until_ : thread_until_;
   if (until == 0) {
-    // The loop that the thread keeps away for may not be back before something else ends.
+    // The thread keeps away for a loop, which may not be back before something else ends.
     if (loop_lingers_ && busy()) unpark();
     return;
   }
-  // Who sleeps must hear of rings that were read meanwhile.
+  // Before it sleeps, the thread asks peers to announce writes to rings that were read meanwhile.
   if (!busy() && !connections_.has_failed_rails() && next_deadline() >= until && rest()) return;
   wake_reactor();
 }
@@ -204,7 +205,7 @@ void Runtime::kick() {
 void Runtime::Bell::ring() {
   const std::uint64_t one = 1;
   (void)!::write(fd.get(), &one, sizeof one);
-  rung = true;  // afterwards: who reads it finds what to read
+  rung = true;  // afterwards: a thread that reads this finds the descriptor readable
 }
 
 void Runtime::Bell::answer() {
@@ -251,16 +252,16 @@ bool Runtime::poll() {
   bool more = false;
   {
     const std::lock_guard lock(gate_);
-    // What is short goes from the frame that asks to the frame that answers in one call.
+    // In one call, short work goes from the frame that asks to the frame that answers.
     const Time start = now(), until = start + kPollNs;
-    // Of sessions whose frames come through memory the sockets tell next to nothing, and asking takes
-    // longer than all else that an idle poll does.
+    // If the frames of all sessions come through memory, the sockets tell next to nothing, and asking
+    // takes longer than the rest of an idle poll.
     const bool look = !sockets_quiet_ || !connections_.shares_all_memory() || start - looked_at_ >= kLookNs;
     if (look) looked_at_ = start;
     do more = progress(look) || more;
     while (left_ && now() < until);
-    // For a thread that sleeps peers would have to say over the socket what a caller who polls on sees
-    // at once: it is to wait as after every caller.
+    // While the thread sleeps, peers would announce over the socket what a polling caller sees at once:
+    // wake the thread, so that it waits as it does after every caller.
     if (connections_.shares_any_memory() && thread_until_ != 0 && start < caller_until_) rouse_thread();
     kick();
   }
@@ -272,24 +273,24 @@ bool Runtime::poll() {
 bool Runtime::serve() {
   if (!is_alive()) return false;
   bool left = true;
-  // A driver that sleeps waits for more than we would know of.
+  // A sleeping driver waits for more than this call knows of.
   if (!driven_ && gate_.try_lock()) {
     const std::lock_guard lock(gate_, std::adopt_lock);
     const Time start = now();
     int rounds = 0;
     do {
       progress();
-      // Peers are to say over the socket what they write from now on: the loop is about to sleep.
+      // From now on peers announce their writes over the socket: the loop is about to sleep.
       left = left_ || connections_.has_failed_rails() || !rest();
     } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
-    left = left || unannounced();  // somebody has to look at them
+    left = left || unannounced();  // such words have to be looked at
     if (left && rails_.busy()) thread_serves_until_ = now() + kLongWork;
     if (left) {
       if (thread_until_ != 0) rouse_thread();
     } else {
       kick();
-      // A loop that waits on comes back soon, and the thread keeps out of its way as of every caller's.
-      // Under the gate: whoever posts next sees that it may have to end this.
+      // A loop that waits on comes back soon, so the thread keeps out of its way, as after every
+      // caller. Under the gate: the next thread that posts sees that it may have to end this.
       caller_until_ = now() + kLoopLinger;
       loop_lingers_ = true;
     }
@@ -307,11 +308,11 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
   while (!done()) {
     if (closed() || is_forked(owner_) || now() >= deadline) return done();
     if (driven_.exchange(true)) {
-      // Somebody else drives; whoever ends something says so.
+      // Another thread drives; it wakes this one when something has ended.
       ++num_followers_;
       std::unique_lock lock(wait_mutex_);
-      // done() may want the gate, whose holder may want this mutex: it is asked outside, and what is
-      // missed in between costs one pause.
+      // done() may want the gate, and the gate's holder may want this mutex: so done() is called
+      // outside, and an end that is missed in between costs one pause.
       wait_changed_.wait_for(lock, kFollowerPause);
       --num_followers_;
       continue;
@@ -341,7 +342,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
     caller_until_ = unannounced() ? 0 : now() + kCallerLinger;
     driven_ = false;
     {
-      // What this one leaves undone is the thread's, which may be asleep.
+      // The work that this caller leaves is the thread's, which may be asleep.
       const std::lock_guard lock(gate_);
       kick();
     }

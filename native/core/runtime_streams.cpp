@@ -25,7 +25,8 @@ Result<std::shared_ptr<StreamWait>> Runtime::wait_in(gpu::Stream stream, Handle&
       StreamWait::create(*options_.gpus.front().driver, options_.gpus.front().device);
   if (!made.ok()) return made;
   const StreamWait& wait = *made.value();
-  // First who stores the word, then who waits for it: what goes wrong in between leaves no stream behind.
+  // First the store of the word is arranged, then the wait for it: an error in between leaves no stream
+  // waiting.
   handle.add_wait(made.value(), layer);
   if (Status status = streams->wait_in(stream, wait.word(), wait.target()); !status.ok()) return status;
   return made;

@@ -1,4 +1,4 @@
-// Transfers that wait for a word of memory, and how those who sleep hear of it.
+// Transfers that wait for a word of memory, and how sleeping threads hear of it.
 #include <algorithm>
 #include <utility>
 
@@ -7,9 +7,9 @@
 namespace kvxfer {
 namespace {
 
-// Nobody says when a GPU or another process has stored: who sleeps looks at those words this often at first,
-// and later after a part of the time that was slept already. So waiting is longer by a hundredth or so, and what
-// is waited for long costs little of a processor (DESIGN.md has what was measured).
+// A store by a GPU or another process is not announced. A sleeping thread looks at those words this often at
+// first, and later after a fraction of the time already slept. So a wait is a hundredth or so longer, and a
+// long wait costs little of a processor (DESIGN.md has the measurements).
 constexpr Time kLeastPause = 20'000, kMostPause = 1'000'000;
 constexpr Time kPausePart = 64;
 
@@ -41,7 +41,7 @@ Result<std::shared_ptr<Handle>> Runtime::post_after(TransferRequest request, Aft
   });
   if (!post) return check_alive();
   Result<std::shared_ptr<Handle>> posted = std::move(*post);
-  // Whoever sleeps does not look at words yet; and one may have been stored to since.
+  // A sleeping thread does not look at words yet; and one may have been stored to since.
   if (posted.ok() && ready < num_layers && (triggers_.unannounced() || triggers_.has_news())) rouse();
   return posted;
 }

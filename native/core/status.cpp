@@ -65,7 +65,8 @@ int UniqueFd::release() noexcept {
 void UniqueFd::reset(int fd) noexcept {
   if (std::exchange(guarded_, false)) unguard_fd(fd_);
   const int old = std::exchange(fd_, fd);
-  // EINTR is not tried again: Linux has released the number by then, and another thread may hold it.
+  // close() is not repeated after EINTR: Linux has released the number by then, and another thread may
+  // hold it.
   if (old >= 0 && old != fd) ::close(old);
 }
 

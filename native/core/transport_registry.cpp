@@ -17,7 +17,7 @@ std::string listed(Range&& range, Name name) {
   return text;
 }
 
-// Does `beside` reach what `partial` may not?
+// Does `beside` reach the memory that `partial` may not reach?
 bool goes_beside(const TransportKind& beside, const TransportKind& partial) {
   return partial.is_partial && !beside.is_partial && beside.reach == partial.reach &&
          beside.memory.has(partial.memory);
@@ -72,8 +72,8 @@ const TransportKind* find_transport_kind(std::string_view name) noexcept {
 
 Result<std::vector<const TransportKind*>> transports_in_use(const std::vector<std::string>& names) {
   std::vector<const TransportKind*> used;
-  // The nearest first, and of those of one reach as they are named. In their order at once: std::stable_sort of libstdc++ 12
-  // calls what clang 19 warns of.
+  // The nearest first, and within one reach in the order in which they were named. Built in order at once:
+  // std::stable_sort of libstdc++ 12 calls a function that clang 19 warns of.
   const auto use = [&](const TransportKind* kind) {
     if (std::find(used.begin(), used.end(), kind) == used.end())
       used.insert(std::upper_bound(used.begin(), used.end(), kind,

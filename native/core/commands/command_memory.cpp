@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kPageNbytes = 4096;
 
-// What rings lie in, for as long as the process lives.
+// The memory of the rings, kept for as long as the process lives.
 struct Kept {
   std::mutex mutex;
   std::vector<void*> memory;
@@ -37,7 +37,7 @@ std::size_t nbytes_of(std::uint32_t num_commands) {
   return sizeof(CommandCounts) + num_commands * sizeof(Command);
 }
 
-// The counts first, which begin on a cache line; commands behind them on another.
+// The counts come first, at the beginning of a cache line; the commands follow on another line.
 CommandMemory lay_out(void* memory, std::uint32_t num_commands) {
   CommandMemory made;
   made.counts = new (memory) CommandCounts();
@@ -50,7 +50,7 @@ CommandRing ring_of(const CommandMemory& memory) {
   return {memory.commands, memory.counts, memory.num_commands, 0, 0};
 }
 
-// The device's part, with what is to stand there: `pinned` is what it is copied from.
+// Makes the device's part and copies its contents from `pinned`.
 Status put_on_device(const gpu::Driver& driver, const void* pinned, gpu::Address& address) {
   if (const int error = driver.memory_allocate(&address, sizeof(CommandRing)); error != 0)
     return driver.status(error, "cuMemAlloc of a command ring");
@@ -99,7 +99,7 @@ Result<CommandMemory> CommandMemory::create_pinned(const gpu::Driver& driver, in
   const auto* image = new (static_cast<std::byte*>(memory) + ring_at) CommandRing(ring_of(made));
   gpu::Address address = 0;
   if (Status status = put_on_device(driver, image, address); !status.ok()) {
-    driver.host_free(memory);  // nobody has heard of it
+    driver.host_free(memory);  // no kernel knows its address yet
     return status;
   }
   made.ring = address;

@@ -48,7 +48,7 @@ Result<bool> CommandReader::start(std::uint32_t prepared, std::uint32_t pair, st
   std::atomic_ref tail(ring.tail);
   unsigned number = tail.load(std::memory_order_relaxed);
   for (;;) {
-    // Signed: others may be further by now than what this thread has seen.
+    // Signed: other threads may be further by now than this thread has seen.
     const unsigned taken = load(ring.counts->taken.value, std::memory_order_acquire);
     if (static_cast<int>(number - taken) < static_cast<int>(ring.num_commands)) {
       if (tail.compare_exchange_weak(number, number + 1, std::memory_order_relaxed)) break;
@@ -67,7 +67,7 @@ Result<bool> CommandReader::start(std::uint32_t prepared, std::uint32_t pair, st
 }
 
 CommandReader::Counts CommandReader::counts() const noexcept {
-  // Backwards: no count is less than one that is a part of it.
+  // Reads in reverse order, so that a count is never less than one that is a part of it.
   Counts counts;
   counts.failed = failed_.load(std::memory_order_acquire);
   counts.ended = ended_.load(std::memory_order_acquire);
@@ -90,7 +90,7 @@ bool CommandReader::has_news() const noexcept {
          (kThere | head);
 }
 
-// What lies at the head, read once: it may change under a reader's eyes.
+// Reads the command at the head once: it may change while we read.
 std::optional<Command> CommandReader::next() const noexcept {
   const std::uint32_t head = head_.load(std::memory_order_relaxed);
   const Command& at = memory_.commands[head & (memory_.num_commands - 1)];
@@ -153,7 +153,7 @@ bool CommandReader::look(Engine& engine, Time now) {
     head_.store(head, std::memory_order_relaxed);
     const std::uint64_t index = taken_.load(std::memory_order_relaxed);
     taken_.store(index + 1, std::memory_order_release);
-    // Released: whoever writes there next does so behind our reading.
+    // Released: the next writer to that place writes after we have read it.
     std::atomic_ref(memory_.counts->taken.value)
         .store(static_cast<unsigned>(index + 1), std::memory_order_release);
     Result<TransferRequest> request = request_of(*command);

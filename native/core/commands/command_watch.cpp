@@ -31,7 +31,7 @@ bool CommandWatch::has_news() const {
 
 bool CommandWatch::look(Engine& engine, Time now) {
   bool found = false;
-  // Not under the mutex: what is posted may end, and then be told of here.
+  // Not under the mutex: a posted transfer may end at once, and then call this object.
   for (const auto& reader : readers()) found = reader->look(engine, now) || found;
   const std::lock_guard lock(mutex_);
   std::erase_if(readers_, [](const auto& reader) { return reader->closed() && reader->idle(); });

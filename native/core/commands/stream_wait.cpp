@@ -14,25 +14,29 @@ namespace {
 
 constexpr std::size_t kPageNbytes = 4096;
 
-// A word that has come to this is used no more: up to here greater is greater, whatever is subtracted.
+// A word that has reached this value is not used again: up to here, greater is greater even if the
+// comparison subtracts.
 constexpr StreamWait::Word kLastValue = 0x7fffffff;
 
 }  // namespace
 
-// Pages are never given back: a stream may look at a word when its wait, its transfer and its agent are gone.
+// Pages are never given back: a stream may look at a word after its wait, its transfer and its agent are
+// gone.
 class StreamWait::Pool {
  public:
   Result<Place*> take(const gpu::Driver& driver, int device) {
     const std::lock_guard lock(mutex_);
     if (free_.empty())
       if (Status status = grow(driver, device); !status.ok()) return status;
-    // The one that rested longest: who reads an outcome too late reads what it was for long.
+    // Takes the place that rested longest, so that a late reader of an outcome still reads the old one
+    // for a long time.
     Place* place = free_.front();
     free_.pop_front();
     std::atomic_ref(place->outcome).store(0, std::memory_order_relaxed);
     return place;
   }
-  // In a forked child pinned memory may not be there, and nobody unlocks what another thread had locked.
+  // In a forked child pinned memory may not be there, and a mutex that another thread had locked stays
+  // locked.
   bool is_forked() const noexcept { return kvxfer::is_forked(owner_); }
   void give_back(Place* place) {
     if (place->word == kLastValue) return;
@@ -55,7 +59,7 @@ class StreamWait::Pool {
   std::deque<Place*> free_;
 };
 
-// Never destroyed, since streams are not asked.
+// Never destroyed, since streams may use its words at any time.
 StreamWait::Pool& StreamWait::pool() {
   static auto* one = new Pool;
   return *one;

@@ -7,7 +7,7 @@
 namespace kvxfer {
 namespace {
 
-// A word has its cache line for itself: whoever looks at one is not disturbed by stores to another.
+// A word has its cache line for itself: a thread that looks at one is not disturbed by stores to another.
 constexpr std::size_t kWordNbytes = 64, kPageNbytes = 4096;
 
 // Words of one kind of memory, which is never given back: a stream may store to a word at any time.
@@ -20,7 +20,7 @@ class WordPool {
       free_.push_back(new (static_cast<std::byte*>(page) + at - kWordNbytes) Trigger::Word(0));
   }
   Trigger::Word* take() {
-    // A word to which a store was still to come is free once that has come.
+    // A word that still expected a store is free once that store has come.
     if (free_.empty())
       std::erase_if(awaited_, [&](Trigger::Word* word) {
         if (std::atomic_ref(*word).load(std::memory_order_acquire) == 0) return false;

@@ -11,7 +11,7 @@ void TriggerWatch::add(const std::shared_ptr<Handle>& handle, After after, std::
   waiting_.push_back(
       {handle, std::move(after), num_layers, ready, nvtx::Range("wait for trigger", handle->id())});
   Waiting& added = waiting_.back();
-  // First the bell: a word that becomes shared afterwards says so, and before that count() sees it.
+  // First the bell: if the word becomes shared afterwards, the bell rings; if before, count() sees it.
   added.after.trigger->add_bell(&added, bell_);
   count();
 }
@@ -52,7 +52,7 @@ void TriggerWatch::retire(std::list<Waiting>::iterator waiting) {
   over_.splice(over_.end(), waiting_, waiting);
 }
 
-// A word whose transfer has all of its layers is kept and asked no more.
+// A word whose transfer has all of its layers is kept, but no longer looked at.
 void TriggerWatch::count() {
   bool unannounced = false;
   for (const Waiting& waiting : waiting_)

@@ -30,7 +30,7 @@ void UnmapRing::operator()(RingMemory* memory) const noexcept { ::munmap(memory,
 Result<std::unique_ptr<RingReader>> RingReader::create() {
   Result<UniqueFd> fd = create_memfd("kvxfer-frames", sizeof(RingMemory));
   if (!fd.ok()) return fd.status();
-  // Not against writers: the peer is one.
+  // Not sealed against writers: the peer writes to it.
   if (::fcntl(fd.value().get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return Status::from_errno("fcntl(F_ADD_SEALS)", errno);
   Result<MappedRing> memory = map_ring(fd.value().get());
@@ -52,7 +52,7 @@ Result<bool> RingReader::next(std::uint64_t sequence, std::uint32_t max_body, wi
   if (there == 0) return false;
   if (there < wire::kHeaderNbytes || there > kRingNbytes)
     return Status(Code::kProtocol, "its ring of frames holds " + std::to_string(there) + " bytes");
-  // Read once: it may change under us.
+  // Reads it once: it may change while we read.
   std::array<std::byte, wire::kHeaderNbytes> head;
   copy_out(read_, head.data(), head.size());
   Result<wire::Header> header = wire::decode_header(head, max_body);
@@ -83,7 +83,7 @@ bool RingReader::has(std::uint64_t sequence) const noexcept {
 Result<std::unique_ptr<RingWriter>> RingWriter::map(int fd) {
   struct stat file{};
   if (::fstat(fd, &file) != 0) return Status::from_errno("fstat of a frame ring", errno);
-  // Else writing could end this process.
+  // Without this check, writing could end this process.
   if (!is_sealed_against_shrinking(fd) || file.st_size != static_cast<off_t>(sizeof(RingMemory)))
     return Status(Code::kUnsupported, "what the peer sent is no ring of frames of this release");
   Result<MappedRing> memory = map_ring(fd);

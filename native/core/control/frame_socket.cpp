@@ -15,20 +15,21 @@ namespace {
 
 constexpr std::size_t kReadNbytes = 64 * 1024;
 
-// What is left of a turn and is not more than a frame of the handshake is copied, so that it waits in as much memory
-// as it needs.
+// The rest of a turn is copied if it is no larger than a frame of the handshake, so that it takes only as
+// much memory as it needs while it waits.
 constexpr std::size_t kMostCopiedNbytes = wire::kHeaderNbytes + wire::kMaxHandshakeBody + wire::kMacNbytes;
 
-// A buffer that grew for a large frame is kept for the next one up to this size.
+// A buffer that grew for a large frame is kept for the next one if it is no larger than this.
 constexpr std::size_t kMostKeptNbytes = 1024 * 1024;
 
-// Frames of one peer in a turn: one that is loud must not keep the gate. 64 frames are answered in 0.1 ms or so.
+// The most frames of one peer in a turn: a loud peer must not keep the gate. 64 frames are answered in 0.1
+// ms or so.
 constexpr int kTurnFrames = 64;
 
-// Wakes a reader of a ring: a header of nothing, which no frame has.
+// Wakes the reader of a ring: a header of zeros, which no frame has.
 constexpr std::array<std::byte, wire::kHeaderNbytes> kWake{};
 
-// What does not begin as a frame does, in words; a record of TLS is known by its first bytes.
+// Says in words what came instead of a frame; the first bytes show a record of TLS.
 std::string stranger_in_words(wire::ByteSpan have, const Status& status) {
   const bool is_tls = have.size() >= 2 && (have[0] == std::byte{0x15} || have[0] == std::byte{0x16}) &&
                       have[1] == std::byte{0x03};
@@ -87,7 +88,8 @@ void FrameSocket::send(wire::Bytes frame) {
     out_ = std::move(frame);
     out_begin_ = 0;
   } else {
-    // A reader that always leaves a byte must not keep what it has read: at most as much again is kept.
+    // If the reader always leaves a byte, what it has read must not pile up: at most as much again is
+    // kept.
     if (out_begin_ > out_.size() / 2) {
       out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(out_begin_));
       out_begin_ = 0;
@@ -96,7 +98,7 @@ void FrameSocket::send(wire::Bytes frame) {
   }
 }
 
-// Sends what it takes of what is left, and with the first byte the descriptor of a ring.
+// Sends as much of the rest as the socket takes; the descriptor of a ring goes with the first byte.
 ssize_t FrameSocket::transmit() {
   std::byte* const rest = out_.data() + out_begin_;
   const std::size_t nbytes = out_.size() - out_begin_;
@@ -122,7 +124,7 @@ ssize_t FrameSocket::transmit() {
   if (sent < 0 && errno != ETOOMANYREFS) return sent;
   offered_.reset();  // the mapping stays
   if (sent >= 0) return sent;
-  inbox_.reset();  // too many descriptors are on their way: it goes without
+  inbox_.reset();  // too many descriptors are under way: it goes without one
   errno = EINTR;
   return -1;
 }
@@ -160,8 +162,8 @@ void FrameSocket::transmit_all() {
         return fail("it does not read what it is sent: " + std::to_string(left) + " bytes are left");
       return want(true);
     } else if (errno == EPIPE || errno == ECONNRESET) {
-      // It closed. What it said before that, of why perhaps, may be unread: the reader comes to it, and to
-      // the end.
+      // It closed. Its last words, perhaps with the reason, may be unread: the reader comes to them,
+      // and then to the end.
       out_.clear();
       out_begin_ = 0;
     } else if (errno != EINTR) {
@@ -176,7 +178,8 @@ void FrameSocket::transmit_all() {
 
 void FrameSocket::close() noexcept {
   if (!fd_) return;
-  offered_.reset();  // nobody is to read a ring of ours any more, and last words do not wait for one
+  // The peer is not to read a ring of ours any more, and last words do not wait for one.
+  offered_.reset();
   if (!connecting_ && !is_securing() && out_begin_ < out_.size()) (void)!transmit();
   reactor_.remove(fd_.get());
   fd_.reset();
@@ -217,7 +220,7 @@ void FrameSocket::on_ready(std::uint32_t events) {
   if (fd_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) attempt([this] { return read(), true; });
 }
 
-// What was left of the last turn comes first in it, unless that is so much that it is in a buffer of its own.
+// What the last turn left comes first in the buffer, unless it is so large that it has a buffer of its own.
 void FrameSocket::borrow_buffer() {
   if (in_.size() > kMostCopiedNbytes) return;
   std::vector<std::byte>& buffer = owner_.read_buffer();
@@ -255,9 +258,9 @@ void FrameSocket::read() {
 }
 
 void FrameSocket::read_all() {
-  // A bounded number of reads, and none before what was read has been delivered.
+  // A bounded number of reads, and no further read before what was read has been delivered.
   for (int round = 0; fd_ && !has_more_ && round < 8; ++round) {
-    // Of a stranger no more than a frame of the handshake.
+    // From a stranger no more than a frame of the handshake.
     std::size_t wanted = std::min(kReadNbytes, wire::kHeaderNbytes + owner_.max_body() + wire::kMacNbytes);
     const wire::ByteSpan have(in_.data() + in_begin_, in_end_ - in_begin_);
     if (exact_) {
@@ -276,22 +279,22 @@ void FrameSocket::read_all() {
     if (got <= 0) {
       if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
       const std::string why = got == 0 ? "it closed the connection" : reason(errno);
-      while (fd_ && deliver()) {}  // what the peer wrote to the ring before that
+      while (fd_ && deliver()) {}  // first the frames that the peer wrote to the ring before that
       return fail(why);
     }
     in_end_ += static_cast<std::size_t>(got);
-    // Whatever it is: a frame that goes over the socket anyway announces what is in the ring as well.
+    // Whatever frame it is: any frame over the socket also announces what is in the ring.
     if (inbox_ != nullptr) owner_.on_announced();
     take_turn();
     const bool has_unread = channel_ != nullptr && channel_->has_unread();
     if (static_cast<std::size_t>(got) < wanted && !exact_ && !has_unread) return;
   }
-  // A channel may have read more than it gave: the socket does not say so.
+  // A channel may have read more than it passed on; the socket does not announce that.
   if (channel_ != nullptr && fd_ && !has_more_) wait_for_turn();
 }
 
 void FrameSocket::charge(std::shared_ptr<Budget> budget) {
-  room_.release();  // taken anew at the end of the turn, in which the peer has proved something
+  room_.release();  // taken anew at the end of the turn, when the peer has proved something
   budget_ = std::move(budget);
 }
 
@@ -315,13 +318,14 @@ ssize_t FrameSocket::receive(std::byte* into, std::size_t nbytes) {
     const iovec bytes{into, nbytes};
     return channel_->receive({&bytes, 1});
   }
-  // An offer comes once; descriptors that nobody asked for are closed by the kernel.
+  // An offer comes once; the kernel closes descriptors that were not asked for.
   if (!local_ || outbox_ != nullptr || arrived_) return ::recv(fd_.get(), into, nbytes, MSG_DONTWAIT);
   iovec bytes{into, nbytes};
   msghdr message{};
   message.msg_iov = &bytes;
   message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};  // one: others do not come
+  // Room for one: the kernel drops others.
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -350,7 +354,7 @@ bool FrameSocket::share_memory() {
 }
 
 void FrameSocket::use_ring(UniqueFd fd) {
-  // An offer that cannot be used is as good as none.
+  // An offer that cannot be used counts as none.
   if (Result<std::unique_ptr<RingWriter>> outbox = RingWriter::map(fd.get()); outbox.ok())
     outbox_ = std::move(outbox).value();
 }
@@ -415,7 +419,7 @@ void FrameSocket::wake_up() noexcept {
 
 bool FrameSocket::deliver() {
   if (inbox_ != nullptr) {
-    // Its number says whether the ring's frame or the socket's comes next.
+    // The number says whether the ring's frame or the socket's comes next.
     const Result<bool> next = inbox_->next(num_delivered_, owner_.max_body(), from_ring_);
     if (!next.ok()) {
       fail(next.status().message());

@@ -25,7 +25,7 @@ Result<Secrets> read_secret_file(const std::string& path) {
   const auto bad = [&](const std::string& why) {
     return Status(Code::kInvalidArgument, "the secret's file (" + path + ") " + why);
   };
-  // A FIFO that was put there holds up nothing.
+  // Non-blocking, so that a FIFO in its place holds up nothing.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) return bad(std::string("cannot be read: ") + std::strerror(errno));
   std::array<char, kMaxSecretFileNbytes + 1> bytes;

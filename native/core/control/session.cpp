@@ -40,7 +40,7 @@ constexpr SessionTransition kTransitions[] = {
     {State::kOpen, Event::kClose, State::kClosed},
 };
 
-// What a frame's arrival is to the state machine; nothing for a rail's frames, which have sockets
+// The event that a frame's arrival is for the state machine; nothing for frames of rails, which have sockets
 // of their own.
 std::optional<Event> event_of(wire::FrameType type) noexcept {
   switch (type) {
@@ -73,7 +73,7 @@ wire::ByteSpan up_to_proof(wire::ByteSpan challenge) noexcept {
   return challenge.first(challenge.size() - sizeof(wire::Challenge::proof));
 }
 
-// Of CHALLENGE's body without either proof. That of the second secret ends the extensions.
+// Covers CHALLENGE's body without either proof. The proof of the second secret ends the extensions.
 wire::Digest second_proof(std::string_view secret, wire::ByteSpan hello, wire::ByteSpan challenge) noexcept {
   const wire::ByteSpan rest = up_to_proof(challenge);
   const wire::ByteSpan session = rest.last(sizeof(wire::Challenge::session));
@@ -85,7 +85,7 @@ wire::Digest second_proof(std::string_view secret, wire::ByteSpan hello, wire::B
 
 std::string milliseconds(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
 
-// The sum, where it can be kept.
+// The sum, or kNever if the sum is too large.
 Time after(Time start, Time duration_ns) noexcept {
   return duration_ns > kNever - std::max<Time>(start, 0) ? kNever : start + duration_ns;
 }
@@ -244,8 +244,8 @@ Status Session::check_number_and_mac(const wire::Header& header, wire::ByteSpan 
   return Status();
 }
 
-// An acceptor tells a caller of another release its own version in a CHALLENGE that proves
-// nothing, so that the caller's operator reads of versions and not of a connection that ended.
+// An acceptor sends a caller of another release its own versions, in a CHALLENGE that proves nothing. So the
+// caller's operator reads about versions, and not about a connection that ended.
 void Session::answer_unknown_version(const wire::Header& header, wire::ByteSpan body) {
   std::uint16_t versions[2] = {wire::kProtocolVersion, wire::kOldestProtocolVersion};  // newest, oldest
   if (body.size() >= sizeof versions) std::memcpy(versions, body.data(), sizeof versions);
@@ -256,7 +256,7 @@ void Session::answer_unknown_version(const wire::Header& header, wire::ByteSpan 
   queue(answer);
 }
 
-// Also refuses our own HELLO or CHALLENGE relayed back to us by someone without the secret.
+// Also refuses our own HELLO or CHALLENGE if a third party without the secret relays it back to us.
 Status Session::check_is_another(const wire::Identity& identity) const {
   if (identity.name != config_.self.name || identity.incarnation != config_.self.incarnation) return Status();
   return Status(Code::kInvalidArgument, "it is this agent itself; use the address of another agent");
@@ -280,7 +280,7 @@ Status Session::admit(std::string_view name) {
 
 Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body) {
   if (const Status self = check_is_another(hello.identity); !self.ok()) {
-    // Proves nothing, and tells whoever called it, which is this agent as well, why that ends.
+    // Proves nothing. The caller is this agent itself; the answer tells it why the connection ends.
     wire::Challenge answer;
     answer.identity = config_.self;
     queue(answer);
@@ -298,7 +298,7 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
     return wire::encode(challenge, 0);
   };
   if (!config_.second_secret.empty()) {
-    // Its place first: what stands there is no part of what it proves.
+    // Reserves the place of the proof first; the bytes there are no part of what it proves.
     features.second_proof.fill(std::byte{0xff});
     features.second_proof = second_proof(config_.second_secret, body, body_of(encoded()));
   }
@@ -311,7 +311,7 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
   return Status();
 }
 
-// The initiator's: keeps the secret that CHALLENGE proves, and returns whether it proves one.
+// The initiator's: keeps the secret that CHALLENGE proves; false if CHALLENGE proves none.
 bool Session::choose_secret(const wire::Challenge& challenge, wire::ByteSpan body) {
   const auto is_of_ours = [&](const wire::Digest& proof, const auto& prove) {
     if (equal_in_constant_time(proof, prove())) return true;
@@ -379,8 +379,9 @@ void Session::open(Time now, wire::Identity peer) {
   heartbeat_due_at_ = next_heartbeat_due(now);
 }
 
-// An acceptor's heartbeats of all its sessions are due at the same times, a little early: it wakes once for many.
-// An initiator's go with its answers to those, and by themselves where none comes.
+// An acceptor's heartbeats of all its sessions are due at the same times, a little early, so that it wakes
+// once for many. An initiator sends its heartbeat with its answer to the acceptor's, and by itself if none
+// comes.
 Time Session::next_heartbeat_due(Time now) const noexcept {
   const Time step = config_.heartbeat_ns / kHeartbeatSteps;
   const Time at = after(now, config_.heartbeat_ns - step);
@@ -395,7 +396,8 @@ Status Session::on_heartbeat(Time now, const wire::Heartbeat& heartbeat) {
   last_heard_heartbeat_ = heartbeat.number;
   last_heartbeat_at_ = now;
   queue(wire::HeartbeatAck{heartbeat.number});
-  // Ours goes with that where it would be due before long: both ends wake twice for the two, and not three times.
+  // Our heartbeat goes with that answer if it would be due before long: the two ends then wake twice for
+  // both heartbeats, and not three times.
   if (heartbeat_due_at_ <= after(now, config_.heartbeat_ns / 2)) send_heartbeat(now);
   return Status();
 }
@@ -435,13 +437,14 @@ Status Session::on_goodbye(const wire::Goodbye& goodbye) {
 
 void Session::send([[maybe_unused]] Time now, const wire::Message& message) {
   assert(event_of(wire::type_of(message)) == Event::kMessage && "the session sends its handshake itself");
-  // Closed: whoever sends has not heard of it yet, and what it sends has nowhere to go.
+  // Closed: the sender has not heard of it yet, and the frame has nowhere to go.
   if (state_ == State::kOpen) queue(message);
 }
 
-// Whoever is asked later than it wanted to be has not run meanwhile: it was stopped or starved, or its
-// machine was paused. That is not the peer's silence. What the peer sent may be unread yet; it may have
-// stood still, too, and come back a little later: half the limit is the least that it has left.
+// If this call comes later than the agent asked for, the agent has not run meanwhile: it was stopped or
+// starved, or its machine was paused. That is not the peer's silence. What the peer sent may still be
+// unread. The peer may have stood still, too, and may come back a little later, so it has at least half the
+// limit left.
 void Session::forgive_standstill(Time now) {
   const Time limit = limit_ns(), late = now - std::max(next_deadline(), last_heard_at_);
   if (late < limit / 4 || num_standstills_ == kMaxStandstills) return;
@@ -468,7 +471,7 @@ Status Session::on_time(Time now) {
     say_goodbye(Code::kPeerSilent, text);
     return end(Event::kSilence, Code::kPeerSilent, peer_in_words() + ": " + text);
   }
-  // Due even under other traffic: a HEARTBEAT alone renews leases.
+  // Sent even while other frames go out: only a HEARTBEAT renews leases.
   if (now >= heartbeat_due_at_) send_heartbeat(now);
   return Status();
 }
@@ -507,7 +510,7 @@ void Session::connection_lost() {
                     "handshake_timeout_s is over");
       break;
     case State::kAwaitProof:
-      // What it found wrong it does not say to a stranger. It may have ended as well, or given up.
+      // The peer does not tell a stranger what it found wrong. It may also have ended, or given up.
       (void)end(Event::kConnectionLost, Code::kPeerLost,
                 before + ": it ended or gave up, or has another secret, as its log says then; " +
                     config_.other_secret);
@@ -538,7 +541,7 @@ wire::Digest Session::prove(std::string_view label) const {
   return hmac_sha256(bytes_of(config_.secret), {bytes_of(label), transcript_});
 }
 
-// `transport` is last: its length needs no saying.
+// `transport` is last, so its length need not be hashed.
 wire::Digest Session::prove_rail(std::string_view label, const wire::RailName& rail,
                                  std::string_view transport, std::uint16_t instance,
                                  std::string_view channel) const {

@@ -114,7 +114,8 @@ bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::b
     std::memcpy(&x, a.data() + at, sizeof x);
     std::memcpy(&y, b.data() + at, sizeof y);
     difference |= x ^ y;
-    __asm__ volatile("" : "+r"(difference));  // a compiler that sees through the loop may not leave it early
+    // Keeps a compiler that sees through the loop from leaving it early.
+    __asm__ volatile("" : "+r"(difference));
   }
   for (; at < a.size(); ++at) {
     difference |= std::to_integer<std::uint64_t>(a[at] ^ b[at]);

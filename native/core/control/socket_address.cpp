@@ -33,7 +33,7 @@ std::string in_words(const sockaddr* address, socklen_t length) {
                                         : std::string(host) + ":" + port;
 }
 
-// An abstract name begins with a byte 0 of its own. A peer tells its name, and may tell a longer one than fits.
+// An abstract name begins with a byte 0. A peer tells us its name, which may be too long to fit.
 Result<socklen_t> unix_address(const std::string& name, sockaddr_un& out) {
   constexpr std::size_t kMostNbytes = sizeof out.sun_path - 1;
   if (name.size() > kMostNbytes)
@@ -55,10 +55,10 @@ Result<std::vector<TcpAddress>> TcpAddress::resolve(const std::string& address) 
   const std::string rest = address.substr(6);
   const std::size_t colon = rest.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == rest.size()) return bad();
-  // The resolver would read up to there, and dial another host than the one that was checked.
+  // The resolver would read only up to the NUL, and dial another host than the one that was checked.
   if (rest.find('\0') != std::string::npos)
     return Status(Code::kInvalidArgument, "an address with a byte 0 in it: write tcp://host:port");
-  // The resolver takes what 16 bits leave of a larger number, and would dial another port.
+  // The resolver keeps only the low 16 bits of a larger number, and would dial another port.
   const std::string port = rest.substr(colon + 1);
   unsigned number = 0;
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
@@ -149,7 +149,7 @@ std::string name_beside(const std::string& tcp_address) { return "kvxfer-" + tcp
 
 UniqueFd dial_beside(const TcpAddress& address) {
   Result<UniqueFd> fd = dial_unix(name_beside(address.text));
-  // Anybody may take a name that is free, before the agent does.
+  // Any process may take a free name before the agent does.
   if (!fd.ok() || peer_user(fd.value().get()) != ::geteuid()) return {};
   return std::move(fd).value();
 }

@@ -1,5 +1,5 @@
-// Every message, to bytes and back. One file, though a long one: a frame is read beside what writes it, and the table
-// of all messages stands below them.
+// Encodes and decodes every message. It is one long file on purpose: each message's reader stands beside its
+// writer, and the table of all messages below them.
 #include "core/control/wire.h"
 
 #include <algorithm>
@@ -40,7 +40,7 @@ std::string versions_in_words(std::uint16_t oldest, std::uint16_t newest) {
   return oldest == newest ? std::to_string(newest) : std::to_string(oldest) + " to " + std::to_string(newest);
 }
 
-// First in their frames and never moved, so that a peer of any release can be told what is wrong.
+// These are first in their frames and never move, so that a peer of any release can be told what is wrong.
 void get_versions(Reader& in, std::uint16_t& newest, std::uint16_t& oldest) {
   newest = in.number<std::uint16_t>("version");
   if (in.ok() && newest < kOldestProtocolVersion)
@@ -55,7 +55,7 @@ void get_versions(Reader& in, std::uint16_t& newest, std::uint16_t& oldest) {
                            "; upgrade kvxfer here");
 }
 
-// A code that stands for a loss: what ends a thing is never "ok" and never "try again".
+// A code that stands for a loss: an end is never "ok" and never "try again".
 Code get_loss(Reader& in) {
   const Code code{in.number<std::uint16_t>("code")};
   if (in.ok() && (code == Code::kOk || code == Code::kAgain || name_of(code) == "unknown"))
@@ -77,7 +77,7 @@ void get(Reader& in, Hello& hello) {
   hello.extensions = in.table<std::byte>("extensions", "bytes", kMaxExtensions);
 }
 
-// The proof is last: what it proves is the body before it (core/control/session.h).
+// The proof is last: it proves the body before it (core/control/session.h).
 void put(Writer& out, const Challenge& challenge) {
   out.number(challenge.version);
   out.number(challenge.oldest);
@@ -246,7 +246,8 @@ void get(Reader& in, Program& program) {
   program.program.dst_heads.first = in.number<std::uint32_t>("dst_heads", 0, kMaxHeads);
   program.program.dst_heads.num = in.number<std::uint32_t>("dst_heads", 1, kMaxHeads);
   program.program.dst_heads.total = in.number<std::uint32_t>("dst_heads", 1, kMaxHeads);
-  // Offsets, counts and layers are held against both regions where those are known (core/region_table.h).
+  // Offsets, counts and layers are checked against both regions where those are known
+  // (core/region_table.h).
   program.program.loops = in.table<CopyLoop>("loops", "loops", kMaxLoops);
   program.program.conversions = in.table<Conversion>("conversions", "conversions", kMaxLoops);
   program.program.scales = in.table<float>("scales", "scales", kMaxScales);
@@ -311,7 +312,7 @@ void get(Reader& in, PieceGrid& grid) {
             std::to_string(num_pieces) + " pieces, at most " + std::to_string(kMaxPieces));
 }
 
-// One is there only where it was given: a transfer without one carries not even its length.
+// Set only if the caller gave a context: a transfer without one does not even carry its length.
 constexpr std::uint8_t kFlagContext = 4;
 
 void put_context(Writer& out, const Bytes& context) {
@@ -365,7 +366,7 @@ void put(Writer& out, const Offer& offer) {
   out.number(offer.fence_generation);
   if (!offer.pages.empty()) out.table<std::byte>(offer.pages);
 }
-// A reader indexes the peer's table with it.
+// The reader of this number indexes the peer's table with it.
 std::uint32_t get_fence_slot(Reader& in) {
   return in.number<std::uint32_t>("fence_slot", 0, FenceTable::kEnd - 1);
 }

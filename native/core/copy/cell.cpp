@@ -71,8 +71,8 @@ class CellConverter {
                 dst_ + i * loop_.dst_strides[0] + j * loop_.dst_strides[1], count_, scaling_, traffic_);
   }
 
-  // An axis along which the scale stays is inside a granule; along the others granules follow
-  // each other. Each granule is read twice, the second time from the cache.
+  // Along an axis with a scale stride of 0, runs share a granule; along the others granules follow each
+  // other. Each granule is read twice, the second time from the cache.
   void find_scales() noexcept {
     const bool apart[2] = {conversion_.dst_strides[0] != 0, conversion_.dst_strides[1] != 0};
     const std::uint32_t outer[2] = {apart[0] ? loop_.counts[0] : 1, apart[1] ? loop_.counts[1] : 1};

@@ -12,8 +12,8 @@
 namespace kvxfer {
 namespace {
 
-// Never inlined: clang makes "multiply where there is a scale" a multiplication by 1 where there is none, which turns
-// signalling NaNs into quiet ones. What has no scale keeps its bits.
+// Never inlined: clang turns "multiply if there is a scale" into a multiplication by 1 if there is none,
+// which makes signalling NaNs quiet. Elements without a scale keep their bits.
 [[gnu::noinline]] float scaled(float x, const Scaling& scaling) noexcept {
   if (scaling.has_src) x *= scaling.src;
   if (scaling.has_dst) x /= scaling.dst;

@@ -130,7 +130,7 @@ struct Avx2Loops {
     return _mm256_andnot_si256(_mm256_and_si256(nan, _mm256_set1_epi16(0x01ff)), f16);
   }
 
-  // The codes, shifted, of magnitudes of which none lies beyond kBeyond. See fp8_code.h.
+  // The codes, shifted, of magnitudes up to kBeyond. See fp8_code.h.
   template <Dtype kTo, int kFurther = 0>
   KVXFER_AVX2 __m256i fp8_codes(__m256 magnitude) {
     using Code = Fp8Code<kTo>;
@@ -155,7 +155,7 @@ struct Avx2Loops {
       _mm256_storeu_si256(to, elements);
   }
 
-  // kHasPayload: a NaN among them may be any, and not just the quiet one of either sign.
+  // kHasPayload: a NaN among them may be any NaN, not only the quiet one of its sign.
   template <Dtype kTo, bool kHasPayload>
   KVXFER_AVX2 void store(std::byte* dst, const Lanes& x, bool stream) {
     auto* to = reinterpret_cast<__m256i*>(dst);
@@ -187,7 +187,7 @@ struct Avx2Loops {
       }
       const __m256i low = _mm256_srli_epi16(_mm256_packs_epi32(codes[0], codes[1]), Fp8Code<kTo>::kShift);
       const __m256i high = _mm256_srli_epi16(_mm256_packs_epi32(codes[2], codes[3]), Fp8Code<kTo>::kShift);
-      // Saturation keeps a sign, and a code's top bit is free.
+      // Saturation keeps the sign, and the top bit of a code is free.
       const __m256i signs =
           _mm256_and_si256(pack_bytes(bits_of(x.at[0]), bits_of(x.at[1]), bits_of(x.at[2]), bits_of(x.at[3])),
                            _mm256_set1_epi8(static_cast<char>(0x80)));
@@ -203,7 +203,7 @@ struct Avx2Loops {
     }
   }
 
-  // The NaN's code, the largest of all, where `nan` is -1.
+  // -1 in `nan` selects the NaN's code, the largest of all.
   template <Dtype kTo>
   KVXFER_AVX2 __m256i with_nan(__m256i codes, __m256i nan) {
     return _mm256_max_epu8(codes, _mm256_and_si256(nan, _mm256_set1_epi8(float_format(kTo).nan)));
@@ -212,7 +212,7 @@ struct Avx2Loops {
   // ---- loops ----
 
   // A step converts kStep elements. Between any two dtypes:
-  // The branches are always taken alike, in place of four loops a pair.
+  // The branches always go the same way; they replace four loops for each pair of dtypes.
   template <Dtype kFrom, Dtype kTo>
   struct AnyStep {
     Factors factors;
@@ -238,13 +238,13 @@ struct Avx2Loops {
     }
   };
 
-  // From bf16 to 8-bit floats, times a positive factor: what most caches need. Elements are two in a
-  // lane of 32 bits for as long as that will do. One is a float32 as soon as the other is gone, the
-  // other by a shift; the codes are put beside each other again by a factor.
+  // From bf16 to 8-bit floats, times a positive factor: what most caches need. Two elements share a 32-bit
+  // lane as long as possible. One of them is a float32 once the other is masked off, the other after a
+  // shift; a multiplication puts the codes side by side again.
   template <Dtype kTo>
   struct NarrowStep {
     __m256 factor;
-    __m256i limit;  // a bf16 that becomes the largest code that is wanted, in 16 lanes
+    __m256i limit;  // a bf16 that becomes the largest wanted code, in 16 lanes
     bool keeps_nan;  // which is not that code
 
     KVXFER_AVX2_MEMBER void operator()(const std::byte* src, std::byte* dst, bool stream) const {
@@ -354,7 +354,7 @@ constexpr ConvertKernel kAvx2 = make_kernel<Avx2Loops>("avx2");
 
 const ConvertKernel* avx2_convert_kernel() noexcept {
   __builtin_cpu_init();
-  // Of F16C the processor is asked: clang 14's __builtin_cpu_supports does not know the name.
+  // Asks the processor for F16C: clang 14's __builtin_cpu_supports does not know that name.
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   const bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
   const bool runs = has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -1,5 +1,5 @@
-// Conversions with AVX-512. Beside those with AVX2: twice as many elements a step, masks in place of
-// vectors of 0 and -1, and a run's end by masked loads and stores.
+// Conversions with AVX-512. Unlike those with AVX2, they take twice as many elements a step, use masks in
+// place of vectors of 0 and -1, and handle a run's end by masked loads and stores.
 #include "core/copy/convert_kernel.h"
 
 #if defined(__x86_64__)
@@ -18,7 +18,8 @@ namespace {
 #define KVXFER_AVX512_MEMBER __attribute__((KVXFER_AVX512_TARGET, always_inline)) inline
 #define KVXFER_AVX512 KVXFER_AVX512_MEMBER static
 
-// Before a loop over Lanes: they stay in registers if it is unrolled, and GCC would do so too late.
+// Stands before a loop over Lanes: they stay in registers if it is unrolled, and GCC would unroll it too
+// late.
 #if defined(__clang__)
 #define KVXFER_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -29,7 +30,7 @@ namespace {
 struct Lanes { __m512 at[4]; };
 constexpr std::size_t kStep = 64, kVectorNbytes = 64;
 
-// What there is of the elements of a step. All of them:
+// Which elements of a step exist. All of them:
 struct Whole {
   template <class Vector>
   KVXFER_AVX512_MEMBER Vector load(const std::byte* at) const {
@@ -49,8 +50,8 @@ struct Whole {
 struct Part {
   const std::byte *src_end, *dst_end;
 
-  // A vector of which there is nothing is not asked for: it may lie in no page, and a processor takes
-  // its time to find out that nobody minds.
+  // A vector without any element is not loaded: it may lie in no page, and a processor takes long to find
+  // out that its masked fault does not count.
   template <class Vector>
   KVXFER_AVX512_MEMBER Vector load(const std::byte* at) const {
     __m512i bytes = _mm512_setzero_si512();
@@ -200,7 +201,7 @@ struct Avx512Loops {
     return _mm512_cvtps_ph(without_payload<kHasPayload>(x), _MM_FROUND_TO_NEAREST_INT);
   }
 
-  // The codes, shifted, of magnitudes of which none lies beyond kBeyond. See fp8_code.h.
+  // The codes, shifted, of magnitudes up to kBeyond. See fp8_code.h.
   template <Dtype kTo, int kFurther = 0>
   KVXFER_AVX512 __m512i fp8_codes(__m512 magnitude) {
     using Code = Fp8Code<kTo>;
@@ -210,7 +211,7 @@ struct Avx512Loops {
     return _mm512_madd_epi16(bits_of(sum), splat(Code::template kPlaces<kFurther>));
   }
 
-  // A code with the sign of another byte. Saturation keeps a sign, and a code's top bit is free.
+  // A code with the sign of another byte. Saturation keeps the sign, and the top bit of a code is free.
   KVXFER_AVX512 __m512i with_sign(__m512i codes, __m512i signs) {
     return _mm512_ternarylogic_epi32(codes, signs, splat8(0x80), kSelect);
   }
@@ -222,7 +223,7 @@ struct Avx512Loops {
     return _mm512_cvtps_epi32(_mm512_maskz_min_ps(ordered, x, _mm512_set1_ps(127)));
   }
 
-  // kHasPayload: a NaN among them may be any, and not just the quiet one of either sign.
+  // kHasPayload: a NaN among them may be any NaN, not only the quiet one of its sign.
   template <Dtype kTo, bool kHasPayload, class There>
   KVXFER_AVX512 void store(std::byte* dst, const Lanes& x, const There& there, bool stream) {
     if constexpr (kTo == Dtype::kF32) {
@@ -308,13 +309,13 @@ struct Avx512Loops {
     }
   };
 
-  // From bf16 to 8-bit floats, times a positive factor: what most caches need. Elements are two in a
-  // lane of 32 bits for as long as that will do. One is a float32 as soon as the other is gone, the
-  // other by a shift; the codes are put beside each other again by a factor.
+  // From bf16 to 8-bit floats, times a positive factor: what most caches need. Two elements share a 32-bit
+  // lane as long as possible. One of them is a float32 once the other is masked off, the other after a
+  // shift; a multiplication puts the codes side by side again.
   template <Dtype kTo>
   struct NarrowStep {
     __m512 factor;
-    __m512i limit;         // a bf16 that becomes the largest code that is wanted, in 32 lanes
+    __m512i limit;         // a bf16 that becomes the largest wanted code, in 32 lanes
     __m512i nan_distance;  // of the NaN's code from that one, in 64 bytes
     bool keeps_nan;        // it is not 0
 

@@ -16,7 +16,8 @@
 namespace kvxfer {
 namespace {
 
-// What is copied of one before the next has its turn: a piece as the engine makes them is less, and so ends first.
+// How much of one copy is done before the next has its turn: a piece that the engine makes is less, so it
+// ends in its first turn.
 constexpr std::uint64_t kTurnCost = SlicedCopy::kSliceCost;
 
 // Rounds of errands follow each other closely, and waking a thread takes up to this long. So the threads
@@ -36,7 +37,7 @@ CopyWorkers::CopyWorkers(Reactor& reactor, const Options& options)
   queue_.reserve(most_queued_ + num_threads());  // all threads may bring one back
   threads_.reserve(num_threads() - 1);
   bell_.fd = GuardedFd(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
-  // Without a descriptor whoever drives copies alone.
+  // Without a descriptor the driving thread copies alone.
   if (bell_.fd && !reactor_.add(bell_.fd.get(), EPOLLIN, bell_).ok()) bell_.fd.reset();
 }
 
@@ -50,7 +51,7 @@ CopyWorkers::~CopyWorkers() {
   if (bell_.fd) reactor_.remove(bell_.fd.get());
 }
 
-// Fewer where the system gives no more.
+// Starts fewer threads if the system gives no more.
 void CopyWorkers::start() noexcept {
   started_ = true;
   if (!bell_.fd) return;
@@ -70,7 +71,7 @@ void CopyWorkers::add(SharedCopy& copy) {
   copy.begun_.reserve(num_threads());
   if (!started_) start();
   const std::lock_guard lock(mutex_);
-  if (copy.left_.done()) {  // it has no bytes
+  if (copy.left_.done()) {  // no bytes are left
     copy.landed_.store(true, std::memory_order_release);
     return;
   }
@@ -208,7 +209,7 @@ void CopyWorkers::dequeue(SharedCopy& copy) noexcept {
   num_queued_.store(queue_.size(), std::memory_order_relaxed);
 }
 
-// Afterwards it may be gone.
+// The copy may be gone afterwards.
 void CopyWorkers::land_if_over(SharedCopy& copy) noexcept {
   if (copy.queued_ || copy.num_inside_ != 0) return;
   copy.landed_.store(true, std::memory_order_release);

@@ -20,13 +20,13 @@ namespace {
 constexpr std::size_t kLineNbytes = 64;
 constexpr std::size_t kStepNbytes = 128;  // two lines an iteration: both halves of a prefetch pair
 
-// Below this a run is streamed only where it fills whole lines, and its lines are fetched when it is
-// first seen rather than when its predecessor ends.
+// A run shorter than this is streamed only if it fills whole lines. Its lines are fetched when it is first
+// seen, and not when its predecessor ends.
 constexpr std::size_t kStreamFromNbytes = 1024;
 
-// While a run ends, the next one's first bytes are fetched: the hardware's prefetcher starts
-// anew at every page. 512 bytes cover its start-up. Pages up to 4 KiB are over before it has
-// started at all, so all of the next one is fetched.
+// While a run ends, the first bytes of the next one are fetched: the hardware's prefetcher starts anew at
+// every page. 512 bytes cover its start-up. A page of up to 4 KiB is over before the prefetcher has started,
+// so all of the next one is fetched.
 constexpr std::size_t kShortRunNbytes = 4096;
 constexpr std::size_t kPrefetchNbytes = 512;
 
@@ -35,11 +35,11 @@ constexpr std::size_t kPrefetchNbytes = 512;
 using StreamKernel = void (*)(std::byte* dst, const std::byte* src, std::size_t nbytes,
                               const std::byte* ahead, std::size_t ahead_nbytes) noexcept;
 
-// The same of whole lines, without looking ahead: for short runs.
+// The same for whole lines, without looking ahead: for short runs.
 using LineKernel = void (*)(std::byte* dst, const std::byte* src, std::size_t nbytes) noexcept;
 
-// All runs of a cell, short and of whole lines. The first ones are in the cache; while they are copied
-// those of the next cell of the same loop, at `next` (null: there is none), are fetched.
+// Copies all runs of a cell, which are short and of whole lines. The first ones are in the cache. Meanwhile
+// the first runs of the next cell of the same loop, at `next` (null: there is none), are fetched.
 using CellKernel = void (*)(const CopyLoop& loop, std::byte* dst, const std::byte* src,
                             const std::byte* next) noexcept;
 
@@ -50,22 +50,22 @@ struct Kernel {
   CellKernel stream_cell;
 };
 
-// Short runs are asked for this far in front of the one that is copied: as many lines as the
-// processor can wait for at a time, twice. 1 to 8 KiB are all alike.
+// Short runs are fetched this far ahead of the copied one: twice as many lines as the processor can wait for
+// at a time. 1 to 8 KiB are all alike.
 constexpr std::size_t kAheadNbytes = 3072;
 
 void fetch(const std::byte* at, std::size_t nbytes) noexcept {
   for (std::size_t line = 0; line < nbytes; line += kLineNbytes) __builtin_prefetch(at + line, 0);
 }
 
-// Where a cell's source is read in one sweep the processor sees that for itself, and is only shown
-// where the next one begins.
+// If a cell's source is read in one sweep, the processor prefetches it by itself, and only needs to be shown
+// where the next sweep begins.
 bool is_sweep(const CopyLoop& loop) noexcept {
   return loop.src_strides[1] == loop.nbytes &&
          (loop.counts[0] == 1 || loop.src_strides[0] == loop.counts[1] * loop.nbytes);
 }
 
-// Asks for the runs that nobody in front of the first cell has asked for.
+// Fetches the runs that were not fetched because no cell came before the first.
 void fetch_first(const CopyLoop& loop, const std::byte* src) noexcept {
   if (is_sweep(loop)) return;
   const std::uint64_t num_runs = RunsAhead::num_ahead(loop, kAheadNbytes);
@@ -130,7 +130,7 @@ __attribute__((target("avx2"))) void stream_lines_avx2(std::byte* dst, const std
   }
 }
 
-// One body for both instruction sets: `lines` is inlined into a function of its own target.
+// One body for both instruction sets: `lines` is inlined into a function for its own target.
 template <class Lines>
 __attribute__((always_inline)) inline void stream_cell(const CopyLoop& loop, std::byte* dst,
                                                        const std::byte* src, const std::byte* next,
@@ -181,7 +181,7 @@ bool is_whole_lines(const std::byte* dst, std::size_t nbytes) noexcept {
   return (reinterpret_cast<std::uintptr_t>(dst) | nbytes) % kLineNbytes == 0;
 }
 
-// `next`: the run that comes after it, null where there is none.
+// `next`: the run that follows it; null if there is none.
 void copy_run_ahead(std::byte* dst, const std::byte* src, std::size_t nbytes, const std::byte* next,
                     std::size_t next_nbytes) noexcept {
   if (kKernel.stream == nullptr) {
@@ -205,9 +205,9 @@ void copy_run_ahead(std::byte* dst, const std::byte* src, std::size_t nbytes, co
   if (tail != 0) std::memcpy(dst + head + body, src + head + body, tail);
 }
 
-// The last few runs, not yet copied. A short run is a cache miss or two and hardly any work, and
-// the processor sees only a few of them at a time: their lines are asked for when the run is
-// pushed and are there when its turn comes. Long runs need no more than their successor's name.
+// The last few runs, not yet copied. A short run is a cache miss or two and hardly any work, and the
+// processor sees only a few of them ahead. So their lines are fetched when the run is pushed, and have
+// arrived when its turn comes. For a long run it is enough to know its successor.
 class Lookahead {
  public:
   void push(std::byte* dst, const std::byte* src, std::size_t nbytes) noexcept {
@@ -276,8 +276,8 @@ class RunMerger {
   Lookahead ahead_;
 };
 
-// Cells of many short runs of whole lines, as heads and tokens that change places are: run by run
-// they cost as much to name as to copy.
+// Cells of many short runs of whole lines, which arise when heads and tokens change places: naming them one
+// by one costs as much as copying them.
 class CellStream {
  public:
   static bool takes(const CopyLoop& loop, const std::byte* dst) noexcept {
@@ -306,7 +306,7 @@ class CellStream {
  private:
   static constexpr std::uint32_t kLeastRuns = 4;
 
-  const CopyLoop* loop_ = nullptr;  // of the cell that was pushed last, which is not copied yet
+  const CopyLoop* loop_ = nullptr;  // of the last pushed cell, which is not copied yet
   std::byte* dst_ = nullptr;
   const std::byte* src_ = nullptr;
 };

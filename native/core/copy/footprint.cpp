@@ -12,11 +12,12 @@
 namespace kvxfer {
 namespace {
 
-// Of one loop at the source. A piece's bytes then fit 64 bits: a run grows four times at most as it is converted,
-// a program has 2^13 loops (wire::kMaxLoops), a transfer 2^18 pairs (wire::kMaxBlocks). No block is nearly as large.
+// The bound for one loop at the source. The bytes of a piece then fit 64 bits: conversion makes a run at
+// most four times as long, a program has at most 2^13 loops (wire::kMaxLoops), a transfer 2^18 pairs
+// (wire::kMaxBlocks). No real block is nearly as large.
 constexpr std::uint64_t kMaxPairNbytes = std::uint64_t{1} << 30;
 
-// a * b + c, or false where that does not fit: every number here may come from a peer.
+// a * b + c, or false if it does not fit: every number here may come from a peer.
 bool mul_add(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t& out) {
   return !__builtin_mul_overflow(a, b, &out) && !__builtin_add_overflow(out, c, &out);
 }
@@ -29,8 +30,8 @@ Status leaves_64_bits(std::size_t loop) {
   return {Code::kOutOfRange, "loop " + std::to_string(loop) + " of the copy program leaves 64 bits"};
 }
 
-// Refuses what would expand to too much: where it runs one pair of units at a time, which a transfer names; as a region's
-// own, all units of a block.
+// Refuses programs that would expand to too much. A transfer names pairs of units, so it counts one pair at
+// a time; for a region's own program it counts all units of a block.
 Status check_runs(const CopyProgram& program, std::optional<Side> own = std::nullopt) {
   std::uint64_t num_runs = 0;
   for (const CopyLoop& loop : program.loops) {
@@ -45,7 +46,7 @@ Status check_runs(const CopyProgram& program, std::optional<Side> own = std::nul
   return {};
 }
 
-// Calls visit(loop, half loop) for every loop, and for the scales that it has in the region; an error stops.
+// Calls visit(loop, half loop) for every loop, and for its scales in the region; stops at an error.
 template <class Visit>
 Status for_each_half(const CopyProgram& program, Side side, Visit&& visit) {
   for (std::size_t k = 0; k < program.loops.size(); ++k) {
@@ -57,7 +58,7 @@ Status for_each_half(const CopyProgram& program, Side side, Visit&& visit) {
   return {};
 }
 
-// Runs of equal length at all sums of some multiples of a few strides.
+// Runs of equal length, at all sums of some multiples of a few strides.
 struct Box {
   struct Axis { std::uint64_t count, stride; };
   std::uint64_t first, last;  // of all of them: [first, last)
@@ -65,16 +66,16 @@ struct Box {
   std::array<Axis, 5> axes;  // the longest stride first
   std::size_t num_axes = 0;
 
-  // False where it leaves 64 bits.
+  // False if the box leaves 64 bits.
   bool add(std::uint64_t count, std::uint64_t stride) {
-    if (count > 1 && stride != 0) {  // else it names the same bytes again
+    if (count > 1 && stride != 0) {  // otherwise the runs are the same bytes again
       std::size_t at = num_axes++;
       for (; at > 0 && axes[at - 1].stride < stride; --at) axes[at] = axes[at - 1];
       axes[at] = {count, stride};
     }
     return mul_add(count - 1, stride, last, last);
   }
-  // Leaves half of the longest axis, and returns the other half.
+  // Keeps half of the longest axis, and returns the other half.
   Box split() {
     Axis& axis = axes[0];
     Box rest = *this;
@@ -96,7 +97,7 @@ struct Box {
   }
 };
 
-// All runs of a half loop in block 0, or nothing beyond 64 bits.
+// All runs of a half loop in block 0; nothing if they leave 64 bits.
 std::optional<Box> box_of(const CopyLoop& loop, const HalfLoop& own) {
   Box box{own.offset, 0, own.nbytes, {}, 0};
   if (__builtin_add_overflow(own.offset, own.nbytes, &box.last) ||
@@ -106,12 +107,14 @@ std::optional<Box> box_of(const CopyLoop& loop, const HalfLoop& own) {
   return box;
 }
 
-// What a check may look at. A program of ours spans each interval of its half a few times at most: by the loops of
+// The most steps of a check. A program of ours spans each interval of its half a few times at most: by the
+// loops of two grains, of keys and of values, of heads that are not side by side. 64 Ki steps take some
+// milliseconds.
 // two grains, of keys and of values, of heads that are not side by side. 64 Ki steps take some milliseconds.
 std::uint64_t max_steps(std::size_t num_intervals) { return (std::uint64_t{1} << 16) + 32 * num_intervals; }
 
-// Is every run of the box inside some interval? `fits(first, last)`: one holds all of it. Null: yes; else the run
-// that is not, or where the steps ran out.
+// Is every run of the box inside some interval? `fits(first, last)`: one interval holds all of it. Null:
+// yes; else the run that is not, or at which the steps ran out.
 template <class Fits>
 std::optional<Box> find_outside(const Box& all, std::uint64_t& steps_left, Fits&& fits) {
   std::vector<Box> boxes = {all};
@@ -133,7 +136,7 @@ Status too_far_apart() {
           "the copy program jumps between the parts of a block too often: the layouts are too far apart"};
 }
 
-// The largest index of a conversion's scales in the program's table, or false beyond 64 bits.
+// The largest index of a conversion's scales in the program's table; false if it leaves 64 bits.
 bool last_index(const CopyLoop& loop, std::uint64_t offset, std::uint64_t layer_stride,
                 const std::uint64_t* strides, std::uint64_t& last) {
   return mul_add(loop.num_layers - 1, layer_stride, offset, last) &&
@@ -156,10 +159,10 @@ Status check_conversion(const CopyProgram& program, const CopyLoop& loop, const 
        !last_index(loop, conversion.dst_offset, conversion.dst_layer_stride, conversion.dst_strides, last) ||
        last >= program.scales.size()))
     return {Code::kInvalidArgument, "the copy program names a destination scale beyond its table"};
-  // The scale of a page is found from all of it at once.
+  // The scale of a page is found from the whole page at once.
   if (conversion.finds_scales() && (loop.grain != kCoarse || program.units[kCoarse].dst != 1))
     return {Code::kInvalidArgument, "the copy program finds scales of parts of a block"};
-  // What packs and sums a piece does that in one go; a run costs it a cache line at least.
+  // Packing or summing a piece does that in one go; a run costs it a cache line at least.
   const std::uint64_t run = std::max({loop.nbytes, dst_run_nbytes(loop, &conversion), std::uint64_t{64}});
   if (conversion.finds_scales() && std::uint64_t{loop.counts[0]} * loop.counts[1] > kMostFoundNbytes / run)
     return {Code::kInvalidArgument, "the copy program finds scales of more than " +
@@ -178,7 +181,7 @@ Result<Footprint> Footprint::create(const CopyProgram& program, Side side, std::
   std::vector<Interval>& intervals = footprint.intervals_;
   Status status = for_each_half(program, side, [&](std::size_t k, const HalfLoop& own) -> Status {
     const CopyLoop& loop = program.loops[k];
-    // Inside the spans, so no sum leaves 64 bits.
+    // Everything is inside the spans, so no sum leaves 64 bits.
     for (std::uint32_t l = 0; l < loop.num_layers; ++l)
       for (std::uint32_t unit = 0; unit < own.units; ++unit)
         for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
@@ -192,7 +195,7 @@ Result<Footprint> Footprint::create(const CopyProgram& program, Side side, std::
   if (!status.ok()) return status;
   std::sort(intervals.begin(), intervals.end(),
             [](const Interval& a, const Interval& b) { return a.first < b.first; });
-  // Neighbours of one stride become one interval.
+  // Neighbours of one stride are merged into one interval.
   std::vector<Interval> merged;
   for (const Interval& interval : intervals) {
     if (!merged.empty() && interval.first <= merged.back().last &&
@@ -208,7 +211,8 @@ Result<Footprint> Footprint::create(const CopyProgram& program, Side side, std::
 
 Status Footprint::contains(const CopyProgram& program, Side side) const {
   if (Status status = check_runs(program); !status.ok()) return status;
-  // A block's bytes go once by each grain: what a program moves is bounded by what its blocks hold.
+  // Each grain moves a block's bytes once: the bytes that a program moves are bounded by those that its
+  // blocks hold.
   std::uint64_t moved_nbytes[kNumGrains] = {0, 0};
   for (std::size_t k = 0; k < program.loops.size(); ++k) {
     const CopyLoop& loop = program.loops[k];
@@ -247,14 +251,15 @@ Status check_inside(const CopyProgram& program, Side side, std::uint32_t num_blo
   if (Status status = check_runs(program); !status.ok()) return status;
   std::uint64_t steps_left = max_steps(spans.size());
   return for_each_half(program, side, [&](std::size_t k, const HalfLoop& own) -> Status {
-    // A run and the same of all blocks lie in one span.
+    // A run and its counterparts in all blocks lie in one span.
     const std::optional<Box> box = box_of(program.loops[k], own);
     std::uint64_t beyond = 0, end = 0;
     if (!box || !mul_add(num_blocks - 1, own.block_stride, 0, beyond) ||
         __builtin_add_overflow(box->last, beyond, &end))
       return leaves_64_bits(k);
     const auto outside = find_outside(*box, steps_left, [&](std::uint64_t first, std::uint64_t last) {
-      // Spans ascend and do not overlap: the last that begins at or before `first` is the one.
+      // Spans ascend and do not overlap: only the last one that begins at or before `first` can hold
+      // it.
       const auto after =
           std::upper_bound(spans.begin(), spans.end(), first,
                            [](std::uint64_t value, const MemorySpan& span) { return value < span.offset; });

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::uint32_t significand_of(float x) { return (number::bits_of(x) & 0x7fffff) | 0x800000; }
 
-// Far from underflow of any product that is not far below the smallest number of 8 bits, and
-// from overflow of any that is not far above the largest.
+// Products with it do not underflow unless they are far below the smallest number of 8 bits, and do not
+// overflow unless they are far above the largest.
 bool is_moderate(float scale) noexcept { return std::abs(scale) >= 0x1p-60f && std::abs(scale) <= 0x1p60f; }
 
 // Whether q = fma(x, high, x * low) may stand for RN(x / scale) where that is rounded to 8 bits.

@@ -10,11 +10,11 @@
 namespace kvxfer {
 namespace {
 
-// What is converted for a checksum is in the L2 cache still when it is read.
+// What is converted for a checksum is still in the L2 cache when it is read.
 constexpr std::uint64_t kChecksumStepNbytes = 64 * 1024;
 
-// `nbytes` is a multiple of 64 in all caches that we know: the loop becomes vector moves in line,
-// where a call of memcpy costs as much again as moving 256 bytes.
+// In all caches that we know `nbytes` is a multiple of 64. Then the loop becomes vector moves in line; a
+// call of memcpy would cost as much again as moving 256 bytes.
 inline std::byte* append_run(std::byte* out, const std::byte* src, std::uint64_t nbytes) noexcept {
   std::uint64_t at = 0;
   for (; at + 64 <= nbytes; at += 64) std::memcpy(out + at, src + at, 64);
@@ -28,8 +28,8 @@ void gather_cell(const CopyLoop& loop, const std::byte* src, std::byte* out) noe
       out = append_run(out, src + i * loop.src_strides[0] + j * loop.src_strides[1], loop.nbytes);
 }
 
-// Runs that follow each other without a gap at one end are one stretch of it. Mean over the cells of
-// the grain that most pairs are of; blocks that lie side by side are not counted.
+// Runs that follow each other without a gap at one end are one stretch of it. The mean is over the cells of
+// the grain of most pairs; it ignores blocks that lie side by side.
 std::uint64_t mean_stretch_nbytes(const CopyProgram& program, bool src) noexcept {
   double nbytes = 0, stretches = 0;
   for (const CopyLoop& loop : program.loops) {
@@ -146,7 +146,7 @@ std::size_t Packer::pack(std::byte* out, std::size_t room) noexcept {
   const CopyProgram& program = *move_->program;
   const std::byte* base = move_->local->base;
   std::size_t used = 0;
-  do {  // twice where all that fits has gone out before
+  do {  // twice if everything that fits was sent before
     const std::uint64_t visited = cursor_.advance(room - used, SliceUnit::kPacked, [&](const CellPart& part) {
       const CopyLoop& loop = *part.loop;
       const Conversion* conversion = program.conversion_of(loop);

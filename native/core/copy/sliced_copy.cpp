@@ -77,7 +77,7 @@ Piece SlicedCopy::take_pairs(std::uint32_t num) noexcept {
   return taken;
 }
 
-// Of a part its runs, and of a granule the scale when all of them have been looked at.
+// Copies the runs of a part. For a granule: finds the scale once all of its runs have been looked at.
 Status SlicedCopy::take(CopySource& source, const CellPart& part) {
   if (part.looks && is_scale_known_) {
     is_scale_known_ = false;
@@ -95,7 +95,8 @@ Status SlicedCopy::take(CopySource& source, const CellPart& part) {
   return {};
 }
 
-// Run (i, j) of a part, chunk by chunk: is copied, converted, or looked at for its largest magnitude.
+// Goes through run (i, j) of a part, chunk by chunk: copies it, converts it, or looks for its largest
+// magnitude.
 Status SlicedCopy::take_run(CopySource& source, const CellPart& part, std::uint32_t i, std::uint32_t j) {
   const CopyLoop& loop = *part.loop;
   const Conversion* const conversion = move_->program->conversion_of(loop);
@@ -126,7 +127,7 @@ Status SlicedCopy::take_run(CopySource& source, const CellPart& part, std::uint3
   return {};
 }
 
-// Of run (i, j) of the part's cell.
+// The scales of run (i, j) of the part's cell.
 Result<Scaling> SlicedCopy::scales_of_run(CopySource& source, const CellPart& part, std::uint32_t i,
                                           std::uint32_t j) {
   const Cell& cell = *part.cell;

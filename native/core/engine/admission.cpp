@@ -5,14 +5,14 @@
 namespace kvxfer {
 namespace {
 
-// One end of a transfer, whose tables have two ids a pair: a bit for each piece, a count for each layer, and 1 KiB.
+// What one end of a transfer holds: two ids a pair, a bit for each piece, a count for each layer, and 1 KiB.
 std::uint64_t nbytes_of(const TransferEnd& transfer) {
   const PieceGrid& grid = transfer.move->grid;
   return 1024 + std::uint64_t{grid.num_pairs} * 2 * sizeof(std::uint32_t) + transfer.notify.size() +
          transfer.context.size() + grid.num_pieces() / 8 + std::uint64_t{grid.num_layers} * 8;
 }
 
-// Of one session, under way: a sixteenth of what its socket may hold unsent (frame_socket.h).
+// The most bytes of one session under way: a sixteenth of what its socket may hold unsent (frame_socket.h).
 constexpr std::uint64_t kMaxEagerUnderWay = 1024 * 1024;
 
 }  // namespace

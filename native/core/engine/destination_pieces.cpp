@@ -8,14 +8,15 @@
 namespace kvxfer {
 namespace {
 
-// Pieces in flight over all peers, of each class of priorities: 256 x 512 KiB. A hundred prefills that offer at once
-// share this much of the receiver instead of a window each.
+// Pieces in flight over all peers, for each class of priorities: 256 x 512 KiB. A hundred prefills that
+// offer at once share this much of the receiver instead of having a window each.
 constexpr std::uint32_t kMaxOutstandingPieces = 256;
 
-// And posted in one round, over all of them: 0.5 us each. Who drives looks at other things in between.
+// The most pieces posted in one round, over all peers: 0.5 us each. In between the driving thread does other
+// things.
 constexpr std::uint32_t kMostPostedAtOnce = 64;
 
-// A slow rail has so many all the same: it is busy, and shows when it is slow no more.
+// Even a slow rail gets this many pieces: it stays busy, and shows when it is no longer slow.
 constexpr std::uint32_t kLeastOutstanding = 2;
 
 }  // namespace
@@ -64,7 +65,7 @@ bool Destinations::post_next(SessionKey session) {
     turns_.hold(session);
     return false;
   }
-  // A class of priorities for which there is no room keeps none of a later one from its turn.
+  // If one class of priorities has no room, later classes still have their turn.
   unsigned from = 0;
   const auto first = [&] {
     return from < PriorityClasses::kEnd ? turns_.first(session, static_cast<std::uint8_t>(from))
@@ -85,7 +86,7 @@ bool Destinations::post_next(SessionKey session) {
     if (piece) choice = choose_rail(*destination);
     Rail* const rail = choice.rail;
     if (rail == nullptr && !choice.is_reachable) {
-      // It has nothing to post; with no path at all it waits for one, or for its deadline.
+      // It has nothing to post; if it has no path at all, it waits for one, or for its deadline.
       if (destination != nullptr) destination->listed = false;
       turns_.drop_first(session, static_cast<std::uint8_t>(from));
       continue;
@@ -120,7 +121,7 @@ bool Destinations::post_next(SessionKey session) {
   return false;
 }
 
-// A reader stops before its lease may end, unless it was renewed meanwhile.
+// A reader stops before its lease may end, unless the lease was renewed meanwhile.
 bool Destinations::lease_ends_soon(const Destination& destination) const {
   const Time ttl = destination.lease_ttl_ns;
   if (ttl == kNever) return false;
@@ -130,8 +131,9 @@ bool Destinations::lease_ends_soon(const Destination& destination) const {
   return context_.now >= time_after(from, ttl - std::min(context_.config.lease_margin_ns, ttl / 4));
 }
 
-// The best rail that carries the bytes to our region, those near its memory first: of those that are equally good the
-// one over which the piece is there first. None where that one is full, or none reaches.
+// The best rail that carries the bytes to our region; rails near its memory come first. Among equally good
+// ones, the rail over which the piece arrives first. No rail if that one is full, or if none reaches the
+// region.
 Destinations::Choice Destinations::choose_rail(const Destination& destination) {
   Choice choice;
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
@@ -146,7 +148,7 @@ Destinations::Choice Destinations::choose_rail(const Destination& destination) {
     const Capabilities& capabilities = rail->capabilities();
     const std::uint32_t its = capabilities.rank_for(local);
     if (its > rank || !remote->comes_over(*rail, destination.memory, converts)) continue;
-    if (its < rank) {  // it is preferred to those before it
+    if (its < rank) {  // it is preferred to all rails before it
       best = nullptr, soonest = nullptr;
       choice.class_end = 0;
     }
@@ -165,7 +167,7 @@ Destinations::Choice Destinations::choose_rail(const Destination& destination) {
   return choice;
 }
 
-// CREDIT goes out after the receives are posted, runs of neighbours in one frame.
+// CREDIT goes out after the receives are posted; one frame names a run of neighbours.
 void Destinations::flush_credits(Destination& destination) {
   auto& credits = destination.to_credit;
   if (credits.empty()) return;
@@ -219,7 +221,7 @@ void Destinations::completed(const Rails::Completed& work, const Completion& com
   }
 }
 
-// This rail cannot reach that memory after all: others may.
+// This rail cannot reach that memory after all; others may.
 void Destinations::unreachable(Destination& destination, const Rails::Completed& work,
                                const Completion& completion) {
   Peer& peer = *sessions_.find(destination.key.first);
@@ -236,7 +238,8 @@ void Destinations::unreachable(Destination& destination, const Rails::Completed&
   redo(destination, work.piece);
 }
 
-// What came with its OFFER, under the right that was found in this call: nothing of it is under way.
+// Lands pages that came with the OFFER, under the right that was found in this call: none of its works is
+// under way.
 void Destinations::land(Destination& destination, wire::ByteSpan pages) {
   unpack_pages(*destination.move, pages);
   limits_.took(destination.key.first, pages.size());
@@ -257,7 +260,8 @@ void Destinations::redo(Destination& destination, std::uint32_t piece) {
 
 void Destinations::piece_in(Destination& destination, std::uint32_t piece) {
   ++context_.stats.pieces_in;
-  if (destination.arrivals.has(piece)) return;  // redone work that the old rail had delivered after all
+  // Moved again, but the old rail had delivered it after all.
+  if (destination.arrivals.has(piece)) return;
   if (destination.first_piece_at == 0) {
     destination.first_piece_at = context_.now;
     if (destination.handle) destination.handle->set_first_piece(context_.now);
@@ -287,7 +291,7 @@ void Destinations::on(Peer& peer, const wire::Checksums& checksums) {
     return;
   for (std::uint32_t i = 0; i < checksums.crc32c.size(); ++i) {
     const std::uint32_t piece = checksums.first_piece + i;
-    if (!destination->arrivals.is_awaited(piece)) continue;  // nobody asked, or it is late
+    if (!destination->arrivals.is_awaited(piece)) continue;  // not asked for, or late
     destination->sums->there[piece] = checksums.crc32c[i];
     compare_sums(*destination, piece);
     if (destination->state != TransferState::kMoving) return;
@@ -343,7 +347,7 @@ void Destinations::confirm_dirty() {
 // Asks whether the source's right held until now, for every layer that is in.
 void Destinations::confirm(Destination& destination) {
   if (destination.to_confirm.empty() || !destination.confirming.empty()) return;
-  // Layer by layer only where a caller can see it; one question at the end otherwise.
+  // Layer by layer only if a caller can see it; otherwise one question at the end.
   if (!destination.arrivals.has_all() && destination.handle == nullptr && destination.expectation == nullptr)
     return;
   if (!destination.one_sided) return confirmed(destination, std::exchange(destination.to_confirm, {}));
@@ -382,8 +386,8 @@ void Destinations::fence_checked(Destination& destination, Code code) {
   mark(destination);
 }
 
-// What was fetched can be confirmed no more, since no rail is left on which the source's fence can
-// be read. Rails whose bytes need no such question may bring it again.
+// Fetched pieces can no longer be confirmed, since no rail is left on which the source's fence can be read.
+// Rails whose bytes need no such question may bring them again.
 void Destinations::redo_unconfirmed(Destination& destination) {
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
   if (remote == nullptr ||

@@ -8,13 +8,14 @@
 namespace kvxfer {
 namespace {
 
-// Whether a write that is not allowed now may be later: a lease or an expectation may still come. One
-// that does not fit what is expected never will.
+// May a write that is not permitted now be permitted later? A lease or an expectation may still come. A
+// write that does not fit its expectation is never permitted.
 bool may_come_true(const Status& refusal) {
   return refusal.code() == Code::kNotPermitted || refusal.code() == Code::kLeaseEnded;
 }
 
-// Who expects it names the request in other words than who wrote it, or in words at all.
+// The caller that expects the write names the request in other words than its writer, or is the only one to
+// name it.
 void call_it(Destination& destination, const wire::Bytes& context) {
   if (context.empty()) return;
   destination.context = context;
@@ -90,7 +91,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   if (!use.ok()) return refuse(use.status(), {});
   owned->state = TransferState::kParked;
   owned->take(spec, use.value().program->copies, *use.value().local, use.value().program->src);
-  // Before anything is spent on it: is there a right, or one that may come?
+  // Before anything is spent on the write: is there a right, or may one come?
   const bool is_tagged = !owned->notify.empty() && !owned->lease_named;
   const std::optional<Expectations::GivenUp> given_up =
       is_tagged ? expectations_.given_up(*owned) : std::nullopt;
@@ -141,7 +142,7 @@ Status Destinations::on(Peer& peer, const wire::Accept& accept) {
 
 void Destinations::on(Peer& peer, const wire::LayersReady& ready) {
   Destination* destination = find({peer.key(), ready.transfer});
-  // Of a read it is our caller who says how far it may go, and no peer.
+  // For a read our caller, and no peer, says how far it may go.
   if (destination == nullptr || destination->ours || ready.layers_ready > destination->move->grid.num_layers)
     return;
   destination->layers_ready = std::max(destination->layers_ready, ready.layers_ready);
@@ -241,12 +242,12 @@ void Destinations::fail(TransferKey key, TransferEvent event, Status why, bool t
   fail(*destination, event, std::move(why), tell_peer);
 }
 
-// Of one that waited to be expected, for who expects it later.
+// Remembers a write that waited to be expected, for a caller that expects it later.
 void Destinations::remember(const Destination& destination, const Status& why) {
   if (destination.state != TransferState::kParked || destination.notify.empty() || destination.lease_named)
     return;
   const SessionKey session = destination.key.first;
-  const auto view = sessions_.view(session);  // of one that was lost, too
+  const auto view = sessions_.view(session);  // of a lost session, too
   const Peer* const peer = sessions_.find(session);
   const Status loss = as_loss(why);
   tag_memory_.remember(session, peer == nullptr ? nullptr : peer->budget(), wire::text_of(destination.notify),
@@ -284,7 +285,7 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   if (destination.posted.empty()) drained(destination);
 }
 
-// As Sources::end_again.
+// See Sources::end_again.
 void Destinations::end_again(Destination& destination) {
   if (outcome_of(destination.state) == Outcome::kPending) return;
   if (destination.posted.empty()) return drained(destination);
@@ -317,7 +318,8 @@ void Destinations::drained(Destination& destination) {
   if (expectation == nullptr || expectations_.drained(*expectation)) return;
   const std::uint64_t id = expectation->handle()->id();
   if (!done) {
-    expectation->handle()->set_other_context(destination.context);  // whose request failed
+    // So that the failure names its request.
+    expectation->handle()->set_other_context(destination.context);
     end_expectation(id, TransferState::kFailed, destination.reason);
   } else if (expectation->complete()) {
     end_expectation(id, TransferState::kDone, {});
@@ -349,7 +351,7 @@ std::string Destinations::pace_in_words(const Expectation& expectation) const {
   return "";
 }
 
-// As Sources::let_streams_go.
+// See Sources::let_streams_go.
 void Destinations::let_streams_go() {
   for (const auto& [key, destination] : destinations_) {
     if (destination->handle) destination->handle->let_streams_go(Outcome::kFailed);

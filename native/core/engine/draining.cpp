@@ -7,7 +7,7 @@ namespace kvxfer {
 void Draining::begin(TransferEnd& transfer) {
   transfer.draining_since = context_.now;
   rails_.stop(transfer);
-  // A transfer that is done keeps its time, at which streams that wait for it go on.
+  // A transfer that is done keeps its time: at that time, streams that wait for it go on.
   if (!transfer.timer)
     transfer.set_timer(context_.timers, time_after(context_.now, context_.config.session.silent_ns));
 }

@@ -8,7 +8,7 @@
 namespace kvxfer {
 namespace {
 
-// Each costs some steps in the call that hears of it, however few its bytes are.
+// Each piece costs some steps in the call that receives it, however few bytes it has.
 constexpr std::uint32_t kMaxPieces = 256;
 
 }  // namespace

@@ -53,7 +53,7 @@ std::shared_ptr<Expectation> Expectations::find(const TransferEnd& transfer) con
 std::vector<std::uint64_t> Expectations::all() const {
   std::vector<std::uint64_t> handles;
   for (const auto& [handle, expected] : expectations_) handles.push_back(handle);
-  std::sort(handles.begin(), handles.end());  // as they were named
+  std::sort(handles.begin(), handles.end());  // in the order of their naming
   return handles;
 }
 
@@ -115,7 +115,7 @@ std::optional<Expectations::GivenUp> Expectations::given_up(const TransferEnd& t
 void Expectations::end(const std::shared_ptr<Expectation>& expectation, TransferState state,
                        const Status& why, std::size_t num_draining) {
   const std::uint64_t handle = expectation->handle()->id();
-  // First what takes memory.
+  // What takes memory comes first.
   ending_.insert_or_assign(handle, Ending{expectation, state, why, num_draining});
   remember_ended(*expectation);
   tags_.erase(wire::text_of(expectation->tag()));
@@ -130,7 +130,7 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
   fenced(*expectation, state, why);
 }
 
-// Who wrote under it may write more that is meant for it.
+// A peer that wrote under it may send more writes that were meant for it.
 void Expectations::remember_ended(const Expectation& expectation) {
   if (!expectation.from())
     return leases_.ended().add_for_all(expectation.region(), expectation.blocks(), sessions_.next_key());

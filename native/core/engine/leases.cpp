@@ -12,7 +12,7 @@ constexpr std::size_t kMaxEnded = 4096;
 
 const std::string kUnnamed;
 
-// Who may use one of a bearer's.
+// Names the peers that may use a bearer's lease.
 std::string in_words(const Lease& lease) {
   const std::string named = lease.bearer_name().empty() ? "any agent" : quoted(lease.bearer_name());
   return lease.allow().empty() ? named : named + " whose certificate is for " + lease.allow();
@@ -159,7 +159,8 @@ Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, co
   const bool write = mode == wire::LeaseMode::kWrite;
   const std::string named = what + "of region " + quoted(regions_.find(transfer.region)->name);
   if (transfer.lease_named) {
-    // Whoever knows a drawn number was handed it on; a counted one may be a guess, and is told nothing.
+    // A peer that knows a drawn number was given it. A counted number may be a guess, so its sender is
+    // told nothing.
     const Lease* lease = find(transfer.lease);
     if (lease != nullptr && !lease->holder() && !admits(*lease, transfer.key.first))
       return {Code::kNotPermitted, "the lease that you named is for " + in_words(*lease) + ", and you are " +
@@ -201,7 +202,7 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
   const std::span<const Lease* const> candidates = this->candidates(transfer, mode);
   if (transfer.lease_named && candidates.empty()) return none_covers(transfer, mode, "blocks ");
   const EndedRights::OfSession ended_on = ended_rights_.of(transfer.key.first, transfer.region, mode);
-  // Blocks of one request mostly share a lease, and mostly one that its poster knew.
+  // Blocks of one request mostly share a lease, and mostly one that the poster knew.
   const Lease* last = nullptr;
   for (std::uint32_t pair = 0; pair < num_pairs; ++pair) {
     const std::uint32_t block = block_of(pair);
@@ -306,7 +307,7 @@ bool Leases::has_expired(LeaseId id, Status& why) {
 std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& why, std::size_t num_draining) {
   auto found = leases_.find(id);
   if (found == leases_.end()) return std::nullopt;
-  // First what waits for its works, which takes memory.
+  // First makes the entry that waits for its works, which takes memory.
   const Lease& taken = found->second.lease;
   Ending& ending =
       ending_
@@ -339,7 +340,7 @@ void Leases::tell_ended(const Lease& lease, const Status& why, std::size_t num_d
 void Leases::drained(const TransferEnd& transfer) {
   for (const LeaseId id : transfer.leases) {
     const auto under = transfers_.find({id, transfer.key});
-    if (under == transfers_.end()) continue;  // it was never let in
+    if (under == transfers_.end()) continue;  // it never began under a lease
     spare_.erase(transfers_, under);
     if (auto found = ending_.find(id); found != ending_.end() && --found->second.num_draining == 0) {
       const Ending lease = std::move(found->second);
@@ -350,7 +351,7 @@ void Leases::drained(const TransferEnd& transfer) {
 }
 
 void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why) {
-  context_.serve(kNobody, [&] {  // memory that is not there for the news is nothing to the fence
+  context_.serve(kNobody, [&] {  // if memory is lacking for the news, the fence is complete all the same
     ended_[id] = state;
     ended_ids_.push_back(id);
     if (ended_ids_.size() > kMaxEnded) {
@@ -379,7 +380,7 @@ LeaseId Leases::newest_told(SessionKey grantor) const {
 
 // ---- views ---------------------------------------------------------------------------------------
 
-// Both maps are in order of their numbers: the next one is that of the two that comes first.
+// Both maps are ordered by number: the next lease is the lower of their next ones.
 bool Leases::append_views(LeaseId& last, std::size_t most, std::vector<LeaseView>& views) const {
   auto active = leases_.upper_bound(last);
   auto ending = ending_.upper_bound(last);

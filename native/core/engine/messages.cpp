@@ -5,8 +5,8 @@
 namespace kvxfer {
 namespace {
 
-// A caller that took all that it got has told all but this. The rest of the window is more than the largest
-// message, so a sender always finds room in time.
+// A caller that has taken everything has reported all but this much. The rest of the window is larger than
+// the largest message, so a sender always finds room in time.
 constexpr std::uint64_t kTellCharge = wire::kMessageWindow / 4;
 static_assert(wire::kMessageWindow - kTellCharge - wire::kMaxMessage >= wire::kMaxMessage);
 
@@ -87,7 +87,7 @@ void Messages::taken(Peer& peer) {
   if (found == windows_.end()) return;
   Window& window = found->second;
   const std::uint64_t taken = window.received - peer.budget()->used(Resource::kMessages);
-  if (taken <= window.told) return;  // another thread took more, and that was told
+  if (taken <= window.told) return;  // another thread took more, and reported that
   window.told = taken;
   sessions_.send(peer, wire::MessagesTaken{taken});
 }

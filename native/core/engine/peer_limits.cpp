@@ -6,7 +6,8 @@
 namespace kvxfer {
 namespace {
 
-// Where the bucket has enough sooner, several pieces go at once instead: a wake-up costs more than a small piece.
+// If the bucket would have enough sooner than this, several pieces go at once instead: a wake-up costs more
+// than a small piece.
 constexpr Time kLeastRest = 1'000'000;
 
 }  // namespace

@@ -13,7 +13,7 @@ std::string names_of(const std::vector<wire::TransportKeys>& keys) {
   return names.empty() ? "nothing" : names;
 }
 
-// Of keys and spans each rail may have a copy of its own, of which few are another's.
+// Counts keys and spans once for each rail, since each may keep a copy of its own and few share one.
 std::uint64_t nbytes_of(const PeerRegion& remote) {
   const wire::Region& region = remote.region;
   std::uint64_t nbytes =
@@ -69,7 +69,7 @@ Status PeerRegions::charge(const Peer& peer, PeerRegion& remote) {
                                 peer.budget()->in_words(Resource::kBytes)};
 }
 
-// Ids are never reused: what is new in a repetition are keys of rails that have registered the region since.
+// Ids are never reused: a repetition brings only keys of rails that have registered the region since.
 Status PeerRegions::add_keys(const Peer& peer, PeerRegion& remote, std::vector<wire::TransportKeys> told) {
   std::vector<wire::TransportKeys>& known = remote.region.keys;
   for (wire::TransportKeys& keys : told) {
@@ -207,7 +207,8 @@ Status PeerRegions::check_path(const Peer& peer, const Region& local, const Peer
                                bool fetched_here, bool converts) const {
   const MemoryKind memory = local.memory.kind;
   if (remote.is_reached_from(memory, converts)) return {};
-  // The initiator knows when all its rails have come or failed. An acceptor waits for what it has not seen.
+  // The initiator knows when all its rails have come up or failed. An acceptor also waits for rails that
+  // it has not seen.
   const bool is_acceptor = peer.role() == SessionRole::kAcceptor;
   bool common = false, coming = !peer.regions_known() || peer.rails_pending() > 0;
   bool lost = std::any_of(remote.unable.begin(), remote.unable.end(),
@@ -225,8 +226,8 @@ Status PeerRegions::check_path(const Peer& peer, const Region& local, const Peer
           return is_up(rail) && !rail->capabilities().converts;
         }))
       continue;
-    // Where it cannot reach the region from here, the peer's end may. What lies in host memory every stream
-    // reaches in time; a GPU's memory is reached at once, or not at all.
+    // If this end cannot reach the region, the peer's end may. In time every stream reaches host memory;
+    // a GPU's memory is reached at once, or not at all.
     if (alive && (!fetched_here || memory == MemoryKind::kHost)) return {};
     const bool was_lost = rails_.was_lost(peer.key(), keys.transport);
     lost = lost || (was_lost && !alive);

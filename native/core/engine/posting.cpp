@@ -100,8 +100,8 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   return transfer->handle;
 }
 
-// As many pairs in a piece as the rails that are likely to carry it want bytes, and no more than those
-// that it may fail over to take, within the bitmap's bound.
+// As many pairs in a piece as fill the size that the likely rails want, but no more than the rails that it
+// may fail over to can take, and within the bitmap's bound.
 std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const CopyProgram& copies,
                                        const Region& local, const PeerRegion& remote) const {
   std::uint64_t wanted_nbytes = 512 * 1024, most_nbytes = UINT64_MAX;
@@ -127,8 +127,8 @@ std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const Cop
   return static_cast<std::uint32_t>(std::min(per_piece, std::max<std::uint64_t>(1, num_pairs)));
 }
 
-// All of its bytes, where they may go with its OFFER; else 0. Not where the peer can fetch them itself: that is as many
-// trips, and copies them once.
+// All bytes of the write if they may go with its OFFER; else 0. Not if the peer can fetch them itself: that
+// takes as many trips, and copies them once.
 std::uint32_t Posting::eager_nbytes(const Peer& peer, const Source& source) const {
   const std::uint32_t most =
       std::min(context_.config.session.features.eager_nbytes, peer.session().peer_features().eager_nbytes);
@@ -142,7 +142,7 @@ std::uint32_t Posting::eager_nbytes(const Peer& peer, const Source& source) cons
   return nbytes > most ? 0 : nbytes;
 }
 
-// False: not now.
+// False: it cannot be told now.
 bool Posting::tell(Peer& peer, TransferKey key, bool is_source) {
   if (is_source) return sources_.offer(peer, key);
   destinations_.request(peer, key);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kMaxPeerPrograms = 4096;  // a pair of layouts each
 
-// With what a map's entry takes.
+// Includes what an entry of a map takes.
 std::uint64_t nbytes_of(const CopyProgram& copies) {
   return 256 + sizeof(CopyProgram) + copies.loops.size() * sizeof(CopyLoop) +
          copies.conversions.size() * sizeof(Conversion) + copies.scales.size() * sizeof(float);
@@ -30,7 +30,7 @@ Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, Re
                   "peer " + quoted(peer.name()) + " has no region " + std::to_string(theirs) + " (any more)");
   if (Status status = local->footprint.contains(program, write ? Side::kSrc : Side::kDst); !status.ok())
     return status;
-  // The other half is the peer's to check; here only that it stays inside what the peer announced.
+  // The peer checks its own half; here we check only that it stays inside what the peer announced.
   const wire::Region& there = remote->region;
   if (Status status = check_inside(program, write ? Side::kDst : Side::kSrc, there.num_blocks, there.spans);
       !status.ok())
@@ -66,14 +66,14 @@ void Programs::forget(SessionKey session, std::uint32_t id) noexcept {
   if (programs == sessions_programs_.end() || programs->second.ours.erase(id) == 0) return;
   try {
     programs->second.free.push_back(id);
-  } catch (const std::bad_alloc&) {  // then another is counted
+  } catch (const std::bad_alloc&) {  // then another program gets its number
   }
 }
 
 Status Programs::told(Peer& peer, wire::Program& program) {
   std::map<std::uint32_t, Program>& told = sessions_programs_[peer.key()].theirs;
-  // A peer that never stops telling programs is not a user of them. Those whose regions are gone
-  // leave only now: which way a program leads is not known before it is used.
+  // A peer that never stops telling programs does not use them. Programs whose regions are gone leave only
+  // now: the direction of a program is not known before it is used.
   if (told.size() >= kMaxPeerPrograms)
     std::erase_if(told, [&](const auto& each) {
       const Program& old = each.second;
@@ -128,7 +128,7 @@ Status Programs::check(const Use& use, const Move& move, Side side) const {
   std::optional<Status>& checked = is_src ? use.program->for_requests : use.program->for_offers;
   if (!checked) {
     checked = use.local->footprint.contains(copies, side);
-    // What is read from the peer's memory must be inside what it announced.
+    // Bytes that are read from the peer's memory must be inside what it announced.
     if (checked->ok() && !is_src) checked = check_inside(copies, Side::kSrc, remote.num_blocks, remote.spans);
   }
   if (!checked->ok()) return *checked;
@@ -148,7 +148,7 @@ void Programs::forget(SessionKey session, RegionId gone, bool of_peer) {
   std::erase_if(programs->second.ours, [&](const auto& entry) {
     return (entry.second.write != of_peer ? entry.second.src : entry.second.dst) == gone;
   });
-  // Should the peer announce that number again, with other bounds, nothing is taken for checked.
+  // If the peer announces that number again, with other bounds, every program must be checked anew.
   if (of_peer)
     for (auto& [id, program] : programs->second.theirs) program.for_offers.reset();
 }

@@ -6,7 +6,7 @@
 namespace kvxfer {
 namespace {
 
-// A rail that was slow for a while is tried again before others have so many times its pieces.
+// A rail that was slow is tried again before other rails have moved so many times its pieces.
 constexpr Time kSlowest = 8;
 
 }  // namespace
@@ -26,12 +26,13 @@ void Rail::Lane::count_posted(Time now) noexcept {
   num_measured_ = 0;
 }
 
-// A piece has come. Of several at once the first counts for none of the others, which count with the next.
+// A piece has come. If several come at once, the first one does not count for the others; they count with
+// the next.
 void Rail::Lane::measure(std::uint32_t window, Time now) noexcept {
   ++num_measured_;
   if (now <= measured_at_) return;
   const Time each = std::max<Time>((now - measured_at_) / num_measured_, 1);
-  // With few under way a piece takes the network's time: the rail is this fast, and maybe faster.
+  // With few pieces under way, a piece takes the network's time: the rail is at least this fast.
   const bool is_loaded = outstanding_ >= window / 2;
   if (is_loaded || each < pace_ns_) pace_ns_ = pace_ns_ == 0 ? each : (7 * pace_ns_ + each) / 8;
   measured_at_ = now;
@@ -119,7 +120,7 @@ void Rails::drop_session(SessionKey session) {
 
 PostResult Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer) {
   work.id = next_work_++;
-  // All that remembers it is there before a byte of it can land.
+  // Everything that remembers the work exists before a byte of it can land.
   if (use != WorkUse::kSend && !rail.watch_) watch_on(rail);
   transfer.posted.emplace_back(work.id, rail.id());
   const std::size_t of_class = rail.class_of(transfer.priority);
@@ -227,7 +228,7 @@ bool Rails::is_silent(RailId id, Time late) {
     watch(rail, at);
     return false;
   }
-  // What came while this agent stood still it has not looked at yet; once, as in a session.
+  // What came while this agent stood still has not been read yet. Forgiven once, as in a session.
   if (late < silent / 4 || std::exchange(rail.forgiven_, true)) return true;
   watch_on(rail);
   return false;

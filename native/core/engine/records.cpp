@@ -17,7 +17,7 @@ void set_end(Record& record, Outcome outcome, TransferState state, const Status&
   record.set_message(why.message());
 }
 
-// What is known of it before its tables are taken in. Inline: a call costs a tenth of a record.
+// What is known of a transfer before its tables are taken in. Inline: a call costs a tenth of a record.
 [[gnu::always_inline]] inline void set_begin(Record& record, const TransferEnd& transfer,
                                              const PieceGrid& grid) noexcept {
   record.transfer = transfer.key.second;
@@ -71,7 +71,7 @@ void set_expectation(Record& record, const Expectation& expectation) noexcept {
 }  // namespace
 
 void Records::write(TransferEnd& transfer, std::uint32_t num_pieces) noexcept {
-  // Where memory was not there for the rest of its end, that is taken up again.
+  // If memory was lacking for the rest of its end, the end is taken up again.
   if (std::exchange(transfer.is_recorded, true)) return;
   const Outcome outcome = outcome_of(transfer.state);
   ring_->push([&](Record& record) {

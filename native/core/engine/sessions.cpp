@@ -7,7 +7,7 @@
 namespace kvxfer {
 namespace {
 
-// Enough for callers that ask why a peer went; a thousand reconnects must not grow an agent.
+// Enough for callers that ask why a peer was lost; a thousand reconnects must not make an agent grow.
 constexpr std::size_t kMaxLost = 64;
 
 }  // namespace
@@ -110,8 +110,8 @@ std::vector<SessionKey> Sessions::older_namesakes(const Peer& peer) const {
   return older;
 }
 
-// An old session that lives acknowledges one of four heartbeats; one that does not is lost. Where silence is borne
-// for long, as of processes that are stopped, a newcomer need not wait as long.
+// An old session that lives acknowledges one of four heartbeats; one that does not is lost. If the limit of
+// silence is long, for example for processes that may be stopped, a new peer need not wait as long.
 void Sessions::hold(Peer& peer) {
   const SessionConfig& limits = context_.config.session;
   held_.emplace(peer.key_, context_.now);
@@ -198,7 +198,8 @@ void Sessions::send(Peer& peer, const wire::Message& message) {
   peer.session_->send(context_.now, message);
 }
 
-// A peer is told of its transfer alone: what else was lost here, another peer for one, is this end's.
+// A peer hears only of its own transfer. Other losses here, for example of another peer, are this end's
+// affair.
 void Sessions::refuse(Peer& peer, TransferId transfer, const Status& why, const wire::Bytes& context) {
   const bool is_its = is_of_transfer(why.code());
   const std::string words = is_its ? why.message() : std::string(name_of(why.code())) + ": " + why.message();
@@ -224,7 +225,7 @@ void Sessions::flush(Peer& peer) {
 }
 
 void Sessions::flush_stirred() {
-  // By index: more may join, and what is cleared keeps its memory for the next round.
+  // By index: more may be added, and clearing keeps the vector's memory for the next round.
   for (std::size_t i = 0; i < stirred_.size(); ++i)
     context_.serve(stirred_[i], [&] {
       if (Peer* peer = find(stirred_[i]); peer != nullptr && peer->stirred_) flush(*peer);

@@ -74,7 +74,7 @@ Status Sources::on(Peer& peer, wire::Request& request) {
   if (Status status = leases_.find(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
   FenceSlots& fences = fences_of(peer);
   const FenceSlots::Slot none{fences.range().first, 0, {}, 0};
-  if (source.move->grid.num_pairs != 0) {  // else there is nothing that it could read too late
+  if (source.move->grid.num_pairs != 0) {  // otherwise there is nothing that it could read too late
     Charge charge = Charge::take(peer.budget(), Resource::kFenceSlots, 1);
     if (!charge)
       return refuse({Code::kRefused, "too many of your reads are open at the peer: " +
@@ -111,7 +111,7 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
   if (sums_alone ? source->memory != MemoryKind::kHost
                  : rail != nullptr && !rail->capabilities().memory.has(source->memory))
     return {Code::kProtocol, "CREDIT for pages that no rail sends: they lie on a GPU"};
-  // A receiver asks for every piece once, and again for those that it may redo.
+  // A receiver asks for every piece once, and again for pieces that it may move again.
   source->num_credited += credit.num_pieces;
   if (source->num_credited > grid.num_pieces() + Arrivals::max_redone(grid))
     return {Code::kProtocol, "CREDIT for the same pieces over and over"};
@@ -122,8 +122,8 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
   if (source->integrity) sums_.add(*source, run);
   if (sums_alone) return charge_runs(peer, *source);
   if (rail == nullptr) {
-    // One that went down is not meant any more: the destination sees that too, and asks elsewhere. One that is to
-    // come the acceptor of the session may see later than its peer.
+    // A credit for a rail that went down is ignored: the destination notices that too, and asks
+    // elsewhere. A rail that is coming up may be seen by the session's acceptor later than by its peer.
     if (rails_.is_over(peer.key(), credit.rail)) return {};
     if (peer.role() == SessionRole::kInitiator && peer.rails_pending() == 0 &&
         !rails_.is_expected(peer.key(), credit.rail))
@@ -154,11 +154,11 @@ void Sources::on(Peer& peer, const wire::Done& done) {
   Source* source = sources_.find({peer.key(), done.transfer});
   if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
   hear(*source, done.context);
-  if (source->eager_nbytes != 0 && source->num_credited == 0 &&  // nor dropped, and asked for
+  if (source->eager_nbytes != 0 && source->num_credited == 0 &&  // not dropped by the peer and asked for
       source->rails.add(kEagerRail) && source->handle)
     source->handle->add_rail(kEagerRail);
-  // A send of a piece that another rail brought, or that the peer asked for in vain, reads pages
-  // that are the caller's again when the last of them has completed.
+  // A send that the peer did not need, because another rail brought the piece or the peer asked in vain,
+  // still reads pages. They are the caller's again when the last send has completed.
   admission_.closed(*source);
   if (source->posted.empty()) return drained(*source);
   forget_asked(*source);
@@ -178,8 +178,8 @@ void Sources::sent(const Rails::Completed& work, const Completion& completion) {
     if (work.rail != nullptr && source->rails.add(work.rail->capabilities().name) && source->handle)
       source->handle->add_rail(work.rail->capabilities().name);
   }
-  // A piece that did not go out is the destination's to ask for again, where it hears of it by the rail's
-  // end. Of one that this end cannot send it hears nothing: it waits for what never comes.
+  // If a piece did not go out because its rail ended, the destination notices that, and asks again. If
+  // this end cannot send a piece, the destination hears nothing, and would wait for ever.
   if (completion.code != Code::kOk && completion.code != Code::kRailFailed &&
       completion.code != Code::kCancelled && !is_draining(source->state)) {
     return fail(*source, TransferEvent::kFail, {completion.code, completion.detail}, true);
@@ -187,7 +187,8 @@ void Sources::sent(const Rails::Completed& work, const Completion& completion) {
   if (is_draining(source->state) && source->posted.empty()) drained(*source);
 }
 
-// What was asked for over a rail that is not up waits in its queue, which is not looked at before the rail is.
+// Pieces that were asked for over a rail that is not up wait in its queue; it is not looked at before the
+// rail is up.
 void Sources::send_pieces(Source& source) {
   bool waits = false;
   for (Rail* rail : rails_.of(source.key.first)) {
@@ -234,7 +235,8 @@ void Sources::rail_up(const Rail& rail) {
   const wire::RailName& name = rail.info().name;
   for (const TransferKey& key : sources_.of_session(rail.session())) {
     Source& source = *sources_.find(key);
-    // They are early no more: asked for over this rail, or over a life of it that never came up here.
+    // Pieces are early no more: they were asked for over this rail, or over a life of it that never came
+    // up here.
     auto queue = source.to_send.lower_bound({name.index, 0});
     while (queue != source.to_send.end() && queue->first <= name) {
       for (const Run& run : queue->second) source.num_early -= run.num_pieces;
@@ -252,7 +254,7 @@ void Sources::rail_down(const Rail& rail) {
     sources_.find(key)->to_send.erase(rail.info().name);
 }
 
-// The pages are ours and at rest, so their sums can be told before the bytes arrive.
+// The pages are ours and do not change, so their sums can be told before the bytes arrive.
 void Sources::sum_slice() {
   if (sums_.empty()) return;
   sums_.round([this](SessionKey session, auto&& turn) { context_.serve(session, turn); },
@@ -297,7 +299,7 @@ void Sources::on(Peer& peer, const wire::Fail& told, Status why) {
   fail(*source, TransferEvent::kFail, std::move(why), false);
 }
 
-// How the destination names the request.
+// Notes how the destination names the request.
 void Sources::hear(Source& source, const wire::Bytes& context) {
   if (context.empty() || !source.context.empty()) return;
   source.context = context;
@@ -323,17 +325,17 @@ void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_pe
   if (source.posted.empty()) drained(source);
 }
 
-// Where memory was not there for its end that is taken up where it was left (Engine::lose).
+// If memory was lacking for its end, the end goes on where it stopped (Engine::lose).
 void Sources::end_again(Source& source) {
   if (outcome_of(source.state) == Outcome::kPending) return;
   if (source.posted.empty()) return drained(source);
   if (source.draining_since == 0) draining_.begin(source);
 }
 
-// The one way out: done, or nothing of it is posted any more.
+// The only way out: it is done, or none of its works is posted any more.
 void Sources::drained(Source& source) {
   context_.make_room();
-  // What the destination has of it is not known here; all of it may have to be written again.
+  // This end does not know what the destination has; all of it may have to be written again.
   std::vector<std::uint32_t> failed;
   if (source.state != TransferState::kFinishing && source.handle)
     failed = blocks_of(*source.move, Side::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
@@ -356,8 +358,8 @@ void Sources::drained(Source& source) {
   draining_.ended(source);
 }
 
-// All of them, before the first rail lets memory go: that may wait for the whole device, and a stream that waits
-// for a transfer holds the device up.
+// Releases all of them before the first rail drops memory. Dropping memory may wait for the whole device,
+// and a stream that waits for a transfer holds up the device.
 void Sources::let_streams_go() {
   for (const auto& [key, source] : sources_)
     if (source->handle) source->handle->let_streams_go(Outcome::kFailed);

@@ -6,7 +6,7 @@
 
 namespace kvxfer {
 
-// What one thread computes in a turn: piece after piece of those that no other thread has taken.
+// What one thread computes in a turn: piece after piece, of those that no other thread has taken.
 class Sums::Share final : public Errand {
  public:
   Share(std::deque<PieceChecksum>& begun, std::atomic<std::size_t>& next) noexcept
@@ -30,7 +30,7 @@ class Sums::Share final : public Errand {
   std::deque<PieceChecksum>& begun_;
   std::atomic<std::size_t>& next_;
   std::uint64_t nbytes_ = 0;
-  bool starved_ = false;  // there was no memory for it
+  bool starved_ = false;  // memory was lacking
 };
 
 void Sums::add(const TransferEnd& transfer, Run run) {
@@ -44,7 +44,7 @@ std::size_t Sums::num_runs(TransferKey transfer) const {
   return found == asked_.end() ? 0 : found->second.runs.size();
 }
 
-// Begins more pieces, until those that are begun have `nbytes` for a turn. Returns how much they have.
+// Begins more pieces until the begun ones have `nbytes` for a turn. Returns how many bytes they have.
 std::uint64_t Sums::begin_pieces(Asked& asked, std::uint64_t nbytes) const {
   std::uint64_t total = 0;
   std::size_t num_seen = 0;
@@ -60,7 +60,7 @@ std::uint64_t Sums::begin_pieces(Asked& asked, std::uint64_t nbytes) const {
   return total;
 }
 
-// A turn's worth of each thread. Returns the most that one of them computed.
+// A turn's worth on each thread. Returns the most that one of them computed.
 std::uint64_t Sums::compute(std::deque<PieceChecksum>& begun, std::size_t num_threads) const {
   std::atomic<std::size_t> next{0};
   std::vector<Share> shares(std::max<std::size_t>(num_threads, 1), Share(begun, next));

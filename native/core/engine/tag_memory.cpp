@@ -13,7 +13,7 @@ void TagMemory::remember(SessionKey owner, const std::shared_ptr<Budget>& budget
     if (owned.tags.empty()) return;
     forget_oldest(owned);
   }
-  // Where there is no memory for it nothing is remembered.
+  // Without memory nothing is remembered.
   try {
     Tags one;
     one.push_back({tag, owner, std::move(ended), nbytes});
@@ -55,7 +55,7 @@ std::optional<TagMemory::Ended> TagMemory::take_written(const std::string& tag, 
   return taken;
 }
 
-// One by one, and each by what takes memory first: called again it goes on where it was left.
+// One by one, each beginning with what takes memory: another call goes on where this one stopped.
 void TagMemory::remove_session(SessionKey session) {
   if (!owned_.contains(session)) return;
   Owned& left = owned_[kOfEnded];

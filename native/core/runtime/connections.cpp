@@ -15,19 +15,19 @@ namespace {
 
 bool shares_memory(const TransportKind& kind) { return kind.shares_memory; }
 
-// An announcement costs its peer a system call and this agent another; a look at a ring that is watched costs a
-// few nanoseconds, in each round. So that a thousand idle peers, whose heartbeats come now and then, cost a round
-// no more than a few do, a ring is watched for one to two of these times after the last frame ...
+// An announcement costs its peer a system call and this agent another. A look at a watched ring costs a few
+// nanoseconds, in each round. A thousand idle peers, whose heartbeats come now and then, must cost a round
+// no more than a few do. So a ring is watched for one to two of these times after its last frame ...
 constexpr Time kWatchNs = 1'000'000;
 
-// ... and always where there are no more than so many.
+// ... and always if there are no more rings than this.
 constexpr std::size_t kAlwaysWatched = 8;
 
-// Steps of TLS handshakes between two rounds of all else: each takes up to half a millisecond of the gate, and
-// strangers ask for as many as they like.
+// Steps of TLS handshakes between two rounds of everything else: each takes up to half a millisecond of the
+// gate, and strangers may ask for any number of them.
 constexpr int kHandshakeSteps = 1;
 
-// What keys are made of that a connection's two ends have, for its session or its rail.
+// Labels of keys that only the two ends of a connection have, for its session or its rail.
 constexpr std::string_view kSessionLabel = "EXPORTER-kvxfer-session", kRailLabel = "EXPORTER-kvxfer-rail";
 
 std::string in_words(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
@@ -89,7 +89,7 @@ void Connections::prove(Connection& connection) {
   connection.stranger.release();
 }
 
-// Nobody is refused for where he calls from: behind one address there may be many.
+// No address is refused: many callers may share one.
 bool Connections::close_oldest_stranger() {
   if (unproved_.empty()) return false;
   Connection& oldest = *unproved_.front();
@@ -106,7 +106,8 @@ Status Connections::check_user(int socket, bool shares_memory) const {
   const std::optional<uid_t> user = peer_user(socket);
   if (user == ::geteuid()) return {};
   if (!user) {
-    // Over TCP a peer proves itself by a secret alone: without one given to both, by what no other user can read.
+    // Over TCP a peer proves itself only by a secret: without a given one, by the secret that no other
+    // user can read.
     if (shares_memory) return {Code::kNotPermitted, "memory goes over unix sockets alone"};
     return {};
   }
@@ -140,7 +141,7 @@ void Connections::Connection::on_frame(wire::ByteSpan frame) {
   }
 }
 
-// Of a session the engine ends what it was, whatever memory there is.
+// The engine ends a session, however little memory there is.
 void Connections::Connection::on_closed(const std::string& why) {
   if (dead) return;
   try {
@@ -201,7 +202,7 @@ void Connections::expect_by(Connection& connection, Time at) {
 
 void Connections::expire(Time now) {
   if (now < due_at_) return;
-  std::vector<Connection*> due;  // what ends one may end others
+  std::vector<Connection*> due;  // ending one may end others
   Time next = kNever;
   for (const auto& connection : waiting_) {
     if (connection->deadline <= now)
@@ -223,7 +224,7 @@ void Connections::expire(Time now) {
 
 void Connections::expire(Connection& connection, Time now) {
   if (connection.kind == Connection::Kind::kControl && now < connection.due_at) {
-    // One address's turn is over: where nobody answered, the next one's begins.
+    // One address's turn is over: if none of its machines answered, the next address's turn begins.
     if (connection.socket->connecting())
       dial_next(connection, "no answer");
     else
@@ -251,18 +252,18 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
   Result<wire::Header> header = wire::decode_header(frame, wire::kMaxHandshakeBody);
   if (!header.ok()) return drop(connection, header.status().message());
   if (header.value().type == wire::FrameType::kHello) {
-    // Whoever reaches a unix name of this agent is a process of this host, and not yet somebody.
+    // A caller on a unix name of this agent is a process of this host, and has not proved its identity.
     if (is_certified() && connection.socket->channel() == nullptr)
       return drop(connection,
                   "it has no certificate: sessions come over TCP alone where there are certificates");
-    // An agent with another secret hangs up as well, but not before it was answered.
+    // An agent with another secret hangs up as well, but only after it was answered.
     if (connection.socket->hung_up())
       return drop(connection,
                   "it hung up before it was answered: it ended, or its connect_timeout_s was over, as when "
                   "this agent or its host stands still");
     connection.session = engine_->add_session(monotonic_now(), SessionRole::kAcceptor);
     connection.kind = Connection::Kind::kControl;
-    settle(connection);  // the session has a limit of its own
+    settle(connection);  // the session has its own limit
     controls_[connection.session] = &connection;
     if (is_certified()) certify(connection);
     engine_->on_frame(monotonic_now(), connection.session, frame);
@@ -300,7 +301,7 @@ std::string Connections::key_of(const Connection& connection) {
 
 // ---- control connections ------------------------------------------------------------------------
 
-// Control frames go through memory as soon as both ends have proved who they are.
+// Control frames go through memory as soon as both ends have proved their identities.
 void Connections::on_handshake(Connection& connection) {
   const Session* session = connection.dead ? nullptr : engine_->session(connection.session);
   if (session == nullptr || session->state() != SessionState::kOpen) return;
@@ -324,7 +325,7 @@ void Connections::send(SessionKey session, wire::Bytes frame) {
 
 void Connections::close(SessionKey session) {
   for (auto next = waiting_.begin();
-       next != waiting_.end();) {  // its rails to be, and it where it is dialled
+       next != waiting_.end();) {  // its future rails, and itself if it is being dialled
     Connection& connection = **next++;
     if (connection.session == session && connection.kind != Connection::Kind::kFresh) end(connection);
   }
@@ -368,7 +369,7 @@ void Connections::watch(Connection& connection) {
 
 bool Connections::read_rings() {
   bool more = !unread_.empty() && read_unread();
-  for (std::size_t i = 0; i < watched_.size(); ++i) {  // by index: what a frame does may add some
+  for (std::size_t i = 0; i < watched_.size(); ++i) {  // by index: a frame's effects may add some
     Connection& connection = *watched_[i];
     if (rings_sleep_) connection.socket->wake_up();
     if (!connection.socket->read_ring()) continue;
@@ -383,7 +384,7 @@ void Connections::leave_quiet_rings(Time now) {
   looks_back_at_ = now + kWatchNs;
   for (std::size_t i = 0; i < watched_.size() && watched_.size() > kAlwaysWatched;) {
     Connection& connection = *watched_[i];
-    // Asleep first: what is written after the look is announced.
+    // Falls asleep first: the peer announces frames that it writes after this look.
     if (std::exchange(connection.was_heard, false) || !connection.socket->fall_asleep()) {
       connection.socket->wake_up();
       ++i;
@@ -405,7 +406,7 @@ bool Connections::rest_rings() {
 }
 
 bool Connections::flush() {
-  // By index: a flush that fails ends its session, which may have others told.
+  // By index: a failed flush ends its session, and that may send frames to others.
   for (std::size_t i = 0; i < unsent_.size(); ++i)
     if (auto control = controls_.find(unsent_[i]); control != controls_.end())
       control->second->socket->flush();

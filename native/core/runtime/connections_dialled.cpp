@@ -9,7 +9,7 @@
 namespace kvxfer {
 namespace {
 
-// A unix name beside the peer's port is worth trying for rails between processes of one host.
+// For rails between processes of one host, the unix name beside the peer's port is worth trying.
 bool is_of_one_host(const TransportKind& kind) { return kind.reach == Reach::kHost; }
 
 bool has(const std::vector<std::string>& names, std::string_view name) {
@@ -49,8 +49,8 @@ Result<std::unique_ptr<Connections::Connection>> Connections::call(const std::st
 Result<SessionKey> Connections::add(std::unique_ptr<Connection> called, Time now) {
   Connection& connection = add(std::move(called));
   expect_by(connection, connection.dialling.turn_ends(now, connection.due_at));
-  // Frames that the session has to say find the connection through controls_: HELLO is queued by
-  // add_session, under the number that it is about to return.
+  // Frames of the session find the connection through controls_: add_session queues HELLO under the number
+  // that it is about to return.
   pending_control_ = &connection;
   try {
     connection.session = engine_->add_session(now, SessionRole::kInitiator);
@@ -107,14 +107,14 @@ std::uint32_t Connections::dial_rails(SessionKey key) {
       failed(rail, status.message());
     return status.ok();
   };
-  // Nearest first. A kind is dialled where no rail reaches all of its memory yet; one that may not reach all
-  // leaves that to another beside it.
+  // Nearest first. A kind is dialled if no rail reaches all of its memory yet; a kind that may not reach
+  // all leaves the rest to another beside it.
   const bool same_host = peer.host == self_.host && !peer.unix_name.empty();
   MemoryKinds carried = MemoryKinds::none();
   for (const TransportKind* kind : rails_.kinds()) {
     const bool is_required = has(options_.require, kind->name);
     if (!has(peer.transports, kind->name)) {
-      // One that is partial and no default was named by somebody, who would wonder.
+      // A caller named a kind that is partial and no default, and would wonder.
       if (is_required || (kind->is_partial && !kind->is_default))
         failed({}, std::string(kind->name) +
                        " is not used: the peer does not offer it (is it among the peer's transports?)");
@@ -157,7 +157,7 @@ Status Connections::start_rail(SessionKey key, const wire::RailName& rail, const
   const bool is_tcp = rails_.kind(transport).socket == RailSocket::kTcp;
   const TcpAddress& tcp = control.dialling.current();
   Result<UniqueFd> fd = is_tcp ? dial_tcp(tcp, connecting) : dial_unix(session.peer().unix_name);
-  if (fd.ok() && !is_tcp)  // anybody may have taken the name
+  if (fd.ok() && !is_tcp)  // any process may have taken the name
     if (Status status = check_user(fd.value().get(), rails_.hands_out_memory(transport)); !status.ok())
       fd = status;
   if (!fd.ok())
@@ -232,7 +232,7 @@ void Connections::on_rail_hello(Connection& connection, const wire::RailHello& h
   hand_over(connection, false, std::move(descriptor));
 }
 
-// The socket goes to its transport; what is left of the connection is swept up.
+// The socket goes to its transport; the next flush destroys the rest of the connection.
 void Connections::hand_over(Connection& connection, bool initiator, Charge descriptor) {
   const Session& session = *engine_->session(connection.session);
   std::shared_ptr<Cipher> cipher;
@@ -261,7 +261,7 @@ void Connections::hand_over(Connection& connection, bool initiator, Charge descr
 
 void Connections::tell_failed_rails(Time now) {
   for (FailedRail& failed : std::exchange(failed_rails_, {})) {
-    // Of a rail that was dialled here it is known whose it is.
+    // For a rail that this end dialled, the session is known.
     const auto control = controls_.find(failed.session);
     const bool is_ours =
         failed.name && control != controls_.end() && failed.name->index < control->second->rails.size();

@@ -18,11 +18,11 @@
 namespace kvxfer {
 namespace {
 
-// Callers that are taken in before others have their turn: each costs 20 us or so.
+// Callers that are accepted before other work has its turn: each costs 20 us or so.
 constexpr int kAcceptsInTurn = 16;
 
-// While no descriptor is left: a listener looks again after so long, and each time after twice as long. Descriptors
-// that sessions give back end it at once.
+// While no descriptor is left, a listener looks again after this time, which doubles each time. Descriptors
+// that sessions give back end the rest at once.
 constexpr Time kFirstRest = 10'000'000, kLongestRest = 1'000'000'000;
 
 bool is_shortage(int error) {
@@ -56,7 +56,7 @@ Status Listeners::open(const std::string& where, bool has_secret) {
   address_ = address.value();
   unix_name_ = name_beside(address_);
   Result<UniqueFd> local = listen_unix(unix_name_);
-  if (!local.ok()) {  // somebody has that name
+  if (!local.ok()) {  // another process has that name
     std::array<std::byte, 16> drawn;
     if (Status status = fill_random(drawn); !status.ok()) return status;
     unix_name_ = "kvxfer-" + hex(drawn);
@@ -81,7 +81,8 @@ void Listeners::close() noexcept {
     if (listener->fd) {
       listener->rests_until = kNever;
       reactor_.remove(listener->fd.get());
-      // A number that stays guarded would be closed in a forked child, whoever owns it by then.
+      // If a number stayed guarded, a forked child would close it, even when another file has it by
+      // then.
       unguard_fd(listener->fd.get());
       listener->fd.reset();
     }
@@ -96,7 +97,7 @@ void Listeners::accept(Listener& listener) {
       is_short_ = false;
       try {
         host_.take_in(std::move(fd));
-      } catch (const std::bad_alloc&) {  // there is no memory for it: it is closed
+      } catch (const std::bad_alloc&) {  // memory is lacking for it: it is closed
       }
     } else if (error == 0) {
       return;
@@ -107,7 +108,7 @@ void Listeners::accept(Listener& listener) {
 }
 
 void Listeners::rest(Listener& listener, int error) {
-  // Who has waited longest is turned away at once, and not when its time is over.
+  // Turns away at once the caller that has waited longest, and not only when its time is over.
   reserve_.reset();
   int ignored = 0;
   accept_from(listener.fd.get(), ignored).reset();

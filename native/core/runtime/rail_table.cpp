@@ -9,8 +9,8 @@
 namespace kvxfer {
 namespace {
 
-// Who drives gives up the gate, or looks at other things, where rails have taken so long; the rest have the next turn.
-// Each that moves takes as long at most.
+// The driving thread releases the gate, or looks at other things, when rails have taken so long; the rest
+// have the next turn. Each rail that moves takes as long at most.
 constexpr Time kMoveNs = 50'000;
 
 std::string_view stage_of(WorkKind kind) {
@@ -48,7 +48,8 @@ Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor
     for (std::unique_ptr<Transport>& rail : rails.value()) {
       if (!options.faults.empty()) {
         Faults own = faults.value();
-        own.seed += transports_.size();  // rails that fail in step would hide what failover does
+        // Each instance fails differently: rails that fail in step would hide what failover does.
+        own.seed += transports_.size();
         rail = std::make_unique<FaultyTransport>(std::move(rail), own);
       }
       transports_.push_back(std::move(rail));
@@ -65,7 +66,8 @@ std::uint16_t RailTable::instance_of(std::size_t transport) const {
   return static_cast<std::uint16_t>(transport - static_cast<std::size_t>(first - kind_of_.begin()));
 }
 
-// Two apart: one that is far from the memory comes behind the near ones of its kind, and before the next kind.
+// Ranks are two apart: a rail that is far from the memory comes behind the near ones of its kind, and before
+// the next kind.
 std::uint32_t RailTable::rank_of(const TransportKind& kind) const {
   const auto found = std::find(kinds_.begin(), kinds_.end(), &kind);
   return 2 * static_cast<std::uint32_t>(found - kinds_.begin());
@@ -146,7 +148,7 @@ template <class Meant>
 void RailTable::unbind_all(SessionKey session, Meant&& meant) {
   const auto all = of_session_.find(session);
   if (all == of_session_.end()) return;
-  // From the end: each that goes leaves the list, and with the last one the list goes.
+  // From the end: each rail that goes leaves the list, and the list goes with the last one.
   for (std::size_t left = all->second.size(); left > 0; --left)
     if (const Place place = all->second[left - 1]; meant(bound_.at(place))) unbind(place);
 }
@@ -159,13 +161,13 @@ void RailTable::drop_unready(SessionKey session, std::uint16_t index) {
   unbind_all(session, [index](const Bound& rail) { return rail.name.index == index && rail.id == 0; });
 }
 
-// A peer may withhold what its end of a rail has to say first; whoever connects waits for the rails.
+// A peer may withhold what its end of a rail must say first; a caller that connects waits for the rails.
 void RailTable::expire(Time now, const std::string& limit, Engine& engine) {
   while (next_due() <= now) {
     const auto [due_at, place] = due_.front();
     due_.pop_front();
     const auto found = bound_.find(place);
-    // It is up, or gone and its number is another rail's.
+    // It is up, or it is gone and another rail has its number.
     if (found == bound_.end() || found->second.id != 0 || found->second.due_at != due_at) continue;
     const SessionKey session = found->second.session;
     const wire::RailName rail = found->second.name;
@@ -265,12 +267,12 @@ PostResult RailTable::post(RailId rail, const Work& work) {
 
 WorkKind RailTable::choose(RailId rail, const Move& move, std::uint32_t piece) const {
   const Place* const place = find(rail);
-  return place == nullptr ? WorkKind::kFetch  // which is not accepted
+  return place == nullptr ? WorkKind::kFetch  // post does not accept it
                           : transports_[place->first]->choose(place->second, move, piece);
 }
 
 void RailTable::cancel(RailId rail, std::span<const WorkId> works) {
-  // A rail that is gone has cancelled its works already. The stage lasts until a work has completed.
+  // A rail that is gone has cancelled its works already. The stage lasts until its work has completed.
   if (nvtx::tool() != nullptr)
     for (const WorkId work : works) ranges_.insert_or_assign(work, nvtx::Range("fence", work));
   if (const Place* const place = find(rail)) transports_[place->first]->cancel(works);

@@ -16,7 +16,7 @@ void WatchedSecrets::start() {
     log_("the secret's file (" + path_ +
          ") is not read again where it changes, but by reload_secret() alone: " + status.message());
   else
-    on_change(status);  // what came between the caller's look and the watch
+    on_change(status);  // reports a change between the caller's look and the start of the watch
 }
 
 void WatchedSecrets::on_change(const Status& watching) {

@@ -17,12 +17,12 @@
 namespace kvxfer {
 namespace {
 
-// A file that is being written is whole when it is closed: IN_MODIFY would show a part of it.
+// Reacts when a file is closed after writing: then it is whole. IN_MODIFY would show a part of it.
 constexpr std::uint32_t kChanges = IN_CLOSE_WRITE | IN_ATTRIB | IN_CREATE | IN_DELETE | IN_MOVED_FROM |
                                    IN_MOVED_TO | IN_DELETE_SELF | IN_MOVE_SELF;
 // As many links in one path as Linux follows.
 constexpr int kMaxLinks = 40;
-// Of a path whose folders go while it is followed.
+// For a path whose folders vanish while it is followed.
 constexpr int kMaxTries = 8;
 
 void push_front(std::deque<std::string>& parts, const std::string& path) {
@@ -44,7 +44,7 @@ bool is_folder(const std::string& path) {
   return ::lstat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
 }
 
-// Whoever makes it writes it next, and closes it.
+// The process that created it writes it next, and closes it.
 bool is_begun(const std::string& path) {
   struct stat found;
   return ::lstat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode) && found.st_size == 0;
@@ -84,7 +84,7 @@ void FileWatch::on_ready(std::uint32_t) {
   }
 }
 
-// A watch that ends is an event, for which the reactor wakes once more.
+// The end of a watch is an event, for which the reactor wakes once more.
 void FileWatch::ask_again() noexcept {
   ::inotify_rm_watch(inotify_.get(), ::inotify_add_watch(inotify_.get(), "/", IN_MASK_ADD | IN_DELETE_SELF));
 }
@@ -107,9 +107,9 @@ bool FileWatch::drain() {
 }
 
 bool FileWatch::matters(int number, std::uint32_t mask, const std::string& name) const {
-  if ((mask & IN_Q_OVERFLOW) != 0) return true;  // some were lost
+  if ((mask & IN_Q_OVERFLOW) != 0) return true;  // some events were lost
   const auto found = folders_.find(number);
-  if (found == folders_.end()) return false;  // look() ended it
+  if (found == folders_.end()) return false;  // look() ended this watch
   if ((mask & (IN_DELETE_SELF | IN_MOVE_SELF | IN_IGNORED | IN_UNMOUNT)) != 0) return true;
   const auto& [path, names] = found->second;
   if (!names.contains(name)) return false;
@@ -131,8 +131,8 @@ Status FileWatch::look() {
   return status;
 }
 
-// Step by step, as the kernel does: each folder is real, with no link on the way to it, and is watched before what is
-// in it is looked at. The path ends early at a name that is missing: that it comes back is a change, too.
+// Step by step, as the kernel does: each folder is real, with no link on the way to it, and is watched
+// before its contents are looked at. At a missing name the path ends early: its return is a change, too.
 Status FileWatch::follow(const std::string& path, Folders& found) {
   std::deque<std::string> left;
   push_front(left, path);

@@ -12,7 +12,7 @@ namespace {
 // Plain atomics: in a forked child no lock may be assumed to be free. Slot holds fd + 1.
 std::array<std::atomic<int>, 4096> guarded{};
 
-// A system call in every call of a caller's would cost more than some of the calls.
+// getpid() in every call of a caller would cost more than some of the calls.
 std::atomic<pid_t> this_process{::getpid()};
 
 void in_child() {

@@ -10,7 +10,7 @@
 namespace kvxfer {
 namespace {
 
-// Of the region's bytes, counted over its spans.
+// The byte at that position, counted over the region's spans.
 std::byte* byte_at(const LocalRegion& region, std::uint64_t at) {
   for (const MemorySpan& span : region.spans) {
     if (at < span.nbytes) return region.base + span.offset + at;
@@ -31,7 +31,8 @@ std::vector<std::byte*> sampled_pages(const LocalRegion& region, std::size_t pag
   std::uint64_t random = 0;
   for (std::uint64_t i = 0; i < num; ++i) {
     random =
-        random * 6364136223846793005u + 1442695040888963407u;  // Knuth's, of which the high bits are good
+        // Knuth's constants; the high bits are good.
+        random * 6364136223846793005u + 1442695040888963407u;
     const std::uint64_t first = nbytes / num * i, stretch = std::max<std::uint64_t>(nbytes / num, 1);
     const auto address = reinterpret_cast<std::uintptr_t>(byte_at(region, first + (random >> 16) % stretch));
     pages.push_back(reinterpret_cast<std::byte*>(address / page_nbytes * page_nbytes));
@@ -44,7 +45,7 @@ int node_of_most(std::span<const int> nodes) {
   std::copy_if(nodes.begin(), nodes.end(), std::back_inserter(known), [](int node) { return node >= 0; });
   if (known.empty()) return -1;
   std::sort(known.begin(), known.end());
-  const int node = known[known.size() / 2];  // of more than half it is the one in the middle
+  const int node = known[known.size() / 2];  // the node of more than half of them is in the middle
   const auto num = static_cast<std::size_t>(std::count(known.begin(), known.end(), node));
   return num * 8 >= known.size() * 7 ? node : -1;
 }

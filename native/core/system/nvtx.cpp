@@ -9,7 +9,7 @@
 namespace kvxfer::nvtx {
 namespace {
 
-// What a tool stores to. It may keep the addresses and store again, so they stay.
+// The places that a tool stores to. It may keep their addresses and store again, so they stay.
 struct Module {
   std::array<Function, 16> functions{};
   std::array<Place, 17> places{};  // one null behind the last
@@ -41,11 +41,11 @@ F stored(unsigned place) {
 }
 
 void look() {
-  // Nobody who runs with more rights than his caller loads what his caller names.
+  // A process with more rights than its caller must not load a library that its caller names.
   const char* path = ::secure_getenv(kPathVariable);
   if (path == nullptr || *path == '\0') return;
   void* library = ::dlopen(path, RTLD_LAZY);
-  if (library == nullptr) return;  // the tool's own complaint, as with NVIDIA's headers
+  if (library == nullptr) return;  // the tool reports its own errors, as with NVIDIA's headers
   const auto initialize = reinterpret_cast<InitializeInjection>(::dlsym(library, kInitializeInjection));
   for (std::size_t module = 0; module < modules().size(); ++module)
     for (unsigned place = 1; place < kNumPlaces[module]; ++place)
@@ -56,7 +56,7 @@ void look() {
   }
   const auto start = stored<StartRange>(kRangeStart);
   const auto end = stored<EndRange>(kRangeEnd);
-  if (start == nullptr || end == nullptr) return;  // one that does not care for ranges
+  if (start == nullptr || end == nullptr) return;  // a tool that does not use ranges
   const auto create = stored<CreateDomain>(kDomainCreate);
   static Tool listening{create != nullptr ? create("kvxfer") : nullptr, start, end};
   the_tool.store(&listening, std::memory_order_release);

@@ -72,7 +72,7 @@ Status bind_to_node(std::byte* data, std::size_t nbytes, int node) {
 #endif
 }
 
-// The machine's administrator wants none, in any memory.
+// The machine's administrator wants no huge pages, in any memory.
 bool huge_pages_are_off() {
   std::FILE* setting = std::fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
   if (setting == nullptr) return true;
@@ -82,11 +82,12 @@ bool huge_pages_are_off() {
   return std::string_view(text, nbytes).find("[never]") != std::string_view::npos;
 }
 
-// Shared memory gets huge pages by itself only where shmem_enabled says so, which hardly any machine
-// does; asked for them outright the kernel gives what it has. One small page in each is there before
-// (it makes none of nothing), and the rest need never have been small and be copied.
+// Shared memory gets huge pages by itself only if shmem_enabled says so, which is set on hardly any machine.
+// Asked explicitly, the kernel gives what it has. One small page in each huge page is touched first (the
+// kernel makes none of nothing); the rest then never exists as small pages that must be copied.
 void lay_in_huge_pages(std::byte* data, std::size_t nbytes) {
-  static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // where shmem_enabled lets who wishes have them
+  // Works if shmem_enabled permits it on request.
+  static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));
   if (huge_pages_are_off()) return;
   const std::size_t whole = nbytes / kHugePageNbytes * kHugePageNbytes;
   for (std::size_t at = 0; at < whole; at += kHugePageNbytes)
@@ -114,7 +115,7 @@ Status prefault(std::byte* data, std::size_t nbytes) {
   return {};
 }
 
-// Bytes of [data, data + nbytes) that are mapped by huge pages, as the kernel tells it.
+// How many bytes of [data, data + nbytes) are mapped by huge pages, by the kernel's account.
 std::size_t transparent_huge_nbytes(const std::byte* data, std::size_t nbytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(data), last = first + nbytes;
   std::FILE* smaps = std::fopen("/proc/self/smaps", "re");
@@ -143,7 +144,7 @@ Result<std::shared_ptr<PoolMemory>> PoolMemory::create(const Options& options) {
   if (options.nbytes > SIZE_MAX / 4)
     return Status(Code::kInvalidArgument, "a pool's nbytes is beyond the address space");
   if (options.huge_pages && options.nbytes >= kHugePageNbytes) {
-    // Too few reserved, none of 2 MiB on this machine, none on the node: the other kind will do.
+    // Too few are reserved, none of 2 MiB on this machine, or none on the node: the other kind will do.
     Result<std::shared_ptr<PoolMemory>> pool = create_with(options, true);
     if (pool.ok()) return pool;
   }
@@ -161,8 +162,8 @@ Result<std::shared_ptr<PoolMemory>> PoolMemory::create_with(const Options& optio
   if (!fd.ok()) return fd.status();
   pool->fd_ = std::move(fd.value());
 
-  // Reserve first and map into the middle: what is left on both sides is the guard. One huge
-  // page of slack, so that the memory can begin on one and be mapped by huge pages.
+  // Reserve first and map into the middle: what is left on both sides is the guard. One huge page of
+  // slack, so that the memory can begin at a huge page's boundary.
   const std::size_t guard_nbytes = base_page_nbytes();
   pool->reserved_nbytes_ = pool->memfd_nbytes_ + kHugePageNbytes + 2 * guard_nbytes;
   void* reserved =

@@ -12,7 +12,8 @@
 namespace kvxfer {
 namespace {
 
-// Until all is there; what interrupts it is tried again, anything else ends it. Returns 0 or errno.
+// Reads until everything is there. An interrupted read is repeated; any other error ends it. Returns 0 or
+// errno.
 template <class Read>
 int fill_by(std::span<std::byte> bytes, const Read& read) {
   while (!bytes.empty()) {

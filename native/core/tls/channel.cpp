@@ -14,18 +14,18 @@
 namespace kvxfer::tls {
 namespace {
 
-// Ciphertext that is gathered for one system call; it is in the cache still when the kernel copies it.
+// How much ciphertext is gathered for one system call; it is still in the cache when the kernel copies it.
 constexpr std::size_t kBatchNbytes = 256 * 1024;
 
-// What a peer may make this end owe without reading it: answers to its key updates.
+// How much a peer may make this end owe without reading it: answers to its key updates.
 constexpr std::size_t kMostUnsentNbytes = 1024 * 1024;
 
 constexpr std::size_t kKeyNbytes = 32;
 
 constexpr std::size_t kMostRecordsOfACall = 64;
 
-// Of the alerts that a peer sends (RFC 8446, 6.2), those about our certificate: from handshake_failure, by which whoever
-// does not allow it says so, to certificate_required.
+// Is the alert (RFC 8446, 6.2) about our certificate? These are the alerts from handshake_failure, which a
+// peer sends that does not allow our certificate, to certificate_required.
 bool is_about_certificates(int alert) noexcept {
   return alert == 40 || (alert >= 42 && alert <= 46) || alert == 48 || alert == 49 || alert == 116;
 }
@@ -43,7 +43,7 @@ std::unique_ptr<Channel> Channel::create(std::shared_ptr<const Credentials> cred
   if (bio == nullptr) return nullptr;
   library.BIO_set_data(bio, out.get());
   library.BIO_set_init(bio, 1);
-  library.SSL_set_bio(out->connection_, bio, bio);  // which owns it from now on
+  library.SSL_set_bio(out->connection_, bio, bio);  // the connection owns it from now on
   library.SSL_set_ex_data(out->connection_, 0, &out->handshake_);
   if (initiator)
     library.SSL_set_connect_state(out->connection_);
@@ -76,7 +76,7 @@ const abi::BioMethod* Channel::method(const Library& library) {
 }
 
 int Channel::read_socket(abi::Bio* bio, char* into, int nbytes) {
-  // Asked for through any channel: all have the one library of the process.
+  // Any channel will do: all use the one library of the process.
   const Library& library = *Library::load().value();
   auto& self = *static_cast<Channel*>(library.BIO_get_data(bio));
   library.BIO_clear_flags(bio, abi::kBioRetryAny);
@@ -91,7 +91,7 @@ int Channel::read_socket(abi::Bio* bio, char* into, int nbytes) {
   return static_cast<int>(got);
 }
 
-// Records are gathered, and several go out by one call.
+// Records are gathered, and one call sends several.
 int Channel::write_later(abi::Bio* bio, const char* bytes, int nbytes) {
   auto& self = *static_cast<Channel*>(Library::load().value()->BIO_get_data(bio));
   try {
@@ -179,7 +179,7 @@ Channel::Step Channel::shake_hands() noexcept {
     }
   }
   const int error = errno;
-  // What tells the peer of a failure goes out as well.
+  // The alert that tells the peer of a failure goes out as well.
   if (!transmit() && errno != EAGAIN && errno != EWOULDBLOCK && result == 1) return Step::kFailed;
   if (result == 1) {
     try {
@@ -200,7 +200,7 @@ std::string Channel::export_key(std::string_view label) const {
   std::string out(kKeyNbytes, '\0');
   if (library_.SSL_export_keying_material(connection_, reinterpret_cast<unsigned char*>(out.data()),
                                           out.size(), label.data(), label.size(), nullptr, 0, 0) != 1)
-    throw std::bad_alloc();  // nothing else can fail
+    throw std::bad_alloc();  // no other failure is possible
   return out;
 }
 
@@ -215,7 +215,7 @@ std::shared_ptr<Cipher> Channel::for_pages(std::unique_ptr<Channel> channel) {
   TrafficKeys our(library, self.initiator_ ? *client : *server);
   TrafficKeys their(library, self.initiator_ ? *server : *client);
   if (!our.derive() || !their.derive()) return nullptr;
-  // The kernel would encrypt once more what waits here.
+  // Bytes that wait here would be encrypted once more by the kernel.
   if (self.credentials_->uses_kernel() && self.transmit())
     if (auto kernel = KernelChannel::create(self.socket_, our, self.num_sent_, their, self.num_received_))
       return kernel;
@@ -242,7 +242,8 @@ ssize_t Channel::receive(std::span<const iovec> into) noexcept {
       if (result != 1) {
         if (has_unsent()) static_cast<void>(transmit());  // an answer to the peer's new keys, or why it ends
         const ssize_t outcome = fail(result);
-        // The end waits at the socket; what is wrong was taken from it, and nothing would say it again.
+        // The stream's end can still be read from the socket. An error was taken from it, and
+        // nothing would report it again.
         const bool is_wrong = outcome < 0 && errno != EAGAIN && errno != EWOULDBLOCK;
         return total != 0 && !is_wrong ? static_cast<ssize_t>(total) : outcome;
       }
@@ -250,7 +251,8 @@ ssize_t Channel::receive(std::span<const iovec> into) noexcept {
       num_records += is_next;
       done += got;
       total += got;
-      // A whole call of full records is far fewer; one byte in each would keep everybody else waiting.
+      // A whole call of full records is far fewer; records of one byte each would keep all other peers
+      // waiting.
       has_unread_ = num_records == kMostRecordsOfACall;
       if (has_unread_) return static_cast<ssize_t>(total);
     }
@@ -265,7 +267,7 @@ bool Channel::encrypt(const void* bytes, std::size_t nbytes) noexcept {
   const int result = library_.SSL_write_ex(connection_, bytes, nbytes, &taken);
   if (result == 1) return true;
   if (fail(result) == 0) errno = EPIPE;
-  if (errno == EAGAIN) errno = EPROTO;  // a write of its own never waits
+  if (errno == EAGAIN) errno = EPROTO;  // its own write never has to wait
   return false;
 }
 

@@ -15,7 +15,7 @@
 namespace kvxfer::tls {
 namespace {
 
-// Those that processors compute fastest come first; the acceptor's order counts.
+// Ciphers that processors compute fastest come first; the acceptor's order counts.
 constexpr const char* kCiphers = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
 std::string in_words(const std::tm& time) {
@@ -36,7 +36,7 @@ std::string in_words(const Library& library, const abi::Instant* instant) {
   return library.ASN1_TIME_to_tm(instant, &time) == 1 ? in_words(time) : "?";
 }
 
-// Which of two clocks is wrong nobody can tell: both are named.
+// It cannot be known which of two clocks is wrong, so both are named.
 std::string why_not(const Library& library, int error, const abi::Certificate* certificate) {
   std::string why = library.X509_verify_cert_error_string(error);
   if ((error == abi::kExpired || error == abi::kNotYetValid) && certificate != nullptr)
@@ -172,8 +172,8 @@ Result<std::string> Credentials::admit(const std::vector<Identity>& identities,
                 identities.front().with(agent) + " is not allowed here; allowed are " + allow_in_words_);
 }
 
-// Called by OpenSSL with each secret as the handshake makes it: "LABEL random secret", in hex. This is how it gives them
-// out, to those who write them to a file.
+// OpenSSL calls this with each secret as the handshake makes it: "LABEL random secret", in hex. The callback
+// is meant for programs that write secrets to a file, and is OpenSSL's only way to give them out.
 void Credentials::keep_secret(const abi::Connection* connection, const char* line) {
   const std::string_view text(line);
   const Library& library = *Library::load().value();
@@ -182,7 +182,7 @@ void Credentials::keep_secret(const abi::Connection* connection, const char* lin
   if (!is_client && !text.starts_with("SERVER_TRAFFIC_SECRET_0 ")) return;
   const std::string_view hex = text.substr(text.rfind(' ') + 1);
   TrafficSecret secret;
-  if (hex.size() != 2 * secret.size()) return;  // of another digest
+  if (hex.size() != 2 * secret.size()) return;  // of another digest's length
   for (std::size_t i = 0; i < secret.size(); ++i) {
     unsigned value = 0;
     if (std::from_chars(hex.data() + 2 * i, hex.data() + 2 * i + 2, value, 16).ec != std::errc()) return;
@@ -192,7 +192,7 @@ void Credentials::keep_secret(const abi::Connection* connection, const char* lin
   library.OPENSSL_cleanse(secret.data(), secret.size());
 }
 
-// Called by OpenSSL in the handshake, with the chain that the peer sent.
+// OpenSSL calls this in the handshake, with the chain that the peer sent.
 int Credentials::verify(abi::Verification* verification, void* credentials) {
   const auto& self = *static_cast<const Credentials*>(credentials);
   const Library& library = self.library_;
@@ -214,7 +214,7 @@ int Credentials::verify(abi::Verification* verification, void* credentials) {
           identities.front().in_words() + " is not allowed here; allowed are " + self.allow_in_words_;
     else
       return 1;
-  } catch (const std::bad_alloc&) {  // nobody is believed
+  } catch (const std::bad_alloc&) {  // no peer is believed then
   }
   library.X509_STORE_CTX_set_error(verification, abi::kNotAllowed);
   return 0;

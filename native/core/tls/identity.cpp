@@ -31,7 +31,7 @@ std::optional<Parts> split(std::string_view text) {
   return out;
 }
 
-// Stars are few and texts are short: the time is their product at most.
+// Stars are few and texts are short: the time is at most their product.
 bool fits(std::string_view pattern, std::string_view text) noexcept {
   std::size_t p = 0, t = 0, star = std::string_view::npos, after_star = 0;
   while (t < text.size()) {

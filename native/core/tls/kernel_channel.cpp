@@ -17,7 +17,7 @@
 namespace kvxfer::tls {
 namespace {
 
-// linux/tls.h, which is too old where wheels are built.
+// From linux/tls.h, which is too old on the machines that build wheels.
 namespace uapi {
 constexpr int kSolTls = 282, kUpperProtocol = 31;  // SOL_TLS; TCP_ULP
 constexpr int kSends = 1, kReceives = 2;  // TLS_TX, TLS_RX
@@ -35,7 +35,8 @@ static_assert(sizeof(Aes128Gcm) == 40);
 
 constexpr std::size_t kBatchNbytes = 256 * 1024;  // of one call
 
-// The kernel opens as many records in a call as fill it, and others wait for a peer's that are of one byte.
+// In one call the kernel opens as many records as fill it; if a peer's records have one byte each, other
+// peers wait.
 constexpr std::size_t kSliceNbytes = kMostPlainNbytes;
 constexpr std::chrono::microseconds kMostOfACall{1000};
 
@@ -121,7 +122,7 @@ KernelTls probe() {
 }  // namespace
 
 const KernelTls& KernelTls::get() {
-  static const KernelTls& tried = *new KernelTls(probe());  // for threads that outlive the rest
+  static const KernelTls& tried = *new KernelTls(probe());  // for threads that outlive static objects
   return tried;
 }
 
@@ -129,7 +130,7 @@ std::unique_ptr<KernelChannel> KernelChannel::create(int socket, const TrafficKe
                                                      std::uint64_t num_sent, const TrafficKeys& receives,
                                                      std::uint64_t num_received) {
   std::unique_ptr<KernelChannel> out(new KernelChannel(socket, sends, receives, num_sent));
-  // A socket that has the protocol and no keys is as one without.
+  // A socket with the protocol but without keys behaves like any other.
   if (!attach(socket) || !give_keys(socket, uapi::kReceives, receives.material(), num_received))
     return nullptr;
   if (!give_keys(socket, uapi::kSends, sends.material(), num_sent)) out->is_broken_ = true;
@@ -193,7 +194,7 @@ ssize_t KernelChannel::send(std::span<const iovec> bytes) noexcept {
 // ---- in -----------------------------------------------------------------------------------------
 
 ssize_t KernelChannel::obey(RecordKind kind, std::size_t nbytes) noexcept {
-  // Where the caller had room for it: the bytes that come next lie over it.
+  // Copies it out of the caller's room, if it landed there: the next bytes are written over it.
   for (std::size_t i = 0; i < runs_.size() && nbytes != 0; ++i) {
     const std::size_t length = std::min(nbytes, runs_[i].iov_len);
     if (length > said_.size() - num_said_) return fail("TLS: the peer said what is not expected now");

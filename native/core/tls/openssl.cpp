@@ -20,7 +20,8 @@ struct Loaded {
 
 Loaded load_library() {
   Loaded out;
-  // Never closed: it keeps what it needs for threads that have used it. By its own name libssl brings its libcrypto.
+  // Never closed: it keeps state for threads that have used it. libssl loads its libcrypto by its own
+  // name.
   void* const library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
   void* const crypto = library == nullptr ? nullptr : dlopen("libcrypto.so.3", RTLD_NOW | RTLD_LOCAL);
   if (crypto == nullptr) {

@@ -13,13 +13,14 @@
 namespace kvxfer::tls {
 namespace {
 
-// Records for one system call; they are in the cache still when the kernel copies them.
+// Records for one system call; they are still in the cache when the kernel copies them.
 constexpr std::size_t kOutNbytes = 256 * 1024;
 
-// What is no data is short: such records are opened aside, and looked at before a caller has them.
+// Records that are not data are short: short records are opened aside, and looked at before a caller gets
+// them.
 constexpr std::size_t kMostAside = 64;
 
-// A call of a MiB takes 65 full ones; one byte in each would keep everybody else waiting.
+// A call of a MiB takes 65 full records; records of one byte each would keep all other peers waiting.
 constexpr std::size_t kMostRecordsOfACall = 256;
 
 constexpr std::array<std::byte, 5> kKeyUpdate{std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1},
@@ -28,7 +29,7 @@ constexpr std::byte kCloseNotify{0};
 
 bool would_block() noexcept { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
-// As many as are used at a time by a few rails.
+// As many as a few rails use at a time.
 constexpr std::size_t kMostSpare = 8;
 
 struct Spare {
@@ -37,7 +38,7 @@ struct Spare {
 };
 
 Spare& spare() {
-  static Spare& all = *new Spare;  // for threads that outlive the rest
+  static Spare& all = *new Spare;  // for threads that outlive static objects
   return all;
 }
 
@@ -119,7 +120,7 @@ ssize_t PageChannel::send(std::span<const iovec> bytes) noexcept {
       errno = ENOMEM;
       return -1;
     }
-    // Room for a record, and for one that renews its key.
+    // Room for a record, and for one more that renews its key.
     while (!from.empty() && out_end_ + 2 * kMostRecordNbytes <= kOutNbytes) {
       if (sends_->num_records() >= records_of_a_key_ && !renew_key())
         return fail("TLS: its keys cannot be renewed");
@@ -182,7 +183,7 @@ ssize_t PageChannel::obey(RecordKind kind) noexcept {
   return fail("TLS: the peer ended the connection, or said what is not expected now");
 }
 
-// Bytes that came, where it is data; else as obey().
+// The bytes that came, if the record is data; else as obey().
 ssize_t PageChannel::open(std::span<const std::byte> record, Runs& into) noexcept {
   constexpr const char* kAltered = "TLS: a record is not what the peer sent (bad record mac)";
   const std::size_t nbytes = record.size() - kRecordOverheadNbytes;
