@@ -1,4 +1,4 @@
-"""Decode's side of one request at one rank: the pages that it named, until all of them have come."""
+"""Decode's side of one request at one rank: expects the named pages until all of them have arrived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvxfer.handle import Stages
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Blocks of one region that are to come, and from whom."""
+    """The blocks of one region that are expected, and the peers that write them."""
 
     region: kvxfer.Region
     blocks: Ids
@@ -24,18 +24,18 @@ class Expected:
 
 
 class Arrival:
-    """What is expected of one request, under a tag that is drawn for it.
+    """The expected writes of one request, under a tag that is drawn for it.
 
     Parameters
     ----------
     agent
         Of this rank.
     timeout_s
-        When it is given up.
+        The deadline of the request's writes.
     context
-        Whose request it is, in words.
+        The request's name in errors and logs.
     sources
-        Sessions with all prefill ranks that bring anything of it.
+        Sessions with all prefill ranks that write any of it.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Arrival:
         self._sources = tuple(sources)
         self._works: list[kvxfer.Incoming] = []
         self._pending: list[kvxfer.Incoming] = []
-        # Of blocks that come from several ranks the loss of one is not told by their expectation.
+        # An expectation with several sources does not report the loss of one of them, so check the sessions.
         self._watched: set[kvxfer.Peer] = set()
         self._error: kvxfer.KvxferError | None = None
 
     def expect(self, expected: Iterable[Expected]) -> None:
-        """Lets the sources write; what was let in before ends with `cancel` where this raises.
+        """Lets the sources write. If this raises, `cancel` ends the expectations that were made before.
 
         Raises
         ------
@@ -83,39 +83,39 @@ class Arrival:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it is in its place."""
+        """Whether all bytes have arrived."""
         self._look()
         return not self._pending and self._error is None
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no byte of it lands any more."""
+        """Whether no byte of the request can land any more."""
         self._look()
         return not self._pending
 
     @property
     def error(self) -> kvxfer.KvxferError | None:
-        """Why it failed; None while it has not."""
+        """Why the request failed; None while it has not."""
         self._look()
         return self._error
 
     @property
     def stages(self) -> Stages:
-        """When it was posted, when its first byte came, and its last."""
+        """The times of its posting, its first byte and its last byte."""
         return kvxfer.Group(self._works).stages
 
     @property
     def rails(self) -> tuple[str, ...]:
-        """Transports that brought it."""
+        """The transports that moved its bytes."""
         return kvxfer.Group(self._works).rails
 
     def cancel(self) -> None:
-        """Asks for its end; when it `is_quiet`, its blocks may be used for others."""
+        """Asks for its end; once it `is_quiet`, its blocks may be reused."""
         for work in self._pending:
             work.cancel()
 
     def quiesce(self, patience_s: float) -> None:
-        """Ends it, and returns when no byte of it lands any more."""
+        """Ends it; returns when no byte of it can land any more."""
         self.cancel()
         if self._pending:
             quiesce(kvxfer.Group(self._pending), self._sources, patience_s)

@@ -1,8 +1,8 @@
-"""What prefill says of a request beside its cache (first token, log probabilities): a row for each slot.
+"""The metadata that prefill sends beside a request's cache (first token, log probabilities).
 
-SGLang keeps it in a dozen small buffers. They go as one row, so in one write: prefill packs a slot's items
-into the row, and decode takes them out when the row and all else of the request has arrived. What came for a
-request that was given up never reaches the engine's buffers.
+SGLang keeps them in a dozen small buffers, with an item for each slot. Here each slot has one row, so that
+one write suffices. Prefill packs a slot's items into the row. Decode unpacks them when the row and the rest
+of the request have arrived. So the row of a request that was given up never reaches the engine's buffers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import kvxfer
 from kvxfer.connectors.sglang.pointers import memory_at
 
-#: Of the region.
+#: The name of the region.
 AUX: Final = "aux"
 
 
@@ -25,7 +25,7 @@ class AuxRows:
     Parameters
     ----------
     args
-        SGLang's ``KVArgs``; the buffers are memory of the host.
+        SGLang's ``KVArgs``; the buffers are in host memory.
     model
         Declared name of the model.
     """
@@ -41,7 +41,7 @@ class AuxRows:
             self._columns.append((slice(nbytes, nbytes + item), column))
             nbytes += item
         self.rows: NDArray[np.uint8] = np.zeros((num_slots, nbytes), np.uint8)
-        # In the group's name, so that engines whose buffers differ are told which.
+        # The buffers are in the group's name, so that the error for engines with other buffers shows them.
         group = f"metadata buffers of {'+'.join(map(str, args.aux_item_lens))} bytes"
         self.layout = kvxfer.KVLayout.from_tensor(self.rows, "bd", model=model, group=group)
 

@@ -1,4 +1,4 @@
-"""What a user sets of the backend. SGLang has no place for it, so it stands in the environment."""
+"""The user's settings for the backend, read from the environment because SGLang has no option for them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from kvxfer.connectors.common.settings import Settings
 
-#: Of the environment: a JSON object.
+#: The environment variable: a JSON object.
 VARIABLE: Final = "KVXFER_SGLANG"
 
-#: Of all settings of connectors those that mean something here.
+#: The connectors' settings that this backend uses.
 NAMES: Final = (
     "host",
     "port",
@@ -28,12 +28,12 @@ NAMES: Final = (
 
 
 def settings_of_environment() -> Settings:
-    """Returns the settings that stand in the environment.
+    """Returns the settings from the environment.
 
     Raises
     ------
     ValueError
-        No JSON object, or a setting that is unknown or out of range.
+        The variable is no JSON object, or a setting is unknown or out of range.
     """
     text = os.environ.get(VARIABLE, "") or "{}"
     try:

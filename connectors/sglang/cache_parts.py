@@ -1,13 +1,16 @@
-"""SGLang's buffers as parts of a cache, each a region with a layout: keys and values, states, draft layers.
+"""Describes SGLang's buffers as parts of a cache: keys and values, states, draft layers.
 
-SGLang tells pointers, lengths and the length of an item (a page, a row, a state), and of tensor parallelism
-the sizes. Buffers that are alike and follow each other make one part, in which each is a layer. All elements
-are bytes here: the engines compare their types themselves.
+Each part is a region with a layout. SGLang gives a pointer and a length for each buffer, the length of an
+item (a page, a row, a state), and the sizes of tensor parallelism. Consecutive buffers of equal shape make
+one part, in which each buffer is a layer. All elements are bytes here; the engines compare the types
+themselves.
 
-Where tensor parallelism divides what is in an item, a part has heads, so engines of unequal sizes meet by
-them: KV heads of token rows, and of a Mamba or GDN state its channels, for each projection that the
-convolution sees. What it does not divide (a latent, an index) every rank holds whole. What it divides in a
-way that SGLang does not tell is a shard, which goes to the same shard alone.
+How tensor parallelism divides an item decides the form of its part:
+
+- If it divides by heads, the part has heads, and engines of unequal sizes match by them. Heads are the KV
+  heads of token rows, or the channels of a Mamba or GDN state, for each projection of the convolution.
+- If it does not divide the item (a latent, an index), every rank holds it whole.
+- If SGLang does not say how it divides the item, the part is a shard, which moves only to the same shard.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from kvxfer.layout.slices import heads_of
 #: The component of keys and values; states are numbered from 0 in SGLang's order.
 KV: Final = -1
 
-# Kinds of states that every rank of tensor parallelism holds whole.
+# Kinds of states that every tensor-parallel rank holds whole.
 _REPLICATED: Final = frozenset({"dsa", "dsa_tail", "qsa_pending", "qsa_compressed"})
 _MAMBA: Final = "mamba"
 _SLIDING_WINDOW: Final = "swa"
@@ -34,14 +37,14 @@ _SLIDING_WINDOW: Final = "swa"
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
-    """One region's worth of a rank's cache.
+    """The part of a rank's cache that makes one region.
 
     Attributes
     ----------
     name
-        Of its region.
+        The name of the region.
     component
-        Whose block ids it has: `KV`, or the place of a state among SGLang's.
+        The component whose block ids it uses: `KV`, or the index of a state in SGLang's order.
     memory
         As `kvxfer.Agent.register` takes it.
     """
@@ -54,14 +57,14 @@ class CachePart:
 
 @dataclass(frozen=True, slots=True)
 class RankSlice:
-    """Which slice of the model a rank holds, beyond what its buffers tell.
+    """The slice of the model that a rank holds, as far as its buffers do not show it.
 
     Attributes
     ----------
     tp_rank, tp_size
-        In the tensor parallelism of attention.
+        The rank in the tensor parallelism of attention.
     state_tp_rank, state_tp_size
-        In that of linear attention's states.
+        The rank in the tensor parallelism of linear attention's states.
     is_latent
         Whether keys and values are one latent vector, which every rank holds whole.
     total_heads
@@ -69,11 +72,11 @@ class RankSlice:
     is_staged
         Whether pipeline parallelism divides the layers.
     total_layers
-        Of the model.
+        Layers of the model.
     gpu
-        Where the buffers lie; None for memory of the host.
+        The GPU that holds the buffers; None for host memory.
     model
-        Its declared name.
+        The model's declared name.
     """
 
     tp_rank: int
@@ -89,7 +92,7 @@ class RankSlice:
 
 
 class _Buffer(NamedTuple):
-    """One buffer: where it is, how long it and an item of it are, and of a state what divides it."""
+    """One buffer: its address, its length, the length of an item, and for a state how it is divided."""
 
     address: int
     nbytes: int
@@ -100,12 +103,12 @@ class _Buffer(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What layers of one part have alike."""
+        """The properties that all layers of one part share."""
         return self.nbytes, self.item_nbytes, self.dim, self.num_outer, *self.groups
 
 
 def parts_of(args: Any, rank: RankSlice) -> list[CachePart]:
-    """Returns the parts of a rank's cache, in the order in which both engines have them.
+    """Returns the parts of a rank's cache, in the same order at both engines.
 
     Parameters
     ----------
@@ -117,16 +120,16 @@ def parts_of(args: Any, rank: RankSlice) -> list[CachePart]:
     Raises
     ------
     ValueError
-        Pipeline parallelism divides buffers of which SGLang does not tell what layers they are.
+        Pipeline parallelism divides buffers whose layers SGLang does not name.
     kvxfer.UsageError
-        Lengths that do not fit each other.
+        The buffers' lengths do not fit each other.
     """
     buffers = _buffers(args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens)
     num_target = len(buffers) - getattr(args, "num_draft_entries", 0)
     first_layer = args.prefill_start_layer if rank.is_staged else 0
     maker = _Maker(args.page_size, rank, f"kv {args.kv_cache_dtype_str}", KV)
     parts = maker.tokens("kv", buffers[:num_target], first_layer)
-    # A draft's KV heads are not told.
+    # SGLang does not give a draft's KV heads.
     parts += maker.shards("draft", buffers[num_target:])
     for index, kind in enumerate(args.state_types):
         parts += _state_parts(args, index, getattr(kind, "value", str(kind)), rank)
@@ -156,7 +159,7 @@ def _state_parts(args: Any, index: int, kind: str, rank: RankSlice) -> list[Cach
 
 
 def _buffers(*columns: Sequence[Any]) -> list[_Buffer]:
-    """Returns buffers that hold anything: layers may have none of a state."""
+    """Returns the buffers that are not empty: a layer may have no state of a kind."""
     rows = (_Buffer(*row) for row in zip(*columns, strict=True))
     return [buffer for buffer in rows if buffer.address and buffer.nbytes and buffer.item_nbytes]
 
@@ -171,7 +174,7 @@ class _Maker:
         self._names: Held = {"model": rank.model, "group": group}
 
     def tokens(self, name: str, buffers: list[_Buffer], first_layer: int) -> list[CachePart]:
-        """Rows of tokens: keys of all layers, then values of all layers; or latents, each whole."""
+        """Makes parts of token rows: keys of all layers, then values of all layers; or whole latents."""
         rank = self._rank
         layers: Held = (
             {"first_layer": first_layer, "total_layers": rank.total_layers} if rank.is_staged else {}
@@ -181,7 +184,7 @@ class _Maker:
         first_head, num_heads = heads_of(rank.total_heads, rank.tp_size, rank.tp_rank)
         if len(buffers) % 2 or any(each.item_nbytes % (self._page_size * num_heads) for each in buffers):
             return self.shards(name, buffers)
-        # Values may be longer or shorter than keys: then they are a part of their own.
+        # If values differ in length from keys, they are a part of their own.
         is_one = len({each.shape for each in buffers}) <= 1
         half = len(buffers) // 2
         held: Held = {
@@ -209,7 +212,7 @@ class _Maker:
         return parts
 
     def whole(self, name: str, buffers: list[_Buffer], layers: Held | None = None) -> list[CachePart]:
-        """Items that every rank holds whole."""
+        """Makes parts of items that every rank holds whole."""
         held: Held = {**(layers or {}), **self._names}
         return [
             self._part(run_name, run, engine_layouts.opaque_rows(*_columns(run), **held))
@@ -217,7 +220,7 @@ class _Maker:
         ]
 
     def shards(self, name: str, buffers: list[_Buffer]) -> list[CachePart]:
-        """Items that go to the rank that holds the same shard alone."""
+        """Makes parts of items that move only to the rank with the same shard."""
         if self._rank.is_latent:
             return self.whole(name, buffers)
         held: Held = {"first_head": self._rank.tp_rank, "total_heads": self._rank.tp_size, **self._names}
@@ -227,7 +230,7 @@ class _Maker:
         ]
 
     def states(self, name: str, buffers: list[_Buffer]) -> list[CachePart]:
-        """States of which channels are divided: ``[rows, channels, bytes of a channel]`` each."""
+        """Makes parts of states that are divided by channels: ``[rows, channels, bytes of a channel]``."""
         parts = []
         for run_name, run in _runs(name, buffers):
             if run[0].dim == 0:
@@ -240,7 +243,7 @@ class _Maker:
         return parts
 
     def _channels(self, name: str, run: list[_Buffer], first: int, num: int) -> CachePart:
-        """Some channels of a state: heads, whose tokens are the rows before the channels."""
+        """Makes a part of some channels of a state: channels are heads, the rows before them are tokens."""
         buffer = run[0]
         channel_nbytes = buffer.item_nbytes // (buffer.num_outer * buffer.dim)
         shape = buffer.nbytes // buffer.item_nbytes, buffer.num_outer, num, channel_nbytes
@@ -262,7 +265,7 @@ class _Maker:
 
 
 def _runs(name: str, buffers: list[_Buffer]) -> Iterator[tuple[str, list[_Buffer]]]:
-    """Yields buffers that are alike and follow each other, with a name for each run."""
+    """Yields runs of consecutive buffers of equal shape, with a name for each run."""
     runs = [list(run) for _, run in groupby(buffers, key=lambda each: each.shape)]
     for index, run in enumerate(runs):
         yield name if len(runs) == 1 else f"{name}.{index}", run
@@ -273,7 +276,7 @@ def _columns(run: list[_Buffer]) -> tuple[list[int], list[int], list[int]]:
 
 
 def _projections(name: str, buffer: _Buffer, tp_size: int) -> list[tuple[str, int]]:
-    """Returns the projections whose channels a state holds: names, and how many channels are here."""
+    """Returns the projections of a state: each one's name, and its number of channels at this rank."""
     if sum(buffer.groups) != buffer.dim * tp_size or any(size % tp_size for size in buffer.groups):
         return [(name, buffer.dim)]
     return [

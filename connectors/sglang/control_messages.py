@@ -1,8 +1,9 @@
-"""What prefill and decode say to each other over SGLang's control sockets, beside SGLang's own words.
+"""The backend's messages over SGLang's control sockets, beside SGLang's own messages.
 
-Each message is some frames: a guard, its kind, a JSON object, and block ids as arrays. Who reaches the
-socket may send one, so all of it is checked, and none of it gives a right: an agent takes pages from peers
-that have proven the secret, and into blocks that it named under a tag that only they were told.
+Each message has several frames: a guard, its kind, a JSON object, and block ids as arrays. Any host that
+reaches the socket may send one. So every field is checked, and no message grants a right. An agent accepts
+pages only from peers that have proven the secret, and only into blocks that it named under a tag that only
+these peers know.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _REGISTER: Final = b"register"
 _ANSWER: Final = b"answer"
 _PAGES: Final = b"pages"
 _MAX_NBYTES: Final = 64 * 1024
-# Of a prompt: 2**24 pages; and SGLang has a dozen kinds of states.
+# Bounds: a prompt has at most 2**24 pages, and SGLang has a dozen kinds of states.
 _MAX_IDS_NBYTES: Final = 64 * 1024 * 1024
 _MAX_STATES: Final = 64
 _MAX_NAMES: Final = 1024
@@ -46,9 +47,9 @@ class Registration:
     Attributes
     ----------
     entry
-        Its agent, as prefill dials it.
+        Decode's agent, as prefill dials it.
     endpoint, dst_port
-        Its control socket.
+        Decode's control socket.
     """
 
     agent: Entry
@@ -67,9 +68,9 @@ class Answer:
     Attributes
     ----------
     agent
-        The rank's.
+        The rank's agent.
     reason
-        Why not.
+        Why it could not.
     """
 
     agent: str
@@ -89,25 +90,25 @@ class Destination:
     room
         SGLang's number of the request.
     endpoint, dst_port
-        Of decode's control socket; SGLang's code tells a failure there.
+        Decode's control socket; SGLang's code reports failures there.
     agent
         Decode's agent.
     tag
-        What writes of this request carry, with the name of the region behind it.
+        The tag of this request's writes; each write appends the name of its region.
     aux_slot
-        Of decode's metadata buffers.
+        The slot in decode's metadata buffers.
     required_dst_info_num
         How many decode ranks name pages of this request to this rank.
     decode_prefix_len
         Tokens that decode has already; its pages come after them.
     is_dummy
-        Whether this rank has nothing to bring: another one that holds the same does.
+        Whether this rank writes nothing, because another rank with the same data does.
     brings
-        Regions that this rank is to bring.
+        The regions that this rank is to write.
     pages
-        In the order of the prompt.
+        Decode's pages, in the order of the prompt.
     states
-        Block ids of each kind of states.
+        Block ids for each kind of state.
     """
 
     room: int
@@ -129,12 +130,12 @@ class Destination:
         return [GUARD, _PAGES, _DESTINATION.encode(self), *(each.tobytes() for each in ids)]
 
     def tag_of(self, region: str) -> bytes:
-        """Returns what a write into a region carries."""
+        """Returns the tag of a write into a region."""
         return tag_of(self.tag, region)
 
 
 def tag_of(tag: bytes, region: str) -> bytes:
-    """Returns what writes of one request into one region carry."""
+    """Returns the tag of one request's writes into one region."""
     return tag + region.encode()
 
 
@@ -144,7 +145,7 @@ def read(frames: Sequence[bytes]) -> Registration | Answer | Destination:
     Raises
     ------
     kvxfer.UsageError
-        ``invalid-argument``: it is none of these, or does not hold what it must.
+        ``invalid-argument``: it is none of these messages, or lacks a field.
     """
     if len(frames) < 3:
         raise invalid(f"a control message has 3 frames at least, not {len(frames)}")
@@ -161,7 +162,7 @@ def read(frames: Sequence[bytes]) -> Registration | Answer | Destination:
 
 
 def ids_of(indices: Any) -> Ids:
-    """Returns block ids as SGLang gives them, None for none, as an array.
+    """Converts SGLang's block ids to an array; None becomes an empty one.
 
     Raises
     ------

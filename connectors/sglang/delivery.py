@@ -1,4 +1,4 @@
-"""Prefill's side of one request at one rank: chunks that are written into the pages that decode has named."""
+"""Prefill's side of one request at one rank: writes chunks into the pages that decode has named."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PENDING: Final = kvxfer.TransferState.PENDING
 
 @dataclass(slots=True)
 class Target:
-    """A decode rank that a request goes to, as SGLang's code keeps it for each room.
+    """A decode rank that receives a request; SGLang's code keeps it for each room.
 
     Attributes
     ----------
     destination
-        What it named.
+        The pages that it named.
     peer
-        Its session; None of one that this rank brings nothing.
+        Its session; None if this rank writes nothing to it.
     regions
         Its regions by name.
     """
@@ -62,9 +62,9 @@ class Delivery:
     Attributes
     ----------
     num_pages, nbytes
-        That were posted, of keys and values, and of all.
+        The posted pages of keys and values, and all posted bytes.
     began_ns, ended_ns
-        The first posting and the last end so far, of CLOCK_MONOTONIC.
+        The time of the first posting and of the last end so far, by CLOCK_MONOTONIC.
     """
 
     def __init__(self, room: int) -> None:
@@ -81,18 +81,18 @@ class Delivery:
 
     @property
     def failure(self) -> str:
-        """Why it failed; "" while it has not."""
+        """Why the request failed; "" while it has not."""
         return self._failure
 
     @property
     def is_quiet(self) -> bool:
-        """Whether none of its pages is read any more."""
+        """Whether no page of the request is read any more."""
         self._look()
         return not self._pending
 
     @property
     def is_between_chunks(self) -> bool:
-        """Whether nothing is under way, and more is to come."""
+        """Whether no write is pending but more chunks will follow."""
         return self.is_quiet and not self._is_whole
 
     @property
@@ -115,11 +115,11 @@ class Delivery:
             self.began_ns = self.began_ns or transfer.stages.posted_ns
 
     def close(self) -> None:
-        """Says that everything of the request is posted."""
+        """Marks that all writes of the request are posted."""
         self._is_whole = True
 
     def fail(self, reason: str) -> None:
-        """Posts nothing more and cancels what is under way; the first reason stays."""
+        """Stops posting and cancels pending writes; the first reason stays."""
         with self._lock:
             self._failure = self._failure or reason
             pending = list(self._pending)
@@ -127,7 +127,7 @@ class Delivery:
             transfer.cancel()
 
     def quiesce(self, patience_s: float) -> None:
-        """Returns when none of its pages is read any more, at the cost of sessions if need be."""
+        """Returns when no page is read any more; ends sessions that do not let go in time."""
         with self._lock:
             pending = list(self._pending)
         if pending:
@@ -136,7 +136,7 @@ class Delivery:
             self._look()
 
     def _look(self) -> None:
-        """Forgets writes that have ended; what one of them failed with ends the others."""
+        """Drops writes that have ended; if one failed, fails the request with its error."""
         if not self._pending:
             return
         error: kvxfer.KvxferError | None = None

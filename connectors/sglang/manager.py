@@ -1,12 +1,12 @@
-"""The agent of one SGLang worker, and what its requests' senders and receivers share.
+"""The agent of one SGLang worker, and the state that its senders and receivers share.
 
-Prefill and decode meet as in SGLang's other backends: decode learns of prefill's ranks at the bootstrap
-server, and says over their control sockets which pages it has for a request. Beside that
+Prefill and decode meet as in SGLang's other backends: decode finds prefill's ranks at the bootstrap server,
+and names its pages for a request over their control sockets. In addition:
 
-1. decode asks each rank that brings anything to open a session with its agent, once;
-2. it names its pages to its own agent (`Arrival`), under a tag that it draws, and then to prefill;
-3. prefill writes chunks as they are computed (`Delivery`), each by its own agent;
-4. decode's agent tells when all is there; no word of prefill's is needed for that.
+1. Decode asks each rank that sends anything, once, to open a session with decode's agent.
+2. Decode names its pages to its own agent (`Arrival`), under a tag that it draws, and then to prefill.
+3. Each prefill rank writes chunks by its own agent as they are computed (`Delivery`).
+4. Decode's agent reports when everything has arrived; prefill sends no message for that.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from kvxfer.connectors.sglang.prefill_sources import Sources
 
 _log = logging.getLogger("kvxfer")
 
-# How often the control thread looks whether anything is over, and how often it logs what it counted.
+# How often the control thread checks for ended requests, and how often it logs the counters.
 _TICK_MS: Final = 200
 _REPORT_EVERY_S: Final = 60.0
-# With a peer that is to let go; then its session is lost as silent, or ended.
+# How long to wait for a peer to let go, after which its session is lost as silent, or is ended here.
 _SETTLE_S: Final = 1.0
 _NUM_HELPERS: Final = 4
 _MAX_FAILED: Final = 4096
 
 
 class KvxferKVManager(CommonKVManager):
-    """Of one worker, prefill's or decode's.
+    """The manager of one worker at prefill or decode.
 
     Raises
     ------
     ValueError
-        A setting, or a part of SGLang's configuration that this backend does not serve.
+        A setting is invalid, or this backend does not support a part of SGLang's configuration.
     kvxfer.KvxferError
-        The agent could not be made, or the caches not be registered.
+        The agent could not be made, or the caches could not be registered.
     """
 
     kv_status_msg_tag = b"KVXFER_STATUS"
@@ -93,10 +93,8 @@ class KvxferKVManager(CommonKVManager):
         self.sources = Sources(self.agent)
         self._deliveries: dict[int, Delivery] = {}
         self._senders: set[int] = set()
-        self._orphans: dict[int, float] = {}  # rooms that SGLang's code may not clear, and since when
-        self._failed: dict[
-            int, str
-        ] = {}  # rooms that failed while one of the two sides was not there; the last
+        self._orphans: dict[int, float] = {}  # rooms without a sender, which SGLang may not clear; since when
+        self._failed: dict[int, str] = {}  # rooms that failed before both sides were there; bounded
         self.rooms_lock = threading.RLock()
         self._decodes = PrefillRanks(self.agent, self.settings.connect_timeout_s)
         self._sessions: dict[str, Future[kvxfer.Peer]] = {}  # with decode ranks, by their agents' names
@@ -111,7 +109,7 @@ class KvxferKVManager(CommonKVManager):
     # ---- memory -------------------------------------------------------------------------------
 
     def register_buffer_to_engine(self) -> None:
-        """Makes the caches known to peers; anew, where `deregister_buffer_to_engine` took them away."""
+        """Registers the caches with the agent, also again after `deregister_buffer_to_engine`."""
         if self.regions:
             return
         if self.settings.huge_pages and self.agent.options.device is None:
@@ -121,17 +119,17 @@ class KvxferKVManager(CommonKVManager):
         self.regions[AUX] = self.agent.register(AUX, self.aux.rows, self.aux.layout)
 
     def deregister_buffer_to_engine(self) -> None:
-        """Takes the caches away from peers: when this returns, no byte of them is touched any more."""
+        """Deregisters the caches: when this returns, no peer touches a byte of them any more."""
         regions, self.regions = self.regions, {}
         for region in regions.values():
             region.deregister_blocking()
 
     def parts_of_component(self, component: int) -> list[CachePart]:
-        """Returns the parts that have a component's block ids."""
+        """Returns the parts that use a component's block ids."""
         return [part for part in self.parts if part.component == component]
 
     def agent_name_of(self, rank_ip: str, rank_port: int) -> str:
-        """Returns what the agent of a prefill rank is called, which is at the bootstrap server."""
+        """Returns the name of a prefill rank's agent, from the rank's entry at the bootstrap server."""
         return f"sglang-prefill/{rank_ip}:{rank_port}"
 
     # ---- decode: sessions -----------------------------------------------------------------------
@@ -141,7 +139,7 @@ class KvxferKVManager(CommonKVManager):
         return Registration(self.agent.entry, self.local_ip, self.rank_port).encode()
 
     def report(self) -> None:
-        """Logs what was counted, now and then. Receivers call it, from the thread that counts."""
+        """Logs the counters once an interval. Receivers call it, from the thread that counts."""
         now = time.monotonic()
         if now - self._reported_at >= _REPORT_EVERY_S and (counts := self.statistics.take()) is not None:
             said = ", ".join(f"{name} {value}" for name, value in counts.reduce().items())
@@ -151,23 +149,23 @@ class KvxferKVManager(CommonKVManager):
     # ---- prefill: rooms -------------------------------------------------------------------------
 
     def opened(self, room: int) -> str:
-        """Takes in that the request of a room is here. Returns why it has failed already, or ""."""
+        """Notes that a sender for a room exists. Returns why the room has failed already, or ""."""
         with self.rooms_lock:
             self._senders.add(room)
             self._orphans.pop(room, None)
             return self._failed.pop(room, "")
 
     def delivery(self, room: int) -> Delivery | None:
-        """Returns what is under way of a room; None before its first chunk, and after its end."""
+        """Returns the delivery of a room; None before its first chunk, and after its end."""
         return self._deliveries.get(room)
 
     def closed(self, room: int, failure: str = "") -> None:
-        """Ends what is under way of a room; when it returns, none of its pages is read any more.
+        """Ends the delivery of a room; when it returns, no page of the room is read any more.
 
         Parameters
         ----------
         failure
-            Why it failed, for decode ranks that name their pages later.
+            Why the room failed, for decode ranks that name their pages later.
         """
         with self.rooms_lock:
             delivery = self._deliveries.pop(room, None)
@@ -180,7 +178,7 @@ class KvxferKVManager(CommonKVManager):
             delivery.quiesce(self.patience_s)
 
     def cleared(self, room: int, was_sent: bool) -> None:
-        """Takes in that SGLang's code has dropped what it kept of a room, but why it failed."""
+        """Notes that SGLang's code has dropped a room's state, except for the reason of its failure."""
         with self.rooms_lock:
             self._orphans.pop(room, None)
         if was_sent:
@@ -188,7 +186,7 @@ class KvxferKVManager(CommonKVManager):
                 self.failure_records.pop(room, None)
 
     def _forget(self, room: int) -> None:
-        """Drops what SGLang's code keeps of a room that it does not clear by itself."""
+        """Drops SGLang's state of a room that SGLang's code does not clear by itself."""
         self.transfer_infos.pop(room, None)
         self.req_to_decode_prefix_len.pop(room, None)
         self.request_status.pop(room, None)
@@ -196,7 +194,7 @@ class KvxferKVManager(CommonKVManager):
             self.failure_records.pop(room, None)
 
     def look_after(self, room: int) -> None:
-        """Tells SGLang's code what has become of a room's writes."""
+        """Reports the state of a room's writes to SGLang's code."""
         delivery = self._deliveries.get(room)
         if delivery is None or self.request_status.get(room) in (KVPoll.Success, KVPoll.Failed):
             return
@@ -208,7 +206,7 @@ class KvxferKVManager(CommonKVManager):
             self.conclude_failure(bootstrap_room=room, failure_reason=delivery.failure)
 
     def _look_at_peers(self, room: int, delivery: Delivery) -> None:
-        """Fails a room that has lost a peer, which no write tells while none is under way."""
+        """Fails a room that has lost a peer; between chunks no pending write would report it."""
         for target in list(self.transfer_infos.get(room, {}).values()):
             if target.peer is not None and (error := target.peer.error) is not None:
                 delivery.fail(str(error))
@@ -229,12 +227,12 @@ class KvxferKVManager(CommonKVManager):
     ) -> None:
         """Posts a chunk, the last one with states and metadata. Returns at once; never raises.
 
-        Parameters are SGLang's: `index_slice` says where in the prompt's pages the chunk's are, and
-        `wait_event` what has to run before they may be read.
+        The parameters are SGLang's: `index_slice` is the chunk's range in the prompt's pages. The pages may
+        be read after `wait_event`.
         """
         with self.rooms_lock:
             if bootstrap_room not in self.transfer_infos or bootstrap_room not in self._senders:
-                return  # a rank that brings nothing, or the request has ended
+                return  # this rank sends nothing, or the request has ended
             targets = list(self.transfer_infos[bootstrap_room].values())
             delivery = self._deliveries.setdefault(bootstrap_room, Delivery(bootstrap_room))
         try:
@@ -264,10 +262,10 @@ class KvxferKVManager(CommonKVManager):
             self._write(delivery, target, component, *ids, after)
 
     def state_ids(self, component: int, indices: Any) -> Ids:
-        """Returns the block ids that SGLang's indices of a kind of states stand for."""
+        """Converts SGLang's indices for a kind of state to block ids."""
         ids = ids_of(indices)
-        # A ring's row, and which of its places are live; which those are follows from the prompt's length,
-        # so the row goes as it is.
+        # For a ring, SGLang gives its row and then the live positions. The positions follow from the prompt's
+        # length, so only the row is needed, and it moves whole.
         return ids[:1] if self.kv_args.state_types[component] == StateType.DSA_TAIL else ids
 
     def _write_aux(self, delivery: Delivery, target: Target, aux_index: int | None) -> None:
@@ -311,7 +309,7 @@ class KvxferKVManager(CommonKVManager):
     # ---- the control socket ---------------------------------------------------------------------
 
     def _serve_control(self) -> None:
-        """Reads what the other engine's ranks say, until `close`; one message costs itself alone."""
+        """Reads messages from the other engine's ranks, until `close`; a bad message affects only itself."""
         poller = zmq.Poller()
         poller.register(self.server_socket, zmq.POLLIN)
         while not self._is_closing.is_set():
@@ -351,7 +349,7 @@ class KvxferKVManager(CommonKVManager):
 
     def _tick(self) -> None:
         if not self.agent.closed:
-            self.agent.take_message()  # reads what became of peers, too
+            self.agent.take_message()  # this also processes news about peers
         if self.is_prefill:
             self._forget_orphans(time.monotonic())
 
@@ -386,7 +384,7 @@ class KvxferKVManager(CommonKVManager):
         if session is None or (session.done() and not is_open(session)):
             self._refuse(message, f"{self.agent.name} has no session with {message.agent}")
         else:
-            # Decode sees a session a moment before the end that dialled it.
+            # Decode may see the session open a moment before prefill, which dialled it.
             session.add_done_callback(lambda session: self._admit_over(message, session))
 
     def _admit_over(self, message: Destination, session: Future[kvxfer.Peer]) -> None:
@@ -417,15 +415,15 @@ class KvxferKVManager(CommonKVManager):
             self.update_status(message.room, KVPoll.WaitingForInput)
 
     def _refuse(self, message: Destination, reason: str) -> None:
-        """Fails a room of which decode's pages cannot be written to."""
+        """Fails a room whose pages at decode cannot be written."""
         self._fail_room(message.room, reason)
         self._tell_failure(message, reason)
 
     def _fail_room(self, room: int, reason: str) -> Delivery | None:
-        """Fails a room, now or when its request comes; returns what is under way of it."""
+        """Fails a room, now or when its request comes; returns its delivery, if any."""
         with self.rooms_lock:
             if room not in self._senders:
-                # Of one that failed here before, SGLang's scheduler has yet to ask why.
+                # If the room failed here before, keep its state: SGLang's scheduler has yet to ask why.
                 if room not in self._failed:
                     self._orphans.pop(room, None)
                     self._forget(room)
@@ -457,13 +455,13 @@ class KvxferKVManager(CommonKVManager):
             self._helpers.submit(self._acknowledge, notification.room, delivery)
 
     def _acknowledge(self, room: int, delivery: Delivery | None) -> None:
-        """Tells decode that nothing is written any more; sooner, where there is nothing to wait for."""
+        """Waits until nothing is written any more (at once, if there is no delivery), and tells decode."""
         if delivery is not None:
             delivery.quiesce(self.patience_s)
         self._maybe_ack_drained_abort(room)
 
     def _forget_orphans(self, now: float) -> None:
-        """Drops rooms whose request never came: a router asked decode alone, or died between."""
+        """Drops rooms whose request never came: the router asked only decode, or died in between."""
         with self.rooms_lock:
             late = [room for room, at in self._orphans.items() if now - at > self.bootstrap_timeout]
             for room in late:
@@ -516,7 +514,7 @@ class KvxferKVManager(CommonKVManager):
         )
 
     def close(self) -> None:
-        """Ends everything: when it returns, no byte lands in the engine's caches any more."""
+        """Closes the agent and ends all transfers: when it returns, no byte lands in the engine's caches."""
         self._is_closing.set()
         if not self.is_prefill:
             self._heartbeat_shutdown.set()
@@ -528,7 +526,7 @@ class KvxferKVManager(CommonKVManager):
 
 
 def _gpu() -> int | None:
-    """Returns the index of the GPU on which the caches lie; None for memory of the host."""
+    """Returns the index of the GPU that holds the caches; None for host memory."""
     device = get_device()
     if device.device == "cpu":
         return None
@@ -538,7 +536,7 @@ def _gpu() -> int | None:
 
 
 def _require_supported(manager: CommonKVManager) -> None:
-    """Refuses in words what would go wrong later."""
+    """Refuses unsupported configurations with a message, at start-up."""
     staged_decode = manager.disaggregation_mode == DisaggregationMode.DECODE and manager.pp_size > 1
     refused: tuple[tuple[bool, str], ...] = (
         (manager.defer_decode_allocation, "--disaggregation-decode-allocation-policy prefill_complete"),

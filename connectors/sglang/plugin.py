@@ -1,8 +1,8 @@
-"""What makes SGLang take ``kvxfer`` for a transfer backend: three places of SGLang, and no other is touched.
+"""Registers ``kvxfer`` as a transfer backend of SGLang. It changes three places of SGLang and no other.
 
-1. The choices of ``--disaggregation-transfer-backend``, which SGLang lets plug-ins extend.
-2. ``TransferBackend``, an Enum that is closed: a hook on its ``_missing_`` answers for the name.
-3. ``get_kv_class``, which knows SGLang's own backends: a hook around it answers for ours.
+1. The choices of ``--disaggregation-transfer-backend``: SGLang lets plug-ins extend them.
+2. ``TransferBackend``, a closed Enum: a hook on ``_missing_`` returns a member for the name.
+3. ``get_kv_class``, which knows only SGLang's own backends: a hook around it returns our classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 _log = logging.getLogger("kvxfer")
 
 NAME: Final = "kvxfer"
-#: With which the backend was tested.
+#: The release that the backend was tested with.
 RELEASE: Final = "0.5.23"
 
 _UTILS: Final = "sglang.srt.disaggregation.utils"
@@ -26,7 +26,7 @@ _members: dict[type, Any] = {}
 
 
 def add_backend() -> None:
-    """Registers the choice and both hooks; SGLang applies them before it reads its arguments."""
+    """Registers the choice and both hooks; SGLang applies them before it parses its arguments."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.server_args import add_disagg_transfer_backend_choices
 
@@ -59,7 +59,7 @@ def _missing(original: Callable[..., Any], value: object) -> Any:
 def _kv_class(original: Callable[..., Any], transfer_backend: Any, class_type: Any) -> Any:
     from sglang.srt.disaggregation.utils import KVClassType
 
-    # What carries the pointers is one class for all backends.
+    # The class that carries the pointers is the same for all backends.
     if transfer_backend is not backend() or class_type == KVClassType.KVARGS:
         return original(transfer_backend, class_type)
     from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer

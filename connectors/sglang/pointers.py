@@ -1,4 +1,4 @@
-"""Memory of which SGLang tells the address alone, as arrays that an agent registers."""
+"""Makes arrays, which an agent can register, of memory for which SGLang gives only an address."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DLPACK_CUDA: Final = 2
 
 
 def memory_at(address: int, shape: Sequence[int], strides: Sequence[int], gpu: int | None) -> Any:
-    """Returns bytes at an address, with a shape and strides in bytes. Nothing is copied.
+    """Returns an array of the bytes at an address, with a shape and strides in bytes. Copies nothing.
 
-    The memory is the engine's, which keeps it until the region is deregistered.
+    The engine owns the memory and must keep it until the region is deregistered.
 
     Parameters
     ----------
     gpu
-        The index of the GPU on which it lies; None for memory of the host.
+        The index of the GPU that holds the memory; None for host memory.
     """
     if gpu is not None:
         return DeviceMemory(address, tuple(shape), tuple(strides), gpu)
@@ -31,7 +31,7 @@ def memory_at(address: int, shape: Sequence[int], strides: Sequence[int], gpu: i
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes on a GPU, as ``__cuda_array_interface__`` has them."""
+    """Bytes on a GPU, exposed by ``__cuda_array_interface__``."""
 
     address: int
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Decode's sessions with prefill ranks, and which of the ranks brings which region."""
+"""Decode's sessions with prefill ranks, and the choice of the rank that sends each region."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kvxfer.connectors.common.remembering import remember
 
 
 class Refused(NamedTuple):
-    """Why a rank opened no session, and when it said so by `time.monotonic`."""
+    """Why a rank opened no session, and when its answer came, by `time.monotonic`."""
 
     at: float
     reason: str
 
 
 class Source(NamedTuple):
-    """A prefill rank that brings a part of a request.
+    """A prefill rank that sends a part of a request.
 
     Attributes
     ----------
     cp_rank
-        Its place in context parallelism, whose ranks divide a prompt's pages among them.
+        Its rank in context parallelism, which divides a prompt's pages among ranks.
     """
 
     peer: kvxfer.Peer
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 class Sources:
-    """Sessions by the names of the ranks' agents, which prefill opens when it is asked to."""
+    """The sessions that prefill's ranks opened on request, by the names of the ranks' agents."""
 
     def __init__(self, agent: kvxfer.Agent) -> None:
         self._agent = agent
@@ -43,7 +43,7 @@ class Sources:
         self._brings: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
 
     def find(self, name: str) -> kvxfer.Peer | None:
-        """Returns the session with an agent that is open; None where there is none."""
+        """Returns the open session with an agent; None if there is none."""
         peer = self._peers.get(name)
         if peer is None or peer.state is not kvxfer.PeerState.OPEN:
             peer = next((each for each in reversed(self._agent.peers) if each.name == name), None)
@@ -52,36 +52,36 @@ class Sources:
         return peer
 
     def was_lost(self, name: str) -> bool:
-        """Whether there was a session with an agent, and is none now."""
+        """Whether a session with an agent existed and is lost now."""
         return name in self._peers and self.find(name) is None
 
     def refused(self, name: str, reason: str) -> None:
-        """Takes in why an agent opens no session."""
+        """Stores why an agent opens no session."""
         with self._lock:
             remember(self._refused, name, Refused(time.monotonic(), reason))
 
     def refusal_since(self, name: str, asked_at: float) -> str:
-        """Returns why an agent that was asked at a time opened no session; "" where it did not say."""
+        """Returns why an agent that was asked at `asked_at` opened no session; "" if it did not answer."""
         refused = self._refused.get(name)
         return refused.reason if refused is not None and refused.at >= asked_at else ""
 
     def brings(
         self, sources: Sequence[Source], regions: Mapping[str, kvxfer.Region], divided: frozenset[str]
     ) -> list[tuple[str, ...]]:
-        """Returns for each source the regions that it is to bring, so that each byte comes once.
+        """Returns for each source the regions that it is to send, so that each byte comes once.
 
         Parameters
         ----------
         regions
-            Of this rank.
+            This rank's regions.
         divided
-            Names of those whose blocks context parallelism divides; the first of its ranks has all of the
-            others.
+            Names of regions whose blocks context parallelism divides. The first context-parallel rank has all
+            blocks of the others.
 
         Raises
         ------
         kvxfer.UsageError
-            ``layout-mismatch`` or ``unknown-region``: their caches are none that fit this one's.
+            ``layout-mismatch`` or ``unknown-region``: the sources' caches do not fit this rank's.
         kvxfer.PeerError
             A session is lost.
         """

@@ -19,14 +19,14 @@ from kvxfer.connectors.sglang.manager import KvxferKVManager
 from kvxfer.connectors.sglang.prefill_sources import Source
 
 _ENDED: Final = (KVPoll.Success, KVPoll.Failed)
-# A message to a rank that restarts is lost.
+# Ask again after this time: a message to a rank that restarts is lost.
 _ASK_AGAIN_S: Final = 1.0
 
 
 class KvxferKVReceiver(CommonKVReceiver):
     """Receives one request's cache; SGLang's scheduler calls it, from one thread.
 
-    A failure is told by `poll` once no byte of the request lands any more.
+    `poll` reports a failure only when no byte of the request can land any more.
     """
 
     kv_mgr: KvxferKVManager
@@ -34,7 +34,7 @@ class KvxferKVReceiver(CommonKVReceiver):
     def __init__(self, mgr: KvxferKVManager, bootstrap_addr: str, bootstrap_room: int | None = None) -> None:
         self._arrival: Arrival | None = None
         self._sources: list[Source] | None = None
-        self._real: list[dict[str, Any]] = []  # prefill ranks that may bring something
+        self._real: list[dict[str, Any]] = []  # prefill ranks that may send something
         self._first_asked_at = self._asked_at = self._began_at = 0.0
         self._aux_slot = 0
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
@@ -44,7 +44,7 @@ class KvxferKVReceiver(CommonKVReceiver):
     def init(self, prefill_dp_rank: int) -> None:
         super().init(prefill_dp_rank)
         if self.conclude_state is None and self._has_lost_one():
-            # Its engine may have come back elsewhere.
+            # The rank's engine may have restarted at another address.
             self.invalidate_cached_bootstrap_infos()
             self._setup_bootstrap_infos()
         if self.conclude_state is not None:
@@ -62,7 +62,7 @@ class KvxferKVReceiver(CommonKVReceiver):
         return None if info is None else {**info, "cp_rank": int(prefill_cp_rank)}
 
     def _register_kv_args(self) -> bool:
-        return True  # sessions are asked for by each request that finds none
+        return True  # each request that finds no session asks for one
 
     def _name_of(self, info: dict[str, Any]) -> str:
         return self.kv_mgr.agent_name_of(info["rank_ip"], info["rank_port"])
@@ -72,11 +72,11 @@ class KvxferKVReceiver(CommonKVReceiver):
         return any(self.kv_mgr.sources.was_lost(self._name_of(info)) for info in infos)
 
     def _connect_sources(self) -> bool:
-        """Returns whether there is a session with each rank; else asks for those that lack."""
+        """Returns whether a session with each rank is open; asks for the missing ones otherwise."""
         if self._sources is not None:
             if self._arrival is not None or all(_is_open(source.peer) for source in self._sources):
                 return True
-            # Before any page was named: prefill has looked at this engine's caches, say, and refused them.
+            # A session was lost before any page was named, e.g. because prefill refused this engine's caches.
             self._sources = None
             self._began_at = time.monotonic()
         found = [self.kv_mgr.sources.find(self._name_of(info)) for info in self._real]
@@ -139,7 +139,7 @@ class KvxferKVReceiver(CommonKVReceiver):
         divided = frozenset(part.name for part in manager.parts_of_component(KV))
         brings = manager.sources.brings(self._sources, manager.regions, divided)
         pages = ids_of(kv_indices)
-        # Of rings SGLang has more than rows to tell: prefill makes of it what `state_ids` does here.
+        # SGLang's indices of rings hold more than the row; prefill converts them by `state_ids`, too.
         states = tuple(ids_of(each) for each in state_indices)
         arrival = self._arrival = Arrival(
             manager.agent,
@@ -255,19 +255,19 @@ class KvxferKVReceiver(CommonKVReceiver):
         return int(KVPoll.Failed)
 
     def abort(self) -> None:
-        """Gives the request up, and tells prefill; `poll` says when its pages may be used for others."""
+        """Gives the request up and tells prefill; `poll` reports when its pages may be reused."""
         super().abort()
         if self._arrival is not None:
             self._arrival.cancel()
 
     def clear(self) -> None:
-        """Ends it; when it returns, no byte of it lands any more."""
+        """Ends the request; when it returns, no byte of it can land any more."""
         if self._arrival is not None:
             self._arrival.quiesce(self.kv_mgr.patience_s)
-        with self.kv_mgr.rooms_lock:  # else what prefill says at the same time would stay for ever
+        with self.kv_mgr.rooms_lock:  # a concurrent message from prefill would leave state forever
             super().clear()
         if self.conclude_state == KVPoll.Success:
-            # Prefill may have given up one that was whole here; SGLang's code keeps what it said.
+            # Prefill may have reported a failure although everything arrived here: drop SGLang's record.
             with self.kv_mgr.failure_lock:
                 self.kv_mgr.failure_records.pop(self.bootstrap_room, None)
 

@@ -22,7 +22,7 @@ _ENDED: Final = (KVPoll.Success, KVPoll.Failed)
 class KvxferKVSender(CommonKVSender):
     """Sends one request's cache; SGLang's scheduler calls it, from one thread.
 
-    A failure is told by `poll` once none of the request's pages is read any more.
+    `poll` reports a failure only when no page of the request is read any more.
     """
 
     kv_mgr: KvxferKVManager
@@ -64,7 +64,7 @@ class KvxferKVSender(CommonKVSender):
         return status
 
     def get_transfer_metric(self) -> KVTransferMetric:
-        """Returns what was sent: bytes as they were posted, and the time from first posting to last end."""
+        """Returns the posted bytes, and the time from the first posting to the last end."""
         metric = self._transfer_metric
         if (delivery := self._last_delivery) is not None:
             metric.transfer_total_bytes = delivery.nbytes
@@ -73,14 +73,14 @@ class KvxferKVSender(CommonKVSender):
         return metric
 
     def abort(self) -> None:
-        """Gives the request up, and tells decode; when it returns, none of its pages is read any more."""
+        """Gives the request up and tells decode; when it returns, no page of it is read any more."""
         if self.kv_mgr.request_status.get(self.bootstrap_room) not in _ENDED:
             self.kv_mgr.conclude_failure(bootstrap_room=self.bootstrap_room, failure_reason=_ABORTED)
         super().abort()
         self.kv_mgr.closed(self.bootstrap_room, _ABORTED)
 
     def clear(self) -> None:
-        """Ends it; when it returns, none of its pages is read any more."""
+        """Ends the request; when it returns, no page of it is read any more."""
         status = self.kv_mgr.request_status.get(self.bootstrap_room)
         has_failed = KVPoll.Failed in (status, self.conclude_state)
         self.kv_mgr.closed(self.bootstrap_room, "The request failed at prefill." if has_failed else "")
