@@ -1,8 +1,9 @@
-"""TensorRT-LLM's KV cache connector: prefill on one engine, decode on another, the cache between by kvxfer.
+"""TensorRT-LLM's KV cache connector: one engine runs prefill, another runs decode, kvxfer moves the cache.
 
-Used by ``KvCacheConnectorConfig(connector_module="kvxfer.connectors.trtllm",
+Enable it with ``KvCacheConnectorConfig(connector_module="kvxfer.connectors.trtllm",
 connector_scheduler_class="KvxferConnectorScheduler", connector_worker_class="KvxferConnectorWorker")``.
-README.md has the settings, how a request goes, and what it was held to: it has not run against the engine.
+README.md describes the settings and the way of a request. The connector was tested against a record of the
+interface; it has not run against the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["KvxferConnectorScheduler", "KvxferConnectorWorker"]
 
 
 def __getattr__(name: str) -> Any:
-    # Without the engine its base classes are not there: whoever reads the settings alone needs none.
+    # Imported on demand: without the engine its base classes do not exist, and the settings need none.
     if name == "KvxferConnectorScheduler":
         from kvxfer.connectors.trtllm.leader import KvxferConnectorScheduler
 

@@ -1,4 +1,4 @@
-"""``python -m kvxfer.connectors.trtllm [MODEL]``: does the connector fit the engine that is installed?"""
+"""``python -m kvxfer.connectors.trtllm [MODEL]``: checks whether the connector fits the installed engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rank has to say before it counts: ranks agree at each step's end, as the engine does."""
+"""Agreement among the ranks at each step's end: an event counts when every rank has reported it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from kvxfer.connectors.common.step import News, Step
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one rank says.
+    """The report of one rank.
 
     Attributes
     ----------
     received, sent
-        Requests that are through here and may not be so elsewhere.
+        Requests that have ended on this rank, and perhaps not on others.
     failed
-        Loads that have failed here, since the last step.
+        Loads that have failed on this rank since the last step.
     news
-        Of prompts that are kept here.
+        News of prompts that are kept on this rank.
     step
-        Of rank 0: what its scheduler asks of all ranks where the engine computes nothing, and does not ask.
+        Only from rank 0: the scheduler's orders for all ranks in a step that computes nothing, because the
+        engine does not ask the scheduler then.
     """
 
     received: frozenset[str]
@@ -33,12 +34,12 @@ class Said:
 
 
 class Agreement:
-    """One rank's part in it.
+    """One rank's side of the agreement.
 
     Parameters
     ----------
     gather
-        Gives every rank what all say, in the order of the ranks. All call it equally often.
+        Returns the reports of all ranks, in the order of the ranks. All ranks must call it equally often.
     """
 
     def __init__(self, gather: Callable[[Said], list[Said]]) -> None:
@@ -49,7 +50,7 @@ class Agreement:
     def reach(
         self, received: set[str], sent: set[str], failed: set[str], news: News, step: Step | None
     ) -> Said:
-        """Returns what is so on every rank, what has failed on any, and what any has to tell."""
+        """Returns the requests that ended on every rank, the loads that failed on any, and all news."""
         self._received |= received
         self._sent |= sent
         own = Said(frozenset(self._received), frozenset(self._sent), frozenset(failed), news, step)

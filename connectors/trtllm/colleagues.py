@@ -1,4 +1,4 @@
-"""How the scheduler of an engine finds the worker beside it: rank 0 makes both, at once, in two threads."""
+"""Lets an engine's scheduler find the worker beside it: rank 0 makes both at once, in two threads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kvxfer.connectors.trtllm.pools import Pools
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What the ranks know of themselves once the engine has registered its cache.
+    """The facts that the ranks share once the engine has registered its cache.
 
     Attributes
     ----------
     engine_id
-        Of all of them.
+        The engine's id, the same on all ranks.
     pools
-        Of rank 0.
+        The pools of rank 0.
     ranks
-        Where their agents are.
+        The agents of all ranks.
     """
 
     engine_id: str
@@ -32,7 +32,7 @@ class Registered:
 
 
 class Listener(Protocol):
-    """Who beside a worker hears what the ranks have agreed on."""
+    """The scheduler, for the worker beside it: it receives each agreement of the ranks."""
 
     def idle_step(self) -> Step | None: ...
 
@@ -47,18 +47,18 @@ class Colleague(Protocol):
 
 
 _lock = threading.Lock()
-# By the arguments that the engine makes both of.
+# Workers by the arguments from which the engine makes both.
 _workers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def introduce(llm_args: object, worker: Colleague) -> None:
-    """Makes a worker known."""
+    """Registers a worker under its arguments."""
     with _lock:
         _workers[id(llm_args)] = worker
 
 
 def find(llm_args: object) -> Colleague:
-    """Returns the worker that was made of the same arguments in this process."""
+    """Returns the worker that was made from the same arguments in this process."""
     with _lock:
         found: Colleague | None = _workers.get(id(llm_args))
     if found is None:

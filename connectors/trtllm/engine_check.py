@@ -1,10 +1,10 @@
-"""For an owner of the engine: does the connector fit it, and do two engines give the tokens of one?
+"""Checks, where the engine is installed, that the connector fits it and that two engines give one's tokens.
 
-    python -m kvxfer.connectors.trtllm                  # the interface alone
+    python -m kvxfer.connectors.trtllm                  # only the interface
     python -m kvxfer.connectors.trtllm MODEL            # and prompts, through a prefill and a decode
 
-Prints a line for each thing that it looked at. Its part with a model has never run: no engine was at hand
-where it was written. Each engine takes one GPU: prefill the first that is visible, decode the last.
+Prints a line for each check. The part with a model has never run, because no engine was at hand. Each engine
+takes one GPU: prefill the first visible one, decode the last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MODULE: Final = "kvxfer.connectors.trtllm"
 _SCHEDULER: Final = "KvxferConnectorScheduler"
 _WORKER: Final = "KvxferConnectorWorker"
 _NUM_NEW_TOKENS: Final = 16
-#: Of prompts, in tokens: they end at every place of a block, and some are many blocks.
+#: Lengths of prompts, in tokens: they end at every position of a block, and some span many blocks.
 _LENGTHS: Final = (33, 64, 100, 257, 600)
 _START_S: Final = 900.0
 _ANSWER_S: Final = 300.0
@@ -38,7 +38,7 @@ PASSED, FAILED, MISSING = 0, 1, 2
 
 
 class _Report:
-    """What was looked at."""
+    """The results of the checks."""
 
     def __init__(self) -> None:
         self.has_failed = False
@@ -49,7 +49,7 @@ class _Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the checks, and returns 0 where all passed, 1 where one failed, 2 where there is no engine."""
+    """Runs the checks; returns 0 if all passed, 1 if one failed, 2 if there is no engine."""
     report = _Report()
     try:
         interface = importlib.import_module(f"{_MODULE}.interface")
@@ -107,7 +107,7 @@ def _parameters(function: Any) -> list[str]:
 
 
 def _run_pair(report: _Report, model: str) -> None:
-    """Has prompts computed by one engine alone, and by a prefill and a decode."""
+    """Computes prompts with one engine alone, and with a prefill and a decode engine."""
     random_ = random.Random(0)
     prompts = [[random_.randrange(100, 10_000) for _ in range(length)] for length in _LENGTHS]
     with socket.socket() as probe:
@@ -148,7 +148,7 @@ def _run_pair(report: _Report, model: str) -> None:
 def _engine(
     model: str, settings: dict[str, Any] | None, gpu: str, log: Path
 ) -> Iterator[Callable[[list[int], int], list[int]]]:
-    """Runs an engine in a process of its own; yields what asks it, with a prompt and how many tokens."""
+    """Runs an engine in its own process; yields a function that sends it a prompt and a number of tokens."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(model, settings, gpu, str(log), theirs))
@@ -180,7 +180,7 @@ def _answer(line: Connection, timeout_s: float) -> Any:
 def _serve(model: str, settings: dict[str, Any] | None, gpu: str, log: str, line: Connection) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     os.environ["KVXFER_TRTLLM"] = json.dumps(settings or {})
-    # What the engine's own processes write as well.
+    # At the file descriptors, so that the output of the engine's own processes is included.
     with Path(log).open("ab") as file:
         os.dup2(file.fileno(), 2)
     llm_api: Any = importlib.import_module("tensorrt_llm")

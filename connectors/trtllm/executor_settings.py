@@ -1,4 +1,4 @@
-"""What a user sets of the connector, in the environment: `KvCacheConnectorConfig` has no place for it."""
+"""The user's settings, read from the environment: `KvCacheConnectorConfig` has no field for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvxfer.address import Address
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.errors import UsageError
 
-#: Of the environment of every rank: a JSON object.
+#: The variable in every rank's environment: a JSON object.
 VARIABLE: Final = "KVXFER_TRTLLM"
 
-#: Of the settings that all connectors have, those that mean something here.
+#: The connectors' shared settings that this connector uses.
 NAMES: Final = (
     "host",
     "port",
@@ -37,27 +37,27 @@ NAMES: Final = (
 
 
 class ExecutorSettings(BaseModel):
-    """What is this engine's own, and under `shared` what all connectors have.
+    """The settings specific to this engine; `shared` has those of all connectors.
 
     Attributes
     ----------
     role
-        ``"prefill"`` keeps every prompt for an engine that asks for it, ``"decode"`` asks for every prompt,
-        ``"both"`` asks, and keeps what it had to compute.
+        ``"prefill"`` keeps every prompt for an engine that asks for it. ``"decode"`` asks for every prompt.
+        ``"both"`` asks, and keeps the prompts that it had to compute.
     engine_id
-        Of this engine, alike on all of its ranks; "" has rank 0 draw one.
+        The engine's id, the same on all of its ranks; with "" rank 0 draws one.
     prefills
-        Where decode asks: addresses of prefill engines (their `host` and `port`), in this order.
+        The prefill engines that decode asks, by address (their `host` and `port`), in this order.
     lookup_timeout_s
         How long each of these may take to answer. The engine's loop waits meanwhile.
     failed_loads
-        What becomes of a request whose cache was promised and did not arrive: ``"recompute"`` has its ranks
-        compute it, by setting back a position in the engine's own request; ``"stop"`` ends the engine's loop.
+        What happens to a request whose promised cache did not arrive. ``"recompute"``: the ranks compute it,
+        after a position in the engine's own request is set back. ``"stop"``: the engine's loop ends.
     kv_heads
-        Of the model, where its one pool holds pages [head, token, dim], as the engine's own attention has
-        them: then the other engine's tensor parallelism may be another. 0: pages are moved as they are.
+        The model's KV heads, if its one pool holds pages [head, token, dim] as the engine's own attention
+        does. Then the other engine's tensor parallelism may differ. 0: pages are moved as they are.
     log_level
-        From which on the logger ``kvxfer`` writes to stderr: nobody configures logging in the engine's ranks.
+        The least level that the logger ``kvxfer`` writes to stderr: the engine's ranks configure no logging.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,11 +78,11 @@ class ExecutorSettings(BaseModel):
 
     @property
     def consumes(self) -> bool:
-        """Whether it asks for them."""
+        """Whether this engine asks for prompts."""
         return self.role != "prefill"
 
     def begin_log(self) -> None:
-        """Has this process log from `log_level` on."""
+        """Makes this process log from `log_level` on."""
         logger = logging.getLogger("kvxfer")
         if self.log_level != "WARNING" and not logger.handlers:
             logger.addHandler(logging.StreamHandler())
@@ -111,12 +111,12 @@ class ExecutorSettings(BaseModel):
 
 
 def settings_of_environment() -> ExecutorSettings:
-    """Returns the settings that stand in the environment.
+    """Returns the settings from the environment.
 
     Raises
     ------
     ValueError
-        No JSON object, or a setting that is unknown or out of range.
+        The variable is no JSON object, or a setting is unknown or out of range.
     """
     text = os.environ.get(VARIABLE, "") or "{}"
     try:

@@ -1,11 +1,11 @@
-"""The engine's interface, where this release of it has it."""
+"""Imports the engine's connector interface from the module where the installed release has it."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any, Final
 
-#: Where releases have it, the newest first.
+#: The modules that have the interface, the newest release's first.
 MODULES: Final = (
     "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector",
     "tensorrt_llm._torch.pyexecutor.kv_cache_connector",
@@ -17,7 +17,7 @@ def _found() -> Any:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # Of what the engine itself lacks it tells better than we.
+            # If the engine lacks one of its own modules, its error explains that best.
             if not name.startswith(str(error.name)):
                 raise
     raise ModuleNotFoundError(

@@ -1,4 +1,4 @@
-"""The class that TensorRT-LLM makes beside its scheduler, on rank 0."""
+"""The connector class that TensorRT-LLM makes beside its scheduler, on rank 0."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = logging.getLogger("kvxfer")
 
 
 class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
-    """Says which prompts are handed over.
+    """Decides which prompts are handed over.
 
-    Each method is the engine's verb; what it means here is said by `SchedulerHalf`. The engine passes no
-    parameters: decode asks prefill's register for each prompt, and what that tells stands in for them.
+    The engine calls each method; `SchedulerHalf` documents what it does. The engine passes no parameters with
+    a request, so decode asks prefill's register for each prompt and uses the answer as parameters.
     """
 
     def __init__(self, llm_args: Any) -> None:
@@ -37,16 +37,16 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         self._settings = settings_of_environment()
         self._ways: _Ways | None = None
         self._requests: dict[str, ExecutorRequest] = {}
-        self._promised: dict[str, int] = {}  # tokens that are to come
-        self._loading: set[str] = set()  # until every rank is through
-        self._blocks: dict[str, list[list[int]]] = {}  # of requests that are computed
+        self._promised: dict[str, int] = {}  # tokens that were promised to the engine
+        self._loading: set[str] = set()  # loads that have not ended on every rank
+        self._blocks: dict[str, list[list[int]]] = {}  # the blocks of running requests
         self._reset: set[str] = set()
-        self._told: dict[str, dict[str, Any]] = {}  # what decode may hear once every rank has granted it
+        self._told: dict[str, dict[str, Any]] = {}  # parameters to register once all ranks have granted
 
     @property
     def _way(self) -> _Ways:
-        # The engine registers its cache when both halves are there, and asks for requests after that. It may
-        # measure with one cache and serve with another.
+        # The engine registers its cache when both halves exist, and passes requests after that. It may
+        # profile with one cache and serve with another, so compare each time.
         worker = find(self._llm_args)
         if self._ways is None or self._ways.registered is not worker.registered:
             self.shutdown()
@@ -57,7 +57,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
     # ---- a request begins -------------------------------------------------------------------
 
     def wait_for_initialization(self) -> None:
-        """Begins to listen, and to dial. Releases that do not call this do so with their first request."""
+        """Begins to listen and to dial. If a release does not call this, the first request does it."""
         _ = self._way
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
@@ -69,7 +69,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
             seen.params = self._way.params(seen)
             half.arrived(seen)
         count = half.num_external_tokens(seen, num_computed_tokens) or 0
-        # The engine computes a token at least.
+        # The engine must compute at least one token.
         matched = min(count, seen.num_prompt_tokens - 1 - num_computed_tokens)
         self._promised[seen.id] = count if matched > 0 else 0
         return (matched, True) if matched > 0 else (0, False)
@@ -93,7 +93,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
     def _seen(self, request: Any) -> ExecutorRequest:
         name = str(request.request_id)
         seen = self._requests.setdefault(name, ExecutorRequest(request))
-        # While it is asked for it is the engine's own object, of the same name.
+        # Each call may pass a new object of the engine's for the same request.
         seen.own = request
         return seen
 
@@ -101,7 +101,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         scheduled: dict[str, int] = {}
-        if scheduler_output is None:  # of an older release, where nothing is computed
+        if scheduler_output is None:  # an older release, in a step that computes nothing
             return self._step(scheduled)
         for data in scheduler_output.new_requests:
             self._blocks[str(data.request_id)] = [[*table] for table in _tables_in(data)]
@@ -115,15 +115,15 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         return self._step(scheduled)
 
     def idle_step(self) -> Step | None:
-        """Returns what the ranks have to do though nothing is computed; None for nothing."""
+        """Returns the ranks' orders in a step that computes nothing; None if there are none."""
         step = self._step({})
         return None if step == Step() else step
 
     def _step(self, scheduled: dict[str, int]) -> Step:
         preempted, self._reset = self._reset, set()
         step = self._way.half.step(scheduled, preempted, self._blocks_of)
-        # The engine may keep an aborted request's blocks for others of the same beginning: what is on its way
-        # to them goes on.
+        # Do not stop fetches of aborted requests: the engine may keep their blocks for requests with the same
+        # beginning.
         step.abandoned.clear()
         if self._way.lookup is not None:
             self._way.lookup.drain()
@@ -134,14 +134,14 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         return None if blocks is None else tables_of(blocks)
 
     def agreed(self, said: Said) -> None:
-        """Takes in what all ranks are through with. The worker of rank 0 calls it, in the engine's loop."""
+        """Processes an agreement of all ranks. The worker of rank 0 calls it, in the engine's loop."""
         half = self._way.half
         half.heard(said.news)
         half.received(set(said.received))
         half.given_back(said.sent)
         self._loading -= said.received
         if self._way.register is not None:
-            # Every rank has begun the steps before this place in its loop: what they grant is in force.
+            # Every rank has begun the earlier steps before it agreed, so their grants are in force.
             for request_id, told in self._told.items():
                 self._way.register.ready(request_id, told)
             self._told.clear()
@@ -151,7 +151,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
     # ---- a request ends ---------------------------------------------------------------------
 
     def request_reset(self, request: Any) -> None:
-        """Takes in that a request has lost its blocks, and begins anew."""
+        """Notes that a request has lost its blocks and will start again."""
         name = str(request.request_id)
         if name in self._requests:
             self._blocks.pop(name, None)
@@ -178,24 +178,24 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
                 self._told[name] = told
             else:
                 register.ended(name)
-        # Bytes still land in the blocks of one that is loading.
+        # While a request loads, bytes still land in its blocks, so they must stay reserved.
         return stays or name in self._loading
 
     # ---- what is counted, and the end -------------------------------------------------------
 
     def take_statistics(self) -> Counts | None:
-        """Returns what was counted since the last call (`SchedulerHalf.take_statistics`)."""
+        """Returns the counts since the last call (`SchedulerHalf.take_statistics`)."""
         return self._way.half.take_statistics()
 
     def shutdown(self) -> None:
-        """Stops listening and asking. The engine has no verb for it; agents end with their process."""
+        """Stops listening and asking. The engine has no such call; agents end with their process."""
         ways, self._ways = self._ways, None
         if ways is not None:
             ways.close()
 
 
 class _Ways:
-    """What the scheduler has once the ranks have registered their caches."""
+    """The scheduler's state that exists once the ranks have registered their caches."""
 
     def __init__(self, registered: Any, settings: ExecutorSettings) -> None:
         if registered is None:
@@ -203,7 +203,7 @@ class _Ways:
         self.registered = registered
         self._settings = settings
         self._engine_id: str = registered.engine_id
-        # Parts of a layer group have one block table.
+        # All parts of a layer group share one block table.
         groups = tuple(group for group in registered.pools.groups if not group.shape)
         self._num_tables = len(groups)
         self._declared = registered.pools.declared.encode()
@@ -232,13 +232,13 @@ class _Ways:
         return kvxfer.Agent(place.agent_name(), options)
 
     def key(self, seen: ExecutorRequest) -> bytes:
-        """Returns what a prompt is called: alike for the same tokens in caches that are alike."""
+        """Returns the key of a prompt: equal for the same tokens in caches of the same form."""
         digest = hashlib.blake2b(self._declared, digest_size=KEY_NBYTES)
         digest.update(prompt_digest(seen, seen.num_prompt_tokens).encode())
         return digest.digest()
 
     def params(self, seen: ExecutorRequest) -> dict[str, Any]:
-        """Returns what a router would have passed with a request that arrives."""
+        """Returns the parameters that a router would have passed with a new request."""
         told = self._told(seen) if self.lookup is not None and seen.num_prompt_tokens > 1 else None
         return told or {"do_remote_decode": self._settings.produces}
 
@@ -248,7 +248,7 @@ class _Ways:
         if told is None:
             return None
         try:
-            # Nothing is promised by what cannot be read.
+            # Parameters that cannot be read promise nothing to the engine.
             Handover.read(told, seen, self._num_tables, self._settings.shared)
         except HandoverError as error:
             _log.warning("kvxfer: request %s is computed here: %s", seen.id, error)
@@ -263,6 +263,6 @@ class _Ways:
 
 
 def _tables_in(data: Any) -> Sequence[Sequence[int]]:
-    """Returns the new blocks of a request, for each layer group; older releases have one, and one list."""
+    """Returns a request's new blocks for each layer group; older releases have one group, as a flat list."""
     by_group: Sequence[Sequence[int]] = getattr(data, "new_block_ids_by_layer_group", ())
     return by_group or (data.new_block_ids,)

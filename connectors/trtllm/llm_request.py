@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-# All that decides a cache beside the tokens, by release: an adapter, a salt, media.
+# The inputs beside the tokens that determine a cache, in all releases: an adapter, a salt, media.
 _BESIDE: Final = (
     "lora_task_id",
     "cache_salt",
@@ -14,21 +14,21 @@ _BESIDE: Final = (
     "multimodal_positions",
     "multimodal_lengths",
 )
-# What says that a request has a prompt of embeddings, or is none of a client's.
+# Fields that mark a request with a prompt of embeddings, or a request that is not from a client.
 _EMBEDDINGS: Final = "prompt_embedding_table", "multimodal_embedding"
 _FOREIGN: Final = "is_dummy_request", "is_generation_only_request"
 _ENDED: Final = "is_generation_complete_state"
 
-#: Of a request, what is read where a release has it.
+#: Fields of a request that are read if a release has them.
 OPTIONAL: Final = (*_BESIDE, *_EMBEDDINGS, *_FOREIGN, _ENDED)
-#: What every release must have; the last is set as well (`recomputing`).
+#: Fields that every release must have; the last one is also set (`recomputing`).
 NEEDED: Final = "request_id", "prompt_len", "get_tokens", "context_current_position"
 
 
 class ExecutorRequest:
-    """One of them; `kvxfer.connectors.common.engine_request.EngineRequest` says what its members are.
+    """Adapts the engine's request; `kvxfer.connectors.common.engine_request.EngineRequest` has its members.
 
-    The engine passes no parameters along with a request: `params` are the connector's own.
+    The engine passes no parameters with a request: the connector makes `params` itself.
     """
 
     __slots__ = ("own", "params")
@@ -59,7 +59,7 @@ class ExecutorRequest:
 
     @property
     def can_tell(self) -> bool:
-        return True  # by the register, and not by its answer
+        return True  # through the register, not through its answer
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -76,17 +76,17 @@ class ExecutorRequest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has come to an end and the cache holds all of its prompt.
+        """Whether it has ended and the cache holds all of its prompt.
 
-        The engine moves a request on behind a forward that did not fail. Releases that preempt call what is
-        to begin anew finished as well.
+        The engine advances a request only after a forward that did not fail. Releases that preempt also
+        report a request as finished when it will start again.
         """
         has_ended = getattr(self.own, _ENDED, True)
         return bool(has_ended) and self.num_computed_tokens >= self.num_prompt_tokens
 
     @property
     def is_served(self) -> bool:
-        """Whether it is somebody's, of tokens, and has not been computed elsewhere by other means."""
+        """Whether it is a client's request, with tokens, and was not computed elsewhere by other means."""
         return self.has_tokens and not any(getattr(self.own, name, False) for name in _FOREIGN)
 
     def beside_tokens(self, num_tokens: int) -> bytes:

@@ -1,8 +1,9 @@
-"""Where the engine's pools lie, as groups and layouts.
+"""Describes the engine's pools as groups and layouts.
 
-Which bytes of a page are whose head is the attention kernels' affair. Where the user says that it is as the
-engine's own have it, other tensor parallelism and other blocks fit; else a page is moved as it is, and each
-rank reads from the same rank of an engine with as many.
+The attention kernels decide which bytes of a page belong to which head. If the user declares that they follow
+the engine's own attention (`kv_heads`), the two engines may differ in tensor parallelism and block size.
+Otherwise a page is moved as it is: both engines have equally many ranks, and each rank reads from the rank of
+the same number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
 from kvxfer.layout.slices import heads_of
 
-# What every rank has, as `kvxfer.KVLayout.from_tensors` is told it.
+# Arguments of `kvxfer.KVLayout.from_tensors` for data that every rank holds.
 _EVERYWHERE: Final[dict[str, Any]] = {"first_head": 0, "total_heads": 1}
 
 
@@ -29,13 +30,13 @@ class Pools:
     Attributes
     ----------
     groups
-        The engine's layer groups; one of several ranges of memory is in several parts.
+        The engine's layer groups; a group with several ranges of memory has several parts.
     memory
-        Of each.
+        The memory of each group.
     num_blocks
-        Of the group that has most.
+        The blocks of the group with the most blocks.
     declared
-        In words what two engines' caches must have alike, on all ranks.
+        A text that must be equal at two engines, on all ranks.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -45,17 +46,17 @@ class Pools:
 
 
 def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str, kv_heads: int = 0) -> Pools:
-    """Returns the cache that one tensor is: [block, layer, 2, content]; with 1 for 2 where it is of latents.
+    """Returns the cache in one tensor: [block, layer, 2, content], or [block, layer, 1, content] for latents.
 
     Parameters
     ----------
     kv_heads
-        Of the model, where each content is [head, token, dim]; 0 where it is moved as it is.
+        The model's KV heads, if each content is [head, token, dim]; 0 if pages are moved as they are.
 
     Raises
     ------
     NotImplementedError
-        It is no such tensor.
+        The tensor does not have this form.
     """
     if tensor.ndim != 4 or tensor.shape[2] not in (1, 2):
         raise NotImplementedError(
@@ -95,7 +96,7 @@ def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str, kv_h
 
 
 def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
-    """Returns the cache that a `KvCacheLayout` describes: of each group one or more ranges of memory."""
+    """Returns the cache that a `KvCacheLayout` describes: each group has one or more ranges of memory."""
     groups: list[CacheGroup] = []
     memory: list[CacheMemory] = []
     words: list[str] = []
@@ -140,12 +141,12 @@ def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
 
 
 def tables_of(block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Returns tables as the scheduler half has them: 0 is none there, and the engine's first block, 1."""
+    """Converts tables for the scheduler half, where 0 means "no block": the engine's block 0 becomes 1."""
     return [[block + 1 for block in table] for table in block_ids]
 
 
 def gpu_of(tensor: Any) -> int | None:
-    """Returns the GPU on which a tensor lies; None for memory of the host."""
+    """Returns the GPU that holds a tensor; None for host memory."""
     device: Any = getattr(tensor, "device", None)
     return int(device.index) if getattr(device, "type", "cpu") == "cuda" else None
 

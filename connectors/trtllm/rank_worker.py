@@ -1,4 +1,4 @@
-"""The class that TensorRT-LLM makes on every rank."""
+"""The connector class that TensorRT-LLM makes on every rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REPORT_EVERY_S: Final = 60.0
 
 
 class EngineStream:
-    """The stream that the engine names with each call: where its kernels run, one after the other."""
+    """The stream that the engine names in each call; its kernels run there, one after the other."""
 
     def __init__(self) -> None:
         self.current: Any = None
@@ -35,15 +35,14 @@ class EngineStream:
         trigger.record(self.current, value)
 
     def hold(self, work: kvxfer.Group, layer: int) -> bool:
-        return False  # no forward waits for a load: its request does
+        return False  # no forward waits for a load: only the loading request waits
 
 
 class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
-    """Moves this rank's share of the caches.
+    """Transfers this rank's share of the caches.
 
-    Each method is the engine's verb; what it means here is said by `WorkerHalf`. Every rank is at the same
-    place of the engine's loop when it registers its cache, and when it is asked what has ended: there the
-    ranks agree.
+    The engine calls each method; `WorkerHalf` documents what it does. All ranks are at the same place of the
+    engine's loop when the engine registers its cache, and when it asks what has ended. The ranks agree there.
     """
 
     def __init__(self, llm_args: Any) -> None:
@@ -56,14 +55,14 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         self._stream = self._engine_stream()
         self._half: WorkerHalf | None = None
         self._agreement = Agreement(self._gather)
-        self._steps: list[Step] = []  # bound, and not begun
+        self._steps: list[Step] = []  # bound, but not begun
         self._num_running = 0
-        self._is_idle = True  # in this iteration of the loop no step was bound
-        self._orders: dict[str, FetchOrder] = {}  # until every rank is through
-        self._started: set[str] = set()  # of these, those of which the engine has said so
-        self._received: set[str] = set()  # that have ended before that
-        self._through: set[str] = set()  # of the orders, those that have ended on this rank
-        self._aborted: set[str] = set()  # of the orders, those whose request has ended meanwhile
+        self._is_idle = True  # no step was bound in this iteration of the loop
+        self._orders: dict[str, FetchOrder] = {}  # fetches that have not ended on every rank
+        self._started: set[str] = set()  # orders that the engine has reported as started
+        self._received: set[str] = set()  # orders that ended before the engine reported them as started
+        self._through: set[str] = set()  # orders that have ended on this rank
+        self._aborted: set[str] = set()  # orders whose request has ended meanwhile
         self._parked: dict[int, Any] = {}
         self._reported_at = time.monotonic()
         self.registered: Registered | None = None
@@ -104,7 +103,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
 
     def _register(self, gpu: int | None, pools_at: Any) -> None:
         """Registers the cache on every rank, or fails on every rank."""
-        self.shutdown()  # an engine may measure with one cache and serve with another
+        self.shutdown()  # an engine may profile with one cache and serve with another
         engine_id = self._settings.engine_id or str(self._broadcast(secrets.token_hex(8)))
         place = Place(engine_id, tp_rank=_rank(), tp_size=_world_size(self._llm_args), gpu=gpu)
         pools: Pools | None = None
@@ -112,7 +111,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         try:
             pools = pools_at(place)
             shared = self._settings.shared
-            # The first port is the register's.
+            # The first port belongs to the register.
             shared = shared.model_copy(update={"port": shared.port + 1 if shared.port else 0})
             self._half = WorkerHalf(place, shared, None if gpu is None else self._stream)
             self._half.register(pools.memory)
@@ -139,7 +138,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
     def bind_connector_meta(self, metadata: object) -> None:
         super().bind_connector_meta(metadata)
         assert isinstance(metadata, Step)
-        # Where no forward follows, it is begun at the step's end.
+        # If no forward follows, `get_finished` begins the step.
         self._steps.append(metadata)
         self._is_idle = False
 
@@ -156,7 +155,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
             self._num_running = step.num_running
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
-        # A request that loads is not computed before its cache is there.
+        # Nothing to wait for: the engine computes a loading request only when its cache has arrived.
         self._stream.current = stream
 
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
@@ -164,12 +163,12 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         self._moving.layer_done(str(layer_idx))
 
     def wait_for_save(self, stream: Any) -> None:
-        # Not called where the forward raised.
+        # The engine does not call this if the forward raised.
         self._stream.current = stream
         self._moving.after_forward(whole=True)
 
     def see_parked(self, parked: dict[int, Any]) -> None:
-        """Takes in which of the engine's requests wait for their loads (`recomputing`)."""
+        """Stores the engine's requests that wait for their loads (`recomputing`)."""
         self._parked = parked
 
     def get_finished(
@@ -187,11 +186,11 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         self._started -= received
         failed = set(results.failed)
         sent = results.sent | (received & self._aborted)
-        # Who was through before its request was aborted says so now.
+        # Report fetches that had ended here before their request was aborted.
         sent |= finished & self._orders.keys() & self._through
         self._through |= received
         news = self._moving.take_news() or News()
-        # The engine asks its scheduler for no step where it computes nothing.
+        # The engine does not ask its scheduler for a step when it computes nothing, so ask here.
         step = self.listener.idle_step() if self._is_idle and self.listener is not None else None
         self._is_idle = True
         said = self._agreement.reach(received, sent, failed, news, step)
@@ -209,7 +208,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         return [int(each) for each in sent], [int(each) for each in received]
 
     def _take_back(self, failed: frozenset[str]) -> None:
-        """Has requests computed whose loads have failed on any rank, before any rank can go on with them."""
+        """Sets back requests whose loads failed on any rank, before any rank can continue them."""
         for request_id in sorted(failed - self._aborted):
             if self._settings.failed_loads == "stop":
                 raise RuntimeError(
@@ -229,11 +228,11 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
     # ---- what is counted, and the end -------------------------------------------------------
 
     def take_statistics(self) -> Counts | None:
-        """Returns what was counted since the last call (`WorkerHalf.take_statistics`)."""
+        """Returns the counts since the last call (`WorkerHalf.take_statistics`)."""
         return self._moving.take_statistics()
 
     def _report(self) -> None:
-        """Logs what was counted, now and then: the engine asks a connector for no metrics."""
+        """Logs the counters once an interval: the engine does not ask a connector for metrics."""
         now = time.monotonic()
         if now - self._reported_at >= _REPORT_EVERY_S and (counts := self.take_statistics()) is not None:
             said = ", ".join(f"{name} {value}" for name, value in counts.reduce().items())
@@ -241,7 +240,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
             self._reported_at = now
 
     def shutdown(self) -> None:
-        """Ends all that moves. The engine has no verb for it; agents end with their process."""
+        """Ends all transfers. The engine's interface has no such call; agents end with their process."""
         half, self._half = self._half, None
         if half is not None:
             half.close()

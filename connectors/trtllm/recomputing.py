@@ -1,9 +1,9 @@
-"""Requests whose promised cache did not arrive: the engine's interface has no word for them.
+"""Takes back the promise of a cache that did not arrive, because the engine's interface cannot report it.
 
-It asks a connector once how many tokens will be there, counts these as computed, and asks nothing when they
-have failed to arrive. What is left is to end the engine's loop, or to take the promise back in the engine's
-own request: where that request waits for its load, its position is set to what is computed here, and the
-ranks compute the rest. The requests are known to the engine's manager alone, whose members `FIELDS` are read.
+The engine asks a connector once how many tokens it can load, and counts these as computed. It never asks
+whether they arrived. The connector can end the engine's loop, or take the promise back in the engine's own
+request: while that request waits for its load, its position is set to the tokens that are here, and the ranks
+compute the rest. Only the engine's manager knows these requests; they are read from its members `FIELDS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-#: Of the manager, in every release that was read.
+#: Members of the manager, in every release that was read.
 METHOD: Final = "get_finished"
 FIELDS: Final = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
 
@@ -19,12 +19,12 @@ _MARK: Final = "kvxfer_shows_parked"
 
 
 def show_parked(manager_class: Any) -> None:
-    """Has the manager show a worker of ours which requests wait for their loads, before it asks the worker.
+    """Wraps the manager, so that it shows our worker the requests that wait for loads before it asks it.
 
     Raises
     ------
     NotImplementedError
-        This release's manager is another.
+        This release's manager lacks the method.
     """
     own = getattr(manager_class, METHOD, None)
     if own is None:
@@ -46,12 +46,12 @@ def show_parked(manager_class: Any) -> None:
 
 
 def take_back(parked: Mapping[int, Any], request_id: int, num_computed: int) -> None:
-    """Has a waiting request computed from a token on.
+    """Makes the engine compute a waiting request from a token on.
 
     Raises
     ------
     RuntimeError
-        It does not wait here.
+        The engine does not show the request as waiting.
     """
     if (request := parked.get(request_id)) is None:
         raise RuntimeError(
