@@ -1,8 +1,8 @@
-"""NIXL's Python interface, kept by kvxfer: programs that are written for NIXL run on it unchanged.
+"""NIXL's Python interface, implemented by kvxfer: programs written for NIXL run on it unchanged.
 
-Under its own name (``from kvxfer.connectors.nixl import nixl_agent``), or as ``nixl`` where a program asks
-for that: by `install_as_nixl`, or by installing the distribution in ``distribution/``. README.md says what is
-the same, what is stricter and what is missing.
+Import it under its own name (``from kvxfer.connectors.nixl import nixl_agent``). For programs that import
+``nixl``, call `install_as_nixl`, or install the distribution in ``distribution/``. README.md lists the calls
+that are the same, stricter or missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PARTS = {"_api": _api, "_bindings": _bindings, "_utils": _utils, "logging": log
 
 
 def plugin_folder() -> Path:
-    """Returns the folder of ``libplugin_KVXFER.so``, for ``NIXL_PLUGIN_DIR``: a backend of NIXL's own agent.
+    """Returns the folder of ``libplugin_KVXFER.so``, a backend for NIXL's own agent, for ``NIXL_PLUGIN_DIR``.
 
     Raises
     ------
@@ -55,12 +55,12 @@ def plugin_folder() -> Path:
 
 
 def install_as_nixl(*, replace: bool = False) -> None:
-    """Has ``import nixl``, and what it imports of it, find this package in the running process.
+    """Makes ``import nixl``, and imports of its modules, find this package in the running process.
 
     Parameters
     ----------
     replace
-        Whether also where NIXL itself is installed. What was imported of it before stays as it is.
+        Whether to do so even if NIXL itself is installed. Modules that were imported before stay NIXL's.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""NIXL's Python interface (1.5.1), kept by kvxfer: the same classes, calls and returns.
+"""NIXL's Python interface (1.5.1), implemented by kvxfer: the same classes, calls and returns.
 
-README.md has the table of what is the same, what is stricter and what is missing.
+README.md has a table of the calls that are the same, stricter or missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ nixl_backend_handle = int
 
 
 class _Handle:
-    """A number of the agent's, and whether it was given back."""
+    """A handle: a number of the agent's, and whether it was released."""
 
     __slots__ = ("_agent", "_handle", "_released")
 
@@ -41,13 +41,13 @@ class _Handle:
         return f"{type(self).__name__}(0x{self._handle:x}, released={self._released})"
 
     def release(self) -> None:
-        """Gives it back; twice is once."""
+        """Releases the handle. Idempotent."""
         if not self._released:
             self._give_back()(self._handle)
             self._released = True
 
     def __del__(self) -> None:
-        # As the interpreter ends what it calls may be gone.
+        # While the interpreter shuts down, the functions that this calls may be gone.
         if not self._released and not sys.is_finalizing():
             self.release()
 
@@ -62,7 +62,7 @@ class nixl_prepped_dlist_handle(_Handle):
 
 
 class nixl_xfer_handle(_Handle):
-    """A transfer; giving it back ends it, and nothing of it lands after that."""
+    """A transfer; releasing it ends the transfer, and no byte of it lands afterwards."""
 
     __slots__ = ()
 
@@ -71,7 +71,7 @@ class nixl_xfer_handle(_Handle):
 
 
 class nixl_thread_sync_t(Enum):
-    """How callers' threads share an agent."""
+    """How the callers' threads share an agent."""
 
     NIXL_THREAD_SYNC_NONE = bindings.nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE
     NIXL_THREAD_SYNC_STRICT = bindings.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -80,10 +80,9 @@ class nixl_thread_sync_t(Enum):
 
 
 class nixl_agent_config:
-    """What an agent is made with.
+    """The configuration of an agent.
 
-    Threads that are asked for, or not, make no difference: an agent makes progress by itself, and sleeps
-    meanwhile.
+    No option changes the agent's threads: an agent always makes progress by itself, and sleeps when idle.
     """
 
     def __init__(
@@ -108,16 +107,16 @@ class nixl_agent_config:
 
 
 class nixl_agent:
-    """An agent: registers memory, tells others of it, and moves bytes between their memory and its own.
+    """An agent: registers memory, announces it to others, and moves bytes between their memory and its own.
 
     Parameters
     ----------
     agent_name
-        Distinct among agents that know each other.
+        Must differ among agents that know each other.
     nixl_conf
-        None: the defaults.
+        The configuration; None for the defaults.
     instantiate_all
-        Whether every backend there is is made; they are one and the same.
+        Whether to create every backend; all of them are kvxfer.
     """
 
     def __init__(
@@ -171,15 +170,15 @@ class nixl_agent:
     # ---- backends
 
     def get_plugin_list(self) -> list[str]:
-        """Returns the backends that can be made."""
+        """Returns the backends that can be created."""
         return self.plugin_list
 
     def get_plugin_mem_types(self, backend: str) -> list[str]:
-        """Returns the kinds of memory of one that can be made; none where it cannot."""
+        """Returns the kinds of memory of a backend that can be created; empty if it cannot."""
         return self._plugin(backend)[1]
 
     def get_plugin_params(self, backend: str) -> dict[str, str]:
-        """Returns what one takes that can be made."""
+        """Returns the parameters of a backend that can be created."""
         return self._plugin(backend)[0]
 
     def _plugin(self, backend: str) -> tuple[dict[str, str], list[str]]:
@@ -189,15 +188,15 @@ class nixl_agent:
         return self.agent.getPluginParams(backend)
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
-        """Returns the kinds of memory of one that was made."""
+        """Returns the kinds of memory of a created backend."""
         return self.backend_mems.get(backend, [])
 
     def get_backend_params(self, backend: str) -> dict[str, str]:
-        """Returns what one was made with."""
+        """Returns the parameters that a backend was created with."""
         return self.backend_options.get(backend, {})
 
     def create_backend(self, backend: str, initParams: dict[str, str] | None = None) -> None:
-        """Makes one."""
+        """Creates a backend."""
         handle = self.agent.createBackend(backend, initParams or {})
         self.backends[backend] = handle
         self.backend_options[backend], self.backend_mems[backend] = self.agent.getBackendParams(handle)
@@ -207,7 +206,7 @@ class nixl_agent:
     def register_memory(
         self, reg_list: Any, mem_type: str | None = None, backends: Sequence[str] = ()
     ) -> bindings.nixlRegDList:
-        """Registers memory, and returns the list of it, which deregisters it."""
+        """Registers memory; returns its list, which `deregister_memory` takes."""
         descs = self._described(reg_list, mem_type)
         self.agent.registerMem(descs, self._handles(backends))
         return descs
@@ -219,13 +218,13 @@ class nixl_agent:
         return descs
 
     def deregister_memory(self, dereg_list: bindings.nixlRegDList, backends: Sequence[str] = ()) -> None:
-        """Takes it back; when this returns no byte of a peer's can land there."""
+        """Deregisters memory; when this returns, no byte from a peer can land there."""
         self.agent.deregisterMem(dereg_list, self._handles(backends))
 
     def query_memory(
         self, reg_list: Any, backend: str, mem_type: str | None = None
     ) -> list[dict[str, str] | None]:
-        """Is of files and objects; raises nixlNotSupportedError."""
+        """Concerns files and objects, which kvxfer lacks; raises nixlNotSupportedError."""
         descs = self._described(reg_list, mem_type)
         if backend not in self.backends:
             raise ValueError(f"there is no backend {backend!r}: {list(self.backends)}")
@@ -234,21 +233,21 @@ class nixl_agent:
     # ---- remote agents
 
     def make_connection(self, remote_agent: str, backends: Sequence[str] = ()) -> None:
-        """Waits until the session with a remote agent is open; the first transfer would open it otherwise."""
+        """Opens the session with a remote agent and waits for it; otherwise the first transfer opens it."""
         self.agent.makeConnection(remote_agent, self._handles(backends))
 
     def get_agent_metadata(self) -> bytes:
-        """Returns what lets another agent use all memory that is registered now."""
+        """Returns metadata that let another agent use all memory that is registered now."""
         return self.agent.getLocalMD()
 
     def get_partial_agent_metadata(
         self, descs: bindings.nixlRegDList, inc_conn_info: bool = False, backends: Sequence[str] = ()
     ) -> bytes:
-        """Returns the same of some memory; without connection it is for agents that know this one."""
+        """Returns metadata of some memory; without connection info, for agents that know this one already."""
         return self.agent.getLocalPartialMD(descs, inc_conn_info, self._handles(backends))
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
-        """Takes in another agent's metadata, and returns its name, in bytes as NIXL does."""
+        """Adds another agent's metadata; returns that agent's name, in bytes as NIXL does."""
         return self.agent.loadRemoteMD(metadata)
 
     def remove_remote_agent(self, agent: str) -> None:
@@ -256,13 +255,13 @@ class nixl_agent:
         self.agent.invalidateRemoteMD(agent)
 
     def check_remote_metadata(self, agent: str, descs: bindings.nixlXferDList | None = None) -> bool:
-        """Returns whether an agent's metadata are here, and name memory that holds the descriptors."""
+        """Returns whether an agent's metadata are here and cover the descriptors."""
         if descs is None:
             descs = bindings.nixlXferDList(bindings.nixl_mem_t.DRAM_SEG)
         return self.agent.checkRemoteMD(agent, descs) == bindings.nixl_status_t.NIXL_SUCCESS
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """Sends metadata to who listens at an address, who takes them in; returns before that."""
+        """Sends metadata to the agent that listens at an address; returns before that agent adds them."""
         self.agent.sendLocalMD(ip_addr, port)
 
     def send_partial_agent_metadata(
@@ -274,17 +273,17 @@ class nixl_agent:
         port: int = DEFAULT_COMM_PORT,
         label: str = "",
     ) -> None:
-        """Sends metadata of some memory; as `send_local_metadata`."""
+        """Sends metadata of some memory, in the same way as `send_local_metadata`."""
         self.agent.sendLocalPartialMD(descs, inc_conn_info, self._handles(backends), ip_addr, port, label)
 
     def fetch_remote_metadata(
         self, remote_agent: str, ip_addr: str = "", port: int = DEFAULT_COMM_PORT, label: str = ""
     ) -> None:
-        """Asks who listens at an address for its metadata; `check_remote_metadata` tells when they came."""
+        """Asks the agent at an address for its metadata; `check_remote_metadata` tells when they are here."""
         self.agent.fetchRemoteMD(remote_agent, ip_addr, port, label)
 
     def invalidate_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """Ends the rights that metadata gave; with an address has who listens there forget this agent."""
+        """Ends the rights that metadata gave. With an address, the agent there also forgets this agent."""
         self.agent.invalidateLocalMD(ip_addr, port)
 
     # ---- transfers
@@ -292,10 +291,10 @@ class nixl_agent:
     def prep_xfer_dlist(
         self, agent_name: str, xfer_list: Any, mem_type: str | None = None, backends: Sequence[str] = ()
     ) -> nixl_prepped_dlist_handle:
-        """Prepares descriptors, of which transfers then name some by their place.
+        """Prepares a list of descriptors; transfers then name some of them by index.
 
-        ``""`` and ``"NIXL_INIT_AGENT"`` are memory of this agent as the near end, its own name the same as
-        the far end. An N x 5 array is of rows (address, length, device, stride, count).
+        ``""`` and ``"NIXL_INIT_AGENT"`` mean this agent's memory as the near end. This agent's own name means
+        its memory as the far end. The rows of an N x 5 array are (address, length, device, stride, count).
         """
         if agent_name == "NIXL_INIT_AGENT":
             agent_name = bindings.NIXL_INIT_AGENT
@@ -320,7 +319,7 @@ class nixl_agent:
         backends: Sequence[str] = (),
         skip_desc_merge: bool = False,
     ) -> nixl_xfer_handle:
-        """Makes a transfer of some descriptors of two prepared lists; it begins with `transfer`."""
+        """Makes a transfer of some descriptors of two prepared lists; `transfer` begins it."""
         number = self.agent.makeXferReq(
             self.nixl_ops[operation],
             local_xfer_side._handle,
@@ -354,19 +353,19 @@ class nixl_agent:
         return nixl_xfer_handle(self.agent, number)
 
     def transfer(self, handle: nixl_xfer_handle, notif_msg: bytes | str = b"") -> str:
-        """Begins a transfer: "DONE" where that is so already, else "PROC"."""
+        """Begins a transfer; returns "DONE" if it has already ended, else "PROC"."""
         return _state(self.agent.postXferReq(handle._handle, notif_msg))
 
     def check_xfer_state(self, handle: nixl_xfer_handle) -> str:
-        """Returns "DONE" or "PROC"; what failed raises an error that says why, as NIXL's bindings do."""
+        """Returns "DONE" or "PROC". If the transfer failed, raises an error with the reason, as NIXL does."""
         return _state(self.agent.getXferStatus(handle._handle))
 
     def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> bindings.nixlXferTelemetry:
-        """Returns times, bytes and descriptors of an agent made with capture_telemetry."""
+        """Returns a transfer's times, bytes and descriptors, if the agent was made with capture_telemetry."""
         return self.agent.getXferTelemetry(handle._handle)
 
     def estimate_xfer_cost(self, req_handle: nixl_xfer_handle) -> tuple[int, int, str]:
-        """Returns (0, 0, "UNKNOWN"): nothing is estimated, as by NIXL's UCX."""
+        """Returns (0, 0, "UNKNOWN"), like NIXL's UCX backend: kvxfer makes no estimates."""
         duration, margin, _ = self.agent.estimateXferCost(req_handle._handle)
         return duration, margin, "UNKNOWN"
 
@@ -376,29 +375,29 @@ class nixl_agent:
         return next(name for name, each in self.backends.items() if each == number)
 
     def release_xfer_handle(self, handle: nixl_xfer_handle) -> None:
-        """Ends a transfer; nothing of it lands when this returns."""
+        """Ends a transfer; when this returns, no byte of it can land."""
         handle.release()
 
     def release_dlist_handle(self, handle: nixl_prepped_dlist_handle) -> None:
-        """Gives a prepared list back."""
+        """Releases a prepared list."""
         handle.release()
 
     def prep_mem_view(self, dlist: Any, *, backends: Sequence[str] | None = None) -> int:
-        """Is for a GPU's kernels; raises nixlNotSupportedError."""
+        """Serves GPU kernels, which kvxfer does not support; raises nixlNotSupportedError."""
         return self.agent.prepMemView(dlist, self._handles(backends or ()))
 
     def release_mem_view(self, mvh: int) -> None:
-        """Is for a GPU's kernels; raises nixlNotSupportedError."""
+        """Serves GPU kernels, which kvxfer does not support; raises nixlNotSupportedError."""
         self.agent.releaseMemView(mvh)
 
     # ---- notifications
 
     def get_new_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
-        """Returns what remote agents told since the last call, by their names."""
+        """Returns the notifications since the last call, by the remote agents' names."""
         return self.agent.getNotifs({}, self._handles(backends))
 
     def update_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
-        """Adds what is new to what was not handled yet, and returns all of it."""
+        """Adds new notifications to those not handled yet; returns all of them."""
         self.notifs = self.agent.getNotifs(self.notifs, self._handles(backends))
         return self.notifs
 
@@ -409,7 +408,7 @@ class nixl_agent:
         backends: Sequence[str] = (),
         tag_is_prefix: bool = True,
     ) -> bool:
-        """Returns whether an agent told what begins with a tag, or contains it, and takes out the first."""
+        """Returns whether a notification begins with (or contains) a tag; removes the first such one."""
         told = self.update_notifs(backends).get(remote_agent_name, [])
         for place, message in enumerate(told):
             if message.startswith(lookup_tag) if tag_is_prefix else lookup_tag in message:
@@ -418,23 +417,23 @@ class nixl_agent:
         return False
 
     def send_notif(self, remote_agent_name: str, notif_msg: bytes | str, backend: str | None = None) -> None:
-        """Tells a remote agent something, without a transfer."""
+        """Sends a notification to a remote agent, without a transfer."""
         self.agent.genNotif(remote_agent_name, notif_msg, [] if backend is None else self._handles([backend]))
 
     # ---- lists of descriptors
 
     def get_xfer_descs(self, descs: Any, mem_type: str | None = None) -> bindings.nixlXferDList | None:
-        """Makes a list of tuples (address, length, device), an N x 3 array, a tensor or a list of such."""
+        """Makes a list from tuples (address, length, device), an N x 3 array, a tensor or several."""
         made: bindings.nixlXferDList | None = self._descs(descs, mem_type, bindings.nixlXferDList, 3)
         return made
 
     def get_reg_descs(self, descs: Any, mem_type: str | None = None) -> bindings.nixlRegDList | None:
-        """Makes a list for registration: as `get_xfer_descs`, tuples with a word on the memory behind."""
+        """Makes a list for registration, like `get_xfer_descs`; each tuple ends with a text on its memory."""
         made: bindings.nixlRegDList | None = self._descs(descs, mem_type, bindings.nixlRegDList, 4)
         return made
 
     def get_remote_descs(self, descs: Any, mem_type: str | None = None) -> bindings.nixlRemoteDList | None:
-        """Makes a list of tuples (address, length, device, agent)."""
+        """Makes a list from tuples (address, length, device, agent)."""
         made: bindings.nixlRemoteDList | None = self._descs(descs, mem_type, bindings.nixlRemoteDList, 4)
         return made
 
@@ -477,18 +476,18 @@ class nixl_agent:
         return pickle.dumps(descs)
 
     def deserialize_descs(self, serialized_descs: bytes) -> Any:
-        """Returns the list of such bytes.
+        """Returns the list in bytes from `get_serialized_descs`.
 
         Raises
         ------
         pickle.UnpicklingError
-            They are anything but a list of descriptors.
+            The bytes are anything but a list of descriptors.
         """
         return _ListReader(serialized_descs).load()
 
 
 class _ListReader(pickle.Unpickler):
-    """Makes lists of descriptors, and nothing else that bytes may name."""
+    """Unpickles lists of descriptors, and refuses everything else that bytes may name."""
 
     def __init__(self, serialized: bytes) -> None:
         import io
@@ -512,7 +511,7 @@ class _ListReader(pickle.Unpickler):
 
 
 def _tensors(descs: Any) -> Sequence[Any] | None:
-    """Returns torch's tensors where there are some; a program that has none has not imported it."""
+    """Returns the torch tensors in an argument, or None. Does not import torch: tensors imply it was."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

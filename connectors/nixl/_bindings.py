@@ -1,4 +1,4 @@
-"""What NIXL 1.5.1 calls its bindings: the same names, kept by kvxfer's native door."""
+"""The names of NIXL 1.5.1's bindings, implemented by kvxfer's native door."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from kvxfer.door import Door, Request
 DEFAULT_COMM_PORT = 8888
 HAVE_UCX_GPU_DEVICE_API = False
 NIXL_INIT_AGENT = ""
-# As whose backend it goes: programs that name UCX, as nearly all do by default, have it as well.
+# Backend names that kvxfer answers to. UCX is one of them, because nearly all programs name it by default.
 BACKENDS = ("KVXFER", "UCX")
 
 globals().update(nixl_mem_t.__members__)
@@ -59,7 +59,7 @@ globals().update(nixl_cost_t.__members__)
 
 
 class nixlAgentConfig:
-    """What an agent is made with; a door needs none of the threads, and telemetry costs it nothing."""
+    """The configuration of an agent. A door needs none of the threads, and telemetry costs it nothing."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class nixlAgentConfig:
 
 
 class nixlXferTelemetry:
-    """How a transfer went; times in microseconds."""
+    """The times, bytes and descriptors of a transfer; times in microseconds."""
 
     def __init__(self) -> None:
         self.startTime = 0
@@ -101,7 +101,7 @@ def _entries(indices: Any) -> NDArray[np.uint32]:
 
 
 class nixlAgent:
-    """An agent behind NIXL's own names; handles of lists and transfers are its numbers."""
+    """An agent with the methods of NIXL's bindings; lists and transfers have numbers as handles."""
 
     def __init__(self, name: str, config: nixlAgentConfig) -> None:
         if not name:
@@ -115,7 +115,7 @@ class nixlAgent:
         self._lock = threading.Lock()
         self._next = 1
         self._backends: dict[int, str] = {}
-        # The agent that it is of; None: this, as the near end.
+        # For each list, the agent that owns the memory (None: this agent, as the near end) and the list.
         self._lists: dict[int, tuple[str | None, Any]] = {}
         self._requests: dict[int, Request] = {}
         self._notify: dict[int, bytes] = {}
@@ -151,7 +151,7 @@ class nixlAgent:
     # ---- memory
 
     def _kind(self, type: nixl_mem_t) -> bool:
-        """Returns whether memory of a kind is a GPU's."""
+        """Returns whether a kind of memory is on a GPU."""
         if type > nixl_mem_t.VRAM_SEG:
             raise nixlNotSupportedError(f"kvxfer moves memory of the host and of GPUs, and no {type.name}")
         return type == nixl_mem_t.VRAM_SEG
@@ -206,7 +206,7 @@ class nixlAgent:
         return nixl_status_t.NIXL_SUCCESS
 
     def _stored(self) -> MetadataStore:
-        """Returns where metadata are kept that go without an address; the first call looks."""
+        """Returns the store for metadata that are sent without an address; the first call makes it."""
         with self._lock:
             if self._store is None:
                 self._store = asked(lambda: metadata_store(self._door, self._name, self._fetch_s))
@@ -214,7 +214,7 @@ class nixlAgent:
             return self._store
 
     def close(self) -> None:
-        """Ends the agent; NIXL's ends when it is no longer used, as this does."""
+        """Ends the agent. Like NIXL's agent, it also ends when it is no longer used."""
         if self._store is not None:
             self._ends()
         self._door.close()
@@ -260,7 +260,7 @@ class nixlAgent:
     # ---- lists
 
     def prepXferDlist(self, *args: Any, **kwargs: Any) -> int:
-        """Of (agent, descs), (descs), or (agent, mem_type, N x 5 or N x 3 array), and backends behind."""
+        """Takes (agent, descs), (descs), or (agent, mem_type, N x 5 or N x 3 array), and then backends."""
         named = list(args)
         if named and isinstance(named[0], DescriptorList):
             named.insert(0, NIXL_INIT_AGENT)
@@ -382,7 +382,7 @@ class nixlAgent:
             raise nixlNoTelemetryError("the agent was made without capture_telemetry, or nothing was posted")
         out = nixlXferTelemetry()
         out.startTime = (time.time_ns() - time.monotonic_ns() + posted_ns) // 1000
-        # What took less than a microsecond took one.
+        # Round up: a shorter time counts as one microsecond.
         out.postDuration = max(1, -(-(begun_ns - posted_ns) // 1000))
         out.xferDuration = max(out.postDuration, -(-((ended_ns or time.monotonic_ns()) - posted_ns) // 1000))
         out.totalBytes = request.nbytes
@@ -429,7 +429,7 @@ def _address(ip_addr: str, port: int) -> str:
     return f"tcp://{host}:{port or DEFAULT_COMM_PORT}"
 
 
-# And the numbers that the enumerations have as members, under their own names.
+# Also exports the enumerations' members under their own names.
 __all__ = [
     "BACKENDS",
     "DEFAULT_COMM_PORT",

@@ -1,4 +1,4 @@
-"""NIXL's helpers of its examples: raw memory by its address."""
+"""The helpers of NIXL's examples: raw memory by its address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _libc.free.argtypes = [ctypes.c_void_p]
 
 
 def malloc_passthru(size: int) -> int:
-    """Returns the address of so many bytes of new memory."""
+    """Allocates `size` bytes; returns their address."""
     address = _libc.malloc(size)
     if not address:
         raise MemoryError(size)
@@ -19,7 +19,7 @@ def malloc_passthru(size: int) -> int:
 
 
 def free_passthru(address: int) -> None:
-    """Frees it."""
+    """Frees memory from `malloc_passthru`."""
     _libc.free(address)
 
 
@@ -34,7 +34,7 @@ def verify_transfer(first: int, second: int, size: int) -> None:
     Raises
     ------
     AssertionError
-        They are not.
+        They differ.
     """
     if ctypes.string_at(first, size) != ctypes.string_at(second, size):
         raise AssertionError(f"{size} bytes at 0x{first:x} and at 0x{second:x} differ")

@@ -38,7 +38,7 @@ class DescriptorList:
 
     @property
     def rows(self) -> Rows:
-        """Address, length and device: uint64 [N, 3]. The list's own."""
+        """Address, length and device: uint64 [N, 3]. Not a copy: the list owns the array."""
         return self._rows
 
     def getType(self) -> nixl_mem_t:
@@ -102,20 +102,20 @@ class DescriptorList:
 
 
 class nixlXferDList(DescriptorList):
-    """Memory that a transfer names."""
+    """The memory that a transfer names."""
 
     def _fill(self, descs: Any) -> None:
         self._take_rows(descs, 3)
 
 
 class DescriptorListWithWords(DescriptorList):
-    """Rows, and a word on each."""
+    """A list of descriptors with a text for each row."""
 
     _words: list[Any]
 
     @staticmethod
     def _word(given: Any) -> Any:
-        """Returns a word as it is kept; of rows that come without one it is that of ``""``."""
+        """Returns a row's text in the form that is kept; rows without a text get that of ``""``."""
         raise NotImplementedError
 
     def _fill(self, descs: Any) -> None:
@@ -164,7 +164,7 @@ class DescriptorListWithWords(DescriptorList):
 
 
 class nixlRegDList(DescriptorListWithWords):
-    """Memory that is registered, and a word on each of it, which kvxfer keeps and does not read."""
+    """Registered memory, with a text for each row, which kvxfer stores and does not read."""
 
     @staticmethod
     def _word(given: bytes | str) -> bytes:
@@ -177,7 +177,7 @@ class nixlRegDList(DescriptorListWithWords):
 
 
 class nixlRemoteDList(DescriptorListWithWords):
-    """Memory of remote agents, for views from a GPU's kernels, of which kvxfer has none."""
+    """Memory of remote agents, for views from GPU kernels, which kvxfer does not support."""
 
     @staticmethod
     def _word(given: object) -> str:
@@ -191,7 +191,7 @@ def rows_of_array(descs: NDArray[Any]) -> Rows:
 
 
 def expanded(strided: NDArray[Any]) -> Rows:
-    """Rows of (address, length, device, stride, count) as rows of one block each."""
+    """Expands rows of (address, length, device, stride, count) to one row for each block."""
     if strided.ndim != 2 or strided.shape[1] != 5 or strided.dtype not in (np.uint64, np.int64):
         raise ValueError("strided descriptors are an Nx5 numpy array of uint64 or int64")
     counts = strided[:, 4].astype(np.int64)

@@ -1,4 +1,4 @@
-"""What the environment says to an agent, since NIXL's interface has no place for it (table in README.md)."""
+"""Reads an agent's settings from the environment: NIXL's interface has no parameters for them (README.md)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FALSE: Final = ("n", "no", "off", "0", "false", "disable")
 
 
 def agent_options(listen_port: int | None) -> tuple[AgentOptions, float]:
-    """Returns an agent's options, and after how many seconds its transfers fail.
+    """Returns an agent's options, and the seconds after which its transfers fail.
 
     Parameters
     ----------
     listen_port
-        None: whichever is free.
+        None for any free port.
     """
     get = os.environ.get
     listen = get("KVXFER_NIXL_LISTEN", "tcp://127.0.0.1:0")
@@ -39,12 +39,12 @@ def agent_options(listen_port: int | None) -> tuple[AgentOptions, float]:
 
 
 def captures_telemetry(asked: bool) -> bool:
-    """Returns whether times of transfers are kept: what NIXL_TELEMETRY_ENABLE says, else what was asked for.
+    """Returns whether to record transfers' times: as NIXL_TELEMETRY_ENABLE says if it is set, else `asked`.
 
     Raises
     ------
     RuntimeError
-        It is neither yes nor no.
+        The variable is neither yes nor no.
     """
     word = os.environ.get("NIXL_TELEMETRY_ENABLE")
     if word is None:
@@ -57,19 +57,19 @@ def captures_telemetry(asked: bool) -> bool:
 
 
 def metadata_store(door: Door, name: str, wait_s: float) -> MetadataStore:
-    """Returns where metadata are kept for agents that are named without an address.
+    """Returns the store of metadata for agents that are named without an address.
 
     Parameters
     ----------
     wait_s
-        How long metadata that are fetched are waited for.
+        How long a fetch waits for metadata.
 
     Raises
     ------
     nixlInvalidParamError
-        The environment names none, or two.
+        The environment names no store, or two.
     nixlNotSupportedError
-        What it names needs a package that is not installed.
+        The store needs a package that is not installed.
     """
     etcd, tcp = os.environ.get("NIXL_ETCD_ENDPOINTS"), os.environ.get("NIXL_TCPSTORE_ENDPOINT")
     if bool(etcd) == bool(tcp):

@@ -1,4 +1,4 @@
-"""Metadata in etcd: a key for each agent and label, which ends some seconds after its agent."""
+"""Metadata in etcd: a key for each agent and label, which expires some seconds after its agent dies."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from kvxfer.door import Door
 from kvxfer.errors import KvxferError, PeerError, invalid
 from kvxfer.log import logger
 
-# Of an agent that dies without a word; it is kept three times as often.
+# How long the keys of a dead agent last; a living agent renews them three times as often.
 _TTL_S: Final = 10
 _PAUSE_S: Final = 0.5
-# Of a key that is about to be deleted, so that followers tell a withdrawal from an agent that etcd lost.
+# The value of a key before its deletion: it tells followers that the agent withdrew, not that etcd lost it.
 _WITHDRAWN: Final = b""
 
 
 class EtcdMetadata(MetadataStore):
     """Metadata under ``NAMESPACE/AGENT/LABEL``.
 
-    Who follows an agent takes in what it sends again, and forgets it when it withdraws. An agent whose keys
-    run out is forgotten once no session with it is open: etcd that is away from one host harms no transfer.
+    A follower of an agent adds metadata that the agent sends again, and forgets the agent when it withdraws.
+    If an agent's keys expire, a follower forgets it only once no session with it is open. So a host that
+    cannot reach etcd loses no transfer.
 
     Parameters
     ----------
     endpoints
-        URLs with commas or semicolons between.
+        URLs, separated by commas or semicolons.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: they are none.
+        ``invalid-argument``: the endpoints are no URLs.
     """
 
     def __init__(self, door: Door, name: str, wait_s: float, endpoints: str, namespace: str) -> None:
@@ -54,11 +55,11 @@ class EtcdMetadata(MetadataStore):
         self._followed: dict[str, _Followed] = {}
 
     def _keys(self, agent: str) -> tuple[bytes, bytes]:
-        """Returns the first key of an agent's, and the first behind them."""
+        """Returns the range of an agent's keys: the first one, and the first one after them."""
         prefix = f"{self._namespace}/{agent}/".encode()
         return prefix, prefix[:-1] + bytes([prefix[-1] + 1])
 
-    # ---- its own
+    # ---- this agent's metadata
 
     async def _put(self, label: str, metadata: bytes) -> None:
         self._kept[label] = metadata
@@ -106,7 +107,7 @@ class EtcdMetadata(MetadataStore):
             if revision is not None:
                 await self._thread.answer(self._gateway.delete_if(pair.key, revision))
 
-    # ---- others'
+    # ---- other agents' metadata
 
     async def _begin_to_follow(self, agent: str, label: str) -> None:
         followed = self._followed.setdefault(agent, _Followed())
@@ -136,7 +137,7 @@ class EtcdMetadata(MetadataStore):
                 self._followed.pop(agent, None)
 
     async def _contacts(self, agent: str, followed: _Followed, on_news: Callable[[], None]) -> None:
-        """Follows from a snapshot on, and from another one where etcd was away or has forgotten; for ever."""
+        """Follows an agent from a snapshot on, for ever; takes a new snapshot after every loss of etcd."""
         first, end = self._keys(agent)
         while True:
             try:
@@ -168,13 +169,13 @@ class EtcdMetadata(MetadataStore):
             self._take_in(agent, pair.value)
 
     async def _lapse(self, agent: str) -> None:
-        """Forgets an agent that is in etcd no more, once no session with it is open."""
+        """Forgets an agent that is no longer in etcd, once no session with it is open."""
         while self._door.is_connected(agent):  # noqa: ASYNC110 (the native side tells of no event)
             await asyncio.sleep(_PAUSE_S)
         self._forget(agent)
 
     def _forget(self, agent: str) -> None:
-        with suppress(KvxferError):  # it was never taken in
+        with suppress(KvxferError):  # it was never added
             self._door.remove_remote(agent)
 
     async def _end(self) -> None:
@@ -196,10 +197,10 @@ def _label(pair: Pair, first: bytes) -> str:
 
 
 class _Followed:
-    """One agent that is followed."""
+    """An agent that this one follows."""
 
     def __init__(self) -> None:
-        self.labels: set[str] = set()  # that were asked for
+        self.labels: set[str] = set()  # labels that were asked for
         self.found: dict[str, bytes] = {}
         self.task: asyncio.Task[None] | None = None
         self.lapsing: asyncio.Task[None] | None = None

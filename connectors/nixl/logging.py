@@ -16,7 +16,7 @@ _LEVELS = {
 
 
 def set_log_level_by_env(nixl_logger: logging.Logger) -> None:
-    """Sets what ``NIXL_LOG_LEVEL`` names."""
+    """Sets the level that ``NIXL_LOG_LEVEL`` names."""
     wanted = os.environ.get("NIXL_LOG_LEVEL", "")
     if wanted.upper() in _LEVELS:
         nixl_logger.setLevel(_LEVELS[wanted.upper()])
@@ -25,7 +25,7 @@ def set_log_level_by_env(nixl_logger: logging.Logger) -> None:
 
 
 def setup_logging() -> None:
-    """Sets the level; where messages go is the program's own affair."""
+    """Sets the level; the program itself decides where messages go."""
     set_log_level_by_env(logging.getLogger("nixl"))
 
 

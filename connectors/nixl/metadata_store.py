@@ -1,4 +1,4 @@
-"""Where agents keep metadata for others that know their names alone."""
+"""The store where agents keep metadata for agents that know only their names."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from kvxfer.errors import KvxferError, PeerError
 from kvxfer.log import logger
 from kvxfer.loop_thread import LoopThread
 
-#: Under which an agent's whole metadata are kept; what is kept under others is of some of its memory.
+#: The label of an agent's complete metadata; other labels hold metadata of some of its memory.
 WHOLE: Final = "metadata"
-# Longer than any one call to a store takes, which has limits of its own.
+# Longer than any single call to a store takes; stores have limits of their own.
 _CALL_S: Final = 15.0
 
 
 class MetadataStore:
-    """Metadata of one agent's, and those of others that it follows, by a thread that sleeps meanwhile.
+    """Stores one agent's metadata and follows those of other agents, on a thread that sleeps when idle.
 
-    Subclasses have the store's own calls, which run on the thread. Every method of this class may be called
-    from any thread.
+    Subclasses implement the store's own calls, which run on the thread. Every method of this class may be
+    called from any thread.
 
     Parameters
     ----------
     door, name
-        The agent's.
+        The agent's door and name.
     wait_s
-        How long metadata that are fetched are waited for.
+        How long a fetch waits for metadata.
     where
-        The store, in words.
+        The store's name in messages.
     """
 
     def __init__(self, door: Door, name: str, wait_s: float, where: str) -> None:
@@ -40,7 +40,7 @@ class MetadataStore:
         self._thread = LoopThread("kvxfer-metadata")
 
     def send(self, label: str, metadata: bytes) -> None:
-        """Has this agent's metadata there when it returns, in place of what it had under this label.
+        """Stores this agent's metadata under a label and replaces earlier ones; returns when they are there.
 
         Raises
         ------
@@ -50,19 +50,19 @@ class MetadataStore:
         self._call(self._put(label, metadata))
 
     def fetch(self, agent: str, label: str) -> None:
-        """Begins to take in another agent's metadata, and to follow what becomes of them."""
+        """Begins to fetch another agent's metadata, and to follow their changes."""
         self._thread.start(self._begin_to_follow(agent, label))
 
     def forget(self, agent: str) -> None:
-        """Follows an agent no more."""
+        """Stops following an agent."""
         self._thread.start(self._end_following(agent))
 
     def withdraw(self) -> None:
-        """Has none of this agent's metadata there when it returns; raises as `send`."""
+        """Removes all of this agent's metadata; returns when they are gone. Raises like `send`."""
         self._call(self._remove())
 
     def close(self) -> None:
-        """Ends it; metadata that end with their agent do."""
+        """Ends the thread, and removes metadata if the store ties them to their agent's life."""
         try:
             self._thread.call(self._end(), _CALL_S)
         except (KvxferError, TimeoutError) as error:
@@ -78,9 +78,10 @@ class MetadataStore:
             ) from None
 
     def _take_in(self, agent: str, metadata: bytes) -> None:
-        """Takes in what lies under an agent's name.
+        """Adds the metadata found under an agent's name.
 
-        Who may write to the store may write under any: whom it names proves the secret before anything moves.
+        A process that may write to the store may write under any name. So the agent that the metadata name
+        must prove the secret before any byte moves.
         """
         try:
             self._door.add_remote(metadata)
@@ -96,7 +97,7 @@ class MetadataStore:
             self._wait_s,
         )
 
-    # ---- the store's own, on the thread
+    # ---- for subclasses; runs on the thread
 
     async def _put(self, label: str, metadata: bytes) -> None:
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """NIXL's numbers and errors.
 
-Errors are NIXL's classes, so that ``except`` clauses hold; their words, ``code`` and cause are kvxfer's.
+Errors are NIXL's classes, so that ``except`` clauses work; their messages, ``code`` and cause are kvxfer's.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class _Number(IntEnum):
-    """A number of NIXL's with a name, printed as it prints them."""
+    """A named number of NIXL's, printed as NIXL prints it."""
 
     def __str__(self) -> str:
         return f"{type(self).__name__}.{self.name}"
 
 
 class nixl_mem_t(_Number):
-    """Kinds of memory; files, blocks and objects are none of kvxfer's."""
+    """Kinds of memory; kvxfer does not support files, blocks and objects."""
 
     DRAM_SEG = 0
     VRAM_SEG = 1
@@ -32,14 +32,14 @@ class nixl_mem_t(_Number):
 
 
 class nixl_xfer_op_t(_Number):
-    """Which way bytes go."""
+    """The direction of a transfer."""
 
     NIXL_READ = 0
     NIXL_WRITE = 1
 
 
 class nixl_status_t(_Number):
-    """How a call, or a transfer, stands."""
+    """The state of a call or a transfer."""
 
     NIXL_IN_PROG = 1
     NIXL_SUCCESS = 0
@@ -55,7 +55,7 @@ class nixl_status_t(_Number):
 
 
 class nixl_thread_sync_t(_Number):
-    """How callers' threads share an agent; a door's may all use it at once, whichever is asked for."""
+    """How callers' threads share an agent. All threads may use a door at once, whatever the setting."""
 
     NIXL_THREAD_SYNC_NONE = 0
     NIXL_THREAD_SYNC_STRICT = 1
@@ -64,13 +64,13 @@ class nixl_thread_sync_t(_Number):
 
 
 class nixl_cost_t(_Number):
-    """By what a cost was estimated."""
+    """The method by which a cost was estimated."""
 
     NIXL_COST_ANALYTICAL_BACKEND = 0
 
 
 class NixlError(Exception):
-    """An error of NIXL's. ``code`` is kvxfer's word for what happened, or ``""``."""
+    """The base of NIXL's errors. ``code`` is kvxfer's error code, or ``""``."""
 
     status = "NIXL_ERR_UNKNOWN"
 
@@ -146,7 +146,7 @@ _ERROR_OF: dict[str, type[NixlError]] = {
 
 
 def asked(call: Callable[[], T]) -> T:
-    """Returns what the door does, or raises NIXL's error of what it raises."""
+    """Returns the result of a call to the door; converts kvxfer's errors to NIXL's."""
     try:
         return call()
     except KvxferError as error:

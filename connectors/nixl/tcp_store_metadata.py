@@ -1,4 +1,4 @@
-"""Metadata in a TCPStore of torch's, which tells nobody what becomes of them."""
+"""Metadata in a torch TCPStore, which reports no changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAUSE_S: Final = 0.05
 
 
 class TcpStoreMetadata(MetadataStore):
-    """Metadata under ``nixl/AGENT/LABEL``. They stay when their agent dies, until it withdraws them.
+    """Metadata under ``nixl/AGENT/LABEL``. They stay until their agent withdraws them, even after it dies.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class TcpStoreMetadata(MetadataStore):
     Raises
     ------
     UsageError
-        ``invalid-argument``: it is none.
+        ``invalid-argument``: the endpoint is not of this form.
     """
 
     def __init__(self, door: Door, name: str, wait_s: float, endpoint: str) -> None:
