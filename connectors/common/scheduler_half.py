@@ -133,7 +133,7 @@ class SchedulerHalf:
                 self._claimed.add(request.id)
                 self._next.claimed.append(Claimed(request.id, source))
 
-    # ---- what was computed elsewhere --------------------------------------------------------
+    # ---- prompts computed elsewhere ---------------------------------------------------------
 
     def num_external_tokens(self, request: EngineRequest, num_computed: int) -> int | None:
         """Returns how many tokens of the prompt, after the computed ones, another engine has.
@@ -429,7 +429,7 @@ class SchedulerHalf:
         self._said.add(request_id)
         return True
 
-    # ---- what is kept for readers -----------------------------------------------------------
+    # ---- requests kept for readers ----------------------------------------------------------
 
     def heard(self, news: News) -> None:
         """Processes the workers' news about requests that are kept here."""
@@ -443,7 +443,7 @@ class SchedulerHalf:
         """Whether kept blocks come back within moments, so that the engine need not preempt a request."""
         return self._keeping.frees_soon()
 
-    # ---- what is counted --------------------------------------------------------------------
+    # ---- statistics -------------------------------------------------------------------------
 
     def take_statistics(self) -> Counts | None:
         """Returns what was counted since the last call; None when nothing has happened.

@@ -115,7 +115,7 @@ def parts_of(args: Any, rank: RankSlice) -> list[CachePart]:
     args
         SGLang's ``KVArgs``.
     rank
-        Of the same worker.
+        The slice that the same worker holds.
 
     Raises
     ------

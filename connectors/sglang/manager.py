@@ -353,7 +353,7 @@ class KvxferKVManager(CommonKVManager):
         if self.is_prefill:
             self._forget_orphans(time.monotonic())
 
-    # ---- prefill: what decode says ----------------------------------------------------------------
+    # ---- prefill: decode's messages ---------------------------------------------------------------
 
     def _take_registration(self, message: Registration) -> None:
         name = message.agent.name

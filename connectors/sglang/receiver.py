@@ -197,7 +197,7 @@ class KvxferKVReceiver(CommonKVReceiver):
             return False
         return True
 
-    # ---- what becomes of it ---------------------------------------------------------------------
+    # ---- progress and the end -------------------------------------------------------------------
 
     def _poll(self) -> int:
         if self.conclude_state == KVPoll.Success:

@@ -181,7 +181,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         # While a request loads, bytes still land in its blocks, so they must stay reserved.
         return stays or name in self._loading
 
-    # ---- what is counted, and the end -------------------------------------------------------
+    # ---- statistics, and the end ------------------------------------------------------------
 
     def take_statistics(self) -> Counts | None:
         """Returns the counts since the last call (`SchedulerHalf.take_statistics`)."""

@@ -225,7 +225,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
     def _broadcast(self, drawn: str) -> Any:
         return drawn if _world_size(self._llm_args) == 1 else _mpi().mpi_broadcast(drawn, root=0)
 
-    # ---- what is counted, and the end -------------------------------------------------------
+    # ---- statistics, and the end ------------------------------------------------------------
 
     def take_statistics(self) -> Counts | None:
         """Returns the counts since the last call (`WorkerHalf.take_statistics`)."""

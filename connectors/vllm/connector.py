@@ -246,7 +246,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def restore_kv_caches(self) -> None:
         self._moving.wake()
 
-    # ---- what is counted --------------------------------------------------------------------
+    # ---- statistics -------------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         half = self._worker or self._deciding

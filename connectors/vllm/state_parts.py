@@ -57,7 +57,7 @@ def part_of(name: str, spec: MambaSpec, caches: list[Any]) -> StatePart:
     name
         One of `part_names`.
     spec
-        Of all of these layers.
+        The specification of all these layers.
     caches
         As the engine registers them: for each layer a tensor of bytes [block, 1, 1, row].
     """
