@@ -247,7 +247,7 @@ test-rdma: $(VENV)/dev.stamp $(VENV)/module.stamp
 # The daemon's page in a real Chromium, without a screen; KVXFER_SCREENSHOTS=folder keeps pictures of it.
 test-page: $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.ci/browser-packages
-	$(PY) -m pytest -m browser tests/control $(ARGS)
+	$(PY) -m pytest -m browser tests/control tests/bench $(ARGS)
 
 # Helm comes as a library, with which nothing is installed but what renders and checks the chart; the rest of it is
 # the first environment's, as above.

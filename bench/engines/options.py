@@ -15,12 +15,15 @@ DISPATCHES = ("sequential", "concurrent")
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """Run a small router before prefill and decode engines, for tests and demonstrations."""
+    """Run a small router before prefill and decode engines, for tests and demonstrations.
+
+    kvxfer bench router --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
+    """
 
     prefill: Annotated[tuple[str, ...], Option("URLs of engines, repeated or with commas between.")]
     decode: Annotated[tuple[str, ...], Option("The same of decode engines.")]
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: Annotated[str, Option("Where it listens.")] = "127.0.0.1"
+    port: Annotated[int, Option("Its port.", at_least=0, at_most=65535)] = 8000
     dispatch: Annotated[
         str, Option("sequential: decode pulls; concurrent: prefill pushes.", one_of=DISPATCHES)
     ] = "sequential"
@@ -38,6 +41,8 @@ class DemoOptions:
 
     With vLLM decode pulls behind one router, and prefill pushes behind another; with SGLang prefill pushes,
     behind SGLang's router. Status 1 when a token differs, or when decode computed what it was to get.
+
+    kvxfer bench demo --engine vllm
     """
 
     engine: Annotated[str, Option("Which engines serve.", one_of=ENGINES)] = ENGINES[0]
@@ -54,6 +59,8 @@ class ClusterOptions:
     engine, beside the other a decode engine, and a router before both; their spans go to a daemon. Prompts
     are sent through the router, and one request's way is shown. All goes on until it is interrupted. Status 1
     when a token differs.
+
+    kvxfer bench cluster --once --mbit-s 1000
     """
 
     once: Annotated[bool, Option("End when the prompts are answered.")] = False

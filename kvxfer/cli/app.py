@@ -33,7 +33,6 @@ app = typer.Typer(
     name="kvxfer",
     help="Moves KV-cache pages between LLM inference processes.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

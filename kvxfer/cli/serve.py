@@ -13,12 +13,12 @@ from kvxfer.errors import KvxferError, UsageError, invalid
 
 def serve(
     state: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of what outlives it. Default: this user's.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of what outlives it. Default: this user's.")
     ] = None,
     runtime: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of its sockets, where agents look for it.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of its sockets, where agents look for it.")
     ] = None,
-    node: Annotated[str | None, typer.Option(help="The node's name. Default: the host's.")] = None,
+    node: Annotated[str | None, typer.Option(metavar="NAME", help="The node's name. Default: the host's.")] = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help='For REST beside the unix socket; "": that alone.')
     ] = "127.0.0.1:7380",
@@ -26,9 +26,9 @@ def serve(
         list[str] | None, typer.Option(help="A name under which REST is asked for; may be repeated.")
     ] = None,
     tls_certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="In PEM, with its chain.")
+        Path | None, typer.Option(metavar="FILE", help="Its certificate in PEM, with the chain.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(
@@ -57,14 +57,14 @@ def serve(
             metavar="HOSTS", help="What requests may have it dial: names and networks, with commas."
         ),
     ] = None,
-    require: Annotated[str, typer.Option(help="Transports without which it is not ready.")] = "",
+    require: Annotated[str, typer.Option(metavar="TRANSPORTS", help="Transports without which it is not ready.")] = "",
     own_agent: Annotated[
         bool, typer.Option("--agent/--no-agent", help="Whether it has an agent itself.")
     ] = True,
     gpu: Annotated[
-        int | None, typer.Option(min=0, help="Take memory of this GPU as well, on memory.sock.")
+        int | None, typer.Option(min=0, metavar="N", help="Take memory of this GPU as well, on memory.sock.")
     ] = None,
-    most_transfers: Annotated[int, typer.Option(min=1, help="Records of transfers that are kept.")] = 100_000,
+    most_transfers: Annotated[int, typer.Option(min=1, metavar="N", help="Records of transfers that are kept.")] = 100_000,
     token: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,10 +82,15 @@ def serve(
         str, typer.Option(metavar="plain|json", help="How lines of its log are written to standard error.")
     ] = "plain",
     stop_after_s: Annotated[
-        float, typer.Option(min=0.0, help="For what runs when it is told to end.")
+        float, typer.Option(min=0.0, help="How long transfers that run may go on when it is told to end.")
     ] = 10.0,
 ) -> None:
-    """Run the node's daemon until SIGTERM or SIGINT: REST, a page for people, and a host pool of pages."""
+    """Run the node's daemon until SIGTERM or SIGINT: REST, a page for people, and a host pool of pages.
+
+    kvxfer serve --pool-gib 8
+
+    kvxfer serve --listen 0.0.0.0:7380 --tls-certificate node.pem --tls-key node.key
+    """
     if (tls_certificate is None) != (tls_key is None):
         raise invalid("--tls-certificate and --tls-key go together")
     if tls_client_ca is not None and tls_certificate is None:

@@ -52,6 +52,8 @@ def trace(
 
     Spans are those that programs send to a daemon: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://NODE:7380/v1/traces.
     Rows are ordered by when they began, as the clocks of their hosts have it.
+
+    kvxfer trace cmpl-7f3a --daemon https://node-a:7380 --daemon https://node-b:7380 --out request.json
     """
     rows = _ask(request, daemon or [""], token_file, ca_file)
     if out is not None:

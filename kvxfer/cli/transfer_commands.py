@@ -32,12 +32,12 @@ _MOST_OPEN = 250
 
 
 def transfers(
-    transfer: Annotated[str, typer.Argument(help="One of them, by its id: with its stages.")] = "",
+    transfer: Annotated[str, typer.Argument(metavar="TRANSFER", help="One of them, by its id: with its stages.")] = "",
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel that one.")] = False,
     running: Annotated[bool, typer.Option("--open", help="Those that are open now.")] = False,
     agent: AgentOption = "",
-    state: Annotated[str, typer.Option(help="pending, done, failed or cancelled.")] = "",
-    context: Annotated[str, typer.Option(help="Of this request: its context, or its trace id.")] = "",
+    state: Annotated[str, typer.Option(metavar="pending|done|failed|cancelled", help="Those in this state.")] = "",
+    context: Annotated[str, typer.Option(metavar="REQUEST", help="Of this request: its context, or its trace id.")] = "",
     tenant: Annotated[str, typer.Option(help="Of this tenant.")] = "",
     limit: LimitOption = 50,
     daemon: DaemonOption = "",
@@ -45,7 +45,12 @@ def transfers(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List transfers, the newest first; show one with both ends' stages, or cancel it."""
+    """List transfers, the newest first; show one with both ends' stages, or cancel it.
+
+    kvxfer transfers --open --agent decode-0
+
+    kvxfer transfers TRANSFER --cancel
+    """
     if cancel and not transfer:
         raise invalid("--cancel needs a transfer's id: kvxfer transfers --open lists those that run")
     wanted = _state(state)
