@@ -107,3 +107,9 @@ def test_names_of_the_package_are_on_the_page_of_the_api(site: Path) -> None:
     ids = Tags(site / "api.html").ids
     missing = [name for name in kvxfer.__all__ if not any(one.endswith(f".{name}") for one in ids)]
     assert missing == []
+    # And what is inherited by what their classes have.
+    kinds = (kvxfer.Agent, kvxfer.Group, kvxfer.Incoming, kvxfer.Lease, kvxfer.Peer, kvxfer.Region)
+    for kind in (*kinds, kvxfer.Transfer):
+        names = {name for name in dir(kind) if not name.startswith("_")}
+        there = {one.rpartition(".")[2] for one in ids if f".{kind.__name__}." in one}
+        assert names - there == set(), kind
