@@ -1,1 +1,1 @@
-"""Between the public nouns and the native core: connecting, posting, completions, told programs."""
+"""Between the public classes and the native core: connecting, posting, completions, program cache."""

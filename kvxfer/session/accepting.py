@@ -1,4 +1,4 @@
-"""Accepting: waiting for a session with a peer, whichever side called."""
+"""Accepting: waits for a session with a peer; either side may have called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Accepting:
     completions, peers, agent_name, address
         The agent's.
     name
-        The peer's; None for the next that calls.
+        The peer's name; None for the next peer that calls.
     """
 
     def __init__(

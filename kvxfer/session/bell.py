@@ -7,9 +7,9 @@ import threading
 
 
 class Bell:
-    """Wakes whoever polls its descriptor; one that rings late touches no other descriptor.
+    """Wakes the thread that polls its descriptor. A late ring never touches another descriptor.
 
-    The descriptor is negative where none is left: who sleeps looks again by itself then.
+    The descriptor is negative if the process has none left; sleepers then check periodically.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Bell:
                 os.eventfd_write(self.fd, 1)
 
     def quiet(self) -> None:
-        """Has it unreadable until it rings again; by the thread that polls it."""
+        """Makes the descriptor unreadable until the next ring; called by the thread that polls it."""
         if self.fd >= 0:
             try:
                 os.eventfd_read(self.fd)
@@ -35,13 +35,13 @@ class Bell:
                 pass
 
     def close(self) -> None:
-        """Gives the descriptor back. Idempotent."""
+        """Closes the descriptor. Idempotent."""
         with self._lock:
             if not self._closed and self.fd >= 0:
                 os.close(self.fd)
             self._closed = True
 
     def forked(self) -> None:
-        """In the child of a fork, where a thread of the parent's may have the lock: closes it there."""
+        """Closes it in the child of a fork, without the lock, which a thread of the parent may hold."""
         self._lock = threading.Lock()
         self.close()

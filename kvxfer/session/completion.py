@@ -1,4 +1,4 @@
-"""The native completion ring -> whoever waits, on any event loop, any thread, or none."""
+"""Delivers events of the native completion ring to waiters, on any event loop, any thread, or none."""
 
 from __future__ import annotations
 
@@ -22,50 +22,49 @@ if TYPE_CHECKING:
     from kvxfer._native import AgentCore, Event
 
 
-#: What somebody waits for: a kind and the number of a handle, peer, lease or command ring.
+#: What a waiter waits for: a kind, and the number of a handle, peer, lease or command ring.
 Key = tuple[str, int]
 #: A key that stands for every number of its kind.
 ANY: Final = -1
 NOTIFICATION: Final = ("notification", ANY)
 MESSAGE: Final = ("message", ANY)
 _MAIL: Final = (NOTIFICATION, MESSAGE)
-#: The part of a handle's key that stands for all of its layers, and for what has none.
+#: The part of a handle's key for all of its layers, and for kinds without layers.
 ALL_LAYERS: Final = -1
 
 _DRAIN_EVENTS: Final = 256
-#: Who sleeps looks again at least so often: poll() counts milliseconds in 31 bits.
+#: Longest sleep before a waiter checks again, because poll() counts milliseconds in 31 bits.
 _LONGEST_NAP_S: Final = 3600.0
-#: The main thread wakes so often to run signal handlers, as in native waits (`nap_s`).
+#: Longest sleep of the main thread, which must run signal handlers, as in native waits (`nap_s`).
 _SIGNALS_S: Final = 0.1
-#: And so often anyone does where no descriptor is left by which to be woken.
+#: Longest sleep of any thread if the process has no descriptor left for waking it.
 LOOK_AGAIN_S: Final = 0.02
 # What AgentCore.poll returns while the ring holds events.
 _EVENTS: Final = 2
 
-#: Called when there are news, by whichever thread has drained them, under no lock; must not block.
+#: Called for new events, by the thread that drained them, without a lock; must not block.
 Wake = Callable[[], None]
 
 
 class Completions:
-    """Reads the events of one agent and wakes those who wait for them.
+    """Reads the events of one agent and wakes the waiters.
 
-    Nobody owns the ring. Each event loop on which something is awaited watches the one event
-    descriptor; blocking calls poll it, one of them for all; whoever is first drains the ring and
-    wakes the others. A loop also watches the sockets while notifications or messages are awaited, and does
-    what is short by itself: by way of the agent's thread it would take two wake-ups. While nobody waits, what
-    becomes of transfers is not told here at all: handles know it. All methods may be called from any
-    thread.
+    No thread owns the ring. Each event loop with a waiter watches the one event descriptor. Of the blocking
+    calls, one polls it for all. The first thread or loop that wakes drains the ring and wakes the others.
+    While notifications or messages are awaited, a loop also watches the sockets and does short work itself;
+    going through the agent's thread would take two wake-ups. Without waiters there are no events for
+    transfers; their handles have the state. All methods may be called from any thread.
 
     Parameters
     ----------
     core
         The native agent; its ``event_fd`` stays open as long as it lives.
     agent_name
-        What its owner is called, for messages.
+        The agent's name, for messages.
     spin_us
         How long a blocking call drives progress itself before it sleeps.
     on_event
-        Called for every event but those that only wake a waiter, before waiters wake; must not block.
+        Called before waiters wake, for every event except those that only wake a waiter; must not block.
     """
 
     def __init__(
@@ -80,16 +79,16 @@ class Completions:
         self._spin_s = spin_us * 1e-6
         self._on_event = on_event
         self._lost: KvxferError | None = None
-        self._stopped = False  # event loops do not watch any more
+        self._stopped = False  # event loops no longer watch
         self._waiters: dict[Key, dict[int, list[Wake]]] = {}
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._serving: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-        # Whether one of them ever watched: counting the set takes longer than all else that an idle
-        # drain does, and to arm for a loop that is gone is one needless write.
+        # Whether a loop ever watched. Counting the set would take longer than the rest of an idle drain, and
+        # arming for a loop that is gone costs only one needless write.
         self._watched = False
-        self._lock = threading.Lock()  # of the tables above
+        self._lock = threading.Lock()  # for the tables above
         self._draining = threading.Lock()
-        # Blocking waiters: one of them, the driver, sleeps on the descriptor, the others on this.
+        # One blocking waiter, the driver, sleeps on the descriptor; the others sleep on this condition.
         self._turn = threading.Condition(threading.Lock())
         self._driver = 0
         self._num_blocked = 0
@@ -99,7 +98,7 @@ class Completions:
     # ---- state ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises `AgentError` when the agent is closed, or this is the child of a fork."""
+        """Raises `AgentError` if the agent is closed, or if this is the child of a fork."""
         if self._lost is not None:
             raise type(self._lost)(str(self._lost.args[0]), code=self._lost.code)
 
@@ -109,7 +108,7 @@ class Completions:
         return self._lost is not None
 
     def forked(self) -> None:
-        """In the child of a fork: no thread, no lock and no socket of the parent may be touched."""
+        """Runs in the child of a fork, where no thread, lock or socket of the parent may be touched."""
         self._lost = AgentError(
             "this process was forked from the agent's, and its threads and sockets stayed there: "
             "make a new agent after fork(), or start workers by spawn",
@@ -117,7 +116,7 @@ class Completions:
         )
 
     def stop_watching(self) -> None:
-        """Takes the descriptors out of every event loop. Called before the agent closes."""
+        """Removes the descriptors from every event loop. Called before the agent closes."""
         with self._lock:
             self._stopped = True
             loops = list(self._loops)
@@ -125,7 +124,7 @@ class Completions:
             self._serving.clear()
             self._watched = False
         if not loops:
-            return  # without asyncio, which a process that has no descriptor left could not import now
+            return  # returns before the import of asyncio, which fails if the process has no descriptor left
         import asyncio
 
         for loop in loops:
@@ -134,11 +133,11 @@ class Completions:
             if asyncio._get_running_loop() is loop:
                 self._remove_readers(loop)
             else:
-                # The bound method keeps the core, and with it the descriptors, until it has run.
+                # The bound method keeps the core and its descriptors alive until it has run.
                 _call_soon(loop, self._remove_readers, loop)
 
     def shut(self, error: KvxferError) -> None:
-        """After the agent closed: wakes everybody who still waits; `check` raises from now on."""
+        """Called after the agent closed: wakes all waiters; `check` raises from now on."""
         self.drain()
         self._lost = error
         with self._lock:
@@ -153,13 +152,13 @@ class Completions:
     # ---- draining ---------------------------------------------------------------------------
 
     def drain(self) -> bool:
-        """Takes every event off the ring and wakes those who wait for it; arms it where somebody sleeps.
+        """Takes every event off the ring and wakes its waiters; arms the descriptor if one sleeps.
 
-        Returns whether there was any.
+        Returns whether there were events.
         """
         found = False
         with self._draining:
-            # Looked at under the lock: whoever comes to sleep on the descriptor drains after that.
+            # Read under the lock: a thread that goes to sleep on the descriptor later drains after this.
             arm = self._watched or self._num_blocked > 0
             try:
                 while events := self.core.drain(_DRAIN_EVENTS, arm):
@@ -206,7 +205,7 @@ class Completions:
             self._wake(("room", event.peer))
 
     def _wake(self, key: Key, part: int = ALL_LAYERS) -> None:
-        """Wakes those who wait for this part, or for any part when the whole has ended."""
+        """Wakes the waiters for this part, or for all parts if the whole has ended."""
         if self._waiters:
             with self._lock:
                 parts = self._waiters.get(key)
@@ -226,14 +225,14 @@ class Completions:
     async def until(
         self, key: Key, is_over: Callable[[], bool], timeout_s: float | None = None, part: int = ALL_LAYERS
     ) -> bool:
-        """Returns whether `is_over` became true in time; looks again whenever `key` has news.
+        """Returns whether `is_over` became true in time; checks again whenever `key` has an event.
 
-        None waits without bound. Cancelling abandons the waiting and nothing else.
+        None waits without bound. Cancelling abandons only the waiting.
 
         Raises
         ------
         UsageError
-            `timeout_s` is no time.
+            `timeout_s` is not a valid time.
         """
         if timeout_s is not None:
             return await self._until_within(key, is_over, seconds(timeout_s, "timeout_s"), part)
@@ -249,7 +248,7 @@ class Completions:
             wake = partial(resolve, loop, news)
             self.enter(key, part, wake)
             try:
-                # It may have happened between the last look and the entry in the table.
+                # The event may have come between the last check and the entry in the table.
                 self.check()
                 if is_over():
                     return True
@@ -264,7 +263,7 @@ class Completions:
     async def _until_within(self, key: Key, is_over: Callable[[], bool], timeout_s: float, part: int) -> bool:
         import asyncio
 
-        # What is so already is seen though there is no time.
+        # Checked once more even if no time is left.
         self.check()
         if is_over():
             return True
@@ -275,17 +274,17 @@ class Completions:
             return False
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Has an event loop drain the ring from now on, for as long as the agent is open."""
+        """Makes an event loop drain the ring from now on, as long as the agent is open."""
         with self._lock:
             if self._stopped or loop in self._loops:
-                return  # where the agent is closing, that wakes all who wait
+                return  # the agent is closing, which wakes all waiters
             self._loops.add(loop)
             self._watched = True
         loop.add_reader(self.core.event_fd, self.drain)
-        self.drain()  # arms the descriptor, and takes what came before anybody watched
+        self.drain()  # arms the descriptor, and takes events from before the loop watched
 
     def _look_away(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Before what is mostly long, or comes by more wake-ups than one, is waited for."""
+        """Stops watching the sockets before a wait that is mostly long or takes several wake-ups."""
         if loop in self._serving and not self._awaits_mail():
             self._leave_sockets(loop)
 
@@ -303,7 +302,7 @@ class Completions:
         self.core.leave()
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Whoever waits anew watches anew: after news, or when what is long is done.
+        # A new wait starts watching again: after events, or when the long wait is over.
         if not self._awaits_mail() or not self.core.serve():
             self._leave_sockets(loop)
         self.drain()
@@ -318,9 +317,9 @@ class Completions:
     # ---- who waits ----------------------------------------------------------------------------
 
     def enter(self, key: Key, part: int, wake: Wake) -> None:
-        """Has `wake` called whenever this part of `key` has news, or when the agent is lost.
+        """Calls `wake` whenever this part of `key` has an event, or when the agent is lost.
 
-        What has happened before is not told: look after this. End it by `leave`.
+        Earlier events are not reported, so check the state after this call. End it with `leave`.
         """
         with self._lock:
             if not self._waiters:
@@ -328,7 +327,7 @@ class Completions:
             self._waiters.setdefault(key, {}).setdefault(part, []).append(wake)
 
     def leave(self, key: Key, part: int, wake: Wake) -> None:
-        """Ends what `enter` began; does nothing where the agent was lost since."""
+        """Ends what `enter` began; does nothing if the agent was lost since."""
         with self._lock:
             parts = self._waiters.get(key)
             if parts is None:
@@ -340,7 +339,7 @@ class Completions:
                 parts.pop(part, None)
             if not parts:
                 del self._waiters[key]
-                # In the child of a fork a lock of the ring's may be held for ever.
+                # In the child of a fork a lock of the ring may be held for ever.
                 if not self._waiters and self._lost is None:
                     self.core.add_waiters(-1)
 
@@ -349,12 +348,12 @@ class Completions:
     def block_until(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
         """Returns whether `is_over` became true in time; None waits without bound.
 
-        Drives progress itself for a short time, then sleeps.
+        The calling thread drives progress for a short time, then sleeps.
 
         Raises
         ------
         UsageError
-            `timeout_s` is no time.
+            `timeout_s` is not a valid time.
         """
         timeout_s = seconds_or_none(timeout_s, "timeout_s")
         self.check()
@@ -366,7 +365,7 @@ class Completions:
             self._num_blocked += 1
             self.core.add_waiters(1)
             try:
-                # The descriptor is armed by the drain of whoever drove last, or this one.
+                # The drain of the last driver, or of this one, has armed the descriptor.
                 while True:
                     self.check()
                     if is_over():
@@ -398,13 +397,13 @@ class Completions:
         if self._wake_fd < 0:
             try:
                 self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            except OSError:  # no descriptor is left: what others drain is seen by looking again
+            except OSError:  # no descriptor is left: checking again shows what other threads drained
                 left_s = LOOK_AGAIN_S if left_s is None else min(left_s, LOOK_AGAIN_S)
         wake_fd = self._wake_fd
         self._driver = threading.get_ident()
         self._turn.release()
         try:
-            # What came since the caller looked may be what it waits for: it looks again first.
+            # Events since the caller's last check may be what it waits for, so it checks again first.
             if not self.drain():
                 poller = select.poll()
                 poller.register(self.core.event_fd, select.POLLIN)
@@ -423,14 +422,14 @@ class Completions:
             self._turn.notify_all()
 
     def sleepers(self, change: int) -> None:
-        """Says that `change` more threads sleep on the descriptor, beside the driver: drains arm it."""
+        """Adds `change` to the number of sleepers besides the driver; while there are any, drains arm."""
         with self._turn:
             self._num_blocked += change
             if self._lost is not None:
                 self._close_wake_fd()
 
     def _close_wake_fd(self) -> None:
-        """After the agent is lost, by whoever is the last to need it. Called under ``_turn``."""
+        """Closes the descriptor of a lost agent once no thread needs it. Called under ``_turn``."""
         if not self._num_blocked and self._wake_fd >= 0:
             os.close(self._wake_fd)
             self._wake_fd = -1
@@ -438,14 +437,14 @@ class Completions:
     def _wake_blocked(self) -> None:
         me = threading.get_ident()
         if self._driver == me:
-            return  # it looks again when it has drained, and then notifies the others
+            return  # the driver checks again after draining, and then notifies the others
         with self._turn:
             self._turn.notify_all()
             if self._driver and self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
 
     def poll(self) -> bool:
-        """Drives progress once without blocking; returns whether anything moved or came in."""
+        """Drives progress once without blocking; returns whether anything moved or arrived."""
         try:
             news = self.core.poll()
         except NativeError as error:
@@ -457,10 +456,11 @@ class Completions:
 
 
 def nap_s(left_s: float | None) -> float:
-    """How long a thread that waits may sleep at a time; None where it waits without bound.
+    """Returns how long a waiting thread may sleep at a time. `left_s` is None for a wait without bound.
 
-    Python runs signal handlers on the main thread alone, and a signal wakes no system call that begins just
-    after it, or that another thread is told of. So the main thread never sleeps for long.
+    Python runs signal handlers only on the main thread. A signal does not wake a system call that begins just
+    after the signal, or if the kernel delivers the signal to another thread. So the main thread never sleeps
+    for long.
     """
     is_main = threading.get_ident() == threading.main_thread().ident
     longest_s = _SIGNALS_S if is_main else _LONGEST_NAP_S
@@ -468,7 +468,7 @@ def nap_s(left_s: float | None) -> float:
 
 
 def resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    """Wakes whoever awaits a future of a loop, from any thread; a loop that was closed has nobody."""
+    """Wakes the waiters of a loop's future, from any thread; a closed loop has no waiters."""
     import asyncio
 
     if asyncio._get_running_loop() is loop:
@@ -486,7 +486,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object],
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:
-        pass  # the loop closed: nobody waits there any more
+        pass  # the loop closed, so it has no waiters
 
 
 _instances: weakref.WeakSet[Completions] = weakref.WeakSet()

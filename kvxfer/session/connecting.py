@@ -1,4 +1,4 @@
-"""Connecting: from an address to a session, or to no session at either end."""
+"""Connects to an address: the result is a session, or no session at either end."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from kvxfer.session.peer_table import PeerTable
     from kvxfer.session.region_table import RegionTable
 
-# Native code has the same deadline, and ends an attempt in better words: it is given so long to say them.
+# Native code has the same deadline and better error messages, so Python waits this much longer for them.
 _LAST_WORD_S: Final = 0.25
 
 
 class Connecting:
-    """One attempt to connect: `wait` or `wait_blocking`, in a ``with`` block that returns the peer.
+    """One attempt to connect. Call `wait` or `wait_blocking` within its ``with`` block.
 
-    An exception that leaves the block, cancellation and interrupts too, ends the session at both ends.
+    An exception that leaves the block, including cancellation and interrupts, ends the session at both ends.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Connecting:
     Raises
     ------
     UsageError
-        `target` is none, or this agent itself, or `timeout_s` no time.
+        `target` is not valid or is this agent itself, or `timeout_s` is not a valid time.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Connecting:
         self._peers = peers
         self._regions = regions
         self._names = names
-        # With whom it is to be, where that is known; the caller's word for it; where to dial, "" for a name.
+        # The expected agent, if known; the caller's text for it; the address to dial, "" for a name.
         self._owner = target if isinstance(target, Entry) else None
         self._target = target.name if isinstance(target, Entry) else target
         self._address = target.address if isinstance(target, Entry) else target if "://" in target else ""
@@ -103,7 +103,7 @@ class Connecting:
 
         if (peer := self._known()) is not None:
             return peer
-        with contextlib.suppress(asyncio.TimeoutError):  # said by _opened, with what there is
+        with contextlib.suppress(asyncio.TimeoutError):  # _opened raises, with the details
             async with asyncio.timeout(self._left_s() + _LAST_WORD_S):
                 peer_id = await asyncio.wrap_future(self._dial())
                 await self._completions.until(("peer", peer_id), lambda: self._peers.settled(peer_id))
@@ -124,11 +124,11 @@ class Connecting:
         return max(self._ends_at - time.monotonic(), 0.0)
 
     def _known(self) -> Peer | None:
-        """Returns the peer where a session with this life of the agent is open already."""
+        """Returns the peer if a session with this incarnation of the agent is open already."""
         return None if self._owner is None else self._peers.oldest_of(self._owner.incarnation)
 
     def _dial(self) -> Future[int]:
-        """Returns the session's number, soon: a directory or a name server may take longer than that."""
+        """Returns a future with the session's number, at once; a directory or a name server may take long."""
         from concurrent.futures import Future
 
         self._dialled = dialled = Future[int]()
@@ -153,7 +153,7 @@ class Connecting:
             dialled.set_exception(error)
 
     def _found(self) -> Entry:
-        """Returns what the directory has of the target, if it is whom the caller means."""
+        """Returns the target's directory entry, if it is the agent that the caller means."""
         try:
             entry = self._names.look_up(self._target, self._left_s, self._is_given_up.is_set)
         except PeerError as error:
@@ -168,11 +168,11 @@ class Connecting:
 
     def _abandon(self, dialled: Future[int]) -> None:
         if dialled.exception() is None:
-            with contextlib.suppress(NativeError):  # closed: there is none any more
+            with contextlib.suppress(NativeError):  # the agent is closed and has no session
                 self._core.disconnect(dialled.result(), CODES["cancelled"], "connect() was given up")
 
     def _opened(self) -> Peer:
-        """Returns the peer of a session that has settled, or raises why there is or can be none."""
+        """Returns the peer of a session that has settled, or raises the reason why there is none."""
         assert self._dialled is not None
         if not self._dialled.done():
             raise self._too_late("its name is still being looked up")
@@ -187,13 +187,13 @@ class Connecting:
         return peer
 
     def _of_owner(self, peer: Peer) -> Peer:
-        """Returns the one session with whom the caller means, or raises where somebody else answered."""
+        """Returns the one session with the meant agent, or raises if another agent answered."""
         assert self._owner is not None
         if peer.incarnation != self._owner.incarnation:
             error = self._restarted(f"{self._address} is {peer.name} with")
             self._end(peer, "peer-restarted", str(error.args[0]))
             raise error
-        # A host has many spellings, and the other end may have called meanwhile.
+        # One host can be written in many ways, and the other end may have called meanwhile.
         before = self._known() if self._shares_session else None
         if before is None or before.id >= peer.id:
             return peer
@@ -201,7 +201,7 @@ class Connecting:
         return before
 
     def _end(self, peer: Peer, code: str, words: str) -> None:
-        with contextlib.suppress(NativeError):  # it was lost meanwhile
+        with contextlib.suppress(NativeError):  # the session was lost meanwhile
             self._core.disconnect(peer.id, CODES[code], words)
 
     def _restarted(self, why: str) -> PeerError:

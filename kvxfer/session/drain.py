@@ -1,4 +1,4 @@
-"""Whether an agent was asked to drain, and who wants to hear of it."""
+"""An agent's drain request, and the callbacks for its changes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 from kvxfer.log import logger
 
-#: Called with `Agent.draining` as it has become.
+#: Called with the new value of `Agent.draining`.
 OnDraining = Callable[[float | None], object]
 
 
 class Drain:
-    """What `Agent.draining` is, and who is told when it changes."""
+    """Holds the value of `Agent.draining`, and the callbacks for its changes."""
 
     def __init__(self) -> None:
         self.until: float | None = None
         self._callbacks: tuple[OnDraining, ...] = ()
 
     def call(self, callback: OnDraining) -> None:
-        """Has `callback` called at each change; of one that raises the log tells."""
+        """Registers `callback` for each change; if it raises, that is logged."""
         self._callbacks = (*self._callbacks, callback)
 
     def ask(self, until: float | None) -> None:
-        """Asks to drain until a time of `time.monotonic`, or takes that back by None."""
+        """Requests a drain by a time of `time.monotonic`; None withdraws the request."""
         self.until = until
         for callback in self._callbacks:
             try:

@@ -1,4 +1,4 @@
-"""What a transfer between two regions would do, in words."""
+"""Describes in words what a transfer between two regions would do."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def explain(core: AgentCore, peer_id: int, region: Region, remote: RegionDescriptor) -> str:
-    """Returns some lines on pages that come from `remote` to `region`, and the other way; posts nothing.
+    """Returns some lines about transfers from `remote` to `region` and back; posts nothing.
 
-    `Agent.explain` says what stands in them.
+    `Agent.explain` lists their content.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def explain(core: AgentCore, peer_id: int, region: Region, remote: RegionDescrip
 
 
 def _program(src: KVLayout, dst: KVLayout) -> CopyProgram | str:
-    """Returns what moves pages between the layouts, or in words why nothing can."""
+    """Returns the program that moves pages between the layouts, or a message on why there is none."""
     from kvxfer.plan.compile import compile_program
 
     try:
@@ -83,7 +83,7 @@ def _name(way: dict[str, Any]) -> str:
 
 
 def _current_notes(core: AgentCore, peer_id: int, remote: RegionDescriptor) -> list[str]:
-    """Returns the notes of today: a descriptor has those of when it was read, or came from elsewhere."""
+    """Returns the current notes; the descriptor's own are from when it was read, or from another process."""
     return [note for told in core.peer_regions(peer_id) if told["id"] == remote.id for note in told["notes"]]
 
 

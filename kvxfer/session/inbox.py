@@ -1,4 +1,4 @@
-"""What peers sent, notifications or messages, until somebody reads it."""
+"""Inboxes: notifications or messages that peers sent and that were not read yet."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Hands each piece of mail of one kind to one reader; native code keeps and bounds those that wait.
+    """Gives each notification (or message) to one reader; native code keeps and bounds the unread ones.
 
     Parameters
     ----------
     take
-        Returns the oldest that nobody has read, or None: the peer's number, and what else it has.
+        Returns the oldest unread item, as the peer's number and its other fields, or None.
     make
-        Makes of a peer and of that what readers get.
+        Makes the reader's object from the peer and those fields.
     key
-        What the ring's events call the kind; its first part names it in errors.
+        The kind's key in the ring's events; its first part names it in errors.
     """
 
     def __init__(
@@ -42,21 +42,21 @@ class Inbox(Generic[T]):
         self._agent_name = agent_name
 
     async def next(self, timeout_s: float | None) -> T:
-        """Waits until one is there and returns it, or raises `TimeoutError`."""
+        """Waits for an item and returns it, or raises `TimeoutError`."""
         found: list[T] = []
         if not await self._completions.until(self._key, lambda: self._take_into(found), timeout_s):
             raise self._late(timeout_s)
         return found[0]
 
     def next_blocking(self, timeout_s: float | None) -> T:
-        """Blocks until one is there and returns it: the twin of `next`."""
+        """Blocks until there is an item and returns it: the twin of `next`."""
         found: list[T] = []
         if not self._completions.block_until(lambda: self._take_into(found), timeout_s):
             raise self._late(timeout_s)
         return found[0]
 
     async def stream(self) -> AsyncIterator[T]:
-        """Yields them as they arrive; ends when the agent closes."""
+        """Yields items as they arrive; ends when the agent closes."""
         found: list[T] = []
         while True:
             try:
@@ -68,7 +68,7 @@ class Inbox(Generic[T]):
             yield found.pop()
 
     def take(self) -> T | None:
-        """Takes the oldest that nobody has read; None where there is none. Never waits."""
+        """Takes the oldest unread item; None if there is none. Never waits."""
         self._completions.check()
         one = self._take()
         if one is None:

@@ -1,4 +1,4 @@
-"""How an agent meets its peers: it connects to them, and accepts those that call."""
+"""The verbs by which an agent connects to peers and accepts peers that call."""
 
 from __future__ import annotations
 
@@ -37,22 +37,24 @@ class Meeting:
         Parameters
         ----------
         target
-            ``"tcp://host:port"``, a name to look up in the directory, an agent's entry, or the descriptor of
-            a region, for its owner. With whom the last three say the session is, or there is none; an entry
-            or a descriptor returns the one that is open already. On one host the rails are shm and a unix
-            socket all the same, and cuda_ipc where both ends name it.
+            ``"tcp://host:port"``, a name to look up in the directory, an agent's entry, or a region's
+            descriptor, which stands for its owner. A name, an entry or a descriptor identifies the agent: the
+            session is with that agent, or connecting fails. For an entry or a descriptor an open session is
+            returned again. Between agents on one host the rails are shm and a unix socket whatever the
+            address, and cuda_ipc if both ends name it.
         timeout_s
-            For looking up and connecting together; None takes the options' ``connect_timeout_s``.
+            Limit for looking up and connecting together; None takes the options' ``connect_timeout_s``.
 
         Raises
         ------
         PeerError
             ``unreachable``, ``auth-failed``, ``protocol``, ``peer-lost``: the message says what was tried.
-            ``peer-restarted``: another incarnation answered than the one that was meant.
+            ``peer-restarted``: the agent that answered has another incarnation than `target`.
         UsageError
-            ``invalid-argument``: no address, a name and no directory, or an address beyond loopback and no
-            secret. ``layout-mismatch``: a region that both ends call by one name holds caches that no copy
-            program can bridge; the message compares them field by field. The session has ended.
+            ``invalid-argument``: `target` is not an address, is a name while the agent has no directory, or
+            is beyond loopback while the agent has no secret. ``layout-mismatch``: both ends have a region of
+            the same name, but no copy program can connect their caches. The message compares the layouts
+            field by field. The session has ended.
 
         docs/errors.md has every code.
         """
@@ -84,17 +86,17 @@ class Meeting:
         Parameters
         ----------
         name
-            The peer's name. Returns its newest session that is open, whichever side called, so also one that
-            this agent dialled; any number of callers get the same. None takes the oldest open session that a
-            peer has called for and that was returned to nobody yet, by a name or without: each goes to one
-            caller, and those that this agent dialled to none.
+            The peer's name. The result is the newest open session with that peer, whether the peer called or
+            this agent did; every caller gets the same one. None takes the oldest open session that a peer
+            opened and that no `accept` has returned yet. Each such session goes to one caller. Sessions that
+            this agent opened are skipped.
         timeout_s
             None waits without bound.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: `name` is no text.
+            ``invalid-argument``: `name` is not text.
         TimeoutError
             No such peer came in time.
         """
@@ -110,5 +112,5 @@ class Meeting:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """Peers that are connected, the newest session last."""
+        """Connected peers, the newest session last."""
         return self._peers.open()

@@ -1,4 +1,4 @@
-"""What an agent posts: transfers, and what lets them in and starts them."""
+"""The verbs by which an agent posts transfers, expects them, and delays their start."""
 
 from __future__ import annotations
 
@@ -51,88 +51,89 @@ class Moving:
     ) -> Transfer:
         """Posts a copy of blocks of `region` into blocks of a peer's region. Returns at once.
 
-        The peer must have let these blocks be written: by a lease, or by ``expect`` of `notify`
-        (whichever of the two sides comes first waits for the other until its deadline; `expect` says what of
-        the other's is over). The pages must stay as they are until the transfer ends.
+        The peer must permit the write: by a lease, or by calling ``expect`` with the tag `notify`. `write`
+        and ``expect`` may come in either order; the first waits for the second until its deadline (`expect`
+        explains what happens if the other one has already ended). Do not change the source pages until the
+        transfer ends.
 
         Parameters
         ----------
         region
-            Where the bytes come from.
+            The region that the bytes come from.
         remote_region
-            Where they go: ``peer.regions[name]``.
+            The region that they go to: ``peer.regions[name]``.
         src_blocks, dst_blocks
-            Block ids of the two regions, in the order of the sequence's tokens. Where both ends have
-            pages of one size they are equally many and ``src_blocks[i]`` goes to ``dst_blocks[i]``;
-            else they cover the same tokens. A source block may be repeated, a destination block may
-            not; a destination's null block takes nothing.
+            Block ids of the two regions, in the order of the sequence's tokens. If both ends have pages of
+            one size, the two lists have the same length, and ``src_blocks[i]`` goes to ``dst_blocks[i]``.
+            Otherwise they cover the same tokens. A source block may be repeated, a destination block may not.
+            Nothing is written to the destination's null block.
         layers
-            Consecutive layers, numbered model-wide as in `KVLayout`; None for all that both ends
-            hold. Like `heads` and `tokens` a range, which costs nothing, or the numbers themselves.
+            Consecutive layers, numbered model-wide as in `KVLayout`; None for all that both ends hold. Like
+            `heads` and `tokens` it is a range, which costs nothing, or a list of numbers.
         heads
-            Consecutive KV heads, numbered model-wide; None for all that both ends hold. For heads
-            that several ranks hold, of which one is to move them (`kvxfer.plan.route`).
+            Consecutive KV heads, numbered model-wide; None for all that both ends hold. Use it when several
+            ranks hold the same heads and only one of them should move them (`kvxfer.plan.route`).
         tokens
-            Which tokens of the sequence move, ``range(first, stop)``; both tables begin at its token
-            0. None for all that both tables name, whole blocks where pages are equal. Exactly these
-            are written: a last block that is filled in part keeps the rest of its bytes.
+            The tokens of the sequence that move, ``range(first, stop)``. Both tables begin at the sequence's
+            token 0. None for all tokens that both tables cover; these are whole blocks if the page sizes are
+            equal. No other tokens are written: a partly filled last block keeps the rest of its bytes.
         after
-            Delays the first byte only: the transfer is posted at once, finds its lease and counts its time.
-            Not together with `hold`. One of:
+            Delays the first byte only. Posting, finding the lease and the deadline start at once. Not
+            together with `hold`. One of:
 
-            - A `Trigger`; ``trigger.by_layer()`` where layers become final one by one.
-            - A stream or an event of torch or cuda.core, of this agent's GPU: what is enqueued in the stream
-              by now, or was when the event was recorded. Neither may be of a graph's capture: record a
-              trigger there.
-            - An asyncio or concurrent future; the transfer is cancelled when it fails.
+            - A `Trigger`, or ``trigger.by_layer()`` if layers become final one by one.
+            - A stream or an event of torch or cuda.core, on this agent's GPU. The transfer waits for the work
+              that is in the stream now, or that was in it when the event was recorded. Neither may belong to
+              a graph's capture: record a trigger there.
+            - An asyncio or concurrent future; if it fails, the transfer is cancelled.
         notify
-            Delivered to the peer when all bytes are visible there, or the tag of its ``expect``;
-            at most 4096 bytes.
+            Payload that the peer receives when all bytes are visible there, or the tag of the peer's
+            ``expect``; at most 4096 bytes.
         timeout_s
-            Both ends are final by then; None takes the options' ``transfer_timeout_s``.
+            Deadline by which both ends are final; None takes the options' ``transfer_timeout_s``.
         priority
-            0 to 255; 0 goes first. With the option ``verbs.classes`` it says over which queue pairs, too.
+            0 to 255; 0 goes first. With the option ``verbs.classes`` it also selects the queue pairs.
         integrity
-            Whether a crc32c of every piece is checked before the end; None as in the options.
+            Whether a crc32c of every piece is checked before the transfer ends; None takes the option.
         lease
-            The lease that is meant, by the token that the peer handed over (`Lease.token`); no other then
-            allows it. None: any that lets these blocks be reached, but where one ended on them earlier,
-            none that this agent had not been told of when it posted: ``lease-ended`` says so. So pass the
-            token wherever blocks are used again. A lease that was granted to a name, or to anybody, lets
-            in only reads that name it.
+            The token of the lease to use (`Lease.token`), which the peer sent; no other lease then permits
+            the transfer. None: any lease that permits access to these blocks. If an earlier lease on these
+            blocks has ended, only leases that this agent knew of when it posted count; otherwise the transfer
+            fails with ``lease-ended``. So pass the token wherever blocks are reused. A lease that was granted
+            to a name or to None permits only reads that pass its token.
         context
-            Whose request it is, e.g. a request's id or a W3C trace parent: at most 256 bytes of UTF-8, as
-            text or as bytes. It travels to the peer; handles, notifications, errors and log lines of both
-            ends name it. Each end that gave one keeps its own; one that gave none has the other's.
+            Identifies the request, e.g. by its id or a W3C trace parent: at most 256 bytes of UTF-8, as text
+            or as bytes. The peer gets it too; handles, notifications, errors and log lines of both ends name
+            it. An end that gave a context keeps its own; an end that gave none shows the other's.
         hold
-            Post, but let layers go only as `Transfer.release` says: for a prefill that is still
-            computing them. Not together with `after`.
+            Whether to post now and move layers only as `Transfer.release` releases them, for a prefill that
+            is still computing them. Not together with `after`.
 
         Raises
         ------
         UsageError
-            Nothing was posted: ids out of range or repeated at the destination, tables of
-            different length, layouts that do not fit; both `after` and `hold`; a region, descriptor, token
-            or trigger of another agent. ``unsupported``: a region lies on a GPU and no rail brings its
-            pages, or `integrity` was asked for there.
+            Nothing was posted. The cause is: ids out of range or repeated at the destination; tables of
+            different length; layouts that do not fit; both `after` and `hold`; or a region, descriptor, token
+            or trigger of another agent. ``unsupported``: a region lies on a GPU, and no rail carries its
+            pages, or `integrity` was requested.
         RailError
-            ``rail-failed``: the rails that bring its pages are lost, and dialled again.
+            ``rail-failed``: the rails that carry the pages are lost. They are dialled again.
         PeerError
-            The peer is lost, or no session is open with the agent that a descriptor is of (``unreachable``).
+            The peer is lost, or there is no open session with the descriptor's owner (``unreachable``).
 
-        docs/errors.md has every code, and what awaiting the transfer raises.
+        docs/errors.md lists every code, and what awaiting the transfer raises.
 
         Notes
         -----
-        One call into native code where whole blocks in all layers go between the same two regions as in the
-        call before. One more for another pair of regions, and for `layers`, `heads` or `tokens`; one more
-        for a stream or an event. A descriptor that came by `RegionDescriptor.from_bytes` takes two more each
-        time, as its session is looked up. `tokens`, and pages that differ in size, also pair units in
-        Python, microseconds for a request. The copy program is compiled, and told to the peer, once for each
-        pair of regions (and `heads`).
+        Takes one call into native code if whole blocks in all layers go between the same two regions as in
+        the previous call. Another pair of regions, or `layers`, `heads` or `tokens`, takes one more; a stream
+        or an event takes one more. A descriptor from `RegionDescriptor.from_bytes` takes two more each time,
+        to look up its session. With `tokens`, or pages that differ in size, Python also pairs units, which
+        takes microseconds for a request. The copy program is compiled and sent to the peer once for each pair
+        of regions (and `heads`).
 
-        A transfer that waits for what a GPU or another process stores takes a few percent of one processor
-        (native/DESIGN.md).
+        A transfer that waits for a GPU or another process to store a word takes a few percent of one
+        processor (native/DESIGN.md).
         """
         return self._poster.transfer(
             region,
@@ -173,21 +174,20 @@ class Moving:
     ) -> Transfer:
         """Posts a copy of blocks of a peer's region into blocks of `region`. Returns at once.
 
-        A lease of the peer must let these blocks be read. Layers may be waited for one by one
-        (`Transfer.layer`); `notify` reaches the peer when all bytes are here, so that it can free
-        its blocks.
+        A lease of the peer must permit reading these blocks. You can wait for layers one by one
+        (`Transfer.layer`). The peer gets `notify` when all bytes are here, so that it can free its blocks.
 
         Parameters
         ----------
         region
-            Where the bytes go.
+            The region that the bytes go to.
         remote_region
-            Where they come from: ``peer.regions[name]``.
+            The region that they come from: ``peer.regions[name]``.
         src_blocks, dst_blocks
             Block ids of the remote and of the local region, as in `write`.
         layers, heads, tokens, after, notify, timeout_s, priority, integrity, lease, context
-            As in `write`. `after` is for blocks that something here still uses: the peer is asked at once,
-            and its lease has to last until the bytes may land.
+            As in `write`. Use `after` if local work still uses the destination blocks. The request goes to
+            the peer at once, so its lease must last until the bytes may land.
 
         Raises
         ------
@@ -214,18 +214,18 @@ class Moving:
         )
 
     def explain(self, region: Region, remote_region: RegionDescriptor) -> str:
-        """Returns in some lines what a `read` and a `write` between the two regions would do. Posts nothing.
+        """Describes in some lines what a `read` and a `write` between two regions would do. Posts nothing.
 
-        For people; later versions may say it otherwise. It says which runs of bytes move and what happens to
-        their elements, over which rails they come here in the order in which those are chosen, and why: which
-        are far from the memory here, and pass memory of the host. Where a NIC moves them it says by READ or
-        WRITE, with the rates of both where that is measured. Then what stands in the `notes` of both regions.
-        Costs what compiling two copy programs does.
+        For people; later versions may word it differently. The text names the runs of bytes that move and
+        what happens to their elements. It lists the rails over which they come here, in the order of choice,
+        with the reasons: which rails are far from the memory here, and which go through host memory. If a NIC
+        moves them, it says whether by READ or WRITE, with the rates of both if they were measured. The
+        `notes` of both regions follow. Costs as much as compiling two copy programs.
 
         Raises
         ------
         UsageError
-            As `write`: a region is gone, or is another agent's.
+            As in `write`: a region is gone, or belongs to another agent.
         PeerError
             Its peer is lost.
         """
@@ -237,44 +237,44 @@ class Moving:
             raise translate(error, peer=remote_region.agent) from None
 
     def trigger(self, memory: Any = None) -> Trigger:
-        """Returns a word at 0 that transfers of this agent can wait for (``after=``).
+        """Returns a trigger: a word, now 0, that transfers of this agent can wait for (``after=``).
 
         Parameters
         ----------
         memory
             4 writable bytes, e.g. ``numpy.frombuffer(shared.buf, numpy.uint32, 1)`` of memory that other
-            processes have mapped; they stay exported for as long as a transfer waits. Triggers over the same
-            bytes are one word, also of several agents. None takes a word of this process, in pinned memory
-            where the agent has a GPU.
+            processes have mapped. The buffer stays exported as long as a transfer waits. Triggers over the
+            same bytes are one word, even of several agents. None takes a word of this process, in pinned
+            memory if the agent has a GPU.
 
         Raises
         ------
         UsageError
-            ``length-mismatch``: `memory` has another size; ``invalid-argument``: it cannot be written to.
+            ``length-mismatch``: `memory` has another size. ``invalid-argument``: it is not writable.
         """
         self._completions.check()
         return trigger_of(self._completions, memory)
 
     def command_ring(self, num_commands: int = 1024) -> CommandRing:
-        """Returns a ring of commands, by which kernels start writes that were prepared in it.
+        """Returns a ring of commands with which kernels start writes that were prepared in it.
 
         Parameters
         ----------
         num_commands
-            How many it has room for: a power of two, 2**20 at most. As many transfers of the ring's are under
-            way at a time; beyond both a kernel is told that the ring is full.
+            Room for commands, and the most transfers of the ring that are under way at a time: a power of
+            two, 2**20 at most. Beyond either limit a kernel finds the ring full.
 
         Raises
         ------
         UsageError
-            Another size.
+            `num_commands` is another number.
         AgentError
-            ``system``: there is no such memory.
+            ``system``: the memory cannot be allocated.
 
         Notes
         -----
-        In pinned memory and a few bytes of the agent's GPU, 16 bytes a command; in the process's own memory,
-        for its threads, where the agent has none.
+        The ring takes 16 bytes a command in pinned memory, and a few bytes on the agent's GPU. If the agent
+        has no GPU, the ring is in the process's own memory, for its threads.
         """
         from kvxfer.gpu.command_ring import ring_of
 
@@ -292,51 +292,53 @@ class Moving:
         timeout_s: float | None = None,
         context: str | bytes = "",
     ) -> Incoming:
-        """Lets transfers that carry `tag` as ``notify`` write these blocks, and follows them.
+        """Permits writes whose ``notify`` is `tag` into these blocks, and returns a handle on them.
 
-        May come before or after the peer's write. What is over is told, and not waited for:
+        `expect` may come before or after the peer's write. If one side has already ended, the other is told
+        at once and does not wait:
 
-        - A write whose tag was expected until that was cancelled, or ended by its time, is refused at once
-          with that code, where no lease lets it write. To expect the tag again begins anew.
-        - Where a write of the tag waited here and ended before this call (its source cancelled it, its time
-          was over, its peer was lost) and no other waits, this fails at once with what happened to that. The
-          next write of the tag begins anew, and so does the next call of this.
+        - The expectation was cancelled or timed out, and the write comes afterwards: the write is refused at
+          once with that code, unless a lease permits it. Calling `expect` again with the tag starts anew.
+        - A write with the tag waited here and ended before this call (its source cancelled it, its time was
+          over, or its peer was lost), and no other write waits: the expectation fails at once with that
+          write's error. The next write with the tag, or the next call of `expect`, starts anew.
 
-        Tags are remembered for that in bounds, the oldest forgotten first: 4096 tags and 1 MiB of those that
-        this agent gave up, as much of each session, and as much of all sessions together that have ended. An
-        expectation that was done is not remembered: its tag may be used again at once.
+        The agent remembers such tags within bounds, and forgets the oldest first: 4096 tags and 1 MiB for
+        expectations that it gave up, as much for each session, and as much for all ended sessions together.
+        Expectations that are done are not remembered: their tags may be used again at once.
 
         Parameters
         ----------
         tag
-            1 to 4096 bytes, e.g. a request's id; unique among what is expected now.
+            1 to 4096 bytes, e.g. a request's id; unique among the pending expectations.
         blocks
             Block ids of `region`, distinct.
         region
-            May be left out when the agent has one.
+            The region of `blocks`; may be left out if the agent has only one.
         layers
             Consecutive layers, numbered model-wide; None for all of the region.
         tokens
-            Which tokens of the sequence have to arrive, of all the region's heads and whoever brings
-            them, until it is complete; `blocks` begin at its token 0. None for all of the blocks.
+            The tokens of the sequence that must arrive, in all of the region's heads and from any writer,
+            before the expectation is done. `blocks` begin at the sequence's token 0. None for all tokens of
+            the blocks.
         peer
-            Who may write; None for any peer.
+            The peer that may write; None for any peer.
         timeout_s
-            It fails when not everything has arrived by then; None takes the options'
+            The expectation fails if something is missing by then; None takes the options'
             ``transfer_timeout_s``.
         context
-            As in `write`: whose request it is, at this end.
+            As in `write`: identifies the request, at this end.
 
         Raises
         ------
         UsageError
-            Ids out of range or repeated, layers or tokens that the region does not hold, no tag or one in
-            use, no `region` and the agent has none or several; a region or peer of another agent.
-            ``unknown-region``: it was deregistered.
+            Ids are out of range or repeated; the region does not hold the layers or tokens; the tag is empty
+            or in use; `region` was left out, but the agent has none or several; or a region or peer belongs
+            to another agent. ``unknown-region``: the region was deregistered.
         PeerError
             `peer` is lost.
 
-        docs/errors.md has every code, and what awaiting it raises.
+        docs/errors.md lists every code, and what awaiting the handle raises.
         """
         self._completions.check()
         if region is None:

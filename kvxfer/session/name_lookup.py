@@ -1,4 +1,4 @@
-"""Names that are looked up in an agent's directory: in time, whatever the directory does."""
+"""Looks up names in an agent's directory, within the caller's deadline even if the directory hangs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvxfer.errors import KvxferError, PeerError, invalid
 if TYPE_CHECKING:
     from kvxfer.directory import Directory, Entry
 
-# A directory is asked for so long at a time: whoever gave up is soon noticed.
+# Longest single call to a directory, so that a caller that gave up is noticed soon.
 _ASK_S: Final = 1.0
-# Those that a directory which never answers keeps; others wait their turn until their own deadlines.
+# Most look-ups that a directory without answers can block; further ones wait until their own deadlines.
 _MOST_AT_ONCE: Final = 32
 
 
@@ -32,7 +32,7 @@ class NameLookup:
         self._turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
     def check(self, name: str) -> None:
-        """Raises `UsageError` where there is no directory to look up a name in."""
+        """Raises `UsageError` if there is no directory for looking up a name."""
         if self._directory is None:
             raise invalid(
                 f"{name!r} is a name without an address, and this agent has no directory to look it up in: "
@@ -40,12 +40,12 @@ class NameLookup:
             )
 
     def look_up(self, name: str, left_s: Callable[[], float], is_given_up: Callable[[], bool]) -> Entry:
-        """Returns the entry of `name`. Called on a thread that nobody waits for longer than `left_s`.
+        """Returns the entry of `name`. Called on a thread; its caller waits no longer than `left_s`.
 
         Raises
         ------
         PeerError
-            ``unreachable``: it is not there, or the directory cannot say.
+            ``unreachable``: the name is not in the directory, or the directory does not answer.
         """
         assert self._directory is not None, "check() comes first"
         if not self._turns.acquire(timeout=left_s()):
@@ -56,7 +56,7 @@ class NameLookup:
                 try:
                     return self._directory.resolve_blocking(name, ask_s)
                 except PeerError:
-                    # What came before its time has another reason than that.
+                    # An error before the time is over has another reason.
                     if is_given_up() or not left_s() or time.monotonic() - begun < ask_s:
                         raise
         except KvxferError:

@@ -1,9 +1,9 @@
-"""Whose an object is: what belongs to one agent is refused by every other, in these words.
+"""Errors for objects of another agent: every agent accepts only its own objects.
 
-Each verb compares for itself: those of transfers in ``posting.py`` (`Poster.peer_of`), others beside theirs.
+Each verb makes its own comparison; those of transfers are in ``posting.py`` (`Poster.peer_of`).
 
 Native code knows regions, peers, leases and commands by numbers that count from 1 in each agent, so another
-agent's object would quietly mean something else here.
+agent's number would silently name a different object here.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class Owned(Protocol):
-    """What belongs to one agent."""
+    """An object that belongs to one agent."""
 
     _completions: Completions
 
 
 def foreign(mine: Completions, thing: Owned, what: str, instead: str) -> UsageError:
-    """Returns the error of a verb that was passed another agent's object: ``thing._completions is not mine``.
+    """Returns the error for another agent's object, i.e. if ``thing._completions is not mine``.
 
-    The caller compares, so that a good call makes no words.
+    The caller compares, so that a correct call builds no message.
 
     Parameters
     ----------
     mine
-        The agent's whose verb was called.
+        Completions of the agent whose verb was called.
     thing, what
-        The object, and what to call it.
+        The object, and its name for the message.
     instead
         What to do, for the message.
     """
@@ -44,7 +44,7 @@ def foreign(mine: Completions, thing: Owned, what: str, instead: str) -> UsageEr
 
 
 def told_apart(first: tuple[str, bytes], second: tuple[str, bytes]) -> tuple[str, str]:
-    """Returns what messages call two agents: their names, with incarnations where those are alike."""
+    """Returns two agents' names for messages, with incarnations if the names are equal."""
     if first[0] != second[0]:
         return f"agent {first[0]!r}", f"agent {second[0]!r}"
     a, b = (f"agent {name!r} (incarnation {incarnation.hex()[:8]})" for name, incarnation in (first, second))

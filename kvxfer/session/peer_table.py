@@ -16,20 +16,21 @@ from kvxfer.session.stats import PeerStats
 
 
 class PeerTable:
-    """Finds and remembers peers. One that was lost is kept by those who hold it, not here."""
+    """Finds and keeps open peers. It holds only weak references to lost peers."""
 
     def __init__(self, core: AgentCore, completions: Completions) -> None:
         self._core = core
         self._completions = completions
         self._peers: dict[int, Peer] = {}
-        # The same by the life of the agent that they lead to, oldest first: several where both ends called.
+        # The same peers by the incarnation of their agent, oldest first; several if both ends called.
         self._by_incarnation: dict[bytes, tuple[Peer, ...]] = {}
-        self._lock = threading.Lock()  # of changes to both
-        # Notifications that are read after the loss of their peer still name the object that others hold.
+        self._lock = threading.Lock()  # for changes of both
+        # A notification that is read after the loss of its peer still gets the Peer object that the program
+        # holds.
         self._lost: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
 
     def open(self) -> tuple[Peer, ...]:
-        """Returns those that are connected, the newest session last."""
+        """Returns connected peers, the newest session last."""
         self._completions.check()
         try:
             peer_ids = self._core.peers()
@@ -43,7 +44,7 @@ class PeerTable:
         return tuple(found)
 
     def get(self, peer_id: int) -> Peer | None:
-        """Returns the one object for a session; None while the peer has not told its name."""
+        """Returns the one object for a session; None while the peer's name is unknown."""
         peer = self._peers.get(peer_id) or self._lost.get(peer_id)
         if peer is None:
             try:
@@ -58,12 +59,12 @@ class PeerTable:
         return peer
 
     def get_or_nameless(self, peer_id: int) -> Peer:
-        """The same, for a session that may be forgotten already."""
+        """Returns the same, also for a session that native code may have forgotten."""
         peer = self._peers.get(peer_id) or self.get(peer_id)
         return peer or Peer(self._completions, peer_id, {"name": "?", "incarnation": b"", "is_ours": True})
 
     def budgets(self) -> list[PeerStats]:
-        """Returns of each open session the peer's name, and what it holds here of what it may."""
+        """Returns for each open session the peer's name, and its use of its budgets here."""
         found: list[PeerStats] = []
         for peer_id in sorted(self._core.peers()):
             try:
@@ -75,7 +76,7 @@ class PeerTable:
         return found
 
     def find(self, name: str) -> Peer | None:
-        """Returns the newest session with `name` that is open, and counts it as accepted."""
+        """Returns the newest open session with `name`, and counts it as accepted."""
         for peer in reversed(self.open()):
             if peer.name == name:
                 peer._take()
@@ -83,28 +84,28 @@ class PeerTable:
         return None
 
     def next_caller(self) -> Peer | None:
-        """Returns the oldest open session that a peer opened and that was returned to nobody yet."""
+        """Returns the oldest open session that a peer opened and that no call has returned yet."""
         for peer in self.open():
             if peer._take():
                 return peer
         return None
 
     def oldest_of(self, incarnation: bytes) -> Peer | None:
-        """Returns the first session with this life of an agent that is open still."""
+        """Returns the oldest open session with this incarnation of an agent."""
         for peer in self.open():
             if peer.incarnation == incarnation:
                 return peer
         return None
 
     def owner_of(self, remote: RegionDescriptor) -> Peer:
-        """Returns the newest session with the agent that a descriptor from elsewhere is of, or raises.
+        """Returns the newest session with a descriptor's owner, or raises.
 
-        Costs a look at that session, however many others are open.
+        Looks at that session only, however many are open.
         """
         for peer in reversed(self._by_incarnation.get(remote.incarnation, ())):
             if peer.state is PeerState.OPEN:
                 return peer
-        # It may have come up a moment ago, and nobody has read the event yet.
+        # The session may have come up a moment ago, and its event may still be unread.
         for peer in reversed(self.open()):
             if peer.incarnation == remote.incarnation:
                 return peer
@@ -116,13 +117,13 @@ class PeerTable:
         )
 
     def settled(self, peer_id: int) -> bool:
-        """Whether connecting has ended, well or not."""
+        """Whether connecting has ended, in success or failure."""
         return bool(self._core.peer(peer_id)["state"] != "connecting")
 
     def opened(self, peer_id: int, target: str, address: str) -> Peer:
         """Returns the peer of a session that has settled, or raises why there is none.
 
-        `target` is the caller's word for it, `address` what was dialled.
+        `target` is the caller's text for it; `address` is the dialled address.
         """
         info = self._core.peer(peer_id)
         if info["state"] != "open":
@@ -142,8 +143,8 @@ class PeerTable:
                 else:
                     del self._by_incarnation[peer.incarnation]
         if peer is not None:
-            with contextlib.suppress(AgentError):  # closed meanwhile: events that were left are still read
-                peer._info()  # why it was lost, as long as native code knows
+            with contextlib.suppress(AgentError):  # closed meanwhile, while events that were left are read
+                peer._info()  # fetches the reason of the loss while native code knows it
             self._lost[peer_id] = peer
 
     def clear(self) -> None:
@@ -155,7 +156,7 @@ class PeerTable:
     # ---- inside -----------------------------------------------------------------------------
 
     def _remember(self, peer_id: int, info: dict[str, Any]) -> Peer:
-        """Returns the one object of a session that is open, and made one where there is none yet."""
+        """Returns the one object of an open session; makes it if there is none yet."""
         with self._lock:
             peer = self._peers.get(peer_id)
             if peer is None:

@@ -1,4 +1,4 @@
-"""Posting: what a caller names, turned into the one native call of a transfer or an expectation."""
+"""Posting: turns a caller's arguments into the one native call of a transfer or an expectation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Poster:
         self._peers = peers
         self._programs = programs
         self._options = options
-        # The last route of whole blocks in all layers: the same two objects mostly follow each other.
+        # The last route of whole blocks in all layers, because most calls repeat the same two objects.
         self._usual: tuple[Any, ...] = (object(), None, False, None, None, None)
 
     def transfer(
@@ -73,10 +73,10 @@ class Poster:
         after: StartsAfter | None,
         hold: bool,
     ) -> Transfer:
-        """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises.
+        """Posts a write or a read; `Agent.write` explains the arguments and the errors.
 
-        Most go by their places, which are those of `Agent.write`: a keyword for each takes 0.07 us of the 3
-        that a post takes.
+        Most arguments are positional, in the order of `Agent.write`, because each keyword takes 0.07 of a
+        post's 3 us.
         """
         held: bool | After = hold is not False and flag(hold, "hold")
         if after is not None:
@@ -119,7 +119,7 @@ class Poster:
         dst_blocks: Blocks,
         part: Part,
     ) -> tuple[Route, Scope, Blocks, Blocks, int]:
-        """Returns by which route, and as which units, these blocks go."""
+        """Returns the route of these blocks, and their units."""
         peer_id = self.peer_of(region, remote)
         layers, named_heads, tokens = part
         heads = None if named_heads is None else _as_range(named_heads, "heads")
@@ -134,7 +134,7 @@ class Poster:
             if num_fine:
                 entry = self._programs.get(peer_id, write, region, remote, heads, fine=True)
         route, scope = self._route(peer_id, entry, write, region, remote, layers)
-        # A descriptor from elsewhere may mean another session each time.
+        # A descriptor from another process may mean another session each time.
         if part is WHOLE and entry.whole_blocks and remote._peer is not None:
             self._usual = region, remote, write, self._programs.entries, route, scope
         return route, scope, src_blocks, dst_blocks, num_fine
@@ -146,12 +146,12 @@ class Poster:
         layers: Iterable[int] | None,
         heads: Iterable[int] | None,
     ) -> tuple[Route, Scope]:
-        """Returns by which route whole blocks are written, for whoever names them later.
+        """Returns the route for writing whole blocks that are named later.
 
         Raises
         ------
         UsageError
-            As `Agent.write`; ``unsupported``: pages of the two regions differ in size, or one has a null
+            As in `Agent.write`. ``unsupported``: pages of the two regions differ in size, or one has a null
             block.
         """
         peer_id = self.peer_of(region, remote)
@@ -174,7 +174,7 @@ class Poster:
         remote: RegionDescriptor,
         layers: Iterable[int] | None,
     ) -> tuple[Route, Scope]:
-        """Returns by which route these layers go by a program, and what all work on it has in common."""
+        """Returns the route of these layers through a program, and the scope that all work on it shares."""
         program = entry.program
         if layers is None:
             first, moved = entry.first, entry.layers
@@ -194,7 +194,7 @@ class Poster:
         return route, Scope(self._completions, remote.agent, moved, program.origin, not write, region)
 
     def peer_of(self, region: Region, remote: RegionDescriptor) -> int:
-        """Returns the number of the session that leads to `remote`; both are this agent's to use."""
+        """Returns the number of the session with `remote`'s owner; refuses regions of other agents."""
         if not (
             isinstance(cast(object, region), Region) and isinstance(cast(object, remote), RegionDescriptor)
         ):
@@ -226,7 +226,7 @@ class Poster:
         timeout_s: float | None,
         context: str | bytes,
     ) -> Incoming:
-        """Lets transfers with `tag` write; `Agent.expect` says what the arguments mean and raise."""
+        """Permits writes with `tag`; `Agent.expect` explains the arguments and the errors."""
         _check_region(region)
         if peer is not None:
             what = "a Peer, as connect() and accept() return, or None for any peer"
@@ -280,7 +280,8 @@ def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:
     Raises
     ------
     UsageError
-        ``invalid-argument``: it is no token, or of another agent than the region's, which are both named.
+        ``invalid-argument``: it is not a token, or belongs to another agent than the region; the message
+        names both.
     """
     what = "a LeaseToken, as Lease.token is and LeaseToken.parse(text) makes"
     check_kind(token, "lease", LeaseToken, what, is_secret=True)
@@ -296,7 +297,7 @@ def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:
 
 
 def _said_of(error: NativeError, region: Region, remote: RegionDescriptor, context: str) -> KvxferError:
-    """Returns the public exception of a post. A region that is gone has a number alone in native words."""
+    """Returns the public exception of a post; names a lost region, where native code has only a number."""
     if error.args[0] == CODES["unknown-region"]:
         return UsageError(
             f"{error.args[1]}, for a transfer between region {region.name!r} here and {remote.name!r} (id "
@@ -310,7 +311,7 @@ def _said_of(error: NativeError, region: Region, remote: RegionDescriptor, conte
 
 
 def _as_range(numbers: Iterable[int], name: str) -> range:
-    from kvxfer.plan.consecutive import consecutive  # an import of kvxfer does without plans
+    from kvxfer.plan.consecutive import consecutive  # importing kvxfer must not load the planner
 
     return consecutive(numbers, name)
 
@@ -326,7 +327,7 @@ def _check_remote(remote: object) -> None:
 def _needed(
     layout: KVLayout, ids: NDArray[np.uint32], named: Iterable[int] | None
 ) -> tuple[NDArray[np.uint32], int, int]:
-    """Returns the real blocks of a table, and which of their tokens have to arrive, counted over them."""
+    """Returns the real blocks of a table, and the range of their tokens that must arrive."""
     first, end = 0, len(ids) * layout.block_tokens
     if named is not None:
         from kvxfer.plan.units import held_before, sequence_tokens
@@ -342,7 +343,7 @@ def _needed(
         end = stop
     if layout.null_block < 0 or not (kept := ids != layout.null_block).size or kept.all():
         return ids, first, end
-    # Nothing arrives in null blocks: they are left out, and tokens counted without them.
+    # Nothing arrives in null blocks, so they are left out, and tokens are counted without them.
     return ids[kept], _without_null(layout, kept, first), _without_null(layout, kept, end)
 
 

@@ -1,4 +1,4 @@
-"""Copy programs that peers know already: compiled and told once for each pair of regions."""
+"""Copy programs that peers have: compiled and sent once for each pair of regions."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _Key = tuple[int, bool, int, int, range | None, bool]
 
 
 class InstalledProgram(NamedTuple):
-    """A program that both ends have."""
+    """A program that both ends have installed."""
 
     number: int  # in the session
     program: CopyProgram
     whole_blocks: bool  # block ids are its unit ids, and every block is real
-    first: int  # of all its layers, in its own numbers
+    first: int  # first of its layers, in the program's numbers
     layers: range  # all of them, numbered model-wide
 
 
 class ProgramCache:
-    """The programs of one agent. Regions and peers are never renumbered, so no entry goes stale."""
+    """The programs of one agent. Numbers of regions and peers are never reused, so no entry goes stale."""
 
     def __init__(self, core: AgentCore) -> None:
         self._core = core
-        #: Replaced as a whole when it changes: readers on other threads need no lock, and who holds on to
-        #: an entry sees by it whether anything was forgotten since.
+        #: Replaced as a whole when entries are dropped or added. So readers on other threads need no lock,
+        #: and a reader that kept an entry can see whether the table has changed since.
         self.entries: dict[_Key, InstalledProgram] = {}
 
     def __len__(self) -> int:
@@ -50,12 +50,12 @@ class ProgramCache:
         heads: range | None = None,
         fine: bool = False,
     ) -> InstalledProgram:
-        """Returns the program, compiling it and telling the peer the first time.
+        """Returns the program; the first time, compiles it and sends it to the peer.
 
         Raises
         ------
         UsageError
-            ``layout-mismatch``, ``out-of-range``: as `kvxfer.plan.compile_program`.
+            ``layout-mismatch``, ``out-of-range``: as in `kvxfer.plan.compile_program`.
         NativeError
             The peer or a region is gone.
         """
@@ -89,11 +89,11 @@ class ProgramCache:
         return entry
 
     def forget_region(self, region_id: int) -> None:
-        """Drops what begins or ends in a region of this agent."""
+        """Drops programs of a region of this agent."""
         self.entries = {key: entry for key, entry in self.entries.items() if key[2] != region_id}
 
     def forget_peer(self, peer_id: int, region_id: int | None = None) -> None:
-        """Drops what leads to a peer, or to one region of it."""
+        """Drops programs of a peer, or of one region of it."""
         self.entries = {
             key: entry
             for key, entry in self.entries.items()

@@ -1,4 +1,4 @@
-"""An agent's entry in a directory: published, renewed where it ends, withdrawn at the end."""
+"""Publishes an agent's entry in a directory, renews it if it has a time to live, and withdraws it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
     from kvxfer.directory import Directory, Entry
 
-# Two renewals may fail, and the third comes in time.
+# Two renewals may fail; the third still comes in time.
 _RENEWALS_IN_TTL: Final = 3
 
 
 class Publication:
-    """Keeps one entry in a directory, from `begin` to `end`. What the directory does costs its own threads.
+    """Keeps one entry in a directory, from `begin` to `end`, on threads of its own.
 
-    Each call to the directory is made on a thread and comes after the one before it, so that one which
-    takes for ever holds up nobody, and a late one is undone by the last. There is no thread in between,
-    unless the entry is renewed.
+    Each call to the directory runs on a thread, after the previous call. So a call that never returns delays
+    no caller, and the last call undoes a late one. Between calls there is no thread, unless the entry is
+    renewed.
 
     Parameters
     ----------
     directory, entry
-        What is published where.
+        Where to publish, and what.
     ttl_s
-        After which the directory forgets it; None for never.
+        Time after which the directory removes the entry; None for never.
     """
 
     def __init__(self, directory: Directory, entry: Entry, ttl_s: float | None) -> None:
@@ -41,7 +41,7 @@ class Publication:
         self._stop = threading.Event()
         self._publishing: threading.Thread | None = None
         self._ended = False
-        # An agent that is dropped is as good as dead: its entry ends with its time.
+        # A dropped agent counts as dead: its entry ends with its time to live.
         weakref.finalize(self, self._stop.set)
 
     def begin(self, timeout_s: float) -> None:
@@ -71,12 +71,12 @@ class Publication:
             ) from None
 
     def end(self, timeout_s: float) -> None:
-        """Withdraws the entry; what takes longer than `timeout_s` goes on alone. Idempotent.
+        """Withdraws the entry. If that takes longer than `timeout_s`, it goes on in its thread. Idempotent.
 
         Raises
         ------
         Exception
-            What the directory raised in time. The log has what it raises later.
+            What the directory raised within the time. Later errors go to the log.
         """
         if self._ended:
             return
@@ -91,7 +91,7 @@ class Publication:
 
         try:
             _, withdrawn = _started("kvxfer-withdraw", withdraw)
-        except RuntimeError as error:  # the interpreter ends, and starts no thread
+        except RuntimeError as error:  # the interpreter is ending and starts no threads
             logger().warning("kvxfer: %s stays in its directory: %s", entry.name, error)
             return
         try:
@@ -112,7 +112,7 @@ def _published(directory: Directory, entry: Entry, ttl_s: float | None) -> Calla
 def _renewed(
     directory: Directory, entry: Entry, ttl_s: float | None, stop: threading.Event
 ) -> Callable[[], object] | None:
-    """Returns what publishes an entry again and again until `stop`; it keeps no agent alive."""
+    """Returns a function that publishes an entry repeatedly until `stop`; it keeps no agent alive."""
     if ttl_s is None:
         return None
     interval_s = ttl_s / _RENEWALS_IN_TTL
@@ -135,7 +135,7 @@ def _renewed(
 def _started(
     name: str, call: Callable[[], object], then: Callable[[], object] | None = None
 ) -> tuple[threading.Thread, Future[None]]:
-    """Starts a thread that calls `call`, whose outcome the future has, and `then` if that went well."""
+    """Starts a thread that calls `call`, and `then` if that succeeds; the future gets the outcome."""
     from concurrent.futures import Future
 
     outcome: Future[None] = Future()

@@ -1,4 +1,4 @@
-"""What has come for an agent's caller: notifications and messages."""
+"""The verbs by which a caller reads notifications and messages."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Receiving:
     def notifications(self) -> AsyncIterator[Notification]:
         """Yields notifications as they arrive, each to one reader; ends when the agent closes.
 
-        Those that nobody reads are kept. A peer whose unread ones come to a bound has its next transfer
-        with a notification refused in words; of peers that are lost the newest 16,384 are kept.
+        Unread notifications are kept. When a peer's unread notifications reach a limit, its next transfer
+        with a notification is refused with a message. Of lost peers the newest 16,384 are kept.
         """
         return self._notifications.stream()
 
     async def notification(self, timeout_s: float | None = None) -> Notification:
-        """Waits until a notification is there and returns it; each goes to one reader.
+        """Waits for a notification and returns it; each goes to one reader.
 
-        Cancelling it loses none.
+        Cancelling loses no notification.
 
         Parameters
         ----------
@@ -50,22 +50,22 @@ class Receiving:
         return self._notifications.next_blocking(timeout_s)
 
     def take_notification(self) -> Notification | None:
-        """Takes the oldest notification that nobody has read; None where there is none. Never waits."""
+        """Takes the oldest unread notification; None if there is none. Never waits."""
         return self._notifications.take()
 
     def messages(self) -> AsyncIterator[Message]:
         """Yields messages that peers sent by `Peer.send`, each to one reader; ends when the agent closes.
 
-        Messages of one peer come in the order of their sending. Unread ones are kept: up to 1 MiB for each
-        peer, which cannot send more until some are read. Of peers that are lost the newest 16,384 are kept,
-        and no more than 64 MiB.
+        Messages of one peer come in the order of sending. Unread messages are kept, up to 1 MiB for each
+        peer; the peer cannot send more until some are read. Of lost peers the newest 16,384 are kept, and no
+        more than 64 MiB.
         """
         return self._messages.stream()
 
     async def message(self, timeout_s: float | None = None) -> Message:
-        """Waits until a message is there and returns it; each goes to one reader.
+        """Waits for a message and returns it; each goes to one reader.
 
-        Cancelling it loses none.
+        Cancelling loses no message.
 
         Parameters
         ----------
@@ -86,5 +86,5 @@ class Receiving:
         return self._messages.next_blocking(timeout_s)
 
     def take_message(self) -> Message | None:
-        """Takes the oldest message that nobody has read; None where there is none. Never waits."""
+        """Takes the oldest unread message; None if there is none. Never waits."""
         return self._messages.take()

@@ -1,4 +1,4 @@
-"""What native code keeps of transfers that have ended, or are open: binary records -> `Record`."""
+"""Decodes native code's binary records of open and ended transfers into `Record`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from kvxfer.errors import CODE_NAMES
 
-# native/core/record.h: the same fields in the same order. Held to it by a test.
+# native/core/record.h: the same fields in the same order. A test compares them.
 _LAYOUT: Final = struct.Struct("<5Q4q5IH8B2x24s128s120s")
 #: Bytes of a record.
 RECORD_NBYTES: Final = _LAYOUT.size
@@ -36,49 +36,49 @@ _STATES: Final = (
 
 
 class Record(NamedTuple):
-    """One end of a transfer, or an expectation: how it ended, or how far it is.
+    """One end of a transfer, or an expectation: its result, or its progress.
 
-    The records of both ends of a transfer have the same ``transfer``, each other's regions, and `ours` true
-    at one of them: with the incarnations of both agents these name it. Times are nanoseconds of this host's
-    CLOCK_MONOTONIC, 0 for what has not happened or is not known at this end.
+    The records of a transfer's two ends have the same ``transfer`` and each other's regions, and `ours` is
+    true at one of them. Together with the incarnations of both agents these fields identify the transfer.
+    Times are nanoseconds of this host's CLOCK_MONOTONIC; 0 means not yet, or unknown at this end.
 
     Attributes
     ----------
     session : int
-        The agent's own number of the peer (``AgentCore.peer``); of an expectation of any peer 0.
+        The agent's own number for the peer (``AgentCore.peer``); 0 for an expectation of any peer.
     transfer : int
-        The transfer's number in its session; of an expectation `handle`.
+        The transfer's number in its session; for an expectation, the same as `handle`.
     handle : int
-        The number of its caller's handle at this end, 0 where it has none.
+        The number of the caller's handle at this end; 0 if there is none.
     ours : bool
-        It was posted at this end. True of expectations.
+        Whether it was posted at this end. True for expectations.
     region, remote_region : int
-        Numbers of the regions at this end and at the other; 0 where that is not known.
+        Numbers of the regions at this end and at the other; 0 if unknown.
     outcome : str
-        ``"pending"`` of what is open, and of what has failed and still drains.
+        ``"pending"`` also after a failure, while copies still drain.
     code : str
         Why it failed or was cancelled (docs/errors.md), else ``""``.
     state : str
-        Of its state machine: ``"parked"`` waits for a right, ``"queued"`` for room in its session. Of an
-        expectation ``"moving"`` while it is open.
+        State of its state machine: ``"parked"`` waits for a right, ``"queued"`` waits for room in its
+        session. An open expectation is ``"moving"``.
     num_blocks : int
-        Rows of its block tables (of units, where the pages at both ends differ in size).
+        Rows of its block tables (rows of units if the pages at both ends differ in size).
     num_pieces, pieces_done : int
-        Pieces that it falls into, and that have arrived, or were sent. A source whose peer fetches hears of
-        none before the end. Of an expectation 0.
+        Its pieces, and the pieces that have arrived or were sent. If the peer fetches, a source knows of none
+        before the end. 0 for an expectation.
     nbytes : int
-        Bytes of the pages that it moves, as they cross a stream; of an expectation 0.
+        Bytes of the pages that it moves, as they cross a stream; 0 for an expectation.
     posted_ns : int
-        When it was posted; of a transfer that the peer posted: when it was heard of.
+        When it was posted. If the peer posted it: when this end learned of it.
     begun_ns : int
-        When its bytes might begin to move: at a destination its right was found, at a source the peer was
-        told where they are.
+        When its bytes could begin to move. At a destination: when its right was found. At a source: when the
+        peer was told their location.
     first_piece_ns : int
-        When the first piece had arrived, or was sent.
+        When the first piece arrived, or was sent.
     rails : tuple[str, ...]
-        Names of the transports that brought it, as far as this end knows and 24 bytes hold.
+        Names of the transports that carried it, as far as this end knows, cut to 24 bytes.
     context : str
-        Whose request it is; the first 128 bytes.
+        The request's context; the first 128 bytes.
     message : str
         Why it failed; the first 120 bytes.
     """
@@ -109,7 +109,7 @@ class Record(NamedTuple):
 
     @property
     def nbytes_done(self) -> int:
-        """Bytes that have moved, reckoned from its pieces; all of them once it is done."""
+        """Bytes that have moved, estimated from its pieces; all of them once it is done."""
         if self.outcome == "done":
             return self.nbytes
         return self.nbytes * self.pieces_done // max(1, self.num_pieces)
@@ -118,7 +118,7 @@ class Record(NamedTuple):
 def decode(data: bytes) -> list[Record]:
     """Returns the records of ``AgentCore.take_records`` or ``open_transfers``, in their order.
 
-    Raises ``ValueError`` where `data` are no whole records.
+    Raises ``ValueError`` if `data` is not a whole number of records.
     """
     if len(data) % RECORD_NBYTES:
         raise ValueError(f"{len(data)} bytes are no whole records of {RECORD_NBYTES}")
@@ -126,7 +126,7 @@ def decode(data: bytes) -> list[Record]:
 
 
 def encode(records: Iterable[Record]) -> bytes:
-    """Returns records as native code has them: what `decode` reads. Texts are cut to what has room."""
+    """Returns records in native form, as `decode` reads them. Texts are cut to the field's size."""
     return b"".join(_LAYOUT.pack(*_fields(record)) for record in records)
 
 
@@ -177,5 +177,5 @@ def _record(fields: tuple[Any, ...]) -> Record:
 
 
 def _text(cut: bytes) -> str:
-    """What is whole of a text that may be cut within a character."""
+    """Decodes a text that may be cut within a character, without the partial character."""
     return cut.decode(errors="ignore")

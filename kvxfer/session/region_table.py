@@ -1,4 +1,4 @@
-"""The regions of one agent: what it has registered, and whether a peer's caches can be theirs."""
+"""The registered regions of one agent, and the check that a peer's caches fit them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RegionTable:
-    """Registers regions and remembers those that are registered."""
+    """Registers regions and keeps the registered ones."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class RegionTable:
         self._regions: dict[int, Region] = {}
 
     def register(self, name: str, memory: Any, layout: KVLayout | None) -> Region:
-        """Makes memory known to peers; `Agent.register` says what the arguments mean."""
+        """Makes memory known to peers; `Agent.register` explains the arguments."""
         self._completions.check()
         check_kind(name, "name", str, "text of at most 128 bytes")
         if name in self.by_name():
             raise invalid(
                 f"region {name!r} is registered already: deregister it first, or choose another name"
             )
-        # Loaded with the first region: an import of kvxfer that only connects does without.
+        # Loaded with the first region, because a program that only connects does not need it.
         from kvxfer.session.registration import registration_of
 
         found = registration_of(name, memory, layout, self._options)
@@ -74,23 +74,23 @@ class RegionTable:
         return region
 
     def by_name(self) -> Mapping[str, Region]:
-        """Returns those that are registered; read-only."""
+        """Returns the registered regions by name; read-only."""
         return MappingProxyType({region.name: region for region in list(self._regions.values())})
 
     def only(self) -> Region:
-        """Returns the one region that there is, or raises."""
+        """Returns the only region, or raises if there are none or several."""
         regions = list(self._regions.values())
         if len(regions) != 1:
             raise invalid(f"agent {self._agent_name!r} has {len(regions)} regions: say which with region=")
         return regions[0]
 
     def end_if_unlike(self, peer: Peer) -> None:
-        """Ends the session with a peer whose caches can never be ours, and raises why.
+        """Ends the session with a peer whose caches cannot be copied to or from ours, and raises the reason.
 
         Raises
         ------
         UsageError
-            ``layout-mismatch``, which compares the caches of one name field by field.
+            ``layout-mismatch``; the message compares the caches of one name field by field.
         """
         ours = {name: region.layout for name, region in self.by_name().items()}
         if not ours:
@@ -102,7 +102,8 @@ class RegionTable:
             for name, remote in peer.regions.items()
             if name in ours
             and (reasons := differences(ours[name], remote.layout))
-            # What cannot be written may be read: scales of pages, for one, are found one way only.
+            # Copying may be possible in one direction only, e.g. with page scales, which are computed in one
+            # direction.
             and differences(remote.layout, ours[name])
         ]
         if not found:
@@ -113,7 +114,7 @@ class RegionTable:
         raise UsageError(words, code="layout-mismatch", peer=peer.name)
 
     def let_go(self) -> None:
-        """Lets go of all memory: nothing serves it any more."""
+        """Releases all memory, which nothing serves any more."""
         for region in list(self._regions.values()):
             region._let_go()
 

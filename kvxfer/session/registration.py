@@ -1,4 +1,4 @@
-"""What a region is made of: the tensors seen, the ranges that they cover, and a layout that fits in."""
+"""Checks memory before it is registered: its tensors, the ranges that they cover, and a layout that fits."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Registration:
     Attributes
     ----------
     views
-        Of every tensor; they keep the memory.
+        Views of every tensor; they keep the memory alive.
     layout
-        Counts from the first span's first byte.
+        The layout; offsets count from the first span's first byte.
     spans
         ``(address, nbytes)``, ascending.
     nbytes
         From the first span's first byte to the last one's end.
     device
-        Index of the GPU that all of it lies on; -1 for memory of the host.
+        Index of the GPU that holds all of it; -1 for host memory.
     """
 
     views: list[TensorView]
@@ -38,12 +38,12 @@ class Registration:
 
 
 def registration_of(name: str, memory: Any, layout: KVLayout | None, options: AgentOptions) -> Registration:
-    """Looks at what is to be region `name`; `Agent.register` says what the arguments mean.
+    """Checks the memory of a new region `name`; `Agent.register` explains the arguments.
 
     Raises
     ------
     UsageError
-        As `Agent.register`.
+        As in `Agent.register`.
     """
     what = "a KVLayout, as KVLayout.from_tensor(tensor, axes) makes"
     check_kind(layout, "layout", KVLayout | None, what)

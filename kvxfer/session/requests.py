@@ -1,6 +1,6 @@
-"""What the core is asked for, one typed tuple for each verb; native/bindings/requests.cpp unpacks them.
+"""Requests to the native core, one typed tuple for each verb; native/bindings/requests.cpp unpacks them.
 
-A field that is added here is added there, at the same place.
+If you add a field here, add it there at the same place.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Which part of the blocks moves; None for all that both ends hold. `Agent.write` says what they are."""
+    """The part of the blocks that moves; None for all that both ends hold; see `Agent.write`."""
 
     layers: Iterable[int] | None
     heads: Iterable[int] | None
     tokens: Iterable[int] | None
 
 
-#: Compared by identity: most transfers are of whole blocks in all layers.
+#: Compared by identity, because most transfers move whole blocks in all layers.
 WHOLE: Final = Part(None, None, None)
 
 
 class Terms(NamedTuple):
-    """What most transfers leave as it is; `Agent.write` says what the fields mean.
+    """Terms that most transfers leave at their defaults; `Agent.write` explains the fields.
 
     Attributes
     ----------
     lease
         The number of the peer's lease; None for any.
     hold
-        What holds its layers back; True for ``Handle.layers_ready``.
+        The condition that delays its layers; True for ``Handle.layers_ready``.
     """
 
     priority: int
@@ -47,19 +47,20 @@ class Terms(NamedTuple):
     hold: bool | After
 
 
-#: Of priorities. By identity: what only equals it, as False does, is for native code to judge.
+#: The first priority. Compared by identity, so that native code checks values that are merely equal, such as
+#: False.
 FIRST: Final = 0
-#: Made once: a tuple for each transfer would take 0.2 us of the 2 that a post takes.
+#: Made once, because a tuple for each transfer would take 0.2 of a post's 2 us.
 USUAL: Final = Terms(0, None, None, False)
 
 
 def terms_of(priority: int, integrity: bool | None, lease: int | None, hold: bool | After) -> Terms:
-    """Returns what is not `USUAL`.
+    """Returns the terms of a transfer that are not `USUAL`.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: `integrity` is no bool. Native code looks at the others.
+        ``invalid-argument``: `integrity` is not a bool. Native code checks the others.
     """
     if integrity is not None:
         check_kind(integrity, "integrity", bool, "True, False or None")
@@ -67,19 +68,19 @@ def terms_of(priority: int, integrity: bool | None, lease: int | None, hold: boo
 
 
 class Expected(NamedTuple):
-    """What an expectation lets in, and what has to come.
+    """What an expectation permits, and what must arrive.
 
     Attributes
     ----------
     blocks
-        Of region `region`, uint32.
+        Block ids of region `region`, uint32.
     first_layer, num_layers
         In the region's numbers.
     block_tokens, first_token, end_token, num_heads
-        Every head of the tokens from `first_token` to before `end_token`, counted over the blocks as they are
-        named.
+        All heads of the tokens from `first_token` to before `end_token`, counted over the blocks in the given
+        order.
     peer
-        Whose writes; None for any peer's.
+        The peer that may write; None for any peer.
     """
 
     tag: bytes
@@ -97,21 +98,21 @@ class Expected(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A lease that is to be.
+    """A lease to grant.
 
     Attributes
     ----------
     peer
-        Who holds it; None for the bearer's, which is one to read and not renewable.
+        The session that holds it; None for a bearer's lease, which is for reading and not renewable.
     holder
-        Of a bearer's: the name of the agents that may use it, or with ``/*`` at its end the beginning of
-        their names; empty for any.
+        For a bearer's lease: the name of the agents that may use it, or a prefix of names if it ends in
+        ``/*``; empty for any.
     number
-        Of a bearer's: as it was drawn; None draws one.
+        For a bearer's lease: the drawn number; None draws one.
     blocks
-        Of region `region`, uint32; None for all.
+        Block ids of region `region`, uint32; None for all.
     allow
-        Of a bearer's: a pattern of certificates' identities; empty for any.
+        For a bearer's lease: a pattern of certificate identities; empty for any.
     """
 
     peer: int | None
@@ -126,7 +127,7 @@ class Grant(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A copy program of a session; kvxfer/plan/program.py has what the arrays hold."""
+    """A copy program of a session; kvxfer/plan/program.py explains the arrays."""
 
     peer: int
     write: bool

@@ -1,35 +1,35 @@
-"""What an agent has counted since its making, and what it holds for whom."""
+"""Statistics: an agent's counters since it was made, and what it holds for each peer."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
-# By resource ("bytes", "mapped bytes", "descriptors", "fence slots", "events", "message bytes"): held, and
-# how much may be.
+# By resource ("bytes", "mapped bytes", "descriptors", "fence slots", "events", "message bytes"): the amount
+# held, and the limit.
 Budget = dict[str, tuple[int, int]]
 
-# How many holds of the gate took at most so many milliseconds (0.125, 0.25, 0.5, … 16, inf), and more than
-# the bound before.
+# Histogram of gate holds by upper bound in milliseconds (0.125, 0.25, 0.5, … 16, inf); each hold counts once.
 GateHolds = dict[float, int]
 
 
 class PeerStats(TypedDict):
-    """Of one open session: what its peer makes this agent hold."""
+    """One open session: what this agent holds because of its peer."""
 
     name: str
     budget: Budget
 
 
 class CoreStats(TypedDict):
-    """Counted by native code: over all peers since the agent's making, but for what is ``open`` or held.
+    """Native counters over all peers since the agent was made; ``open`` and held values are current.
 
-    ``gate_longest_hold_ns`` is the longest time for which nothing else could go on: the processor time for
-    which one thread held the agent's progress gate. ``gate_holds`` counts all holds. Both are exact with the
-    option ``meter_gate``; without it a hold of more than 0.1 ms by the clock counts with that time, unless
-    its thread is known to have used less of the processor. ``strangers`` is the budget that all connections
-    share which have proved nothing yet. Of rails that were lost while others of their session carried on, or
-    did not come up, ``rails_redialled`` are back. ``messages_in`` have come, whether they were read or not.
-    ``records_dropped`` of ended transfers gave way to newer ones before who watches them took them.
+    ``gate_longest_hold_ns`` is the longest processor time for which one thread held the agent's progress
+    gate, which blocks all other progress. ``gate_holds`` counts all holds. Both are exact with the option
+    ``meter_gate``. Without it, a hold of more than 0.1 ms counts with its time by the clock, unless its
+    thread is known to have used less processor time. ``strangers`` is the budget shared by all connections
+    that have not authenticated yet. ``rails_redialled`` counts rails that came back after they were lost
+    while others of their session went on, or after they had not come up. ``messages_in`` counts received
+    messages, read or not. ``records_dropped`` counts records of ended transfers that were replaced by newer
+    ones before the reader took them.
     """
 
     transfers_open: int
@@ -55,7 +55,7 @@ class CoreStats(TypedDict):
 
 
 class AgentStats(CoreStats):
-    """Besides: ``programs`` that are kept, and ``peers``, a row for each open session, the newest last."""
+    """Adds the number of cached ``programs``, and ``peers``: a row for each open session, newest last."""
 
     programs: int
     peers: list[PeerStats]

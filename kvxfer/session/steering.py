@@ -1,4 +1,4 @@
-"""What an agent is set to while it runs: limits of peers, rails that are off, and its secrets."""
+"""The verbs that change settings of a running agent: limits of peers, rails that are off, and secrets."""
 
 from __future__ import annotations
 
@@ -21,43 +21,44 @@ _MAX_NAME_NBYTES: Final = 128
 
 
 class Steering:
-    """The verbs of `kvxfer.Agent` that change what holds while it runs."""
+    """The verbs of `kvxfer.Agent` that change its settings while it runs."""
 
     _core: AgentCore
     _completions: Completions
     _tls: dict[str, Any] | None
 
     def limit(self, peer: Peer | str, *, max_bytes_per_s: int | None = None, least_priority: int = 0) -> None:
-        """Limits peers of one name, those that are connected and those that come; replaces what held before.
+        """Limits all present and future peers of one name; replaces earlier limits.
 
-        ``agent.limit(peer)`` takes the limits away. They are kept as long as the agent.
+        ``agent.limit(peer)`` removes the limits. The agent keeps them for its lifetime.
 
         Parameters
         ----------
         peer
-            Its name, or a `Peer` that has it. Sessions with peers of one name share the rate.
+            The name, or a `Peer` that has it. Sessions with peers of one name share the rate.
         max_bytes_per_s
-            How many bytes of pages a second this agent takes from them, over all rails; None for any. A piece
-            (some 512 KiB) waits for its turn and goes whole. It holds for transfers that are under way, too.
-            What this agent sends is limited at the other end, since the owner of the destination schedules.
-            Pages that come with the frame that offers them (``eager_nbytes``) cannot be held back: they are
-            counted, and pieces wait for them. Messages are not counted.
+            Bytes of pages a second that this agent takes from these peers, over all rails; None for no limit.
+            A piece (some 512 KiB) waits for its turn and moves as a whole. The limit also applies to
+            transfers that are under way. To limit what this agent sends, set a limit at the other end,
+            because the owner of the destination schedules. Pages that come with the frame that offers them
+            (``eager_nbytes``) cannot be delayed: they are counted, and later pieces wait longer. Messages are
+            not counted.
         least_priority
-            Of transfers that this agent posts with them from now on: a ``priority`` below it is raised to it,
-            so that they go no earlier. 0 leaves what is asked.
+            Lowest priority number of transfers that this agent posts with these peers from now on. A smaller
+            ``priority`` is raised to it, so that the transfer goes no earlier. 0 changes nothing.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: no name of a peer, no such rate or priority.
+            ``invalid-argument``: `peer` is not a name or a peer, or the rate or the priority is out of range.
         ExhaustedError
-            4096 other names are limited.
+            4096 other names have limits already.
 
         Notes
         -----
-        Deadlines go on meanwhile: a transfer that the rate makes late ends with ``deadline``, in words that
-        name the rate. Leases, fences, cancelling and the peer's loss are as without a limit. While it waits a
-        peer costs others nothing.
+        A limit does not extend deadlines: a transfer that becomes late ends with ``deadline``, and the
+        message names the rate. Leases, fences, cancelling and the loss of a peer work as without a limit. A
+        peer that waits for its rate costs other peers nothing.
         """
         check_kind(peer, "peer", Peer | str, "a Peer, or a peer's name")
         name = peer if isinstance(peer, str) else peer.name
@@ -75,7 +76,7 @@ class Steering:
 
     @property
     def limits(self) -> Mapping[str, PeerLimit]:
-        """What peers are limited to, by their names; read-only."""
+        """Limits by peer name; read-only."""
         self._completions.check()
         try:
             found = self._core.peer_limits()
@@ -84,25 +85,25 @@ class Steering:
         return MappingProxyType({name: PeerLimit(rate or None, least) for name, rate, least in found})
 
     def switch_rails(self, transport: str, *, on: bool) -> None:
-        """Switches all rails of one transport off or on, in all sessions; for those that come, too.
+        """Switches all rails of one transport off or on, in all present and future sessions.
 
-        Off: those that are up go down, what they had under way goes over others, and none comes up: this
-        agent does not dial them, and refuses them to peers. `Peer.notes` says so. On: those that this agent
-        dialled are dialled at once; a peer dials its own again within 30 s.
+        Off: rails that are up go down, their pieces in progress move to other rails, and no new rail comes
+        up. This agent does not dial them, and refuses them when peers dial. `Peer.notes` says so. On: this
+        agent dials its own rails at once; a peer dials its own again within 30 s.
 
         Parameters
         ----------
         transport
-            As `Peer.rails` and the options name it: ``"tcp"``.
+            The transport's name as in `Peer.rails` and the options, e.g. ``"tcp"``.
         on
-            False switches off. What is so already stays.
+            False switches off. Nothing happens if the rails are in that state already.
 
         Raises
         ------
         UsageError
-            ``unsupported``: a session would end, since it has no other rail or ``require`` names the
-            transport; nothing was switched, and the message names the peers. ``invalid-argument``: the agent
-            has no such transport.
+            ``unsupported``: a session would end, because it has no other rail or because ``require`` names
+            the transport. Nothing was switched, and the message names the peers. ``invalid-argument``: the
+            agent has no such transport.
         """
         check_kind(transport, "transport", str, "a transport's name, as peer.rails has it")
         is_on = flag(on, "on")
@@ -113,15 +114,16 @@ class Steering:
             raise translate(error, rail=transport) from None
 
     def reload_certificates(self) -> None:
-        """Reads the files of `AgentOptions.tls` again; connections that begin from now on use what they say.
+        """Reads the files of `AgentOptions.tls` again, for connections that begin from now on.
 
-        Sessions that are open, and transfers, go on. A certificate that was revoked meanwhile opens none any
-        more.
+        Open sessions and their transfers go on. A certificate that was revoked meanwhile cannot open a new
+        session.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: the agent has none, or a file cannot be used; what was read before stays.
+            ``invalid-argument``: the agent has no certificates, or a file cannot be used. The certificates
+            that were read before stay in use.
         """
         if self._tls is None:
             raise invalid("this agent was made without certificates: give AgentOptions(tls=kvxfer.Tls(...))")
@@ -141,27 +143,27 @@ class Steering:
             raise translate(error) from None
 
     def set_secret(self, secret: bytes | str | tuple[bytes | str, ...]) -> None:
-        """Replaces the secret for sessions that begin from now on; those that are open go on.
+        """Replaces the secret for sessions that begin from now on; open sessions go on.
 
-        A cluster changes its secret without losing a session: every agent gets ``(new, old)``, one after the
-        other, and when all have it every agent gets ``new``. Where agents of a release before this are left,
-        which know the old one, it is ``(old, new)`` until they have the new one.
+        To change a cluster's secret without losing a session, give every agent ``(new, old)``, one after the
+        other. When all have it, give every agent ``new``. While some agents run an older release and know
+        only the old secret, use ``(old, new)`` until they have the new one.
 
         Parameters
         ----------
         secret
-            At least 16 bytes; or a tuple of two, which are both accepted: the first is preferred.
+            At least 16 bytes, or a tuple of two secrets: both are accepted, and the first is preferred.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: it is too short, there are more than two, or the agent was made with
-            certificates, or without a secret: it uses its user's own then. Nothing has changed.
+            ``invalid-argument``: a secret is too short, there are more than two, or the agent was made with
+            certificates or without a secret (it then uses its user's own). Nothing has changed.
 
         Notes
         -----
-        Where the agent's secret came from a file, that counts again when it changes next. `options` shows
-        what the agent was made with.
+        If the agent's secret came from a file, the next change of the file replaces this secret. `options`
+        still shows the values with which the agent was made.
         """
         accepted = given_secrets(secret)
         self._completions.check()
@@ -171,16 +173,16 @@ class Steering:
             raise translate(error) from None
 
     def reload_secret(self) -> None:
-        """Reads the secret's file again, for sessions that begin from now on; those that are open go on.
+        """Reads the secret's file again, for sessions that begin from now on; open sessions go on.
 
-        An agent whose secret came from a file does so by itself where the file changes: this is for a folder
-        whose changes the system does not tell (a network's file system), or after `set_secret`.
+        An agent whose secret came from a file reads the file again by itself when it changes. Call this if
+        the system does not report changes of that folder (a network file system), or after `set_secret`.
 
         Raises
         ------
         UsageError
             ``invalid-argument``: the file cannot be read or does not hold one or two secrets, or the agent's
-            secret came from no file. Nothing has changed.
+            secret did not come from a file. Nothing has changed.
         """
         self._completions.check()
         try:

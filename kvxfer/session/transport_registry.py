@@ -1,4 +1,4 @@
-"""The transports of this build, as the native registry tells them: Python has no list of its own."""
+"""The transports of this build, from the native registry; Python has no list of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OptionValue = bool | int | str
 
 @dataclass(frozen=True, slots=True)
 class TransportOption:
-    """An option of a transport, named as ``AgentOptions.transport_options`` has it, e.g. ``"tcp.rails"``."""
+    """An option of a transport, named as in ``AgentOptions.transport_options``, e.g. ``"tcp.rails"``."""
 
     name: str
     help: str
@@ -24,26 +24,26 @@ class TransportOption:
 
 @dataclass(frozen=True, slots=True)
 class TransportKind:
-    """What a transport says of itself (native/include/kvxfer/transport_kind.h).
+    """A transport's description of itself (native/include/kvxfer/transport_kind.h).
 
     Attributes
     ----------
     purpose, remedy
-        What it is for; what most often forbids it, and what to do then.
+        What it is for; what most often prevents it, and what to do then.
     memory
-        Which its rails reach: ``"host"``, ``"gpu"``.
+        Kinds of memory that its rails reach: ``"host"``, ``"gpu"``.
     reach
         Peers of the same ``"process"``, of the same ``"host"``, or any (``"network"``).
     rank
-        Lower is preferred among those of one reach by agents that name no transports; the others prefer by
-        the order of their names.
+        Order among transports of one reach, lower first, for agents that name no transports. Agents that name
+        transports use the order in which they name them.
     is_default
         Whether agents that name no transports use it.
     why_off
-        Why an agent without a GPU cannot have it here; ``""`` where it can.
+        Why an agent without a GPU cannot use it here; ``""`` if it can.
     devices
-        Which devices its rails use on this machine, for the memory of which GPU, and which they do not use
-        and why: sentences. Empty where there is no choice.
+        Sentences on the devices that its rails use on this machine and for which GPU's memory, and on the
+        unused devices with the reason. Empty if there is no choice.
     """
 
     name: str
@@ -59,13 +59,13 @@ class TransportKind:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether it moves pages of GPUs alone: an agent that names it has one."""
+        """Whether it moves only GPU pages, so that an agent that names it needs a GPU."""
         return "host" not in self.memory
 
 
 @cache
 def kinds() -> dict[str, TransportKind]:
-    """Returns all of this build by name, those first that go less far, and then the preferred.
+    """Returns all transports of this build by name, ordered by reach (shortest first), then by rank.
 
     Raises
     ------
@@ -89,29 +89,29 @@ def kinds() -> dict[str, TransportKind]:
 
 
 def default_names() -> tuple[str, ...]:
-    """Returns what agents use that name no transports."""
+    """Returns the transports of agents that name none."""
     return tuple(kind.name for kind in kinds().values() if kind.is_default)
 
 
 def need_gpu(names: Iterable[str]) -> bool:
-    """Whether an agent that names these needs a GPU."""
+    """Returns whether an agent that names these needs a GPU."""
     return any(name in kinds() and kinds()[name].needs_gpu for name in names)
 
 
 def least_staging_nbytes() -> int:
-    """Returns how much pinned memory rails need at least to stage pages of a GPU in."""
+    """Returns the least pinned memory that rails need for staging GPU pages."""
     from kvxfer import _native
 
     return _native.MIN_STAGING_NBYTES
 
 
 def check(names: Iterable[str], options: Mapping[str, OptionValue]) -> None:
-    """Passes names of transports and their options where the native registry does.
+    """Checks names of transports and their options against the native registry.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``, with what there is instead.
+        ``invalid-argument``; the message lists the valid ones.
     """
     from kvxfer import _native
 

@@ -1,4 +1,4 @@
-"""The secret that one user's agents on one host share without being given any."""
+"""The default secret, which all agents of one user on one host share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SECRET_FILE = "secret"
 
 
 def secret_folder() -> Path:
-    """Returns where it is kept, there or not: ``kvxfer`` in the user's runtime directory, else in the cache.
+    """Returns its folder, which may not exist: ``kvxfer`` in the user's runtime directory, else in the cache.
 
-    ``XDG_RUNTIME_DIR`` counts where it is a directory of this user's (``su`` leaves another's), then
-    ``XDG_CACHE_HOME``, then ``~/.cache``.
+    The folder is in ``XDG_RUNTIME_DIR`` if that is a directory of this user (``su`` leaves another user's),
+    else in ``XDG_CACHE_HOME``, else in ``~/.cache``.
 
     Raises
     ------
@@ -38,15 +38,15 @@ def secret_folder() -> Path:
 
 
 def user_secret() -> bytes:
-    """Returns this user's secret, made on first use: readable by this user alone.
+    """Returns this user's secret, which is made on first use and only this user can read.
 
-    Processes that make it at the same time agree on one.
+    Processes that make it at the same time end up with the same secret.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: the folder or the file belongs to another user, others may write to the folder
-        or read the file, or it cannot be made. The message names it and says what to do.
+        ``invalid-argument``: the folder or the file belongs to another user, other users may write to the
+        folder or read the file, or the secret cannot be made. The message names the path and says what to do.
     """
     place = secret_folder()
     directory = _open(place, make=True)
@@ -58,12 +58,12 @@ def user_secret() -> bytes:
 
 
 def existing_secret() -> bytes | None:
-    """Returns this user's secret, or None where none was made yet; makes nothing.
+    """Returns this user's secret, or None if there is none yet; makes nothing.
 
     Raises
     ------
     UsageError
-        As `user_secret`.
+        As in `user_secret`.
     """
     place = secret_folder()
     directory = _open(place, make=False)
@@ -76,7 +76,7 @@ def existing_secret() -> bytes | None:
 
 
 def _open(place: Path, *, make: bool) -> int | None:
-    """Returns a descriptor of the folder, once it is known to be this user's; None where there is none."""
+    """Returns a descriptor of the folder, checked to be this user's; None if there is no folder."""
     try:
         if make:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def _open(place: Path, *, make: bool) -> int | None:
 
 
 def _read(directory: int, path: Path) -> bytes | None:
-    """Returns the file's secret, or None where there is no file."""
+    """Returns the file's secret, or None if there is no file."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(SECRET_FILE, flags, dir_fd=directory)
@@ -120,14 +120,14 @@ def _read(directory: int, path: Path) -> bytes | None:
 
 
 def _make(directory: int, path: Path) -> bytes:
-    """Returns the secret that the file then has: this process's, or that of another which was first."""
+    """Makes the file, and returns its secret: this process's, or that of another process that was faster."""
     own = f".{SECRET_FILE}-{secrets.token_hex(8)}"
     try:
         file = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
         try:
             with os.fdopen(file, "wb") as opened:
                 opened.write(secrets.token_hex(32).encode() + b"\n")
-            # Whole or not at all, and never over another's.
+            # The file appears whole or not at all, and never replaces another process's.
             os.link(own, SECRET_FILE, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
         except FileExistsError:
             pass  # another process was first: its secret is the one that both read

@@ -1,4 +1,4 @@
-"""News of several handles, of one agent or of several, for one waiter."""
+"""Lets one waiter watch the events of several handles, of one agent or of several."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Tells which of several handles have news, in the order in which the news come.
+    """Reports which of several handles have events, in the order of the events.
 
-    A context manager for one waiter, which enters itself once for each handle: waiting for all of them costs
-    as much as there are handles and news, no thread and no task. The first news are of every handle, since
-    what happened before is not told.
+    A context manager for one waiter. It registers once for each handle, so the cost of waiting grows with the
+    handles and their events, without threads or tasks. The first report names every handle, because earlier
+    events are not reported.
 
     Parameters
     ----------
     places
-        For each handle its agent's completions, its key, and the part of the key that is waited for.
+        For each handle: its agent's completions, its key, and the part of the key to wait for.
     """
 
     def __init__(self, places: Sequence[tuple[Completions, Key, int]]) -> None:
@@ -48,7 +48,7 @@ class Watch:
             completions.leave(key, part, wake)
 
     async def news(self) -> list[int]:
-        """Returns the indexes of handles that have news, when there are any."""
+        """Waits for events, and returns the indexes of the handles that have them."""
         import asyncio
 
         if not self._news:
@@ -56,7 +56,7 @@ class Watch:
         return self._taken()
 
     def news_blocking(self, deadline: float | None) -> list[int]:
-        """Returns the same; none when the time is over, by `time.monotonic`."""
+        """Blocks and returns the same; returns none at the deadline, by `time.monotonic`."""
         if not self._news:
             if len(self._agents) == 1:
                 left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -68,7 +68,7 @@ class Watch:
     # ---- inside -----------------------------------------------------------------------------
 
     def _told(self, index: int) -> None:
-        # In this order: who sleeps sets the wake first, and then looks for news once more.
+        # Keep this order: a sleeper first sets its wake, and then checks for events once more.
         self._news.append(index)
         if (wake := self._wake) is not None:
             wake()
@@ -88,7 +88,7 @@ class Watch:
             self._wake = None
 
     def _sleep_blocking(self, deadline: float | None) -> None:
-        """Sleeps on the descriptors of several agents, as blocking calls of one agent do on one."""
+        """Sleeps on the descriptors of several agents; blocking calls of one agent sleep on one."""
         bell = Bell()
         self._wake = bell.ring
         agents = [agent for agent in self._agents if not agent.lost]
