@@ -1,4 +1,4 @@
-"""What an agent tells of itself: who it is, and sections of its state that have changed."""
+"""What an agent reports to its daemon: its identity, and the sections of its state that have changed."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     from kvxfer.session.peer_table import PeerTable
     from kvxfer.session.region_table import RegionTable
 
-# Of very many the first are told, and how many there are: a message is one frame, of a MiB.
+# If there are more, only the first are reported, with the total: a message is one frame, of a MiB.
 _MOST_REGIONS: Final = 64
 _MOST_PEERS: Final = 512
 _MOST_LEASES: Final = 1024
 _MOST_LIMITS: Final = 256
-# Of layouts that were told whole, together; those beyond are left out, and read from the agent's own entry.
+# Limit of layouts that are reported whole; further ones are left out, and are read from the agent's own
+# entry.
 _MOST_LAYOUTS_NBYTES: Final = 512 << 10
 _MOST_NAMES: Final = 16
 # How a lease ends: `kvxfer.LeaseState`.
 _ENDS: Final = ("expired", "revoked", "peer-lost", "region-gone", "ended")
 _MOST_LETTERS: Final = 400
-# native/core/lease.h: kBearerBit. Above it a number is what opens the pages.
+# native/core/lease.h: kBearerBit. A number at or above it gives access to the pages.
 _BEARER_BIT: Final = 1 << 62
 
 
 def hello(entry: Entry, options: AgentOptions) -> dict[str, Any]:
-    """Returns what an agent says first."""
+    """Returns an agent's first message."""
     return {
         "t": "hello",
         "v": VERSION,
@@ -61,16 +62,19 @@ def _without_secret(options: AgentOptions) -> dict[str, Any]:
 
 
 def lease_id(number: int) -> str:
-    """Returns by what the daemon knows a lease. The number of a bearer's opens pages, and is not told."""
+    """Returns the daemon's id of a lease.
+
+    A bearer's number gives access to pages, so it is not reported.
+    """
     if number < _BEARER_BIT:
         return str(number)
     return "b" + blake2b(number.to_bytes(8), digest_size=8).hexdigest()
 
 
 class AgentState:
-    """Sections of one agent's state, and what the daemon was told of them last.
+    """Sections of one agent's state, and the last reported ones.
 
-    Used by one thread. Where native code says that the agent is closed, `NativeError` comes out.
+    Used by one thread. Raises `NativeError` if native code reports that the agent is closed.
     """
 
     def __init__(self, core: AgentCore, peers: PeerTable, regions: RegionTable, drain: Drain) -> None:
@@ -81,27 +85,29 @@ class AgentState:
         self._told: dict[str, Any] = {}
         self._described: dict[int, dict[str, Any]] = {}
         self._looked_at: tuple[int, ...] = ()
-        # Leases that were there at the last look, and how many have ended since the first, by how.
+        # Leases at the last check, and how many have ended since the first check, by kind of end.
         self._held: set[int] = set()
         self._ended = dict.fromkeys(_ENDS, 0)
 
     def forget(self) -> None:
-        """Has everything told anew: there is another daemon, or the same that forgot."""
+        """Makes the next report complete, for another daemon or one that was restarted."""
         self._told.clear()
         self._looked_at = ()
 
     def may_have_changed(self) -> bool:
-        """Whether a peer, a region or a lease came or went since the last look; figures aside."""
+        """Returns whether a peer, a region or a lease came or went since the last check; ignores figures."""
         return self._looked_at[:1] != (self._core.num_changes,)
 
     def changed(self) -> dict[str, Any]:
-        """Returns the sections that differ from those told last; it counts them as told."""
+        """Returns the sections that differ from the last reported ones, and marks them as reported."""
         stats = self._stats()
-        # While transfers alone go on, this is all that is looked at: peers and regions may be many.
+        # While only transfers go on, nothing else is checked, because peers and regions may be many.
         changes = self._core.num_changes, stats["rails_lost"], stats["rails_redialled"]
         sections = {"stats": stats, **self._draining()}
         if changes != self._looked_at:
-            self._looked_at = changes  # before the look: what changes meanwhile is seen by the next
+            self._looked_at = (
+                changes  # set before the check, so that the next check sees changes during this one
+            )
             sections |= self._parts()
         found = {}
         for name, value in sections.items():
@@ -111,11 +117,11 @@ class AgentState:
         return found and {**found, **_clocks()}
 
     def now(self) -> dict[str, Any]:
-        """Returns all of it, as it is now."""
+        """Returns the whole present state."""
         return {"stats": self._stats(), **self._draining(), **self._parts(), **_clocks()}
 
     def peer(self, session: int) -> dict[str, Any] | None:
-        """Returns what is told of one session; None where it is not open. From any thread."""
+        """Returns the report of one session; None if it is not open. From any thread."""
         try:
             info = self._core.peer(session)
             if info["state"] != "open":
@@ -168,23 +174,23 @@ class AgentState:
         }
 
     def _count_ended(self, held: set[int]) -> None:
-        """Counts the leases that have ended since the last look. One that came and went in between is not."""
+        """Counts the leases that have ended since the last check, without those that came and went meanwhile."""
         for number in self._held - held:
             try:
                 state = self._core.lease_state(number)
             except NativeError as error:
                 if error.args[0] != CODES["invalid-argument"]:
                     raise
-                state = "ended"  # so many others since that native code does not know how
+                state = "ended"  # native code has forgotten how, after many others
             if state in self._ended:
                 self._ended[state] += 1
             elif len(held) < 2 * _MOST_LEASES:
-                held.add(number)  # it holds still, behind those that are listed
+                held.add(number)  # it still holds, beyond the listed ones
         self._held = held
 
     def _stats(self) -> dict[str, Any]:
         stats: dict[str, Any] = dict(self._core.stats())
-        # A key of JSON is text, and infinity none of its numbers.
+        # JSON keys are text, and JSON has no infinity.
         stats["gate_holds"] = {str(bound): holds for bound, holds in stats["gate_holds"].items()}
         stats["strangers"] = {name: list(pair) for name, pair in stats["strangers"].items()}
         return stats
@@ -221,9 +227,9 @@ class AgentState:
 
 
 def fitted(sections: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields messages that together tell these sections, each of which a frame holds; none of no section.
+    """Yields messages that together hold these sections, each within one frame; none without sections.
 
-    Of a section that is longer alone the first rows are told.
+    A section that is too long for a frame is cut to its first rows.
     """
     whole = {"t": "state", **sections}
     if not sections:
@@ -243,7 +249,7 @@ def _fits(message: Mapping[str, Any]) -> bool:
 
 
 def _lasting(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a lease what does not change by itself: heartbeats of its holder start its time anew."""
+    """Returns a lease's row without its time, which changes with each heartbeat of the holder."""
     return {name: value for name, value in row.items() if name != "seconds_left"}
 
 

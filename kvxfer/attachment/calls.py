@@ -1,4 +1,4 @@
-"""What the daemon asks of an agent, done as far as the agent's owner lets it."""
+"""Carries out the daemon's requests to an agent, as far as the agent's owner permits."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 #: An answer: a JSON object.
 Answer = dict[str, Any]
-#: What takes longer than a post does, for a thread of its own.
+#: Work that takes longer than a post, for a thread of its own.
 Later = Callable[[], Answer]
 
-#: Of records 1.4 times as many bytes in base64: they fit into a frame.
+#: Base64 makes records 1.4 times as long; this many fit into a frame.
 _MOST_OPEN: Final = 1024
 _MOST_POSTED: Final = 65_536
 _MOST_LEASES: Final = 1 << 20
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
-# Of `Agent.write` and `Agent.read`, as their keywords, beside those that name regions and blocks.
+# Keywords of `Agent.write` and `Agent.read`, besides those for regions and blocks.
 _TERMS: Final = frozenset({"layers", "heads", "tokens", "timeout_s", "priority", "context"})
 _MOVE: Final = frozenset({"region", "remote_agent", "remote_region", "src_blocks", "dst_blocks"})
 _MOVE_MAY: Final = _TERMS | {"lease", "notify"}
 
 
 class Verbs(Protocol):
-    """The agent's own verbs, which what the daemon asks goes by."""
+    """The agent's own verbs, which carry out the daemon's requests."""
 
     @property
     def name(self) -> str: ...
@@ -58,12 +58,12 @@ class Verbs(Protocol):
 
 
 class Calls:
-    """Does what the daemon asks of one agent.
+    """Carries out the daemon's requests to one agent.
 
     Parameters
     ----------
     may
-        Families of verbs that it does: `AgentOptions.daemon_may`.
+        Groups of permitted verbs: `AgentOptions.daemon_may`.
     """
 
     def __init__(
@@ -74,10 +74,12 @@ class Calls:
         self._state = state
         self._drain = drain
         self._may = may
-        # Transfers that were posted here, by the number of their handle, until they have ended.
+        # Transfers posted here that have not ended, by the number of their handle.
         self._posted: dict[int, Transfer] = {}
         self._swept_at = 64
-        self._lock = threading.Lock()  # of posting: calls that connected first have threads of their own
+        self._lock = (
+            threading.Lock()
+        )  # for posting: calls that had to connect first run on threads of their own
         self._verbs: dict[str, Callable[[Mapping[str, Any], float], Answer | Later]] = {
             "show.state": self._show_state,
             "show.transfers": self._show_transfers,
@@ -93,13 +95,13 @@ class Calls:
         }
 
     def answer(self, verb: str, args: Mapping[str, Any], timeout_s: float) -> Answer | Later:
-        """Does what is asked, or returns what does it and may take up to `timeout_s`.
+        """Carries out a request, or returns a function that does it and may take up to `timeout_s`.
 
         Raises
         ------
         KvxferError
-            ``not-permitted``: the agent's owner does not let the daemon. ``unsupported``: there is no such
-            verb. All else that `Agent`'s verbs raise.
+            ``not-permitted``: the agent's owner does not permit it. ``unsupported``: there is no such verb.
+            Also all errors of `Agent`'s verbs.
         TimeoutError
             It took longer.
         """
@@ -138,7 +140,7 @@ class Calls:
             raise invalid(f"log_level is {level!r}: write one of {', '.join(_LOG_LEVELS)}")
         limits = [(name, _limit(name, terms)) for name, terms in _entries(args, "peers")]
         switches = [(name, flag(on, f"rails[{name!r}]")) for name, on in _entries(args, "rails")]
-        # Rails first: those alone may be refused for what there is, and nothing is changed then.
+        # Rails first: only they can be refused because of the present state, and then nothing has changed.
         for transport, on in sorted(switches, key=lambda each: not each[1]):
             self._agent.switch_rails(transport, on=on)
         for name, terms in limits:
@@ -163,7 +165,7 @@ class Calls:
         if (peer := self._connected(args["remote_agent"])) is not None:
             return self._post(region, peer, args, is_write)
 
-        # A name's lookup, the dialling and the handshake: nobody else waits for it.
+        # Look-up, dialling and handshake run on this call's thread, so no other call waits for them.
         def connect_and_post() -> Answer:
             begun = self._agent.connect_blocking(args["remote_agent"], timeout_s)
             return self._post(region, begun, args, is_write)
@@ -270,7 +272,7 @@ class Calls:
         _only(args, {"lease"})
         number = self._lease(args["lease"])
 
-        # The fence waits for a slice of a copy, and for a device longer.
+        # The fence waits for a slice of a copy; for a device it waits longer.
         def revoke() -> Answer:
             if number is None:
                 return {"found": False}
@@ -281,14 +283,14 @@ class Calls:
                     )
             except NativeError as error:
                 if error.args[0] == CODES["invalid-argument"]:
-                    return {"found": False}  # it has ended meanwhile
+                    return {"found": False}  # the lease has ended meanwhile
                 raise translate(error) from None
             return {"found": True}
 
         return revoke
 
     def _lease(self, lease: Any) -> int | None:
-        """Returns the number of an active lease by its id; None where there is none."""
+        """Returns the number of an active lease by its id; None if there is none."""
         check_kind(lease, "lease", str, "a lease's id, as the agent told it")
         for row in self._core.leases(_MOST_LEASES):
             if lease_id(row["lease"]) == lease:
@@ -297,7 +299,7 @@ class Calls:
 
 
 def _only(args: Mapping[str, Any], needed: Iterable[str], optional: Iterable[str] = frozenset()) -> None:
-    """Raises where arguments are left out, or are there that the verb has not."""
+    """Raises if arguments are missing, or if the verb does not have them."""
     needed = frozenset(needed)
     if missing := needed - args.keys():
         raise invalid(f"arguments are missing: {', '.join(sorted(missing))}")
@@ -312,7 +314,7 @@ def _entries(args: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
 
 
 def _limit(name: str, terms: Any) -> dict[str, Any]:
-    """Returns what `Agent.limit` is to be called with; null takes a peer's limits away."""
+    """Returns the arguments for `Agent.limit`; null removes a peer's limits."""
     check_kind(terms, f"peers[{name!r}]", dict | None, "an object, or null")
     terms = terms or {}
     _only(terms, frozenset(), {"max_bytes_per_s", "least_priority"})

@@ -1,4 +1,4 @@
-"""The agent's end of one connection to the daemon: what is sent never blocks, what is kept is bounded."""
+"""The agent's end of one connection to the daemon: sending never blocks, and queues are bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from kvxfer.attachment.frames import FrameKind, FrameReader, Malformed, frame, json_frame, message_of
 
-# What a daemon that asks and does not read has kept for it. Records and state are not sent beyond the other.
+# Queue limit for answers, if the daemon sends requests but does not read. Records and state stop at the other
+# limit.
 _MOST_QUEUED_NBYTES: Final = 4 << 20
 _ROOM_NBYTES: Final = 256 << 10
 _RECEIVED_NBYTES: Final = 64 << 10
@@ -25,17 +26,18 @@ def dial(path: Path) -> Connection:
     Raises
     ------
     PermissionError
-        Who listens there is of another user than this one or root.
+        The listening process belongs to a user other than this one or root.
     OSError
-        Nobody listens there, or the system has no socket left.
+        No process listens there, or the system has no socket left.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         try:
             connected.connect(os.fspath(path))
-        except OSError as error:  # EAGAIN, too: the backlog of one that hangs is full
+        except OSError as error:  # also EAGAIN: the backlog of a hanging daemon is full
             raise ConnectionError(f"nobody answers at {path}: {error.strerror}") from None
-        # Of who called listen(): a file's owner proves nothing, where others may write to the folder.
+        # The credentials of the process that called listen(). The socket file's owner proves nothing if other
+        # users may write to the folder.
         credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         _, uid, _ = _UCRED.unpack(credentials)
         if uid not in (0, os.geteuid()):
@@ -50,12 +52,12 @@ def dial(path: Path) -> Connection:
 
 
 class Connection:
-    """Frames over one socket, by one thread that polls it.
+    """Frames over one socket, for one thread that polls it.
 
     Attributes
     ----------
     has_queued
-        Whether something waits for the daemon to read: poll for writing.
+        Whether bytes are queued for the daemon; if so, poll for writing.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -71,27 +73,27 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        """Whether the daemon reads so that it may be told more of what it did not ask for."""
+        """Whether the daemon reads fast enough to be sent more that it did not request."""
         return self._queued_nbytes < _ROOM_NBYTES
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a JSON object, now or when the daemon reads.
+        """Sends a JSON object, now or when the daemon reads again.
 
         Raises
         ------
         OSError
-            The connection is over, or the daemon asks more than it reads.
+            The connection is over, or the daemon sends requests without reading the answers.
         ValueError
-            It is longer than a frame may be, and was not sent.
+            It is longer than a frame may be; it was not sent.
         """
         self._put(json_frame(message))
 
     def send_records(self, records: bytes) -> None:
-        """Sends whole records likewise."""
+        """Sends whole records in the same way."""
         self._put(frame(FrameKind.RECORDS, records))
 
     def flush(self) -> None:
-        """Sends of what waits as much as the daemon takes.
+        """Sends as many queued bytes as the daemon takes.
 
         Raises
         ------
@@ -111,12 +113,12 @@ class Connection:
                 self._queued[0] = first[sent:]
 
     def receive(self) -> list[dict[str, Any]]:
-        """Returns what the daemon has said by now; to be called when there is something to read.
+        """Returns the daemon's messages; call it when the socket is readable.
 
         Raises
         ------
         Malformed
-            The daemon says what none says.
+            The daemon sent an invalid message.
         OSError
             The connection is over.
         """
@@ -134,7 +136,7 @@ class Connection:
         return messages
 
     def close(self) -> None:
-        """Ends the connection; what waits is not sent. Idempotent, also in the child of a fork."""
+        """Ends the connection, and drops queued bytes. Idempotent, also in the child of a fork."""
         self._socket.close()
         self._queued.clear()
 

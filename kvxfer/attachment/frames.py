@@ -1,4 +1,4 @@
-"""What goes over the daemon's socket: frames of a header and a payload, either way.
+"""Frames on the daemon's socket, in both directions: a header and a payload.
 
 A frame is its payload's length (u32, little endian), its kind (u8), and the payload: one JSON object, with
 its name under ``"t"``, or whole records (`kvxfer.session.records`).
@@ -12,23 +12,23 @@ from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any, Final, NoReturn
 
-#: Of what agent and daemon say to each other; an end that hears another says so and ends the connection.
+#: Protocol version. An end that receives another version reports it and ends the connection.
 VERSION: Final = 1
-#: A stranger's header makes nobody keep more.
+#: Limit of the bytes that a stranger's header makes a process keep.
 MAX_PAYLOAD_NBYTES: Final = 1 << 20
 
 _HEADER: Final = struct.Struct("<IB")
 
 
 class FrameKind(IntEnum):
-    """What a payload is."""
+    """The kind of a payload."""
 
     JSON = 0
     RECORDS = 1
 
 
 class Malformed(ValueError):  # noqa: N818
-    """The other end said what none says that is in its senses; the connection is to be ended."""
+    """The other end sent an invalid frame or message; end the connection."""
 
 
 def frame(kind: FrameKind, payload: bytes) -> bytes:
@@ -50,12 +50,12 @@ def json_frame(message: Mapping[str, Any]) -> bytes:
 
 
 class FrameReader:
-    """Cuts what comes into frames; keeps less than one frame.
+    """Cuts received bytes into frames; keeps less than one frame.
 
     Parameters
     ----------
     piece_nbytes
-        Records of a longer frame come in pieces of so many bytes.
+        A longer frame of records is yielded in pieces of this many bytes.
     """
 
     def __init__(self, piece_nbytes: int = MAX_PAYLOAD_NBYTES) -> None:
@@ -63,12 +63,12 @@ class FrameReader:
         self._left = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
-        """Yields the frames that are whole now. Whoever stops in between leaves the rest to the next call.
+        """Yields the complete frames. If the caller stops early, the next call yields the rest.
 
         Raises
         ------
         Malformed
-            A header of another kind, or of a longer payload than there are. Nothing more can be read.
+            A header has an unknown kind or too long a payload. Nothing more can be read.
         """
         self._left += data
         while len(self._left) >= _HEADER.size:
@@ -85,7 +85,7 @@ class FrameReader:
             if len(self._left) < end:
                 return
             if kind is FrameKind.RECORDS and nbytes > self._piece_nbytes:
-                # What is left of it is a frame.
+                # The rest of it becomes a frame.
                 end = _HEADER.size + self._piece_nbytes
                 payload = bytes(self._left[_HEADER.size : end])
                 del self._left[: self._piece_nbytes]
@@ -97,7 +97,7 @@ class FrameReader:
 
 
 def message_of(payload: bytes) -> dict[str, Any]:
-    """Returns the JSON object of a frame, which has a text under ``"t"``.
+    """Returns the JSON object of a frame, which must have a text under ``"t"``.
 
     Raises
     ------

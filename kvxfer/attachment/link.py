@@ -1,4 +1,4 @@
-"""An agent's link to its node's daemon: one thread, which sleeps while there is nothing to tell or to do."""
+"""An agent's link to its node's daemon: one thread, which sleeps while there is nothing to do."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ if TYPE_CHECKING:
     from kvxfer.session.peer_table import PeerTable
     from kvxfer.session.region_table import RegionTable
 
-#: By which it is known among a process's threads.
+#: The thread's name.
 LINK_THREAD: Final = "kvxfer-daemon"
-# Records of 4 s at 1,000 transfers a second, 1.6 MB; what a daemon that hangs misses beyond is counted.
+# Records of 4 s at 1,000 transfers a second, 1.6 MB; further ones that a hanging daemon misses are counted.
 _RECORDS_KEPT: Final = 4096
 _RECORDS_IN_FRAME: Final = 256
-# Records are gathered for a while, and for longer where they fill a frame then: a round costs what a hundred
-# records do. Of few, and after the daemon has asked for something, none waits longer than the shorter time.
+# Records are gathered for a while, and for longer if that fills a frame, because a round costs as much as a
+# hundred records. If there are few records, or after a request of the daemon, none waits longer than the
+# shorter time.
 _RECORDS_INTERVAL_S: Final = 0.05
 _LONGEST_INTERVAL_S: Final = 0.25
 _FEW_RECORDS: Final = 16
 _HURRY_S: Final = 1.0
 _STATE_INTERVAL_S: Final = 0.5
-# Of figures alone, which change with every transfer.
+# Interval of reports in which only figures changed, as they do with every transfer.
 _STATS_INTERVAL_S: Final = 2.0
 _FIRST_RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 5.0
-# A daemon that is away for longer is not waited for with records: transfers make none until it is back.
+# If the daemon is away for longer, transfers make no records until it is back.
 _RECORDS_WANTED_S: Final = 60.0
 _MOST_CALLS: Final = 16
 _LONGEST_CALL_S: Final = 60.0
@@ -54,21 +55,21 @@ _MAX_ID_NBYTES: Final = 64
 
 
 class Attachment:
-    """Tells the daemon of an agent's state and transfers, and does what the daemon may ask.
+    """Reports an agent's state and transfers to the daemon, and carries out its permitted requests.
 
-    It never holds up the agent: all is done by its thread and, where a call has to wait, by one for that
-    call, 16 at a time. A daemon that is away is called again, after 0.2 s and less and less often, until
-    every 5 s; one that hangs is told nothing until it reads, and the oldest records are dropped and counted.
-    One that says what none says is left, and called again.
+    It never delays the agent: its own thread does the work. A request that has to wait gets a thread of its
+    own, 16 at a time. If the daemon is away, the link calls it again after 0.2 s, then less and less often,
+    down to every 5 s. While the daemon hangs, the link sends nothing until it reads; the oldest records are
+    dropped and counted. After an invalid message the link ends the connection and calls again.
 
     Parameters
     ----------
     path
         The daemon's socket.
     core, peers, regions, drain
-        Of the agent.
+        The agent's parts.
     agent
-        Its verbs.
+        The agent's verbs.
     """
 
     def __init__(
@@ -87,28 +88,31 @@ class Attachment:
         self.state = AgentState(core, peers, regions, drain)
         self.calls = Calls(core, agent, self.state, drain, options.daemon_may)
         self._link = _Link(path, entry.name, weakref.ref(self))
-        # An agent that is dropped ends it: the link holds no reference while it sleeps.
+        # Dropping the agent ends the link, which holds no reference while it sleeps.
         weakref.finalize(self, self._link.stop)
 
     def begin(self) -> None:
-        """Starts the thread. Where the system gives none, the log says so, and no daemon hears of it."""
+        """Starts the thread.
+
+        If the system refuses a thread, that is logged, and the daemon never learns of the agent.
+        """
         try:
             self._link.start()
         except (OSError, RuntimeError) as error:
             logger().warning("kvxfer: %s attaches to no daemon: %s", self.greeting["name"], error)
 
     def news(self) -> None:
-        """Has the state looked at, and told where it has changed."""
+        """Makes the link check the state, and report changes."""
         self._link.news()
 
     def end(self, timeout_s: float) -> None:
-        """Tells what is left, as far as the daemon takes it at once, and ends the thread. Idempotent."""
+        """Sends the rest, as far as the daemon takes it at once, and ends the thread. Idempotent."""
         self._link.stop()
         self._link.join(timeout_s)
 
 
 class _Link:
-    """The thread of one `Attachment`, which it looks at while it has something to do."""
+    """The thread of one `Attachment`, which it references only while it has work."""
 
     def __init__(self, path: Path, name: str, attachment: weakref.ref[Attachment]) -> None:
         self._path = path
@@ -119,9 +123,9 @@ class _Link:
         self._thread: threading.Thread | None = None
         self._connection: Connection | None = None
         self._records_fd = -1
-        self._has_news = False  # told by `news`, or by the end of a call
+        self._has_news = False  # set by `news`, or by the end of a call
         self.last_words = ""
-        self.errands = threading.BoundedSemaphore(_MOST_CALLS)  # of all connections together
+        self.errands = threading.BoundedSemaphore(_MOST_CALLS)  # for all connections together
         _links.add(self)
 
     # ---- for other threads ------------------------------------------------------------------
@@ -149,7 +153,7 @@ class _Link:
         self._bell.ring()
 
     def forked(self) -> None:
-        """In the child: the daemon must hear of the parent's end, though the child lives on."""
+        """In the child of a fork: the daemon must notice the parent's end although the child lives on."""
         self._stopped = True
         self._bell.forked()
         if self._connection is not None:
@@ -176,7 +180,7 @@ class _Link:
                         self._connection = None
                 except (Malformed, PermissionError) as error:
                     self._tell_once(str(error), is_odd=True)
-                    # Its welcome is none: it is called again less and less often.
+                    # This welcome does not count, so the pauses between calls keep growing.
                     conversation = None
                 except OSError as error:
                     self._tell_once(str(error))
@@ -186,7 +190,7 @@ class _Link:
                     retry_s, away_since = _FIRST_RETRY_S, time.monotonic()
                 elif time.monotonic() - away_since > _RECORDS_WANTED_S:
                     self._watch_records(0)
-                # 200 agents of a daemon that restarts do not all come at once.
+                # Spread in time, so that 200 agents of a restarted daemon do not come at once.
                 self._sleep(retry_s * (1 + os.urandom(1)[0] / 512))
                 retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
         finally:
@@ -204,14 +208,14 @@ class _Link:
                 self._bell.quiet()
 
     def _tell_once(self, words: str, *, is_odd: bool = False) -> None:
-        """Logs why there is no daemon, once for each reason."""
+        """Logs the reason why there is no daemon, once for each reason."""
         if words != self.last_words and not self.stopped():
             log = logger().warning if is_odd else logger().info
             log("kvxfer: %s is not attached to its daemon: %s", self._name, words)
         self.last_words = words
 
     def _watch_records(self, capacity: int) -> None:
-        """Has native code keep records, or none; `_records_fd` is then what tells of them, or -1."""
+        """Switches native code's records on or off; `_records_fd` is then their descriptor, or -1."""
         attachment = self._attachment()
         if attachment is None or (capacity == 0) == (self._records_fd < 0):
             return
@@ -220,7 +224,7 @@ class _Link:
         except NativeError:
             return  # the agent closes
         if capacity:
-            # The descriptor itself goes with the agent, at any time.
+            # The agent may close the descriptor itself at any time.
             self._records_fd = os.dup(fd)
         else:
             os.close(self._records_fd)
@@ -233,7 +237,7 @@ class _Conversation:
     Attributes
     ----------
     is_welcome
-        The daemon has taken the agent.
+        Whether the daemon has accepted the agent.
     """
 
     def __init__(self, link: _Link, connection: Connection) -> None:
@@ -242,12 +246,12 @@ class _Conversation:
         self._poller = select.poll()
         self._events: dict[int, int] = {}
         self.is_welcome = False
-        self._has_records = False  # or may have: it looks when they are due
+        self._has_records = False  # or may have; checked when records are due
         self._has_state = self._has_stats = False
         self._records_due = self._state_due = self._stats_due = 0.0
         self._interval_s = _RECORDS_INTERVAL_S
         self._hurries_until = 0.0
-        self._answers: deque[dict[str, Any]] = deque()  # of threads that calls have of their own
+        self._answers: deque[dict[str, Any]] = deque()  # from calls that have threads of their own
 
     def hold(self) -> None:
         """Talks until the agent ends.
@@ -255,7 +259,7 @@ class _Conversation:
         Raises
         ------
         Malformed
-            The daemon says what none says.
+            The daemon sent an invalid message.
         PermissionError
             The daemon refuses the agent.
         OSError
@@ -275,7 +279,7 @@ class _Conversation:
     # ---- the rounds -------------------------------------------------------------------------
 
     def _work(self) -> float | None:
-        """Says what is due; returns after how many seconds more will be, None for none."""
+        """Sends what is due; returns the seconds until more is due, or None."""
         while self._answers:
             self._reply(self._answers.popleft())
         if not self.is_welcome:
@@ -304,7 +308,7 @@ class _Conversation:
         return max(min(due) - now, 0.0) if due else None
 
     def _gather(self, num_said: int, now: float) -> None:
-        """Says when records are looked for next, by how many there were; of none, when it is told of some."""
+        """Sets when to check for records next: soon if there were some, else when the descriptor is readable."""
         self._has_records = num_said > 0 or not self._connection.has_room
         if num_said < _FEW_RECORDS or now < self._hurries_until:
             self._interval_s = _RECORDS_INTERVAL_S
@@ -314,13 +318,13 @@ class _Conversation:
         self._records_due = now + self._interval_s
 
     def _wait(self, left_s: float | None) -> dict[int, int]:
-        """Sleeps for so long at most; returns which descriptors have what."""
+        """Sleeps for at most `left_s`; returns the events of descriptors."""
         out = select.POLLOUT if self._connection.has_queued else 0
         self._watch(self._connection.fd, select.POLLIN | out)
         if self._link._records_fd >= 0:
             # It stays readable until the records are taken.
             self._watch(self._link._records_fd, 0 if self._has_records else select.POLLIN)
-        # Rounded up: a round that comes a part of a millisecond too early would be one for nothing.
+        # Rounded up, because a round that comes a fraction of a millisecond early would do nothing.
         return dict(self._poller.poll(None if left_s is None else int(left_s * 1000) + 1))
 
     def _hear(self, ready: dict[int, int]) -> None:
@@ -346,7 +350,7 @@ class _Conversation:
     # ---- what is said -----------------------------------------------------------------------
 
     def _say_records(self, attachment: Attachment) -> int:
-        """Tells records that are there, as long as the daemon reads; returns how many."""
+        """Sends the records, as long as the daemon reads; returns how many."""
         num_said = 0
         while records := attachment.core.take_records(_RECORDS_IN_FRAME):
             self._connection.send_records(records)
@@ -359,12 +363,12 @@ class _Conversation:
         try:
             changed = attachment.state.changed()
         except NativeError:
-            return  # the agent closes: records of what ends with it may still come
+            return  # the agent is closing: records of transfers that end with it may still come
         for message in fitted(changed):
             self._connection.send(message)
 
     def _say_last(self) -> None:
-        """What transfers became that ended with the agent."""
+        """Sends the records of transfers that ended with the agent."""
         attachment = self._link._attachment()
         if attachment is not None and self.is_welcome and self._connection.has_room:
             self._say_records(attachment)
@@ -401,7 +405,7 @@ class _Conversation:
         if attachment is None:
             return
 
-        # Who asks waits for what comes of it.
+        # After a request the daemon waits for its effects.
         self._hurries_until = time.monotonic() + _HURRY_S
         self._records_due = min(self._records_due, time.monotonic() + _RECORDS_INTERVAL_S)
         calls, within_s = attachment.calls, min(timeout_s, _LONGEST_CALL_S)
@@ -422,7 +426,7 @@ class _Conversation:
             self._has_state = True
 
     def _begin(self, errand: Later, number: int) -> None:
-        """Has a thread do what may take long."""
+        """Starts a thread for work that may take long."""
         answers, link = self._answers, self._link
         if not link.errands.acquire(blocking=False):
             words = f"{_MOST_CALLS} calls of agent {link._name!r} are under way: ask again later"
@@ -444,7 +448,7 @@ class _Conversation:
 
 
 def _outcome(number: int, errand: Later) -> dict[str, Any]:
-    """Returns the reply of a call: what it answers, or how it failed."""
+    """Returns the reply to a call: its answer or its error."""
     try:
         return {"t": "reply", "id": number, "answer": errand()}
     except KvxferError as error:

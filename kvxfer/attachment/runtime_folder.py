@@ -1,4 +1,4 @@
-"""Where the node's daemon has its sockets."""
+"""The folder of the node daemon's sockets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from kvxfer.errors import invalid
 
-#: Under which agents find it in its folder.
+#: Name of the daemon's socket in its folder.
 SOCKET_NAME: Final = "agents.sock"
 _OF_ROOT: Final = Path("/run/kvxfer")
 # sockaddr_un has 108 bytes, the last of them zero.
@@ -17,15 +17,15 @@ _MAX_PATH_NBYTES: Final = 107
 
 
 def runtime_folder() -> Path:
-    """Returns the runtime folder of this user's daemon, there or not.
+    """Returns the runtime folder of this user's daemon, whether it exists or not.
 
-    ``KVXFER_DAEMON_DIR``, else ``kvxfer`` in ``XDG_RUNTIME_DIR`` where that is a directory of this user's,
-    else ``/run/kvxfer`` for root and ``/tmp/kvxfer-<uid>`` for others.
+    It is ``KVXFER_DAEMON_DIR``, else ``kvxfer`` in ``XDG_RUNTIME_DIR`` if that is a directory of this user,
+    else ``/run/kvxfer`` for root and ``/tmp/kvxfer-<uid>`` for other users.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: the variable is empty, or no absolute path.
+        ``invalid-argument``: the variable is empty, or not an absolute path.
     """
     named = os.environ.get("KVXFER_DAEMON_DIR")
     if named is not None:
@@ -42,19 +42,19 @@ def runtime_folder() -> Path:
 
 
 def socket_of(named: str | None) -> Path | None:
-    """Returns at which socket an agent calls its daemon; None for no daemon.
+    """Returns the socket at which an agent calls its daemon; None for no daemon.
 
     Parameters
     ----------
     named
-        `AgentOptions.daemon`. One that is named is called whether it is there by now or not. None finds a
-        socket that is there: in this user's runtime folder, or in root's. Then an empty ``KVXFER_DAEMON_DIR``
-        means none.
+        `AgentOptions.daemon`. A named socket is used whether it exists yet or not. None finds an existing
+        socket: in this user's runtime folder, or in root's. With None, an empty ``KVXFER_DAEMON_DIR`` means
+        no daemon.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: a path that no socket can have.
+        ``invalid-argument``: the path is not possible for a socket.
     """
     if named == "":
         return None
@@ -73,7 +73,7 @@ def socket_of(named: str | None) -> Path | None:
 
 
 def checked(path: Path) -> Path:
-    """Returns the path of a socket, or raises `UsageError` where it is none or too long for one."""
+    """Returns the path of a socket, or raises `UsageError` if it is not valid or too long for one."""
     if not path.is_absolute() or len(os.fsencode(path)) > _MAX_PATH_NBYTES or "\0" in str(path):
         raise invalid(
             f"the daemon's socket is at {str(path)!r}, but must be at an absolute path of at most "

@@ -55,8 +55,9 @@ class Distant(Protocol):
         ...
 
     async def withdraw(self, name: str, incarnation: bytes) -> int:
-        """Removes the entry if it is this incarnation's; returns the revision of the removal, or an earlier
-        one.
+        """Removes the entry if it is this incarnation's.
+
+        Returns the revision of the removal, or an earlier one.
         """
         ...
 

@@ -1,6 +1,4 @@
-"""Client of etcd's HTTP gateway (v3), with the few calls that a directory needs; uses any server that
-answers.
-"""
+"""Client of etcd's HTTP gateway (v3), with the calls that a directory needs; uses any server that answers."""
 
 from __future__ import annotations
 
@@ -149,9 +147,7 @@ class EtcdGateway:
     async def watch(
         self, key: bytes, end: bytes, revision: int
     ) -> AsyncGenerator[list[tuple[Pair, bool]], None]:
-        """Yields pairs that were written (True) or deleted since `revision`; ends if etcd has compacted
-        that.
-        """
+        """Yields pairs that were written (True) or deleted since `revision`; ends if etcd forgot that."""
         asked = {
             "create_request": {
                 "key": _text(key),

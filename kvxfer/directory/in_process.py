@@ -181,9 +181,7 @@ class InProcessDirectory:
         return watch
 
     def _news(self, watch: _Watch) -> Change | tuple[Future[None], float]:
-        """Returns the next change; or a future for the reader to sleep on, and the time until an entry
-        ends.
-        """
+        """Returns the next change; or a future to sleep on, and the time until an entry ends."""
         from concurrent.futures import Future
 
         with self._lock:

@@ -39,7 +39,7 @@ class Cubin:
     code: bytes
 
     def to_bytes(self) -> bytes:
-        """Returns the file's content: a line of JSON with the code's description, length and hash; the code."""
+        """Returns the file's content: a line of JSON with description, length and hash; then the code."""
         head = {
             "kernel": self.kernel,
             "architecture": self.architecture,

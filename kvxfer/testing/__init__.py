@@ -1,6 +1,8 @@
-"""For those who test kvxfer, a transport of it, or an engine on it: shipped, and used by its own tests.
+"""Helpers for testing kvxfer, its transports, or engines that use it.
 
-Nothing here is imported by the rest of the package.
+They are shipped; kvxfer's own tests use them.
+
+The rest of the package does not import this.
 """
 
 from kvxfer.testing.faults import FaultPlan

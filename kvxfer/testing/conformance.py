@@ -1,6 +1,6 @@
-"""The contracts of a transport as an agent's user sees them. A new transport hands itself to these.
+"""Checks of a transport's contracts, as an agent's user sees them. Every new transport must pass them.
 
-Every check takes a factory of connected pairs and raises AssertionError. ``CHECKS`` has them all::
+Every check takes a factory of connected pairs and raises AssertionError. ``CHECKS`` lists all of them::
 
     @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
     def test_contract(check):
@@ -8,10 +8,10 @@ Every check takes a factory of connected pairs and raises AssertionError. ``CHEC
 
 Contracts are numbered as in the design notes:
 
-1. every accepted piece of work ends exactly once; 2. back-pressure is no failure; 3. no order is
-promised; 4. nothing outside the named blocks is touched, nothing without a lease; 5. ending a lease
-is a fence; 6. one terminal state at each end, in bounded time; 7. a lost peer ends its transfers and
-leaves the agent usable; 8. cancelling an ``await`` abandons the waiting alone.
+1. every accepted piece of work ends exactly once; 2. back-pressure is no failure; 3. no order is promised; 4.
+nothing outside the named blocks is touched, nothing without a lease; 5. ending a lease is a fence; 6. one
+terminal state at each end, in bounded time; 7. a lost peer ends its transfers and leaves the agent usable; 8.
+cancelling an ``await`` abandons only the waiting.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from kvxfer.testing.pair import LARGE, SMALL, Cache, Pair
 MakePair = Callable[[tuple[int, ...]], AbstractContextManager[Pair]]
 Check = Callable[[MakePair], None]
 
-# Everything ends long before this on any machine; reaching it is the hang that contract 6 forbids.
+# Everything ends long before this on any machine; reaching it means a hang, which contract 6 forbids.
 BOUND_S: Final = 30.0
-# Deadline of what is meant to reach it.
+# Deadline of work that is meant to reach its deadline.
 SHORT_S: Final = 0.3
 
 
@@ -44,7 +44,7 @@ SHORT_S: Final = 0.3
 
 
 def settle(pair: Pair, *works: Handle) -> bool:
-    """Waits for the ends of all works; returns whether all are done, which only a lossy pair may deny."""
+    """Waits until all works have ended; returns whether all are done (only a lossy pair may fail)."""
     for work in works:
         failure = end_of(work)
         if failure is not None:
@@ -75,7 +75,7 @@ def raises(code: str, call: Callable[[], object]) -> None:
 
 
 def same(cache: Cache, ids: Iterable[int], wanted: np.ndarray, layers: slice = slice(None)) -> None:
-    """Asserts what blocks hold."""
+    """Asserts that blocks hold the wanted values."""
     np.testing.assert_array_equal(cache.blocks(ids, layers), wanted)
 
 
@@ -89,7 +89,7 @@ def shuffled(pair: Pair, num_blocks: int, count: int) -> list[int]:
 
 
 def check_write_lands_in_the_named_blocks_alone(make_pair: MakePair) -> None:
-    """Contracts 1, 3, 4: scattered blocks, every byte, and nothing beside them."""
+    """Contracts 1, 3, 4: every byte of scattered blocks lands, and no other byte changes."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         src.fill(1)
@@ -136,7 +136,7 @@ def check_layers_name_what_moves(make_pair: MakePair) -> None:
 
 
 def check_a_transfer_of_no_blocks_is_refused_or_done(make_pair: MakePair) -> None:
-    """Contract 6 at its edge: nothing to move never hangs."""
+    """Contract 6, edge case: a transfer of no blocks does not hang."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         dst.region.grant(dst.peer, None, "write")
@@ -148,7 +148,7 @@ def check_a_transfer_of_no_blocks_is_refused_or_done(make_pair: MakePair) -> Non
 
 
 def check_many_transfers_each_end_once(make_pair: MakePair) -> None:
-    """Contracts 1, 2: more than any queue holds, posted at once."""
+    """Contracts 1, 2: more transfers than any queue holds, posted at once."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         src.fill(6)
@@ -190,7 +190,7 @@ def check_integrity_is_quiet_when_bytes_are_right(make_pair: MakePair) -> None:
 
 
 def check_notification_follows_the_bytes(make_pair: MakePair) -> None:
-    """When a notification is there, every byte is."""
+    """When a notification has arrived, every byte has."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         dst.region.grant(dst.peer, None, "write")
@@ -223,7 +223,7 @@ def check_expectation_comes_before_or_after_the_write(make_pair: MakePair) -> No
 
 
 def check_layers_arrive_as_they_are_released(make_pair: MakePair) -> None:
-    """Layers that are held back do not arrive, and each arrives whole."""
+    """Held layers do not arrive, and each released layer arrives whole."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         incoming = dst.agent.expect(b"layers", range(16))
@@ -298,7 +298,7 @@ def check_an_expectation_nobody_meets_ends(make_pair: MakePair) -> None:
 
 
 def check_bad_tables_post_nothing(make_pair: MakePair) -> None:
-    """The caller's mistakes are found before anything moves, and named."""
+    """The caller's mistakes are found and named before anything moves."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         before = dst.array.copy()
@@ -340,7 +340,7 @@ def check_nothing_moves_without_a_lease(make_pair: MakePair) -> None:
 
 
 def check_a_lease_expires(make_pair: MakePair) -> None:
-    """A lease that is not renewable ends by itself, and is a fence then."""
+    """A lease that is not renewable ends by itself, with a fence."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         lease = dst.region.grant(dst.peer, [1], "write", ttl_s=SHORT_S, renewable=False)
@@ -352,7 +352,7 @@ def check_a_lease_expires(make_pair: MakePair) -> None:
 
 
 def check_a_lease_that_is_named_allows_alone(make_pair: MakePair) -> None:
-    """Contract 5: blocks that are let again are not reached by what was meant for the lease before."""
+    """Contract 5: a transfer for an earlier lease does not reach blocks that were leased again."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         src.fill(15)
@@ -364,7 +364,7 @@ def check_a_lease_that_is_named_allows_alone(make_pair: MakePair) -> None:
         assert error is not None
         assert error.code == "lease-ended" or pair.lossy, error
         np.testing.assert_array_equal(dst.array, before)
-        # Its token may outrun the news of it.
+        # The token may arrive before the message about the lease.
         error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=lease.token))
         assert error is None or pair.lossy, error
         if error is None:
@@ -372,7 +372,7 @@ def check_a_lease_that_is_named_allows_alone(make_pair: MakePair) -> None:
 
 
 def check_blocks_are_read_again_and_again_under_new_tokens(make_pair: MakePair) -> None:
-    """A token that is handed over before its reader has heard of the lease finds it, whatever came before."""
+    """A token works even before its reader has learned of the lease, regardless of earlier leases."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         holders = src.peer, dst.agent.name, None
@@ -399,7 +399,7 @@ def check_revoke_at_the_destination_is_a_fence(make_pair: MakePair) -> None:
     with make_pair(LARGE) as pair:
         src, dst = pair.prefill, pair.decode
         src.fill(11)
-        # One that is held is open when its right ends; one that is free may have ended on a slow machine.
+        # A held transfer is surely open when its right ends; a free one may have ended on a slow machine.
         for held in (False, True):
             dst.array[...] = 0
             lease = dst.region.grant(dst.peer, None, "write")
@@ -423,7 +423,7 @@ def check_revoke_at_the_destination_is_a_fence(make_pair: MakePair) -> None:
 
 
 def check_revoke_at_the_source_is_a_fence(make_pair: MakePair) -> None:
-    """Contract 5: what was read under a lease that ended is never reported done."""
+    """Contract 5: a read under a lease that ended is never reported done."""
     with make_pair(LARGE) as pair:
         src, dst = pair.prefill, pair.decode
         for held in (False, True):
@@ -441,7 +441,7 @@ def check_revoke_at_the_source_is_a_fence(make_pair: MakePair) -> None:
                 lease=lease.token,
                 timeout_s=BOUND_S,
             )
-            last.fire(dst.num_layers - 1)  # of by_layer: all but the last layer
+            last.fire(dst.num_layers - 1)  # releases all but the last layer (by_layer)
             _until_first_bytes(dst, transfer)
             lease.revoke_blocking()
             src.array[...] = 7  # the blocks are reused
@@ -455,7 +455,7 @@ def check_revoke_at_the_source_is_a_fence(make_pair: MakePair) -> None:
 
 
 def check_deregister_is_a_fence(make_pair: MakePair) -> None:
-    """The same for a region that goes, at the destination; the agent stays usable."""
+    """Deregistering at the destination is a fence too; the agent stays usable."""
     with make_pair(LARGE) as pair:
         src, dst = pair.prefill, pair.decode
         src.fill(13)
@@ -501,7 +501,8 @@ def check_cancel_ends_at_both_ends(make_pair: MakePair) -> None:
         src.agent.poll()
         assert np.all(dst.array == 7)
         if not pair.lossy:
-            # Named, because a right to these blocks ended: the writer may not have heard of this one.
+            # Pass the token, because a right to these blocks ended and the writer may not know of this lease
+            # yet.
             lease = dst.region.grant(dst.peer, None, "write")
             settle(pair, src.agent.write(src.region, src.remote, [1], [2], lease=lease.token))
             same(dst, [2], src.blocks([1]))
@@ -518,7 +519,7 @@ def check_a_transfer_that_nobody_takes_ends(make_pair: MakePair) -> None:
 
 
 def check_a_closed_peer_ends_its_transfers(make_pair: MakePair) -> None:
-    """Contract 7: the other end goes with work in flight; this one learns it and stays usable."""
+    """Contract 7: the other end closes with work in flight; this end notices it and stays usable."""
     with make_pair(LARGE) as pair:
         src, dst = pair.prefill, pair.decode
         src.fill(15)
@@ -559,7 +560,7 @@ def check_close_with_work_in_flight(make_pair: MakePair) -> None:
 
 
 def check_cancelled_await_abandons_the_waiting_alone(make_pair: MakePair) -> None:
-    """Contract 8: the bytes go on, and another may wait for them."""
+    """Contract 8: the bytes go on moving, and another task can wait for them."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         src.fill(17)
@@ -594,7 +595,7 @@ def check_cancelled_await_abandons_the_waiting_alone(make_pair: MakePair) -> Non
 
 
 def check_awaiting_follows_layers_and_notifications(make_pair: MakePair) -> None:
-    """The coroutines say what their blocking twins say, on one loop for both ends."""
+    """The coroutines give the same results as their blocking twins, on one loop for both ends."""
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         src.fill(18)
@@ -644,7 +645,7 @@ def _read(
 
 
 def _note(pair: Pair, dst: Cache, transfer: Handle) -> Notification | None:
-    """Waits for the notification of a write; None where it failed, which only a lossy pair may do."""
+    """Waits for the notification of a write; None if the write failed, which only a lossy pair allows."""
     if not pair.lossy:
         return dst.agent.notification_blocking(BOUND_S)
     deadline = time.monotonic() + BOUND_S
@@ -655,7 +656,7 @@ def _note(pair: Pair, dst: Cache, transfer: Handle) -> Notification | None:
 
 
 def _until_first_bytes(dst: Cache, transfer: Handle) -> None:
-    """Returns when bytes of a transfer have begun to land, or when it has ended."""
+    """Waits until bytes of a transfer have begun to land, or it has ended."""
     deadline = time.monotonic() + BOUND_S
     while transfer.state == "pending" and not dst.array[0, 0, 0].any():
         dst.agent.poll()

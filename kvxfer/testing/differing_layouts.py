@@ -1,7 +1,7 @@
-"""Caches that are laid out differently at the two ends: what every transport must get right.
+"""Checks with different layouts at the two ends, which every transport must pass.
 
-The caches of a pair are registered again under other layouts: the same memory, cut differently. What
-must arrive is said in plain numpy.
+The caches of a pair are registered again under other layouts: the same memory, divided differently. Plain
+numpy computes what must arrive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class View:
     Attributes
     ----------
     array
-        In the order of `axes`, over the memory of the end's cache.
+        The end's cache memory, with axes in the order of `axes`.
     """
 
     cache: Cache
@@ -56,7 +56,7 @@ def both_ways(pair: Pair, src: View, dst: View, move: Callable[[View, View, str]
 
 
 def post(pair: Pair, src: View, dst: View, verb: str, src_blocks: Any, dst_blocks: Any, **how: Any) -> bool:
-    """Moves blocks under a lease; returns whether they are in, which only a lossy pair may deny."""
+    """Moves blocks under a lease; returns whether they arrived (only a lossy pair may fail)."""
     if verb == "write":
         lease = dst.region.grant(dst.cache.peer, None, "write")
         work = src.cache.agent.write(
@@ -98,7 +98,7 @@ def check_heads_and_tokens_change_places(make_pair: MakePair) -> None:
 
 
 def check_two_ranks_fill_one(make_pair: MakePair) -> None:
-    """An expectation is complete when both halves of the heads are there, and not before."""
+    """An expectation is done when both halves of the heads have arrived, and not before."""
     with make_pair(SHAPE) as pair:
         halves = pair.prefill.array.reshape(2, _LAYERS, _KV, _BLOCKS, _TOKENS, _HEADS // 2, _DIM)
         ranks = [
@@ -138,7 +138,7 @@ def check_two_ranks_fill_one(make_pair: MakePair) -> None:
 
 
 def check_pages_of_unequal_size(make_pair: MakePair) -> None:
-    """Pages of 16 tokens into pages of 24 and of 64, all of them and an odd part."""
+    """Pages of 16 tokens into pages of 24 and of 64: all tokens, and an odd part."""
     with make_pair(SHAPE) as pair:
         src = View.make(pair.prefill, "p16", pair.prefill.array, "l2bthd")
         pair.prefill.fill(33)
@@ -164,7 +164,7 @@ def check_pages_of_unequal_size(make_pair: MakePair) -> None:
 
 
 def check_a_part_of_a_block_completes_what_needs_no_more(make_pair: MakePair) -> None:
-    """A request whose last block is filled in part: its expectation names the tokens."""
+    """If a request's last block is partly filled, its expectation names the tokens."""
     with make_pair(SHAPE) as pair:
         src = View.make(pair.prefill, "part", pair.prefill.array, "l2bthd")
         dst = View.make(pair.decode, "part", pair.decode.array, "l2bthd")
@@ -222,7 +222,7 @@ def check_elements_convert_on_the_way(make_pair: MakePair) -> None:
 
 
 def check_layouts_that_no_program_bridges_post_nothing(make_pair: MakePair) -> None:
-    """Another head size is refused in words, and tables that cannot be right."""
+    """Another head size is refused with a message, and so are impossible tables."""
     with make_pair(SHAPE) as pair:
         src = View.make(pair.prefill, "right", pair.prefill.array, "l2bthd")
         other = pair.decode.array.reshape(_LAYERS, _KV, _BLOCKS, _TOKENS, _HEADS * 2, _DIM // 2)

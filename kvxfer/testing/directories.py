@@ -1,6 +1,6 @@
-"""What every directory has to do, in process or elsewhere. A new one hands itself to these checks.
+"""Checks that every directory must pass, in process or remote.
 
-Every check takes a `DirectorySubject` and raises AssertionError. ``CHECKS`` has them all::
+Every check takes a `DirectorySubject` and raises AssertionError. ``CHECKS`` lists all of them::
 
     class Etcd(directories.DirectorySubject):
         ...
@@ -23,9 +23,9 @@ from typing import Final
 from kvxfer.directory import Change, ChangeKind, Directory, Entry
 from kvxfer.errors import PeerError
 
-# Everything comes long before this; reaching it is a hang.
+# Everything happens long before this; reaching it means a hang.
 BOUND_S: Final = 60.0
-# How long is waited for what must not come.
+# How long to wait for something that must not happen.
 SHORT_S: Final = 0.05
 
 
@@ -35,9 +35,9 @@ class DirectorySubject(ABC):
     Attributes
     ----------
     ttl_s
-        A time to live that the directory keeps to; how late it forgets is its own business.
+        A time to live that the directory supports; it may remove the entry later.
     seed
-        Of what is random: print it where a check fails.
+        Seed of random choices: print it if a check fails.
     """
 
     ttl_s: float = 1.0
@@ -45,29 +45,29 @@ class DirectorySubject(ABC):
 
     @abstractmethod
     def open(self) -> AbstractContextManager[Directory]:
-        """Makes one that is empty."""
+        """Makes an empty directory."""
 
     @abstractmethod
     def pass_time(self, duration_s: float) -> None:
-        """Returns when so much has passed on the directory's clock."""
+        """Returns when this time has passed on the directory's clock."""
 
 
 Check = Callable[[DirectorySubject], None]
 
 
 def entry(name: str, life: int = 1, **metadata: str) -> Entry:
-    """Returns an entry of one life of an agent."""
+    """Returns an entry of one incarnation of an agent."""
     return Entry(name, f"tcp://192.0.2.7:{7000 + life}", bytes([life]) * 16, metadata)
 
 
 class Follower:
-    """What a reader of changes knows; every change must follow from that."""
+    """A reader's knowledge of entries; every change must be consistent with it."""
 
     def __init__(self) -> None:
         self.known: dict[str, Entry] = {}
 
     def take(self, change: Change) -> Change:
-        """Learns of a change."""
+        """Applies a change."""
         name = change.entry.name
         assert (change.kind is ChangeKind.ADDED) != (name in self.known), (
             f"{change} after {self.known.get(name)}"
@@ -79,7 +79,7 @@ class Follower:
         return change
 
     def take_all(self, watch: Iterator[Change]) -> int:
-        """Learns of all that comes until nothing comes; returns how much that was."""
+        """Applies changes until no more come; returns their number."""
         count = 0
         try:
             while True:
@@ -89,12 +89,12 @@ class Follower:
             return count
 
     def agrees_with(self, directory: Directory) -> bool:
-        """Whether it knows what is there."""
+        """Returns whether it knows the directory's present entries."""
         return self.known == {each.name: each for each in directory.list()}
 
 
 def is_unknown(directory: Directory, name: str) -> bool:
-    """Whether looking a name up fails as it has to."""
+    """Returns whether looking a name up fails with the right error."""
     try:
         directory.resolve_blocking(name, 0.0)
     except PeerError as error:
@@ -108,7 +108,7 @@ def is_unknown(directory: Directory, name: str) -> bool:
 
 
 def check_what_is_published_is_found(subject: DirectorySubject) -> None:
-    """By every verb, with all that was said of it."""
+    """Every verb finds a published entry, with all of its fields."""
     with subject.open() as directory:
         assert directory.list() == ()
         assert is_unknown(directory, "prefill-0")
@@ -121,7 +121,7 @@ def check_what_is_published_is_found(subject: DirectorySubject) -> None:
 
 
 def check_resolve_waits_until_it_is_published(subject: DirectorySubject) -> None:
-    """On a thread and on a loop; and raises where it is not."""
+    """`resolve` waits on a thread and on a loop, and raises if nothing is published."""
     with subject.open() as directory:
         found: list[Entry] = []
         blocked = threading.Thread(
@@ -153,7 +153,7 @@ def check_resolve_waits_until_it_is_published(subject: DirectorySubject) -> None
 
 
 def check_a_successor_stays(subject: DirectorySubject) -> None:
-    """An agent that was restarted under its name is not withdrawn, nor displaced by its predecessor."""
+    """The predecessor of a restarted agent can neither withdraw nor replace the new entry."""
     with subject.open() as directory:
         assert directory.publish(entry("decode-0", 1))
         assert directory.publish(entry("decode-0", 2))
@@ -163,13 +163,13 @@ def check_a_successor_stays(subject: DirectorySubject) -> None:
         for _ in range(2):
             directory.withdraw("decode-0", entry("decode-0", 2).incarnation)
             assert directory.list() == ()
-        # Its name is free: a directory that forgot it, a successor that has gone.
+        # The name is free, because the directory lost it or the successor has gone.
         assert directory.publish(entry("decode-0", 1), replace=False)
         assert directory.list() == (entry("decode-0", 1),)
 
 
 def check_the_same_again_replaces(subject: DirectorySubject) -> None:
-    """Metadata and address are those that were said last."""
+    """Publishing again replaces metadata and address."""
     with subject.open() as directory:
         directory.publish(entry("decode-0", role="decode"))
         for replace in (True, False):
@@ -179,7 +179,7 @@ def check_the_same_again_replaces(subject: DirectorySubject) -> None:
 
 
 def check_names_are_listed_by_prefix_and_in_order(subject: DirectorySubject) -> None:
-    """Without those of others."""
+    """A listing has the names with the prefix, in order, and no others."""
     names = ["prefill-10", "prefill-2", "decode-0", "prefill/a b", "prefil", "größe", "Prefill-1", "prefill"]
     with subject.open() as directory:
         for name in names:
@@ -193,7 +193,7 @@ def check_names_are_listed_by_prefix_and_in_order(subject: DirectorySubject) -> 
 
 
 def check_entries_end_with_their_time(subject: DirectorySubject) -> None:
-    """Those that are published again in time stay, those without one as well."""
+    """Entries end with their time; renewed ones, and ones without a time, stay."""
     ttl_s = subject.ttl_s
     with subject.open() as directory:
         directory.publish(entry("for-ever"))
@@ -206,7 +206,7 @@ def check_entries_end_with_their_time(subject: DirectorySubject) -> None:
             assert directory.publish(entry("renewed"), ttl_s, replace=False)
         until(directory, "dead is forgotten", lambda: is_unknown(directory, "dead"))
         assert [each.name for each in directory.list()] == ["for-ever", "kept", "renewed"]
-        # Longer than before, and then shorter.
+        # First longer than before, then shorter.
         directory.publish(entry("renewed"), 8 * ttl_s)
         subject.pass_time(2 * ttl_s)
         assert not is_unknown(directory, "renewed")
@@ -216,7 +216,7 @@ def check_entries_end_with_their_time(subject: DirectorySubject) -> None:
 
 
 def check_who_watches_sees_an_entry_end(subject: DirectorySubject) -> None:
-    """And that a successor has a time of its own."""
+    """A watcher sees an entry end; a successor has a time of its own."""
     with subject.open() as directory:
         watch = directory.watch_blocking("", BOUND_S)
         directory.publish(entry("dead"), subject.ttl_s)
@@ -233,14 +233,14 @@ def check_who_watches_sees_an_entry_end(subject: DirectorySubject) -> None:
 
 
 def check_changes_are_told_after_what_is_there(subject: DirectorySubject) -> None:
-    """First those that are there, then each change, and no other names."""
+    """A watch yields existing entries first, then each change, and no other names."""
     with subject.open() as directory:
         directory.publish(entry("prefill-0"))
         directory.publish(entry("decode-0"))
         watch = directory.watch_blocking("prefill", BOUND_S)
         directory.publish(entry("prefill-1"))
         assert {next(watch).entry.name for _ in range(2)} == {"prefill-0", "prefill-1"}
-        directory.publish(entry("prefill-1"), subject.ttl_s * 1000)  # no change: it is renewed
+        directory.publish(entry("prefill-1"), subject.ttl_s * 1000)  # a renewal is not a change
         directory.publish(entry("decode-1"))
         directory.publish(entry("prefill-1", 2))
         assert next(watch) == Change(ChangeKind.CHANGED, entry("prefill-1", 2))
@@ -249,7 +249,7 @@ def check_changes_are_told_after_what_is_there(subject: DirectorySubject) -> Non
 
 
 def check_a_reader_may_give_up_and_go_on(subject: DirectorySubject) -> None:
-    """By its time and by cancellation; nothing is lost by either."""
+    """A reader may time out or be cancelled, and loses no change."""
     with subject.open() as directory:
         blocking = directory.watch_blocking("", SHORT_S)
         assert Follower().take_all(blocking) == 0
@@ -281,7 +281,7 @@ def check_a_reader_may_give_up_and_go_on(subject: DirectorySubject) -> None:
 
 
 def check_a_slow_reader_is_told_how_things_stand(subject: DirectorySubject) -> None:
-    """However much has happened: of each name once, and in the end what is there."""
+    """A slow reader gets one change for each name, and ends up with the present entries."""
     print(f"seed {subject.seed}")
     rng = random.Random(subject.seed)
     with subject.open() as directory:
@@ -300,7 +300,7 @@ def check_a_slow_reader_is_told_how_things_stand(subject: DirectorySubject) -> N
 
 
 def check_many_threads_and_readers_agree(subject: DirectorySubject) -> None:
-    """Several agents come and go at once, under shared names too; every reader knows what is left."""
+    """Agents come and go at once, also under shared names; every reader ends up with the same entries."""
     print(f"seed {subject.seed}")
     with subject.open() as directory:
         watches = [directory.watch_blocking("", SHORT_S) for _ in range(3)]
@@ -331,7 +331,7 @@ def check_many_threads_and_readers_agree(subject: DirectorySubject) -> None:
 
 
 def until(directory: Directory, what: str, is_so: Callable[[], bool]) -> None:
-    """Waits for what comes late: a directory elsewhere forgets when it gets round to it."""
+    """Waits until `is_so`; a remote directory may remove entries late."""
     watch = directory.watch_blocking("", BOUND_S)
     while not is_so():
         try:

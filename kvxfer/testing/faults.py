@@ -1,4 +1,4 @@
-"""A seeded plan of how transports misbehave within their contract."""
+"""A seeded plan of transport faults that stay within the contracts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class FaultPlan:
     Attributes
     ----------
     seed
-        Print it where a test fails.
+        Print it if a test fails.
     again
-        Of posts: takes a part and asks to come again.
+        Posts that accept a part and return "again".
     delay
-        Of completions: held back for some rounds.
+        Completions that are delayed for some rounds.
     reorder
-        Of completions: changes places with another.
+        Completions that change places with another.
     fail
-        Of pieces: reported as failed by the rail, whether or not the bytes moved.
+        Pieces that the rail reports as failed, whether or not the bytes moved.
     down_after
-        Pieces until the rail of the last one dies; 0 for never.
+        Number of pieces after which the rail of the last one dies; 0 for never.
     """
 
     seed: int = 1
@@ -51,5 +51,5 @@ class FaultPlan:
 
     @property
     def loses_rails(self) -> bool:
-        """Whether transfers may fail because of it. Without, all of them must end well."""
+        """Whether transfers may fail because of it. If not, all of them must succeed."""
         return bool(self.fail or self.down_after)

@@ -1,4 +1,4 @@
-"""Two connected agents with a cache each: what every check of the contracts begins with."""
+"""Pairs of two connected agents with a cache each, for the contract checks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kvxfer.peer import Peer
 from kvxfer.region import Region, RegionDescriptor
 
 AXES: Final = "l2bthd"
-# Layers, K and V, blocks, tokens, heads, dim: small pages, of which several fit in one piece.
+# Layers, K and V, blocks, tokens, heads, dim: small pages; several fit in one piece.
 SMALL: Final = (3, 2, 16, 4, 2, 32)
-# Pages of 256 KiB and 96 MiB in all: long enough under way to be interrupted.
+# Pages of 256 KiB, 96 MiB in all: transfers last long enough to be interrupted.
 LARGE: Final = (4, 2, 48, 64, 16, 128)
 
 _CONNECT_TIMEOUT_S = 30.0
@@ -28,7 +28,7 @@ _CONNECT_TIMEOUT_S = 30.0
 
 @dataclass
 class Cache:
-    """One end: an agent, its cache, and the other end as it sees it.
+    """One end: an agent, its cache, and its view of the other end.
 
     Attributes
     ----------
@@ -73,11 +73,11 @@ class Pair:
     Attributes
     ----------
     prefill, decode
-        Either may read, write and expect; they are named for the usual roles.
+        The two ends. Either may read, write and expect; the names follow the usual roles.
     lossy
-        Whether rails may die, so that a transfer may fail. It must end in any case.
+        Whether rails may die, so that transfers may fail. Transfers must end in any case.
     seed
-        Of what is random: print it where a check fails.
+        Seed of random choices: print it if a check fails.
     """
 
     prefill: Cache
@@ -100,11 +100,11 @@ def connected_pair(
     Parameters
     ----------
     options
-        Of both agents.
+        Options of both agents.
     memory
         ``"pool"``, or ``"foreign"`` for an array of numpy's own.
     shape
-        Of the caches: layers, 2, blocks, tokens, heads, dim.
+        Shape of the caches: layers, 2, blocks, tokens, heads, dim.
     lossy, seed
         Kept in the `Pair`.
     """
