@@ -1,10 +1,9 @@
-"""Reference of the compiled module: the agent's native half.
+"""Reference of the compiled module: the native half of an agent.
 
-Conversion only; what is a number here gets its meaning in the Python package. No call holds the
-GIL while it waits or while bytes move. Times are seconds as float, timestamps are nanoseconds of
-CLOCK_MONOTONIC, sizes are bytes. A failing call raises ``NativeError(code, message)``, with
-``code`` one of native/include/kvxfer/status.h; ``kvxfer.errors.translate`` makes the public
-exception of it.
+This layer only converts; the Python package gives its numbers their meaning. No call holds the GIL while it
+waits or while bytes move. Times are seconds as float, timestamps are nanoseconds of CLOCK_MONOTONIC, sizes
+are bytes. A failing call raises ``NativeError(code, message)``, with ``code`` one of
+native/include/kvxfer/status.h; ``kvxfer.errors.translate`` turns it into the public exception.
 """
 
 from collections.abc import Callable
@@ -19,13 +18,13 @@ from kvxfer.session.stats import CoreStats
 __version__: str
 #: code name -> number, e.g. ``CODES["lease-ended"] == 31``.
 CODES: Final[dict[str, int]]
-#: "avx512-nt", "avx2-nt" or "memcpy": what the copy executor chose on this machine.
+#: "avx512-nt", "avx2-nt" or "memcpy": the copy executor's choice on this machine.
 COPY_KERNEL: Final[str]
 #: sizeof(CopyLoop), for the check of plan.program.LOOP_DTYPE.
 COPY_LOOP_NBYTES: Final[int]
 MIN_STAGING_NBYTES: Final[int]
 CONVERSION_NBYTES: Final[int]
-#: "avx512", "avx2" or "scalar": what converts dtypes on this machine.
+#: "avx512", "avx2" or "scalar": the converter of dtypes on this machine.
 CONVERT_KERNEL: Final[str]
 
 class NativeError(Exception):
@@ -44,7 +43,7 @@ class PoolMemory:
     def nbytes(self) -> int: ...
     @property
     def page_kind(self) -> Literal["hugetlb", "transparent-huge", "base"]:
-        """What the kernel gave."""
+        """The kind of pages that the kernel gave."""
     @property
     def seals(self) -> tuple[str, ...]:
         """Seals in force, e.g. ``("grow", "shrink", "future-write", "seal")``."""
@@ -52,7 +51,7 @@ class PoolMemory:
         """All bytes, writable, no copy; keeps this object alive."""
 
 class Handle:
-    """One end of a transfer, or an expectation (the receiver's handle of what peers will write)."""
+    """One end of a transfer, or an expectation (the receiver's handle for blocks that peers write)."""
 
     @property
     def id(self) -> int: ...
@@ -61,19 +60,19 @@ class Handle:
         """The last three are final."""
     @property
     def code(self) -> int:
-        """Why it ended; 0 while pending and when done."""
+        """The code with which it ended; 0 while pending and when done."""
     @property
     def message(self) -> str: ...
     @property
     def context(self) -> str:
-        """As its caller named the request; where it did not, as the other end last did; "" for none."""
+        """This end's context, or else the last one from the other end; "" for none."""
     @property
     def failed_blocks(self) -> NDArray[np.uint32]:
         """This end's block ids whose bytes cannot be relied on. Empty unless failed or cancelled."""
     @property
     def rails(self) -> tuple[str, ...]:
-        """Transports that moved bytes of it, as seen at this end: a source does not see what is fetched
-        from it (loopback, shm). "eager" for what went with its OFFER."""
+        """Transports that moved its bytes, as seen at this end: a source does not see what the peer fetches
+        (loopback, shm). "eager" for bytes that went with its OFFER."""
     @property
     def posted_ns(self) -> int: ...
     @property
@@ -89,26 +88,28 @@ class Handle:
         """The same for the arrival of ``layer`` (destination ends); True also when final."""
     def layer_arrived(self, layer: int) -> bool: ...
     def watch_layer(self, layer: int) -> bool:
-        """Asks for one LAYER event for ``layer``; True when it is in already (no event then)."""
+        """Requests one LAYER event for ``layer``; True if the layer is in already (then there is no
+        event)."""
     def layers_ready(self, layers: int) -> None:
-        """Source of a write: the first ``layers`` layers are final and may be fetched."""
+        """For the source of a write: marks the first ``layers`` layers as final, so that they may be
+        fetched."""
     def cancel(self) -> None:
-        """Ends it; asynchronous: the state is final when the last byte can no longer move."""
+        """Requests its end; the state is final later, when the last byte can no longer move."""
     @property
     def gpu(self) -> int:
         """The index of the agent's GPU; -1 without one."""
     def wait_in(self, stream: int, layer: int | None) -> StreamWait:
-        """Has a CUstream wait for the end, or for ``layer``. Never leaves it behind."""
+        """Makes a CUstream wait for the end, or for ``layer``. The stream always goes on in the end."""
 
 class StreamWait:
-    """What a stream waits for; dropping it changes nothing for the stream."""
+    """A stream's wait; dropping this object does not affect the stream."""
 
     @property
     def outcome(self) -> int:
         """0 pending, 1 done, 2 failed, 3 cancelled."""
     @property
     def address(self) -> int:
-        """Of the outcome, 4 bytes that a GPU reads, while this object is there."""
+        """Address of the outcome: 4 bytes that a GPU reads, valid while this object exists."""
 
 class Event:
     """One entry of the completion ring."""
@@ -136,26 +137,28 @@ class Event:
     def message(self) -> str: ...
 
 class Trigger:
-    """A word of 4 bytes that says how far something is; `AgentCore.trigger` and `trigger_over` make one."""
+    """A 4-byte word that counts progress; `AgentCore.trigger` and `trigger_over` make one."""
 
     @property
     def value(self) -> int: ...
     def fire(self, value: int) -> None:
-        """Stores a value that is more than what is there, and wakes every agent that waits for it."""
+        """Stores a value if it is greater than the present one, and wakes every agent that waits for it."""
     def reset(self) -> None: ...
     def share(self) -> int:
-        """Its address, for others to store to: those who wait look at it from now on."""
+        """Its address, for stores by others: waiting agents poll it from now on."""
 
 class After:
-    """Layer k of a transfer may go once ``trigger.value >= first + k * step``, all at once for a step of 0."""
+    """Releases layer k of a transfer once ``trigger.value >= first + k * step``; a step of 0 releases all at
+    once."""
 
     def __init__(self, trigger: Trigger, first: int, step: int) -> None: ...
 
 def trigger_over(memory: Any) -> Trigger:
-    """One over a writable buffer of 4 bytes, exported for as long as anybody waits for it."""
+    """Makes a trigger over a writable buffer of 4 bytes, which stays exported while a transfer waits for
+    it."""
 
 class Route:
-    """A program of a peer and some of its layers, ready to be posted."""
+    """A peer's program and some of its layers, ready for posting."""
 
     def post(
         self,
@@ -167,26 +170,26 @@ class Route:
         context: str | bytes,
         terms: Terms,
     ) -> Handle:
-        """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/plan/units.py), the last
-        ``num_fine`` of tokens. Nothing was posted when it raises: NativeError, what ``as_ids`` raises,
-        or TypeError for what is of another kind."""
+        """Posts a write or a read, depending on the program. The blocks are ids of units
+        (kvxfer/plan/units.py); the last ``num_fine`` are ids of tokens. If it raises, nothing was posted:
+        NativeError, an error of ``as_ids``, or TypeError for a wrong kind."""
 
 class CommandRing:
-    """A ring of commands at its host; `AgentCore.command_ring` makes one."""
+    """The host's side of a command ring; `AgentCore.command_ring` makes one."""
 
     @property
     def id(self) -> int:
-        """``handle`` of the "commands" events that say that one of its commands has ended."""
+        """The ``handle`` of "commands" events, which report that one of its commands has ended."""
     @property
     def address(self) -> int:
-        """Of the CommandRing of native/include/kvxfer/command.h, where kernels reach it."""
+        """Address of the CommandRing (native/include/kvxfer/command.h) for kernels."""
     @property
     def num_commands(self) -> int: ...
     @property
     def closed(self) -> bool: ...
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Commands that were taken, have ended, have failed; each is a part of the one before."""
+        """Numbers of commands that were taken, have ended, and have failed; each includes the next."""
     def prepare(
         self,
         route: Route,
@@ -198,177 +201,181 @@ class CommandRing:
         context: str | bytes,
         terms: Terms,
     ) -> int:
-        """The number by which commands name pairs of these tables. ``first_layer``: what they call the
-        route's first; ``terms`` of each write, whose ``hold`` is not looked at."""
+        """Returns the number by which commands name pairs of these tables. ``first_layer`` is the commands'
+        number for the route's first layer. ``terms`` apply to each write; their ``hold`` is ignored."""
     def forget(self, prepared: int) -> None: ...
     def start(self, prepared: int, pair: int, layer: int, num_pairs: int) -> bool:
-        """As kvxfer/device.cuh's, with one look, where the ring is in the process's own memory."""
+        """Like ``start`` in kvxfer/device.cuh, with one attempt, for a ring in the process's own memory."""
     def take_failures(self) -> list[tuple[int, int, int, int, int, int, str]]:
         """Index of the command, number of the prepared write, pair, number of pairs, layer, code, message;
-        the newest 1024 that were not taken yet."""
+        the newest 1024 untaken failures."""
     def wait(self, num_ended: int, timeout_s: float) -> bool:
-        """As ``Handle.wait``, until so many have ended."""
+        """Like ``Handle.wait``, until that many commands have ended."""
     def close(self) -> None:
-        """When it returns nothing more is taken out of the ring."""
+        """After it returns no more commands are taken out of the ring."""
 
 class AgentCore:
     """An agent: its sockets, its progress thread, its tables.
 
-    ``options`` is a dict with exactly these keys (kvxfer/options.py: AgentOptions gives defaults):
-    ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
-    ``second_secret`` (bytes: accepted as well, b"" for none), ``user_secret`` (bytes, b"" where there is another),
-    ``secret_file`` (absolute path from which both were read, and are read again; "" for none),
-    ``transports`` (list of names that `transports` tells), ``require`` (list of those without which no session
-    goes on), ``transport_options`` (dict: bool, int or str by
-    names that it tells, e.g. "tcp.rails"), ``gpus`` (list of a dict for each GPU of the agent, one at most:
-    ``device``, its index; ``kernels``, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert;
-    ``owner``, what they belong to, which is kept as long as they may be launched; ``ipc_ctas`` and
-    ``staging_ctas``, most of a kernel that copies there, between GPUs and to stage; ``staging_nbytes``, of
-    pinned memory for pages of that GPU that go over streams, 0 for none; ``way_samples``, a list of
-    `GpuSample`, by which staging goes by copy engines),
-    ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
-    ``integrity`` (bool), ``max_transfers_per_peer``, ``eager_nbytes`` and ``copy_threads`` (int), ``faults`` (str,
-    "" or the seed and rates of kvxfer.testing).
+    ``options`` is a dict with exactly these keys (kvxfer/options.py: AgentOptions gives defaults): ``listen``
+    ("tcp://127.0.0.1:0", or "" to accept no peers), ``secret`` (bytes, b"" for none), ``second_secret``
+    (bytes: also accepted, b"" for none), ``user_secret`` (bytes, b"" if there is another secret),
+    ``secret_file`` (absolute path of the file of both, which is read again when it changes; "" for none),
+    ``transports`` (list of names from `transports`), ``require`` (list of those that every session must
+    have), ``transport_options`` (dict: bool, int or str by option names from `transports`, e.g. "tcp.rails"),
+    ``gpus`` (list of a dict for each GPU of the agent, one at most: ``device``, its index; ``kernels``, a
+    CUfunction or 0 for each of copy_vectors, copy_bulk and convert; ``owner``, the kernels' owner, which is
+    kept alive as long as they may be launched; ``ipc_ctas`` and ``staging_ctas``, most CTAs of a copying
+    kernel, between GPUs and for staging; ``staging_nbytes``, pinned memory for that GPU's pages over streams,
+    0 for none; ``way_samples``, a list of `GpuSample` that decides when staging uses copy engines),
+    ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us``
+    (int), ``integrity`` (bool), ``max_transfers_per_peer``, ``eager_nbytes`` and ``copy_threads`` (int),
+    ``faults`` (str, "" or the seed and rates of kvxfer.testing).
     """
 
     def __init__(self, name: str, options: dict[str, Any]) -> None: ...
     @property
     def address(self) -> str:
-        """Where it listens, port filled in; "" when it accepts nobody."""
+        """The address on which it listens, with the port; "" if it accepts no peers."""
     @property
     def incarnation(self) -> bytes: ...
     @property
     def event_fd(self) -> int:
-        """Readable while events wait, once armed by a ``drain(arm=True)`` that returned an empty list."""
+        """Readable while there are events, once a ``drain(arm=True)`` that returned an empty list has armed
+        it."""
     def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
     def add_waiters(self, change: int) -> None:
-        """``change`` more wait for "ended", "layer", "commands", "notification", "message", "room" or
-        "lease-told" events; none are made while nobody does. Whoever is to wait says so, and then
-        looks once more at what it waits for."""
+        """Adds ``change`` to the number of waiters for "ended", "layer", "commands", "notification",
+        "message", "room" or "lease-told" events; without waiters such events are not made. A waiter first
+        calls this, and then checks its condition once more."""
     def take_notification(self) -> tuple[int, bytes, str] | None:
-        """The oldest notification that nobody has read (peer, payload, context). Of peers that are lost the newest
-        16384 are kept; the first time that one is dropped a "log" event says so."""
+        """Takes the oldest unread notification (peer, payload, context). Of lost peers the newest 16384 are
+        kept; a "log" event reports the first dropped one."""
     def take_message(self) -> tuple[int, bytes] | None:
-        """The oldest message (peer, payload), likewise. Once for each quarter of what may wait the sender is told."""
+        """Takes the oldest unread message (peer, payload), with the same limits. The sender is notified after
+        each quarter of the limit."""
     def send(self, peer: int, payload: bytes) -> None:
-        """Sends a message. Raises NativeError(kExhausted) where there is no room: a "room" event follows when
-        there is more."""
+        """Sends a message. Raises NativeError(kExhausted) if there is no room; a "room" event follows when
+        there is."""
     def has_room(self, peer: int, nbytes: int) -> bool:
-        """For a message of so many bytes; a "room" event follows where not."""
+        """Whether there is room for a message of this size; if not, a "room" event follows."""
     @property
     def sockets_fd(self) -> int:
-        """Readable while sockets have something for ``serve``."""
+        """Readable while sockets have work for ``serve``."""
     @property
     def serves(self) -> bool:
-        """Whether a loop gains by it: all sessions are of this host, their frames in shared memory."""
+        """Whether an event loop gains by ``serve``: all sessions are on this host, with frames in shared
+        memory."""
     def serve(self) -> bool:
-        """Does what is short of what made ``sockets_fd`` readable. False: whoever drives has it, or the
-        agent's thread (or the agent is closed); look away until the ring has told something."""
+        """Does the short part of the work that made ``sockets_fd`` readable. False: another driver or the
+        agent's thread has the sockets (or the agent is closed); stop watching them until the ring has an
+        event."""
     def leave(self) -> None:
-        """The loop that served looks away: the agent's thread has the sockets again, at once."""
+        """The loop stops serving; the agent's thread has the sockets again at once."""
     def poll(self) -> int:
-        """Drives progress once without blocking. 0: nothing moved; 1: something moved or came in; 2: and
+        """Drives progress once without blocking. 0: nothing moved; 1: something moved or arrived; 2: also,
         there are events to drain."""
     def close(self, timeout_s: float) -> None:
-        """Fences and ends everything, says goodbye to peers, joins the thread. Idempotent; by a second thread it
-        returns when the first has ended."""
+        """Fences and ends everything, says goodbye to peers, joins the thread. Idempotent; a second thread's
+        call returns when the first call has ended."""
     @property
     def ended(self) -> bool:
-        """Whether ``close`` has: no memory is served any more."""
+        """Whether ``close`` has ended: no memory is served any more."""
     def stats(self) -> CoreStats: ...
 
-    # Records of transfers (kvxfer/session/records.py decodes them). What each costs, and who may call it:
-    # native/DESIGN.md.
+    # Records of transfers (kvxfer/session/records.py decodes them). native/DESIGN.md explains their costs,
+    # and which threads may call.
     def watch_records(self, capacity: int) -> int:
-        """From now on each end of a transfer and each expectation that ends leaves a record, of which the
-        newest ``capacity`` (65,536 at most) are kept. 0: none any more.
+        """From now on each ended end of a transfer and each ended expectation leaves a record. The newest
+        ``capacity`` records (65,536 at most) are kept. 0 switches records off.
 
-        Returns a descriptor of the agent's, the same each time: readable while there are records, or something
-        else has changed since they were taken. It is written once when the first comes, not for each."""
+        Returns a descriptor that the agent owns, always the same one. It is readable while there are records,
+        or if something else has changed since they were taken. It is written once for the first record, not
+        for each."""
     def take_records(self, max_records: int = 256) -> bytes:
         """Takes the oldest records. From any thread, and after ``close``, without the gate."""
     def note_change(self) -> None:
-        """Counts a change that native code does not know of, e.g. of the names of regions."""
+        """Counts a change that native code does not see, e.g. of the names of regions."""
     @property
     def num_changes(self) -> int:
-        """How often peers came or went, they or this agent registered or lost regions, or leases were granted or
-        ended."""
+        """Number of changes: peers that came or went, regions that were registered or lost at either end,
+        leases that were granted or ended."""
     def open_transfers(self, most: int) -> bytes:
-        """Records of what is open and of what drains: sources, destinations, then expectations. What begins or ends
-        meanwhile may be missing."""
+        """Records of open and draining work: sources, destinations, then expectations. Work that begins or
+        ends meanwhile may be missing."""
     def cancel_transfer(self, peer: int, transfer: int, is_source: bool) -> bool:
-        """Cancels this end of a transfer, whichever end posted it; the other fails with code "cancelled",
-        or "lease-ended" where it finds first that the source's pages are its own again.
-        False: it is not open (any more). It ends, and leaves its record, when its works have."""
+        """Cancels this end of a transfer; either end may have posted it. The other end fails with code
+        "cancelled", or with "lease-ended" if it first finds that the source has its pages back. False: the
+        transfer is not open. It ends, and leaves its record, when its copies have ended."""
     def leases(self, most: int) -> list[dict[str, Any]]:
         """Leases that this agent granted and that have not ended, in the order of their numbers: ``lease``,
-        ``holder`` (name; of a bearer's the names that may be it, "" for any), ``peer`` (None: its bearer's),
-        ``region``, ``mode`` ("read" or "write"), ``num_blocks`` (None: the whole region), ``state`` ("active",
-        or "ending" while works under it are under way), ``seconds_left``."""
+        ``holder`` (name; for a bearer's lease the permitted names, "" for any), ``peer`` (None for a bearer's
+        lease), ``region``, ``mode`` ("read" or "write"), ``num_blocks`` (None: the whole region), ``state``
+        ("active", or "ending" while copies under it go on), ``seconds_left``."""
 
     # Regions. `spans`: int64 [n, 2] of address and nbytes, ascending. `footprint`: the loops
-    # (plan.program.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
+    # (plan.program.LOOP_DTYPE; the dst half is used) over the bytes that block 0 of each layer owns.
     def register(
         self, name: str, spans: NDArray[np.int64], num_blocks: int, footprint: NDArray[np.void], layout: bytes,
         device: int, owner: object,
     ) -> int:
-        """``device``: index of the GPU that it lies on, -1 for memory of the host.
+        """``device``: index of the GPU that holds it, -1 for host memory.
 
-        ``owner`` keeps the memory: it is let go by ``deregister`` or ``close``, whatever else is dropped."""
+        ``owner`` keeps the memory alive; only ``deregister`` or ``close`` releases it."""
     def region_kind(self, region: int) -> Literal["pool", "foreign", "gpu"]: ...
     def region_notes(self, region: int) -> list[str]:
-        """Sentences on the rails that cannot reach it, and why."""
+        """Sentences about the rails that cannot reach it, with the reason."""
     def region_node(self, region: int) -> int:
-        """The NUMA node that its host memory lies on; -1: several, or none is known, or it made no difference."""
+        """The NUMA node of its host memory; -1: several, unknown, or without effect."""
     def deregister(self, region: int, timeout_s: float) -> bool:
-        """Fences: when it returns True no byte of the region is touched. Its transfers fail.
+        """Fences: after it returns True no byte of the region is touched. Its transfers fail.
 
-        False: a device still copies there after that long (below 0: without end); called again it
-        waits on."""
+        False: a device still copies there after that time (below 0: no limit); call it again to wait on."""
 
     # Peers: a peer is one session.
     def begin_connect(self, address: str, timeout_s: float) -> int:
         """Begins a session. A "peer-up" event follows when it is open, its rails are up and its regions are
-        known, or "peer-lost". A host's name is looked up before it returns."""
+        known; otherwise "peer-lost" follows. A host's name is looked up before the call returns."""
     def disconnect(self, peer: int, code: int = ..., text: str = ...) -> None: ...
     def peer(self, peer: int) -> dict[str, Any]:
         """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``is_ours`` (this
-        agent called), ``rails``
-        (list of "shm", "tcp", ..., alive), ``paths`` (list of sentences: devices and addresses of rails that
-        have their own), ``notes`` (list of sentences: what was tried and is
-        not used, and why), ``code``, ``message``; until it is lost ``budget``: by resource ("bytes",
-        "mapped bytes", "descriptors", "fence slots", "events", "message bytes") what it holds and how much it may.
-        Raises NativeError(kPeerLost) for one that was lost, and 64 others since."""
+        agent called), ``rails`` (list of "shm", "tcp", ..., alive), ``paths`` (list of sentences: devices and
+        addresses of rails that have their own), ``notes`` (list of sentences: transports that were tried and
+        are not used, with the reason), ``code``, ``message``; until it is lost ``budget``: by resource
+        ("bytes", "mapped bytes", "descriptors", "fence slots", "events", "message bytes") the amount held and
+        the limit. Raises NativeError(kPeerLost) for a lost peer once 64 others were lost since."""
     def peers(self) -> list[int]: ...
 
-    # What peers are limited to, by their names, whether a session is open with them or not.
+    # Limits of peers, by name, with or without an open session.
     def renew_certificates(self, files: dict[str, Any]) -> None:
-        """Reads the files of ``tls`` anew; connections that begin from now on use them. May block on the disk."""
+        """Reads the files of ``tls`` again, for connections that begin from now on. May block on the disk."""
     def set_secrets(self, first: bytes, second: bytes) -> None:
         """Replaces both for sessions that begin from now on; ``second`` may be b""."""
     def reload_secrets(self) -> None:
         """The same, from ``secret_file``. May block on the disk."""
     def limit_peer(self, name: str, max_bytes_per_s: int, least_priority: int) -> None:
-        """Replaces what that name was limited to; 0 and 0 take it away. NativeError(kExhausted): 4096 names are."""
+        """Replaces the limits of a name; 0 and 0 remove them. NativeError(kExhausted): 4096 names have
+        limits."""
     def peer_limits(self) -> list[tuple[str, int, int]]:
-        """Name, bytes a second (0: any) and least priority number of each that is limited, by name."""
+        """Name, bytes a second (0: any) and least priority number of each limited name, ordered by name."""
     def switch_rails(self, transport: str, on: bool) -> None:
-        """Rails of one transport, in all sessions. Off: they go down, and none comes up. NativeError(kUnsupported):
-        a session would end; nothing was done. kInvalidArgument: the agent has no such transport."""
+        """Switches the rails of one transport, in all sessions. Off: they go down, and none comes up.
+        NativeError(kUnsupported): a session would end; nothing was changed. kInvalidArgument: the agent has
+        no such transport."""
     def rails_off(self) -> list[str]: ...
     def peer_regions(self, peer: int) -> list[dict[str, Any]]:
-        """``id``, ``name``, ``base``, ``nbytes``, ``num_blocks``, ``layout`` (bytes), ``path``
-        (the transport that will be used, "" for none yet), ``notes``."""
+        """``id``, ``name``, ``base``, ``nbytes``, ``num_blocks``, ``layout`` (bytes), ``path`` (the transport
+        for transfers with it, "" for none yet), ``notes``."""
 
     def ways(self, peer: int, region: int, remote: int, converts: bool) -> list[dict[str, Any]]:
-        """Of each rail that is up, those over which pages come from a peer's region to ours in the order in which
-        they are chosen, then the others: ``transport``, ``path`` (as of ``paths``, without its name),
-        ``rank`` (those of the lowest are chosen while one is up), ``is_far`` (from our region's memory),
-        ``is_staged`` (through the host's memory here), ``why_not`` ("" where they can come)."""
+        """One row for each rail that is up. First come the rails that can carry pages from a peer's region to
+        ours, in the order of choice, then the others: ``transport``, ``path`` (as in ``paths``, without its
+        name), ``rank`` (rails of the lowest rank are chosen while one is up), ``is_far`` (from our region's
+        memory), ``is_staged`` (through host memory here), ``why_not`` ("" if it can carry pages)."""
 
     # A program between a local and a remote region; `write`: the source is local.
     def install_program(self, program: Program) -> int:
-        """The number of a program that is checked here and told to the peer."""
+        """Checks a program, sends it to the peer, and returns its number."""
 
     def route(
         self,
@@ -380,71 +387,74 @@ class AgentCore:
         integrity: bool,
         as_ids: Callable[[Any], NDArray[np.uint32]],
     ) -> Route:
-        """Transfers of a program's ``num_layers`` layers from ``first_layer`` on; ``timeout_s`` and
-        ``integrity`` of those that name none; ``as_ids`` turns other block ids into uint32."""
+        """A route for a program's ``num_layers`` layers from ``first_layer`` on. ``timeout_s`` and
+        ``integrity`` are the defaults of its transfers; ``as_ids`` turns other block ids into uint32."""
 
-    # Words that transfers wait for. ``stream`` and ``event`` are handles of the driver, of this agent's GPU.
+    # Words that transfers wait for. ``stream`` and ``event`` are driver handles on this agent's GPU.
 
     def trigger(self) -> Trigger:
-        """In pinned memory where the agent has a GPU."""
+        """In pinned memory if the agent has a GPU."""
     def command_ring(self, num_commands: int) -> CommandRing:
-        """In pinned memory and on the GPU where the agent has one. A power of two, 2**20 at most."""
+        """In pinned memory and on the GPU if the agent has one. ``num_commands`` is a power of two, 2**20 at
+        most."""
     def record(self, trigger: Trigger, stream: int, value: int) -> None:
-        """Has a stream store to a trigger of `trigger`, after what it was given before."""
+        """Makes a stream store to a trigger from `AgentCore.trigger`, after its earlier work."""
     def after_stream(self, stream: int) -> After: ...
     def after_event(self, event: int) -> After: ...
     def expect(self, expected: Expected) -> Handle:
-        """Lets transfers whose ``notify`` equals its tag write the blocks, and is done when all of it has
+        """Permits transfers whose ``notify`` equals its tag to write the blocks; done when everything has
         arrived."""
 
     # Leases that this agent grants.
     def grant(self, grant: Grant) -> int:
-        """The lease's number: counted, or of a bearer's below 2**63 and not to be guessed."""
+        """The lease's number: consecutive, or for a bearer's lease a random number below 2**63."""
     def extend_lease(self, lease: int, ttl_s: float) -> bool:
-        """It lasts for so long from now on, or longer where it would have; its holder is not told. False: it has
+        """Makes a lease last at least this long from now on; its holder is not notified. False: it has
         ended."""
     def revoke(self, lease: int, timeout_s: float) -> bool:
-        """Fences: when it returns True no byte moves under the lease. Idempotent.
+        """Fences: after it returns True no byte moves under the lease. Idempotent.
 
-        False: a device still copies under it after that long (below 0: without end)."""
+        False: a device still copies under it after that time (below 0: no limit)."""
     def await_told(self, lease: int) -> bool:
-        """False: its holder has not heard of it; a "lease-told" event follows when it has, or when the lease
-        ends before. True also where nobody is told, and of one that has ended."""
+        """False: its holder does not know of it yet; a "lease-told" event follows when the holder does, or
+        when the lease ends first. Also True if no peer is notified of it, or if it has ended."""
     def lease_state(self, lease: int) -> str:
-        """``"active"``, ``"ending"``, ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``. Raises
-        NativeError(kInvalidArgument) for one that ended, and 4096 others since."""
+        """``"active"``, ``"ending"``, ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``.
+        Raises NativeError(kInvalidArgument) for a lease that ended before 4096 others did."""
 
 def transports() -> list[dict[str, Any]]:
-    """Those of this build, in the order of their registration: what native/include/kvxfer/transport_kind.h
-    says of each (kvxfer.session.transport_registry.TransportKind); ``options`` is a dict by their whole names, ``why_off`` is
-    of an agent without a GPU, ``devices`` a tuple of sentences."""
+    """The transports of this build, in the order of registration, with the fields of
+    native/include/kvxfer/transport_kind.h (kvxfer.session.transport_registry.TransportKind). ``options`` is a
+    dict by full names, ``why_off`` is for an agent without a GPU, ``devices`` is a tuple of sentences."""
 def check_transports(names: list[str], options: dict[str, Any]) -> None:
-    """Raises where an agent could not be made with these: ``transports`` and ``transport_options``."""
+    """Raises if an agent could not be made with these ``transports`` and ``transport_options``."""
 def close_agents() -> None:
-    """Ends all agents of the process for good; called at the interpreter's exit."""
+    """Ends all agents of the process; called at the interpreter's exit."""
 
-# What callers pass. `name` is the argument's, for the error.
+# Checks of callers' arguments. `name` is the argument's name, for the error.
 def to_seconds(value: Any, name: str) -> float:
-    """0 to 1e9: any number that is 0 or more, numpy's too. Raises NativeError(kInvalidArgument) for all else."""
+    """0 to 1e9, from any number that is 0 or more, also numpy's. Raises NativeError(kInvalidArgument)
+    otherwise."""
 def to_count(value: Any, name: str, low: int, high: int, what: str = "") -> int:
-    """A whole number, numpy's too. Raises NativeError(kInvalidArgument) for what is none, a bool, or not `low` to
-    `high`; `what` it should be, in words, where those would not say it."""
+    """A whole number, also numpy's. Raises NativeError(kInvalidArgument) for a bool, for anything but a whole
+    number, or if it is not `low` to `high`; `what` describes valid values if the bounds do not suffice."""
 def crc32c(data: bytes) -> int: ...
 def sha256(data: bytes) -> bytes: ...
 def siphash128(key: bytes, data: bytes) -> bytes: ...
 def decode_frame(frame: bytes) -> str:
     """For the fuzz test: the message's type name, or raises NativeError(kProtocol)."""
 def kernel_tls() -> tuple[Literal["nothing", "one-key", "new-keys"], str]:
-    """What the kernel offers for encrypting pages over TCP, and why it is nothing. Tried once, a second at most."""
+    """The kernel's support for encrypting pages over TCP, and why there is none. Tested once, for a second at
+    most."""
 
-# A program run by itself, one layer of it. `units`: (src_units, dst_units, src_tokens, dst_tokens).
+# Runs one layer of a program without an agent. `units`: (src_units, dst_units, src_tokens, dst_tokens).
 Units = tuple[int, int, int, int]
 
 def expand(
     loops: NDArray[np.void], layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],
     num_fine: int = 0, units: Units = ...,
 ) -> NDArray[np.uint64]:
-    """The runs [n, 3] (src_offset, dst_offset, nbytes at the source), as every executor sees them."""
+    """Returns the runs [n, 3] (src_offset, dst_offset, nbytes at the source), as every executor sees them."""
 def execute(
     loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
     layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int,
@@ -455,7 +465,7 @@ def pack(
     loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
     layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int, src: NDArray[np.uint8],
 ) -> bytes:
-    """What crosses a stream: gathered and converted at the source."""
+    """Returns the bytes that cross a stream: gathered and converted at the source."""
 def unpack(
     loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
     layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int, packed: bytes,
@@ -469,28 +479,29 @@ def convert(
     """Converts `count` elements; `kernel`: "scalar", "avx2", "avx512", "" for the best."""
 
 def gpu_driver_missing() -> str | None:
-    """Why this process has no CUDA driver, in words; None where it has."""
+    """Why this process has no CUDA driver; None if it has one."""
 def gpu_pool_check(device: int) -> None:
-    """Raises where no GPU memory can be made there that other processes can map."""
+    """Raises if the device cannot make memory that other processes can map."""
 def gpu_pool_failure() -> str:
     """Why the last allocation of ``kvxfer_gpu_allocate`` failed; "" for none since the last call."""
 def gpu_pool_nbytes(device: int) -> int:
-    """Allocated there now, rounded up as the device wants it."""
+    """Bytes allocated there now, rounded up to the device's granularity."""
 def gpu_pool_handles(device: int) -> str:
-    """How others map it: "fabric" (or by descriptor), "descriptor"; "" before the first allocation."""
+    """How other processes map it: "fabric" (or by descriptor), "descriptor"; "" before the first
+    allocation."""
 def gpu_export(address: int) -> tuple[int, int, int, bytes, int]:
-    """The allocation that an address of a GPU lies in, for other processes: kind (1 fabric, 2 descriptor,
-    3 IPC), its first address, its nbytes, 64 bytes of a handle, a descriptor that is the caller's (-1:
+    """Exports the allocation that holds a GPU address, for other processes: kind (1 fabric, 2 descriptor, 3
+    IPC), its first address, its nbytes, 64 bytes of a handle, a descriptor that is the caller's (-1:
     none)."""
 
 class GpuPeerMapping:
-    """Such an allocation of another process's, which kernels of this one may store to."""
+    """Such an allocation of another process, mapped so that kernels of this one may store to it."""
 
     def __init__(self, device: int, kind: int, nbytes: int, handle: bytes, fd: int) -> None:
-        """``fd`` stays the caller's."""
+        """The caller still owns ``fd``."""
     @property
     def address(self) -> int:
-        """Of the allocation's first byte, here; 0 once closed."""
+        """Address of the allocation's first byte in this process; 0 once closed."""
     def close(self) -> None:
         """Waits for the device, then unmaps."""
 
@@ -499,29 +510,30 @@ def gpu_atoms(
     units: Units, layers: tuple[int, int], src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],
     num_fine: int, src_address: int, dst_address: int, bulk: bool,
 ) -> NDArray[np.uint64]:
-    """What lanes of a GPU move, [n, 4]: kernel, src_offset, dst_offset, nbytes at the source.
+    """The copies of a GPU's lanes, [n, 4]: kernel, src_offset, dst_offset, nbytes at the source.
 
-    By the header that the kernels compile, on the host. `layers`: the first, and how many.
+    Computed on the host by the header that the kernels compile. `layers`: the first, and the number.
     """
 
-# What the same bytes took by kernels and by copy engines: direction (0: to the host, 1: to the device), form
-# (0: runs, 1: rows of a 2-D copy), alignment, run_nbytes, kernel_ns, engine_ns.
+# Times of kernels and copy engines for the same bytes: direction (0: to the host, 1: to the device), form (0:
+# runs, 1: rows of a 2-D copy), alignment, run_nbytes, kernel_ns, engine_ns.
 GpuSample = tuple[int, int, int, int, int, int]
 
-# What so many bytes took by kernels: direction, num_ctas, nbytes, ns.
+# Time of kernels for some bytes: direction, num_ctas, nbytes, ns.
 GpuCtaSample = tuple[int, int, int, int]
 
 def gpu_calibrate(
     device: int, kernels: tuple[int, int, int]
 ) -> tuple[list[GpuCtaSample], list[GpuSample], str | None]:
-    """Measures for a second at most: by CTAs, by ways, and why there are no copy engines where there are none;
-    [] for what there was no time. Raises where there is no memory, or the device fails."""
+    """Measures for a second at most. Returns samples by CTAs, samples by way, and the reason if there are no
+    copy engines; a list is [] if the time did not suffice. Raises if there is no memory, or the device
+    fails."""
 def gpu_staging_ctas(samples: list[GpuCtaSample]) -> int:
-    """How many CTAs staging takes by these, in any order; 4 by none. Raises "invalid-argument" for what cannot
-    have been measured."""
+    """CTAs for staging that follow from these samples, in any order; 4 without samples. Raises
+    "invalid-argument" for impossible samples."""
 def gpu_least_runs(samples: list[GpuSample]) -> list[tuple[int, int, int, int | None]]:
-    """Direction, form, looseness (0: 16 bytes, 1: 8) and from which bytes of a run on engines are taken. Raises
-    "invalid-argument" for what cannot have been measured."""
+    """Direction, form, looseness (0: 16 bytes, 1: 8) and the least bytes of a run for which engines are used.
+    Raises "invalid-argument" for impossible samples."""
 
 class GpuProgram:
     """A copy program, parsed once."""
@@ -539,42 +551,42 @@ class GpuCopyStream:
         high_priority: bool, samples: list[GpuSample] | None,
     ) -> None:
         """`kernels`: CUfunction or CUkernel of copy_vectors, copy_bulk and convert; 0: there is none.
-        `samples`: by which copies go by copy engines; []: none do, None: all that can."""
+        `samples` decide which copies use copy engines; []: none do, None: all that can."""
     def submit(
         self, program: GpuProgram, layers: tuple[int, int], src_ids: NDArray[np.uint32],
         dst_ids: NDArray[np.uint32], num_fine: int, src_address: int, dst_address: int, direction: int,
     ) -> int:
-        """Returns a ticket; `done` tells when it has ended. Never waits: "again" where tables are full.
-        `direction`: 0 to pinned memory of the host, 1 from there, 2 on the device, by kernels alone."""
+        """Returns a ticket; `done` shows when it has ended. Never waits: raises "again" if tables are full.
+        `direction`: 0 to pinned host memory, 1 from there, 2 on the device, only by kernels."""
     @property
     def has_copy_engines(self) -> bool:
-        """False where the driver has no calls for them, or the device has refused them."""
+        """False if the driver has no calls for them, or the device has refused them."""
     @property
     def handle(self) -> int:
         """The CUstream."""
     def wait_for(self, event: int) -> None:
-        """What is submitted from now on begins after that CUevent."""
+        """Makes later copies begin after that CUevent."""
     def done(self) -> int:
-        """Tickets up to this have ended, and their bytes are seen."""
+        """The ticket up to which all copies have ended, with visible bytes."""
     def check(self) -> None:
-        """Raises where work on the device has failed."""
+        """Raises if work on the device has failed."""
     def synchronize(self) -> None: ...
     def set_num_ctas(self, num_ctas: int) -> None: ...
     def close(self) -> None:
-        """Waits for what was submitted."""
+        """Waits for submitted copies."""
 
 class DoorList:
-    """Descriptors that were prepared (native/door/descriptor_list.h)."""
+    """Prepared descriptors (native/door/descriptor_list.h)."""
 
     def __len__(self) -> int: ...
     @property
     def num_grids(self) -> int: ...
 
 class DoorRequest:
-    """Some of a remote agent's descriptors, and ours; released when it goes."""
+    """A request that pairs some of a remote agent's descriptors with ours; released when dropped."""
 
     def post(self, notify: bytes) -> Literal[0, 1]:
-        """0: it is done; 1: it is under way."""
+        """0: done; 1: under way."""
     def check(self) -> Literal[0, 1]: ...
     def release(self) -> None: ...
     @property

@@ -1,4 +1,4 @@
-"""Where an agent listens, and at which address others reach it: ``"tcp://host:port"``."""
+"""Addresses: where an agent listens, and where peers reach it, as ``"tcp://host:port"``."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final, NamedTuple
 
 from kvxfer.errors import UsageError, invalid
 
-#: Of addresses that agents listen on.
+#: Scheme of the addresses that agents listen on.
 SCHEME: Final = "tcp://"
 #: A host's name has 253 bytes at most.
 MAX_NBYTES: Final = 300
-# One reading of an address, here and where it is dialled: no user part, no path, no control character.
+# The same grammar here and in the code that dials: no user part, no path, no control character.
 _PATTERN: Final = re.compile(
     r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?"
 )
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# Of networks for documentation (RFC 5737, RFC 3849): no host is there, so the route is the default one.
+# Addresses for documentation (RFC 5737, RFC 3849). No host has them, so their route is the default route.
 _ANYWHERE: Final = {"0.0.0.0": ("192.0.2.1",), "::": ("2001:db8::1", "192.0.2.1")}
 
 
 class Address(NamedTuple):
-    """A host, numeric or a name, without brackets; and its port, None where none is given."""
+    """A host, numeric or a name, without brackets; and its port, or None."""
 
     host: str
     port: int | None
@@ -38,7 +38,7 @@ class Address(NamedTuple):
         Raises
         ------
         UsageError
-            ``invalid-argument``: it is no address.
+            ``invalid-argument``: `text` is not an address.
         """
         found = _PATTERN.fullmatch(text) if isinstance(text, str) and len(text) <= MAX_NBYTES else None
         if found is None or int(found[3] or 0) > 65535 or (port_needed and found[3] is None):
@@ -51,7 +51,7 @@ class Address(NamedTuple):
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for every address of the host: nothing to dial."""
+        """Whether it stands for every address of the host, so that it cannot be dialled."""
         import socket
 
         for family, read in ((socket.AF_INET6, socket.inet_pton), (socket.AF_INET, _inet_aton)):
@@ -63,7 +63,10 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether this host alone reaches it. Of a name but ``localhost`` that is not known here."""
+        """Whether only this host reaches it.
+
+        Names other than ``localhost`` are not resolved here; for them it is False.
+        """
         from ipaddress import ip_address
 
         try:
@@ -73,14 +76,14 @@ class Address(NamedTuple):
 
 
 def published(listening: str, advertise: str | None) -> tuple[str, str]:
-    """Returns at which address others reach an agent, and what its user should know of that, in words.
+    """Returns the address at which peers reach an agent, and a note for its user.
 
     Parameters
     ----------
     listening
-        As the native agent has it, ``""`` for nowhere.
+        The native agent's address; ``""`` for none.
     advertise
-        The option, checked; its port is the one that is listened on where it names none.
+        The checked option. If it names no port, the port is the one that the agent listens on.
     """
     if not listening:
         return "", ""
@@ -102,7 +105,7 @@ def published(listening: str, advertise: str | None) -> tuple[str, str]:
 
 
 def published_towards(listening: str, far: Address) -> str:
-    """Returns at which address `far` reaches an agent that listens on a wildcard: by the route there.
+    """Returns the address at which `far` reaches an agent that listens on a wildcard, by the route to `far`.
 
     Raises
     ------
@@ -126,7 +129,7 @@ def published_towards(listening: str, far: Address) -> str:
 
 
 def _attached() -> Iterator[str]:
-    """Yields an address in each network of IPv4 that this host is attached to, by the routes' metrics."""
+    """Yields an address in each IPv4 network of this host, ordered by the routes' metrics."""
     import socket
     from pathlib import Path
 
@@ -135,21 +138,21 @@ def _attached() -> Iterator[str]:
     except OSError:
         return
     for row in sorted(rows, key=lambda row: int(row[6])):
-        # In the host's order of bytes; the network's own address is none of a host.
+        # In host byte order. The network's own address is not a host's.
         network = socket.ntohl(int(row[1], 16))
         if row[0] != "lo" and network:
             yield socket.inet_ntoa((network + 1).to_bytes(4, "big"))
 
 
 def _inet_aton(family: int, host: str) -> bytes:
-    """Reads what dialling would: ``"0"`` and ``"0x0.0"``, too."""
+    """Accepts what dialling would accept, including ``"0"`` and ``"0x0.0"``."""
     import socket
 
     return socket.inet_aton(host)
 
 
 def _route_to(here: Address, far: str) -> str | None:
-    """Returns the address of this host from which packets to a numeric one leave; sends none."""
+    """Returns the address of this host from which packets to `far` leave; sends none."""
     import socket
 
     family = socket.AF_INET6 if ":" in far else socket.AF_INET
@@ -165,7 +168,7 @@ def _route_to(here: Address, far: str) -> str | None:
 
 
 def _is_ipv6_alone() -> bool:
-    """Whether a socket that listens on ``[::]`` takes nobody who comes by IPv4."""
+    """Returns whether a socket that listens on ``[::]`` refuses IPv4."""
     from pathlib import Path
 
     try:

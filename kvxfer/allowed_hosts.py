@@ -1,4 +1,4 @@
-"""Which hosts may be dialled when somebody else names them, e.g. in a request."""
+"""Limits the hosts that may be dialled when an outside party names them, e.g. in a request."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
-# Whoever may send a request names hosts in it. By default nothing beyond these is dialled, nor a machine's
-# metadata service (169.254.0.0/16), nor any name.
+# Everyone who may send a request can name hosts in it. By default only these networks are dialled; names and
+# the machine's metadata service (169.254.0.0/16) are not.
 OWN_HOSTS: Final = (
     *("localhost", "127.0.0.0/8", "::1/128"),
     *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),
@@ -21,8 +21,8 @@ class AllowedHosts:
     Parameters
     ----------
     hosts
-        Names, addresses and networks (``"10.0.0.0/8"``); ``"*"`` is any host, and ``"*.example.org"`` any
-        whose name ends so. None for addresses of this host and of private networks.
+        Names, addresses and networks (``"10.0.0.0/8"``); ``"*"`` means any host, and ``"*.example.org"`` any
+        host whose name ends in ``.example.org``. None for addresses of this host and of private networks.
 
     Raises
     ------
@@ -44,7 +44,7 @@ class AllowedHosts:
         return ", ".join(self._hosts) or "none"
 
     def allow(self, host: str) -> bool:
-        """Returns whether `host`, numeric or a name as `Address` has it, may be dialled."""
+        """Returns whether `host`, numeric or a name as in `Address`, may be dialled."""
         name = host.lower()
         for each in self._names:
             if each in (name, "*") or (each[:2] == "*." and name.endswith(each[1:])):

@@ -1,4 +1,4 @@
-"""What callers pass: its kind, times and whole numbers, checked before anything else happens."""
+"""Checks of callers' arguments: kinds, times and whole numbers, before anything else happens."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from kvxfer._native import NativeError, to_count, to_seconds
 from kvxfer.errors import invalid, translate
 
-# What native code takes for a wait without bound.
+# Native code's value for a wait without bound.
 _UNBOUNDED = -1.0
-# Of what was passed instead, as much as a line of a log bears.
+# Most characters of a wrong argument that a message shows, to fit a log line.
 _MOST_SHOWN = 200
 
 
 def check_kind(
     value: object, name: str, kind: type | UnionType, what: str, *, is_secret: bool = False
 ) -> None:
-    """Raises where an argument is of another kind than it must be.
+    """Raises if an argument has the wrong kind.
 
     Parameters
     ----------
     name, what
-        What the argument is called, and what it should be, in words.
+        The argument's name, and a description of what it should be.
     is_secret
-        Whether what was passed may be a secret: then only its type is told.
+        Whether the value may be a secret; then the message has only its type.
 
     Raises
     ------
@@ -56,12 +56,14 @@ def flag(value: object, name: str) -> bool:
 
 
 def seconds(value: Any, name: str) -> float:
-    """Returns a time in seconds, 0 to 1e9: any number, numpy's too; more, also infinity, is 1e9 (31 years).
+    """Returns a time in seconds, 0 to 1e9.
+
+    Takes any number, also numpy's. More than 1e9 (31 years), including infinity, becomes 1e9.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``, naming the argument: NaN, a negative number, a bool or no number.
+        ``invalid-argument``, naming the argument: NaN, a negative number, a bool, or not a number.
     """
     try:
         return to_seconds(value, name)
@@ -75,12 +77,12 @@ def seconds_or_none(value: Any, name: str) -> float | None:
 
 
 def bound(timeout_s: Any) -> float:
-    """Returns a ``timeout_s`` as native waits take it: None is a wait without bound."""
+    """Returns a ``timeout_s`` in the form of native waits; None means a wait without bound."""
     return _UNBOUNDED if timeout_s is None else seconds(timeout_s, "timeout_s")
 
 
 def context_in_words(context: Any) -> str:
-    """Returns a caller's ``context`` as errors have it, also one that is refused."""
+    """Returns a caller's ``context`` as text for errors, even if it will be refused."""
     if isinstance(context, bytes):
         return context.decode(errors="replace")
     return context if isinstance(context, str) else ""
@@ -92,8 +94,8 @@ def count(value: Any, name: str, low: int, high: int, what: str = "") -> int:
     Raises
     ------
     UsageError
-        ``invalid-argument``, naming the argument: a bool, no whole number, or not `low` to `high`. The
-        message says `what` it should be, in words, where that is not all.
+        ``invalid-argument``, naming the argument: a bool, not a whole number, or not `low` to `high`. `what`
+        describes the valid values in the message if that needs more words.
     """
     try:
         return to_count(value, name, low, high, what)

@@ -1,7 +1,7 @@
-"""The native door: an agent for callers that name memory by addresses, and neither layouts nor leases.
+"""The native door: an agent for callers that name memory by addresses, without layouts or leases.
 
-What binds kvxfer to interfaces of that kind stands on it (`kvxfer.connectors.nixl`); who writes a program of
-their own takes `kvxfer.Agent`. native/door/agent.h says how it works.
+Bindings to interfaces of that kind use it (`kvxfer.connectors.nixl`). For your own programs use
+`kvxfer.Agent`. native/door/agent.h explains how it works.
 
 Descriptors are rows of address, length in bytes and device: an array of shape [N, 3] and dtype uint64.
 """
@@ -44,7 +44,7 @@ def rows_of(tuples: list[tuple[object, ...]], width: int) -> Rows:
     Raises
     ------
     TypeError
-        One is no tuple of so many, or a field of it no integer.
+        An item is not a tuple of `width` fields, or one of its fields is not an integer.
     OverflowError
         A field is below 0, or beyond 64 bits.
     """
@@ -52,23 +52,26 @@ def rows_of(tuples: list[tuple[object, ...]], width: int) -> Rows:
 
 
 class Request:
-    """A transfer of some descriptors, which may be posted again once it has ended. Released when it goes."""
+    """A transfer of some descriptors.
+
+    It may be posted again once it has ended. It is released when the object is dropped.
+    """
 
     def __init__(self, native: DoorRequest, remote: str) -> None:
         self._native = native
         self._remote = remote
 
     def post(self, notify: bytes) -> bool:
-        """Begins it, and returns whether it is done already.
+        """Starts the transfer, and returns whether it is done already.
 
-        `notify` is told to the remote agent once every byte is where it goes; empty: nothing is.
+        The remote agent gets `notify` once every byte is in place; if it is empty, there is no notification.
 
         Raises
         ------
         TransferError
-            ``refused``: it is under way.
+            ``refused``: it is under way already.
         KvxferError
-            Whatever ended it, or had it not begin.
+            The error that ended it, or that prevented its start.
         """
         with _translated(self._remote):
             return self._native.post(notify) == 0
@@ -79,55 +82,55 @@ class Request:
         Raises
         ------
         UsageError
-            It was not posted.
+            The transfer was not posted.
         KvxferError
-            What ended it.
+            The error that ended it.
         """
         with _translated(self._remote):
             return self._native.check() == 0
 
     def release(self) -> None:
-        """Ends it. When this returns nothing of it can land any more."""
+        """Ends the transfer. After this returns no byte of it can land."""
         self._native.release()
 
     @property
     def nbytes(self) -> int:
-        """Of all descriptors."""
+        """Bytes of all descriptors."""
         return self._native.nbytes
 
     @property
     def num_descriptors(self) -> int:
-        """Pairs that were named."""
+        """Pairs of descriptors in the request."""
         return self._native.num_descriptors
 
     @property
     def num_transfers(self) -> int:
-        """What they became."""
+        """Transfers that the pairs were merged into."""
         return self._native.num_transfers
 
     @property
     def times_ns(self) -> tuple[int, int, int]:
-        """When it was posted, when `post` had returned, when it ended; 0: not yet. CLOCK_MONOTONIC."""
+        """Times of posting, of the return of `post`, and of the end, by CLOCK_MONOTONIC; 0: not yet."""
         return self._native.posted_ns, self._native.begun_ns, self._native.ended_ns
 
 
 class Door:
-    """An agent of lists of addresses. Every method may be called from any thread.
+    """An agent for lists of addresses. Every method may be called from any thread.
 
     Parameters
     ----------
     name
-        What others call it; distinct among those that know each other.
+        The agent's name among its peers; distinct among agents that know each other.
     options
-        As a `kvxfer.Agent`'s. Its secret and certificates are what peers prove; `advertise` is what metadata
-        name.
+        As for a `kvxfer.Agent`. Peers authenticate with its secret or certificates; the metadata contain
+        `advertise`.
     timeout_s
-        Of a transfer, from its post on.
+        Deadline of a transfer, counted from its post.
 
     Raises
     ------
     KvxferError
-        As `kvxfer.Agent` does.
+        The same errors as `kvxfer.Agent`.
     """
 
     def __init__(self, name: str, options: AgentOptions, timeout_s: float) -> None:
@@ -145,112 +148,114 @@ class Door:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return int(self._native.address.rpartition(":")[2])
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Ends everything; nothing of it can land when this returns."""
+        """Ends everything; after this returns no byte can land."""
         self._native.close(timeout_s)
 
     def register(self, rows: Rows, *, is_gpu: bool = False) -> None:
-        """Registers memory. It stays where it is until it is deregistered, or the door is closed.
+        """Registers memory. Keep it in place until it is deregistered, or the door is closed.
 
         Raises
         ------
         UsageError
-            A row has no bytes, or rows of a GPU are of several.
+            A row has no bytes, or GPU rows lie on several GPUs.
         """
         with _translated():
             self._native.register(rows, is_gpu)
 
     def deregister(self, rows: Rows, *, is_gpu: bool = False) -> None:
-        """Takes memory from peers; when this returns no byte of theirs can land there.
+        """Takes memory from peers; after this returns no byte of theirs can land there.
 
         Raises
         ------
         UsageError
-            ``unknown-region``: a row was not registered as it is.
+            ``unknown-region``: a row was not registered in this form.
         """
         with _translated():
             self._native.deregister(rows, is_gpu)
 
     def metadata(self) -> bytes:
-        """Returns what lets another agent find this one and use all memory that is registered now."""
+        """Returns metadata by which another agent finds this one and uses all memory registered now."""
         return self._native.metadata()
 
     def metadata_of(self, rows: Rows, *, is_gpu: bool = False, with_address: bool) -> bytes:
-        """Returns the same of what holds these rows; `with_address`: for agents that do not know this one.
+        """Returns metadata of the memory that holds these rows.
+
+        Set `with_address` for agents that do not know this one.
 
         Raises
         ------
         UsageError
-            ``unknown-region``: a row was not registered as it is.
+            ``unknown-region``: a row was not registered in this form.
         """
         with _translated():
             return self._native.metadata_of(rows, is_gpu, with_address)
 
     def invalidate(self) -> None:
-        """Ends every right that metadata gave until now; when this returns nothing under one can land."""
+        """Ends every right that metadata gave until now; after this returns no byte can land under one."""
         self._native.invalidate()
 
     def add_remote(self, metadata: bytes) -> str:
-        """Takes in what another agent tells of itself, begins to connect to it, and returns its name.
+        """Accepts another agent's metadata, begins to connect to it, and returns its name.
 
         Raises
         ------
         PeerError
-            ``protocol``: these are no metadata.
+            ``protocol``: the bytes are not metadata.
         UsageError
-            They are this agent's own, or such of memory alone of an agent that is not known.
+            The metadata are this agent's own, or have only memory of an unknown agent.
         """
         with _translated():
             return self._native.add_remote(metadata)
 
     def remove_remote(self, name: str) -> None:
-        """Forgets an agent, and ends its session and what is under way in it.
+        """Forgets an agent, and ends its session with all its transfers.
 
         Raises
         ------
         UsageError
-            ``unknown-region``: no metadata of it were taken in.
+            ``unknown-region``: no metadata of it were added.
         """
         with _translated(name):
             self._native.remove_remote(name)
 
     def tell(self, address: str, metadata: bytes) -> None:
-        """Sends metadata of this agent to who listens at an address, who takes them in; returns before that.
+        """Sends this agent's metadata to the agent at an address, which adds them; returns before that.
 
         Raises
         ------
         KvxferError
-            The address is none, or nobody can be called.
+            The address is not valid, or calls are not possible.
         """
         with _translated():
             self._native.tell(address, metadata)
 
     def ask(self, address: str, name: str) -> None:
-        """Asks who listens at an address for its metadata, to be taken in if they are `name`'s; as `tell`."""
+        """Asks the agent at an address for its metadata, and adds them if they are `name`'s; see `tell`."""
         with _translated():
             self._native.ask(address, name)
 
     def withdraw(self, address: str) -> None:
-        """Has who listens at an address forget this agent; as `tell`."""
+        """Asks the agent at an address to forget this agent; see `tell`."""
         with _translated():
             self._native.withdraw(address)
 
     def connect(self, name: str) -> None:
-        """Waits until the session with a remote agent is open and it has granted what its metadata name.
+        """Waits until a remote agent's session is open and the agent has granted what its metadata name.
 
         Raises
         ------
         PeerError
-            There is no session, and why.
+            There is no session; the message says why.
         """
         with _translated(name):
             self._native.connect(name)
 
     def has_remote(self, name: str, rows: Rows, *, is_gpu: bool = False) -> bool:
-        """Returns whether a remote agent's metadata are here, and name memory that holds the rows."""
+        """Returns whether a remote agent's metadata were added and name memory that holds the rows."""
         return self._native.has_remote(name, rows, is_gpu)
 
     def is_connected(self, name: str) -> bool:
@@ -258,12 +263,12 @@ class Door:
         return self._native.is_connected(name)
 
     def prepare(self, of: str, rows: Rows, *, is_gpu: bool = False) -> DoorList:
-        """Prepares descriptors of memory here (``of=""``), or of a remote agent's, for any transfers.
+        """Prepares descriptors of local memory (``of=""``), or of a remote agent's, for transfers.
 
         Raises
         ------
         UsageError
-            ``unknown-region``: the message names the first row that nothing holds.
+            ``unknown-region``: the message names the first row that is in no registered memory.
         """
         with _translated(of):
             return self._native.prepare(of, rows, is_gpu)
@@ -278,7 +283,7 @@ class Door:
         local_entries: NDArray[np.uint32] | None = None,
         remote_entries: NDArray[np.uint32] | None = None,
     ) -> Request:
-        """Joins entries of two lists, pair by pair; None: all of a list.
+        """Makes a request from entries of two lists, pair by pair; None: all entries of a list.
 
         Raises
         ------
@@ -290,12 +295,12 @@ class Door:
         return Request(made, remote_agent)
 
     def notify(self, remote: str, payload: bytes) -> None:
-        """Sends a notification of up to 64 KiB, after waiting for the session where it is not open yet.
+        """Sends a notification of up to 64 KiB; waits for the session first if it is not open yet.
 
         Raises
         ------
         UsageError
-            ``unknown-region``: no metadata of that agent were taken in.
+            ``unknown-region``: no metadata of that agent were added.
         PeerError
             There is no session.
         """
@@ -303,5 +308,5 @@ class Door:
             self._native.notify(remote, payload)
 
     def take_notifications(self) -> list[tuple[str, bytes]]:
-        """Returns what came since the last call: the remote agent, and what it told."""
+        """Returns the notifications since the last call: the remote agent, and the payload."""
         return self._native.take_notifications()

@@ -1,6 +1,6 @@
-"""The package's logger, ``logging.getLogger("kvxfer")``, imported with the first line that is logged.
+"""The package's logger, ``logging.getLogger("kvxfer")``, imported when the first line is logged.
 
-``logging`` costs a fifth of what importing all of kvxfer costs without it.
+Importing ``logging`` takes a fifth of the time of importing all of kvxfer without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def logger() -> logging.Logger:
 
 
 def is_debugging() -> bool:
-    """Whether anybody would see a debug line: nobody who has not imported ``logging`` would."""
+    """Returns whether debug lines are shown; they are not in a process that has not imported ``logging``."""
     if "logging" not in sys.modules:
         return False
     import logging

@@ -1,4 +1,4 @@
-"""Lines of the log, for people or for programs that gather them.
+"""Log formats, for people or for programs that collect logs.
 
 An engine's own logging configuration may name `JsonLines` for the logger ``kvxfer``
 (``"()": "kvxfer.log_lines.JsonLines"``); ``kvxfer serve --log json`` does so for the daemon.
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvxfer.errors import KvxferError
 
-#: Formats by the names that ``kvxfer serve --log`` has for them.
+#: Names of the formats in ``kvxfer serve --log``.
 FORMATS: Final = ("plain", "json")
 
 
@@ -22,7 +22,7 @@ class JsonLines(logging.Formatter):
     """Writes a record as one JSON object.
 
     ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``pid`` and ``message`` are always there. A kvxfer error
-    among the arguments adds ``code`` and, as far as it has them, ``peer``, ``rail`` and ``context``;
+    among the arguments adds ``code`` and, if it has them, ``peer``, ``rail`` and ``context``;
     ``extra={"fields": {...}}`` adds its own; an exception adds ``exception`` with its traceback.
     """
 
@@ -47,7 +47,7 @@ class JsonLines(logging.Formatter):
 
 
 def write_to_stderr(format_: str) -> None:
-    """Has the lines of logger ``kvxfer`` written to standard error, in one of `FORMATS`."""
+    """Writes the lines of logger ``kvxfer`` to standard error, in one of `FORMATS`."""
     handler = logging.StreamHandler()
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if format_ == "json" else plain)

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, for what goes on beside callers who may block."""
+"""A thread with its own event loop, for work that goes on while callers block."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads; sleeps while there are none. Coroutines of its own are for its loop.
+    """Runs coroutines for other threads, and sleeps while there are none.
+
+    The class's own coroutines must run on its loop.
 
     Parameters
     ----------
     name
-        The thread's.
+        The thread's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,11 +30,11 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes calls."""
+        """Whether the thread accepts calls."""
         return self._thread.is_alive()
 
     def start(self, call: Coroutine[Any, Any, object]) -> None:
-        """Begins a coroutine, and returns at once; what it raises is for the coroutine to tell."""
+        """Starts a coroutine, and returns at once. The coroutine itself must report its errors."""
         asyncio.run_coroutine_threadsafe(call, self._loop)
 
     def call(self, call: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
@@ -41,7 +43,7 @@ class LoopThread:
         Raises
         ------
         TimeoutError
-            It did not return in time, and is cancelled.
+            It did not return in time, and was cancelled.
         """
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
@@ -51,9 +53,9 @@ class LoopThread:
             raise
 
     async def answer(self, call: Coroutine[Any, Any, _T]) -> _T:
-        """Returns what a call to elsewhere answers, on the loop. Who is cancelled leaves it to its own end.
+        """Returns the result of a remote call, on the loop. Cancelling the caller does not cancel the call.
 
-        Libraries leave a connection open that is cancelled while it is being made.
+        The reason: libraries leak a connection whose opening is cancelled.
         """
         asking = asyncio.ensure_future(call)
         self._asking.add(asking)
@@ -61,11 +63,11 @@ class LoopThread:
         return await asyncio.shield(asking)
 
     async def all_answered(self) -> None:
-        """Waits until such calls have ended, on the loop."""
+        """Waits until all calls of `answer` have ended, on the loop."""
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     def close(self, timeout_s: float) -> None:
-        """Cancels what runs, and ends the thread."""
+        """Cancels all running coroutines, and ends the thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
@@ -73,7 +75,7 @@ class LoopThread:
     def _has_answered(self, asking: asyncio.Future[Any]) -> None:
         self._asking.discard(asking)
         if not asking.cancelled():
-            asking.exception()  # which nobody may be there to take
+            asking.exception()  # marks the exception as retrieved, because there may be no waiter
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -215,7 +215,7 @@ class AgentOptions:
         UsageError
             ``invalid-argument``, naming the option and what to set it to.
         """
-        # By native code, without which options can be read.
+        # Loads native code, which reading options must not need.
         from kvxfer.arguments import check_kind, count, seconds
 
         for name in (
@@ -275,7 +275,7 @@ class AgentOptions:
             )
         from kvxfer.session.user_secret import (
             user_secret,
-        )  # files and random numbers, which few programs lack by then
+        )  # imports files and random numbers, which most programs have imported by then
 
         secrets = find_secrets(self.secret)
         secret = secrets.first

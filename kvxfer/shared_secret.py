@@ -1,4 +1,4 @@
-"""Secrets by which agents prove themselves to each other: given, in a file, or in the environment."""
+"""Shared secrets for authentication between agents: given, from a file, or from the environment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 from kvxfer.errors import invalid
 from kvxfer.log import logger
 
-# 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
+# 128 bits: a shorter secret could be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
 MOST_SECRETS: Final = 2
 VALUE_VARIABLE: Final = "KVXFER_SECRET"
 FILE_VARIABLE: Final = "KVXFER_SECRET_FILE"
-# Of a file: two lines, and room. What is longer is no file of secrets.
+# Limit for two lines with room to spare. A longer file is not a file of secrets.
 _MOST_FILE_NBYTES: Final = 4096
 
 #: What `AgentOptions.secret` takes.
@@ -31,7 +31,7 @@ class Secrets:
     Attributes
     ----------
     accepted
-        One or two, the preferred one first; empty for none: the user's own is used.
+        One or two, the preferred one first. Empty for none; then the user's own secret is used.
     file
         Absolute path of the file that they were read from; ``""`` for none.
     variable
@@ -57,14 +57,14 @@ class Secrets:
 
 
 def find_secrets(given: SecretOption | None, environment: Mapping[str, str] = os.environ) -> Secrets:
-    """Returns the secrets that were given, or else the environment's.
+    """Returns the given secrets, or else the environment's.
 
     Raises
     ------
     UsageError
         ``invalid-argument``: one is shorter than 16 bytes, there are more than two, the file cannot be read,
-        or both variables are set. An empty variable is an error: something was meant to be in it. The message
-        tells no byte of a secret.
+        or both variables are set. An empty variable is an error, because it was probably meant to have a
+        value. The message contains no byte of a secret.
     """
     if isinstance(given, os.PathLike):
         return _of_file(os.fspath(given), f"the secret's file ({os.fspath(given)})", "")
@@ -81,7 +81,7 @@ def find_secrets(given: SecretOption | None, environment: Mapping[str, str] = os
 
 
 def given_secrets(given: object, *, may_be_empty: bool = False) -> tuple[bytes, ...]:
-    """Returns a secret, or a tuple of one or two, as bytes; checked as `find_secrets` says."""
+    """Returns a secret, or a tuple of one or two, as bytes, with the checks of `find_secrets`."""
     if isinstance(given, bytes | str) and not given and may_be_empty:
         return ()
     one_or_two = given if isinstance(given, tuple) else (given,)
@@ -102,7 +102,7 @@ def given_secrets(given: object, *, may_be_empty: bool = False) -> tuple[bytes, 
 
 
 def warn_of_value(secrets: Secrets) -> None:
-    """Logs, once in a process, that the secret stands in the environment, which all children inherit."""
+    """Logs, once in a process, that the secret is in the environment, which all children inherit."""
     global _warned
     if secrets.variable != VALUE_VARIABLE or _warned:
         return

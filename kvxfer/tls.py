@@ -1,4 +1,4 @@
-"""Certificates by which agents prove who they are, and that encrypt what goes between hosts."""
+"""TLS options: certificates that authenticate agents, and encryption of traffic between hosts."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ _KERNEL: Final = ("auto", "always", "never")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of an agent's certificates, in PEM, and the peers that it has to do with.
+    """An agent's certificate files, in PEM, and the peers that it accepts.
 
-    With them an agent takes and makes sessions over TCP alone, by TLS 1.3, where both ends show a
-    certificate; control frames and the pages of ``tcp`` rails are encrypted. Pages that go by ``shm`` and
-    ``unix`` stay on one host, where the kernel keeps them; ``verbs`` carries pages as they are. An agent has
-    certificates or a secret, never both, and one that has certificates refuses a peer that has none.
+    With certificates an agent opens and accepts sessions only over TCP with TLS 1.3, in which both ends show
+    a certificate. Control frames and the pages of ``tcp`` rails are encrypted. Pages over ``shm`` and
+    ``unix`` stay on one host, where the kernel protects them. ``verbs`` carries pages unencrypted. An agent
+    has certificates or a secret, never both. An agent with certificates refuses a peer without one.
 
     Attributes
     ----------
     certificate
-        The agent's own, and then those that lead to an authority. Among its alternative names is a URI
-        ``kvxfer://TENANT/ENGINE/AGENT``, or ``kvxfer://TENANT/ENGINE`` for every agent of an engine: the
-        agent's name is that AGENT. It is shown by an agent that calls and by one that is called: an extended
-        key usage, where there is one, names both.
+        The agent's own certificate, followed by those that lead to an authority. Its alternative names
+        include a URI ``kvxfer://TENANT/ENGINE/AGENT``, where AGENT is the agent's name, or
+        ``kvxfer://TENANT/ENGINE`` for every agent of an engine. Both calling and called agents show it, so an
+        extended key usage, if present, must name both.
     key
         Its private key, without a password.
     authorities
-        Certificates of those who may have issued a peer's.
+        Certificates of the authorities that may have issued a peer's certificate.
     revoked
-        Lists (CRL) of what each of them has revoked; None: none is looked at.
+        Revocation lists (CRL) of each authority; None: revocation is not checked.
     allow
-        Patterns ``TENANT/ENGINE/AGENT`` with stars, of peers that may open a session or be called. Empty:
-        those of the own certificate's tenant.
+        Patterns ``TENANT/ENGINE/AGENT`` with stars, for peers that may open a session or be called. Empty:
+        peers of the own certificate's tenant.
     kernel
-        Whether the kernel encrypts pages over TCP (kTLS): "auto" where it renews a connection's keys, from
-        Linux 6.14 on; "always" also before, where a rail ends, and is made anew, every 256 GiB; "never". Each
-        end decides for itself: what goes over the network is the same.
+        Whether the kernel encrypts pages over TCP (kTLS). "auto": if the kernel can renew a connection's
+        keys, from Linux 6.14 on. "always": also with older kernels, where a rail ends and is made anew every
+        256 GiB. "never": not at all. Each end decides for itself, because the bytes on the network are the
+        same.
 
     Notes
     -----
-    The files are read when the agent is made, and again by `Agent.reload_certificates` and where they change.
-    Sessions that are open go on with what they began with.
+    The agent reads the files when it is made, when `Agent.reload_certificates` is called, and when they
+    change. Open sessions keep the certificates with which they began.
     """
 
     certificate: str | os.PathLike[str]
@@ -64,10 +65,10 @@ class Tls:
 
     @classmethod
     def of_environment(cls) -> Tls | None:
-        """Returns what ``KVXFER_TLS_CERTIFICATE``, ``_KEY``, ``_AUTHORITIES`` and the others say.
+        """Returns the options that ``KVXFER_TLS_CERTIFICATE``, ``_KEY``, ``_AUTHORITIES`` and the others set.
 
-        These are ``_REVOKED``, ``_ALLOW``, which has patterns with spaces between, and ``_KERNEL``. None
-        where none of them is set.
+        The others are ``_REVOKED``, ``_ALLOW`` (patterns separated by spaces), and ``_KERNEL``. None if none
+        of them is set.
 
         Raises
         ------
@@ -93,10 +94,10 @@ class Tls:
         )
 
     def to_native(self) -> dict[str, Any]:
-        """Returns what native code takes: absolute paths, so that a change of folder changes nothing."""
-        from pathlib import Path  # which costs more than most agents, who have a secret, need
+        """Returns the native form: absolute paths, so that a later change of folder has no effect."""
+        from pathlib import Path  # an import that agents with a secret, i.e. most of them, do not need
 
-        from kvxfer.arguments import check_kind  # by native code, without which options can be read
+        from kvxfer.arguments import check_kind  # loads native code, which reading options must not need
 
         shown = "the path of a file in PEM"
         for name in ("certificate", "key", "authorities"):
