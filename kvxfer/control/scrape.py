@@ -139,13 +139,13 @@ class Metrics:
         family = HistogramMetricFamily(
             "kvxfer_transfer_stage_seconds",
             "How long stages took: right, first_piece, moving, total.",
-            labels=["role", "stage"],
+            labels=["role", "verb", "stage"],
         )
         names = [*(str(float(bound)) for bound in BOUNDS_S), "+Inf"]
-        for (role, stage), histogram in sorted(self._daemon.counts.stages.items()):
+        for (role, verb, stage), histogram in sorted(self._daemon.counts.stages.items()):
             examples = map(_exemplar, histogram.examples)
             buckets = list(zip(names, accumulate(histogram.counts), examples, strict=True))
-            family.add_metric([role, stage], buckets, histogram.sum_ns / 1e9)
+            family.add_metric([role, verb, stage], buckets, histogram.sum_ns / 1e9)
         yield family
 
     def _leases(self) -> Iterator[Any]:

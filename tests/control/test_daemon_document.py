@@ -31,7 +31,7 @@ async def test_each_figure_is_explained(served: Served) -> None:
         text = (await client.get("/metrics")).text
     served.daemon.attachments.agents.clear()
     assert 'kvxfer_exports_outstanding_bytes{agent="a"} 20.0' in text
-    assert 'kvxfer_transfer_stage_seconds_count{role="source",stage="total"} 1.0' in text
+    assert 'kvxfer_transfer_stage_seconds_count{role="source",stage="total",verb="write"} 1.0' in text
     shown = {name.removesuffix("_bucket") for name in re.findall(r"^(kvxfer_\w+)[{ ]", text, re.M)}
     shown -= {"kvxfer_transfer_stage_seconds_count", "kvxfer_transfer_stage_seconds_sum"}
     rows = re.findall(r"^\| (`kvxfer_.*?) \|", DOCUMENT, re.M)

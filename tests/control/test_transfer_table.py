@@ -222,9 +222,9 @@ def test_tenants_see_their_own() -> None:
 def test_stages_are_counted_as_far_as_they_are_known() -> None:
     counts = TransferCounts()
     stages = {"posted_ns": 100, "begun_ns": 200, "first_piece_ns": 300, "ended_ns": 1300}
-    counts.add(record(role="destination", **stages, nbytes=9, context="cmpl-1"), "first", 5.0)
+    counts.add(record(role="destination", ours=False, **stages, nbytes=9, context="cmpl-1"), "first", 5.0)
     failed = {"ended_ns": 2_000_000_100, "outcome": "failed", "code": "deadline"}
-    counts.add(record(role="destination", posted_ns=100, **failed), "second", 6.0)
+    counts.add(record(role="destination", ours=False, posted_ns=100, **failed), "second", 6.0)
     counts.add(record(role="expectation", ended_ns=5), "third", 7.0)
     assert counts.ended == {
         ("destination", "done", ""): 1,
@@ -232,9 +232,9 @@ def test_stages_are_counted_as_far_as_they_are_known() -> None:
         ("expectation", "done", ""): 1,
     }
     assert counts.nbytes == {"destination": 9}
-    sums = {stage: counts.stages["destination", stage].sum_ns for stage in STAGES}
+    sums = {stage: counts.stages["destination", "write", stage].sum_ns for stage in STAGES}
     assert sums == {"right": 100, "first_piece": 100, "moving": 1000, "total": 1200 + 2_000_000_000}
-    total = counts.stages["destination", "total"]
+    total = counts.stages["destination", "write", "total"]
     assert sum(total.counts) == 2
     # An example in each bucket that has any, of the newest.
     assert [each[:3] for each in total.examples if each] == [

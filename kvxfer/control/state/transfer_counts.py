@@ -58,13 +58,22 @@ class Histogram:
         self.sum_ns += duration_ns
 
 
+def verb_of(record: Record) -> str:
+    """Returns ``read`` where the destination began the transfer, else ``write``.
+
+    A write may be posted before its pages are computed (``hold=``, ``after=``): its stages contain that time.
+    """
+    return "read" if record.ours == (record.role == "destination") else "write"
+
+
 class TransferCounts:
     """Counts of all ends since the daemon's start."""
 
     def __init__(self) -> None:
         self.ended: dict[tuple[str, str, str], int] = {}
         self.nbytes: dict[str, int] = {}
-        self.stages: dict[tuple[str, str], Histogram] = {}
+        #: By role, verb (`verb_of`) and stage.
+        self.stages: dict[tuple[str, str, str], Histogram] = {}
 
     def add(self, record: Record, transfer: str, at_s: float) -> None:
         """Counts an end of a transfer, or an expectation; the time of the report is a time of day."""
@@ -76,6 +85,7 @@ class TransferCounts:
         if record.outcome == "done":
             self.nbytes[role] = self.nbytes.get(role, 0) + record.nbytes
         begun, first, ended = record.begun_ns, record.first_piece_ns, record.ended_ns
+        verb = verb_of(record)
         stages = (
             ("right", record.posted_ns, begun),
             ("first_piece", begun, first),
@@ -84,6 +94,7 @@ class TransferCounts:
         )
         for stage, start_ns, end_ns in stages:
             if start_ns and end_ns:
-                if (histogram := self.stages.get((role, stage))) is None:
-                    histogram = self.stages[role, stage] = Histogram()
+                key = (role, verb, stage)
+                if (histogram := self.stages.get(key)) is None:
+                    histogram = self.stages[key] = Histogram()
                 histogram.add(max(0, end_ns - start_ns), transfer, record.context, at_s)
