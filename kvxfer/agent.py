@@ -51,10 +51,10 @@ class Agent(Meeting, Moving, Receiving, Steering):
     that need a working agent raise `AgentError`: ``closed`` once the agent is closed, and ``forked`` in a
     child process. A verb that waits is a coroutine; its blocking twin is called `verb_blocking` (`connect`,
     `connect_blocking`) and takes the same arguments, and a ``timeout_s`` where the coroutine leaves that to
-    `asyncio.timeout`. A handle, such as a `Transfer`, is awaited itself; its twin is ``wait``. The one
-    exception is `close`, which blocks, and its coroutine `aclose`. `contextlib.closing` and many programs
-    call ``close()``; if that were a coroutine and it was not awaited, the agent would stay open. Coroutines
-    need no thread of their own. One event loop, several, or none may use an agent.
+    `asyncio.timeout`. A handle, such as a `Transfer`, is awaited itself; its twin is ``wait``. `close` is the
+    one exception: it blocks, and its coroutine is `aclose`. `contextlib.closing` and many programs call
+    ``close()``; if that were a coroutine and it was not awaited, the agent would stay open. Coroutines need
+    no thread of their own. One event loop, several, or none may use an agent.
 
     ``timeout_s=None`` stands for an option in `connect` (``connect_timeout_s``) and in what is posted, by
     `write`, `read`, `expect` and `CommandRing.prepare_write` (``transfer_timeout_s``). All other verbs that

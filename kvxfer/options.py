@@ -1,4 +1,4 @@
-"""An agent's options: where it listens, which peers it trusts, and its limits."""
+"""An agent's options: where the agent listens, which peers it trusts, and its limits."""
 
 from __future__ import annotations
 

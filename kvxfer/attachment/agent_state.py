@@ -174,7 +174,7 @@ class AgentState:
         }
 
     def _count_ended(self, held: set[int]) -> None:
-        """Counts the leases that have ended since the last check, without those that came and went meanwhile."""
+        """Counts the leases that have ended since the last check; misses any that came and went meanwhile."""
         for number in self._held - held:
             try:
                 state = self._core.lease_state(number)

@@ -308,7 +308,7 @@ class _Conversation:
         return max(min(due) - now, 0.0) if due else None
 
     def _gather(self, num_said: int, now: float) -> None:
-        """Sets when to check for records next: soon if there were some, else when the descriptor is readable."""
+        """Sets when to check for records next: soon after some, else when the descriptor is readable."""
         self._has_records = num_said > 0 or not self._connection.has_room
         if num_said < _FEW_RECORDS or now < self._hurries_until:
             self._interval_s = _RECORDS_INTERVAL_S

@@ -294,8 +294,8 @@ class Moving:
     ) -> Incoming:
         """Permits writes whose ``notify`` is `tag` into these blocks, and returns a handle on them.
 
-        `expect` may come before or after the peer's write. If one side has already ended, the other is told
-        at once and does not wait:
+        `expect` may come before or after the peer's write. If one of the two has already ended, the other
+        fails at once instead of waiting:
 
         - The expectation was cancelled or timed out, and the write comes afterwards: the write is refused at
           once with that code, unless a lease permits it. Calling `expect` again with the tag starts anew.
