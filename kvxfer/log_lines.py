@@ -46,11 +46,22 @@ class JsonLines(logging.Formatter):
         return json.dumps(told, default=str)
 
 
+class PlainLines(logging.Formatter):
+    """Writes a record as one line for people; what a peer calls itself cannot begin another line."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Returns the line, in which characters that are not printed are escaped."""
+        line = super().formatMessage(record)
+        return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
 def write_to_stderr(format_: str) -> None:
     """Writes the lines of logger ``kvxfer`` to standard error, in one of `FORMATS`."""
     handler = logging.StreamHandler()
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonLines() if format_ == "json" else plain)
+    handler.setFormatter(JsonLines() if format_ == "json" else PlainLines())
     logger = logging.getLogger("kvxfer")
     logger.addHandler(handler)
     logger.propagate = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from kvxfer.control import schema
@@ -12,13 +13,12 @@ from kvxfer.control.state.span_table import SpanTable, ToldSpan
 from kvxfer.control.state.tokens import Caller
 from kvxfer.control.state.transfer_table import END_NAMES, TRACE_PARENT, End, Entry, Filter, TransferTable
 
-#: Transfers of one request that are shown.
+#: Transfers and spans of one request that are shown: about 15 ms.
 MOST_TRANSFERS: Final = 100
+MOST_SPANS: Final = 1000
 # Of requests whose name holds what is asked for, where none has it for a name.
 _MOST_LIKE: Final = 8
 _LEAST_OF_A_NAME: Final = 6
-_MOST_ALSO: Final = 64
-_TRACE_DIGITS: Final = 32
 
 
 class RequestTraces:
@@ -42,37 +42,36 @@ class RequestTraces:
         Refusal
             ``not-found``.
         """
+        sees_spans = caller.tenants is None  # spans belong to no tenant
+        found: dict[int, Entry] = {}
         names = [request]
-        entries = self._entries(request, caller)
-        if not entries and not self._spans.traces_of(request) and len(request) >= _LEAST_OF_A_NAME:
+        self._add(found, request, caller)
+        if not found and not self._spans.traces_of(request) and len(request) >= _LEAST_OF_A_NAME:
             names = self._transfers.contexts_with(request, _MOST_LIKE)
-            entries = list(
-                {each.seq: each for name in names for each in self._entries(name, caller)}.values()
-            )
-        traces = _traces_of(entries)
-        for name in names:
-            traces |= dict.fromkeys(self._spans.traces_of(name))
-        if self._spans.of(request):
-            traces[request] = None
+            for name in names:
+                self._add(found, name, caller)
+        traces = _traces_of(found.values())
+        spans: list[ToldSpan] = []
+        if sees_spans:
+            for name in names:
+                traces |= dict.fromkeys(self._spans.traces_of(name))
+            if self._spans.of(request):
+                traces[request] = None
+            spans = list(islice((span for trace in traces for span in self._spans.of(trace)), MOST_SPANS))
         # Transfers of the same trace; and of what its spans call the request, as SGLang's name a room.
-        also = dict.fromkeys(traces)
-        also |= dict.fromkeys(
-            name for trace in traces for span in self._spans.of(trace) for name in span.requests
-        )
-        for name in list(also)[:_MOST_ALSO]:
-            entries += self._entries(name, caller)
-        entries = sorted({entry.seq: entry for entry in entries}.values(), key=lambda entry: entry.seq)
-        # Spans belong to no tenant.
-        spans = [] if caller.tenants is not None else [s for trace in traces for s in self._spans.of(trace)]
-        if not entries and not spans:
+        for name in dict.fromkeys((*traces, *(name for span in spans for name in span.requests))):
+            self._add(found, name, caller)
+        if not found and not spans:
             raise Refusal("not-found", f"nothing is known of a request {request!r:.200} (any more)")
-        rows = [*_of_spans(spans), *(row for entry in entries for row in _of_entry(entry))]
+        rows = [*_of_spans(spans), *(row for entry in found.values() for row in _of_entry(entry))]
         rows.sort(key=lambda row: (row.started_at_s, row.depth))
         return schema.RequestTrace(request=request, traces=list(traces), rows=rows)
 
-    def _entries(self, name: str, caller: Caller) -> list[Entry]:
-        wanted = Filter(context=name, tenants=caller.tenants)
-        return self._transfers.listed(wanted, None, MOST_TRANSFERS)[0]
+    def _add(self, found: dict[int, Entry], name: str, caller: Caller) -> None:
+        """Adds transfers of a name, as many as there is room for."""
+        if (room := MOST_TRANSFERS - len(found)) > 0:
+            wanted = Filter(context=name, tenants=caller.tenants)
+            found |= {entry.seq: entry for entry in self._transfers.listed(wanted, None, room)[0]}
 
 
 def _traces_of(entries: Iterable[Entry]) -> dict[str, None]:

@@ -11,7 +11,7 @@ import pytest
 from kvxfer.control.failure_log import FailureLog
 from kvxfer.control.state.transfer_table import End
 from kvxfer.errors import PeerError
-from kvxfer.log_lines import JsonLines
+from kvxfer.log_lines import JsonLines, PlainLines
 from tests.control.records import record
 from tests.control.serving import program
 from tests.control.waiting import until
@@ -36,6 +36,13 @@ def test_a_line_is_one_object_with_what_an_error_knows() -> None:
         "context": "cmpl-1",
         "transfers": 3,
     }
+
+
+def test_what_a_peer_calls_itself_begins_no_line() -> None:
+    line = logging.LogRecord(
+        "kvxfer", logging.WARNING, "x.py", 1, "lost %s", ("a\n2026 INFO b\x1b[2J",), None
+    )
+    assert PlainLines().format(line).endswith(" WARNING lost a\\n2026 INFO b\\x1b[2J")
 
 
 async def test_a_transfer_counts_once_and_a_pair_is_told_of_once_a_minute(

@@ -94,7 +94,7 @@ class TransferCounts:
         )
         for stage, start_ns, end_ns in stages:
             if start_ns and end_ns:
-                key = (role, verb, stage)
-                if (histogram := self.stages.get(key)) is None:
-                    histogram = self.stages[key] = Histogram()
+                place = (role, verb, stage)
+                if (histogram := self.stages.get(place)) is None:
+                    histogram = self.stages[place] = Histogram()
                 histogram.add(max(0, end_ns - start_ns), transfer, record.context, at_s)

@@ -327,14 +327,14 @@ class TransferTable:
         return found, last if last is not None and self._is_before(wanted.context, last) else None
 
     def contexts_with(self, part: str, most: int) -> list[str]:
-        """Returns contexts that contain a text, e.g. the id that a client gave a request; 50 ns a context."""
-        found = []
-        for context in self._by_context:
-            if part in context:
-                found.append(context)
-                if len(found) == most:
-                    break
-        return found
+        """Returns contexts that contain a text, e.g. the id that a client gave a request, the newest first.
+
+        Looks at the newest `MOST_LOOKED_AT` transfers.
+        """
+        found: dict[str, None] = {}
+        for rows in self._candidates(None, None):
+            found |= dict.fromkeys(row[2] for row in rows if part in row[2])
+        return list(found)[:most]
 
     def _is_before(self, context: str | None, seq: int) -> bool:
         """Whether a list has a transfer after this number."""
