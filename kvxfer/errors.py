@@ -58,8 +58,9 @@ class KvxferError(Exception):
     context : str
         The request concerned: the ``context`` of the transfer or expectation that failed, or ``""``.
     failed_blocks : numpy.ndarray
-        This end's block ids (uint32) whose bytes cannot be relied on. Every error that ended a
-        transfer carries them, whatever its class; empty for all others.
+        This end's block ids (uint32). At the destination their bytes cannot be relied on; at the source they
+        are intact, and may not have arrived. Every error that ended a transfer carries them, whatever its
+        class; empty for all others.
     """
 
     def __init__(

@@ -73,7 +73,11 @@ class Handle(ABC):
     @property
     @abstractmethod
     def failed_blocks(self) -> NDArray[np.uint32]:
-        """This end's block ids whose bytes cannot be relied on; empty unless failed or cancelled."""
+        """This end's block ids that the failure concerns; empty unless failed or cancelled.
+
+        At the destination: blocks whose bytes cannot be relied on. At the source: blocks that may not have
+        arrived; their bytes are intact, and may be sent again.
+        """
 
     @property
     @abstractmethod
@@ -85,8 +89,8 @@ class Handle(ABC):
     def rails(self) -> tuple[str, ...]:
         """Transports that moved its bytes, as seen at this end.
 
-        ``"eager"`` stands for bytes that were sent with the frame that announced them
-        (`AgentOptions.eager_nbytes`).
+        Empty at the source where the destination copies, as over ``"shm"``. ``"eager"`` stands for bytes that
+        were sent with the frame that announced them (`AgentOptions.eager_nbytes`).
         """
 
     @property

@@ -114,7 +114,10 @@ class Peer:
 
     @property
     def rails(self) -> tuple[str, ...]:
-        """Transports of the rails that are alive, e.g. ``("shm", "unix")``."""
+        """Transports of the rails that are alive, e.g. ``("shm", "unix")``.
+
+        Their order means nothing; `Transfer.rails` says which of them moved a transfer's bytes.
+        """
         return tuple(self._info()["rails"])
 
     @property
