@@ -18,7 +18,9 @@ def serve(
     runtime: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of its sockets, where agents look for it.")
     ] = None,
-    node: Annotated[str | None, typer.Option(metavar="NAME", help="The node's name. Default: the host's.")] = None,
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The node's name. Default: the host's.")
+    ] = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help='For REST beside the unix socket; "": that alone.')
     ] = "127.0.0.1:7380",
@@ -57,14 +59,18 @@ def serve(
             metavar="HOSTS", help="What requests may have it dial: names and networks, with commas."
         ),
     ] = None,
-    require: Annotated[str, typer.Option(metavar="TRANSPORTS", help="Transports without which it is not ready.")] = "",
+    require: Annotated[
+        str, typer.Option(metavar="TRANSPORTS", help="Transports without which it is not ready.")
+    ] = "",
     own_agent: Annotated[
         bool, typer.Option("--agent/--no-agent", help="Whether it has an agent itself.")
     ] = True,
     gpu: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Take memory of this GPU as well, on memory.sock.")
     ] = None,
-    most_transfers: Annotated[int, typer.Option(min=1, metavar="N", help="Records of transfers that are kept.")] = 100_000,
+    most_transfers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Records of transfers that are kept.")
+    ] = 100_000,
     token: Annotated[
         list[str] | None,
         typer.Option(

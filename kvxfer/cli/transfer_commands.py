@@ -32,12 +32,18 @@ _MOST_OPEN = 250
 
 
 def transfers(
-    transfer: Annotated[str, typer.Argument(metavar="TRANSFER", help="One of them, by its id: with its stages.")] = "",
+    transfer: Annotated[
+        str, typer.Argument(metavar="TRANSFER", help="One of them, by its id: with its stages.")
+    ] = "",
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel that one.")] = False,
     running: Annotated[bool, typer.Option("--open", help="Those that are open now.")] = False,
     agent: AgentOption = "",
-    state: Annotated[str, typer.Option(metavar="pending|done|failed|cancelled", help="Those in this state.")] = "",
-    context: Annotated[str, typer.Option(metavar="REQUEST", help="Of this request: its context, or its trace id.")] = "",
+    state: Annotated[
+        str, typer.Option(metavar="pending|done|failed|cancelled", help="Those in this state.")
+    ] = "",
+    context: Annotated[
+        str, typer.Option(metavar="REQUEST", help="Of this request: its context, or its trace id.")
+    ] = "",
     tenant: Annotated[str, typer.Option(help="Of this tenant.")] = "",
     limit: LimitOption = 50,
     daemon: DaemonOption = "",

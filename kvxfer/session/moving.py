@@ -320,8 +320,7 @@ class Moving:
         tokens
             The tokens of the sequence that must arrive, in all of the region's heads and from any writer,
             before the expectation is done. `blocks` begin at the sequence's token 0. None for all tokens of
-            the blocks. They say when it is
-            complete; the right that the expectation gives is for the whole blocks.
+            the blocks. This bounds completion alone: the right to write is for the whole blocks.
         peer
             The peer that may write; None for any peer.
         timeout_s
