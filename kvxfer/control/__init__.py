@@ -1,4 +1,4 @@
-"""The node's daemon: what it knows of the agents that attach, and what it answers by REST."""
+"""The node's daemon: what it knows of the agents that attach, and its REST API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvxfer.control.daemon_directory import DaemonDirectory as DaemonDirectory
     from kvxfer.control.host_pool.page_layout import layout_digest as layout_digest
 
-# Who hands memory over needs none of what these need.
+# Loaded on demand: a program that only hands memory over needs none of the modules behind these.
 _PLACES = {
     "AsyncClient": "client",
     "Client": "client",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs it; 2 where it cannot run as asked."""
-    # What is imported stays: looking at it for garbage is a tenth of the start. `run` has it looked at once.
+    """Runs the daemon; returns 2 if it cannot run as asked."""
+    # Imported objects stay; collecting them now would take a tenth of the start. `run` collects once later.
     gc.disable()
     from kvxfer.control.listening import DEFAULT_LISTEN, Tls
     from kvxfer.control.serve import ServeOptions, role_files, run

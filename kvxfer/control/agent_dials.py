@@ -1,4 +1,4 @@
-"""Has agents connect to others: by an address that is allowed, or by the name of one that is attached."""
+"""Has agents connect to others: by a permitted address, or by the name of an attached agent."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvxfer.control.dial_check import require_allowed
 from kvxfer.control.drains import Drains
 from kvxfer.control.problems import Refusal
 
-# Of an agent that is asked; its own `connect_timeout_s` is shorter as a rule.
+# For an agent's answer; its own `connect_timeout_s` is usually shorter.
 _CONNECT_TIMEOUT_S: Final = 15.0
 
 
 class AgentDials:
-    """Says where agents find each other, and has them connect."""
+    """Finds the address by which one agent reaches another, and has it connect."""
 
     def __init__(self, agents: AgentView, drains: Drains, allowed: AllowedHosts) -> None:
         self._agents = agents
@@ -27,12 +27,12 @@ class AgentDials:
         self._allowed = allowed
 
     def place_of(self, remote: str, agent: Attached) -> str:
-        """Returns by what an agent finds another: one that is attached here has an address that is known.
+        """Returns what `agent` has to dial: an attached agent's incarnation or address, else `remote` itself.
 
         Raises
         ------
         Refusal
-            ``forbidden``: an address that is not allowed.
+            ``forbidden``: the address is not permitted.
         """
         require_allowed(self._allowed, remote)
         found = self._agents.some(remote)
@@ -42,7 +42,7 @@ class AgentDials:
         return found[0].incarnation if known else found[0].address
 
     async def connect(self, name: str, asked: schema.ConnectRequest) -> schema.Peer:
-        """Has an agent connect to another; returns the session, or the newest of those that are open."""
+        """Has an agent connect to another; returns the new session, or the newest of those that are open."""
         self._drains.require_open()
         agent = self._agents.find(name)
         args = {"remote_agent": self.place_of(asked.remote_agent, agent)}

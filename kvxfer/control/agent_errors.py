@@ -1,16 +1,16 @@
-"""How asking an agent fails."""
+"""Errors of calls to an agent."""
 
 from __future__ import annotations
 
 
 class CallRefused(Exception):  # noqa: N818
-    """An agent, or the daemon for it, did not do what was asked.
+    """An agent, or the daemon on its behalf, refused or failed a call.
 
     Attributes
     ----------
     code
-        Of docs/errors.md: ``not-permitted`` where the agent's ``daemon_may`` has it not, ``unsupported`` for
-        a verb that it does not know, ``exhausted`` where too much is under way, and what its verbs raise.
+        Of docs/errors.md: ``not-permitted`` if the agent's ``daemon_may`` does not permit it, ``unsupported``
+        for an unknown verb, ``exhausted`` if too much is in progress, or an error of the verb.
     words
         What happened, for people.
     """
@@ -22,4 +22,4 @@ class CallRefused(Exception):  # noqa: N818
 
 
 class AgentGone(Exception):  # noqa: N818
-    """The agent is not attached, or went while a call was under way, which may have been done or not."""
+    """The agent is not attached, or went away during a call, which it may or may not have carried out."""

@@ -1,4 +1,4 @@
-"""One agent's connection to the daemon: what comes over it, how fast it is taken, and calls the other way."""
+"""One agent's connection to the daemon: its messages, the rate at which they are read, and calls to it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from kvxfer.control.descriptors import at_most
 from kvxfer.log import logger
 from kvxfer.session.records import RECORD_NBYTES, Record, decode
 
-#: Of one daemon.
+#: Of all agents that are attached to one daemon.
 MOST_AGENTS: Final = 256
 _MOST_QUEUED_NBYTES: Final = 4 << 20
 _MOST_CALLS: Final = 64
 _HELLO_TIMEOUT_S: Final = 5.0
-# Of one agent in a second: records, or messages of as much work. One that tells more is read no faster, and
-# drops records itself; it may have saved up a quarter of a second's.
+# Records of one agent in a second, or messages of as much work. If an agent sends more, the daemon reads it
+# no faster, and the agent drops records. An idle agent saves up the records of a quarter of a second.
 _MOST_RECORDS_PER_S: Final = 20_000
 _SAVED_RECORDS: Final = 5_000
-# A message costs its bytes and, however short it is, as much as so many records.
+# A message costs its bytes, and in addition as much as this many records.
 _RECORDS_OF_MESSAGE: Final = 10
-# What is taken in before others have their turn: records at a time, about a millisecond, and for so long.
+# The longest slice before other connections have their turn: records (about a millisecond), or a time.
 _RECORDS_AT_ONCE: Final = 64
 _SLICE_S: Final = 0.002
 _UCRED: Final = struct.Struct("3i")
@@ -38,16 +38,16 @@ _CHANGES: Final = frozenset({"regions", "peers", "leases", "leases_ended", "stat
 
 @dataclass(slots=True)
 class Lines:
-    """All connections of one daemon, and of whom they are.
+    """All connections of one daemon, and the agents at their other ends.
 
     Attributes
     ----------
     on_records, on_change, allowed_uids
         As `Attachments` takes them.
     agents, by_agent
-        Those that are attached, and their connections, by incarnation (hexadecimal digits).
+        Attached agents, and their connections, by incarnation (hexadecimal digits).
     open
-        All connections, those of strangers included.
+        All connections, including those of strangers.
     """
 
     on_records: Callable[[Attached, list[Record]], None]
@@ -59,7 +59,7 @@ class Lines:
 
 
 class AgentLine(asyncio.Protocol):
-    """One connection: a stranger until its hello, then an agent's."""
+    """One connection: a stranger's until its hello, then an agent's."""
 
     def __init__(self, lines: Lines, loop: asyncio.AbstractEventLoop) -> None:
         self._lines = lines
@@ -92,7 +92,7 @@ class AgentLine(asyncio.Protocol):
         if len(self._lines.open) > 2 * at_most(MOST_AGENTS):
             self.end("too many others are there")
         else:
-            # It is refused once it has said its hello: before, its own words would break the pipe.
+            # Refused only after its hello: closing earlier would break the pipe under the agent's own hello.
             self._timer = self._loop.call_later(_HELLO_TIMEOUT_S, self.end, "it said nothing")
 
     def data_received(self, data: bytes) -> None:
@@ -117,7 +117,7 @@ class AgentLine(asyncio.Protocol):
     # ---- for the owner ----------------------------------------------------------------------
 
     def end(self, words: str) -> None:
-        """Ends the connection; `words` say what was wrong with it, and "" that nothing was. Idempotent."""
+        """Ends the connection; `words` says what was wrong, and "" means nothing was. Idempotent."""
         transport, self._transport = self._transport, None
         if transport is None:
             return
@@ -135,7 +135,7 @@ class AgentLine(asyncio.Protocol):
             self._tell(frozenset({"gone"}))
 
     async def call(self, verb: str, args: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Asks the agent and waits for its answer."""
+        """Calls the agent and waits for its answer."""
         if self._transport is None:
             raise AgentGone(f"agent {self._name} is gone")
         if len(self._calls) >= _MOST_CALLS:
@@ -165,7 +165,7 @@ class AgentLine(asyncio.Protocol):
         return f"of process {self._pid}" if self._attached is None else repr(self._attached.name)
 
     def _refuse(self, words: str) -> None:
-        """Tells an agent, which logs it, why it is left."""
+        """Tells an agent why it is refused, so that the agent can log it, and closes the connection."""
         assert self._transport is not None
         self._transport.write(json_frame({"t": "refused", "words": words}))
         transport, self._transport = self._transport, None
@@ -180,7 +180,7 @@ class AgentLine(asyncio.Protocol):
             self._timer = None
 
     def _has_credit(self, kind: FrameKind, payload: bytes) -> bool:
-        """Whether it may tell more at once; where not, it is read on later."""
+        """Whether the agent may send more now; if not, reading continues later."""
         now = self._loop.time()
         earned = (now - self._credited_at) * _MOST_RECORDS_PER_S
         self._credit = min(self._credit + earned, _SAVED_RECORDS)
@@ -194,7 +194,7 @@ class AgentLine(asyncio.Protocol):
         return False
 
     def _rest(self, rest_s: float) -> None:
-        """Leaves what has come for later."""
+        """Pauses reading for a time."""
         assert self._transport is not None
         self._transport.pause_reading()
         self._stop_timer()
@@ -239,7 +239,7 @@ class AgentLine(asyncio.Protocol):
         if known is not None:
             if known._uid != self._uid:
                 raise Malformed(f"it claims to be agent {known._name}, of another user")
-            known.end("")  # it has called anew before the end of the old connection was heard of
+            known.end("")  # the agent has connected again before the end of its old connection was noticed
         self._stop_timer()
         self._attached = Attached(
             name=hello.name,
@@ -271,7 +271,7 @@ class AgentLine(asyncio.Protocol):
         number, answer = message.get("id"), message.get("answer")
         call = self._calls.get(number) if isinstance(number, int) else None
         if call is None or call.done():
-            return  # its caller waits no more
+            return  # the caller has stopped waiting
         if isinstance(answer, dict):
             call.set_result(answer)
         else:

@@ -1,4 +1,4 @@
-"""What agents tell of themselves, read as a stranger's words: kinds and bounds are checked."""
+"""Messages of agents, read as untrusted input: types and bounds are checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_INTEGER: Final = 1 << 64
 
 
 class Hello(NamedTuple):
-    """What an agent says first."""
+    """An agent's first message."""
 
     name: str
     incarnation: str
@@ -29,7 +29,7 @@ class Hello(NamedTuple):
 
 
 def hello_of(message: Mapping[str, Any]) -> Hello:
-    """Reads a hello; raises `Malformed` where it is none, or of another version."""
+    """Reads a hello; raises `Malformed` if it is none, or has another version."""
     if message.get("v") != VERSION:
         raise Malformed(f"it speaks version {str(message.get('v'))[:20]}, and this daemon {VERSION}")
     incarnation = _word(message.get("incarnation"))
@@ -53,7 +53,7 @@ def hello_of(message: Mapping[str, Any]) -> Hello:
 
 
 def sections_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `Attached` that a state tells, checked; raises `Malformed`."""
+    """Returns the fields of `Attached` that a message sets, checked; raises `Malformed`."""
     found = {name: read(message[name]) for name, read in _SECTIONS.items() if name in message}
     if "unix_ns" in message and "monotonic_ns" in message:
         found["clock_offset_ns"] = _integer(message["unix_ns"]) - _integer(message["monotonic_ns"])
@@ -63,7 +63,7 @@ def sections_of(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def peer_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the session that an agent's answer tells of, checked; raises `Malformed`."""
+    """Returns the session in an agent's answer, checked; raises `Malformed`."""
     (row,) = _SECTIONS["peers"]([answer.get("peer")])
     return dict(row)
 

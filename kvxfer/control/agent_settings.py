@@ -1,4 +1,4 @@
-"""What is kept for agents by their names: limits of their peers, and rails that are off."""
+"""Settings that are kept for agents by their names: limits of their peers, and rails that are off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from kvxfer.control.problems import Refusal
 from kvxfer.control.schema import AgentSettingsChange
 
-#: Of one agent's; and agents.
+#: How many peers may be set for one agent, and how many agents.
 _MOST_PEERS: Final = 1024
 _MOST_NAMES: Final = 1024
 
@@ -16,13 +16,13 @@ Kept = dict[str, dict[str, Any]]
 
 
 class AgentSettings:
-    """What is kept, by agent's name: ``{"peers": {name: limits}, "rails": {transport: "off"}}``."""
+    """The kept settings by agent's name: ``{"peers": {name: limits}, "rails": {transport: "off"}}``."""
 
     def __init__(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
         self.all: Kept = {name: dict(each) for name, each in kept.items()}
 
     def told_of(self, name: str, change: AgentSettingsChange | None) -> dict[str, Any]:
-        """Returns the arguments of ``settings.set`` for a change; of None, which undo what is kept."""
+        """Returns the arguments of ``settings.set`` for a change; None undoes all that is kept."""
         if change is None:
             kept = self.all.get(name, {})
             return {
@@ -33,14 +33,14 @@ class AgentSettings:
         return {"peers": limits, "rails": {rail: state == "on" for rail, state in _rails(change)}}
 
     def told_to_new(self, name: str) -> dict[str, Any] | None:
-        """Returns what an agent that has attached is told; None where nothing is kept."""
+        """Returns the arguments for an agent that has just attached; None if nothing is kept for it."""
         kept = self.all.get(name)
         if kept is None:
             return None
         return {"peers": kept["peers"], "rails": dict.fromkeys(kept["rails"], False)}
 
     def changed(self, name: str, change: AgentSettingsChange | None) -> Kept:
-        """Returns what is to be kept after a change."""
+        """Returns the settings to keep after a change."""
         everything = dict(self.all)
         kept = everything.pop(name, {})
         if change is None:

@@ -1,4 +1,4 @@
-"""Agents as /v1 shows them: those that are attached, the daemon's own among them."""
+"""Agents as /v1 shows them: the attached agents, including the daemon's own."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class AgentView:
 
     @property
     def attached(self) -> Mapping[str, Attached]:
-        """Those that are attached, by id."""
+        """Attached agents, by id."""
         return self._attachments.agents
 
     def all(self) -> list[Attached]:
-        """Returns all of them, in the order in which they attached."""
+        """Returns all agents, in the order in which they attached."""
         return list(self._attachments.agents.values())
 
     def find(self, agent: str) -> Attached:
-        """Returns an agent by its id, or by a name that one agent alone has.
+        """Returns an agent by its id, or by its name if no other agent has that name.
 
         Raises
         ------
         Refusal
-            ``not-found``, or ``conflict`` where several have the name.
+            ``not-found``, or ``conflict`` if several agents have the name.
         """
         if (found := self._attachments.agents.get(agent)) is not None:
             return found
@@ -45,7 +45,7 @@ class AgentView:
         return named[0]
 
     def some(self, agent: str | None) -> list[Attached]:
-        """Returns those that a filter names: all, one, or none."""
+        """Returns the agents that a filter names: all, one, or none."""
         if agent is None:
             return self.all()
         return [each for each in self.all() if agent in (each.incarnation, each.name)]
@@ -53,7 +53,7 @@ class AgentView:
     async def call(
         self, agent: Attached, verb: str, args: Mapping[str, Any], timeout_s: float = 10.0
     ) -> dict[str, Any]:
-        """Has one do something: see `Attachments.call`."""
+        """Calls one agent: see `Attachments.call`."""
         return await self._attachments.call(agent.incarnation, verb, args, timeout_s)
 
     async def open_transfers(self, agent: Attached, most: int, timeout_s: float) -> list[Record]:
@@ -61,18 +61,18 @@ class AgentView:
         return await self._attachments.open_transfers(agent.incarnation, most, timeout_s)
 
     def name_of(self, id_: str) -> str:
-        """Returns an agent's name; ``""`` of one that is gone."""
+        """Returns an agent's name; ``""`` if the agent is gone."""
         agent = self._attachments.agents.get(id_)
         return "" if agent is None else agent.name
 
     def region_name(self, id_: str, region: int) -> str:
-        """Returns what a region is called; ``""`` where it is gone."""
+        """Returns a region's name; ``""`` if the region is gone."""
         agent = self.attached.get(id_)
         regions = () if agent is None else agent.regions
         return next((each["name"] for each in regions if each["id"] == region), "")
 
     def blocks_nbytes(self, agent: str, region: str, num_blocks: int) -> int:
-        """Returns how many bytes so many blocks of a region are; 0 where it is not known."""
+        """Returns the bytes of a number of a region's blocks; 0 if not known."""
         for each in self.some(agent):
             for row in each.regions:
                 if row["name"] == region and row["num_blocks"]:
@@ -86,7 +86,7 @@ class AgentView:
         return [schema.Agent.model_validate(_agent(each)) for each in self.all()]
 
     def detail(self, agent: Attached) -> schema.AgentDetail:
-        """Returns one agent with what it told of itself."""
+        """Returns one agent with all that it has reported of itself."""
         limits = {
             each["name"]: {
                 "max_bytes_per_s": each["max_bytes_per_s"] or None,
@@ -122,7 +122,7 @@ class AgentView:
         return [self.peer(agent, row) for row in agent.peers]
 
     def peer(self, agent: Attached, row: Mapping[str, Any]) -> schema.Peer:
-        """Returns one of them, as the agent told it."""
+        """Returns one session, as its agent reported it."""
         return schema.Peer.model_validate(
             {
                 "agent": agent.incarnation,
@@ -139,7 +139,7 @@ class AgentView:
         )
 
     def rails(self, agent: Attached) -> list[schema.Rail]:
-        """Returns the rails of an agent's sessions, and those that it has switched off."""
+        """Returns the rails of an agent's sessions, and the transports that it has switched off."""
         up = [
             schema.Rail(
                 agent=agent.incarnation,
@@ -166,7 +166,7 @@ class AgentView:
         ]
 
     def leases(self, agent: Attached) -> list[schema.Lease]:
-        """Returns the leases that an agent granted."""
+        """Returns the leases that an agent has granted."""
         return [
             schema.Lease.model_validate(
                 {
@@ -207,5 +207,5 @@ def _agent(agent: Attached) -> dict[str, Any]:
 
 
 def lease_id(agent: str, lease: str) -> str:
-    """Returns a lease's id in /v1, of its agent's id of it: never the number that opens pages."""
+    """Returns a lease's id in /v1, made from the agent's id of it; it gives no access to blocks."""
     return f"{agent}-{lease}"

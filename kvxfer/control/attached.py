@@ -1,4 +1,4 @@
-"""An agent that is attached, as it told of itself."""
+"""An attached agent, as it reported itself."""
 
 from __future__ import annotations
 
@@ -9,51 +9,52 @@ from typing import Any
 
 @dataclass(slots=True)
 class Attached:
-    """An agent that is attached, as it told last. One object from its attachment to its going; read only.
+    """An attached agent, as it last reported itself. One object while it is attached; read only.
 
     Attributes
     ----------
     name, incarnation, address
         As in directories; the incarnation in hexadecimal digits.
     pid, uid
-        Of its process, as the kernel told them.
+        Of its process, as the kernel reports them.
     host, version
-        As it told them.
+        As the agent reported them.
     may
-        What it does for the daemon (`AgentOptions.daemon_may`).
+        What the daemon may do with it (`AgentOptions.daemon_may`).
     options
         Its `AgentOptions` as a JSON object, without the secret.
     attached_at
         Seconds since 1970.
     regions
         Objects with ``id``, ``name``, ``kind`` ("pool", "foreign", "gpu"), ``num_blocks``, ``nbytes``,
-        ``layout`` (`KVLayout` as its JSON document; None where those of all others fill half a MiB) and
+        ``layout`` (`KVLayout` as its JSON document; None once the layouts before it fill half a MiB) and
         ``notes``.
     peers
         One for each session: ``session`` (number), ``name``, ``incarnation``, ``address``, ``is_ours``,
         ``rails``, ``paths``, ``notes``, ``regions`` and ``region_ids`` (names and numbers of the first 16),
         ``num_regions``.
     leases
-        Those that it granted and that have not ended: ``lease`` (an id, no token), ``holder``, ``peer`` (its
-        session, or None), ``region`` (number), ``mode``, ``num_blocks``, ``state``, and ``seconds_left``
-        as of when that was told: heartbeats that start a lease's time anew are not told.
+        Leases that it granted and that have not ended: ``lease`` (an id, no token), ``holder``, ``peer`` (its
+        session, or None), ``region`` (number), ``mode``, ``num_blocks``, ``state``, and ``seconds_left`` at
+        the time of the report. The agent does not report heartbeats, which start a lease's time anew.
     stats
         `Agent.stats` without the programs and the peers.
     rails_off
-        Transports whose rails are switched off there.
+        Transports whose rails the agent has switched off.
     limits
-        What peers are limited to: ``name``, ``max_bytes_per_s`` (0: any rate), ``least_priority``.
+        Limits of its peers: ``name``, ``max_bytes_per_s`` (0: any rate), ``least_priority``.
     draining, draining_until_ns
-        Whether it was asked to drain, and until when, by CLOCK_MONOTONIC.
+        Whether the agent was asked to drain, and until when, by CLOCK_MONOTONIC.
     num_regions, num_peers, num_leases
-        How many there are: of very many the first are told.
+        The full numbers; of very long lists the agent reports only the first entries.
     leases_ended
-        How many have ended since the agent was made, by how (`kvxfer.LeaseState`); those that came and went
-        between two looks, half a second apart, are not among them.
+        How many leases have ended since the agent was made, by how (`kvxfer.LeaseState`). The agent looks
+        every half a second, so leases that begin and end between two looks are not counted.
     clock_offset_ns
         What to add to its CLOCK_MONOTONIC for nanoseconds since 1970.
     records_dropped
-        Records of transfers that it did not tell, since its making: they came faster than they were read.
+        Records of transfers that it has dropped since it was made, because the daemon did not read fast
+        enough.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The daemon's side of the attachment: accepts agents, keeps what they told, and calls them."""
+"""The daemon's side of the attachment: accepts agents, keeps their reports, and calls them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from kvxfer.session.records import Record, decode
 
 
 class Attachments:
-    """Accepts agents on ``agents.sock`` of a folder, keeps what they told, and calls them.
+    """Accepts agents on ``agents.sock`` of a folder, keeps their reports, and calls them.
 
-    All on one event loop, whose own methods these are; callbacks are called on it, must not block, and end
-    the connection that made them raise. 256 agents may be attached; each may hold 4 MiB of buffers. One that
-    is slow, or says what no agent says, loses its connection alone, and comes back if it is one.
+    All methods belong to one event loop, which also runs the callbacks. A callback must not block; if it
+    raises, the connection that caused it ends. 256 agents may be attached, and each may hold 4 MiB of
+    buffers. An agent that is too slow, or breaks the protocol, loses only its own connection, and can attach
+    again.
 
     Parameters
     ----------
     folder
-        The daemon's runtime folder; made (0700) where it is not there.
+        The daemon's runtime folder; made (0700) if it does not exist.
     on_records
         Called with the agent and records of transfers and expectations that have ended, oldest first.
     on_change
-        Called with the agent and the names of what has changed: ``"attached"`` (all of it), ``"gone"``
-        (it is in `agents` no more), or some of ``"regions"``, ``"peers"``, ``"leases"``,
+        Called with the agent and the names of what has changed: ``"attached"`` (everything), ``"gone"``
+        (it is no longer in `agents`), or some of ``"regions"``, ``"peers"``, ``"leases"``,
         ``"leases_ended"``, ``"stats"``, ``"draining"``.
     allowed_uids
-        Users whose agents may attach; None for the daemon's own and root.
+        Users whose agents may attach; None for the daemon's own user and root.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class Attachments:
         self._folder = folder
         uids = frozenset({0, os.geteuid()} if allowed_uids is None else allowed_uids)
         self._lines = Lines(on_records, on_change, uids)
-        #: Those that are attached, by incarnation (hexadecimal digits). Read only.
+        #: Attached agents, by incarnation (hexadecimal digits). Read only.
         self.agents = self._lines.agents
         self._server: asyncio.Server | None = None
         self._lock_fd = -1
 
     async def start(self) -> None:
-        """Listens.
+        """Starts to listen.
 
         Raises
         ------
@@ -67,12 +68,12 @@ class Attachments:
         PermissionError
             The folder belongs to another user, or others may write to it.
         UsageError
-            ``invalid-argument``: no socket can have that path.
+            ``invalid-argument``: the path is too long for a socket.
         """
         path = checked(self._folder / SOCKET_NAME)
         for_others = bool(self._lines.allowed_uids - {0, os.geteuid()})
         _make_folder(self._folder, 0o711 if for_others else 0o700)
-        # It goes with the process, however that ends; the socket's name stays.
+        # The lock ends with the process, however the process ends; the socket's name stays.
         self._lock_fd = os.open(
             path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
@@ -83,7 +84,7 @@ class Attachments:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             listening.bind(os.fspath(path))
-            path.chmod(0o666 if for_others else 0o600)  # before it listens, so that nobody is in between
+            path.chmod(0o666 if for_others else 0o600)  # before it listens: nothing can connect yet
             loop = asyncio.get_running_loop()
             self._server = await loop.create_unix_server(
                 lambda: AgentLine(self._lines, loop), sock=listening, backlog=MOST_AGENTS
@@ -98,7 +99,7 @@ class Attachments:
             raise
 
     async def aclose(self) -> None:
-        """Ends all connections, which agents take for the daemon's end, and the socket. Idempotent."""
+        """Ends all connections and the socket; agents take that as the daemon's end. Idempotent."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -112,44 +113,45 @@ class Attachments:
     async def call(
         self, incarnation: str, verb: str, args: Mapping[str, Any], timeout_s: float = 10.0
     ) -> dict[str, Any]:
-        """Has an agent do something, and returns what it answers.
+        """Calls an agent, and returns its answer.
 
         Parameters
         ----------
         verb, args
             One of:
 
-            - ``show.state`` {}: sections as `Attached` has them, of now.
-            - ``drain`` {deadline_s}: a number of seconds; None takes it back. ``{}``
+            - ``show.state`` {}: the current sections, in the form of `Attached`.
+            - ``drain`` {deadline_s}: seconds; None ends the drain. Returns ``{}``
             - ``move.read``, ``move.write`` {region, remote_agent, remote_region, src_blocks, dst_blocks,
-              layers, heads, tokens, lease, notify, timeout_s, priority, context}: all after `dst_blocks` may
-              be left out, and are as in `Agent.write`. `remote_agent` is a name, an incarnation or an
-              address, connected to where it is none of the agent's peers; `lease` a token's text, `notify`
-              text. Returns when it is posted: ``{"session", "handle", "is_source"}``; the record with that
-              handle tells the end.
-            - ``move.cancel`` {handle} of one that was posted so, or {session, transfer, is_source} as records
-              have them: ``{"found": bool}``
-            - ``move.connect`` {remote_agent}: named as above. Returns the session that is open, or a new one:
+              layers, heads, tokens, lease, notify, timeout_s, priority, context}: everything after
+              `dst_blocks` is optional, and as in `Agent.write`. `remote_agent` is a name, an incarnation or
+              an address; the agent connects to it if it is not a peer yet. `lease` is a token's text, and
+              `notify` is text. Returns when the transfer is posted: ``{"session", "handle", "is_source"}``;
+              the record with that handle reports the end.
+            - ``move.cancel`` {handle} for a transfer that was posted so, or {session, transfer, is_source} as
+              in records: ``{"found": bool}``
+            - ``move.connect`` {remote_agent}: named as above. Returns the open session, or a new one:
               ``{"peer": row}``, as in `Attached.peers`
-            - ``grant.grant`` {region, holder, session, blocks, mode, ttl_s}: `holder` is a name or None; with
-              `session`, which alone may write, it is that peer. ``{"lease": id, "token": text}``
-            - ``grant.extend`` {lease, ttl_s}: it ends no earlier than that from now. ``{"found": bool}``
-            - ``grant.revoke`` {lease}: its id; returns when the fence is complete. ``{"found": bool}``
-            - ``settings.set`` {log_level, peers, rails}, each of which may be left out: debug, info, warning,
-              error or critical; by peers' names ``{max_bytes_per_s, least_priority}`` as in `Agent.limit`, or
-              None; by transports whether their rails are on. Where rails cannot be switched, no limit and no
-              level is changed. ``{}``
+            - ``grant.grant`` {region, holder, session, blocks, mode, ttl_s}: `holder` is a name or None. With
+              `session` the holder is that peer; a write lease needs a session.
+              ``{"lease": id, "token": text}``
+            - ``grant.extend`` {lease, ttl_s}: the lease lasts at least `ttl_s` from now. ``{"found": bool}``
+            - ``grant.revoke`` {lease}: by its id; returns when the fence is complete. ``{"found": bool}``
+            - ``settings.set`` {log_level, peers, rails}, all optional. `log_level` is debug, info, warning,
+              error or critical. `peers` maps names to ``{max_bytes_per_s, least_priority}``, as in
+              `Agent.limit`, or None. `rails` maps transports to whether they are on. If rails cannot be
+              switched, no limit and no level is changed. ``{}``
         timeout_s
             How long the answer may take.
 
         Raises
         ------
         CallRefused
-            The agent refused, or failed: nothing was done, unless the words say otherwise.
+            The agent refused or failed; it did nothing, unless the words say otherwise.
         AgentGone
-            It is not attached, or went.
+            The agent is not attached, or went away.
         TimeoutError
-            No answer in time; what was asked may be done yet.
+            No answer in time; the agent may still carry out the call.
         """
         line = self._line(incarnation)
         return await line.call(verb, args, timeout_s)
@@ -157,12 +159,12 @@ class Attachments:
     async def open_transfers(
         self, incarnation: str, most: int = 256, timeout_s: float = 10.0
     ) -> list[Record]:
-        """Returns records of an agent's transfers and expectations that are open: 1024 at most.
+        """Returns records of an agent's open transfers and expectations, at most 1024.
 
         Raises
         ------
         CallRefused, AgentGone, TimeoutError
-            As `call` does.
+            As for `call`.
         """
         line = self._line(incarnation)
         answer = await line.call("show.transfers", {"most": most}, timeout_s)
@@ -185,7 +187,7 @@ class Attachments:
 
 
 def _make_folder(folder: Path, mode: int) -> None:
-    """Makes the runtime folder, or finds it this user's own."""
+    """Makes the runtime folder, or checks that the existing one belongs to this user."""
     with contextlib.suppress(FileExistsError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)

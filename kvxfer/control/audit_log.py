@@ -1,7 +1,7 @@
-"""The audit log: one line of JSON for each change: who, what, when, with which result. Only appended to.
+"""The audit log: one line of JSON for each change: who, what, when, and the result. It is only appended to.
 
-A change is refused beforehand where its line would not find room. A line that cannot be written after all is
-kept in memory and written first when there is room again; until then no change is made.
+If there is no room for a change's line, the change is refused beforehand. If a line still cannot be written,
+it is kept in memory and written first once there is room; until then no change is made.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, Final
 from kvxfer.control.problems import Refusal
 from kvxfer.log import logger
 
-#: A file is set aside when it is as large as that; so many are kept.
+#: Size at which a new file is begun, and how many old files are kept.
 MAX_NBYTES: Final = 16 * 1024 * 1024
 NUM_KEPT: Final = 8
-# Room that is left for lines of changes under way: some thousands.
+# Room for the lines of changes that are in progress: some thousands.
 _LEAST_FREE_NBYTES: Final = 1 << 20
 
 
 class AuditLog:
-    """One file, ``audit.log``, and those that it was set aside as: ``audit.log.1`` is the newest of them."""
+    """The file ``audit.log`` and its older parts; ``audit.log.1`` is the newest of these."""
 
     def __init__(self, path: Path, max_nbytes: int = MAX_NBYTES, kept: int = NUM_KEPT) -> None:
         self._path = path
@@ -57,7 +57,7 @@ class AuditLog:
             ) from None
 
     def append(self, line: dict[str, Any]) -> None:
-        """Writes a line; where that fails it is kept for later."""
+        """Writes a line; if that fails, keeps it for later."""
         self._unwritten += json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:
             self._write()
@@ -68,7 +68,7 @@ class AuditLog:
         while self._unwritten:
             if os.fstat(self._file).st_size >= self._max_nbytes:
                 self._rotate()
-            # O_APPEND; a part of a line that was written is completed by the rest.
+            # The file is open with O_APPEND. If only a part of a line was written, the rest follows here.
             del self._unwritten[: os.write(self._file, self._unwritten)]
 
     def _rotate(self) -> None:

@@ -31,7 +31,7 @@ _HEADERS: Final = {"User-Agent": f"kvxfer/{kvxfer.__version__}"}
 
 
 def _sync(call: Callable[Asked, Call[Answer]]) -> Callable[Concatenate[Client, Asked], Answer]:
-    """Makes a method of a call."""
+    """Makes a method from a call."""
 
     @wraps(call)
     def method(self: Client, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
@@ -43,7 +43,7 @@ def _sync(call: Callable[Asked, Call[Answer]]) -> Callable[Concatenate[Client, A
 def _each(
     call: Callable[Asked, Call[schema.Listed[Item]]],
 ) -> Callable[Concatenate[Client, Asked], Iterator[Item]]:
-    """Makes a method that goes through all pages of a list."""
+    """Makes a method that yields the items of all pages of a list."""
 
     @wraps(call)
     def method(self: Client, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Iterator[Item]:
@@ -61,7 +61,7 @@ def _each(
 def _awaited(
     call: Callable[Asked, Call[Answer]],
 ) -> Callable[Concatenate[AsyncClient, Asked], Awaitable[Answer]]:
-    """Makes a coroutine of a call."""
+    """Makes a coroutine from a call."""
 
     @wraps(call)
     async def method(self: AsyncClient, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
@@ -73,7 +73,7 @@ def _awaited(
 def _async_each(
     call: Callable[Asked, Call[schema.Listed[Item]]],
 ) -> Callable[Concatenate[AsyncClient, Asked], AsyncIterator[Item]]:
-    """Makes an asynchronous iterator through all pages of a list."""
+    """Makes an asynchronous iterator over the items of all pages of a list."""
 
     @wraps(call)
     async def method(self: AsyncClient, /, *args: Asked.args, **kwargs: Asked.kwargs) -> AsyncIterator[Item]:
@@ -90,31 +90,31 @@ def _async_each(
 
 
 class Client:
-    """Asks one daemon, and waits for its answers. May be used by several threads.
+    """Asks one daemon, and waits for its answers. Several threads may use it.
 
-    Each operation of the OpenAPI document is a method of its name; those that are called as their things
-    (`transfers`, `agents`) go through all pages of a list. What may be sent again without harm is, for some
-    seconds (`retry`); POSTs carry idempotency keys.
+    Each operation of the OpenAPI document is a method of the same name. Methods that are named after what
+    they list (`transfers`, `agents`) go through all pages. For some seconds (`retry`) the client repeats a
+    request that failed, if repeating is safe; POSTs carry idempotency keys.
 
     Parameters
     ----------
     daemon
         A URL, or a unix socket's path; None for ``KVXFER_DAEMON_URL``, else this user's own daemon.
     token
-        Over TCP it is needed, or a certificate that stands for one; None takes there what the file holds that
+        Needed over TCP, unless a certificate takes its place. None reads it from the file that
         ``KVXFER_TOKEN_FILE`` names.
     verify
-        Certificates that are trusted: a file's path, or True for the system's.
+        Trusted certificates: a file's path, or True for the system's.
     certificate
-        Of the client, where the daemon wants one: paths of it and its key. None for what
-        ``KVXFER_CERTIFICATE_FILE`` and ``KVXFER_KEY_FILE`` name.
+        The client's certificate, if the daemon wants one: paths of the certificate and its key. None for the
+        files that ``KVXFER_CERTIFICATE_FILE`` and ``KVXFER_KEY_FILE`` name.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: `daemon` is no place, or a file cannot be read, of a token or certificates.
+        ``invalid-argument``: `daemon` is no place, or a token's or certificate's file cannot be read.
     ControlError
-        By all methods: see there.
+        Raised by all methods: see there.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Client:
         verify: str | bool = True,
         certificate: tuple[str, str] | None = None,
     ) -> None:
-        #: Which daemon it asks.
+        #: The daemon that it asks.
         self.place = DaemonPlace.parse(daemon)
         self._retry = retry or Retry()
         tls: Any = _tls(verify, certificate) if self.place.url.startswith("https:") else False
@@ -152,7 +152,7 @@ class Client:
         return f"<Client of {self.place}>"
 
     def close(self) -> None:
-        """Ends its connections. Idempotent."""
+        """Closes its connections. Idempotent."""
         self._http.close()
 
     def call(self, call: Call[Answer]) -> Answer:
@@ -180,26 +180,26 @@ class Client:
     def events(
         self, *, topic: Iterable[str] = (), after: int | None = None, reconnect: bool = True
     ) -> Generator[schema.Event | Missed, None, None]:
-        """Goes through events as they happen, without an end; where the connection breaks it is made anew.
+        """Yields events as they happen, without an end; if the connection breaks, opens another.
 
         Parameters
         ----------
         topic
-            Topics, each with those below it, e.g. ``["transfers"]``; none for all.
+            Topics, each including those below it, e.g. ``["transfers"]``; none for all.
         after
-            Go on behind this index; None: from now on.
+            Continue after this index; None starts now.
         reconnect
-            False: raises where the connection breaks.
+            False: raise if the connection breaks.
 
         Yields
         ------
         Event or Missed
-            `Missed` comes in the place of events that were overwritten before they could be sent.
+            `Missed` takes the place of events that were overwritten before they could be sent.
 
         Raises
         ------
         ControlError
-            The daemon refuses.
+            The daemon refuses the request.
         """
         cursor = EventCursor(tuple(topic), after)
         while True:
@@ -285,7 +285,7 @@ class Client:
 
 
 class AsyncClient:
-    """As `Client`, for one event loop: methods are coroutines, and lists asynchronous iterators."""
+    """Like `Client`, for one event loop: methods are coroutines, and lists are asynchronous iterators."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class AsyncClient:
         verify: str | bool = True,
         certificate: tuple[str, str] | None = None,
     ) -> None:
-        #: Which daemon it asks.
+        #: The daemon that it asks.
         self.place = DaemonPlace.parse(daemon)
         self._retry = retry or Retry()
         tls: Any = _tls(verify, certificate) if self.place.url.startswith("https:") else False
@@ -322,7 +322,7 @@ class AsyncClient:
         return f"<AsyncClient of {self.place}>"
 
     async def aclose(self) -> None:
-        """Ends its connections. Idempotent."""
+        """Closes its connections. Idempotent."""
         await self._http.aclose()
 
     async def call(self, call: Call[Answer]) -> Answer:
@@ -350,7 +350,7 @@ class AsyncClient:
     async def events(
         self, *, topic: Iterable[str] = (), after: int | None = None, reconnect: bool = True
     ) -> AsyncGenerator[schema.Event | Missed, None]:
-        """As `Client.events`."""
+        """Like `Client.events`."""
         cursor = EventCursor(tuple(topic), after)
         while True:
             try:

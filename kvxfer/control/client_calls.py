@@ -1,6 +1,6 @@
-"""Every operation of /v1 as a value: what is sent, and what its answer is. Both clients are made of these.
+"""Every operation of /v1 as a value: its request, and how its answer is read. Both clients use these.
 
-Functions, and the clients' methods, are called as the operations of the OpenAPI document (`operationId`).
+The functions and the clients' methods have the names of the OpenAPI document's operations (`operationId`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 Model = TypeVar("Model", bound=BaseModel)
 
-#: Until an answer begins, beyond what a request says itself that it may take.
+#: How long an answer may take to begin, in addition to the time that the request itself asks for.
 PATIENCE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """One request, and how its answer is read.
+    """One request, and how to read its answer.
 
     Attributes
     ----------
     also
-        Statuses beside those of success that bring an answer.
+        Statuses that bring an answer, besides those of success.
     timeout_s
         How long the answer may take.
     """
@@ -46,7 +46,7 @@ class Call(Generic[Answer]):
     headers: dict[str, str] = field(default_factory=dict)
 
     def at(self, cursor: str) -> Call[Answer]:
-        """Returns the call for the page of a list that a cursor names."""
+        """Returns the call for the page of a list at a cursor."""
         kept = tuple(param for param in self.params if param[0] != "cursor")
         return replace(self, params=(*kept, ("cursor", cursor)))
 
@@ -60,22 +60,22 @@ def healthz() -> Call[schema.Health]:
 
 
 def readyz() -> Call[schema.Readiness]:
-    """Returns whether it takes work, and why not."""
+    """Returns whether it takes work, and if not, why."""
     return replace(_get("/readyz", schema.Readiness), also=frozenset({503}))
 
 
 def get_node() -> Call[schema.Node]:
-    """Returns which daemon this is."""
+    """Returns the daemon that answers."""
     return _get("/v1/node", schema.Node)
 
 
 def get_topology() -> Call[schema.Topology]:
-    """Returns the machine, its agents, and who is connected to whom over which rails."""
+    """Returns the machine, its agents, and their sessions with their rails."""
     return _get("/v1/topology", schema.Topology)
 
 
 def get_doctor(require: Iterable[str] = ()) -> Call[schema.Doctor]:
-    """Returns what ``kvxfer doctor`` finds where the daemon runs; kept for ten seconds."""
+    """Returns the findings of ``kvxfer doctor`` on the daemon's host; kept for ten seconds."""
     return _get("/v1/doctor", schema.Doctor, require=",".join(require))
 
 
@@ -85,12 +85,12 @@ def get_metrics() -> Call[str]:
 
 
 def get_settings() -> Call[schema.Settings]:
-    """Returns what can be changed while the daemon runs."""
+    """Returns the settings that can change while the daemon runs."""
     return _get("/v1/settings", schema.Settings)
 
 
 def change_settings(asked: schema.SettingsChange) -> Call[schema.Settings]:
-    """Changes what is named, and nothing else; returns all of them."""
+    """Changes the settings that are named, and no others; returns all settings."""
     return _send("PATCH", "/v1/settings", schema.Settings, asked)
 
 
@@ -100,12 +100,12 @@ def get_drain() -> Call[schema.Drain]:
 
 
 def begin_drain(deadline_s: float = 300.0) -> Call[schema.Drain]:
-    """Refuses new work from now on; what runs goes on, for `deadline_s` at most."""
+    """Refuses new work from now on; running work goes on, for at most `deadline_s`."""
     return _send("PUT", "/v1/drain", schema.Drain, schema.DrainRequest(deadline_s=float(deadline_s)))
 
 
 def end_drain() -> Call[schema.Drain]:
-    """Takes a drain back."""
+    """Ends a drain."""
     return _send("DELETE", "/v1/drain", schema.Drain)
 
 
@@ -113,7 +113,7 @@ def end_drain() -> Call[schema.Drain]:
 
 
 def list_agents(*, cursor: str = "", limit: int = 100) -> Call[schema.Listed[schema.Agent]]:
-    """Returns agents that are attached, and the daemon's own."""
+    """Returns attached agents, including the daemon's own."""
     return _get("/v1/agents", schema.Listed[schema.Agent], cursor=cursor, limit=limit)
 
 
@@ -137,7 +137,7 @@ def list_agent_peers(agent: str, *, cursor: str = "", limit: int = 100) -> Call[
 
 
 def connect_agent(agent: str, asked: schema.ConnectRequest) -> Call[schema.Peer]:
-    """Has an agent connect to another; returns the session, or the one that is open already."""
+    """Has an agent connect to another; returns the new session, or the one that is open already."""
     return _send("POST", _path("/v1/agents/{}/peers", agent), schema.Peer, asked)
 
 
@@ -145,22 +145,22 @@ def connect_agent(agent: str, asked: schema.ConnectRequest) -> Call[schema.Peer]
 
 
 def list_entries(prefix: str = "", *, cursor: str = "", limit: int = 100) -> Call[schema.DirectoryEntries]:
-    """Returns entries of the directory that the daemon keeps, whose names begin with `prefix`."""
+    """Returns entries of the daemon's directory whose names begin with `prefix`."""
     return _get("/v1/directory", schema.DirectoryEntries, prefix=prefix, cursor=cursor, limit=limit)
 
 
 def publish_entry(asked: schema.EntryPublication) -> Call[schema.EntryPublished]:
-    """Makes it the entry of its name."""
+    """Publishes an entry under its name."""
     return _send("PUT", "/v1/directory", schema.EntryPublished, asked)
 
 
 def keep_entries(asked: schema.EntriesKept) -> Call[schema.EntriesLost]:
-    """Begins the time of entries anew."""
+    """Starts the time of entries anew."""
     return _send("PUT", "/v1/directory/keep", schema.EntriesLost, asked)
 
 
 def withdraw_entry(name: str, incarnation: str | None = None) -> Call[schema.EntryPublished]:
-    """Forgets the entry of a name if it is this incarnation's; None for whichever has it."""
+    """Removes the entry of a name, if it belongs to this incarnation; None for any incarnation."""
     made = _send("DELETE", _path("/v1/directory/entries/{}", name), schema.EntryPublished)
     return made if incarnation is None else replace(made, params=(("incarnation", incarnation),))
 
@@ -182,7 +182,7 @@ def list_peers(
 def list_rails(
     agent: str | None = None, *, cursor: str = "", limit: int = 100
 ) -> Call[schema.Listed[schema.Rail]]:
-    """Returns rails that are alive, one for each session and transport."""
+    """Returns rails that are up, one for each session and transport."""
     return _get("/v1/rails", schema.Listed[schema.Rail], agent=agent, cursor=cursor, limit=limit)
 
 
@@ -190,7 +190,7 @@ def list_rails(
 
 
 def create_transfer(asked: schema.TransferRequest) -> Call[schema.Transfer]:
-    """Has an agent copy blocks; returns when it is posted."""
+    """Has an agent copy blocks; returns when the transfer is posted."""
     made = _send("POST", "/v1/transfers", schema.Transfer, asked)
     return replace(made, timeout_s=asked.timeout_s + PATIENCE_S)
 
@@ -205,14 +205,14 @@ def list_transfers(
     cursor: str = "",
     limit: int = 100,
 ) -> Call[schema.Listed[schema.Transfer]]:
-    """Returns transfers of which an end has ended, or which were made there, the newest first.
+    """Returns transfers that were made there, or have an end that has ended; the newest first.
 
     Parameters
     ----------
     context
-        Whose request they are for, whole, or the trace id in it.
+        The context of their request: the whole context, or the trace id in it.
     since_s
-        Changed at or after it, in seconds since 1970.
+        Transfers that changed at this time or later, in seconds since 1970.
     """
     return _get(
         "/v1/transfers",
@@ -230,12 +230,12 @@ def list_transfers(
 def list_open_transfers(
     agent: str | None = None, *, limit: int = 100
 ) -> Call[schema.Listed[schema.Transfer]]:
-    """Returns transfers that are open now, as their agents answer; an agent that is slow is left out."""
+    """Returns transfers that are open now, as their agents answer; leaves out agents that are slow."""
     return _get("/v1/open-transfers", schema.Listed[schema.Transfer], agent=agent, limit=limit)
 
 
 def get_transfer(transfer: str, *, wait_s: float = 0.0) -> Call[schema.Transfer]:
-    """Returns one transfer with both ends' stages; up to `wait_s` (at most 60) later, when it has ended."""
+    """Returns a transfer with both ends' stages; waits up to `wait_s` (at most 60) for its end."""
     found = _get(_path("/v1/transfers/{}", transfer), schema.Transfer, wait_s=float(wait_s))
     return replace(found, timeout_s=wait_s + PATIENCE_S)
 
@@ -261,12 +261,12 @@ def list_leases(
 
 
 def grant_lease(asked: schema.LeaseRequest) -> Call[schema.LeaseGranted]:
-    """Has an agent grant a lease, where its owner lets the daemon."""
+    """Has an agent grant a lease, if its owner permits that."""
     return _send("POST", "/v1/leases", schema.LeaseGranted, asked)
 
 
 def extend_lease(lease: str, ttl_s: float) -> Call[schema.LeaseEnded]:
-    """Has a lease last `ttl_s` from now."""
+    """Makes a lease last `ttl_s` from now."""
     asked = schema.LeaseExtension(ttl_s=float(ttl_s))
     return _send("POST", _path("/v1/leases/{}/extend", lease), schema.LeaseEnded, asked)
 
@@ -287,18 +287,18 @@ def list_pages(
 
 
 def list_pools() -> Call[schema.Listed[schema.Pool]]:
-    """Returns the host pool, where there is one."""
+    """Returns the host pool, if there is one."""
     return _get("/v1/pools", schema.Listed[schema.Pool])
 
 
 def park_pages(asked: schema.ParkRequest) -> Call[schema.PagesDone]:
-    """Copies blocks of an agent's region into the pool; what is answered is there to be fetched."""
+    """Copies blocks of an agent's region into the pool; when this returns, the pages can be fetched."""
     done = _send("POST", "/v1/pages/park", schema.PagesDone, asked)
     return replace(done, timeout_s=asked.timeout_s + PATIENCE_S)
 
 
 def fetch_pages(asked: schema.FetchRequest) -> Call[schema.PagesDone]:
-    """Copies pages into blocks of an agent's region: all of them, or none where one is missing."""
+    """Copies pages into blocks of an agent's region: all of them, or none if one is missing."""
     done = _send("POST", "/v1/pages/fetch", schema.PagesDone, asked)
     return replace(done, timeout_s=asked.timeout_s + PATIENCE_S)
 
@@ -309,13 +309,13 @@ def lease_pages(asked: schema.PageLeaseRequest) -> Call[schema.PageLease]:
 
 
 def extend_page_lease(lease: str, ttl_s: float) -> Call[schema.LeaseEnded]:
-    """Has such a right last `ttl_s` from now."""
+    """Makes such a lease last `ttl_s` from now."""
     asked = schema.LeaseExtension(ttl_s=float(ttl_s))
     return _send("POST", _path("/v1/pages/lease/{}/extend", lease), schema.LeaseEnded, asked)
 
 
 def revoke_page_lease(lease: str) -> Call[schema.LeaseEnded]:
-    """Ends such a right; when this returns nobody reads under it."""
+    """Ends such a lease; when this returns, no agent reads pages under it."""
     return _send("DELETE", _path("/v1/pages/lease/{}", lease), schema.LeaseEnded)
 
 
@@ -325,12 +325,12 @@ def pin_pages(asked: schema.PagesRequest) -> Call[schema.PagesDone]:
 
 
 def unpin_pages(asked: schema.PagesRequest) -> Call[schema.PagesDone]:
-    """Lets pages be evicted."""
+    """Permits pages to be evicted again."""
     return _send("POST", "/v1/pages/unpin", schema.PagesDone, asked)
 
 
 def drop_pages(asked: schema.PagesRequest) -> Call[schema.PagesDone]:
-    """Takes pages away; leases on them end, and when this returns nobody reads them."""
+    """Removes pages and ends leases on them; when this returns, no agent reads them."""
     return _send("POST", "/v1/pages/drop", schema.PagesDone, asked)
 
 
@@ -338,7 +338,7 @@ def drop_pages(asked: schema.PagesRequest) -> Call[schema.PagesDone]:
 
 
 def get_request_trace(request: str) -> Call[schema.RequestTrace]:
-    """Returns what is known of one request: by its id, its trace's id, or a part of its id."""
+    """Returns what is known of one request, found by its id, a part of its id, or its trace's id."""
     return _get("/v1/request-trace", schema.RequestTrace, request=request)
 
 
@@ -357,7 +357,7 @@ def add_spans(body: bytes) -> Call[bytes]:
 
 
 def whoami() -> Call[schema.WhoAmI]:
-    """Returns whom the daemon takes the caller for."""
+    """Returns the caller, as the daemon has identified it."""
     return _get("/v1/whoami", schema.WhoAmI)
 
 
@@ -367,7 +367,7 @@ def list_tokens(*, cursor: str = "", limit: int = 100) -> Call[schema.Listed[sch
 
 
 def create_token(asked: schema.TokenRequest) -> Call[schema.TokenMade]:
-    """Makes a token; its secret is in this answer alone."""
+    """Makes a token; only this answer has its secret."""
     return _send("POST", "/v1/tokens", schema.TokenMade, asked)
 
 
@@ -379,7 +379,7 @@ def revoke_token(token: str) -> Call[schema.Token]:
 def list_events(
     after: int = 0, *, topic: Iterable[str] = (), limit: int = 100
 ) -> Call[schema.Listed[schema.Event]]:
-    """Returns events that are still there, oldest first; `next` is the index to go on behind."""
+    """Returns events that are still kept, oldest first; `next` is the index to continue after."""
     found = _get("/v1/events/recent", schema.Listed[schema.Event], after=after, limit=limit)
     return replace(found, params=(*found.params, *(("topic", name) for name in topic)))
 
@@ -397,7 +397,7 @@ def _get(path: str, answer: type[Model], **params: str | float | None) -> Call[M
 
 
 def _send(method: str, path: str, answer: type[Model], asked: BaseModel | None = None) -> Call[Model]:
-    # What was left out is left out: the daemon's defaults are the ones that hold.
+    # Fields that the caller left out are not sent, so that the daemon's defaults apply.
     body = None if asked is None else asked.model_dump_json(exclude_unset=True).encode()
     return Call(method, path, _reader(answer), body=body)
 

@@ -1,4 +1,4 @@
-"""What a client raises: an answer of the daemon's that is a problem, or that there was none."""
+"""The error of a client: the daemon answered with a problem, or did not answer."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import json
 
 from kvxfer.errors import KvxferError
 
-#: No answer came: nothing listens there, or the connection ended.
+#: No answer: nothing listens at that place, or the connection ended.
 UNREACHABLE = "unreachable"
 
 
 class ControlError(KvxferError):
-    """The daemon refused or failed, or could not be asked.
+    """The daemon refused or failed a call, or could not be reached.
 
     Attributes
     ----------
     code
-        One word for programs: of docs/errors.md, or of the daemon's own (docs/daemon.md). ``unreachable``:
-        it did not answer; ``deadline``: not in time.
+        One word for programs: of docs/errors.md, or one of the daemon's own (docs/daemon.md).
+        ``unreachable``: the daemon did not answer. ``deadline``: it did not answer in time.
     title
-        Its kind in words.
+        The kind of error, in words.
     detail
         What happened, for people.
     status
-        Of HTTP; 0 where no answer came.
+        The HTTP status; 0 if there was no answer.
     """
 
     def __init__(self, code: str, title: str, detail: str, status: int) -> None:
@@ -37,7 +37,7 @@ class ControlError(KvxferError):
 
     @classmethod
     def of_answer(cls, status: int, body: bytes) -> ControlError:
-        """Returns the error that an answer stands for; also of one that a proxy gave."""
+        """Returns the error for an answer, which may also come from a proxy."""
         try:
             told = json.loads(body)
             return cls(str(told["code"]), str(told["title"]), str(told["detail"]), status)

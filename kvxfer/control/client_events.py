@@ -1,4 +1,4 @@
-"""Where a watcher of events is: what it got, where it goes on, and when it asks again. Without I/O."""
+"""The state of a watcher of events: what it received, where to continue, and when to retry. No I/O."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, Final, NamedTuple
 from kvxfer.control import schema
 from kvxfer.control.client_error import ControlError
 
-#: The daemon says something every 15 s; what is silent for so long is gone.
+#: The daemon sends something every 15 s, so a connection that is silent for this long is dead.
 SILENT_S: Final = 40.0
 _FIRST_WAIT_S: Final = 0.2
 _LONGEST_WAIT_S: Final = 5.0
-# Longer lines are no daemon's.
+# No daemon sends a longer line.
 _MOST_NBYTES: Final = 1 << 22
-# Asking again does not help.
+# Retrying does not help after these statuses.
 _FINAL: Final = frozenset({400, 401, 403, 404, 422})
 
 
 class Missed(NamedTuple):
-    """Events that a watcher lost: it was slow, or away, or they were of a daemon's before this one.
+    """Events that a watcher lost: it was too slow or away, or they belong to an earlier run of the daemon.
 
     Attributes
     ----------
     num_indexes
-        How many indexes were passed over, of all topics; a daemon that was killed leaves many out.
+        How many indexes were skipped, of all topics; a daemon that was killed leaves many out.
     oldest
-        The index of the oldest event that the daemon has.
+        The index of the oldest event that the daemon still has.
     """
 
     num_indexes: int
@@ -37,7 +37,7 @@ class Missed(NamedTuple):
 
 @dataclass
 class EventCursor:
-    """One watcher's place. A driver opens the stream with `params`, feeds it, and says how it ended."""
+    """One watcher's position. The driver opens a stream with `params`, feeds it, and reports failures."""
 
     topics: tuple[str, ...]
     after: int | None
@@ -47,16 +47,16 @@ class EventCursor:
 
     @property
     def params(self) -> list[tuple[str, str]]:
-        """What the next request asks for."""
+        """Parameters of the next request."""
         asked = [("topic", topic) for topic in self.topics]
         return asked if self.after is None else [*asked, ("after", str(self.after))]
 
     def begin(self) -> None:
-        """A stream was opened: nothing of the one before is left."""
+        """Starts a new stream: drops the unfinished event of the last one."""
         self._buffer = b""
 
     def feed(self, chunk: bytes) -> Iterator[schema.Event | Missed]:
-        """Takes what came, and returns what is whole of it."""
+        """Adds received bytes, and yields the events that are complete."""
         *blocks, self._buffer = (self._buffer + chunk).split(b"\n\n")
         if len(self._buffer) > _MOST_NBYTES:
             raise ControlError("protocol", "This is no daemon's answer", "an event does not end", 200)
@@ -66,7 +66,7 @@ class EventCursor:
                 yield found
 
     def failed(self, status: int) -> float:
-        """Returns after how many seconds to open the stream again; negative: never."""
+        """Returns the seconds to wait before opening the stream again; negative means never."""
         if status in _FINAL:
             return -1.0
         wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * (1 << min(self._failures, 10)))
@@ -90,7 +90,7 @@ class EventCursor:
             raise ControlError("protocol", "This is no daemon's answer", str(error), 200) from None
 
     def _opened(self, words: list[str]) -> None:
-        """Takes ``events from INDEX of INCARNATION``: where to go on if it breaks before the first event."""
+        """Reads ``events from INDEX of INCARNATION``: where to continue if it breaks before any event."""
         if len(words) == 5 and words[2].isdigit():
             self.incarnation = words[4]
             if self.after is None:
@@ -98,7 +98,7 @@ class EventCursor:
 
 
 def _fields(lines: Iterable[str]) -> dict[str, str]:
-    """Returns the fields of one event; a comment's under its own name."""
+    """Returns the fields of one event; a comment is in the field ``comment``."""
     found = {"id": "", "event": "", "data": "", "comment": ""}
     for line in lines:
         name, _, value = line.partition(":")

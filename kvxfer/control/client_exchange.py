@@ -1,4 +1,4 @@
-"""How a call becomes an answer: when it is sent again, and what its end is. Without I/O, for both clients."""
+"""The course of one call: when it is sent again, and its result. Without I/O, for both clients."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from kvxfer.control.client_calls import Call
 from kvxfer.control.client_error import UNREACHABLE, ControlError
 
 Answer = TypeVar("Answer")
-#: What a driver does next: sends the call with these headers, or waits so many seconds.
+#: The driver's next step: send the call with these headers, or wait this many seconds.
 Step = dict[str, str] | float
-#: What a driver gives back: what came of sending, or None of waiting.
+#: The driver's reply: the outcome of sending, or None after waiting.
 Outcome = httpx.Response | httpx.TransportError | None
 
 _FIRST_WAIT_S: Final = 0.1
 _LONGEST_WAIT_S: Final = 2.0
-# A second one may find the first one done, and then says "not found".
+# If the first one succeeded and its answer was lost, a second one is answered with "not found".
 _ONCE: Final = "DELETE"
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a call is sent.
+    """How often and for how long a call is repeated.
 
     Attributes
     ----------
     attempts
-        At most; 1 for never again.
+        How often it is sent, at most; 1 means that it is never repeated.
     most_s
-        For how long all waits together may last.
+        The longest that all waits together may take.
     """
 
     attempts: int = 4
@@ -41,15 +41,16 @@ class Retry:
 
 
 def exchange(call: Call[Answer], retry: Retry, where: str) -> Generator[Step, Outcome, Answer]:
-    """Has a call sent, again where that is safe and may help, and returns its answer.
+    """Sends a call through the driver, repeats it where that is safe and useful, and returns its answer.
 
-    A POST carries an idempotency key, the same each time. Sent again is what did not reach the daemon, whose
-    answer was lost (not of a DELETE), or what the daemon says to ask again later (``Retry-After``).
+    A POST carries the same idempotency key each time. A call is repeated if it did not reach the daemon; if
+    its answer was lost, unless it is a DELETE; or if the daemon asks for a later repetition
+    (``Retry-After``).
 
     Raises
     ------
     ControlError
-        What the last answer said, or that there was none.
+        The error in the last answer, or the lack of an answer.
     """
     headers = {"Idempotency-Key": secrets.token_hex(16)} if call.method == "POST" else {}
     waited_s = 0.0
@@ -78,7 +79,7 @@ def exchange(call: Call[Answer], retry: Retry, where: str) -> Generator[Step, Ou
 
 
 def unanswered(error: httpx.TransportError, where: str) -> ControlError:
-    """Returns what is said where no answer came."""
+    """Returns the error for a call without an answer."""
     title = "The daemon did not answer"
     words = str(error) or type(error).__name__
     if isinstance(error, httpx.ReadTimeout):

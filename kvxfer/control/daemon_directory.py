@@ -20,23 +20,23 @@ from kvxfer.directory.mirrored import KEEP_EVERY_S, MirroredDirectory
 from kvxfer.errors import PeerError
 
 _TOPIC: Final = "directory"
-# Two calls of `keep` may fail, and the third comes in time.
+# Two calls of `keep` may fail, and the third still comes in time.
 _OWN_TTL_S: Final = 3 * KEEP_EVERY_S + 1.0
 _MOST_AT_ONCE: Final = 250
-# A daemon that is stopped or cut off is given up after so long.
+# A daemon that does not answer for this long counts as stopped or cut off.
 _ANSWER_S: Final = 3.0
 _Answer = TypeVar("_Answer")
 
 
 class DaemonDirectory(MirroredDirectory):
-    """A `kvxfer.directory.Directory` at one daemon, with a copy here: `MirroredDirectory` says the rest.
+    """A `kvxfer.directory.Directory` at one daemon, with a local copy: see `MirroredDirectory`.
 
     The daemon keeps entries over its restarts. The token needs the role ``transfer``.
 
     Parameters
     ----------
     daemon, token, verify, certificate
-        As of `kvxfer.control.Client`.
+        As for `kvxfer.control.Client`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DaemonEntries:
         self._access = access
         self._client = self._connected()
         self.where = str(self._client.place)
-        # What was published without a time, which this object gives one and keeps.
+        # Entries that were published without a time; this object gives them one and renews it.
         self._kept: dict[str, bytes] = {}
 
     def _connected(self) -> AsyncClient:
@@ -76,7 +76,7 @@ class DaemonEntries:
             page = await self._asked(calls.list_entries(cursor=page.next, limit=_MOST_AT_ONCE))
 
     async def updates(self, after: int) -> AsyncIterator[Sequence[Update]]:
-        """Yields what changes behind an index."""
+        """Yields changes after an index."""
         try:
             async for event in self._client.events(topic=[_TOPIC], after=after, reconnect=False):
                 if isinstance(event, Missed):
@@ -88,7 +88,7 @@ class DaemonEntries:
             raise _unreachable(error) from error
 
     async def publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> int | None:
-        """Has `entry` there, unless another incarnation's may not be replaced."""
+        """Publishes `entry`, unless it may not replace another incarnation's entry."""
         asked = schema.EntryPublication(
             name=entry.name,
             address=entry.address,
@@ -105,14 +105,14 @@ class DaemonEntries:
         return answer.index if answer.published else None
 
     async def withdraw(self, name: str, incarnation: bytes) -> int:
-        """Forgets the entry if it is this incarnation's."""
+        """Removes the entry if it belongs to this incarnation."""
         if self._kept.get(name) == incarnation:
             del self._kept[name]
         answer = await self._asked(calls.withdraw_entry(name, incarnation.hex()))
         return answer.index
 
     async def keep(self) -> bool:
-        """Keeps what was published without a time; without any, asks whether the daemon answers."""
+        """Renews entries that were published without a time; without any, checks that the daemon answers."""
         if not self._kept:
             await self._asked(calls.list_entries(limit=1))
             return True
@@ -131,7 +131,7 @@ class DaemonEntries:
         await before.aclose()
 
     async def close(self) -> None:
-        """Withdraws what was published without a time."""
+        """Withdraws entries that were published without a time."""
         try:
             for name, incarnation in tuple(self._kept.items()):
                 await self.withdraw(name, incarnation)

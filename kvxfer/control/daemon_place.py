@@ -1,4 +1,4 @@
-"""Where a daemon is asked, and with which token or certificate."""
+"""The address of a daemon, and the token or certificate for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEY_FILE: Final = "KVXFER_KEY_FILE"
 
 @dataclass(frozen=True, slots=True)
 class DaemonPlace:
-    """A daemon's REST.
+    """The address of a daemon's REST API.
 
     Attributes
     ----------
@@ -42,8 +42,8 @@ class DaemonPlace:
         Parameters
         ----------
         text
-            None or ``""``: ``KVXFER_DAEMON_URL``, else the socket of this user's daemon. A path of a folder
-            stands for the socket in it.
+            None or ``""``: ``KVXFER_DAEMON_URL``, else the socket of this user's daemon. A folder's path
+            stands for the socket in that folder.
 
         Raises
         ------
@@ -65,12 +65,12 @@ class DaemonPlace:
 
 
 def token_of(file: str | os.PathLike[str] | None = None) -> str | None:
-    """Returns the token in a file, or in the one that ``KVXFER_TOKEN_FILE`` names; None where none is named.
+    """Returns the token in a file, by default the one that ``KVXFER_TOKEN_FILE`` names; None without a file.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: it cannot be read, or is empty.
+        ``invalid-argument``: the file cannot be read, or is empty.
     """
     path = os.fspath(file) if file else os.environ.get(_TOKEN_FILE, "")
     if not path:
@@ -85,9 +85,9 @@ def token_of(file: str | os.PathLike[str] | None = None) -> str | None:
 
 
 def certificate_of() -> tuple[str, str] | None:
-    """Returns the files of a certificate and its key that the environment names; None where it names none.
+    """Returns the files of a certificate and its key that the environment names; None if it names none.
 
-    ``KVXFER_CERTIFICATE_FILE`` alone holds both.
+    ``KVXFER_CERTIFICATE_FILE`` alone is enough if it holds both.
     """
     certificate = os.environ.get(_CERTIFICATE_FILE, "")
     return (certificate, os.environ.get(_KEY_FILE) or certificate) if certificate else None

@@ -1,4 +1,4 @@
-"""Whether an agent that a request names may be dialled."""
+"""Whether the daemon may have an agent dial the address that a request names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kvxfer.errors import UsageError
 
 
 def require_allowed(allowed: AllowedHosts, agent: str) -> None:
-    """Refuses an address that is not allowed; a name or an id, which is dialled by nobody here, passes.
+    """Refuses an address that is not permitted; accepts a name or an id, because it is not dialled here.
 
     Raises
     ------
     Refusal
-        ``forbidden``, also for what looks like an address and is none of an agent's.
+        ``forbidden``; also for an address that is not of an agent.
     """
     if "://" not in agent:
         return

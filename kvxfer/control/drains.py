@@ -1,4 +1,4 @@
-"""Draining the node: new work is refused, what runs goes on, and then it is ready to stop."""
+"""Draining the node: new work is refused, running work goes on, and then the node is ready to stop."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kvxfer.control.state.store import Store
 
 _KIND: Final = "node"
 _ID: Final = "drain"
-# Of telling one agent; all are told at the same time.
+# For telling one agent; all agents are told at the same time.
 _TELL_TIMEOUT_S: Final = 5.0
 
 
 class Drains:
-    """Whether the node drains. Kept over restarts: a drained node that is started again drains still.
+    """Whether the node drains. Kept over restarts: a node that was draining drains again after a restart.
 
     Attributes
     ----------
     count_running
-        How many transfers of the daemon's own are under way; set by who knows.
+        Returns how many of the daemon's own transfers are running; `Moves` sets it.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Drains:
 
     @property
     def ends(self) -> bool:
-        """Whether the daemon ends: new work is refused then as well."""
+        """Whether the daemon is stopping, which also makes it refuse new work."""
         return self._ends
 
     def require_open(self) -> None:
-        """Refuses new work while the node drains, or the daemon ends."""
+        """Refuses new work while the node drains, or the daemon is stopping."""
         if self._ends:
             raise Refusal("draining", "this daemon ends: no new work is taken")
         if self.draining:
@@ -65,7 +65,7 @@ class Drains:
             )
 
     def shown(self) -> schema.Drain:
-        """Returns how far it is."""
+        """Returns the state of the drain."""
         running = self.count_running()
         agents = []
         for agent in self._agents.all():
@@ -101,7 +101,7 @@ class Drains:
         return self.shown()
 
     async def end(self) -> schema.Drain:
-        """Takes it back."""
+        """Ends the drain."""
         await self._store.remove(_KIND, _ID)
         was = self.draining
         self._deadline_at_s = None
@@ -111,20 +111,20 @@ class Drains:
         return self.shown()
 
     async def stop_taking(self, timeout_s: float) -> None:
-        """Refuses new work since the daemon ends, and waits for what it began; kept over no restart."""
+        """Refuses new work until the daemon has stopped, and waits for the transfers that it began."""
         self._ends = True
         until_s = self._clock() + timeout_s
         while self.count_running() and self._clock() < until_s:  # noqa: ASYNC110  # records may be lost
             await asyncio.sleep(0.05)
 
     async def tell_new(self, agent: Attached) -> None:
-        """Tells an agent that attached what it missed: that the node drains, or does no longer."""
+        """Tells an agent that attached late whether the node drains, if the agent's own state differs."""
         if agent.draining != self.draining:
             at_s = self._deadline_at_s
             await self._tell(agent, None if at_s is None else max(0.0, at_s - self._clock()))
 
     def look(self) -> None:
-        """Says by an event when it is ready, once."""
+        """Adds an event when the node becomes ready, once."""
         if self.draining and not self._was_ready and self.shown().ready:
             self._was_ready = True
             self._note("drain.ready", {})

@@ -1,4 +1,4 @@
-"""What an agent calls the regions and peers that its records number, also when they have gone since."""
+"""The names of the regions and peers that an agent's records give by number, even after these are gone."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from kvxfer.control.attached import Attached
 from kvxfer.control.state.transfer_table import NO_NAMES, Names
 from kvxfer.session.records import Record
 
-# Of what is gone: records of its last transfers may follow.
+# Names of regions and peers that are gone: the records of their last transfers may still arrive.
 _MOST_GONE: Final = 4096
-# Of one peer that registers regions without end.
+# Of one peer, which may register regions without end.
 _MOST_REGIONS: Final = 256
 _MOST_NAMES: Final = 4096
 
 
 class EndNames:
-    """Of one agent, as it told last."""
+    """The names in one agent's last reports."""
 
     def __init__(self) -> None:
         self._regions: dict[int, str] = {}
@@ -26,7 +26,7 @@ class EndNames:
         self._names: dict[tuple[int, int, int], Names] = {}
 
     def learn(self, agent: Attached) -> None:
-        """Takes what the agent tells of regions and peers; what has gone is remembered for a while."""
+        """Reads the agent's current regions and peers; remembers those that are gone for a while."""
         self._names.clear()
         for region in agent.regions:
             self._regions[region["id"]] = region["name"]
@@ -39,11 +39,11 @@ class EndNames:
             _let_go_oldest(kept, _MOST_GONE + count)
 
     def peer(self, session: int) -> str:
-        """Returns the incarnation of a session's peer; ``""`` where it was not told yet."""
+        """Returns the incarnation of a session's peer; ``""`` if it was not reported yet."""
         return self._peers[session][0] if session in self._peers else ""
 
     def of(self, record: Record) -> Names:
-        """Returns what a record's end is called."""
+        """Returns the names for the end that a record describes."""
         key = (record.session, record.region, record.remote_region)
         if (found := self._names.get(key)) is None:
             incarnation, name, regions = self._peers.get(record.session, ("", "", {}))

@@ -1,4 +1,4 @@
-"""Lines of the daemon's log about transfers that fail: one for a lost peer, and not one for each transfer."""
+"""Lines of the daemon's log about failed transfers: one line for a lost peer, not one for each transfer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 from kvxfer.control.state.transfer_table import End
 from kvxfer.log import logger
 
-# What fails for one reason is told of within half a second by agents.
+# Agents report failures with a common cause within half a second.
 _GATHER_S: Final = 1.0
 #: Until the next line about the same two agents and the same code.
 QUIET_S: Final = 60.0
-# Two agents and a code each; what comes beyond them is told of as one.
+# Pairs of agents with a code; further ones share one line.
 _MOST_KEPT: Final = 1024
-# Transfers whose other end may be told of in the same second.
+# Transfers whose other end may be reported in the same second.
 _MOST_SEEN: Final = 8192
 
 _Key = tuple[str, str, str]
@@ -32,10 +32,10 @@ class _Kept:
 
 
 class FailureLog:
-    """Gathers failed ends for a second, then writes a line for each pair of agents and code.
+    """Gathers failed ends for a second, then writes one line for each pair of agents and code.
 
-    A transfer counts once, by the end that is told of first. The same pair and code are told of again after a
-    minute at the earliest, with the count of all that failed meanwhile. Runs on the event loop.
+    A transfer counts once, with the end that is reported first. The next line about the same pair and code
+    comes after a minute at the earliest, with the count of all failures meanwhile. Runs on the event loop.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class FailureLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, transfer: str, end: End) -> None:
-        """Takes an end that has ended; what did not fail is passed over."""
+        """Adds an end that has ended; ignores ends that did not fail."""
         record = end.record
         if record.outcome != "failed" or transfer in self._seen:
             return
@@ -60,7 +60,7 @@ class FailureLog:
         self._tell_later(max(_GATHER_S, kept.quiet_until_s - time.monotonic()))
 
     def close(self) -> None:
-        """Writes what is gathered."""
+        """Writes all gathered lines."""
         if self._timer is not None:
             self._timer.cancel()
         for key, kept in self._kept.items():
@@ -68,7 +68,7 @@ class FailureLog:
         self._kept.clear()
 
     def tell(self) -> None:
-        """Writes what is due; the timer calls it."""
+        """Writes the lines that are due; the timer calls it."""
         self._timer = None
         self._seen.clear()
         now_s = time.monotonic()
@@ -81,7 +81,7 @@ class FailureLog:
             _tell(key, kept)
             kept.count, kept.quiet_until_s = 0, now_s + QUIET_S
         if self._kept:
-            # Also to forget those of which nothing more is heard.
+            # Also so that pairs without further failures are forgotten.
             self._tell_later(max(_GATHER_S, min(kept.quiet_until_s for kept in self._kept.values()) - now_s))
 
     def _tell_later(self, after_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Leases of agents' regions, granted and ended for REST."""
+"""Leases of agents' regions that REST grants and ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvxfer.control.attached import Attached
 from kvxfer.control.drains import Drains
 from kvxfer.control.problems import Refusal
 
-# A device that copies is waited for by an agent that revokes.
+# An agent that revokes may have to wait for a device that is still copying.
 _REVOKE_TIMEOUT_S: Final = 30.0
-# Of an agent's id.
+# Digits of an agent's id at the start of a lease's id.
 _DIGITS: Final = 32
 
 
@@ -33,7 +33,7 @@ class Grants:
         return [lease for each in self._agents.some(agent) for lease in self._agents.leases(each)]
 
     async def grant(self, asked: schema.LeaseRequest) -> schema.LeaseGranted:
-        """Has an agent grant one."""
+        """Has an agent grant a lease."""
         self._drains.require_open()
         agent = self._agents.find(asked.agent)
         args = asked.model_dump(exclude={"agent"})
@@ -42,7 +42,7 @@ class Grants:
         try:
             told = await self._agents.call(agent, "grant.grant", args)
         except CallRefused as refused:
-            if refused.code == "peer-lost":  # the holder that was named, of whom nothing was asked
+            if refused.code == "peer-lost":  # the named holder is gone; it was not asked for anything
                 raise Refusal("conflict", refused.words) from None
             raise
         id_ = lease_id(agent.incarnation, str(told["lease"]))
@@ -50,7 +50,7 @@ class Grants:
         return schema.LeaseGranted(id=id_, token=told["token"])
 
     async def extend(self, id_: str, ttl_s: float) -> schema.LeaseEnded:
-        """Has it last longer."""
+        """Makes a lease last longer."""
         agent, lease = self._find(id_)
         told = await self._agents.call(agent, "grant.extend", {"lease": lease, "ttl_s": ttl_s})
         if not told.get("found"):
@@ -58,7 +58,7 @@ class Grants:
         return schema.LeaseEnded(id=id_, state="active")
 
     async def revoke(self, id_: str) -> schema.LeaseEnded:
-        """Ends it; returns when its fence is complete."""
+        """Ends a lease; returns when its fence is complete."""
         agent, lease = self._find(id_)
         told = await self._agents.call(agent, "grant.revoke", {"lease": lease}, _REVOKE_TIMEOUT_S)
         if not told.get("found"):

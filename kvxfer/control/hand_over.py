@@ -1,6 +1,6 @@
 """Hands memory of this process to the node's daemon, in one call: for programs that have no agent.
 
-Needs neither a web framework nor an agent: a socket, a memfd and a layout.
+It needs neither a web framework nor an agent, only a socket, a memfd and a layout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvxfer.layout.kv_layout import KVLayout
 
 
 class _SharedMap(mmap.mmap):
-    """A mapping that knows what it maps."""
+    """A mapping that keeps the file descriptor of its memory."""
 
     fd: int
 
@@ -37,19 +37,19 @@ class _SharedMap(mmap.mmap):
 def shared_array(
     shape: int | tuple[int, ...], dtype: DTypeLike = np.uint8, name: str = "kvxfer"
 ) -> NDArray[Any]:
-    """Returns an array of zeros in memory that `hand_over` can hand to the daemon.
+    """Returns an array of zeros in memory that `hand_over` accepts.
 
     Raises
     ------
     OSError
-        The system refuses the memory.
+        The system has no memory for it.
     """
     kind = np.dtype(dtype)
     shape = (shape,) if isinstance(shape, int) else shape
     nbytes = math.prod(shape) * kind.itemsize
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.posix_fallocate(fd, 0, max(nbytes, 1))  # the pages are this process's, and not the daemon's
+        os.posix_fallocate(fd, 0, max(nbytes, 1))  # so that the pages are charged to this process
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         mapped = _SharedMap(fd, max(nbytes, 1))
     except BaseException:
@@ -60,14 +60,14 @@ def shared_array(
 
 
 class HandedOver:
-    """Memory that the daemon has as a region, until `close` or the process's end. Made by `hand_over`.
+    """Memory that is a region of the daemon until `close` or the process's end. Made by `hand_over`.
 
     Attributes
     ----------
     region
-        What the region is called.
+        The name of the region.
     agent, incarnation, address
-        The daemon's agent whose region it is, and where peers reach it.
+        The daemon's agent that has the region, and the address at which peers reach it.
     """
 
     def __init__(self, connection: socket.socket, memory: Any, told: dict[str, Any]) -> None:
@@ -82,12 +82,12 @@ class HandedOver:
         return f"<HandedOver {self.region!r} of {self.agent!r}>"
 
     def close(self, timeout_s: float | None = 10.0) -> None:
-        """Takes the memory back: when this returns the daemon touches no byte of it. Idempotent.
+        """Takes the memory back: when this returns, the daemon touches no byte of it. Idempotent.
 
         Raises
         ------
         TimeoutError
-            The daemon does not say so in time. It has been told; do not use the memory for anything else.
+            The daemon was told, but did not confirm in time. Do not use the memory for anything else.
         """
         connection, self._connection = self._connection, None
         if connection is None:
@@ -121,30 +121,31 @@ def hand_over(
     daemon: str | os.PathLike[str] | None = None,
     timeout_s: float = 10.0,
 ) -> HandedOver:
-    """Hands memory to the node's daemon, which makes it a region under `name`.
+    """Hands memory to the node's daemon, which makes it a region named after `name`.
 
     Parameters
     ----------
     memory
-        An array that `shared_array` made, or a part of one; a memfd that is filled, and sealed against
-        shrinking; or a contiguous tensor on the daemon's GPU (``kvxfer serve --gpu``), which was made in
+        An array of `shared_array`, or a part of one; a memfd that is filled and sealed against shrinking; or
+        a contiguous tensor on the daemon's GPU (``kvxfer serve --gpu``), which was allocated in
         `kvxfer.gpu.shareable_memory`.
     layout
-        Where its elements lie, counted from the array's first byte, or the memfd's.
+        Where its elements lie, counted from the first byte of the array or the memfd.
     name
-        At most 64 bytes, unique among what the daemon was handed. The region's is longer.
+        At most 64 bytes, unique among all memory that the daemon was handed. The region's name is longer.
     daemon
-        The daemon's folder, or its ``memory.sock``; None for where it is by default.
+        The daemon's folder, or its ``memory.sock``; None for the default place.
     timeout_s
         How long the daemon may take.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: no such memory. ``unsupported``: memory of a GPU that no other process can keep
-        mapped. Else what the daemon says of it.
+        ``invalid-argument``: the memory is of another kind. ``unsupported``: memory of a GPU that no other
+        process can keep mapped. Otherwise the daemon's own error.
     PeerError
-        ``unreachable``: there is no daemon, or it does not answer. ``auth-failed``: it is another user's.
+        ``unreachable``: there is no daemon, or it does not answer. ``auth-failed``: it belongs to another
+        user.
     """
     line = {"name": name, "layout": json.loads(layout.to_bytes())}
     path = _socket_of(daemon)
@@ -165,7 +166,7 @@ def hand_over(
 
 
 def _handed(memory: Any, line: dict[str, Any], fds: list[int], path: Path, timeout_s: float) -> HandedOver:
-    """Sends a line with its descriptors, and returns what the daemon made of it."""
+    """Sends a line with its descriptors, and returns the region that the daemon has made."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
@@ -177,7 +178,7 @@ def _handed(memory: Any, line: dict[str, Any], fds: list[int], path: Path, timeo
                 sent = socket.send_fds(connection, [encoded], fds)
                 connection.sendall(encoded[sent:])
             except (BrokenPipeError, ConnectionResetError):
-                pass  # it refuses before it has read all, and says why
+                pass  # the daemon refuses before it has read everything, and then says why
             told = _answer(connection)
         except OSError as error:
             raise PeerError(f"the daemon at {path} does not answer: {error}", code="unreachable") from None
@@ -205,7 +206,7 @@ def _answer(connection: socket.socket) -> dict[str, Any]:
 
 
 def _place_of(memory: NDArray[Any]) -> tuple[int, int, int]:
-    """Returns the descriptor of an array's memory, and which of its bytes the array has."""
+    """Returns the descriptor of an array's memory, and the range of the array's bytes in it."""
     owner: Any = memory
     while isinstance(owner, np.ndarray):
         whole, owner = owner, owner.base

@@ -1,4 +1,4 @@
-"""The line of JSON by which a process hands memory over, checked."""
+"""The line of JSON with which a process hands memory over, checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvxfer.gpu.peer_pages import DESCRIPTOR, FABRIC, MOST_NBYTES
 from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
 from kvxfer.layout.schema import decode_object
 
-#: Of the line: a layout, spelled as text in JSON, and little else.
+#: The longest line: a layout, as text in JSON, and little else.
 MAX_LINE_NBYTES: Final = 2 * MAX_ENCODED_NBYTES + 4096
 _MAX_NAME_NBYTES: Final = 64
 _HANDLE: Final = re.compile(r"[0-9a-f]{128}")
@@ -21,16 +21,16 @@ _NO_HANDLE: Final = bytes(64)
 
 @dataclass(frozen=True, slots=True)
 class GpuHandle:
-    """By what another process maps an allocation on a GPU (`kvxfer.gpu.peer_pages`).
+    """The handle with which another process maps an allocation on a GPU (`kvxfer.gpu.peer_pages`).
 
     Attributes
     ----------
     kind
-        `DESCRIPTOR`, which comes beside the line, or `FABRIC`.
+        `DESCRIPTOR`, which is sent beside the line, or `FABRIC`.
     allocated_nbytes
-        Of the whole allocation; the driver refuses to map it where that is not so.
+        Of the whole allocation; the driver refuses to map it with another size.
     handle
-        64 bytes; zeros of a descriptor.
+        64 bytes; zeros if it is a descriptor.
     """
 
     kind: int
@@ -39,24 +39,24 @@ class GpuHandle:
 
     @property
     def num_descriptors(self) -> int:
-        """How many come beside the line."""
+        """How many descriptors are sent beside the line."""
         return int(self.kind == DESCRIPTOR)
 
 
 @dataclass(frozen=True, slots=True)
 class HandedLine:
-    """What a process hands over.
+    """The memory that a process hands over.
 
     Attributes
     ----------
     name
-        Printable, of 1 to 64 bytes.
+        Printable text of 1 to 64 bytes.
     layout
         Where the elements lie, counted from `offset`.
     offset
-        In the memfd, or in the allocation.
+        Where the memory begins in the memfd, or in the allocation.
     nbytes
-        From there on; None for all of a memfd.
+        Bytes from there on; None for the rest of a memfd.
     gpu
         None for a memfd.
     """
@@ -74,8 +74,8 @@ class HandedLine:
         Raises
         ------
         UsageError
-            ``invalid-argument``: it says no such thing. ``out-of-range``: the layout spans more than the part
-            of a GPU's allocation that is named. ``unsupported``: a handle that keeps no memory alive.
+            ``invalid-argument``: the line is malformed. ``out-of-range``: the layout spans more than the
+            named part of a GPU's allocation. ``unsupported``: a handle that does not keep its memory alive.
         """
         wanted = decode_object(line, MAX_LINE_NBYTES, "what is handed over")
         name = wanted.get("name")
@@ -100,7 +100,7 @@ class HandedLine:
 
 
 def require_span(layout: KVLayout, nbytes: int) -> None:
-    """Refuses a layout that reaches beyond its memory."""
+    """Refuses a layout that extends beyond its memory."""
     if layout.nbytes > nbytes:
         raise UsageError(f"the layout spans {layout.nbytes} bytes, the memory {nbytes}", code="out-of-range")
 

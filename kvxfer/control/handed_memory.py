@@ -1,4 +1,4 @@
-"""Memory that processes hand to the daemon over ``memory.sock``: registered while they stay connected."""
+"""Memory that processes hand over on ``memory.sock``; it is registered while they stay connected."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from kvxfer.region import Region
 from kvxfer.session.completion import resolve
 
 SOCKET_NAME: Final = "memory.sock"
-# Who connects and says nothing holds a descriptor.
+# A process that connects and sends nothing holds a descriptor.
 _LINE_TIMEOUT_S: Final = 10.0
 _MOST_CONNECTIONS: Final = 1024
 _MOST_REGIONS: Final = 256
 _ACCEPT_AGAIN_S: Final = 0.1
-# Of the host, or of a GPU.
+# Memory of the host, or of a GPU.
 Memory = NDArray[np.uint8] | PeerPages
-# Of st_blocks, whatever the file system's are.
+# The unit of st_blocks, independent of the file system's block size.
 _STAT_BLOCK_NBYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """Memory that a process has handed over, and that is a region now.
+    """Memory that a process has handed over, registered as a region.
 
     Attributes
     ----------
     name
-        The region's.
+        The name of the region.
     pid, uid
-        Of the process, as the kernel told them.
+        Of the process, as the kernel reports them.
     nbytes
-        Of the memory.
+        Size of the memory.
     handed_at
         Seconds since 1970.
     region
-        Of the daemon's agent.
+        The region of the daemon's agent.
     memory
-        As it is mapped here.
+        The daemon's mapping of the memory.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Handed:
 
 
 class HandedMemory:
-    """Accepts memory of processes on a unix socket, and registers it with an agent of the daemon's.
+    """Accepts memory of processes on a unix socket, and registers it with an agent of the daemon.
 
     A process connects, sends one line of JSON with a memfd beside it (SCM_RIGHTS), and gets one line back::
 
@@ -79,20 +79,20 @@ class HandedMemory:
          "address": "tcp://..."}
         {"error": {"code": "invalid-argument", "message": "..."}}
 
-    The memory is a region for as long as the connection stands. When it ends, also by the process's death,
-    the region's transfers and leases end with ``region-gone`` and it is deregistered; a process that ends its
-    own half of the connection (``shutdown``) is sent ``{"gone": true}`` when no byte is touched any more.
+    The memory is a region while the connection lasts. When the connection ends, also by the process's death,
+    the region's transfers and leases end with ``region-gone``, and the daemon deregisters it. A process that
+    shuts down its own half of the connection is sent ``{"gone": true}`` once no byte is touched any more.
 
-    Memory of a GPU comes as the handle of its allocation, by which the daemon maps it::
+    Memory of a GPU is sent as the handle of its allocation, with which the daemon maps it::
 
         {"name": "cache", "layout": {...}, "offset": 0, "nbytes": 1048576,
          "cuda_handle": {"kind": "descriptor", "allocated_nbytes": 2097152}}
 
-    and lives as long as it is mapped here, whatever becomes of its process.
+    and it lives while the daemon maps it, even if its process dies.
 
-    The memfd must be sealed against shrinking (F_SEAL_SHRINK), or the daemon could be made to touch what is
-    not there, and filled, so that its pages are charged to the process. All methods belong to one event
-    loop.
+    The memfd must be sealed against shrinking (F_SEAL_SHRINK), because the daemon would otherwise touch
+    memory that is gone. It must be filled, so that its pages are charged to the process. All methods belong
+    to one event loop.
 
     Parameters
     ----------
@@ -100,16 +100,16 @@ class HandedMemory:
         Where the socket is made.
     own
         The daemon's agent. The memory becomes regions of its sibling ``daemon/<node>/memory`` (`agent`),
-        which lives from `start` to `aclose`: so the daemon's pool can park pages of it, as of any other
-        agent's.
+        which lives from `start` to `aclose`. So the daemon's pool can park pages of this memory, as of any
+        other agent's.
     allowed_uids
-        Users whose processes may hand over; None for the daemon's own and root.
+        Users whose processes may hand memory over; None for the daemon's own user and root.
     max_nbytes
-        Of all that is handed over at a time; None for as much as the machine has.
+        Of all memory that is handed over at a time; None for the machine's memory.
     gpu
-        Index of the GPU whose memory is taken as well; None for none.
+        Index of the GPU whose memory is accepted as well; None for no GPU.
     on_change
-        Called when a region came (True) or went (False). Must not block.
+        Called when a region was added (True) or removed (False). Must not block.
     """
 
     def __init__(
@@ -134,30 +134,30 @@ class HandedMemory:
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._nbytes = 0
-        #: What is handed over now, by the region's name. Read only.
+        #: Memory that is handed over now, by the region's name. Read only.
         self.regions: dict[str, Handed] = {}
         self._names: set[str] = set()
 
     @property
     def agent(self) -> OwnAgent:
-        """The agent whose regions they are; while it listens."""
+        """The agent that has the regions, while this listens."""
         assert self._sibling is not None, "start() makes it"
         return self._sibling
 
     @property
     def path(self) -> Path:
-        """Of the socket."""
+        """The socket's path."""
         return self._path
 
     async def start(self) -> None:
-        """Listens. Takes the place of a socket that is left there: the folder is this daemon's alone.
+        """Starts to listen. Replaces a socket that was left behind: the folder belongs to this daemon.
 
         Raises
         ------
         OSError
             The socket cannot be made.
         KvxferError
-            The agent cannot.
+            The agent cannot be made.
         """
         if self._path.is_socket():
             self._path.unlink()
@@ -166,7 +166,7 @@ class HandedMemory:
         )
         try:
             listener.bind(str(self._path))
-            self._path.chmod(0o600 if self._is_private else 0o666)  # uids are looked at in any case
+            self._path.chmod(0o600 if self._is_private else 0o666)  # uids are checked in any case
             listener.listen(1024)
         except BaseException:
             listener.close()
@@ -180,7 +180,7 @@ class HandedMemory:
         self._accepting = asyncio.create_task(self._accept(listener), name="memory.sock")
 
     async def aclose(self) -> None:
-        """Ends all connections, deregisters what they brought, and removes the socket. Idempotent."""
+        """Ends all connections, deregisters their memory, and removes the socket. Idempotent."""
         if self._listener is None:
             return
         listener, self._listener = self._listener, None
@@ -204,7 +204,7 @@ class HandedMemory:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
                 logger().warning("kvxfer: %s: %s", self._path, error)
-                await asyncio.sleep(_ACCEPT_AGAIN_S)  # no descriptor is left, say
+                await asyncio.sleep(_ACCEPT_AGAIN_S)  # e.g. no descriptor is left
                 continue
             if len(self._connections) >= (most := at_most(_MOST_CONNECTIONS)):
                 _answer(connection, _error("exhausted", f"{most} processes are connected"))
@@ -242,12 +242,12 @@ class HandedMemory:
                 )
                 await _ended(connection)
             finally:
-                # Also where this is cancelled: the memory goes when nothing touches it any more.
+                # Shielded, so that the memory is released after the last touch even if this is cancelled.
                 await asyncio.shield(self._gone(handed))
             _answer(connection, {"gone": True})
 
     async def _take(self, connection: socket.socket, fds: list[int]) -> Handed | None:
-        """Returns what a process hands over, registered; None where it went before."""
+        """Returns the registered memory that a process has handed over; None if the process went before."""
         pid, uid = _peer_of(connection)
         if uid not in self._allowed_uids:
             raise UsageError(f"user {uid} may not hand memory to this daemon", code="not-permitted")
@@ -265,7 +265,7 @@ class HandedMemory:
         region_name = self.agent.region_name("memory", wanted.name)
         if region_name in self._names:
             raise invalid(f"memory {wanted.name!r} is handed over already, by this or another process")
-        self._names.add(region_name)  # before anything is waited for
+        self._names.add(region_name)  # before the first await
         try:
             memory = await self._mapped(wanted, fds)
             try:
@@ -282,7 +282,7 @@ class HandedMemory:
         return handed
 
     def _require_taken(self, wanted: HandedLine, num_fds: int) -> None:
-        """Refuses memory of a GPU where the daemon has none, and other descriptors than are needed."""
+        """Refuses memory of a GPU if the daemon has none, and a wrong number of descriptors."""
         if wanted.gpu is not None and self._gpu is None:
             raise UsageError(
                 "this daemon has no GPU, and takes memory of the host alone: start it with --gpu",
@@ -295,10 +295,10 @@ class HandedMemory:
             raise invalid(f"{num_fds} descriptors came beside the line: {words}")
 
     async def _mapped(self, wanted: HandedLine, fds: list[int]) -> Memory:
-        """Returns the memory that is handed over, mapped; `_let_go` unmaps it."""
+        """Maps the memory that is handed over, and returns it; `_let_go` unmaps it."""
         if wanted.gpu is None:
             return self._map(fds[0], wanted)
-        # In a thread, since the driver may take long, and with its own descriptor: this may be given up.
+        # In a thread, because the driver may be slow; with its own descriptor, in case the caller gives up.
         fd = os.dup(fds[0]) if fds else -1
         return await asyncio.to_thread(self._map_gpu, wanted, fd)
 
@@ -308,7 +308,7 @@ class HandedMemory:
         assert self._gpu is not None
         assert wanted.nbytes is not None
         try:
-            # The driver's are of its device, or of no file at all.
+            # The driver's descriptors are of its device, or of no file at all.
             if fd >= 0 and stat.S_IFMT(os.fstat(fd).st_mode) not in (0, stat.S_IFCHR):
                 raise invalid(
                     "the descriptor is of no GPU memory: send what cuMemExportToShareableHandle gave"
@@ -323,14 +323,14 @@ class HandedMemory:
                 os.close(fd)
 
     async def _let_go(self, memory: Memory) -> None:
-        """Unmaps what nothing touches any more; of the host it goes with its last reference."""
+        """Unmaps memory that is no longer touched; the host's memory is freed with its last reference."""
         if isinstance(memory, PeerPages):
             await asyncio.to_thread(memory.close)
         else:
             self._nbytes -= memory.nbytes
 
     def _map(self, fd: int, wanted: HandedLine) -> NDArray[np.uint8]:
-        """Returns the memory that a memfd stands for, once it cannot go away."""
+        """Maps a memfd, after checking that its memory cannot go away."""
         offset, nbytes = wanted.offset, wanted.nbytes
         at = os.fstat(fd)
         if not stat.S_ISREG(at.st_mode):
@@ -355,7 +355,7 @@ class HandedMemory:
                 f"{nbytes} bytes more would be over the {self._max_nbytes} that may be handed over",
                 code="exhausted",
             )
-        # Of memory that was never written the daemon would take the pages, and be ended for it.
+        # Pages that were never written would be charged to the daemon, which might be killed for that.
         if at.st_blocks * _STAT_BLOCK_NBYTES < nbytes:
             raise invalid(
                 f"the memfd has {at.st_blocks * _STAT_BLOCK_NBYTES} bytes of memory for {nbytes}: fill it, "
@@ -370,7 +370,7 @@ class HandedMemory:
         return np.frombuffer(mapped, np.uint8, nbytes, begin)
 
     async def _gone(self, handed: Handed) -> None:
-        """Takes a region away from peers, and lets its memory go."""
+        """Deregisters a region, and releases its memory."""
         self.regions.pop(handed.name, None)
         try:
             if not self.agent.agent.closed:
@@ -402,12 +402,12 @@ async def _readable(connection: socket.socket) -> None:
 
 
 async def _line(connection: socket.socket, fds: list[int]) -> bytes | None:
-    """Returns one line, without its end, and adds what descriptors came to `fds`; None where none came.
+    """Returns one line without its end, and adds received descriptors to `fds`; None if the process went.
 
     Raises
     ------
     UsageError
-        It is too long, or more came behind it.
+        The line is too long, or more bytes followed it.
     """
     line = bytearray()
     while True:
@@ -432,7 +432,7 @@ async def _line(connection: socket.socket, fds: list[int]) -> bytes | None:
 
 
 async def _ended(connection: socket.socket) -> None:
-    """Waits until the process ends its half of the connection, or says what it may not."""
+    """Waits until the process shuts down its half of the connection, or sends anything."""
     while True:
         try:
             connection.recv(1)
@@ -444,7 +444,7 @@ async def _ended(connection: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket, document: dict[str, Any]) -> None:
-    """Sends one line, which fits in an empty buffer; to who does not read, or has gone, nothing."""
+    """Sends one line, which fits in an empty buffer; drops it if the process does not read, or has gone."""
     try:
         connection.send(json.dumps(document).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP, with bounds of connections, and of how long requests come and answers go; and who asks."""
+"""uvicorn's HTTP with limits of connections and times; it also identifies the client."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from kvxfer.control.state.client_certificate import ClientCertificate
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-#: Connections of one listener, where there are descriptors for as many. A further one takes the place of one
-#: that has nothing under way: the oldest that has asked for nothing yet or was refused, else the one that has
-#: rested for longest.
+#: Connections of one listener, if there are enough descriptors. A further connection replaces one that has
+#: nothing in progress: the oldest one without a request yet, or with a refused request; else the one that has
+#: been idle for longest.
 MOST_CONNECTIONS: Final = 1024
-#: That are accepted in one round of the loop, before any of them is counted; the rest waits in the kernel.
+#: Connections that are accepted in one round of the loop, before they are counted; more wait in the kernel.
 ACCEPTED_AT_ONCE: Final = 16
 _BACKLOG: Final = 1024
-# Until a connection's first request has come, with all of its headers.
+# For a connection's first request to arrive, with all of its headers.
 _REQUEST_TIMEOUT_S: Final = 10.0
-# A client that takes nothing for so long holds an answer, or a stream's chunk, in memory.
+# For a client to read something: until then an answer, or a stream's chunk, stays in memory.
 _STALL_TIMEOUT_S: Final = 60.0
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class _Known:
-    """An application whose requests say who is at the other end of the connection."""
+    """Adds to each request what is known about the other end of its connection."""
 
     def __init__(self, app: ASGIApp, **known: object) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class _Known:
 
 
 class _State(ServerState):
-    """Of one listener, with the connections of which nothing is under way, the oldest first."""
+    """The state of one listener, with its connections that have nothing in progress, the oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class BoundedProtocol(H11Protocol):
         self._is_refused = False
 
     def connection_made(self, transport: Any) -> None:
-        """Takes a connection, in the place of another where there are too many."""
+        """Accepts a connection; if there are too many, it replaces another."""
         super().connection_made(transport)
         if len(self.connections) > at_most(MOST_CONNECTIONS):
             state = self.server_state
@@ -84,7 +84,7 @@ class BoundedProtocol(H11Protocol):
         self._wait_for_request()
 
     def data_received(self, data: bytes) -> None:
-        """Takes bytes; those of a request that is not whole yet win no time."""
+        """Receives bytes; those of an incomplete request do not extend its time."""
         if self._patience is None and self._is_idle():
             self._wait_for_request()
         super().data_received(data)
@@ -94,33 +94,33 @@ class BoundedProtocol(H11Protocol):
                 self._give_up_place()
 
     def on_response_complete(self) -> None:
-        """Rests until the next request, unless that has come already."""
+        """Marks the connection as idle, unless its next request has already arrived."""
         super().on_response_complete()
         if self._is_idle() and not self.transport.is_closing():
             self.server_state.resting[self] = None
 
     def leave(self) -> None:
-        """Ends the connection: another needs its place."""
-        # At once: uvicorn counts it until the loop's next round.
+        """Ends the connection, because another needs its place."""
+        # Removed at once, because uvicorn would count it until the loop's next round.
         self.connections.discard(self)
         self._give_up_place()
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Lets go of timers."""
+        """Stops the timers."""
         self._stop_waiting()
         self._give_up_place()
         self.resume_writing()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Begins to count how long nothing is taken."""
+        """Starts to count how long the client reads nothing."""
         super().pause_writing()
         if self._stalled is None:
             self._stalled = self.loop.call_later(_STALL_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stops to."""
+        """Stops counting: the client reads again."""
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
@@ -130,7 +130,7 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _yield_place(self) -> None:
-        """Lets others take its place from now on: nothing that matters is under way."""
+        """Permits another connection to replace this one from now on; its request was refused."""
         self._is_refused = True
         if not self.transport.is_closing():
             self.server_state.silent[self] = None
@@ -149,13 +149,13 @@ class BoundedProtocol(H11Protocol):
 
 
 def _certificate_of(tls: ssl.SSLObject) -> ClientCertificate | None:
-    """Returns the certificate that the client has shown; None where it was asked for none."""
+    """Returns the client's certificate; None if the daemon asked for none."""
     encoded = tls.getpeercert(binary_form=True)
     return None if encoded is None else ClientCertificate.read(encoded, tls.getpeercert())
 
 
 class QuietServer(Server):
-    """A server that sleeps while nothing is asked for, and leaves signals to its owner."""
+    """A server that sleeps until a request arrives, and leaves signals to its owner."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -164,9 +164,9 @@ class QuietServer(Server):
         self._ended = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Waits for `end`; uvicorn's own wakes ten times a second."""
+        """Waits for `end`; uvicorn's own loop wakes ten times a second."""
         assert self._listener is not None
-        self._listener.listen(_BACKLOG)  # asyncio's is what it accepts at once
+        self._listener.listen(_BACKLOG)  # asyncio sets the backlog to what it accepts at once
         await self.on_tick(0)
         await self._ended.wait()
 
@@ -176,6 +176,6 @@ class QuietServer(Server):
         await self._serve([listener])
 
     def end(self) -> None:
-        """Has it answer what is under way, for as long as its configuration says, and return."""
+        """Makes `run_on` finish the answers in progress, within its configuration's time, and return."""
         self.should_exit = True
         self._ended.set()

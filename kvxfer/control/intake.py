@@ -1,4 +1,4 @@
-"""What agents tell, on its way into tables, counts and events."""
+"""Passes agents' reports on to tables, counts and events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import End, PackedEnd, TransferTable, id_of, pack, unpack
 from kvxfer.session.records import Record
 
-# A session's records may come before the session is told of, which agents do twice a second at most.
+# A record may arrive before its session is reported, which agents do at most twice a second.
 _PATIENCE_S: Final = 2.0
 _MOST_HELD: Final = 10_000
 _MOST_LEASES: Final = 65536
@@ -22,7 +22,7 @@ _MOST_LEASES: Final = 65536
 
 @dataclass(slots=True)
 class _Known:
-    """What was told of one agent."""
+    """What one agent has reported."""
 
     names: EndNames = field(default_factory=EndNames)
     held: list[tuple[float, Record]] = field(default_factory=list)
@@ -31,14 +31,14 @@ class _Known:
 
 
 class Intake:
-    """Takes what `Attachments` calls back with.
+    """Receives the callbacks of `Attachments`.
 
     Parameters
     ----------
     on_ended
-        Called with the number of each transfer of which an end has ended; returns its tenant.
+        Called with the number of each transfer that has an end which has ended; returns the tenant.
     on_end
-        Called with its id, and the end.
+        Called with the transfer's id, and the end.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Intake:
         self._on_ended = on_ended
         self._on_end = on_end
         self._known: dict[str, _Known] = {}
-        #: Records that were lost before they came here.
+        #: Records that were lost on their way to the daemon.
         self.records_dropped = 0
         #: How leases of agents ended.
         self.lease_counts = LeaseCounts()
 
     def records(self, agent: Attached, records: Iterable[Record]) -> None:
-        """Takes records of what has ended."""
+        """Receives records of ended transfers and expectations."""
         now_s = self._clock()
         known = self._of(agent)
         for record in records:
@@ -76,7 +76,7 @@ class Intake:
         self._events.wake()
 
     def changed(self, agent: Attached, what: frozenset[str]) -> None:
-        """Takes what has changed of an agent."""
+        """Receives what has changed about an agent."""
         now_s = self._clock()
         known = self._of(agent)
         data = {"agent": agent.incarnation, "name": agent.name}
@@ -112,7 +112,7 @@ class Intake:
         return known
 
     def _let_in(self, agent: Attached, known: _Known, now_s: float) -> None:
-        """Takes records that waited for their session, or have waited for too long."""
+        """Adds records whose session is known now, or that have waited for too long."""
         held, known.held = known.held, []
         for since_s, record in held:
             if known.names.peer(record.session) or now_s - since_s > _PATIENCE_S:
@@ -146,7 +146,7 @@ _TOPICS: Final = {outcome: f"transfers.{outcome}" for outcome in ("pending", "do
 
 
 def told_of_end(kept: tuple[str, str | None, PackedEnd]) -> dict[str, Any]:
-    """Returns what an event says of an end."""
+    """Returns the data of an event about an end."""
     id_, made_id, packed = kept
     end = unpack(packed)
     record = end.record

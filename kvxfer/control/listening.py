@@ -1,4 +1,4 @@
-"""Where the daemon listens for requests, and what has to be there for that."""
+"""Where the daemon listens for requests, and the conditions for that."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Tls:
     Attributes
     ----------
     certificate, key
-        Of the daemon, in PEM; the certificate with those that lead to its root.
+        Of the daemon, in PEM; the certificate's file also has those that lead to its root.
     client_ca
-        Where it is given, clients need a certificate of it. Who sends no token has the role of the token that
-        is for the certificate.
+        If set, clients need a certificate of this CA. A client that sends no token gets the role of the token
+        that stands for its certificate.
     """
 
     certificate: Path
@@ -50,7 +50,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
 
 
 def require_safe(host: str, tls: Tls | None) -> None:
-    """Refuses to be reached from other hosts without TLS: tokens would be read on the way.
+    """Refuses to listen for other hosts without TLS, because tokens could be read on the way.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def require_safe(host: str, tls: Tls | None) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this host alone reaches an address; of a name but localhost that is not known."""
+    """Whether only this host can reach an address; False for any name other than localhost."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -79,7 +79,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     Raises
     ------
     UsageError
-        ``system``, with the address in its words.
+        ``system``, with the address in the message.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -98,14 +98,14 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Returns a socket that listens at a path, for this user and root; it replaces one that is left there.
+    """Returns a socket that listens at a path, for this user and root; replaces one that was left behind.
 
     The folder belongs to one daemon: `Attachments.start` holds its lock.
 
     Raises
     ------
     UsageError
-        ``system``: the path is something else, or too long.
+        ``system``: the path is not a socket, or is too long.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

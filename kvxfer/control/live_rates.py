@@ -1,4 +1,4 @@
-"""How fast pages go between agents, by the events of transfers that have ended. Pure: `now_s` is passed."""
+"""Transfer rates between agents, from the events of ended transfers. Pure: `now_s` is an argument."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-#: Over how long rates are taken.
+#: The time over which rates are averaged.
 WINDOW_S: Final = 5.0
 _MOST: Final = 200_000
 _LEAST_S: Final = 1.0
@@ -22,7 +22,7 @@ class LinkRate(NamedTuple):
 
 
 class LiveRates:
-    """Adds up what was moved in the last seconds: each transfer once, though both its ends tell of it."""
+    """Adds up the bytes of the last seconds; counts each transfer once, though both ends report it."""
 
     def __init__(self, begun_s: float, window_s: float = WINDOW_S) -> None:
         self._begun_s = begun_s
@@ -31,7 +31,7 @@ class LiveRates:
         self._seen: set[str] = set()
 
     def add(self, data: Mapping[str, Any], now_s: float) -> None:
-        """Takes the data of an event ``transfers.done``."""
+        """Adds the data of a ``transfers.done`` event."""
         id_, agent, role = str(data["id"]), str(data["agent"])[:16], data["role"]
         if role not in ("source", "destination") or id_ in self._seen or len(self._ended) >= _MOST:
             return
@@ -42,7 +42,7 @@ class LiveRates:
         self._ended.append((now_s, id_, source, destination, int(data["nbytes"])))
 
     def links(self, now_s: float) -> list[LinkRate]:
-        """Returns the rates of all links that moved something, the fastest first."""
+        """Returns the rates of all links with transfers in the window, the fastest first."""
         while self._ended and self._ended[0][0] < now_s - self._window_s:
             self._seen.discard(self._ended.popleft()[1])
         nbytes: Counter[tuple[str, str]] = Counter()
@@ -50,7 +50,7 @@ class LiveRates:
         for _, _, source, destination, moved in self._ended:
             nbytes[source, destination] += moved
             counts[source, destination] += 1
-        # At first there is less to go by than a window.
+        # Just after the start, less time than the window has passed.
         window_s = min(self._window_s, max(_LEAST_S, now_s - self._begun_s))
         found = [LinkRate(*link, nbytes[link] / window_s, counts[link] / window_s) for link in counts]
         return sorted(found, key=lambda link: (-link.bytes_per_s, link.source, link.destination))

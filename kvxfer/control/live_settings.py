@@ -19,7 +19,7 @@ _KIND: Final = "settings"
 
 
 class LiveSettings:
-    """Holds them, keeps them, and has them take effect."""
+    """Holds the settings, stores them, and applies them."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class LiveSettings:
         self._agents_log_level: dict[str, str] = {}
         self._refused: dict[
             str, str
-        ] = {}  # by incarnation: why what is kept for its name does not hold there
+        ] = {}  # by incarnation: why the agent has refused the settings of its name
         self._changing = asyncio.Lock()
         self._take_effect(())
 
     def shown(self) -> schema.Settings:
-        """Returns them as they are."""
+        """Returns the current settings."""
         attached = self._agents.attached
         levels = {id_: level for id_, level in self._agents_log_level.items() if id_ in attached}
         self._refused = {id_: words for id_, words in self._refused.items() if id_ in attached}
@@ -69,12 +69,12 @@ class LiveSettings:
         )
 
     async def change(self, asked: schema.SettingsChange) -> schema.Settings:
-        """Changes what is named. Where an agent refuses, what comes before it stays changed.
+        """Changes the settings that are named. If an agent refuses, earlier changes of the same call stay.
 
         Raises
         ------
         Refusal
-            An agent refused, or is not there: its words.
+            An agent refused, or is not attached; with its words.
         """
         before = tuple(self._quotas)
         quotas = _changed(self._quotas, asked.page_quotas_nbytes)
@@ -92,14 +92,14 @@ class LiveSettings:
             self._log_level = level
         self._take_effect(before)
         await self._set_levels(asked.agents_log_level or {})
-        async with self._changing:  # two changes of one agent are told in the order in which they are kept
+        async with self._changing:  # so that agents are told of changes in the order of keeping
             for name, change in (asked.agents or {}).items():
                 await self._set_agent(name, change)
         self._note("settings.changed", asked.model_dump(exclude_none=True))
         return self.shown()
 
     async def tell_new(self, agent: Attached) -> None:
-        """Has what is kept for an agent's name hold there: it has attached, maybe as a new process."""
+        """Sends an agent that has attached the settings of its name; the agent may be a new process."""
         async with self._changing:
             args = self._of_agents.told_to_new(agent.name)
             if args is None:
@@ -123,7 +123,7 @@ class LiveSettings:
             self._agents_log_level[agent.incarnation] = level
 
     async def _set_agent(self, name: str, change: schema.AgentSettingsChange | None) -> None:
-        """Tells all agents of that name, or the one of that id, and keeps it once they have done it."""
+        """Changes all agents of a name, or the one of an id; keeps the change when all have obeyed."""
         agents = self._agents.some(name)
         name = agents[0].name if agents else name
         if not agents and name not in self._of_agents.all:
@@ -147,7 +147,7 @@ class LiveSettings:
             raise Refusal("unavailable", f"{agent.name} did not answer") from None
 
     def take_effect(self) -> None:
-        """Has them take effect on what was added since."""
+        """Applies the settings to parts that were added after the start."""
         self._take_effect(())
 
     def _take_effect(self, before: Iterable[str]) -> None:
@@ -156,6 +156,6 @@ class LiveSettings:
 
 
 def _changed(kept: Mapping[str, int], change: Mapping[str, int | None] | None) -> dict[str, int]:
-    """Returns what is kept by tenant after a change; None takes one away."""
+    """Returns the kept numbers by tenant after a change; None removes one."""
     told = {**kept, **(change or {})}
     return {tenant: number for tenant, number in told.items() if number is not None}

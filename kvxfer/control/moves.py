@@ -1,4 +1,4 @@
-"""Transfers that REST asks for, and what is known of all of them."""
+"""Transfers that are made by REST, and queries about all transfers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from kvxfer.control.tenant_gate import TenantGate
 from kvxfer.control.transfer_view import TransferView
 from kvxfer.session.records import Record
 
-#: Transfers that each caller, and all together, may have under way here.
+#: Running transfers that were made here: of each caller, and of all together.
 MOST_EACH: Final = 256
 MOST: Final = 4096
-# Of an agent that is asked what is open.
+# For an agent to say what it has open.
 _OPEN_TIMEOUT_S: Final = 2.0
 _MOST_OPEN: Final = 1024
-# Of connecting, where that is needed, and posting.
+# For connecting, if needed, and posting.
 _POST_TIMEOUT_S: Final = 15.0
-# After its deadline a transfer drains, and its record is told.
+# After its deadline a transfer drains, and then its record arrives.
 _GRACE_S: Final = 60.0
 
 
@@ -63,13 +63,13 @@ class Moves:
         self._gate = gate
         self._clock = clock
         self._counts = OpenCounts(MOST_EACH, MOST)
-        # By the transfers' numbers in the table.
+        # By the numbers that the transfers have in the table.
         self._running: dict[int, Made] = {}
         self._waiters: dict[int, set[asyncio.Event]] = {}
         drains.count_running = self.count_running
 
     def count_running(self) -> int:
-        """Returns how many that were made here are under way."""
+        """Returns how many transfers that were made here are running."""
         self.sweep()
         return self._counts.total
 
@@ -83,10 +83,10 @@ class Moves:
                 f"{len(asked.src_blocks)} src_blocks for {len(asked.dst_blocks)} dst_blocks",
             )
         agent = self._agents.find(asked.agent)
-        self._dials.place_of(asked.remote_agent, agent)  # refused before it waits, where it is not allowed
+        self._dials.place_of(asked.remote_agent, agent)  # refuses a forbidden address before the wait
         nbytes = self._agents.blocks_nbytes(agent.incarnation, asked.region, len(asked.src_blocks))
         left_s = await self._gate.enter(asked.tenant, nbytes, asked.timeout_s)
-        self._drains.require_open()  # which may have begun while it waited
+        self._drains.require_open()  # a drain may have begun during the wait
         if not self._counts.enter(caller.key):
             raise Refusal(
                 "exhausted", f"{MOST_EACH} transfers of {caller.name} (or {MOST} of all) are under way"
@@ -121,19 +121,19 @@ class Moves:
         data = {"id": entry.id, "agent": agent.incarnation, "name": agent.name, "context": asked.context}
         self._events.append("transfers.created", now_s, data, asked.tenant)
         self._events.wake()
-        self.on_ended(entry.seq)  # its record may have been faster
+        self.on_ended(entry.seq)  # its record may have arrived already
         return entry
 
     @staticmethod
     def _peer_of(agent: Attached, session: int) -> str:
-        """Returns the incarnation of a session's peer; ``""`` where it was not told yet."""
+        """Returns the incarnation of a session's peer; ``""`` if it was not reported yet."""
         for peer in agent.peers:
             if peer["session"] == session:
                 return str(peer["incarnation"])
         return ""
 
     def on_ended(self, seq: int) -> str:
-        """Takes that an end of a transfer may have ended; returns for whom it is."""
+        """Notes that an end of a transfer may have ended; returns the transfer's tenant."""
         made = self._running.get(seq)
         if made is None and seq not in self._waiters:
             return self._table.tenant_of(seq)
@@ -148,11 +148,11 @@ class Moves:
         return self._table.tenant_of(seq)
 
     def on_gone(self, agent: str) -> None:
-        """Takes that an agent is gone: nothing more is heard of what it was told to begin."""
+        """Marks the running transfers of an agent that is gone as failed: it will report nothing more."""
         self._lose([seq for seq, made in self._running.items() if made.agent == agent])
 
     def sweep(self) -> None:
-        """Gives up what must have ended, and of which nothing was heard: its record was lost."""
+        """Marks transfers as failed that must have ended, but whose record was lost."""
         now_s = self._clock()
         self._lose([seq for seq, made in self._running.items() if made.until_s < now_s])
 
@@ -162,7 +162,7 @@ class Moves:
             self.on_ended(seq)
 
     async def get(self, id_: str, caller: Caller, wait_s: float) -> schema.Transfer:
-        """Returns a transfer; where it is pending, up to `wait_s` later when it has ended."""
+        """Returns a transfer; if it is pending, waits up to `wait_s` for its end."""
         entry = self._entry(id_, caller)
         if entry is None:
             agent, record = await self._find_open(id_, caller)
@@ -185,7 +185,7 @@ class Moves:
         return await self._with_open_end(entry)
 
     async def _with_open_end(self, entry: Entry) -> schema.Transfer:
-        """Returns a transfer; of one that was made here and is open with its stages, as its agent answers."""
+        """Returns a transfer; asks the agent for the stages if the transfer was made here and is open."""
         made = entry.made
         agent = None if made is None else self._agents.attached.get(made.agent)
         if made is None or agent is None or entry.outcome != "pending":
@@ -194,14 +194,14 @@ class Moves:
         entry = self._table.at(entry.seq) or entry
         for record in records:
             if record.handle == made.handle and entry.outcome == "pending":
-                self._id_of(agent, record)  # by which it is known from now on, where the session was told of
+                self._id_of(agent, record)  # sets the final id, if the session is known
                 id_ = (self._table.at(entry.seq) or entry).id
                 told = (id_, self._end(agent, record, _names(agent)), made)
                 return self._view.open([told], self._clock(), 1).items[0]
         return self._view.one(entry)
 
     async def cancel(self, id_: str, caller: Caller) -> schema.Cancelled:
-        """Cancels a transfer that was made here, or is open at an attached agent."""
+        """Cancels a transfer that was made here, or that is open at an attached agent."""
         entry = self._entry(id_, caller)
         args: dict[str, Any]
         if entry is not None and entry.made is not None:
@@ -233,7 +233,7 @@ class Moves:
         cursor: str,
         limit: int,
     ) -> schema.Listed[schema.Transfer]:
-        """Returns the newest first."""
+        """Returns transfers, the newest first."""
         wanted = Filter(agent, state, context, tenant, caller.tenants, since_s)
         before = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 19 else None
         found, next_ = self._table.listed(wanted, before, limit)
@@ -242,7 +242,7 @@ class Moves:
     async def list_open(
         self, caller: Caller, agent: str | None, limit: int
     ) -> schema.Listed[schema.Transfer]:
-        """Asks agents what is open; those that do not answer, or may not, are passed over."""
+        """Asks agents for their open transfers; leaves out those that do not answer, or may not."""
         if caller.tenants is not None:
             return schema.Listed[schema.Transfer](items=[])
         agents = self._agents.some(agent)
@@ -274,7 +274,7 @@ class Moves:
 
     def _id_of(self, agent: Attached, record: Record) -> str:
         peer = self._peer_of(agent, record.session)
-        if not peer:  # told of a moment later
+        if not peer:  # the agent reports the session a moment later
             return id_of(record, agent.incarnation, f"session{record.session}")
         id_ = id_of(record, agent.incarnation, peer)
         self._table.know(id_, agent.incarnation, record)

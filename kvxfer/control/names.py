@@ -1,4 +1,4 @@
-"""The directory that the daemon keeps: entries by name, durable, each with its time; changes are events."""
+"""The daemon's directory: durable entries by name, each with its time; changes are events."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kvxfer.log import logger
 
 _KIND: Final = "entry"
 _TOPICS: Final = {kind: f"directory.{kind}" for kind in ChangeKind}
-#: Entries at a time; agents of a cluster are fewer.
+#: How many entries there may be; a cluster has fewer agents.
 MOST: Final = 4096
 
 
 class Names:
-    """Keeps them. An entry and its time are durable when its publication is answered.
+    """Keeps the entries. An entry and its time are durable when its publication is answered.
 
-    After a restart each entry has its whole time anew, in which its agent says that it is there; one without
+    After a restart each entry has its whole time again, in which its agent has to renew it. An entry without
     a time stays until it is withdrawn.
 
     Parameters
     ----------
     store
-        Where they are kept.
+        Where the entries are kept.
     note
         Adds an event.
     last_index
@@ -46,18 +46,18 @@ class Names:
         self._ttls: dict[str, float | None] = {}
         self._held: dict[str, Entry] = {}
         self._news = self._entries.watch_blocking("", 0.0)
-        # What is kept changes in the order in which entries do.
+        # The store's changes have the order of the entries' changes.
         self._writing = asyncio.Lock()
 
     def load(self) -> None:
-        """Brings back what was kept; blocks, for the start."""
+        """Restores the kept entries; blocks, so call it only at the start."""
         for name, kept in self._store.load(_KIND).items():
             self._ttls[name] = kept["ttl_s"]
             self._entries.publish(Entry.from_dict(kept["entry"]), kept["ttl_s"])
         self._tell()
 
     def shown(self, prefix: str, after: str, limit: int) -> schema.DirectoryEntries:
-        """Returns entries whose names begin with `prefix`, behind a name."""
+        """Returns entries after a name whose names begin with `prefix`."""
         self._tell()
         index = self._last_index()
         found = [entry for entry in self._entries.list(prefix) if entry.name > after]
@@ -68,7 +68,7 @@ class Names:
         )
 
     async def publish(self, asked: schema.EntryPublication) -> schema.EntryPublished:
-        """Makes it the entry of its name, unless another incarnation has it that may not be replaced."""
+        """Publishes an entry, unless it may not replace another incarnation's entry."""
         try:
             entry = Entry(asked.name, asked.address, bytes.fromhex(asked.incarnation), asked.metadata)
         except UsageError as error:
@@ -88,7 +88,7 @@ class Names:
         return schema.EntryPublished(published=True, index=self._last_index())
 
     def keep(self, asked: schema.EntriesKept) -> schema.EntriesLost:
-        """Begins the time of entries anew; returns the names of those that are not there."""
+        """Starts the time of entries anew; returns the names whose entries are missing."""
         self._tell()
         lost = []
         for each in asked.entries:
@@ -100,7 +100,7 @@ class Names:
         return schema.EntriesLost(lost=lost)
 
     async def withdraw(self, name: str, incarnation: str | None) -> schema.EntryPublished:
-        """Forgets the entry if it is this incarnation's; None for whichever has the name."""
+        """Removes the entry if it belongs to this incarnation; None for any incarnation."""
         async with self._writing:
             self._tell()
             held = self._held.get(name)
@@ -112,7 +112,7 @@ class Names:
         return schema.EntryPublished(published=False, index=self._last_index())
 
     async def forget_ended(self) -> None:
-        """Tells of entries whose time is over when it is; runs until it is cancelled."""
+        """Removes entries when their time is over, with an event for each; runs until it is cancelled."""
         ends = self._entries.watch()
         while True:
             await anext(ends)
@@ -128,7 +128,7 @@ class Names:
     # ---- inside -----------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        """Makes events of what has changed."""
+        """Adds events for all changes."""
         try:
             while True:
                 change: Change = next(self._news)

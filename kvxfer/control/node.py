@@ -1,4 +1,4 @@
-"""The daemon's parts, put together; HTTP stands on it, and it knows nothing of HTTP."""
+"""The daemon's parts, put together. HTTP uses this module, which knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kvxfer.control.host_pool.page_pool import PagePool
     from kvxfer.control.own_agent import OwnAgent
 
-# An examination takes up to two seconds of a thread.
+# An examination keeps a thread busy for up to two seconds.
 _DOCTOR_KEPT_S: Final = 10.0
 _MOST_DOCTORS: Final = 16
 
@@ -58,19 +58,19 @@ class NodeOptions:
     Attributes
     ----------
     node
-        Its name: unique among daemons that meet.
+        The daemon's name, unique among daemons that meet.
     state
-        The folder of what outlives it: store, audit log, admin's token. 0700.
+        The folder of durable state (0700): store, audit log, admin's token.
     runtime
-        The folder of its sockets (0700), where agents look for it.
+        The folder of its sockets (0700), where agents look for the daemon.
     allow
-        Hosts that requests may have it dial (`kvxfer.allowed_hosts`).
+        Hosts that requests may make it dial (`kvxfer.allowed_hosts`).
     require
-        Transports without which it is not ready.
+        Transports that must work for the daemon to be ready.
     most_transfers
-        Records of transfers that are kept; some 800 bytes each.
+        How many records of transfers are kept; some 800 bytes each.
     tokens
-        As `Access` takes them.
+        As for `Access`.
     """
 
     node: str
@@ -83,14 +83,14 @@ class NodeOptions:
 
 
 class NodeDaemon:
-    """All that the daemon knows and does. Make, `start`, then serve; `aclose` at the end.
+    """All that the daemon knows and does. Make it, call `start`, serve, and call `aclose` at the end.
 
-    Everything but the store's thread runs on one event loop.
+    Everything except the store's thread runs on one event loop.
 
     Raises
     ------
     OSError, RuntimeError
-        The state's folder cannot be used.
+        The state folder cannot be used.
     """
 
     def __init__(self, options: NodeOptions, clock: Callable[[], float] = time.time) -> None:
@@ -100,9 +100,9 @@ class NodeDaemon:
         self.started_at_s = clock()
         self.allowed = options.allow
         self.own: OwnAgent | None = None
-        #: Its own agent is being made.
+        #: Whether its own agent is being made.
         self.makes_own = False
-        #: Where ends of transfers are told as spans; set before it is started.
+        #: Sends ends of transfers as spans; set before `start`.
         self.spans: Spans | None = None
         self.pages: PageDesk | None = None
         self._pool: PagePool | None = None
@@ -116,7 +116,7 @@ class NodeDaemon:
         self.counts = TransferCounts()
         self.failures = FailureLog()
         self.table = TransferTable(options.most_transfers)
-        #: What engines and routers told of requests.
+        #: Spans that engines and routers have sent.
         self.spans_told = SpanTable()
         self.traces = RequestTraces(self.table, self.spans_told)
         self.attachments = Attachments(
@@ -141,7 +141,7 @@ class NodeDaemon:
         self._keeping_index = False
 
     async def start(self) -> None:
-        """Lets agents attach, and makes the first token where there is none."""
+        """Lets agents attach, and makes the first token if there is none."""
         await self._keep_index()
         await self.access.start()
         await self.attachments.start()
@@ -150,7 +150,7 @@ class NodeDaemon:
         self._missing = await asyncio.to_thread(_lacking, self.options.require)
 
     def add_own(self, own: OwnAgent, pool: PagePool | None) -> None:
-        """Takes the daemon's own agent, and its pool where it has one; closes them at the end."""
+        """Adds the daemon's own agent, and its pool if it has one; `aclose` closes them."""
         self.own, self._pool = own, pool
         own.leases.on_expired = lambda: self.intake.lease_counts.note_expired(own.incarnation)
         self.makes_own = False
@@ -161,7 +161,7 @@ class NodeDaemon:
             self.settings.take_effect()
 
     async def add_memory(self, gpu: int | None = None) -> None:
-        """Lets processes hand memory to its own agent, also of a GPU where one is named."""
+        """Lets processes hand memory to its own agent, also memory of a GPU if one is named."""
         assert self.own is not None
         from kvxfer.control.handed_memory import HandedMemory
 
@@ -173,13 +173,13 @@ class NodeDaemon:
         self.note("memory.handed" if came else "memory.gone", data)
 
     async def on_parked(self, keys: list[PageKey]) -> None:
-        """Keeps keys of pages before they are acknowledged."""
+        """Stores the keys of pages before the pages are acknowledged."""
         from kvxfer.control.host_pool.page_desk import digest_of_key
 
         await self.store.add_parked([digest_of_key(key) for key in keys])
 
     def on_dropped(self, keys: list[PageKey], why: str) -> None:
-        """Forgets keys of pages that are there no more."""
+        """Forgets the keys of pages that are gone."""
         from kvxfer.control.host_pool.page_desk import digest_of_key
 
         self.store.drop_parked([digest_of_key(key) for key in keys])
@@ -189,7 +189,7 @@ class NodeDaemon:
                 self.note("pages.evicted", {"tenant": tenant, "keys": count}, tenant)
 
     async def aclose(self) -> None:
-        """Ends all of it; agents carry on without it. Idempotent."""
+        """Ends all parts; agents go on without the daemon. Idempotent."""
         for task in self._tasks:
             task.cancel()
         if self._memory is not None:
@@ -212,7 +212,7 @@ class NodeDaemon:
     # ---- events ------------------------------------------------------------------------------------
 
     def note(self, topic: str, data: Mapping[str, Any], tenant: str | None = None) -> None:
-        """Adds one event, and tells the watchers."""
+        """Adds one event, and wakes the watchers."""
         self.events.append(topic, self.clock(), data, tenant)
         self.events.wake()
         self._look_at_index()
@@ -233,15 +233,15 @@ class NodeDaemon:
         if "gone" in what:
             self.moves.on_gone(agent.incarnation)
         elif "attached" in what if self.drains.draining else agent.draining and "draining" in what:
-            # Where the node does not, an agent drains that missed the end of it, e.g. since a daemon was
-            # killed between keeping that and telling.
+            # The agent drains although the node does not: it missed the end of the drain, e.g. because the
+            # daemon was killed after it had stored that end, and before it told the agents.
             self._spawn(self.drains.tell_new(agent))
         if self.drains.draining:
             self.drains.look()
         self._look_at_index()
 
     def _look_at_index(self) -> None:
-        """Sets indexes aside before they are used up."""
+        """Reserves more indexes before they are used up."""
         if self.events.last + RESERVE // 2 > self._reserved and not self._keeping_index:
             self._keeping_index = True
             self._spawn(self._keep_index())
@@ -269,7 +269,7 @@ class NodeDaemon:
     # ---- what is told of it ------------------------------------------------------------------------
 
     def shown(self) -> schema.Node:
-        """Returns which daemon this is."""
+        """Returns the description of this daemon."""
         return schema.Node(
             node=self.options.node,
             incarnation=self.incarnation,
@@ -281,7 +281,7 @@ class NodeDaemon:
         )
 
     def readiness(self) -> schema.Readiness:
-        """Returns whether it takes work, and if not why: at once, from what is known."""
+        """Returns whether it takes work, and if not, why; at once, from what it knows."""
         reasons = []
         if self.drains.ends:
             reasons.append("it ends")
@@ -298,7 +298,7 @@ class NodeDaemon:
         return schema.Readiness(ready=not reasons, reasons=reasons)
 
     async def topology(self) -> schema.Topology:
-        """Returns the machine, its agents and who is connected to whom."""
+        """Returns the machine, its agents, and their sessions with their rails."""
         doctor = await self.doctor(())
         links = [
             schema.Link(
@@ -312,7 +312,7 @@ class NodeDaemon:
         )
 
     async def doctor(self, require: tuple[str, ...]) -> schema.Doctor:
-        """Examines the machine in a thread; what was found is kept for ten seconds, for all who ask."""
+        """Examines the machine in a thread; all callers share the result for ten seconds."""
         require = tuple(sorted(set(require)))
         now_s = time.monotonic()
         kept = self._doctors.get(require)
@@ -336,7 +336,7 @@ def _examine(require: tuple[str, ...]) -> schema.Doctor:
 
 
 def _lacking(require: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns what is missing of transports that are required, in words."""
+    """Returns in words which required transports are missing."""
     if not require:
         return ()
     from kvxfer.doctor.available_transports import check_names

@@ -1,4 +1,4 @@
-"""Reads spans as OpenTelemetry's exporters send them: OTLP by HTTP, in protobuf."""
+"""Reads spans in the form of OpenTelemetry's exporters: OTLP over HTTP, in protobuf."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kvxfer.control.problems import Refusal
 from kvxfer.control.state.span_table import ToldSpan
 
 CONTENT_TYPE: Final = "application/x-protobuf"
-#: Of a body that came compressed.
+#: The largest body after decompression.
 MAX_NBYTES: Final = 8 * 1024 * 1024
 _MAX_ATTRIBUTES: Final = 32
 _MAX_TEXT: Final = 256
 _ERROR: Final = 2
-# What programs call a request: the conventions of generative AI, which vLLM follows, and SGLang's own.
+# Attributes with a request's id: the conventions for generative AI, which vLLM follows, and SGLang's own.
 _REQUEST_NAMES: Final = ("gen_ai.request.id", "request.id", "rid")
 _ROOM: Final = "bootstrap_room"
 
@@ -26,8 +26,8 @@ def read_spans(body: bytes, encoding: str) -> list[ToldSpan]:
     Raises
     ------
     Refusal
-        ``unsupported``: OpenTelemetry is not installed here. ``invalid-argument``: these are no spans.
-        ``too-large``.
+        ``unsupported``: OpenTelemetry is not installed here. ``invalid-argument``: the body has no valid
+        spans. ``too-large``.
     """
     try:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -96,7 +96,7 @@ def _requests(attributes: Mapping[str, str]) -> Iterator[str]:
         if value := attributes.get(name):
             yield value
     if room := attributes.get(_ROOM):
-        # As kvxfer's connector for SGLang calls a request in the records of its transfers.
+        # The form in which kvxfer's connector for SGLang names a request in its transfers' records.
         try:
             yield f"room {int(room, 0)}"
         except ValueError:

@@ -1,4 +1,4 @@
-"""The daemon's own agent: it reads and writes for those who have none, and grants what is its own."""
+"""The daemon's own agent: reads and writes for clients without an agent, and grants leases on its regions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kvxfer.peer import Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.transfer import Transfer
 
-# A region that its agent has registered just now is told a moment later.
+# An agent reports a new region a moment after it has registered it.
 _REGION_TIMEOUT_S: Final = 1.0
-# Of a node's name, so that regions have room for theirs (128 bytes).
+# Of a node's name, so that names of regions have room (128 bytes).
 _MAX_NODE_NBYTES: Final = 48
 
 
@@ -35,12 +35,12 @@ class RemotePlace(NamedTuple):
     Attributes
     ----------
     agent
-        Its name, or its incarnation in hexadecimal digits; ``""`` for whoever is at `address`.
+        Its name, or its incarnation in hexadecimal digits; ``""`` for any agent at `address`.
     region
-        As it was registered.
+        The name with which it was registered.
     address
-        ``"tcp://host:port"``, where it is dialled if there is no session yet; ``""`` of one that has one, or
-        is found in the directory.
+        ``"tcp://host:port"``, which is dialled if there is no session yet; ``""`` if there is a session, or
+        the directory has the agent.
     """
 
     agent: str
@@ -49,32 +49,32 @@ class RemotePlace(NamedTuple):
 
 
 class OwnAgent:
-    """One agent of the daemon's, named ``daemon/<node>``, and behind it its role where it has one.
+    """An agent of the daemon, named ``daemon/<node>``, followed by its role if it has one.
 
-    No agent connects to itself. So that pages of memory that was handed over can be parked in the same
-    daemon's pool, that memory is another agent's: one with a role.
+    An agent cannot connect to itself. Yet the daemon's pool has to park pages of memory that was handed over
+    to the same daemon. So that memory belongs to a second agent, which has a role.
 
-    Its regions are the page pool, once for each layout, and memory that was handed over; their names end with
-    the node's (`region_name`), since two agents compare regions that they call by one name. All methods
-    belong to one event loop.
+    Its regions are the page pool, once for each layout, and memory that was handed over. The names of regions
+    end with the node's name (`region_name`), because two agents compare regions that have the same name. All
+    methods belong to one event loop.
 
     Parameters
     ----------
     node
         The node's name, unique among daemons that meet; at most 48 bytes.
     role
-        ``"memory"``, say; "" of the agent that has the pool. Text of ASCII letters.
+        E.g. ``"memory"``; "" for the agent that has the pool. ASCII letters.
     options
-        As of any agent. The daemon may have it attach to itself as others do.
+        As for any agent. With the daemon's socket in them, it attaches to its own daemon like others.
     allow
-        Hosts that requests may name. Agents that are found in the directory are dialled all the same.
+        Hosts that requests may name. Agents that the directory has are dialled in any case.
     directory, metadata
-        As of any agent.
+        As for any agent.
 
     Raises
     ------
     KvxferError
-        As making an `Agent` does. ``invalid-argument``: `node` is no name.
+        As for making an `Agent`. ``invalid-argument``: `node` cannot be a name.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class OwnAgent:
 
     @property
     def name(self) -> str:
-        """What peers call it."""
+        """The name that peers see."""
         return self.agent.name
 
     @property
     def address(self) -> str:
-        """Where peers reach it."""
+        """The address at which peers reach it."""
         return self.agent.address
 
     @property
@@ -121,14 +121,14 @@ class OwnAgent:
         return self.agent.incarnation.hex()
 
     def sibling(self, role: str, *, gpu: int | None = None) -> OwnAgent:
-        """Returns another agent of this daemon's, with the same options, a role, a GPU; close it yourself.
+        """Returns another agent of this daemon, with the same options, a role, a GPU; the caller closes it.
 
-        Where this one listens on a port that was named, that listens on the next, and says so to peers.
+        If this agent listens on a fixed port, the sibling listens on the next port and advertises that one.
 
         Raises
         ------
         KvxferError
-            As making an agent does.
+            As for making an agent.
         """
         options = self.agent.options
         return OwnAgent(
@@ -148,11 +148,11 @@ class OwnAgent:
     # ---- regions ----------------------------------------------------------------------------
 
     def region_name(self, kind: str, name: str) -> str:
-        """Returns what a region of this node is called, e.g. ``"pool/7@node-3"``."""
+        """Returns the name of a region of this node, e.g. ``"pool/7@node-3"``."""
         return f"{kind}/{name}@{self.node}"
 
     def register(self, name: str, memory: Any, layout: KVLayout) -> Region:
-        """Makes memory known to peers, as `Agent.register`."""
+        """Registers memory, as `Agent.register`."""
         return self.agent.register(name, memory, layout)
 
     def region(self, name: str) -> Region:
@@ -161,7 +161,7 @@ class OwnAgent:
         Raises
         ------
         UsageError
-            ``unknown-region``: there is none of this name.
+            ``unknown-region``: there is no region of this name.
         """
         found = self.agent.regions.get(name)
         if found is None:
@@ -169,21 +169,22 @@ class OwnAgent:
         return found
 
     async def remote_region(self, place: RemotePlace, *, is_known: bool = False) -> RegionDescriptor:
-        """Returns a region of another agent, connecting to that first where it has to.
+        """Returns a region of another agent; connects to that agent first if needed.
 
         Parameters
         ----------
         place
-            As a request names it.
+            The region, as a request names it.
         is_known
-            Whether the address comes from somebody who may name any, e.g. from an agent that is attached.
+            Whether the address comes from a trusted side that may name any address, e.g. from an attached
+            agent.
 
         Raises
         ------
         UsageError
-            ``not-permitted``: the address is not allowed. ``unknown-region``: the agent has no such region.
+            ``not-permitted``: the address is not permitted. ``unknown-region``: the agent has no such region.
         KvxferError
-            As connecting does.
+            As for connecting.
         """
         peer = await self.connect(place.agent, place.address, is_known=is_known)
         try:
@@ -194,7 +195,7 @@ class OwnAgent:
     # ---- peers ------------------------------------------------------------------------------
 
     def peer(self, agent: str) -> Peer | None:
-        """Returns the newest session with an agent, named as in `RemotePlace`; None where there is none."""
+        """Returns the newest session with an agent, named as in `RemotePlace`; None if there is none."""
         for peer in reversed(self.agent.peers):
             if agent in (peer.name, peer.incarnation.hex()):
                 return peer
@@ -206,11 +207,11 @@ class OwnAgent:
         Raises
         ------
         UsageError
-            ``not-permitted``: the address is not allowed. ``invalid-argument``: it is none, or neither an
-            address nor a directory says where the agent is.
+            ``not-permitted``: the address is not permitted. ``invalid-argument``: it is malformed, or neither
+            an address nor a directory gives the agent's place.
         PeerError
-            As `Agent.connect`; ``unreachable`` also where too many others are being dialled, and
-            ``peer-restarted`` where another agent answers.
+            As for `Agent.connect`. Also ``unreachable`` if too many other agents are being dialled, and
+            ``peer-restarted`` if another agent answers.
         """
         if agent and (peer := self.peer(agent)) is not None:
             return peer
@@ -282,30 +283,30 @@ class OwnAgent:
         *,
         on_end: Callable[[OwnLease], None] | None = None,
     ) -> OwnLease:
-        """Gives a right to blocks of a region of its own, until its time is over or it is revoked.
+        """Grants a right to blocks of a region of its own, until its time is over or it is revoked.
 
         Parameters
         ----------
         region
-            By name.
+            The region's name.
         holder
-            A name, or None for anybody who has the token. To write it is an agent with which a session is
-            open, by name or incarnation (`connect` opens one).
+            A name, or None for any agent that has the token. A write lease needs an agent with an open
+            session, by name or incarnation (`connect` opens one).
         blocks, mode
             As in `Region.grant`.
         ttl_s
-            How long; no heartbeat renews it, `extend` does. At most a day.
+            How long it lasts; heartbeats do not renew it, `extend` does. At most a day.
         on_end
-            Called when it has ended, and no byte moves under it any more.
+            Called when the lease has ended, and no byte moves under it any more.
 
         Raises
         ------
         UsageError
-            As `Region.grant`; ``unknown-region``; ``invalid-argument`` also for a time that is too long.
+            As for `Region.grant`; ``unknown-region``; ``invalid-argument`` also for a time that is too long.
         ExhaustedError
             4096 leases are open.
         PeerError
-            ``unreachable``: no session is open with who is to write.
+            ``unreachable``: there is no open session with the writer.
         """
         ttl_s = self.leases.require_room(ttl_s)
         whose: Peer | str | None = holder

@@ -1,4 +1,4 @@
-"""Connecting for requests: one dial for all who ask for an agent, and a bound of those that do not answer."""
+"""Connecting for requests: callers share one dial to an agent, and unanswered dials are bounded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvxfer.agent import Agent
 from kvxfer.errors import PeerError
 from kvxfer.peer import Peer, PeerState
 
-# Addresses come from requests, and one that does not answer takes a descriptor for as long as connecting may.
+# Addresses come from requests. One that does not answer takes a descriptor until the connect fails.
 _MOST_DIALS: Final = 64
 _MOST_DIALS_OF_HOST: Final = 16
 
 
 class OwnDials:
-    """Those of one agent."""
+    """The dials of one agent."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -24,24 +24,24 @@ class OwnDials:
         self._at_address: dict[str, Peer] = {}
 
     def cancel(self) -> None:
-        """Gives up what is under way."""
+        """Cancels all dials in progress."""
         for dial in list(self._under_way.values()):
             dial.cancel()
 
     async def dial(self, key: str, target: str, host: str) -> Peer:
-        """Returns the session of all who ask for one target; who is cancelled leaves it to the others.
+        """Returns the session with one target; callers share one dial, and cancelling one does not end it.
 
         Parameters
         ----------
         key, host
-            Under which the session is known afterwards, and whose bound counts.
+            The key under which the session is kept, and the host for which dials are bounded.
         target
-            As `Agent.connect` takes it.
+            As for `Agent.connect`.
 
         Raises
         ------
         PeerError
-            As that does; ``unreachable`` also where too many others are being dialled.
+            As for `Agent.connect`; ``unreachable`` also if too many other agents are being dialled.
         """
         known = self._at_address.get(key)
         if known is not None:

@@ -1,4 +1,4 @@
-"""Leases of the daemon's own agents: with a time of their own, which is begun anew and ended by a number."""
+"""Leases of the daemon's own agents: each has a number, and a time that can be extended."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from kvxfer.lease import Lease
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
 
-#: Leases that are open at a time, and the longest that one may last.
+#: How many leases may be open at a time, and how long one may last.
 MOST_LEASES: Final = 4096
 MAX_TTL_S: Final = 24 * 3600.0
 
 
 @dataclass(slots=True, eq=False)
 class OwnLease:
-    """A right to blocks of a region of the daemon's own agent, which can be made longer.
+    """A right to blocks of a region of the daemon's own agent; its time can be extended.
 
     Attributes
     ----------
     number
-        By which it is named here; never reused.
+        The number that names the lease here; never reused.
     region
         The region's name.
     lease
-        What was granted. It lasts until it is revoked, which `OwnLeases` does when its time is over.
+        The granted lease. It has no time of its own: `OwnLeases` revokes it when the time is over.
     expires_at
         By the event loop's clock (CLOCK_MONOTONIC).
     end
         How it ended: ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``, ``"closed"``; ``""``
-        of one that has not.
+        while it has not ended.
     """
 
     number: int
@@ -53,32 +53,32 @@ class OwnLease:
 
 
 class OwnLeases:
-    """Those of one agent that have not ended, by number."""
+    """One agent's leases that have not ended, by number."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._open: dict[int, OwnLease] = {}
         self._last = 0
-        #: Called when a lease has run out, which the agent itself takes for revoked. Must not block.
+        #: Called when a lease has expired; the agent itself counts it as revoked. Must not block.
         self.on_expired: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._open)
 
     def stop_clocks(self) -> None:
-        """Has no lease run out any more: the agent is about to be closed, which ends all of them."""
+        """Stops all expiries, because the agent is about to be closed, which ends all leases."""
         for lease in list(self._open.values()):
             if lease._timer is not None:
                 lease._timer.cancel()
 
     async def ended(self) -> None:
-        """Waits until all of them have ended."""
+        """Waits until all leases have ended."""
         watchers = [lease._watcher for lease in self._open.values() if lease._watcher is not None]
         if watchers:
             await asyncio.wait(watchers)
 
     def require_room(self, ttl_s: float) -> float:
-        """Returns how long another may last; raises as `OwnAgent.grant` where it may not be granted."""
+        """Returns the checked duration of a new lease; raises like `OwnAgent.grant` if there is no room."""
         ttl_s = _ttl(ttl_s)
         if len(self._open) >= MOST_LEASES:
             raise ExhaustedError(f"{MOST_LEASES} leases are open: revoke some", code="exhausted")
@@ -87,7 +87,7 @@ class OwnLeases:
     def keep(
         self, region: str, lease: Lease, ttl_s: float, on_end: Callable[[OwnLease], None] | None
     ) -> OwnLease:
-        """Takes a lease that was granted just now, and ends it when its time is over."""
+        """Adds a new lease, and ends it when its time is over."""
         loop = asyncio.get_running_loop()
         self._last += 1
         own = OwnLease(self._last, region, lease, loop.time() + ttl_s)
@@ -102,7 +102,7 @@ class OwnLeases:
         Raises
         ------
         UsageError
-            ``lease-ended``: it has ended, or never was.
+            ``lease-ended``: the lease has ended, or never existed.
         """
         ttl_s = _ttl(ttl_s)
         own = self._lease(number)
@@ -113,9 +113,9 @@ class OwnLeases:
         return own
 
     async def revoke(self, number: int) -> None:
-        """Ends a lease; when this returns no byte moves under it. Does nothing to one that has ended.
+        """Ends a lease; when this returns, no byte moves under it. Does nothing if the lease has ended.
 
-        Cancelling abandons the waiting alone.
+        Cancelling this call abandons only the waiting.
         """
         own = self._open.get(number)
         if own is None:
@@ -136,17 +136,18 @@ class OwnLeases:
         self.end(own, "expired")
 
     def end(self, own: OwnLease, how: str) -> None:
-        """Ends the right; its watcher waits for the fence."""
+        """Ends the right; the lease's watcher waits for the fence."""
         if not own.end:
             own.end = how
         if own._timer is not None:
             own._timer.cancel()
         if not self.agent.closed:
-            # Ends the right at once; what it returns would wait for the fence, which the watcher does.
+            # Revokes at once. The returned coroutine would wait for the fence; it is closed, since the
+            # watcher waits.
             own.lease.revoke().close()
 
     async def _watch(self, own: OwnLease, on_end: Callable[[OwnLease], None] | None) -> None:
-        """Takes a lease out of the table when it has ended, however that came."""
+        """Removes a lease from the table when it has ended, for any reason."""
         try:
             state = await own.lease.ended()
             own.end = own.end or str(state)

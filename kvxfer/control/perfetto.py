@@ -1,6 +1,6 @@
 """A request's way as a trace file for https://ui.perfetto.dev: Chrome's JSON format, in microseconds.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU has the format.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from kvxfer.control import schema
 
 
 def perfetto_of(rows: Iterable[schema.TraceRow]) -> dict[str, Any]:
-    """Returns the file: a process for each agent, engine and router, and in it a track for each transfer.
+    """Returns the file: a process for each agent, engine and router, with a track for each transfer in it.
 
-    Times count from the first row: of a time of day a file of microseconds loses what is shorter.
+    Times count from the first row, because microseconds since 1970 would lose shorter durations.
     """
     rows = sorted(rows, key=lambda row: (row.started_at_s, row.depth))
     first_s = rows[0].started_at_s if rows else 0.0

@@ -1,10 +1,10 @@
-"""Why a request is refused: a stable code, its HTTP status, and words."""
+"""Refusals of requests: a stable code, its HTTP status, and an explanation."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Codes of the daemon's own, beside those of docs/errors.md; docs/daemon.md explains them.
+#: The daemon's own codes, in addition to those of docs/errors.md; docs/daemon.md explains them.
 STATUSES: Final = {
     "unauthorized": 401,
     "forbidden": 403,
@@ -70,11 +70,11 @@ class Refusal(Exception):  # noqa: N818  # an answer, and often no error of the 
     Attributes
     ----------
     code
-        One of `STATUSES`, or another code of an agent's, which is answered as 502.
+        One of `STATUSES`, or a code of an agent, which is answered as 502.
     detail
         What happened, for people.
     retry_after_s
-        When to ask again, where that is known.
+        After how many seconds to ask again, if known.
     status
         The HTTP status.
     """

@@ -1,4 +1,4 @@
-"""A request's way: ends of its transfers with their stages, and spans that engines and routers told of."""
+"""A request's way: ends of its transfers with their stages, and spans that engines and routers sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvxfer.control.state.transfer_table import END_NAMES, TRACE_PARENT, End, En
 #: Transfers and spans of one request that are shown: about 15 ms.
 MOST_TRANSFERS: Final = 100
 MOST_SPANS: Final = 1000
-# Of requests whose name holds what is asked for, where none has it for a name.
+# How many requests are shown whose name contains the search text, if no name equals it.
 _MOST_LIKE: Final = 8
 _LEAST_OF_A_NAME: Final = 6
 
@@ -34,8 +34,8 @@ class RequestTraces:
         Parameters
         ----------
         request
-            Its id as an engine has it, its trace's id, or a part of its id that no other has, as the one
-            that a client or router gave it is.
+            The engine's id of the request, its trace's id, or a part of its id that no other request has,
+            such as the id that a client or router gave it.
 
         Raises
         ------
@@ -58,7 +58,7 @@ class RequestTraces:
             if self._spans.of(request):
                 traces[request] = None
             spans = list(islice((span for trace in traces for span in self._spans.of(trace)), MOST_SPANS))
-        # Transfers of the same trace; and of what its spans call the request, as SGLang's name a room.
+        # Adds transfers of the same traces, and of the spans' names for the request (SGLang: a room).
         for name in dict.fromkeys((*traces, *(name for span in spans for name in span.requests))):
             self._add(found, name, caller)
         if not found and not spans:
@@ -68,7 +68,7 @@ class RequestTraces:
         return schema.RequestTrace(request=request, traces=list(traces), rows=rows)
 
     def _add(self, found: dict[int, Entry], name: str, caller: Caller) -> None:
-        """Adds transfers of a name, as many as there is room for."""
+        """Adds transfers of one name, up to the limit of a request."""
         if (room := MOST_TRANSFERS - len(found)) > 0:
             wanted = Filter(context=name, tenants=caller.tenants)
             found |= {entry.seq: entry for entry in self._transfers.listed(wanted, None, room)[0]}
@@ -127,7 +127,7 @@ def _of_spans(spans: Sequence[ToldSpan]) -> Iterator[schema.TraceRow]:
     by_id = {span.span: span for span in spans}
     for span in by_id.values():
         depth, at = 0, span
-        # As deep as its parents in the same process.
+        # The depth counts parents in the same process.
         while (parent := by_id.get(at.parent)) is not None and parent.process == at.process and depth < 16:
             depth, at = depth + 1, parent
         yield _row(

@@ -1,4 +1,4 @@
-"""Figures of the daemon and its node for Prometheus, from what is known: no agent is asked for a scrape.
+"""Figures of the daemon and its node for Prometheus. A scrape uses what is known, and asks no agent.
 
 docs/daemon.md lists the names.
 """
@@ -27,10 +27,10 @@ class Metrics:
         self._streams = streams
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """Returns all figures in a format that is accepted, and which that is.
+        """Returns all figures in a format that the client accepts, and the format's content type.
 
-        OpenMetrics has exemplars; Prometheus' text, which is the default, has none. A group that fails is
-        left out, and the log says so: the others stand.
+        OpenMetrics has exemplars; Prometheus' text, the default, has none. If a group of figures fails, it is
+        left out and logged; the other groups are not affected.
         """
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
@@ -206,7 +206,7 @@ class Metrics:
 
 
 def _exemplar(example: Example | None) -> Any:
-    """Returns what a bucket shows of one transfer: its id, and its trace where that is sampled."""
+    """Returns a bucket's exemplar: a transfer's id, and its trace's id if the trace is sampled."""
     from prometheus_client.samples import Exemplar
 
     if example is None:

@@ -1,4 +1,4 @@
-"""The daemon as a program: its parts, its sockets, and its end."""
+"""The daemon as a program: its parts, its sockets, and its shutdown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from kvxfer.directory.mirrored import MirroredDirectory
 
-# Requests that are under way when the daemon ends.
+# For requests that are in progress when the daemon ends.
 _LAST_ANSWERS_S: Final = 3
 _MAX_HEADERS_NBYTES: Final = 32 * 1024
 
@@ -56,43 +56,44 @@ class ServeOptions:
     Attributes
     ----------
     state, runtime
-        Folders (`NodeOptions`); None for this user's own.
+        Folders (`NodeOptions`); None for this user's defaults.
     node
-        The node's name; None for the host's.
+        The node's name; None for the host's name.
     listen
-        ``"host:port"`` for REST beside the unix socket; ``""`` for that alone. Another host than loopback
-        needs `tls`.
+        ``"host:port"`` for REST in addition to the unix socket; ``""`` for the socket alone. A host other
+        than loopback needs `tls`.
     tls
         Certificates.
     host_names
-        Names under which REST is asked for, where they are not the host that is listened on.
+        Names by which clients address REST, in addition to the host that it listens on.
     agent_listen, agent_advertise, secret
         Of the daemon's own agent, as in `kvxfer.AgentOptions`.
     directory
-        Where its own agent publishes itself, and looks up names: ``etcd://...``, or the URL of a daemon that
-        keeps one (``KVXFER_TOKEN_FILE``); ``""`` for none. Without its answer the daemon does not start.
+        Where its own agent publishes itself and looks up names: ``etcd://...``, or the URL of a daemon that
+        keeps a directory (``KVXFER_TOKEN_FILE``); ``""`` for none. If it does not answer, the daemon does
+        not start.
     pool_gib
-        Of the host pool; 0 for none.
+        Size of the host pool; 0 for none.
     allow
-        Hosts that requests may have it dial; None for this host and private networks.
+        Hosts that requests may make it dial; None for this host and private networks.
     require
-        Transports without which it is not ready.
+        Transports that must work for the daemon to be ready.
     own_agent
-        Whether it has an agent of its own: without one it moves nothing itself, and keeps no pages.
+        Whether the daemon has its own agent. Without one it moves nothing itself, and keeps no pages.
     gpu
-        Index of the GPU whose memory is taken on ``memory.sock`` beside the host's; None for none.
+        Index of the GPU whose memory ``memory.sock`` accepts, in addition to the host's; None for none.
     most_transfers
-        Records of transfers that are kept.
+        How many records of transfers are kept.
     tokens
-        Tokens that were drawn elsewhere, e.g. one for all nodes of a cluster: a role, and the file of each.
+        Tokens that were drawn elsewhere, e.g. one for all nodes of a cluster: the role and the file of each.
     otlp
-        ``http(s)://host:port`` of an OpenTelemetry collector that is sent spans; ``""`` for none.
+        ``http(s)://host:port`` of the OpenTelemetry collector that gets spans; ``""`` for none.
     log
-        How lines of the log are written: ``plain`` or ``json`` (`kvxfer.log_lines`).
+        Format of the log: ``plain`` or ``json`` (`kvxfer.log_lines`).
     stop_after_s
-        How long transfers that it began may go on when it is told to end.
+        How long transfers that the daemon began may go on after it was told to end.
     rate, burst
-        Requests a second of each caller, and at once.
+        Limit of each caller: requests a second, and requests at once.
     """
 
     state: Path | None = None
@@ -120,12 +121,12 @@ class ServeOptions:
 
 
 def role_files(told: Iterable[str]) -> tuple[tuple[str, Path], ...]:
-    """Reads ``ROLE=FILE`` of each."""
+    """Reads a list of ``ROLE=FILE``."""
     return tuple((role, Path(path)) for role, _, path in (each.partition("=") for each in told))
 
 
 def state_folder() -> Path:
-    """Returns where a daemon of this user keeps what outlives it, e.g. ``kvxfer`` in ``XDG_STATE_HOME``."""
+    """Returns the folder of this user's durable state, e.g. ``kvxfer`` in ``XDG_STATE_HOME``."""
     if os.geteuid() == 0:
         return Path("/var/lib/kvxfer")
     named = Path(os.environ.get("XDG_STATE_HOME", ""))
@@ -144,26 +145,26 @@ async def serve(
     announce: Callable[[str], None] = lambda words: None,
     on_ready: Callable[[NodeDaemon], None] = lambda daemon: None,
 ) -> None:
-    """Runs a daemon until `stop` is set; then what it began has some seconds to end.
+    """Runs a daemon until `stop` is set; its transfers then have some seconds to end.
 
     Parameters
     ----------
     announce
-        Called with sentences for people: where it listens, and where the first token is.
+        Called with sentences for people: where the daemon listens, and where the first token is.
     on_ready
-        Called once with the daemon when it serves.
+        Called once with the daemon when it is ready.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``, ``system``: it cannot listen, or may not without TLS.
+        ``invalid-argument``, ``system``: the daemon cannot listen, or must not without TLS.
     OSError, RuntimeError
-        The folders cannot be used; ``BlockingIOError``: another daemon has them.
+        The folders cannot be used; ``BlockingIOError``: another daemon uses them.
     """
     if options.gpu is not None and not options.own_agent:
         raise invalid("--gpu is for the daemon's own agent, which --no-agent leaves out")
     if options.secret is not None:
-        find_secrets(options.secret)  # before anything is made
+        find_secrets(options.secret)  # raises before anything is made
     address = parse_listen(options.listen) if options.listen else None
     if address is not None:
         require_safe(address[0], options.tls)
@@ -225,7 +226,7 @@ async def serve(
             server.end()
         for _, task in servers:
             await asyncio.wait([task])
-        if app is not None:  # otherwise it may be another daemon's, which has the folder
+        if app is not None:  # otherwise the socket may belong to another daemon, which has the folder
             (runtime / API_SOCKET).unlink(missing_ok=True)
         await daemon.aclose()
         if directory is not None:
@@ -287,8 +288,8 @@ def _begin(
 async def _add_own(
     daemon: NodeDaemon, options: ServeOptions, runtime: Path, directory: MirroredDirectory | None
 ) -> None:
-    """Makes the daemon's own agent, which attaches to it as others do, and its pool."""
-    # It takes as long as all the rest: requests are answered meanwhile.
+    """Makes the daemon's own agent, which attaches to it like other agents, and its pool."""
+    # Loading takes as long as all the rest, so a thread does it, and requests are answered meanwhile.
     await asyncio.to_thread(_load_own, options.pool_gib > 0)
     from kvxfer.control.own_agent import OwnAgent
     from kvxfer.options import AgentOptions
@@ -300,7 +301,7 @@ async def _add_own(
         daemon=str(runtime),
         daemon_may=("show", "drain", "move", "grant", "settings"),
     )
-    # It waits for its directory, which may be this daemon's.
+    # In a thread, because it waits for its directory, which may be this daemon's own.
     own = await asyncio.to_thread(
         OwnAgent, daemon.options.node, agent_options, allow=daemon.allowed, directory=directory
     )
@@ -329,7 +330,7 @@ def _load_own(with_pool: bool) -> None:
 
 
 def run(options: ServeOptions, announce: Callable[[str], None] | None = None) -> None:
-    """Runs a daemon until SIGTERM or SIGINT; a second one ends it at once."""
+    """Runs a daemon until SIGTERM or SIGINT; a second signal ends it at once."""
 
     def say(words: str) -> None:
         if options.log == "json":
@@ -338,11 +339,11 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
             print(words, file=sys.stderr, flush=True)
 
     def started(_: NodeDaemon) -> None:
-        # What is there now stays: looking at it again would hold requests up for a tenth of a second.
+        # These objects stay. Collecting them again would delay requests by a tenth of a second.
         gc.collect()
         gc.freeze()
         gc.enable()
-        # Starting took a MiB more than serving does.
+        # The start used a MiB more than serving does; this returns it to the system.
         if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
             trim(0)
 
@@ -364,6 +365,6 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
     if options.log not in FORMATS:
         raise invalid(f"--log is {options.log!r}: write {' or '.join(FORMATS)}")
     write_to_stderr(options.log)
-    # It would warn of each request that is none: strangers could fill the log.
+    # uvicorn would warn of each invalid request, so strangers could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     asyncio.run(main())

@@ -1,6 +1,6 @@
-"""Spans of transfers for an OpenTelemetry collector, made of what agents tell the daemon of their ends.
+"""Spans of transfers for an OpenTelemetry collector, made from agents' reports of their ends.
 
-An engine takes no part in it, so no collector can fail or slow a transfer.
+Engines take no part, so a collector cannot make a transfer fail or slow it down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvxfer.log import logger
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-#: Spans that wait for the collector; more are dropped.
+#: Spans that may wait for the collector; more are dropped.
 _MOST_WAITING: Final = 8192
 _EXPORT_S: Final = 5.0
 _CLOSE_S: Final = 2.0
@@ -27,21 +27,21 @@ _CLOSE_S: Final = 2.0
 class Spans:
     """Sends a span for each end of a transfer, and one for each of its stages, in the trace of the request.
 
-    The request's W3C ``traceparent`` stands in the transfer's context (``Agent.read(context=...)``); those
-    without one, or of a request that is not sampled, have no spans.
+    The W3C ``traceparent`` of the request is in the transfer's context (``Agent.read(context=...)``).
+    Transfers without one, and transfers of a request that is not sampled, have no spans.
 
     Parameters
     ----------
     node
-        The daemon's.
+        The daemon's node.
     endpoint
-        ``http(s)://host:port`` of the collector (OTLP by HTTP). Headers and certificates are those of the
-        exporter's own variables (``OTEL_EXPORTER_OTLP_HEADERS`` and others).
+        ``http(s)://host:port`` of the collector (OTLP over HTTP). The exporter's own variables set headers
+        and certificates (``OTEL_EXPORTER_OTLP_HEADERS`` and others).
 
     Raises
     ------
     UsageError
-        ``unsupported``: OpenTelemetry is not installed. ``invalid-argument``: no such address.
+        ``unsupported``: OpenTelemetry is not installed. ``invalid-argument``: the address is malformed.
     """
 
     def __init__(self, node: str, endpoint: str) -> None:
@@ -56,7 +56,7 @@ class Spans:
             raise UsageError(
                 f"--otlp needs OpenTelemetry ({error}): pip install 'kvxfer[otel]'", code="unsupported"
             ) from error
-        # Failures are told by `_told`, once.
+        # `_told` logs failures, once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=_EXPORT_S)
         exporter.export = _told(exporter.export, endpoint)
@@ -66,7 +66,7 @@ class Spans:
         self._tracer = self._provider.get_tracer("kvxfer", kvxfer.__version__)
 
     def add(self, transfer: str, end: End) -> None:
-        """Takes an end that has ended. Never waits: what the collector is late with is dropped."""
+        """Adds an end that has ended. It never waits; if the collector is too slow, spans are dropped."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         record = end.record
@@ -102,14 +102,14 @@ class Spans:
         span.end(record.ended_ns + end.clock_offset_ns)
 
     def close(self) -> None:
-        """Sends what waits, for two seconds at most."""
+        """Sends waiting spans, for at most two seconds."""
         closing = threading.Thread(target=self._provider.shutdown, name="kvxfer-spans", daemon=True)
         closing.start()
         closing.join(_CLOSE_S)
 
 
 def _parent(context: str) -> Any:
-    """Returns the span of the request that a context names, where that is sampled."""
+    """Returns the span of the request that a context names, if the request is sampled."""
     from opentelemetry import trace
 
     if (found := sampled_trace(context)) is None:
@@ -120,7 +120,7 @@ def _parent(context: str) -> Any:
 
 
 def stages_of(end: End) -> Iterator[tuple[str, int, int]]:
-    """Yields name, start and end of the stages that were reached, as /metrics names them."""
+    """Yields name, start and end of the stages that the end reached, with the names of /metrics."""
     record, offset_ns = end.record, end.clock_offset_ns
     stages = (
         ("right", record.posted_ns, record.begun_ns),
@@ -133,7 +133,7 @@ def stages_of(end: End) -> Iterator[tuple[str, int, int]]:
 
 
 def _told(export: Any, endpoint: str) -> Any:
-    """Returns an export that says once that it fails, and once that it works again."""
+    """Wraps an export so that it logs once when it starts to fail, and once when it works again."""
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     fails = False

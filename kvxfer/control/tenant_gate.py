@@ -1,4 +1,4 @@
-"""The gate in front of pages and transfers, where requests of a tenant with a rate wait for their turn."""
+"""The gate before pages and transfers: requests of a tenant with a rate wait here for their turn."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvxfer.control.state.byte_rates import ByteRates
 
 
 class TenantGate:
-    """Holds requests by when they are posted: those of one tenant in the order in which they came.
+    """Delays requests before they are posted. Requests of one tenant pass in the order of their arrival.
 
-    A tenant without a rate passes at once, and what waits costs the others nothing.
+    A tenant without a rate passes at once, and is not delayed by others that wait.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,19 +24,20 @@ class TenantGate:
         self._changed = asyncio.Event()
 
     def set_rates(self, rates: Mapping[str, int]) -> None:
-        """Sets how many bytes a second each named tenant may ask for, of those that wait as well."""
+        """Sets how many bytes a second each named tenant may request, also for requests that wait."""
         self._rates.set(rates)
         self._turns = {tenant: turn for tenant, turn in self._turns.items() if turn.locked()}
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def enter(self, tenant: str, nbytes: int, timeout_s: float) -> float:
-        """Waits for the turn of a request for `nbytes`, and returns what is left of its time.
+        """Waits for the turn of a request for `nbytes`, and returns the rest of its time.
 
         Raises
         ------
         Refusal
-            ``rate-limited``: its turn will not come in time, with when it would; ``deadline``: it did not.
+            ``rate-limited``: its turn cannot come in time; it says when it would come. ``deadline``: its time
+            is over.
         """
         if self._rates.rate_of(tenant) is None:
             return timeout_s
@@ -54,7 +55,7 @@ class TenantGate:
         return max(until_s - self._clock(), 0.001)
 
     def spend(self, tenant: str, nbytes: int) -> None:
-        """Counts what went beyond what was known when it entered."""
+        """Charges bytes that were not known yet when the request entered."""
         self._rates.spend(tenant, nbytes, self._clock())
 
     def _words(self, tenant: str, timeout_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Tokens that outlive the daemon, and who a request's sender is."""
+"""Durable tokens, and the identity of a request's sender."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Access:
     Parameters
     ----------
     admin_file
-        Where the first start writes an admin's token (0600).
+        Where the first start writes an admin's token (mode 0600).
     given
-        Tokens that were drawn elsewhere, e.g. one for all nodes of a cluster: a role, and the file of each.
-        They hold as long as the daemon is started with them.
+        Tokens that were drawn elsewhere, e.g. one for all nodes of a cluster: the role and the file of each.
+        They are valid only while the daemon is started with them.
     """
 
     def __init__(
@@ -39,25 +39,25 @@ class Access:
         self._store = store
         self._clock = clock
         self._tokens = Tokens(TokenRecord.from_dict(told) for told in store.load(_KIND).values())
-        self._making: set[str] = set()  # names of certificates whose tokens are being kept
+        self._making: set[str] = set()  # names of certificates whose tokens are being stored
         self._on_revoked: list[Callable[[str], None]] = []
-        #: Where the admin's token was written by this start; None by a later one.
+        #: The file of the admin's token, if this start has written it; otherwise None.
         self.admin_file: Path | None = None
         self._path = admin_file
         self._given = {token.id: path for path, token in self._read(given)}
 
     async def start(self) -> None:
-        """Makes an admin's token where there is none at all.
+        """Makes an admin's token if there is no token at all.
 
         Raises
         ------
         OSError, Refusal
-            It cannot be written.
+            The token cannot be written.
         """
         if len(self._tokens) > len(self._given):
             return
         record, secret = Tokens.draw("admin", "admin", None, self._clock(), None)
-        # The file first: a token whose secret is nowhere could not be used, and no other would be made.
+        # The file first: a stored token whose secret is lost would prevent making another one.
         self._path.unlink(missing_ok=True)
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -84,15 +84,15 @@ class Access:
             yield path, token
 
     def of_secret(self, secret: str) -> Caller | None:
-        """Returns whose token it is."""
+        """Returns the caller that a secret identifies."""
         return self._tokens.find(secret, self._clock())
 
     def of_certificate(self, certificate: ClientCertificate) -> Caller | None:
-        """Returns whose certificate it is."""
+        """Returns the caller that a certificate identifies."""
         return self._tokens.of_certificate(certificate, self._clock())
 
     def is_valid(self, caller: Caller) -> bool:
-        """Whether who was let in earlier would be let in now."""
+        """Whether a caller that was admitted earlier would still be admitted now."""
         kind, _, id_ = caller.key.partition(":")
         if kind != "token":
             return True
@@ -106,7 +106,7 @@ class Access:
         return [schema.Token.model_validate(_shown(token)) for token in self._tokens.listed()]
 
     async def make(self, asked: schema.TokenRequest) -> schema.TokenMade:
-        """Makes one, which is valid once it is kept."""
+        """Makes a token, which is valid once it is stored."""
         if asked.certificate is None:
             return await self._make(asked, None)
         name = plain_name(asked.certificate)
@@ -131,9 +131,9 @@ class Access:
         return schema.TokenMade.model_validate({**_shown(record), "secret": secret or None})
 
     async def revoke(self, id_: str, caller: Caller) -> schema.Token:
-        """Revokes one: when this returns it is invalid, now and after a restart.
+        """Revokes a token: when this returns it is invalid, also after a restart.
 
-        Nobody revokes the token that asks: who changes tokens makes the new one first, and asks with that.
+        A token cannot revoke itself. To replace a token, make a new one, and revoke the old one with it.
         """
         token = self._tokens.get(id_)
         if caller.key == f"token:{id_}":
@@ -149,7 +149,7 @@ class Access:
         return schema.Token.model_validate(_shown(token))
 
     def on_revoked(self, told: Callable[[str], None]) -> None:
-        """Has `told` called with the key of each caller whose token is revoked."""
+        """Registers `told`, which is called with the key of each caller whose token is revoked."""
         self._on_revoked.append(told)
 
 

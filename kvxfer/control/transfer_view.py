@@ -10,7 +10,7 @@ from kvxfer.control.state.transfer_table import END_NAMES, End, Entry, Made
 from kvxfer.session.records import Record
 
 _LOST: Final = "nothing was heard of its end: its agent has gone, or its record was lost"
-# What shows a transfer of which no end has told.
+# Shown for a transfer until one of its ends is reported.
 _UNKNOWN: Final = {"code": "", "message": "", "num_layers": 0, "nbytes": 0}
 
 
@@ -20,7 +20,7 @@ class TransferView:
     Parameters
     ----------
     region_name
-        Returns what an agent's region is called.
+        Returns the name of an agent's region.
     """
 
     def __init__(self, region_name: Callable[[str, int], str]) -> None:
@@ -39,7 +39,7 @@ class TransferView:
     def open(
         self, told: Iterable[tuple[str, End, Made | None]], now_s: float, limit: int
     ) -> schema.Listed[schema.Transfer]:
-        """Returns transfers that agents say are open: their ids, an end each, and who made them."""
+        """Returns transfers that agents report as open: their ids, one end each, and who made them."""
         found: dict[str, dict[str, Any]] = {}
         names: dict[tuple[str, int], str] = {}
         for id_, end, made in told:
@@ -83,7 +83,7 @@ class TransferView:
         record = end.record
         posted = record.posted_ns
         place = (end.agent, record.region)
-        # A record may have come before its region was told of.
+        # The record may have arrived before its region was reported.
         if not (name := end.region_name) and (name := names.get(place, "")) == "":
             name = names[place] = self._region_name(*place)
         return {

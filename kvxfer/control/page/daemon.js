@@ -1,7 +1,7 @@
-// Asks the daemon, and reads its events. The token lies in this tab's session storage, and goes nowhere else.
+// Sends requests to the daemon, and reads its events. The token is kept only in this tab's session storage.
 
 const KEY = "kvxfer-token";
-const SILENT_MS = 40e3; // the daemon says something every 15 s
+const SILENT_MS = 40e3; // the daemon sends something every 15 s
 
 export class Problem extends Error {
   constructor(status, code, detail) {
@@ -50,7 +50,7 @@ export class Daemon {
     return this.ask("GET", query ? `${path}?${query}` : path);
   }
 
-  // Calls `on` with each event until the stream ends, which it throws; `opened` with the daemon's incarnation.
+  // Calls `opened` with the daemon's incarnation, then `on` with each event. Throws when the stream ends.
   async events(after, topics, opened, on) {
     const stop = new AbortController();
     let silent = setTimeout(() => stop.abort(), SILENT_MS);

@@ -1,4 +1,4 @@
-// Elements. All that an agent said of itself becomes text nodes and attributes of text, never markup.
+// Makes elements. Whatever an agent reported becomes text nodes or text attributes, never markup.
 
 import { bytes, duration } from "./words.js";
 
@@ -17,16 +17,16 @@ function svg(name, attributes) {
   return made;
 }
 
-// Sets text only where it differs, so that a selection or a reader is not disturbed.
+// Sets text only if it differs, so that a selection or a screen reader is not disturbed.
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Makes the rows of a table those of `items`: rows are kept by key, and with them the focus in them.
+// Updates the rows of a table to `items`. A row whose key stays is kept, and with it the focus in it.
 export function rows(body, items, keyOf, fill) {
   const kept = new Map(Array.from(body.children, (row) => [row.dataset.key, row]));
   const keys = new Set(items.map(keyOf));
-  // First, so that rows that stay are not moved: that would take the focus from them.
+  // Removed first, so that the rows that stay need not be moved; moving a row would take its focus away.
   for (const [key, row] of kept) if (!keys.has(key)) row.remove();
   let place = body.firstElementChild;
   for (const item of items) {
@@ -42,7 +42,7 @@ export function rows(body, items, keyOf, fill) {
   }
 }
 
-// Puts text, or a node that is made anew only when `mark` changes, into a row's cells.
+// Fills a row's cells: each with text, or with a node that is made again only if its `mark` changes.
 export function cells(row, values) {
   values.forEach((value, index) => {
     let cell = row.children[index];
@@ -61,7 +61,7 @@ export function cells(row, values) {
   });
 }
 
-// The stages of a transfer's ends: [word, end] pairs, each a line with its parts, over one scale.
+// Draws the stages of a transfer's ends: one line for each end, all on the same scale.
 export function timeline(transfer, nowS, { brief = false } = {}) {
   const ends = endsOf(transfer);
   const first = Math.min(...ends.map(([, end]) => end.posted_at_s || Infinity));
@@ -87,7 +87,7 @@ export function timeline(transfer, nowS, { brief = false } = {}) {
       }
     }
   });
-  // The destination knows when the pages were there.
+  // In brief, only the destination is described: it knows when the pages arrived.
   const said = brief ? spans.filter((span) => span.word === "destination" || spans.length === 1) : spans;
   return [picture, ...said.map((span) => element("small", { "aria-hidden": "true" }, span.words))];
 }
@@ -112,7 +112,7 @@ function spanOf(word, end, firstS, nowS) {
   return { word, offset, begun, firstPiece, ended, words: `${word}: ${told.join(", ")}` };
 }
 
-// A request's way: a line for each row, over one scale.
+// Draws a request's way: one line for each row, all on the same scale.
 export function way(rows) {
   const first = Math.min(...rows.map((row) => row.started_at_s));
   const total = Math.max(1, ...rows.map((row) => (row.started_at_s - first) * 1e6 + row.took_us));

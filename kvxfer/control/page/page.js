@@ -1,4 +1,4 @@
-// What a node does: the parts of the page, and when each is asked for anew.
+// The page of a node: its parts, and when each of them is requested again.
 
 import { Daemon, Problem } from "./daemon.js";
 import { cells, curve, element, endsOf, rows, say, timeline, way } from "./draw.js";
@@ -8,7 +8,7 @@ import { bytes, duration, short, since } from "./words.js";
 const TOPICS = ["transfers", "agents", "leases", "drain", "pages"];
 const MOST_ENDED = 40;
 const MOST_LEASES = 100;
-const ALL_STALE_MS = 10e3; // what no event tells of, such as how much of a lease is left
+const ALL_STALE_MS = 10e3; // for what no event reports, such as the rest of a lease's time
 const DOCTOR_MS = 60e3;
 const ROLES = ["read", "transfer", "admin"];
 
@@ -25,8 +25,8 @@ const now = {
   names: new Map(), // by the first 16 digits of an id
   links: [],
   search: { context: "", state: "" },
-  holds: false, // the list of what has ended stays as it is
-  endedTurn: 0, // how often that list was asked for
+  holds: false, // the list of ended transfers is not updated
+  endedTurn: 0, // how often that list was requested
   dirty: new Set(["agents", "leases", "pools", "drain", "ended"]),
   wrong: "",
   doctorAt: -Infinity,
@@ -215,7 +215,7 @@ const PARTS = {
     const { context, state } = now.search;
     const turn = ++now.endedTurn;
     const { items } = await daemon.get("/v1/transfers", { context, state, limit: MOST_ENDED });
-    if (turn !== now.endedTurn) return; // a later question's answer is the one to show
+    if (turn !== now.endedTurn) return; // a later request's answer will be shown
     const searched = context || state;
     say($("ended-caption"), searched ? `Found: ${items.length}${context ? ` of ${context}` : ""}${state ? `, ${state}` : ""}` : "Just ended");
     say($("ended-nothing"), searched ? "No transfer that is known fits." : "No transfer has ended yet.");
@@ -254,7 +254,7 @@ async function showOpen() {
   });
 }
 
-// Links that are connected, and those that moved something, of either direction.
+// Shows links with a session, and links that moved something; each direction is a link.
 function showLinks() {
   const found = rates.links(performance.now());
   rates.remember(found);
@@ -302,7 +302,7 @@ function table(name, items, keyOf, fill) {
   $(`${name}-rows`).parentElement.tHead.hidden = items.length === 0;
 }
 
-// An end that is not attached here is known by what the other end calls it.
+// If an end's agent is not attached here, the other end's name for it is shown.
 function whoAndWhere(transfer) {
   const end = (mine, theirs) => {
     if (mine) return `${mine.agent_name || nameOf(mine.agent)}: ${mine.region_name || `region ${mine.region}`}`;
@@ -333,7 +333,7 @@ function cancelButton(id) {
       tell(told.found ? `Transfer ${id} is cancelled.` : `Transfer ${id} had ended.`);
     }).finally(() => {
       button.disabled = false;
-      // Its row goes, and the focus with it.
+      // The transfer's row is removed; if it had the focus, the title gets it.
       if (document.activeElement === document.body) $("transfers-title").focus();
     });
   });
@@ -345,7 +345,7 @@ async function showDetail(id) {
   try {
     transfer = await daemon.get(`/v1/transfers/${encodeURIComponent(id)}`);
   } catch (error) {
-    // One that is open and was not made by REST is known to its agents alone.
+    // Only its agents know an open transfer that was not made by REST.
     const { items } = await daemon.get("/v1/open-transfers", { limit: 250 });
     transfer = items.find((each) => each.id === id);
     if (!transfer) throw error;
@@ -384,7 +384,7 @@ async function showDetail(id) {
   $("detail").showModal();
 }
 
-// Router, engines, and both ends of each transfer.
+// Shows a request's way through router, engines, and both ends of each transfer.
 async function showWay(request) {
   const { rows: found } = await daemon.get("/v1/request-trace", { request });
   const save = async () => {
@@ -406,7 +406,7 @@ function button(words, work) {
 }
 
 function tell(words) {
-  // Said again where it is the same as before.
+  // Emptied first, so that a screen reader also reads a text that is the same as before.
   $("said").textContent = "";
   setTimeout(() => say($("said"), words), 50);
 }
@@ -500,7 +500,7 @@ async function refresh() {
   showLinks();
   const wrong = done.find((each) => each.status === "rejected" && each.reason.status !== 0)?.reason;
   if (wrong && !(wrong instanceof Problem)) throw wrong;
-  // Once, though it may go wrong each second.
+  // Reported once, though the error may repeat each second.
   const words = wrong && wrong.status !== 401 ? `${wrong.message} [${wrong.code}]` : "";
   if (words && words !== now.wrong) tell(`A part of this page is not up to date: ${words}`);
   now.wrong = words;

@@ -1,5 +1,5 @@
-// How fast pages go between agents, by the events of transfers that ended. Each transfer counts once, though both
-// of its ends tell of it. (kvxfer/control/live_rates.py does the same for `kvxfer top`.)
+// Transfer rates between agents, from the events of ended transfers. Each transfer counts once, though both of its
+// ends report it. (kvxfer/control/live_rates.py does the same for `kvxfer top`.)
 
 const WINDOW_MS = 5000;
 const MOST = 100000;
@@ -24,7 +24,7 @@ export class Rates {
     this.ended.push({ at: now, id: data.id, link, nbytes: data.nbytes });
   }
 
-  // Of each link "source destination": bytes and transfers a second.
+  // Returns bytes and transfers a second, by link ("source destination").
   links(now) {
     let gone = 0;
     while (gone < this.ended.length && this.ended[gone].at < now - WINDOW_MS) {
@@ -32,7 +32,7 @@ export class Rates {
       gone += 1;
     }
     this.ended.splice(0, gone);
-    // At first there is less to go by than a window.
+    // Just after the start, less time than the window has passed.
     const seconds = Math.min(WINDOW_MS, Math.max(1000, now - this.since)) / 1e3;
     const found = new Map();
     for (const { link, nbytes } of this.ended) {
@@ -44,7 +44,7 @@ export class Rates {
     return found;
   }
 
-  // Keeps one point a second of each link for its curve.
+  // Adds one point to each link's curve; called once a second.
   remember(found) {
     for (const link of new Set([...this.past.keys(), ...found.keys()])) {
       const points = this.past.get(link) || new Array(POINTS).fill(0);

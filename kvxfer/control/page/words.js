@@ -1,4 +1,4 @@
-// How figures are written for people.
+// Formats figures for people.
 
 export function bytes(count) {
   if (count === null || count === undefined) return "-";
@@ -24,12 +24,12 @@ export function since(atS) {
   return duration(Math.max(0, Date.now() / 1e3 - atS) * 1e6);
 }
 
-// Whether a part of a transfer's id is the beginning of an agent's.
+// Whether a part of a transfer's id is the beginning of an agent's id.
 export function isAgent(part) {
   return /^[0-9a-f]{16}$/.test(part);
 }
 
-// A transfer's id without most digits of both agents: enough to tell those apart that are on the screen.
+// Shortens a transfer's id: most digits of both agents are left out; the rest tells transfers on the screen apart.
 export function short(id) {
   const [one, other, ...rest] = id.split("-");
   return rest.length && isAgent(one) ? [one.slice(0, 4), isAgent(other) ? other.slice(0, 4) : other, ...rest].join("-") : id;
