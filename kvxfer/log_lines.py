@@ -54,14 +54,19 @@ class PlainLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Returns the line, in which characters that are not printed are escaped."""
-        line = super().formatMessage(record)
-        return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+        return _printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """Returns a traceback, whose lines begin with white space and have no such characters either."""
+        return "\n".join(f"  {_printable(line)}" for line in super().formatException(ei).split("\n"))
+
+
+def _printable(line: str) -> str:
+    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def write_to_stderr(format_: str) -> None:
-    """Writes the lines of logger ``kvxfer`` to standard error, in one of `FORMATS`."""
+    """Has what this process logs written to standard error, in one of `FORMATS`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if format_ == "json" else PlainLines())
-    logger = logging.getLogger("kvxfer")
-    logger.addHandler(handler)
-    logger.propagate = False
+    logging.getLogger().addHandler(handler)

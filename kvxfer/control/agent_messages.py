@@ -32,9 +32,7 @@ def hello_of(message: Mapping[str, Any]) -> Hello:
     """Reads a hello; raises `Malformed` if it is none, or has another version."""
     if message.get("v") != VERSION:
         raise Malformed(f"it speaks version {str(message.get('v'))[:20]}, and this daemon {VERSION}")
-    incarnation = _word(message.get("incarnation"))
-    if len(incarnation) != 32 or not set(incarnation) <= set("0123456789abcdef"):
-        raise Malformed("its incarnation is none")
+    incarnation = _incarnation(message.get("incarnation"))
     name = _word(message.get("name"))
     if not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
         raise Malformed("its name is none")
@@ -69,6 +67,13 @@ def peer_of(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Reader = Callable[[Any], Any]
+
+
+def _incarnation(value: object) -> str:
+    word = _word(value)
+    if len(word) != 32 or not set(word) <= set("0123456789abcdef"):
+        raise Malformed("an incarnation is none")
+    return word
 
 
 def _word(value: Any) -> str:
@@ -162,7 +167,7 @@ _SECTIONS: Final[dict[str, Reader]] = {
         {
             "session": _integer,
             "name": _word,
-            "incarnation": _word,
+            "incarnation": _incarnation,
             "address": _word,
             "is_ours": _flag,
             "rails": _words,

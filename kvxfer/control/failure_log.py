@@ -41,23 +41,28 @@ class FailureLog:
     def __init__(self) -> None:
         self._kept: dict[_Key, _Kept] = {}
         self._seen: set[str] = set()
+        self._seen_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, transfer: str, end: End) -> None:
         """Adds an end that has ended; ignores ends that did not fail."""
         record = end.record
+        now_s = time.monotonic()
+        if now_s > self._seen_until_s:
+            self._seen.clear()
+            self._seen_until_s = now_s + _GATHER_S
         if record.outcome != "failed" or transfer in self._seen:
             return
         if len(self._seen) < _MOST_SEEN:
             self._seen.add(transfer)
         key = (end.agent_name, end.peer_name, record.code)
         if key not in self._kept and len(self._kept) >= _MOST_KEPT:
-            key = ("other agents", "", record.code)
+            key = ("other agents", "", "")
         kept = self._kept.setdefault(key, _Kept())
         if not kept.count:
             kept.transfer, kept.context, kept.message = transfer, record.context, record.message
         kept.count += 1
-        self._tell_later(max(_GATHER_S, kept.quiet_until_s - time.monotonic()))
+        self._tell_later(max(_GATHER_S, kept.quiet_until_s - now_s))
 
     def close(self) -> None:
         """Writes all gathered lines."""
@@ -70,7 +75,6 @@ class FailureLog:
     def tell(self) -> None:
         """Writes the lines that are due; the timer calls it."""
         self._timer = None
-        self._seen.clear()
         now_s = time.monotonic()
         for key, kept in list(self._kept.items()):
             if kept.quiet_until_s > now_s:

@@ -1,27 +1,51 @@
-"""Reads spans in the form of OpenTelemetry's exporters: OTLP over HTTP, in protobuf."""
+"""Reads spans in the form of OpenTelemetry's exporters: OTLP over HTTP, in protobuf.
+
+A body's cost is bounded before it is read: parsing holds the interpreter for about 20 ms at most.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
 
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.span_table import ToldSpan
 
 CONTENT_TYPE: Final = "application/x-protobuf"
-#: The largest body after decompression.
-MAX_NBYTES: Final = 8 * 1024 * 1024
-_MAX_ATTRIBUTES: Final = 32
-_MAX_TEXT: Final = 256
+#: The largest body, after decompression.
+MAX_NBYTES: Final = 1024 * 1024
+# Messages of one body that are looked at.
+_MAX_SPANS: Final = 2000
+_MAX_GROUPS: Final = 500
+_MAX_ATTRIBUTES: Final = 16
+_MAX_NAME: Final = 64
+_MAX_TEXT: Final = 128
+# A span that began before or after that is of another clock.
+_NEAR_S: Final = 24 * 3600.0
 _ERROR: Final = 2
 # Attributes with a request's id: the conventions for generative AI, which vLLM follows, and SGLang's own.
 _REQUEST_NAMES: Final = ("gen_ai.request.id", "request.id", "rid")
 _ROOM: Final = "bootstrap_room"
 
 
-def read_spans(body: bytes, encoding: str) -> list[ToldSpan]:
-    """Returns the spans of a request's body; `encoding` is its ``Content-Encoding``.
+class Read(NamedTuple):
+    """Spans of one body, and how many of those that were looked at are no spans."""
+
+    spans: list[ToldSpan]
+    num_rejected: int
+
+
+def read_spans(body: bytes, encoding: str, now_s: float) -> Read:
+    """Returns the spans of a request's body.
+
+    Parameters
+    ----------
+    encoding
+        Its ``Content-Encoding``.
+    now_s
+        The time of day: a span that began a day away from it is rejected.
 
     Raises
     ------
@@ -37,46 +61,80 @@ def read_spans(body: bytes, encoding: str) -> list[ToldSpan]:
         ) from None
     try:
         told = ExportTraceServiceRequest.FromString(_unpacked(body, encoding))
-        return list(_spans(told))
+        found = list(_spans(told, now_s))
     except Refusal:
         raise
     except Exception as error:
         raise Refusal("invalid-argument", f"no spans of OTLP: {error!s:.200}") from None
+    spans = [span for span in found if span is not None]
+    return Read(spans, len(found) - len(spans))
+
+
+def answer(num_rejected: int) -> bytes:
+    """Returns the body of the answer: an ``ExportTraceServiceResponse``, empty where all spans were taken."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    response = ExportTraceServiceResponse()
+    if num_rejected:
+        response.partial_success.rejected_spans = num_rejected
+        response.partial_success.error_message = (
+            "no ids of a span, or of another day than this daemon's clock"
+        )
+    return bytes(response.SerializeToString())
 
 
 def _unpacked(body: bytes, encoding: str) -> bytes:
-    if encoding in ("", "identity"):
-        return body
-    if encoding != "gzip":
+    if encoding not in ("", "identity", "gzip"):
         raise Refusal("unsupported-media-type", f"Content-Encoding {encoding!r:.50}: send gzip, or none")
-    unpacking = zlib.decompressobj(wbits=31)
-    unpacked = unpacking.decompress(body, MAX_NBYTES)
-    if unpacking.unconsumed_tail:
-        raise Refusal("too-large", f"a body has {MAX_NBYTES} bytes at most, unpacked")
+    unpacked = body
+    if encoding == "gzip":
+        unpacking = zlib.decompressobj(wbits=31)
+        unpacked = unpacking.decompress(body, MAX_NBYTES + 1)
+        if len(unpacked) <= MAX_NBYTES and (not unpacking.eof or unpacking.unused_data):
+            raise Refusal("invalid-argument", "the body is not one whole gzip member")
+    if len(unpacked) > MAX_NBYTES:
+        raise Refusal("too-large", f"spans have {MAX_NBYTES} bytes at most, unpacked: send fewer at a time")
     return unpacked
 
 
-def _spans(told: Any) -> Iterator[ToldSpan]:
-    for of_resource in told.resource_spans:
-        process = _process(dict(_texts(of_resource.resource.attributes)))
-        for scope in of_resource.scope_spans:
-            for span in scope.spans:
-                if len(span.trace_id) != 16 or len(span.span_id) != 8:
-                    continue
-                attributes = dict(_texts(span.attributes))
-                is_error = span.status.code == _ERROR
-                yield ToldSpan(
-                    span.trace_id.hex(),
-                    span.span_id.hex(),
-                    span.parent_span_id.hex(),
-                    span.name[:_MAX_TEXT],
-                    process,
-                    span.start_time_unix_nano,
-                    max(span.end_time_unix_nano, span.start_time_unix_nano),
-                    (span.status.message[:_MAX_TEXT] or "error") if is_error else "",
-                    tuple(attributes.items()),
-                    tuple(_requests(attributes)),
-                )
+def _spans(told: Any, now_s: float) -> Iterator[ToldSpan | None]:
+    """Yields spans, and None for what is none."""
+    groups = (
+        (resource.resource.attributes, scope.spans)
+        for resource in islice(told.resource_spans, _MAX_GROUPS)
+        for scope in islice(resource.scope_spans, _MAX_GROUPS)
+    )
+    told_of = chain.from_iterable(
+        ((process, span) for span in spans)
+        for process, spans in (
+            (_process(dict(_texts(of))), spans) for of, spans in islice(groups, _MAX_GROUPS)
+        )
+    )
+    for process, span in islice(told_of, _MAX_SPANS):
+        yield _span(process, span, now_s)
+
+
+def _span(process: str, span: Any, now_s: float) -> ToldSpan | None:
+    is_near = abs(span.start_time_unix_nano / 1e9 - now_s) < _NEAR_S
+    if len(span.trace_id) != 16 or len(span.span_id) != 8 or not is_near:
+        return None
+    attributes = dict(_texts(span.attributes))
+    error = (span.status.message[:_MAX_TEXT] or "error") if span.status.code == _ERROR else ""
+    end_ns = span.end_time_unix_nano
+    if not span.start_time_unix_nano <= end_ns <= (now_s + _NEAR_S) * 1e9:
+        end_ns = span.start_time_unix_nano
+    return ToldSpan(
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id[:8].hex(),
+        span.name[:_MAX_TEXT],
+        process,
+        span.start_time_unix_nano,
+        end_ns,
+        error,
+        tuple(attributes.items()),
+        tuple(_requests(attributes)),
+    )
 
 
 def _process(resource: Mapping[str, str]) -> str:
@@ -85,10 +143,10 @@ def _process(resource: Mapping[str, str]) -> str:
 
 
 def _texts(attributes: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    for _, each in zip(range(_MAX_ATTRIBUTES), attributes, strict=False):
+    for each in islice(attributes, _MAX_ATTRIBUTES):
         kind = each.value.WhichOneof("value")
         if kind in ("string_value", "int_value", "double_value", "bool_value"):
-            yield each.key[:_MAX_TEXT], str(getattr(each.value, kind))[:_MAX_TEXT]
+            yield each.key[:_MAX_NAME], str(getattr(each.value, kind))[:_MAX_TEXT]
 
 
 def _requests(attributes: Mapping[str, str]) -> Iterator[str]:
@@ -96,7 +154,7 @@ def _requests(attributes: Mapping[str, str]) -> Iterator[str]:
         if value := attributes.get(name):
             yield value
     if room := attributes.get(_ROOM):
-        # The form in which kvxfer's connector for SGLang names a request in its transfers' records.
+        # As kvxfer's connector for SGLang names a request in the records of its transfers.
         try:
             yield f"room {int(room, 0)}"
         except ValueError:

@@ -15,10 +15,12 @@ from kvxfer.control.state.transfer_table import END_NAMES, TRACE_PARENT, End, En
 
 #: Transfers and spans of one request that are shown: about 15 ms.
 MOST_TRANSFERS: Final = 100
-MOST_SPANS: Final = 1000
+MOST_SPANS: Final = 500
+_MOST_DEPTH: Final = 16
 # How many requests are shown whose name contains the search text, if no name equals it.
 _MOST_LIKE: Final = 8
 _LEAST_OF_A_NAME: Final = 6
+_MOST_OF_A_NAME: Final = 128  # of a record's context
 
 
 class RequestTraces:
@@ -46,8 +48,9 @@ class RequestTraces:
         found: dict[int, Entry] = {}
         names = [request]
         self._add(found, request, caller)
-        if not found and not self._spans.traces_of(request) and len(request) >= _LEAST_OF_A_NAME:
-            names = self._transfers.contexts_with(request, _MOST_LIKE)
+        is_of_spans = sees_spans and self._spans.traces_of(request)
+        if not found and not is_of_spans and _LEAST_OF_A_NAME <= len(request) <= _MOST_OF_A_NAME:
+            names = self._transfers.contexts_with(request, _MOST_LIKE, caller.tenants)
             for name in names:
                 self._add(found, name, caller)
         traces = _traces_of(found.values())
@@ -124,12 +127,17 @@ _STAGES: Final = {
 
 
 def _of_spans(spans: Sequence[ToldSpan]) -> Iterator[schema.TraceRow]:
-    by_id = {span.span: span for span in spans}
+    by_id: dict[tuple[str, str], ToldSpan] = {}
+    for span in spans:
+        by_id.setdefault((span.trace, span.span), span)
     for span in by_id.values():
         depth, at = 0, span
-        # The depth counts parents in the same process.
-        while (parent := by_id.get(at.parent)) is not None and parent.process == at.process and depth < 16:
+        # The depth counts parents in the same process; a circle of parents has none.
+        while (parent := by_id.get((at.trace, at.parent))) is not None and parent.process == at.process:
             depth, at = depth + 1, parent
+            if depth > _MOST_DEPTH:
+                depth = 0
+                break
         yield _row(
             *(span.process, span.trace, span.name, span.start_ns, span.end_ns, depth, span.error),
             dict(span.attributes),

@@ -5,9 +5,10 @@ docs/daemon.md lists the names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import kvxfer
 from kvxfer.control.state.transfer_counts import BOUNDS_S, Example
@@ -17,6 +18,9 @@ from kvxfer.log import logger
 if TYPE_CHECKING:
     from kvxfer.control.app.event_routes import EventStreams
     from kvxfer.control.node import NodeDaemon
+
+
+_ID: Final = re.compile(r"[0-9a-z.-]{1,64}")
 
 
 class Metrics:
@@ -211,7 +215,8 @@ def _exemplar(example: Example | None) -> Any:
 
     if example is None:
         return None
-    labels = {"transfer": example.transfer}
+    # What a client of Prometheus' cannot read would cost the whole scrape.
+    labels = {"transfer": example.transfer} if _ID.fullmatch(example.transfer) else {}
     if found := sampled_trace(example.context):
         labels["trace_id"] = found[0]
-    return Exemplar(labels, example.duration_ns / 1e9, example.at_s)
+    return Exemplar(labels, example.duration_ns / 1e9, example.at_s) if labels else None

@@ -158,7 +158,7 @@ def _record(fields: tuple[Any, ...]) -> Record:
         region=region,
         remote_region=remote_region,
         outcome=_OUTCOMES[outcome],
-        code=CODE_NAMES.get(code, f"code-{code}") if code else "",
+        code=CODE_NAMES.get(code, "unknown") if code else "",
         state=_STATES[state],
         priority=priority,
         num_blocks=num_blocks,

@@ -67,7 +67,11 @@ bool is_bool(nb::handle value) {
     shown = nb::str(text).c_str();
   PyErr_Clear();  // an int of too many digits has no text
   constexpr std::size_t kMostShown = 100;
-  if (shown.size() > kMostShown) shown = shown.substr(0, kMostShown) + "...";
+  if (shown.size() > kMostShown) {
+    std::size_t cut = kMostShown;
+    while (cut > 0 && (shown[cut] & 0xC0) == 0x80) --cut;  // not within a character of UTF-8
+    shown = shown.substr(0, cut) + "...";
+  }
   raise({Code::kInvalidArgument, std::string(name) + " is " + std::string(what) + ", not " + shown});
 }
 

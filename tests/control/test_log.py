@@ -49,11 +49,13 @@ async def test_a_transfer_counts_once_and_a_pair_is_told_of_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failures = FailureLog()
-    for _ in range(3):
+    for minute in range(3):
         for number in range(10):
             for name, peer in (("prefill", "decode"), ("decode", "prefill")):
                 failed = record(outcome="failed", code="deadline", message="too slow")
-                failures.add(f"t{number}", End("a" * 32, name, 0, failed, ("kv", "b" * 32, peer, "kv")))
+                failures.add(
+                    f"t{minute}-{number}", End("a" * 32, name, 0, failed, ("kv", "b" * 32, peer, "kv"))
+                )
         failures.add("t", End("a" * 32, "prefill", 0, record(), ("kv", "b" * 32, "decode", "kv")))
         failures.tell()
     assert caplog.messages == ["10 transfers of prefill with decode failed [deadline]: too slow"]

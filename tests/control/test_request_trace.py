@@ -27,6 +27,16 @@ def test_spans_are_found_by_trace_and_request_and_the_oldest_give_way() -> None:
         assert len(table) == min(number + 1, 10)
     assert [len(table.of(f"trace-{number}")) for number in range(13)] == [0] * 7 + [1] + [2] * 4 + [1]
     assert [list(table.traces_of(f"request-{number}")) for number in (6, 12)] == [[], ["trace-12"]]
+    # A name is forgotten with the last span that has it, whichever span of its trace that is.
+    table = SpanTable(capacity=4)
+    for number in range(20):
+        table.add([span(f"t{number}", 0, "again", f"r{number}"), span(f"t{number}", 1)])
+    assert list(table.traces_of("again")) == ["t18", "t19"]
+    assert [bool(list(table.traces_of(f"r{number}"))) for number in range(20)] == [False] * 18 + [True] * 2
+    # Spans are bounded by what they take, too.
+    table = SpanTable(most_nbytes=10_000)
+    table.add(span(f"t{number}") for number in range(100))
+    assert 5 < len(table) < 12
     # One trace cannot take the place of all others.
     table = SpanTable()
     table.add(span("endless", number) for number in range(2 * MOST_OF_A_TRACE))
@@ -70,6 +80,20 @@ async def test_a_request_is_found_by_each_of_its_names(traced: Served, request_:
     )
     named = {event["args"]["name"] for event in file["traceEvents"] if event["name"] == "process_name"}
     assert named == {"agent-a", "agent-b"}
+
+
+async def test_spans_hide_nothing_of_a_tenant_s_and_circles_end(traced: Served) -> None:
+    ring = [
+        ToldSpan(TRACE, f"{n:016x}", f"{1 - n:016x}", "s", "p", 1, 2, "", (), ("7f3a-0",)) for n in (0, 1)
+    ]
+    traced.daemon.spans_told.add(ring)
+    token = await traced.make_token("read", tenants=[""])
+    async with traced.tcp(token) as client:
+        found = (await client.get("/v1/request-trace", params={"request": "7f3a-0"})).json()
+    assert {row["process"] for row in found["rows"]} == {"agent-a", "agent-b"}
+    async with traced.unix() as client:
+        found = (await client.get("/v1/request-trace", params={"request": TRACE})).json()
+    assert [row["depth"] for row in found["rows"] if row["process"] == "p"] == [0, 0]
 
 
 async def test_what_is_not_known_is_said_so_and_tenants_see_their_own(traced: Served) -> None:

@@ -241,8 +241,12 @@ def tracer(url: str, token: str, service: str, compression: Any) -> Iterator[Any
         ({}, b"\xff\xff", 422),
         ({"Content-Encoding": "gzip"}, b"no gzip", 422),
         ({"Content-Encoding": "gzip"}, gzip.compress(bytes(64 << 20)), 413),
+        ({"Content-Encoding": "gzip"}, gzip.compress(b"") * 2, 422),
+        ({"Content-Encoding": "gzip"}, gzip.compress(b"")[:-1], 422),
+        ({}, b"\n\0" * (300 << 10), 200),
+        ({}, b"\n\0" * (600 << 10), 413),
     ],
-    ids=["json", "brotli", "no protobuf", "no gzip", "a bomb"],
+    ids=["json", "brotli", "no protobuf", "no gzip", "a bomb", "two", "cut", "empty ones", "too many"],
 )
 def test_what_is_no_span_is_refused(
     tmp_path: Path, headers: dict[str, str], body: bytes, status: int

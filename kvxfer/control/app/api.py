@@ -123,6 +123,7 @@ class Api:
             extra["x-kvxfer-change"] = change
         if method == "POST" and change is not None:
             extra["parameters"] = [IDEMPOTENCY_KEY]
+        extra |= more.pop("openapi_extra", {})
         responses = {**PROBLEMS, **more.pop("responses", {})}
 
         def decorate(handler: Handler) -> Handler:

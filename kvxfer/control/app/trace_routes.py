@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Query, Request, Response
 
@@ -12,6 +14,8 @@ from kvxfer.control.app.api import Api, caller_of, require_all_tenants
 from kvxfer.control.node import NodeDaemon
 from kvxfer.control.perfetto import perfetto_of
 from kvxfer.control.problems import Refusal
+
+Answer = TypeVar("Answer")
 
 RequestName = Annotated[
     str,
@@ -23,20 +27,56 @@ RequestName = Annotated[
 ]
 
 
+_BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
+
+
+# Bodies of spans that wait to be read; exporters send a refused one again.
+_MOST_WAITING: Final = 4
+
+
+class _Reading:
+    """A thread that reads bodies of spans, one after the other, and does nothing else."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvxfer-otlp")
+        self.num_waiting = 0
+
+    async def run(self, read: Callable[..., Answer], *args: Any) -> Answer:
+        """Runs a function there."""
+        self.num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, read, *args)
+        finally:
+            self.num_waiting -= 1
+
+
 def add_traces(api: Api, daemon: NodeDaemon) -> None:
     """Adds them."""
+    reading = _Reading()
+    # A look takes milliseconds: other requests have their turn between two of them.
+    in_turn = asyncio.Lock()
 
     @api.get("/v1/request-trace", "read", tags=["traces"])
     async def get_request_trace(asked: Request, request: RequestName) -> schema.RequestTrace:
         """What this daemon knows of one request, ordered by start."""
-        return daemon.traces.find(request, caller_of(asked))
+        async with in_turn:
+            return daemon.traces.find(request, caller_of(asked))
 
     @api.get("/v1/request-trace/perfetto", "read", tags=["traces"])
     async def get_perfetto_trace(asked: Request, request: RequestName) -> dict[str, Any]:
         """The same as a file for ui.perfetto.dev."""
-        return perfetto_of(daemon.traces.find(request, caller_of(asked)).rows)
+        async with in_turn:
+            return perfetto_of(daemon.traces.find(request, caller_of(asked)).rows)
 
-    @api.keep("POST", "/v1/traces", "transfer", tags=["traces"], response_class=Response)
+    @api.keep(
+        "POST",
+        "/v1/traces",
+        "transfer",
+        tags=["traces"],
+        response_class=Response,
+        openapi_extra={"requestBody": {"required": True, "content": {otlp.CONTENT_TYPE: _BYTES}}},
+        responses={200: {"description": "Taken", "content": {otlp.CONTENT_TYPE: _BYTES}}},
+    )
     async def add_spans(request: Request) -> Response:
         """Accepts spans of engines and routers: OTLP over HTTP, in protobuf (`application/x-protobuf`)."""
         require_all_tenants(caller_of(request), "a span")
@@ -48,6 +88,8 @@ def add_traces(api: Api, daemon: NodeDaemon) -> None:
                 "(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf)",
             )
         encoding = request.headers.get("content-encoding", "").strip().lower()
-        daemon.spans_told.add(await asyncio.to_thread(otlp.read_spans, await request.body(), encoding))
-        # An empty ExportTraceServiceResponse means that all spans were accepted.
-        return Response(b"", headers={"content-type": otlp.CONTENT_TYPE})
+        if reading.num_waiting >= _MOST_WAITING:
+            raise Refusal("exhausted", "spans of others are being read", retry_after_s=1)
+        read = await reading.run(otlp.read_spans, await request.body(), encoding, daemon.clock())
+        daemon.spans_told.add(read.spans)
+        return Response(otlp.answer(read.num_rejected), headers={"content-type": otlp.CONTENT_TYPE})

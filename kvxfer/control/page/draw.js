@@ -123,7 +123,7 @@ export function way(rows) {
     const picture = svg("svg", { viewBox: "0 0 1000 9", preserveAspectRatio: "none", height: 9, "aria-hidden": "true" });
     picture.append(
       svg("rect", { class: "track", x: 0, y: 0, width: 1000, height: 9 }),
-      svg("rect", { class: KINDS[row.name] || "whole", x, y: 0, width: Math.max(3, (row.took_us / total) * 1000), height: 9 }),
+      svg("rect", { class: Object.hasOwn(KINDS, row.name) ? KINDS[row.name] : "whole", x, y: 0, width: Math.max(3, (row.took_us / total) * 1000), height: 9 }),
     );
     const told = Object.entries(row.details).map(([name, value]) => `${name}: ${value}`).join("\n");
     const line = element("tr");

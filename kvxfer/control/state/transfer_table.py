@@ -326,14 +326,17 @@ class TransferTable:
             last = rows[-1][1]
         return found, last if last is not None and self._is_before(wanted.context, last) else None
 
-    def contexts_with(self, part: str, most: int) -> list[str]:
+    def contexts_with(self, part: str, most: int, tenants: frozenset[str] | None = None) -> list[str]:
         """Returns contexts that contain a text, e.g. the id that a client gave a request, the newest first.
 
-        Looks at the newest `MOST_LOOKED_AT` transfers.
+        Looks at the newest `MOST_LOOKED_AT` transfers; where tenants are named, at theirs alone.
         """
+        wanted = Filter(tenants=tenants)
         found: dict[str, None] = {}
         for rows in self._candidates(None, None):
-            found |= dict.fromkeys(row[2] for row in rows if part in row[2])
+            if len(found) >= most:
+                break
+            found |= dict.fromkeys(row[2] for row in wanted.of(rows, self._made) if part in row[2])
         return list(found)[:most]
 
     def _is_before(self, context: str | None, seq: int) -> bool:
