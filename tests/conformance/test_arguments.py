@@ -285,6 +285,10 @@ def test_what_is_long_is_shown_in_part(kept: Ends) -> None:
     with pytest.raises(UsageError, match=r"^region is one .*\.\.\. \[invalid-argument\]$") as caught:
         moved(kept, "write", "region", list(range(10_000)))
     assert len(str(caught.value)) < 500
+    # Cut between characters, wherever their bytes fall.
+    for lead in ("", "a", "ab", "abc"):
+        with pytest.raises(UsageError, match="not "):
+            kept.there.expect(b"long", [3], kept.region, context=[lead + "\N{SNOWMAN}" * 200])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["layers", "heads", "tokens"])
