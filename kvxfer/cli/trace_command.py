@@ -50,7 +50,7 @@ def trace(
 ) -> None:
     """Show one request's way: transfers with their stages, and spans of engines and routers.
 
-    Spans are those that programs send to a daemon: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://NODE:7380/v1/traces.
+    Spans are those that programs send to a daemon: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://NODE:7380/v1/traces.
     Rows are ordered by when they began, as the clocks of their hosts have it.
 
     kvxfer trace cmpl-7f3a --daemon https://node-a:7380 --daemon https://node-b:7380 --out request.json

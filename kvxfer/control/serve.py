@@ -164,6 +164,11 @@ async def serve(
     if options.gpu is not None and not options.own_agent:
         raise invalid("--gpu is for the daemon's own agent, which --no-agent leaves out")
     if options.secret is not None:
+        if "KVXFER_TLS_CERTIFICATE" in os.environ:
+            raise invalid(
+                "KVXFER_TLS_CERTIFICATE and --secret-file are both given, and an agent has certificates or a "
+                "secret: leave one out"
+            )
         find_secrets(options.secret)  # raises before anything is made
     address = parse_listen(options.listen) if options.listen else None
     if address is not None:

@@ -62,9 +62,15 @@ def test_this_host_needs_none(host: str) -> None:
         (["--token", "read=/etc/hostname"], "that holds kvx_"),
         (["--token", "read=/nothing"], "/nothing"),
         (["--gpu", "0"], "own agent, which --no-agent leaves out"),
+        (["--log", "xml"], "write plain or json"),
+        (["--secret", __file__], "an agent has certificates or a secret"),
     ],
 )
-def test_it_says_why_it_does_not_start(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_it_says_why_it_does_not_start(
+    tmp_path: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if words.startswith("an agent has certificates"):
+        monkeypatch.setenv("KVXFER_TLS_CERTIFICATE", "node.pem")
     command = [sys.executable, "-m", "kvxfer.control", "--state", str(tmp_path / "s")]
     command += ["--runtime", str(tmp_path / "r"), "--no-agent", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)

@@ -28,7 +28,8 @@ spec:
       env:
         - {name: KVXFER_DAEMON_DIR, value: /run/kvxfer}
         - {name: KVXFER_SECRET_FILE, value: /etc/kvxfer/agents/secret}
-        - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+        # Where the engine's own agents listen.
+        - {name: KVXFER_HOST, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
         {{- with $engines.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
