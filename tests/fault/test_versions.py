@@ -39,6 +39,9 @@ def version(remote: Make) -> Make:
             return remote(*arguments, **options)
         if not (home / "tests").exists():
             pytest.skip("make test-versions builds other versions")
+        transport = str(arguments[1])
+        if f'"{transport}"' not in (home / "tests/fault/node.py").read_text():
+            pytest.skip(f"the version {of!r} has no transport {transport}")
         return remote(*arguments, python=str(home / "venv/bin/python"), root=home, **options)
 
     return make
