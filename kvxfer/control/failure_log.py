@@ -40,7 +40,9 @@ class FailureLog:
 
     def __init__(self) -> None:
         self._kept: dict[_Key, _Kept] = {}
+        # Of this second, and of the one before.
         self._seen: set[str] = set()
+        self._seen_before: set[str] = set()
         self._seen_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -49,9 +51,9 @@ class FailureLog:
         record = end.record
         now_s = time.monotonic()
         if now_s > self._seen_until_s:
-            self._seen.clear()
+            self._seen_before, self._seen = self._seen, set()
             self._seen_until_s = now_s + _GATHER_S
-        if record.outcome != "failed" or transfer in self._seen:
+        if record.outcome != "failed" or transfer in self._seen or transfer in self._seen_before:
             return
         if len(self._seen) < _MOST_SEEN:
             self._seen.add(transfer)
@@ -101,11 +103,11 @@ def _tell(key: _Key, kept: _Kept) -> None:
         return
     agent, peer, code = key
     logger().warning(
-        "%s of %s%s failed [%s]: %s",
+        "%s of %s%s failed%s: %s",
         "1 transfer" if kept.count == 1 else f"{kept.count} transfers",
         agent,
         f" with {peer}" if peer else "",
-        code,
+        f" [{code}]" if code else "",
         kept.message,
         extra={
             "fields": {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kvxfer.control.problems import Refusal
@@ -31,7 +31,7 @@ _ROOM: Final = "bootstrap_room"
 
 
 class Read(NamedTuple):
-    """Spans of one body, and how many of those that were looked at are no spans."""
+    """Spans of one body, and how many of it were not taken."""
 
     spans: list[ToldSpan]
     num_rejected: int
@@ -61,13 +61,14 @@ def read_spans(body: bytes, encoding: str, now_s: float) -> Read:
         ) from None
     try:
         told = ExportTraceServiceRequest.FromString(_unpacked(body, encoding))
-        found = list(_spans(told, now_s))
+        groups = list(_groups(told))
+        read = (_span(process, span, now_s) for process, spans in groups for span in spans)
+        spans = [span for span in islice(read, _MAX_SPANS) if span is not None]
     except Refusal:
         raise
     except Exception as error:
         raise Refusal("invalid-argument", f"no spans of OTLP: {error!s:.200}") from None
-    spans = [span for span in found if span is not None]
-    return Read(spans, len(found) - len(spans))
+    return Read(spans, sum(len(of) for _, of in groups) - len(spans))
 
 
 def answer(num_rejected: int) -> bytes:
@@ -78,7 +79,7 @@ def answer(num_rejected: int) -> bytes:
     if num_rejected:
         response.partial_success.rejected_spans = num_rejected
         response.partial_success.error_message = (
-            "no ids of a span, or of another day than this daemon's clock"
+            f"no ids of a span, of another day than this daemon's clock, or beyond {_MAX_SPANS} of a body"
         )
     return bytes(response.SerializeToString())
 
@@ -97,21 +98,15 @@ def _unpacked(body: bytes, encoding: str) -> bytes:
     return unpacked
 
 
-def _spans(told: Any, now_s: float) -> Iterator[ToldSpan | None]:
-    """Yields spans, and None for what is none."""
+def _groups(told: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the spans of each scope, and the process that they are of."""
     groups = (
         (resource.resource.attributes, scope.spans)
         for resource in islice(told.resource_spans, _MAX_GROUPS)
         for scope in islice(resource.scope_spans, _MAX_GROUPS)
     )
-    told_of = chain.from_iterable(
-        ((process, span) for span in spans)
-        for process, spans in (
-            (_process(dict(_texts(of))), spans) for of, spans in islice(groups, _MAX_GROUPS)
-        )
-    )
-    for process, span in islice(told_of, _MAX_SPANS):
-        yield _span(process, span, now_s)
+    for attributes, spans in islice(groups, _MAX_GROUPS):
+        yield _process(dict(_texts(attributes))), spans
 
 
 def _span(process: str, span: Any, now_s: float) -> ToldSpan | None:

@@ -235,6 +235,29 @@ def tracer(url: str, token: str, service: str, compression: Any) -> Iterator[Any
     provider.shutdown()
 
 
+def test_spans_that_are_not_taken_are_counted() -> None:
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp_messages
+
+    from kvxfer.control import otlp
+
+    told = otlp_messages.ExportTraceServiceRequest()
+    spans = told.resource_spans.add().scope_spans.add().spans
+    now_s = time.time()
+    for number in range(3000):
+        near = number % 3 != 0
+        spans.add(
+            trace_id=bytes([1] * 16),
+            span_id=number.to_bytes(8, "big"),
+            start_time_unix_nano=int(now_s * near * 1e9),
+        )
+    read = otlp.read_spans(told.SerializeToString(), "", now_s)
+    assert len(read.spans) == 2000 - 667
+    assert len(read.spans) + read.num_rejected == 3000
+    answer = otlp_messages.ExportTraceServiceResponse.FromString(otlp.answer(read.num_rejected))
+    assert answer.partial_success.rejected_spans == read.num_rejected
+    assert otlp.answer(0) == b""
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [

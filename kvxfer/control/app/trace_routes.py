@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Query, Request, Response
@@ -30,22 +29,23 @@ RequestName = Annotated[
 _BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
 
 
-# Bodies of spans that wait to be read; exporters send a refused one again.
+# Bodies of spans that are read or wait for it; exporters send a refused one again.
 _MOST_WAITING: Final = 4
 
 
 class _Reading:
-    """A thread that reads bodies of spans, one after the other, and does nothing else."""
+    """Reads bodies of spans one after the other, so that they keep one of the daemon's threads at most."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvxfer-otlp")
+        self._in_turn = asyncio.Lock()
         self.num_waiting = 0
 
     async def run(self, read: Callable[..., Answer], *args: Any) -> Answer:
-        """Runs a function there."""
+        """Runs a function in a thread, in its turn."""
         self.num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, read, *args)
+            async with self._in_turn:
+                return await asyncio.to_thread(read, *args)
         finally:
             self.num_waiting -= 1
 
