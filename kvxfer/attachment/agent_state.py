@@ -58,6 +58,7 @@ def _without_secret(options: AgentOptions) -> dict[str, Any]:
     shown = {name: getattr(options, name) for name in options.__slots__}
     shown["secret"] = None if options.secret is None else "..."
     shown["transport_options"] = dict(options.transport_options)
+    shown["tls"] = options.tls and options.tls.to_native()  # paths of files, not what is in them
     return shown
 
 

@@ -27,6 +27,7 @@ from kvxfer.control.moves import Moves
 from kvxfer.control.names import Names
 from kvxfer.control.problems import Refusal
 from kvxfer.control.request_trace import RequestTraces
+from kvxfer.control.shown_certificates import ShownCertificates
 from kvxfer.control.spans import Spans
 from kvxfer.control.state.answers import Answers
 from kvxfer.control.state.event_log import RESERVE, EventLog
@@ -115,6 +116,7 @@ class NodeDaemon:
         self.events = EventLog(self._reserved, make=told_of_end)
         self.counts = TransferCounts()
         self.failures = FailureLog()
+        self.certificates = ShownCertificates()
         self.table = TransferTable(options.most_transfers)
         #: Spans that engines and routers have sent.
         self.spans_told = SpanTable()

@@ -46,7 +46,11 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         """Yields families of metrics; prometheus-client calls it."""
-        for group in (self._node, self._agents, self._transfers, self._stages, self._leases, self._pages):
+        groups = (
+            *(self._node, self._certificates, self._agents),
+            *(self._transfers, self._stages, self._leases, self._pages),
+        )
+        for group in groups:
             try:
                 yield from list(group())
             except Exception:
@@ -82,6 +86,18 @@ class Metrics:
             "Records of transfers that were lost on their way here.",
             daemon.intake.records_dropped,
         )
+
+    def _certificates(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        expires = GaugeMetricFamily(
+            "kvxfer_certificate_expires_seconds",
+            "When a certificate of the daemon expires, since 1970.",
+            labels=["use"],
+        )
+        for use, at_s in sorted(self._daemon.certificates.expires_at_s.items()):
+            expires.add_metric([use], at_s)
+        yield expires
 
     def _agents(self) -> Iterator[Any]:
         from prometheus_client.core import GaugeMetricFamily

@@ -38,6 +38,7 @@ from kvxfer.errors import invalid
 from kvxfer.log import logger
 from kvxfer.log_lines import FORMATS, write_to_stderr
 from kvxfer.shared_secret import SecretOption, find_secrets
+from kvxfer.tls import Tls as AgentTls
 
 if TYPE_CHECKING:
     import socket
@@ -207,6 +208,8 @@ async def serve(
             listener = listen_tcp(*address)
             host, port = listener.getsockname()[:2]
             servers.append(_begin(app, listener, options.tls))
+            if options.tls is not None:
+                await daemon.certificates.add_rest(options.tls.certificate)
             scheme = "http" if options.tls is None else "https"
             host = f"[{host}]" if ":" in host else host
             announce(f"listening on {scheme}://{host}:{port}, for who has a token")
@@ -322,6 +325,9 @@ async def _add_own(
             on_dropped=daemon.on_dropped,
         )
     daemon.add_own(own, pool)
+    certificates = AgentTls.of_environment() if options.secret is None else None
+    if certificates is not None:
+        await daemon.certificates.add_agent(Path(certificates.certificate))
     await daemon.add_memory(options.gpu)
 
 

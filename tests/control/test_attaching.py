@@ -17,6 +17,7 @@ import pytest
 from kvxfer import Agent, AgentOptions, LeaseToken, Peer, Region
 from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.errors import KvxferError
+from tests.certificates import Authority
 from tests.control.daemons import Daemon
 from tests.control.raw_ends import BOUND_S, until
 
@@ -77,6 +78,14 @@ def test_an_agent_tells_who_it_is_and_no_secret(daemon: Daemon, pair: Pair) -> N
     assert told.options["transfer_timeout_s"] == 30.0
     assert "this is not to be told" not in repr(told)
     assert abs(told.clock_offset_ns - (time.time_ns() - time.monotonic_ns())) < 10**9
+
+
+def test_an_agent_with_certificates_tells_their_paths(daemon: Daemon, tmp_path: Path) -> None:
+    tls = Authority(tmp_path).issue("kvxfer://acme/here", allow=("acme/*/*",))
+    with Agent("here", options(daemon, secret=None, tls=tls)):
+        told = daemon.agent("here").options["tls"]
+    assert (told["certificate"], told["allow"]) == (str(tls.certificate), ["acme/*/*"])
+    assert "PRIVATE KEY" not in repr(told)
 
 
 def test_regions_peers_and_leases_are_told_as_they_change(daemon: Daemon, pair: Pair) -> None:

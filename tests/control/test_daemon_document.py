@@ -26,6 +26,7 @@ async def test_each_figure_is_explained(served: Served) -> None:
     lease = {"lease": "b1", "mode": "read", "num_blocks": 2, "region": 1, "state": "active"}
     agent = attached("a" * 32, "a", peers=[peer], regions=[region], leases=[lease])
     served.daemon.attachments.agents[agent.incarnation] = agent
+    served.daemon.certificates.expires_at_s["rest"] = 1.0
     served.daemon.intake.records(agent, [record(posted_ns=1, begun_ns=2, first_piece_ns=3, ended_ns=4)])
     async with served.unix() as client:
         text = (await client.get("/metrics")).text

@@ -87,6 +87,7 @@ class DaemonApp:
         )
         async def get_metrics(request: Request) -> Response:
             """Figures in Prometheus' text; in OpenMetrics, with exemplars, if the client accepts that."""
+            await daemon.certificates.refresh()
             text, content_type = metrics.text(request.headers.get("accept", ""))
             return Response(text, headers={"content-type": content_type})
 
