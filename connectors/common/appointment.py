@@ -68,7 +68,7 @@ class _Coordinates(BaseModel):
         """Prefill's agents; they listen on consecutive ports."""
         num_ranks = self.tp_size * self.pp_size
         if num_ranks > MAX_RANKS:
-            raise HandoverError(f"{num_ranks} ranks of prefill: at most {MAX_RANKS} are read from")
+            raise HandoverError(f"prefill has {num_ranks} ranks: this engine reads from at most {MAX_RANKS}")
         ports = range(self.remote_port, self.remote_port + num_ranks)
         try:
             return tuple(some_agent(self.remote_engine_id, Address(self.remote_host, port)) for port in ports)
@@ -153,7 +153,7 @@ class Appointment:
         """
         if handover.batch is None:
             raise HandoverError(
-                "prefill hands over the first of several prompts in one request: send a request for each"
+                "prefill hands over only the first of a request's prompts: send a request for each prompt"
             )
         digest = prompt_digest(request, request.num_prompt_tokens - num_held_back)
         _, at = _batch_of(request)
@@ -190,8 +190,8 @@ def _key_of_prompt(drawn: str, request: EngineRequest, prompt: str) -> bytes:
 def _batch_of(request: EngineRequest) -> tuple[str, int]:
     if request.batch is None:
         raise HandoverError(
-            f"nothing in its name, {request.id!r:.200}, tells it from other requests: the router has to name "
-            "it, or to draw a key for it"
+            f"its name, {request.id!r:.200}, does not distinguish it from other requests: the router must "
+            "name it, or draw a key for it"
         )
     return request.batch
 

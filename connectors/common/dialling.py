@@ -115,8 +115,8 @@ class Diallers:
                 # The first caller has given up by now; later callers of the same future have not.
                 dial.future.set_exception(
                     kvxfer.PeerError(
-                        f"{dial.rank.address} was not dialled within {self._timeout_s:g} s: too many others "
-                        "of its request, of its host or of hosts that have never answered were",
+                        f"{dial.rank.address} was not dialled within {self._timeout_s:g} s: too many other "
+                        "dials of its request, to its host or to hosts that have never answered were running",
                         code="unreachable",
                         peer=dial.rank.name,
                     )

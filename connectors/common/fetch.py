@@ -133,7 +133,7 @@ class Fetch:
         is_over = state is not kvxfer.TransferState.PENDING
         # Any peer may satisfy an expectation, so the loss of a session does not end it.
         if self.tag and not is_over and not all(is_open(session) for session in self.sessions):
-            self.fail("prefill was lost before it had pushed all", "peer-lost")
+            self.fail("the session with prefill was lost before all pages were pushed", "peer-lost")
         return is_over
 
     # ---- inside -------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ class Fetches:
     def _see_out(self, fetch: Fetch) -> None:
         """Waits for the end of a fetch whose layers are here: only the end proves that the leases held."""
         if not fetch.is_posted:
-            fetch.fail("no layer of its forward waited for it", "abandoned")
+            fetch.fail("its forward did not wait for any of its layers", "abandoned")
         try:
             if (error := fetch.work.first_failure_blocking(self._settings.load_timeout_s)) is not None:
                 fetch.fail_as(error)
@@ -277,7 +277,10 @@ class Fetches:
             elif fetch.age_s > self._settings.connect_timeout_s:
                 others = f" and {len(silent) - 1} others" if silent[1:] else ""
                 within = f"within {self._settings.connect_timeout_s:g} s (connect_timeout_s)"
-                why = f"{silent[0].address}{others} did not answer {within}: stopped, starved or not there"
+                why = (
+                    f"{silent[0].address}{others} did not answer {within}: stopped, starved of processor "
+                    "time, or not running"
+                )
                 fetch.fail(why, "unreachable")
             else:
                 return False

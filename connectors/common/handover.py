@@ -218,10 +218,13 @@ class Handover:
         ):
             if len(table) != -(-own.num_tokens // block_size):
                 raise HandoverError(
-                    f"{len(table)} blocks of {block_size} tokens do not hold the prompt's {own.num_tokens}"
+                    f"{len(table)} blocks of {block_size} tokens do not match the prompt's "
+                    f"{own.num_tokens} tokens"
                 )
             if block_size % pages:
-                raise HandoverError(f"a block of {block_size} tokens is not {pages} pages of equal size")
+                raise HandoverError(
+                    f"a block of {block_size} tokens does not divide into {pages} equal pages"
+                )
         require_allowed(own.ranks, settings)
         return cls(
             passed.remote_request_id,
@@ -345,12 +348,13 @@ def _require_bounded(tables: Any, num_tokens: int, num_groups: int) -> None:
     for table in tables:
         if not isinstance(table, list | tuple) or len(table) > num_tokens:
             raise HandoverError(
-                f"remote_block_ids hold a table that is not up to {num_tokens} blocks, one for each token"
+                f"a table of remote_block_ids is not a list of at most {num_tokens} blocks, one for "
+                "each token"
             )
 
 
 def _of_other_groups(what: str, given: int, num_groups: int) -> str:
     return (
-        f"{what} name {given} cache groups, this engine has {num_groups}: both engines run one model "
-        "with one kind of cache manager"
+        f"{what} name {given} cache groups, this engine has {num_groups}: both engines must run the same "
+        "model with the same kind of cache manager"
     )

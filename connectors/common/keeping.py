@@ -136,8 +136,8 @@ class Keeping:
                 if kept.is_read:
                     continue
                 _log.warning(
-                    "kvxfer: request %s: no engine has asked for its cache for %.1f s, and others need its "
-                    "%d blocks: they are given back (claim_within_s)",
+                    "kvxfer: request %s: no engine has asked for its cache for %.1f s, and other requests "
+                    "need its %d blocks, which are given back (claim_within_s)",
                     kept.request_id,
                     now - kept.since_s,
                     kept.num_blocks,

@@ -156,8 +156,8 @@ class KeptBlocks:
                 if not kept.is_read:
                     self._statistics.expired()
                     _log.warning(
-                        "kvxfer: request %s: not all of its readers came within %g s; its blocks are given "
-                        "back",
+                        "kvxfer: request %s: not all of its readers finished within %g s; its blocks are "
+                        "given back",
                         kept.request_id,
                         kept.ttl_s,
                     )

@@ -42,7 +42,10 @@ class Mail:
             if len(waiting) < _MAX_WAITING:
                 waiting.append(note.encode())
                 if len(waiting) == _MAX_WAITING:
-                    _log.warning("kvxfer: %s reads no notes: it is told no more until it does", peer.name)
+                    _log.warning(
+                        "kvxfer: %s does not read its notes: further ones are dropped until it does",
+                        peer.name,
+                    )
             self._send_waiting(peer)
 
     def send_over(self, session: Future[kvxfer.Peer], note: Note) -> None:

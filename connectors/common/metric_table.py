@@ -81,7 +81,7 @@ METRICS: Final = (
     ),
     Metric(
         *("load_seconds", statistics.LOAD_S, "histogram"),
-        "Time from the posting of a fetch until its last byte was there; of a push, with prefill's forward.",
+        "Time from the posting of a fetch until its last byte arrived; a push includes prefill's forward.",
         _SECONDS_BUCKETS,
         _MODE,
     ),
@@ -100,15 +100,16 @@ METRICS: Final = (
     Metric("loaded_pages", statistics.PAGES, "counter", "Pages fetched.", labels=_MODE),
     Metric(
         *("receipts", statistics.RECEIPTS, "counter"),
-        "Readers that have all of a request; counted at prefill.",
+        "Readers that have received a whole request; counted at prefill.",
     ),
     Metric(
         *("expired_requests", statistics.EXPIRED, "counter"),
-        "Requests whose blocks were given back before all readers came; at prefill.",
+        "Requests whose blocks were given back before all readers had finished; counted at prefill.",
     ),
     Metric(
         *("gave_way_requests", statistics.GAVE_WAY, "counter"),
-        "Requests whose blocks were given back unread since others needed them; at prefill.",
+        "Requests whose blocks were given back unread because other requests needed them; counted at "
+        "prefill.",
     ),
     Metric(
         *("kept_requests", statistics.KEPT, "gauge"),
@@ -116,16 +117,16 @@ METRICS: Final = (
     ),
     Metric(
         *("untransferred_requests", statistics.UNTRANSFERRED, "counter"),
-        "Requests that named no cache to fetch; at decode, which computes or refuses them.",
+        "Requests that named no cache to fetch; counted at decode, which computes or refuses them.",
     ),
     Metric(
         *("loads", statistics.RAILS, "counter"),
-        "Fetches that were loaded, by each rail that moved bytes of them.",
+        "Loaded fetches, by rail; a fetch counts once for each rail that moved bytes of it.",
         labels=(*_MODE, "rail"),
     ),
     Metric(
         *("failed_loads", statistics.FAILURES, "counter"),
-        "Fetches that ended without their bytes, by the code of what went wrong.",
+        "Fetches that ended without their bytes, by the code of the failure.",
         labels=(*_MODE, "code"),
     ),
 )

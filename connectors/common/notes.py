@@ -154,7 +154,7 @@ def read(payload: bytes) -> Note:
             case b"\x05":
                 _, request, first_lease, is_reading = Claim.FORM.unpack(payload)
                 if is_reading > 1:
-                    raise ValueError(f"a claim with {is_reading} where 0 or 1 is")
+                    raise ValueError(f"a claim with is_reading {is_reading}, not 0 or 1")
                 return Claim(request, first_lease, bool(is_reading))
     except struct.error as error:
         raise ValueError(f"{len(payload)} bytes of kind {payload[0]}: {error}") from None

@@ -49,8 +49,8 @@ class PrefillRanks:
             return peer
         peer.disconnect()
         raise kvxfer.PeerError(
-            f"{peer.name} answers at {rank.address}, where the router says that {rank.name} is: name that "
-            "engine's engine_id, host and port to the router",
+            f"{peer.name} answers at {rank.address}, where the router expects {rank.name}: give the router "
+            "that engine's engine_id, host and port",
             code="unreachable",
             peer=rank.name,
         )

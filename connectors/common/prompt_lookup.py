@@ -154,7 +154,7 @@ class PromptRegister:
             listed.told = enquiry.peer.name, enquiry.number
         except kvxfer.KvxferError as error:
             # The peer asks again, or computes the prompt.
-            _log.debug("kvxfer: %s was not told of a prompt: %s", enquiry.peer.name, error)
+            _log.debug("kvxfer: %s did not get the answer for a prompt: %s", enquiry.peer.name, error)
 
     # ---- the thread -------------------------------------------------------------------------
 
@@ -167,14 +167,14 @@ class PromptRegister:
             try:
                 self._take(message.peer, message.payload)
             except (ValueError, struct.error) as error:
-                _log.warning("kvxfer: %s asked what cannot be read: %s", message.peer.name, error)
+                _log.warning("kvxfer: %s sent a message that cannot be read: %s", message.peer.name, error)
 
     def _take(self, peer: kvxfer.Peer, payload: bytes) -> None:
         kind, number, _, _ = _HEAD.unpack_from(payload)
         if kind == _ASK:
             key, timeout_s = _QUESTION.unpack(payload[_HEAD.size :])
             if not 0 <= timeout_s <= 60:
-                raise ValueError(f"an enquiry that waits for {timeout_s} s")
+                raise ValueError(f"its timeout is {timeout_s} s, not 0 to 60 s")
             enquiry = _Enquiry(peer, number, time.monotonic() + timeout_s)
             with self._lock:
                 if self._num_waiting >= _MAX_WAITING:
@@ -193,7 +193,7 @@ class PromptRegister:
                         self._serve(listed.key)
                         break
         else:
-            raise ValueError(f"a message of kind {kind}")
+            raise ValueError(f"its kind {kind} is not known")
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -295,7 +295,7 @@ class PromptLookup:
         except kvxfer.KvxferError as error:
             if says:
                 source.rests_until_s = time.monotonic() + _REST_S
-                _log.warning("kvxfer: %s cannot be asked for prompts: %s", source.address, error)
+                _log.warning("kvxfer: no session with %s to ask it for prompts: %s", source.address, error)
         return None
 
     def _ask(self, source: _Source, key: bytes) -> dict[str, Any] | None:
@@ -321,13 +321,13 @@ class PromptLookup:
         except TimeoutError:
             source.rests_until_s = time.monotonic() + _REST_S
             _log.warning(
-                "kvxfer: %s did not say within %g s whether it keeps a prompt (lookup_timeout_s): it is "
-                "computed here",
+                "kvxfer: %s did not say within %g s (lookup_timeout_s) whether it keeps a prompt: it is not "
+                "asked for a while",
                 source.address,
                 self._timeout_s,
             )
         except (kvxfer.KvxferError, ValueError, RecursionError, struct.error) as error:
-            _log.warning("kvxfer: %s was asked for a prompt in vain: %s", source.address, error)
+            _log.warning("kvxfer: asking %s for a prompt failed: %s", source.address, error)
         return None
 
     def _late(self, peer: kvxfer.Peer, payload: bytes) -> None:
@@ -338,4 +338,4 @@ class PromptLookup:
             try:
                 peer.send(_HEAD.pack(_DECLINED, number, 0, 1))
             except kvxfer.KvxferError as error:
-                _log.debug("kvxfer: %s was not told that its answer came late: %s", peer.name, error)
+                _log.debug("kvxfer: %s was not told that its answer came too late: %s", peer.name, error)

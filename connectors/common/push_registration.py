@@ -19,7 +19,7 @@ def _blocks(value: Any) -> tuple[int, ...]:
     if isinstance(value, tuple):
         return value
     if not isinstance(value, str):
-        raise ValueError("is no text")
+        raise ValueError("is not a string")
     # Four bytes for each block id: decimal digits in JSON would be twice as long.
     return tuple(np.frombuffer(base64.b64decode(value, validate=True), "<u4").tolist())
 
@@ -75,14 +75,17 @@ class Registration(BaseModel):
     @model_validator(mode="after")
     def _agrees(self) -> Registration:
         if self.first_token >= self.num_tokens:
-            raise ValueError(f"token {self.first_token} is the first of {self.num_tokens}")
+            raise ValueError(f"first_token {self.first_token} is not below num_tokens {self.num_tokens}")
         for blocks, block_size, pages in zip(
             self.tables, self.block_sizes, self.pages_per_block, strict=True
         ):
             if block_size % pages or len(blocks) != -(-self.num_tokens // block_size):
-                raise ValueError(f"{len(blocks)} blocks of {block_size} tokens, each of {pages} pages")
+                raise ValueError(
+                    f"{len(blocks)} blocks of {block_size} tokens and {pages} pages each do not match the "
+                    "prompt"
+                )
         if any(share.group >= len(self.tables) for share in self.shares):
-            raise ValueError(f"a share of a group that is none of {len(self.tables)}")
+            raise ValueError(f"a share names a group that is not among the {len(self.tables)}")
         return self
 
     def table(self, group: int) -> GroupTable:

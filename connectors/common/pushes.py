@@ -186,8 +186,8 @@ class Pushes:
         if chunk.key not in self._pushes:
             return chunk.key
         _log.warning(
-            "kvxfer: request %s is not pushed: its key is that of a request whose blocks are still kept; a "
-            "router draws a key for each",
+            "kvxfer: request %s is not pushed: a request whose blocks are still kept has the same key; the "
+            "router must draw a key for each request",
             chunk.request_id,
         )
         return secrets.token_bytes(KEY_NBYTES)
@@ -293,7 +293,9 @@ class Pushes:
         try:
             for arrival in self._registrations.add(peer, note):
                 # Without a refusal, the forgotten reader would wait until its deadline.
-                self._refuse(arrival.peer, arrival.registration, "prefill has too many of its engine waiting")
+                self._refuse(
+                    arrival.peer, arrival.registration, "too many registrations of its engine wait at prefill"
+                )
         except ValueError as error:
             _log.warning("kvxfer: %s: %s", peer.name, error)
         if (push := self._pushes.get(note.key)) is not None:
@@ -307,7 +309,9 @@ class Pushes:
             engine = engine_of(arrival.peer.name)
             num_readers = push.engines.get(engine) or arrival.num_readers
             if not push.may_be_pushed_to(engine):
-                self._refuse(arrival.peer, arrival.registration, "the router names other engines for it")
+                self._refuse(
+                    arrival.peer, arrival.registration, "the router named other engines as its readers"
+                )
                 continue
             if arrival.num_readers != num_readers or arrival.reader >= num_readers:
                 self._refuse(arrival.peer, arrival.registration, "its readers do not agree on their number")
@@ -322,11 +326,15 @@ class Pushes:
                     self._keep_longer(push)
                 self._tell_of(push)
             elif known.peer.id != arrival.peer.id:
-                self._refuse(arrival.peer, arrival.registration, "another worker of its name is pushed it")
+                self._refuse(
+                    arrival.peer,
+                    arrival.registration,
+                    "prefill already pushes it to another worker of this name",
+                )
             elif arrival.registration is None:
                 known.fail("it left")
             else:
-                self._refuse(arrival.peer, arrival.registration, "its key is another request's")
+                self._refuse(arrival.peer, arrival.registration, "another request has the same key")
 
     def _reader(self, push: _Push, arrival: Arrival) -> Reader:
         registration = arrival.registration
@@ -455,14 +463,17 @@ class Pushes:
             if is_late:
                 why = f"it took more than {self._settings.lease_ttl_s:g} s (lease_ttl_s)"
                 for reader in push.readers.values():
-                    self._fail(reader, "prefill needed its blocks for others" if push.gives_way else why)
+                    self._fail(
+                        reader, "prefill needed its blocks for other requests" if push.gives_way else why
+                    )
                 if any(not reader.has_ended for reader in push.readers.values()):
                     continue
             elif not has_ended:
                 continue
             if not push.has_ended and not push.gives_way:
                 _log.warning(
-                    "kvxfer: request %s: not all of its readers came within %g s; its blocks are given back",
+                    "kvxfer: request %s: not all of its readers finished within %g s; its blocks are "
+                    "given back",
                     push.chunk.request_id,
                     self._settings.lease_ttl_s,
                 )

@@ -34,7 +34,7 @@ def quiesce(work: kvxfer.Group, peers: Iterable[kvxfer.Peer], patience_s: float)
     if is_quiet_by(work, time.monotonic() + patience_s):
         return
     for peer in peers:
-        _log.warning("kvxfer: %s does not let go of a transfer that was cancelled", peer.name)
+        _log.warning("kvxfer: a cancelled transfer with %s does not end: its session is closed", peer.name)
         try:
             peer.disconnect()
         except kvxfer.KvxferError:

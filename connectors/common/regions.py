@@ -91,7 +91,8 @@ def remote_region(peer: kvxfer.Peer, name: str) -> kvxfer.RegionDescriptor:
     remote = peer.regions.get(name)
     if remote is None:
         raise kvxfer.UsageError(
-            f"{peer.name} has no region {name}: both engines run one model with one kind of cache manager",
+            f"{peer.name} has no region {name}: both engines must run the same model with the same kind "
+            "of cache manager",
             code="unknown-region",
             peer=peer.name,
         )

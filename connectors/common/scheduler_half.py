@@ -171,8 +171,8 @@ class SchedulerHalf:
         if isinstance(source, Handover) and not self._can_load(request, source):
             if self._says_first(request.id):
                 _log.info(
-                    "kvxfer: request %s: what its next token looks at was given back; the prompt is "
-                    "computed here",
+                    "kvxfer: request %s: the other engine no longer has the blocks that its next token "
+                    "needs; the prompt is computed here",
                     request.id,
                 )
             return 0
@@ -316,15 +316,17 @@ class SchedulerHalf:
         if not pushes or is_return(params) or not request.has_tokens:
             if not request.can_tell:
                 raise HandoverError(
-                    "its answer is a stream, which carries no parameters in this release of the engine: ask "
-                    "prefill for one that is not streamed"
+                    "its answer is streamed, and this release of the engine puts no parameters in streamed "
+                    "answers: ask prefill for an answer that is not streamed"
                 )
             # The parameters of a return name the engine that had the request, not its next readers.
             return _Prefill(request, readers=() if is_return(params) else readers_of(params))
         try:
             key = read_key(params, request)
             if any(prefill.key == key for prefill in self._prefills.values()):
-                raise HandoverError("its key is another request's: a router draws one for each")
+                raise HandoverError(
+                    "another request has the same key: the router must draw a key for each request"
+                )
             prompt = prompt_digest(request, request.num_prompt_tokens)
             return _Prefill(request, key, prompt, readers_of(params))
         except HandoverError as error:

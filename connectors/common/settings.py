@@ -126,8 +126,8 @@ class Settings(BaseModel):
                 ipaddress.ip_address(host)
         except (kvxfer.UsageError, ValueError):
             raise ValueError(
-                f"{host!r} is no host: write a name or an address of this one, without brackets and port, "
-                "or 0.0.0.0"
+                f"{host!r} is not a host: write a name or an address of this host, without brackets and "
+                "port, or 0.0.0.0"
             ) from None
         return host
 

@@ -99,8 +99,8 @@ class Untransferred:
             return
         _log.warning(
             "kvxfer: request %s names no cache: this decode engine computes %d tokens of its prompt itself "
-            "(such requests since it last said so: %d). Does the router pass prefill's kv_transfer_params "
-            "on? require_transfer refuses them",
+            "(such requests since the last warning: %d). Does the router pass prefill's kv_transfer_params "
+            "on? With require_transfer, decode refuses such requests",
             request_id,
             missing,
             self._num_unsaid,

@@ -259,5 +259,5 @@ def _agent(place: Place, settings: Settings) -> kvxfer.Agent:
     try:
         return kvxfer.Agent(place.agent_name(), settings.agent_options(place))
     except kvxfer.KvxferError as error:
-        error.add_note(f"Where it listens is the setting host, or KVXFER_HOST: {settings.host}")
+        error.add_note(f"The agent listens at the setting host, or KVXFER_HOST: {settings.host}")
         raise

@@ -216,7 +216,7 @@ def test_a_host_that_is_not_this_one_is_named_by_its_setting(monkeypatch: pytest
     monkeypatch.setenv("KVXFER_SECRET", "a secret for tests only")
     with pytest.raises(kvxfer.AgentError, match=r"cannot listen on tcp://203\.0\.113\.9:0") as caught:
         worker_of("prefill", host="203.0.113.9")
-    assert caught.value.__notes__ == ["Where it listens is the setting host, or KVXFER_HOST: 203.0.113.9"]
+    assert caught.value.__notes__ == ["The agent listens at the setting host, or KVXFER_HOST: 203.0.113.9"]
 
 
 def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:

@@ -83,7 +83,9 @@ class Engines:
     def has_expired(self, request_id: str) -> bool:
         """Whether prefill has taken blocks of a request back because nobody came for them."""
         log = self.prefill.log.read_text(errors="replace").splitlines()
-        return any(f"cmpl-{request_id}-" in line and "not all of its readers came" in line for line in log)
+        return any(
+            f"cmpl-{request_id}-" in line and "not all of its readers finished" in line for line in log
+        )
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache of decode."""

@@ -18,7 +18,7 @@ from tests.vllm.engine import TO_PREFILL, Engines, random_prompt
 
 #: Each sample draws from a seed of its own, which follows from the request's.
 SAMPLED: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": seed_of("samples")}
-EXPIRED = "not all of its readers came"
+EXPIRED = "not all of its readers finished"
 
 
 @pytest.fixture(scope="module", params=["sequential", "concurrent"])

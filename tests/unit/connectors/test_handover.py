@@ -139,7 +139,7 @@ def test_without_a_list_hosts_of_private_networks_alone_are_dialled(host: str, i
     assert Settings(allowed_hosts=("*",)).may_dial(host)
     assert not Settings(allowed_hosts=()).may_dial(host)
     if not is_ours and ":" not in host:
-        with pytest.raises(HandoverError, match=rf"host {host} is not among .* \(by default this host"):
+        with pytest.raises(HandoverError, match=rf"host {host} is not among .* \(by default only this host"):
             read(passed(own={"ranks": [rank(f"tcp://{host}:1")]}))
 
 
@@ -158,17 +158,17 @@ def test_names_are_allowed_by_how_they_end() -> None:
         ({"own": {"version": 2}}, "version 2"),
         ({"own": {"leases": []}}, "leases"),
         ({"own": {"leases": [LEASE.format(7), LEASE.format(8)]}}, "name 2 cache groups"),
-        ({"own": {"leases": ["4000000000000007"]}}, "no text of a lease token"),
+        ({"own": {"leases": ["4000000000000007"]}}, "text is not a lease token"),
         ({"own": {"ranks": [rank("tcp://h:1")] * 65}}, "ranks"),
-        ({"own": {"block_sizes": [33]}}, "pages of equal size"),
-        ({"own": {"block_sizes": [16]}}, "do not hold"),
+        ({"own": {"block_sizes": [33]}}, "equal pages"),
+        ({"own": {"block_sizes": [16]}}, "do not match"),
         ({"own": {"num_tokens": 99}}, "another prompt"),
         ({"own": {"keep_s": 0}}, "keep_s"),
         ({"own": {"keep_s": float("inf")}}, "keep_s"),
         ({"own": {"prompt": "0" * 32}}, "another prompt"),
         ({"kvxfer": None}, "kvxfer"),
         ({"remote_block_ids": None}, "no remote_block_ids"),
-        ({"remote_block_ids": [[1] * 101]}, "up to 100 blocks"),
+        ({"remote_block_ids": [[1] * 101]}, "at most 100 blocks"),
         ({"remote_block_ids": [[-1] * 4]}, "remote_block_ids"),
         ({"remote_block_ids": [[0.5] * 4]}, "remote_block_ids"),
         ({"remote_block_ids": [[[]] * 4]}, "remote_block_ids"),

@@ -73,7 +73,7 @@ def test_what_an_engine_that_never_reads_is_sent_is_bounded(
         ends.decode.send(ends.to_prefill, receipt(number))
     (waiting,) = ends.decode._waiting.values()
     assert len(waiting) == 8
-    assert "prefill reads no notes" in caplog.text
+    assert "prefill does not read its notes" in caplog.text
 
 
 def test_nothing_is_kept_for_a_peer_that_is_gone(ends: Ends) -> None:

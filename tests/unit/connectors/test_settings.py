@@ -14,7 +14,7 @@ HOSTS: list[tuple[str | None, dict[str, Any], str]] = [
     ("fd00::7", {}, "fd00::7"),
     ("0.0.0.0", {"lease_ttl_s": 5}, "0.0.0.0"),
     ("10.1.2.3", {"host": "10.9.9.9"}, "10.9.9.9"),
-    ("no host", {"host": "10.9.9.9"}, "10.9.9.9"),
+    ("not a host", {"host": "10.9.9.9"}, "10.9.9.9"),
 ]
 
 
@@ -34,7 +34,7 @@ def test_a_variable_that_names_no_host_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv("KVXFER_HOST", variable)
-    with pytest.raises(ValueError, match=r"^the engine's settings: KVXFER_HOST: .*is no host: write"):
+    with pytest.raises(ValueError, match=r"^the engine's settings: KVXFER_HOST: .*is not a host: write"):
         Settings.of({}, "the engine's settings")
-    with pytest.raises(ValueError, match=r"^the engine's settings: host: .*is no host: write"):
+    with pytest.raises(ValueError, match=r"^the engine's settings: host: .*is not a host: write"):
         Settings.of({"host": variable}, "the engine's settings")
