@@ -18,11 +18,11 @@ _WHY = "a peer that is handed shared memory can read every page of it without a 
 
 _INHERITED = Finding(
     SUBJECT,
-    "who is told the secret",
+    "programs that inherit the secret",
     State.NOTE,
     f"every program that an engine starts: it is in the environment ({VALUE_VARIABLE})",
     "a value in the environment is inherited, shown by /proc, and cannot be changed while agents run",
-    f"{FILE_VARIABLE}, naming a file of mode 0600; agents read it again where it changes",
+    f"set {FILE_VARIABLE} to a file of mode 0600 instead; agents read it again when it changes",
 )
 
 
@@ -44,18 +44,18 @@ def _who_encrypts(tls: Tls) -> Finding:
             SUBJECT,
             what,
             State.BLOCKS,
-            f"nobody, agents do not start: the kernel is to, and does not: {why}",
+            f"agents do not start: the kernel must encrypt, and cannot: {why}",
             "KVXFER_TLS_KERNEL is always",
             "modprobe tls, or KVXFER_TLS_KERNEL=auto",
         )
     if tls.kernel == "always" or (tls.kernel == "auto" and offer == "new-keys"):
         said = "the kernel (kTLS)"
         if offer == "one-key":
-            said += "; it renews no keys, so a rail ends, and is made anew, every 256 GiB"
-        return Finding(SUBJECT, what, State.GOOD, said, "no copy is made in between")
+            said += "; it does not renew keys, so each rail is replaced every 256 GiB"
+        return Finding(SUBJECT, what, State.GOOD, said, "pages are sent without an extra copy")
     reason = {
         "nothing": why,
-        "one-key": "the kernel renews no keys (6.14 does)",
+        "one-key": "the kernel does not renew keys (Linux 6.14 does)",
         "new-keys": "as asked",
     }
     return Finding(
@@ -75,7 +75,7 @@ def examine(root: Path) -> list[Finding]:
                 SUBJECT,
                 "who may connect",
                 State.BLOCKS,
-                f"nobody, agents do not start: {error}",
+                f"agents do not start: {error}",
                 _WHY,
                 "do what the message says",
             )
@@ -88,7 +88,7 @@ def examine(root: Path) -> list[Finding]:
                 SUBJECT,
                 "who may connect",
                 State.GOOD,
-                f"agents with certificates of {tls.authorities}, of {allowed}",
+                f"agents with a certificate issued by {tls.authorities} for {allowed}",
                 "what goes over TCP is encrypted; pages over RDMA (verbs), UCX, libfabric or on one host "
                 "are not",
             ),
@@ -96,7 +96,8 @@ def examine(root: Path) -> list[Finding]:
                 SUBJECT,
                 "who can read every page",
                 State.NOTE,
-                f"processes of {user} on this host that it allows; others read leased pages alone",
+                f"processes of {user} on this host with an allowed certificate; other peers read "
+                "leased pages only",
                 _WHY,
             ),
             _who_encrypts(tls),
@@ -109,18 +110,19 @@ def examine(root: Path) -> list[Finding]:
                 SUBJECT,
                 "who may connect",
                 State.NOTE,
-                f"whoever knows {known} of {given.variable}, as any user, "
-                "from any host that reaches an agent",
-                "peers prove the secret; what crosses the network is not encrypted",
+                f"any process that knows {known} of {given.variable}, of any user, on any host that "
+                "reaches an agent",
+                "peers prove that they know the secret; traffic over the network is not encrypted",
             ),
             *([_INHERITED] if by_value else []),
             Finding(
                 SUBJECT,
                 "who can read every page",
                 State.NOTE,
-                f"processes of {user} on this host; others that know the secret read leased pages alone",
+                f"processes of {user} on this host; other peers that know the secret read leased pages only",
                 _WHY,
-                'AgentOptions(shm_peers="secret") hands it to other users of this host that know the secret',
+                'AgentOptions(shm_peers="secret") also hands it to other users of this host that know '
+                "the secret",
             ),
         ]
     kept = f"{secret_folder() / SECRET_FILE} ({'there' if own else 'made by the first agent'})"
@@ -129,8 +131,8 @@ def examine(root: Path) -> list[Finding]:
             SUBJECT,
             "who may connect",
             State.GOOD,
-            f"processes of {user} on this host, by {kept}",
-            "other users and other hosts need a secret that both ends are given",
+            f"processes of {user} on this host, which read the secret in {kept}",
+            "for other users and other hosts, both ends need the same secret",
             "for others: openssl rand -hex 32 > secret, and KVXFER_SECRET_FILE at both ends",
         ),
         Finding(SUBJECT, "who can read every page", State.NOTE, f"processes of {user} on this host", _WHY),

@@ -14,8 +14,8 @@ from kvxfer.session.transport_registry import TransportKind
 
 SUBJECT = "transports"
 _WHY_DEVICES = (
-    "those near a memory carry its pages first; AgentOptions(transport_options={...}) names others, "
-    "e.g. verbs.devices"
+    "devices near a memory carry its pages first; AgentOptions(transport_options={...}) chooses "
+    "others, e.g. verbs.devices"
 )
 
 
@@ -45,7 +45,7 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
     """
     kinds, failure = _kinds()
     if failure:
-        why = "the native module has the transports, and every page goes through it"
+        why = "the native module contains the transports, and moves every page"
         return [Finding(SUBJECT, "all", State.BLOCKS, failure, why, "reinstall kvxfer: see software")]
     lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in kinds}
     findings = [_written(kind, lacking[kind.name]) for kind in kinds.values() if not kind.needs_gpu]
@@ -72,7 +72,7 @@ def _kinds() -> tuple[dict[str, TransportKind], str]:
     try:
         return registry.kinds(), ""
     except ImportError as error:
-        return {}, f"which there are cannot be read: {error}"
+        return {}, f"the list of transports cannot be read: {error}"
 
 
 def _written(kind: TransportKind, lacking: State) -> Finding:
@@ -88,7 +88,10 @@ def _on_gpu(kind: TransportKind, lacking: State) -> Finding:
     able = availability()
     if able.device is not None and able.usable:
         # A process cannot open its own memory's handles, as a peer does.
-        found = f"kernels can run on {able.device.name}; pages were not moved, which takes two processes"
+        found = (
+            f"kernels can run on {able.device.name}; moving pages was not tried, because it takes two "
+            "processes"
+        )
         return Finding(SUBJECT, kind.name, State.NOTE, found, kind.purpose)
     found = f"GPU kernels cannot run here: {able.missing}"
     # Not having a GPU limits nobody who did not ask for one.

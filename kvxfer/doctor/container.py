@@ -18,8 +18,8 @@ _WORDS = ("docker", "kubepods", "containerd", "libpod", "lxc")
 def examine(root: Path) -> list[Finding]:
     """Looks for a container's marks and reads this process's namespaces."""
     kind = runtime(root)
-    found = f"this looks like a {kind} container" if kind else "no mark of a container"
-    why = "containers keep processes apart by namespaces and limits: see the findings below and of memory"
+    found = f"this looks like a {kind} container" if kind else "this does not look like a container"
+    why = "containers separate processes by namespaces and limits: see the findings below and those of memory"
     return [
         Finding(SUBJECT, "runtime", State.NOTE, found, why),
         pid_namespace(root),
@@ -42,28 +42,28 @@ def runtime(root: Path) -> str:
 def pid_namespace(root: Path) -> Finding:
     """Says whether this process shares its pid namespace with the host."""
     why = (
-        "shm reads an engine's own memory by the peer's process number, so both need one pid namespace; "
-        "pools need none in common"
+        "shm reads an engine's own memory by the peer's process id, so both must share a pid "
+        "namespace; for pools they need not"
     )
     namespace = _namespace(root, "pid")
     if not namespace:
         return Finding(SUBJECT, "pid namespace", State.NOTE, "cannot be read", why)
     if namespace == _FIRST_PID_NAMESPACE:
-        found = f"the host's ({namespace}): peers outside containers are seen"
+        found = f"the host's ({namespace}): processes outside containers are visible"
         return Finding(SUBJECT, "pid namespace", State.GOOD, found, why)
     change = (
         "for engines in different containers: docker run --pid=container:<other> (or --pid=host), Kubernetes "
         "shareProcessNamespace: true"
     )
-    found = f"one of its own ({namespace}): foreign memory works among the processes in it alone"
+    found = f"not the host's ({namespace}): foreign memory works only between processes in it"
     return Finding(SUBJECT, "pid namespace", State.LIMITS, found, why, change)
 
 
 def network_namespace(root: Path, kind: str) -> Finding:
     """Names this process's network namespace, by which two engines can be compared."""
     why = (
-        "shm and unix meet at an abstract unix socket, which lives in a network namespace: peers of one host "
-        "with different ones go over tcp"
+        "shm and unix connect through an abstract unix socket, which belongs to a network namespace: "
+        "peers of one host in different ones use tcp"
     )
     namespace = _namespace(root, "net")
     if not namespace:
@@ -71,8 +71,9 @@ def network_namespace(root: Path, kind: str) -> Finding:
     change = ""
     if kind:
         change = (
-            f"run `readlink /proc/self/ns/net` in the other container: it must print {namespace}; otherwise "
-            "docker run --network=host or --network=container:<other>, or one Kubernetes pod"
+            f"run `readlink /proc/self/ns/net` in the other container: it must print {namespace}; "
+            "otherwise use docker run --network=host or --network=container:<other>, or one "
+            "Kubernetes pod"
         )
     return Finding(SUBJECT, "network namespace", State.NOTE, namespace, why, change)
 

@@ -37,9 +37,13 @@ def examine(root: Path) -> list[Finding]:
 def instructions(root: Path) -> Finding:
     """Says which non-temporal copies this machine could run."""
     found = f"{model(root)} with {' and '.join(isa(root)) or 'neither AVX-512 nor AVX2'}"
-    why = "page copies go past the cache with AVX-512 or AVX2; without them they are plain memcpy"
+    why = "with AVX-512 or AVX2, page copies bypass the cache; without them they are plain memcpy"
     state = State.GOOD if isa(root) else State.LIMITS
-    change = "" if isa(root) else "none on this processor; in a virtual machine, pass the host's CPU through"
+    change = (
+        ""
+        if isa(root)
+        else "not possible on this processor; in a virtual machine, pass the host's CPU through"
+    )
     return Finding(SUBJECT, "instructions", state, found, why, change)
 
 
@@ -52,7 +56,7 @@ def cores(root: Path) -> Finding:
     if quota is None:
         found += "; no control group limits their time"
     else:
-        found += f"; the control group allows the time of {quota[0]:g} ({quota[1]})"
+        found += f"; the control group allows the time of {quota[0]:g} cores ({quota[1]})"
     if allowed < _ENOUGH_CORES:
         return Finding(
             SUBJECT, "cores", State.LIMITS, found, why, "let the process run on more (taskset, cpuset)"
@@ -69,12 +73,12 @@ def numa(root: Path) -> Finding:
     nodes = {node: cpus for node, cpus in topology.numa_nodes(root / "sys").items() if cpus}
     why = "a copy goes slower when its memory lies at another node's controller"
     if len(nodes) <= 1:
-        return Finding(SUBJECT, "NUMA", State.GOOD, "one node: nothing can be far", why)
+        return Finding(SUBJECT, "NUMA", State.GOOD, "one node: all memory is local", why)
     here = topology.node_of_process(root / "sys")
     found = f"{len(nodes)} nodes"
     if here is not None:
         why += f". Make pools with Pool(..., numa_node={here})"
-        return Finding(SUBJECT, "NUMA", State.GOOD, f"{found}; this process keeps to node {here}", why)
+        return Finding(SUBJECT, "NUMA", State.GOOD, f"{found}; this process runs on node {here} only", why)
     first = min(nodes)
     change = (
         f"start each engine on one: numactl --cpunodebind={first} --membind={first}, and "

@@ -20,7 +20,7 @@ _DISPLAY = "0x03"
 # native/gpu/copy_way.h: what is less aligned was measured by itself.
 _KERNEL_ALIGNMENT = 16
 _ORIGINS = {
-    Origin.PREBUILT: "came along",
+    Origin.PREBUILT: "is prebuilt",
     Origin.CACHED: "is in the cache",
     Origin.COMPILED: "will be compiled when it is first loaded (a second or two)",
 }
@@ -98,7 +98,7 @@ def examine(root: Path) -> list[Finding]:
 
 
 def _rdma(root: Path) -> list[Finding]:
-    why = "the transport verbs READs peers' pages over RDMA, for agents whose transports name it"
+    why = "agents that name the transport verbs read peers' pages over RDMA"
     ports = rdma_ports(root)
     if not ports:
         found = "none (/sys/class/infiniband has no device)"
@@ -125,15 +125,16 @@ def _rdma(root: Path) -> list[Finding]:
 
 def _gpus(root: Path) -> list[Finding]:
     why = (
-        "agents with the transport cuda_ipc move caches on GPUs of one host, by kernels (below); between "
-        "hosts, and between a GPU and host memory, their pages go over tcp and unix, staged in pinned memory"
+        "agents with the transport cuda_ipc move caches between GPUs of one host by kernels (below); "
+        "between hosts, and between a GPU and host memory, pages go over tcp and unix, staged in "
+        "pinned memory"
     )
     driver = read_text(root / "proc/driver/nvidia/version") or ""
     cards = gpus(root)
     if not cards:
         found = "no NVIDIA GPU: none on the PCI bus, and no driver (/proc/driver/nvidia is missing)"
         if driver:
-            found = "an NVIDIA driver is loaded, and it serves no GPU to this process"
+            found = "an NVIDIA driver is loaded, but offers no GPU to this process"
         tool = "" if shutil.which("nvidia-smi") else "; nvidia-smi is not on the PATH"
         return [Finding(SUBJECT, "GPU", State.NOTE, found + tool, why)]
     findings = []
@@ -162,8 +163,8 @@ def gpu_kernels() -> list[Finding]:
     Starts the driver in this process where there is one, and imports cuda-core where it has a GPU.
     """
     why = (
-        "kernels that gather, scatter and convert pages on a GPU are what the transport cuda_ipc launches; "
-        "so far both have run over an emulated driver only"
+        "the transport cuda_ipc launches kernels that gather, scatter and convert pages on a GPU; so "
+        "far both have run over an emulated driver only"
     )
     found = driver.look()
     if found.failure:
@@ -189,25 +190,25 @@ def host_copies(device: driver.Device, driver_version: tuple[int, int], kept: Ca
         Its calibration; None: there is none yet.
     """
     why = (
-        "staging copies pages between the GPU and pinned memory, by kernels of so many CTAs, which "
-        "AgentOptions(gpu_ctas=) sets, or by copy engines, which take nothing from the model; "
-        "AgentOptions(copy_engines=False) copies by kernels alone. Compiled, and run over an emulated driver "
-        "only"
+        "staging copies pages between the GPU and pinned memory: by kernels, whose CTAs "
+        "AgentOptions(gpu_ctas=) sets, or by copy engines, which leave the compute units to the "
+        "model; AgentOptions(copy_engines=False) uses kernels only. So far run over an emulated "
+        "driver only"
     )
     name = f"GPU {device.index} host copies"
     is_old = driver_version < calibration.LEAST_CUDA
     change = "install a driver for CUDA 12.8 or later" if is_old else ""
     if kept is None:
         shown = [
-            "not calibrated yet: measured in a second at most when the first agent with cuda_ipc and staging "
-            "is made, and kept"
+            "not calibrated yet: the first agent with cuda_ipc and staging measures for up to a "
+            "second, and keeps the result"
         ]
     else:
         shown = [_ctas_of(kept)]
     if is_old:
-        shown.append("by kernels: the driver has no batches of copies")
+        shown.append("by kernels: the driver has no batched copies")
     elif kept is not None and not kept.samples:
-        shown.append("by kernels: the driver has no batches of copies for this device")
+        shown.append("by kernels: the driver has no batched copies for this device")
     elif kept is not None:
         shown += [_way_of(kept, to_host) for to_host in (True, False)]
     return Finding(SUBJECT, name, State.NOTE, "; ".join(shown), why, change)
@@ -218,7 +219,7 @@ def _ctas_of(kept: Calibration) -> str:
     ctas = f"kernels of {kept.num_ctas} CTA{'s' if kept.num_ctas > 1 else ''}"
     rates = kept.rates()
     if not rates:
-        return f"{ctas}, of which nothing could be measured"
+        return f"{ctas}, whose rates could not be measured"
     found = ", ".join(f"{rate.num_ctas}: {_gb(rate.to_host)} and {_gb(rate.from_host)}" for rate in rates)
     return f"{ctas} (GB/s to and from host memory, by CTAs: {found})"
 
@@ -233,7 +234,7 @@ def _way_of(kept: Calibration, to_host: bool) -> str:
     for choice in kept.choices():
         if choice.to_host != to_host or choice.least_nbytes is None:
             continue
-        loose = "" if choice.aligned else " that are not on 16 bytes"
+        loose = "" if choice.aligned else " that are not aligned to 16 bytes"
         taken.append(f"{choice.form}{loose} of {binary_size(choice.least_nbytes)} and more")
     rates = [
         f"{binary_size(nbytes)} {engine_ns / kernel_ns:.2f}"
@@ -242,8 +243,8 @@ def _way_of(kept: Calibration, to_host: bool) -> str:
     ]
     way = f"by copy engines {', '.join(taken)}, else by kernels" if taken else "by kernels"
     return (
-        f"{'to' if to_host else 'from'} host memory {way} (time by engines over that by kernels, by runs: "
-        f"{', '.join(rates)})"
+        f"{'to' if to_host else 'from'} host memory {way} (engines' time divided by kernels', by size "
+        f"of run: {', '.join(rates)})"
     )
 
 
@@ -262,4 +263,4 @@ def _kernels_of(able: availability.Availability, device: driver.Device, why: str
 
 
 def _near(node: int | None) -> str:
-    return "of no NUMA node that the kernel knows" if node is None else f"on NUMA node {node}"
+    return "NUMA node unknown to the kernel" if node is None else f"on NUMA node {node}"

@@ -67,7 +67,7 @@ def run_probe(subject: str, probe: Probe, root: Path) -> list[Finding]:
                 "probe",
                 State.NOTE,
                 f"could not be examined: {type(error).__name__}: {error}",
-                "nothing is known of this subject; the other subjects are not affected",
-                "report this line with `uname -a`: a probe is meant to cope with every machine",
+                "this subject was not examined; the other subjects are not affected",
+                "report this line with `uname -a`: a probe should work on every machine",
             )
         ]

@@ -45,7 +45,7 @@ _SCOPES = {
     0: "any process of the same user may be read",
     1: "only ancestors may read a process",
     2: "only processes with CAP_SYS_PTRACE may read others",
-    3: "nobody may read another process, until the next boot",
+    3: "no process may read another until the next boot",
 }
 
 
@@ -63,10 +63,10 @@ def readv() -> Finding:
     changes = {
         errno.EPERM: "give the engines CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE), or see Yama "
         "and this process under foreign memory",
-        errno.ENOSYS: "use a kernel with CONFIG_CROSS_MEMORY_ATTACH, or a container runtime that lets "
-        "process_vm_readv through",
+        errno.ENOSYS: "use a kernel with CONFIG_CROSS_MEMORY_ATTACH, or a container runtime that allows "
+        "process_vm_readv",
     }
-    change = changes.get(number, "let the cache lie in a kvxfer.Pool, which needs no such right")
+    change = changes.get(number, "put the cache in a kvxfer.Pool, which does not need this right")
     state = State.NOTE if failure.startswith(_NOT_TRIED) else State.LIMITS
     return Finding(SUBJECT, "process_vm_readv", state, failure, _WHY, change)
 
@@ -88,12 +88,12 @@ def _try_readv() -> tuple[str, int]:
         )
         moved, number, found = done.stdout.split()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return f"{_NOT_TRIED}: a child process could not be asked ({error})", 0
+        return f"{_NOT_TRIED}: the child process did not answer ({error})", 0
     if int(moved) < 0:
         name = errno.errorcode.get(int(number), number)
         return f"refused: {os.strerror(int(number))} ({name}), tried by a child of the same user", int(number)
     if bytes.fromhex(found) != expected:
-        return "the child read other bytes than this process wrote: a sandbox emulates the call", 0
+        return "the child process read wrong bytes: a sandbox emulates the call", 0
     return "", 0
 
 
@@ -111,7 +111,10 @@ def yama(root: Path) -> Finding:
         return Finding(SUBJECT, name, State.GOOD, f"{found}; this process has CAP_SYS_PTRACE", _WHY)
     change = "sysctl -w kernel.yama.ptrace_scope=0, or give the engines CAP_SYS_PTRACE"
     if scope == 3:
-        change = "boot with kernel.yama.ptrace_scope below 3 in /etc/sysctl.d: it cannot be lowered before"
+        change = (
+            "boot with kernel.yama.ptrace_scope below 3 in /etc/sysctl.d: it cannot be lowered without a "
+            "reboot"
+        )
     return Finding(SUBJECT, name, State.LIMITS, found, _WHY, change)
 
 
@@ -125,9 +128,7 @@ def process(root: Path) -> Finding:
         "dumpable" if dumpable == 1 else f"not dumpable ({dumpable})",
         "has CAP_SYS_PTRACE" if _has_ptrace(root) else "has no CAP_SYS_PTRACE",
     ]
-    why = (
-        "a process reads another when both are of one user and the other is dumpable, or with CAP_SYS_PTRACE"
-    )
+    why = "a process may read another if both have one user and the other is dumpable, or with CAP_SYS_PTRACE"
     if dumpable == 1:
         return Finding(SUBJECT, "this process", State.GOOD, ", ".join(words), why)
     change = (

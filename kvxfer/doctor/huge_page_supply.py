@@ -16,8 +16,8 @@ _POOL_PAGE_KIB = 2048
 # Enough that most of it can be mapped by huge pages, too little to disturb anybody.
 _TRIAL_NBYTES = 8 << 20
 _WHY = (
-    "base pages cost a pool's maker and every peer that maps it a page fault for each 4 KiB, and copies a "
-    "TLB miss for each page"
+    "with base pages, a pool's maker and every peer that maps it take a page fault for each 4 KiB, "
+    "and copies take a TLB miss for each page"
 )
 _NOT_NEEDED = "the pool above got huge pages without it, so nothing is lost"
 
@@ -37,15 +37,15 @@ def pool() -> Finding:
             kind, seals = trial.page_kind, ", ".join(trial.seals)
     except (KvxferError, ImportError) as error:
         found = f"a pool of {binary_size(_TRIAL_NBYTES)} cannot be made: {error}"
-        change = "see the memory findings: a limit of a control group, or memfds that are forbidden"
-        return Finding(SUBJECT, "a pool", State.BLOCKS, found, "pools are how shm is fast", change)
-    found = f"a pool of {binary_size(_TRIAL_NBYTES)} got {kind} pages, and the seals {seals}"
+        change = "see the memory findings: a control group limits memory, or memfds are forbidden"
+        return Finding(SUBJECT, "a pool", State.BLOCKS, found, "shm needs pools to be fast", change)
+    found = f"a pool of {binary_size(_TRIAL_NBYTES)} got {kind} pages and the seals {seals}"
     if kind != "base":
         return Finding(SUBJECT, "a pool", State.GOOD, found, _WHY)
     change = (
-        "reserve 2 MiB pages (sysctl -w vm.nr_hugepages=N, half as many as the pools have MiB), or take a "
-        "kernel from 6.1 on, which gives pools transparent ones that are asked for outright, or let all "
-        "shared memory have them: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
+        "reserve 2 MiB pages (sysctl -w vm.nr_hugepages=N, half as many as the pools have MiB), or "
+        "use Linux 6.1 or newer, where pools request transparent huge pages themselves, or allow them "
+        "for all shared memory: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
     )
     return Finding(SUBJECT, "a pool", State.LIMITS, found, _WHY, change)
 
@@ -62,17 +62,17 @@ def reserved(root: Path, lacking: State = State.LIMITS) -> list[Finding]:
         found = f"{_known(count)} reserved, {_known(free)} free{_by_node(root, name)}"
         label = f"reserved, {binary_size(int(size) * 1024)}"
         if int(size) != _POOL_PAGE_KIB:
-            why = "pools use 2 MiB pages alone"
+            why = "pools use 2 MiB pages only"
             findings.append(Finding(SUBJECT, label, State.NOTE, found, why))
         elif free:
-            why = f"pools of up to {binary_size(free * _POOL_PAGE_KIB * 1024)} in all take them first"
+            why = f"pools use these first, up to {binary_size(free * _POOL_PAGE_KIB * 1024)} in total"
             findings.append(Finding(SUBJECT, label, State.GOOD, found, why))
         else:
             change = "sysctl -w vm.nr_hugepages=N, half as many as the pools have MiB; best soon after boot"
             findings.append(_lacking(label, lacking, found, change))
     if not findings:
         found = "this kernel has none (/sys/kernel/mm/hugepages is missing or empty)"
-        change = "let pools have transparent ones, or use a kernel with CONFIG_HUGETLBFS"
+        change = "allow transparent huge pages for pools, or use a kernel with CONFIG_HUGETLBFS"
         findings.append(_lacking("reserved", lacking, found, change))
     return findings
 

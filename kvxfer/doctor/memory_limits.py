@@ -34,20 +34,20 @@ def seals() -> Finding:
     """Makes a memfd, seals it as a pool does, and tries what the seals are to prevent."""
     name = "memfd seals"
     why = (
-        "a pool's memory is a sealed memfd: peers map it without fear that it shrinks under them, and with "
-        "F_SEAL_FUTURE_WRITE cannot map it writable"
+        "a pool's memory is a sealed memfd: it cannot shrink while peers map it, and with "
+        "F_SEAL_FUTURE_WRITE they cannot map it writable"
     )
     try:
         failures = _try_seals()
     except OSError as error:
-        found = f"no memfd can be made or sealed: {error.strerror} (errno {error.errno})"
-        change = "use Linux 5.1 or newer, and a container runtime that lets memfd_create through"
+        found = f"a memfd cannot be made or sealed: {error.strerror} (errno {error.errno})"
+        change = "use Linux 5.1 or newer, and a container runtime that allows memfd_create"
         # An agent's own fences lie in one, whatever the transport.
         return Finding(SUBJECT, name, State.BLOCKS, found, why, change)
     if failures:
         found = f"works, but {' and '.join(failures)}"
         return Finding(SUBJECT, name, State.LIMITS, found, why, "use Linux 5.1 or newer")
-    found = "work: F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE were set, and each was seen to hold"
+    found = "work: F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE were set, and each took effect"
     return Finding(SUBJECT, name, State.GOOD, found, why)
 
 
@@ -90,10 +90,10 @@ def amount(root: Path) -> Finding:
         f"{binary_size(nbytes)} {label}"
         for label, nbytes in (("in the machine", sizes["MemTotal"]), ("available", sizes["MemAvailable"]))
         if nbytes is not None
-    ] or ["/proc/meminfo tells nothing"]
+    ] or ["/proc/meminfo has no sizes"]
     why = (
-        "pools are counted on the group of the process that makes them; one that does not fit ends its "
-        "process (SIGKILL) or the making of the pool"
+        "a pool counts against the control group of the process that makes it; if it does not fit, "
+        "making it fails or the process is killed (SIGKILL)"
     )
     limit = control_group.memory_limit_nbytes(root)
     if limit is None:
@@ -104,7 +104,7 @@ def amount(root: Path) -> Finding:
     if total is not None and nbytes >= total:
         return Finding(SUBJECT, "amount", State.GOOD, found, why)
     change = (
-        "count all pools and the engine into it, or raise it: docker run --memory, Kubernetes "
+        "check that all pools and the engine fit into it, or raise it: docker run --memory, Kubernetes "
         "resources.limits.memory"
     )
     return Finding(SUBJECT, "amount", State.LIMITS, found, why, change)
@@ -113,7 +113,7 @@ def amount(root: Path) -> Finding:
 def shm_folder(root: Path) -> Finding:
     """Says how large /dev/shm is, for those who expect it to matter."""
     why = (
-        "kvxfer does not use it: pools are memfds, which no size of /dev/shm limits. Engines themselves "
+        "kvxfer does not use it: pools are memfds, which the size of /dev/shm does not limit. Engines "
         "(torch, NCCL) may need it"
     )
     try:
@@ -150,7 +150,7 @@ def descriptors(root: Path) -> Finding:
 def mappings(root: Path) -> Finding:
     """Says how many mappings a process may have."""
     count = read_int(root / "proc/sys/vm/max_map_count")
-    why = "a pool and a peer's pool take three mappings each, beside the thousands of torch and CUDA"
+    why = "each pool, own or a peer's, takes three mappings; torch and CUDA take thousands"
     if count is None:
         return Finding(SUBJECT, "mappings", State.NOTE, "vm.max_map_count cannot be read", why)
     found = f"vm.max_map_count is {count}"

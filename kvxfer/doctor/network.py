@@ -82,7 +82,7 @@ def interfaces(root: Path) -> list[Finding]:
         why = "a container's own interface is one of these; the card behind it decides the speed"
         findings.append(Finding(SUBJECT, "virtual interfaces", State.NOTE, found, why))
     if not everyone:
-        found = "none but the loopback one: no other host can be reached from here"
+        found = "only the loopback interface: no other host can be reached from here"
         why = "tcp reaches other hosts through an interface; shm and unix need none"
         change = "for peers on other hosts: docker run --network=host, or a network for this namespace"
         findings.append(Finding(SUBJECT, "interfaces", State.NOTE, found, why, change))
@@ -102,15 +102,13 @@ def _card(nic: Nic) -> Finding:
         return Finding(SUBJECT, nic.name, State.LIMITS, str(nic), why, change)
     change = ""
     if nic.mtu is not None and nic.mtu < _JUMBO_MTU:
-        change = (
-            f"where every switch allows it: ip link set {nic.name} mtu {_JUMBO_MTU} (less CPU for a byte)"
-        )
+        change = f"if every switch allows it: ip link set {nic.name} mtu {_JUMBO_MTU} (less CPU per byte)"
     return Finding(SUBJECT, nic.name, State.GOOD, str(nic), why, change)
 
 
 def loopback(root: Path) -> Finding:
     """Says whether the loopback interface is up."""
-    why = "agents of one host meet over tcp://127.0.0.1 unless they are told otherwise"
+    why = "agents of one host connect over tcp://127.0.0.1 by default"
     text = read_text(root / "sys/class/net/lo/flags")
     try:
         up = bool(int(text or "", 16) & _IFF_UP)
@@ -124,8 +122,8 @@ def loopback(root: Path) -> Finding:
 def tcp_buffers(root: Path) -> Finding:
     """Says how far the kernel lets a TCP socket's buffers grow; kvxfer leaves that to it."""
     why = (
-        "tcp rails leave their buffers to the kernel, which grows them up to these; a long or fast path "
-        "needs its bandwidth times its round trip in them"
+        "the kernel grows the buffers of tcp rails up to these sizes; a long or fast path needs its "
+        "bandwidth times its round trip"
     )
     values = {}
     for name in ("tcp_rmem", "tcp_wmem"):
@@ -146,8 +144,8 @@ def tcp_buffers(root: Path) -> Finding:
 def unix_buffers(root: Path) -> Finding:
     """Says whether a unix stream gets the buffers that it asks for."""
     why = (
-        "a unix stream (what shm falls back to) asks for 512 KiB each way, and is cut to these in silence; "
-        "tcp does not use them"
+        "a unix stream (the fallback of shm) asks for 512 KiB each way, and the kernel silently "
+        "limits it to these sizes; tcp does not use them"
     )
     limits = {name: read_int(root / "proc/sys/net/core" / name) for name in ("rmem_max", "wmem_max")}
     words = [f"{name} {binary_size(nbytes)}" for name, nbytes in limits.items() if nbytes is not None]

@@ -27,12 +27,15 @@ _TRANSFER_TIMEOUT_S = 10.0
 # The order of pages, as after a day of serving: seeded, so that two runs read alike.
 _SEED = 1
 
-_WHY_SESSION = "every transfer needs a session: a socket to the peer, and one secret if either has any"
+_WHY_SESSION = (
+    "every transfer needs a session: a connection to the peer, and the same secret if either end has one"
+)
 _CHANGES = {
     "unreachable": "start the peer (kvxfer doctor --serve --listen tcp://HOST:PORT), check its address, let "
     "the port through firewalls, and give both ends a transport in common (--transports)",
     "auth-failed": "give both ends the same KVXFER_SECRET_FILE (or KVXFER_SECRET), or none",
-    "peer-lost": "check that the port is an agent's and that it is running; its log says why it hung up",
+    "peer-lost": "check that the port is an agent's and that it is running; its log says why it closed the "
+    "connection",
     "protocol": "check that the port is an agent's, and run the same version of kvxfer at both ends",
     "deadline": "check that the port is an agent's and that nothing on the way drops packets",
 }
@@ -92,8 +95,8 @@ def examine(
         except KvxferError as error:
             if isinstance(error, UsageError):
                 raise
-            change = _CHANGES.get(error.code, "see what the message names")
-            found = f"{address} is not connected: {error}"
+            change = _CHANGES.get(error.code, "see the cause in the message")
+            found = f"cannot connect to {address}: {error}"
             return [Finding(SUBJECT, "session", State.BLOCKS, found, _WHY_SESSION, change)], figures
         figures |= {"connected": True, "name": peer.name}
         figures["connect_ms"] = round((time.monotonic() - started) * 1e3, 3)
@@ -101,7 +104,7 @@ def examine(
             return _connected(agent, peer, required, figures, measure_s)
         except KvxferError as error:
             found = f"{peer.name} was lost: {error}"
-            change = "look at the peer's log; a peer that is silent for 2 s is given up"
+            change = "look at the peer's log; a session ends when the peer is silent for 2 s"
             return [Finding(SUBJECT, "session", State.BLOCKS, found, _WHY_SESSION, change)], figures
 
 
@@ -126,7 +129,7 @@ def _connected(
     remote = regions.get(pages.REGION)
     if remote is None or pages.PING_REGION not in regions or not _fits(remote):
         figures["path"] = next((name for name in registry.kinds() if name in peer.rails), "")
-        why = "only the pages of a `kvxfer doctor --serve` of this version are free to be read by anybody"
+        why = "only `kvxfer doctor --serve` of this version lets every peer read its pages"
         names = ", ".join(regions) or "none"
         findings += [
             _path(figures, required),
@@ -134,7 +137,7 @@ def _connected(
                 SUBJECT,
                 "speed",
                 State.NOTE,
-                f"not measured: {peer.name!r} serves no doctor's pages (its regions: {names})",
+                f"not measured: {peer.name!r} does not serve a doctor's pages (its regions: {names})",
                 why,
                 "run kvxfer doctor --serve on the peer's machine and give its address",
             ),
@@ -155,7 +158,7 @@ def _rails_of(peer: kvxfer.Peer) -> dict[str, list[str]]:
 def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
     """Names the path in use, and what was tried and is not."""
     path, rails, notes = figures["path"], figures["rails"], figures["notes"]
-    why = "the slower path is taken when the faster one cannot be had; nothing fails then, it is only slow"
+    why = "when a faster path does not work, kvxfer uses a slower one without an error"
     found = f"{path or 'none'} (rails: {', '.join(rails) or 'none'})"
     if figures["paths"]:
         found += f"; {'; '.join(figures['paths'])}"
@@ -167,11 +170,12 @@ def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
     if required and path not in required:
         wanted = ", ".join(required)
         change = (
-            f"{wanted} was asked for: see the notes and the peer's own doctor, or what --transports allows"
+            f"--require asks for {wanted}: see the notes, run kvxfer doctor on the peer, and check "
+            "--transports"
         )
         return Finding(SUBJECT, "path", State.BLOCKS, found, why, change)
     state = State.LIMITS if notes else State.GOOD
-    return Finding(SUBJECT, "path", state, found, why, "see what the notes name" if notes else "")
+    return Finding(SUBJECT, "path", state, found, why, "see the causes in the notes" if notes else "")
 
 
 def _foreign_region(region: kvxfer.RegionDescriptor) -> Finding:
@@ -179,7 +183,7 @@ def _foreign_region(region: kvxfer.RegionDescriptor) -> Finding:
     found = f"{region.num_blocks} blocks, {region.nbytes} bytes, path {region.path or 'none'}"
     if region.notes:
         found += f"; {'; '.join(region.notes)}"
-    why = "regions differ: memory in a pool is mapped, an engine's own is read by process_vm_readv"
+    why = "each region has its own path: a pool is mapped, an engine's own memory is read by process_vm_readv"
     return Finding(SUBJECT, f"region {region.name}", State.NOTE, found, why)
 
 
@@ -191,7 +195,7 @@ def _measured(
     agent: kvxfer.Agent, peer: kvxfer.Peer, figures: dict[str, Any], measure_s: float
 ) -> list[Finding]:
     """Reads the doctor's pages over and over, and checks every byte of every reading."""
-    why = "what kvxfer reaches between the two; kvxfer bench pages compares it with the machine's limits"
+    why = "the rate of kvxfer between the two ends; kvxfer bench pages compares it with the machine's limits"
     try:
         with kvxfer.Pool(1, pages.TOTAL_NBYTES + pages.PING_NBYTES, name="kvxfer-doctor") as pool:
             cache = pool.array((pages.NUM_PAGES, pages.PAGE_NBYTES))
@@ -204,7 +208,7 @@ def _measured(
             local.deregister_blocking()
             ping.deregister_blocking()
     except (TransferError, TimeoutError) as error:
-        change = "run the same version of kvxfer at both ends, and see what the message names"
+        change = "run the same version of kvxfer at both ends, and see the cause in the message"
         found = f"pages could not be read: {error}"
         return [Finding(SUBJECT, "speed", State.BLOCKS, found, why, change)]
     nbytes = num_readings * pages.TOTAL_NBYTES

@@ -49,7 +49,7 @@ def serve(
         while not stop.wait(_LOOK_INTERVAL_S):
             here = {peer.id: peer for peer in agent.peers}
             for number in known.keys() - here.keys():
-                on_peer(f"{known.pop(number).name} has gone")
+                on_peer(f"{known.pop(number).name} has disconnected")
             for number in here.keys() - known.keys():
                 peer = known[number] = here[number]
                 on_peer(f"{peer.name} is connected over {', '.join(peer.rails) or 'no rail'}")

@@ -16,9 +16,11 @@ SUBJECT = "software"
 
 #: distribution -> what it is to kvxfer.
 OTHERS = {
-    "torch": "tensors register without a copy; those on a GPU with agents that name the transport cuda_ipc",
-    "vllm": "its connector comes along: kv_connector KvxferConnector of --kv-transfer-config (0.32, 0.33)",
-    "sglang": "its connector comes along: --disaggregation-transfer-backend kvxfer (0.5.23)",
+    "torch": "tensors are registered without a copy; those on a GPU need agents that name the transport "
+    "cuda_ipc",
+    "vllm": "kvxfer has a connector for it: kv_connector KvxferConnector in "
+    "--kv-transfer-config (0.32, 0.33)",
+    "sglang": "kvxfer has a connector for it: --disaggregation-transfer-backend kvxfer (0.5.23)",
 }
 # MADV_POPULATE_WRITE and MADV_POPULATE_READ came with it.
 _GOOD_KERNEL = (5, 14)
@@ -84,7 +86,7 @@ def examine(root: Path) -> list[Finding]:
 
 def native_module() -> Finding:
     """Says whether the compiled half loads, and which copies it chose."""
-    why = "all bytes move in it; it chooses the fastest copy that the processor has when it loads"
+    why = "it moves all bytes, and chooses the fastest copy that the processor has when it loads"
     try:
         module = importlib.import_module("kvxfer._native")
         built, kernel_name = str(module.__version__), str(module.COPY_KERNEL)
@@ -98,7 +100,7 @@ def native_module() -> Finding:
         found += f", but the native module is of version {built}"
         return Finding(SUBJECT, "kvxfer", State.LIMITS, found, why, "build it again: pip install .")
     if kernel_name == "memcpy":
-        change = "none on this processor: the non-temporal copies are written for AVX2 and AVX-512"
+        change = "not possible on this processor: non-temporal copies need AVX2 or AVX-512"
         return Finding(SUBJECT, "kvxfer", State.LIMITS, found, why, change)
     return Finding(SUBJECT, "kvxfer", State.GOOD, found, why)
 
@@ -107,7 +109,7 @@ def kernel(root: Path) -> Finding:
     """Says whether the kernel has what kvxfer uses."""
     release = kernel_release(root)
     why = (
-        "5.14 lets pools be faulted in by one call (MADV_POPULATE_WRITE), 5.1 forbids peers to map them "
+        "since 5.14 one call faults in a pool (MADV_POPULATE_WRITE); since 5.1 peers cannot map pools "
         "writable (F_SEAL_FUTURE_WRITE)"
     )
     numbers = re.match(r"(\d+)\.(\d+)", release)

@@ -73,5 +73,5 @@ def _move(name: str) -> str:
         transfer.wait(_TIMEOUT_S + 1)
         wrong = np.flatnonzero((dst != pages).any(axis=1))
         if len(wrong):
-            return f"{len(wrong)} of {NUM_PAGES} pages arrived with other bytes, the first is {wrong[0]}"
+            return f"{len(wrong)} of {NUM_PAGES} pages arrived with wrong bytes; the first is {wrong[0]}"
         return ""

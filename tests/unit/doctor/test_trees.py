@@ -374,7 +374,7 @@ def test_processes_that_may_run_on_several_nodes_are_told(plant: Plant) -> None:
     plant({"sys/devices/system/node/node1/cpulist": "0-8191"})
     assert (cpu.numa(root).state, cpu.numa(root).found) == (
         State.GOOD,
-        "2 nodes; this process keeps to node 1",
+        "2 nodes; this process runs on node 1 only",
     )
 
 

@@ -172,7 +172,7 @@ def test_without_cuda_core(libcuda: Path, packages: Path, tmp_path: Path) -> Non
 
 
 def test_without_nvrtc_and_without_a_prebuilt_cubin(libcuda: Path, packages: Path) -> None:
-    # There is no such GPU, so nothing came along for it.
+    # There is no such GPU, so no kernel was prebuilt for it.
     _, reason, _, _ = ask(driver(libcuda, PYTHONPATH=f"{packages}:{ROOT}", FAKE_SM="99"), "-S")
     assert reason.startswith(
         "the GPU kernel copy_vectors for sm_99a did not come with this installation, and NVRTC is not found"
@@ -186,7 +186,7 @@ def test_doctor_names_every_gpu_and_where_its_kernels_are_from(libcuda: Path, tm
     assert "not calibrated yet" in shown["GPU 1 host copies"]["found"]
     found = shown["GPU 1 kernels"]["found"]
     assert found.startswith("Fake 71 (sm_90a, 80 GiB), the driver is for CUDA 13.5; copy_vectors ")
-    assert re.search("came along|will be compiled when it is first loaded", found)
+    assert re.search("is prebuilt|will be compiled when it is first loaded", found)
     assert shown["GPU 1 kernels"]["change"] == ""
 
 

@@ -378,7 +378,9 @@ def test_doctor_says_which_way_is_taken_from_which_run_on() -> None:
     finding = devices.host_copies(DEVICE, CUDA, FOUND)
     assert finding.name == "GPU 0 host copies"
     _, to_host, from_host = finding.found.split("; ")
-    assert "by copy engines runs of 64 KiB and more, rows that are not on 16 bytes of 16 KiB" in to_host
+    assert (
+        "by copy engines runs of 64 KiB and more, rows that are not aligned to 16 bytes of 16 KiB" in to_host
+    )
     assert "4 KiB 9.00, 64 KiB 1.01, 256 KiB 0.90" in to_host
     assert "from host memory by kernels (" in from_host
     assert "4 KiB 9.00, 64 KiB 1.50" in from_host
@@ -387,9 +389,9 @@ def test_doctor_says_which_way_is_taken_from_which_run_on() -> None:
 def test_doctor_says_why_there_is_no_calibration() -> None:
     assert "not calibrated yet" in devices.host_copies(DEVICE, CUDA, None).found
     assert "first agent" in devices.host_copies(DEVICE, CUDA, None).found
-    assert "no batches" in devices.host_copies(DEVICE, CUDA, Calibration()).found
+    assert "no batched copies" in devices.host_copies(DEVICE, CUDA, Calibration()).found
     older = devices.host_copies(DEVICE, (12, 6), None)
-    assert "no batches" in older.found
+    assert "no batched copies" in older.found
     assert "not calibrated yet" in older.found  # CTAs are, without engines
     assert "12.8" in older.change
 
@@ -398,7 +400,7 @@ def test_doctor_says_how_many_ctas_stage_and_what_each_number_copies() -> None:
     shown = "kernels of 4 CTAs (GB/s to and from host memory, by CTAs: 1: 5.2 and 7.0, 2: 10.5 and 19.7, "
     finding = devices.host_copies(DEVICE, CUDA, FOUND)
     assert finding.found.startswith(shown + "4: 20.0 and 20.9, 8: 21.0 and 21.0); to host memory ")
-    for version, missing in ((CUDA, "for this device"), ((12, 6), "of copies")):
+    for version, missing in ((CUDA, "for this device"), ((12, 6), "batched copies")):
         finding = devices.host_copies(DEVICE, version, Calibration((), CTA_SAMPLES))
         assert finding.found.startswith(shown)
         assert finding.found.endswith(missing)
@@ -406,4 +408,4 @@ def test_doctor_says_how_many_ctas_stage_and_what_each_number_copies() -> None:
     assert one_way.startswith("kernels of 1 CTA (")
     assert "1: 5.2 and unknown)" in one_way
     unknown = devices.host_copies(DEVICE, CUDA, Calibration()).found
-    assert unknown.startswith("kernels of 4 CTAs, of which nothing could be measured; ")
+    assert unknown.startswith("kernels of 4 CTAs, whose rates could not be measured; ")

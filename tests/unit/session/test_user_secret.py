@@ -84,11 +84,11 @@ def _spoil(home: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("readable", "others may read"),
+        ("readable", "other users may read"),
         ("writable folder", "chmod 700"),
         ("empty", "holds 0 bytes"),
         ("link", "cannot be read"),
-        ("pipe", "others may read"),
+        ("pipe", "other users may read"),
         ("folder of another", "belongs to user 65534"),
         ("file of another", "belongs to user 65534"),
     ],
@@ -117,17 +117,17 @@ def test_doctor_says_who_may_connect_and_who_can_read_what(
     assert not home.exists(), "the doctor changes nothing"
     user_secret()
     (home / "secret").chmod(0o644)
-    assert "others may read" in _access()["who may connect"]
+    assert "other users may read" in _access()["who may connect"]
     (home / "secret").unlink()
     monkeypatch.setenv("KVXFER_SECRET", "0123456789abcdef")
-    assert "whoever knows the secret of KVXFER_SECRET," in _access()["who may connect"]
-    assert "read leased pages alone" in _access()["who can read every page"]
-    assert "every program that an engine starts" in _access()["who is told the secret"]
+    assert "any process that knows the secret of KVXFER_SECRET," in _access()["who may connect"]
+    assert "read leased pages only" in _access()["who can read every page"]
+    assert "every program that an engine starts" in _access()["programs that inherit the secret"]
     (home.parent / "given").write_text("0123456789abcdef\nfedcba9876543210\n")
     monkeypatch.delenv("KVXFER_SECRET")
     monkeypatch.setenv("KVXFER_SECRET_FILE", str(home.parent / "given"))
-    assert "whoever knows one of the two secrets of KVXFER_SECRET_FILE," in _access()["who may connect"]
-    assert "who is told the secret" not in _access()
+    assert "knows one of the two secrets of KVXFER_SECRET_FILE," in _access()["who may connect"]
+    assert "programs that inherit the secret" not in _access()
 
 
 def test_doctor_says_what_certificates_mean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +135,14 @@ def test_doctor_says_what_certificates_mean(home: Path, monkeypatch: pytest.Monk
         monkeypatch.delenv(name, raising=False)
     for name in ("CERTIFICATE", "KEY", "AUTHORITIES"):
         monkeypatch.setenv(f"KVXFER_TLS_{name}", f"/somewhere/{name.lower()}.pem")
-    assert "certificates of /somewhere/authorities.pem, of its own tenant" in _access()["who may connect"]
+    assert "issued by /somewhere/authorities.pem for its own tenant" in _access()["who may connect"]
     monkeypatch.setenv("KVXFER_TLS_ALLOW", "acme/*/* other/decode/*")
-    assert "of acme/*/*, other/decode/*" in _access()["who may connect"]
+    assert "for acme/*/*, other/decode/*" in _access()["who may connect"]
     for use, offer, said in (
         ("auto", "new-keys", "the kernel"),
-        ("auto", "one-key", "this process: the kernel renews no keys"),
+        ("auto", "one-key", "this process: the kernel does not renew keys"),
         ("auto", "nothing", "this process: no module"),
-        ("always", "one-key", "a rail ends"),
+        ("always", "one-key", "each rail is replaced"),
         ("always", "nothing", "agents do not start"),
         ("never", "new-keys", "this process: as asked"),
     ):
