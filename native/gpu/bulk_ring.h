@@ -1,4 +1,4 @@
-// What the bulk kernel needs of shared memory.
+// The shared memory that the bulk kernel needs.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@ namespace kvxfer::gpu {
 
 inline constexpr std::uint32_t kStageNbytes = 16 * 1024;
 
-// A warp's: while one slice is stored, the next two are on their way here. Several warps hide from each
-// other the time in which they look for their next places.
+// Each warp has one ring: while it stores one slice, the next two are being loaded. Several warps per CTA
+// hide the time in which each computes its next places.
 inline constexpr std::uint32_t kRingStages = 3;
 using Ring = bulk::Ring<kRingStages, kStageNbytes>;
 
-// 4 warps x 2 slices on their way = 128 KiB, a microsecond of 128 GB/s. All of it fits into the 227 KiB that
-// a CTA of sm_90 has, once.
+// 4 warps x 2 slices in flight = 128 KiB, a microsecond of 128 GB/s. The rings fit once into the 227 KiB that
+// a CTA of sm_90 has.
 inline constexpr std::uint32_t kRings = 4;
 static_assert(kRings * sizeof(Ring) <= 227 * 1024);
 

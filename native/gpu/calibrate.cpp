@@ -12,25 +12,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kRounds = 5;  // and one before them that does not count
+constexpr int kRounds = 5;  // after one warm-up round
 constexpr Direction kDirections[] = {Direction::kToHost, Direction::kToDevice};
 
-// Of CTAs: the pieces of a stream (transport.h: Capabilities::piece_nbytes), since a launch is one of them
-// and what a CTA gains is lost again where launches meet. Runs fill a stage of the bulk kernel, as longer
-// ones do piece by piece: with shorter runs another number might be found, with longer ones not.
+// To measure numbers of CTAs: the pieces of a stream (transport.h: Capabilities::piece_nbytes), since one
+// launch copies one piece, and what more CTAs gain is partly lost between launches. Each run fills a stage of
+// the bulk kernel, as longer runs do piece by piece: shorter runs might give another number, longer ones do
+// not.
 constexpr std::uint64_t kStreamPieceNbytes = 512 * 1024;
 constexpr std::uint64_t kCtaRunNbytes = kStageNbytes;
 static_assert(kStreamPieceNbytes / (kRings * kStageNbytes) == kMostStagingCtas);
 
-// Of ways: the shortest copies that engines are taken for.
+// To measure ways: the shortest copies for which copy engines are used.
 constexpr std::uint64_t kWayPieceNbytes = Calibration::kLeastCopyNbytes;
 constexpr std::uint64_t kWayRunNbytes[] = {256 * 1024, 64 * 1024, 16 * 1024, 4 * 1024};
 
 Status no_engines() {
-  return {
-      Code::kUnsupported,
-      "the NVIDIA driver has no batches of copies (cuMemcpyBatchAsync, CUDA 12.8) for this device: copies "
-      "go by kernels"};
+  return {Code::kUnsupported,
+          "the NVIDIA driver has no batched copies (cuMemcpyBatchAsync, CUDA 12.8) for this device: kernels "
+          "copy instead"};
 }
 
 Result<std::uint32_t> num_multiprocessors(const Driver& driver, Context context) {
@@ -44,7 +44,7 @@ Result<std::uint32_t> num_multiprocessors(const Driver& driver, Context context)
   return static_cast<std::uint32_t>(std::max(num, 1));
 }
 
-// Every number in both directions, or nothing.
+// Returns samples of every number in both directions, or none.
 Result<std::vector<CtaSample>> measure_ctas(CopyBench& bench, std::uint32_t most, Clock::time_point until) {
   std::vector<CtaSample> samples;
   for (std::uint32_t num = 1; num <= std::min(most, kMostStagingCtas); num *= 2)
@@ -63,7 +63,7 @@ Result<std::vector<CtaSample>> measure_ctas(CopyBench& bench, std::uint32_t most
   return samples;
 }
 
-// What it takes at best; UINT64_MAX where there was no time for a round that counts.
+// Returns the shortest time in ns, or UINT64_MAX if there was no time for a round after the warm-up.
 Result<std::uint64_t> measure_way(CopyBench& bench, const WaySample& sample, Way way,
                                   Clock::time_point until) {
   bench.set_way(way);
@@ -77,7 +77,7 @@ Result<std::uint64_t> measure_way(CopyBench& bench, const WaySample& sample, Way
   return best;
 }
 
-// kUnsupported where the device refuses its engines.
+// kUnsupported if the driver refuses copies by the device's engines.
 Result<std::vector<WaySample>> measure_ways(CopyBench& bench, Clock::time_point until) {
   std::vector<WaySample> samples;
   for (const std::uint32_t alignment : {kKernelAlignment, kLooseAlignment})

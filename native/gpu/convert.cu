@@ -1,4 +1,4 @@
-// Loops whose elements change their dtype: gathered, converted and scattered in one go.
+// Copies loops whose elements change their dtype: gathers, converts and scatters them in one pass.
 #include "gpu/convert.cuh"
 #include "gpu/convert_job.h"
 #include "gpu/copy_job.h"
@@ -7,12 +7,12 @@
 
 namespace kvxfer::gpu {
 
-// Vectors that a lane loads before it converts the first of them.
+// How many vectors a lane loads before it converts the first one.
 inline constexpr std::uint32_t kRound = kAtomsPerRound / kWarp;
 
 // ---- places ----
 
-// What a warp works on: a slice, or a part of one, and its runs.
+// What a warp works on: a slice, or a part of a slice, and its runs.
 struct Work {
   const CopyJob& job;
   const JobLoop& loop;
@@ -47,12 +47,12 @@ __device__ inline Atom atom_at(const Work& work, std::uint32_t atom) {
   return {run, work.first_index + atom - run * work.loop.atoms_per_run.value};
 }
 
-// The same for loops that have no time: everything in registers, and atoms are counted from the first run's
-// first.
+// The same for the hot loops: everything is in registers, and atoms are counted from the beginning of the
+// first run.
 struct WholeAtom {
-  std::uint32_t run;  // 0 behind the slice's end: one that there is
+  std::uint32_t run;  // 0 after the slice's end, since run 0 always exists
   std::uint32_t index;
-  bool is_one;  // else there is no such atom, or not all of it
+  bool is_one;  // false: there is no such atom, or it is cut short
 };
 
 struct Rows {
@@ -116,7 +116,7 @@ __device__ inline void store_bits(std::byte* at, std::uint32_t bits, std::size_t
 
 // ---- runs ----
 
-// Where a run's scale is: its address, or its index in the program's table.
+// Returns where a run's scale is: its address, or its index in the program's table.
 __device__ inline std::uint64_t scale_place(std::uint64_t first, std::uint64_t layer_stride,
                                             std::uint64_t block_stride, const std::uint64_t (&strides)[2],
                                             const AtomPlace& place, std::uint32_t layer,
@@ -134,10 +134,10 @@ __device__ inline AtomPlace place_of_run(const Work& work, std::uint32_t run) {
   return place_of(work.loop, (work.first_run + run) * work.loop.atoms_per_run.value);
 }
 
-// Finds every run of the slice, one a lane. Scales that are not known yet are 1.
+// Finds the slice's runs; each lane finds one. Scales that are not known yet are 1.
 __device__ inline void find_runs(const Work& work, const float* scales) {
   const Conversion& conversion = work.convert.conversion;
-  __syncwarp();  // the runs of the slice before this one are done with
+  __syncwarp();  // the previous slice's runs are no longer needed
   if (const std::uint32_t index = lane_index(); index < num_runs(work)) {
     const AtomPlace place = place_of_run(work, index);
     const std::uint32_t layer = work.slice.layer;
@@ -165,7 +165,8 @@ __device__ inline void find_runs(const Work& work, const float* scales) {
 
 // ---- granules ----
 
-// The largest magnitudes of granules: of those of a warp's slice, or of the one that a CTA has.
+// The largest magnitudes of granules: of all granules in a warp's slice, or of the one granule that a CTA
+// has.
 struct Granules {
   std::uint32_t* amax;
   const ConvertLoop& convert;
@@ -183,7 +184,8 @@ struct Granules {
   __device__ void put(std::uint32_t run, std::uint32_t magnitude) const {
     atomicMax(&amax[index_of(run)], magnitude);
   }
-  // Called by all lanes of a warp; 0 says nothing. Neighbours that have atoms of one granule put one number.
+  // All lanes of a warp call it; a magnitude of 0 has no effect. Neighbouring lanes with atoms of one granule
+  // put one number together.
   __device__ void put_all(std::uint32_t run, std::uint32_t magnitude) const {
     for (std::uint32_t lanes = 1; lanes < convert.lanes_per_granule; lanes *= 2)
       magnitude = max(magnitude, __shfl_xor_sync(0xffffffff, magnitude, lanes));
@@ -191,7 +193,7 @@ struct Granules {
   }
 };
 
-// Gives every run its granule's scale, and puts those into the region whose granules begin here.
+// Gives every run its granule's scale. Stores a scale to the region if its granule begins here.
 __device__ inline void set_scales(const Work& work, const Granules& granules, bool begins_here) {
   const Conversion& conversion = work.convert.conversion;
   __syncwarp();
@@ -217,8 +219,9 @@ __device__ inline void set_scales(const Work& work, const Granules& granules, bo
 
 // ---- conversion ----
 
-// Converts whole atoms. Returns a bit for each of the lane's atoms that did not come out right, the first
-// one's the lowest. What is no whole atom is converted as zeros and not stored: that is cheaper than to branch.
+// Converts whole atoms. Returns a bit for each of the lane's atoms whose result is not right; the first atom
+// has the lowest bit. An atom that is not whole is converted as zeros and not stored, which is cheaper than a
+// branch.
 template <Dtype kFrom, Dtype kTo>
 __device__ inline std::uint32_t convert_vectors(const Work& work) {
   const Rows rows = rows_of(work);
@@ -250,7 +253,7 @@ constexpr __device__ std::uint32_t pair_of(Dtype from, Dtype to) {
   return static_cast<std::uint32_t>(from) * kNumDtypes + static_cast<std::uint32_t>(to);
 }
 
-// What caches are kept in, and what models compute in.
+// Converts between the dtypes that caches are stored in and those that models compute in.
 __device__ inline std::uint32_t convert_in_vectors(const Work& work) {
   if (!work.convert.in_vectors) return ~0u;
   switch (pair_of(work.convert.conversion.src_dtype, work.convert.conversion.dst_dtype)) {
@@ -287,7 +290,8 @@ __device__ inline void convert_elements(const Work& work, Atom atom) {
   }
 }
 
-// Calls take(atom) for those of the lane's atoms that have a bit in `left`, and for the ends of runs.
+// Calls take(atom) for the lane's atoms that have a bit in `left`, and for atoms that are cut short at the
+// end of a run.
 template <class Take>
 __device__ inline void for_each_left(const Work& work, std::uint32_t left, Take&& take) {
   if (left == 0 && work.loop.last_atom_nbytes == work.loop.src.atom_nbytes) return;
@@ -317,8 +321,8 @@ __device__ inline std::uint32_t amax_of_elements(const Work& work, Atom atom) {
   return amax;
 }
 
-// The magnitudes of whole vectors go to `granules`. Returns a bit for each of the lane's atoms that has
-// elements which are not finite. Loads go through the L1 cache, for everything is read once more.
+// Puts the magnitudes of whole vectors into `granules`. Returns a bit for each of the lane's atoms that has
+// elements which are not finite. Loads go through the L1 cache, since everything is read once more.
 template <Dtype kFrom>
 __device__ inline std::uint32_t amax_of_vectors(const Work& work, const Granules& granules) {
   const Rows rows = rows_of(work);
@@ -357,7 +361,7 @@ __device__ inline void find_amax(const Work& work, const Granules& granules) {
 
 // ---- slices ----
 
-// What a warp takes at once: of a CTA's granule a part, of others all there is.
+// The parts of a slice that a warp takes. A CTA's granule has several parts; any other slice is one part.
 struct Parts { std::uint32_t first, step, num, num_atoms; };
 
 __device__ inline Parts parts_of(const ConvertJob& conversions, const Slice& slice) {
@@ -384,12 +388,13 @@ __device__ inline Granules granules_of(const ConvertJob& conversions, const Slic
   return {of_cta ? &memory.amax : of_warp.amax, conversions.loops[slice.loop], of_cta};
 }
 
-// The first look at a slice, which leaves the runs of the last part that a warp took.
+// The first pass over a slice: finds the granules' largest magnitudes. It leaves the runs of the last part
+// that the warp took.
 __device__ inline void look(const CopyJob& job, const ConvertJob& conversions, const Slice& slice,
                             ConvertMemory& memory, WarpMemory& of_warp) {
   const Granules granules = granules_of(conversions, slice, memory, of_warp);
   const Parts parts = parts_of(conversions, slice);
-  meet(conversions);  // the slice before this one is done with
+  meet(conversions);  // all are done with the previous slice
   granules.clear();
   meet(conversions);
 #pragma unroll 1
@@ -401,7 +406,7 @@ __device__ inline void look(const CopyJob& job, const ConvertJob& conversions, c
   meet(conversions);
 }
 
-// Everything about a slice is found anew for each part: registers are for what is converted.
+// Computes everything about a slice anew for each part, to keep the registers for the elements.
 __device__ inline void convert_slice(const CopyJob& job, const ConvertJob& conversions, std::uint32_t index,
                                      ConvertMemory& memory) {
   WarpMemory& of_warp = memory.warps[threadIdx.x / kWarp];

@@ -1,5 +1,5 @@
-// Elements that change their dtype: one by one as number.h says it, or eight at once by instructions that
-// give the same bits.
+// Converts elements to another dtype: one by one as number.h defines it, or eight at once by instructions
+// that give the same bits.
 #pragma once
 
 #include "gpu/convert_job.h"
@@ -10,7 +10,7 @@ namespace kvxfer::gpu {
 
 // ---- one element ----
 
-// What x86 gives where there was no NaN before; a NaN that was there stays, made quiet.
+// The NaN that x86 gives if no operand was a NaN. An operand that is a NaN stays, and becomes quiet.
 inline constexpr std::uint32_t kDefaultNan = number::kSign | number::kInfinity | number::kQuiet;
 
 __device__ inline float with_nan(float result, float x, float scale) {
@@ -35,7 +35,7 @@ __device__ inline std::uint32_t converted(std::uint32_t bits, const Conversion& 
   return from_float(conversion.dst_dtype, x, conversion.saturate != 0);
 }
 
-// Its magnitude's bits; 0 for what is not finite.
+// Returns the bits of the magnitude, or 0 if x is not finite.
 __device__ inline std::uint32_t finite_magnitude(float x) {
   const std::uint32_t magnitude = number::bits_of(x) & ~number::kSign;
   return magnitude < number::kInfinity ? magnitude : 0;
@@ -50,15 +50,16 @@ __device__ inline float scale_for(Dtype to, std::uint32_t amax_bits) {
 
 // ---- factors ----
 
-// What vectors are multiplied by. From two bytes to one: fma(x, high, x * low) stands for x / scale; from one
-// to two: x * high. high is NaN where that would not do.
+// The numbers that vectors are multiplied by. From two bytes to one, fma(x, high, x * low) stands for x /
+// scale; from one to two, x * high stands for x * scale. high is NaN if that would give wrong bits.
 struct Factors { float high, low; };
 
 inline constexpr std::uint32_t kNoFactor = number::kInfinity | number::kQuiet;
 
-// See core/copy/inverse.h, and the proof in inverse.cpp. Here high is 1 / scale rounded towards zero, so low has
-// its sign; low is off by 1.5 * 2^-23 of itself, or 2^-46 of the inverse in the place of 2^-47. With the
-// rounding of x * low that makes 2^-45, which the proof's margin, twice as wide here, allows for.
+// See core/copy/inverse.h, and the proof in inverse.cpp. Here high is 1 / scale rounded towards zero, so low
+// has its sign; low has a relative error of 1.5 * 2^-23, which is 2^-46 of the inverse instead of 2^-47. With
+// the rounding of x * low the error is 2^-45. The proof's margin, which is twice as wide here, allows for
+// that.
 __device__ inline Factors inverse_of(float scale) {
   constexpr std::uint32_t kModulus = 1u << 17, kNear = 64;
   const std::uint32_t bits = number::bits_of(scale), magnitude = bits & ~number::kSign;
@@ -81,7 +82,8 @@ __device__ inline Factors factors_of(const Conversion& conversion, float src_sca
   if (narrows ? has_src : has_dst) return {number::float_of(kNoFactor), 0};
   if (narrows) return inverse_of(has_dst ? dst_scale : 1);
   if (!has_src) src_scale = 1;
-  // An infinity at the source is looked for there. Of others, saturation must not find anything to do.
+  // convert_vector() looks for infinities at the source. For all other elements, saturation must have no
+  // effect.
   const float most = conversion.src_dtype == Dtype::kInt8 ? 128 : largest(conversion.src_dtype);
   const float bound = conversion.saturate ? largest(conversion.dst_dtype) : 0x1.fffffep127f;
   const float beyond = conversion.saturate ? multiplied(most, src_scale) : src_scale;
@@ -108,7 +110,8 @@ struct Eight { float at[kAtomElements]; };
 
 __device__ inline std::uint32_t splat(std::uint32_t byte) { return byte * 0x01010101; }
 
-// Of two words. Bits 7 of their bytes that are, without sign, `least` or more.
+// Returns bit 7 of each byte of the two words whose value without sign is `least` or more; the words are
+// ORed.
 __device__ inline std::uint32_t bytes_from(uint2 vector, std::uint32_t least) {
   const std::uint32_t without_sign = splat(0x7f), to_carry = splat(0x80 - least);
   return (((vector.x & without_sign) + to_carry) | ((vector.y & without_sign) + to_carry)) & splat(0x80);
@@ -153,11 +156,11 @@ __device__ inline std::uint32_t to_bytes_of(float first, float second, float thi
   if constexpr (kTo == Dtype::kInt8) return to_int8x4(first, second, third, fourth);
 }
 
-// The largest number that does not overflow, which needs not be one of the dtype.
+// The largest float32 that does not overflow; it need not be a number of the dtype.
 template <Dtype kTo>
 constexpr float kLastFinite = kTo == Dtype::kE4m3 ? 0x1.dp8f : 0x1.dffffep15f;
 
-// The functions below return whether all elements came out as number.h has them.
+// The functions below return true if all elements have the bits that number.h defines.
 
 template <Dtype kFrom, Dtype kTo>
 __device__ inline bool convert_vector(uint4 from, Factors factors, bool saturate, uint2& to) {
@@ -167,7 +170,7 @@ __device__ inline bool convert_vector(uint4 from, Factors factors, bool saturate
   to.x = to_bytes_of<kTo>(x.at[0], x.at[1], x.at[2], x.at[3]);
   to.y = to_bytes_of<kTo>(x.at[4], x.at[5], x.at[6], x.at[7]);
   if constexpr (kTo == Dtype::kInt8) return factors.high == factors.high;
-  // The largest code may be the largest number, or overflow; a NaN's lies beyond it.
+  // The largest code may mean the largest number or overflow; a NaN's code lies above it.
   if (bytes_from(to, float_format(kTo).largest) == 0) return true;
   const float most = saturate ? 0x1.fffffep127f : kLastFinite<kTo>;
   bool right = true;
@@ -190,10 +193,11 @@ __device__ inline bool convert_vector(uint2 from, Factors factors, bool, uint4& 
   return right;
 }
 
-// The bits of the largest magnitude among eight elements times `scale`; false where one of them is not finite.
+// Finds the bits of the largest magnitude among eight elements, times `scale`. Returns false if it is not
+// finite.
 template <Dtype kFrom>
 __device__ inline bool amax_of_vector(uint4 from, float scale, std::uint32_t& amax_bits) {
-  std::uint32_t most = 0;  // above 17 bits that mean nothing
+  std::uint32_t most = 0;  // the magnitude, above 17 bits that mean nothing
   const std::uint32_t words[] = {from.x, from.y, from.z, from.w};
 #pragma unroll
   for (const std::uint32_t word : words) {

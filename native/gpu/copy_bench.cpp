@@ -13,7 +13,7 @@ std::uint64_t now_ns() noexcept {
                                         .count());
 }
 
-// Runs twice their length apart at one end and side by side at the other.
+// Makes a loop whose runs lie twice their length apart on the device, and side by side on the host.
 CopyLoop loop_of(const BenchPiece& piece) noexcept {
   const std::uint64_t run_nbytes = piece.run_nbytes;
   CopyLoop loop{};
@@ -71,7 +71,7 @@ Result<std::uint64_t> CopyBench::measure(const BenchPiece& piece) {
   for (std::uint32_t index = 0; index < num_pieces; ++index) {
     for (std::uint32_t k = 0; k < num_pairs; ++k) {
       packed_[k] = index * num_pairs + k;
-      pages_[k] = packed_[k] * 5 % num_ids;  // each once, none beside the one before
+      pages_[k] = packed_[k] * 5 % num_ids;  // each page once, never two neighbours in a row
     }
     const Part part{0, 1, num_pairs, 0};
     const Result<CopyStream::Ticket> ticket =

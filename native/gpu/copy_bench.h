@@ -1,4 +1,4 @@
-// Copies between a GPU and pinned memory of the host whose time is taken.
+// Timed copies between a GPU and pinned memory of the host.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace kvxfer::gpu {
 
-// What is copied at a time, again and again: runs that lie apart on the device, side by side on the host.
+// The piece that is copied again and again. Its runs lie apart on the device, and side by side on the host.
 struct BenchPiece {
   Direction direction;
   Form form;
@@ -21,7 +21,7 @@ struct BenchPiece {
   std::uint64_t piece_nbytes;
 };
 
-// By arithmetic 160 us at 25 GB/s, beside which clocks are exact.
+// 160 us at 25 GB/s by arithmetic, for which the clock is exact enough.
 inline constexpr std::uint64_t kBenchNbytes = 4 * 1024 * 1024;
 
 // Memory at both ends, and the stream.
@@ -34,12 +34,12 @@ class CopyBench {
 
   Status open(const Kernels& kernels, const CopyStreamOptions& options);
 
-  // What kBenchNbytes take, piece behind piece without a pause: from the first's submission to the last's
-  // end, in ns.
+  // Copies kBenchNbytes, piece after piece without a pause. Returns the ns from the first piece's submission
+  // to the last one's end.
   Result<std::uint64_t> measure(const BenchPiece& piece);
 
   void set_num_ctas(std::uint32_t num_ctas) noexcept { stream_->set_num_ctas(num_ctas); }
-  // Of everything from now on that can go either way.
+  // For all later copies that can go either way.
   void set_way(Way way) noexcept {
     stream_->set_calibration(way == Way::kCopyEngine ? Calibration::always() : Calibration());
   }

@@ -1,5 +1,5 @@
-// Copies long runs by bulk copies through shared memory, on 16-byte boundaries: for sm_90 and later. A few
-// CTAs keep many bytes in flight this way, and no registers.
+// Copies long runs on 16-byte boundaries by bulk copies through shared memory, on sm_90 and later. This way a
+// few CTAs keep many bytes in flight without using registers for them.
 #include "gpu/bulk_ring.h"
 #include "gpu/copy_job.h"
 #include "gpu/kernel.cuh"
@@ -21,7 +21,7 @@ __device__ inline Atom atom_of_lane(const JobLoop& loop, const Slice& slice) {
   return {place, src_nbytes_of(loop, place), lane_index() * loop.src.atom_nbytes};
 }
 
-// The warp's n-th slice goes through stage n % kRingStages. Its stores must have been read from there.
+// The warp's n-th slice goes through stage n % kRingStages. Earlier stores from that stage must have read it.
 __device__ inline void load_slice(const CopyJob& job, std::uint32_t index, Ring& ring, std::uint32_t n,
                                   std::uint64_t policy) {
   const Slice slice = slice_at(job, index);
@@ -36,7 +36,7 @@ __device__ inline void load_slice(const CopyJob& job, std::uint32_t index, Ring&
              &ring.loaded[stage], policy);
 }
 
-// Every lane stores what it has loaded, as a group of its own.
+// Every lane stores what it has loaded, as its own group.
 __device__ inline void store_slice(const CopyJob& job, std::uint32_t index, const Ring& ring, std::uint32_t n,
                                    std::uint64_t policy) {
   const Slice slice = slice_at(job, index);
@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(kvxfer::gpu::kRings* kvxfer::gpu::k
     for (bulk::Barrier& barrier : ring.loaded) bulk::init_barrier(&barrier);
     bulk::publish_shared_writes();
   }
-  // Pages may be a kernel's that still runs, and has told of them by a word: its stores are the generic proxy's.
+  // Pages may come from a kernel that still runs, and has reported them by a word: it stored them through the
+  // generic proxy.
   bulk::publish_global_writes();
   __syncwarp();
 
@@ -78,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(kvxfer::gpu::kRings* kvxfer::gpu::k
   std::uint32_t num_stored = 0;
   for (std::uint32_t index = share.first; index < job.num_slices; index += share.step) {
     store_slice(job, index, ring, num_stored++, policy);
-    bulk::wait_until_read<1>();  // the slice before, whose stage is the next one's
-    __syncwarp();          // by every lane
+    bulk::wait_until_read<1>();  // the slice before, whose stage the next slice takes
+    __syncwarp();  // by every lane
     load_next();
   }
   bulk::wait_until_stored();

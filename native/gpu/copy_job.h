@@ -1,10 +1,10 @@
-// What a kernel is launched with: part of a transfer, cut into what warps take and what lanes move.
-// One header for host and device; the host's build of it is held to numpy.
+// The arguments of a kernel: part of a transfer, divided into slices for warps and atoms for lanes. Host and
+// device share this header; tests compare the host's build with numpy.
 //
-// A run falls into *atoms*, what one lane moves at once: 16 bytes (fewer where memory is not aligned),
-// a bulk copy, or some elements that change their dtype. Atoms of a loop and a layer are numbered pair
-// by pair, run by run, and a *slice* is so many in a row: what a warp takes. Every lane finds its own
-// place from a number, so short runs fill lanes as well as long ones do.
+// A run consists of *atoms*. One lane moves one atom at a time: 16 bytes (fewer if memory is not aligned), a
+// bulk copy, or some elements that change their dtype. Atoms of one loop and layer are numbered pair by pair
+// and run by run. A *slice* is a number of consecutive atoms that one warp takes. Every lane finds its place
+// from an atom's number, so short runs fill lanes as well as long ones do.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace kvxfer::gpu {
 
 inline constexpr std::uint32_t kWarp = 32;
 
-// n / value of any n below 2^31, by a product and a shift: the product's error, below value, times n
-// stays below 2^shift.
+// Computes n / value for any n below 2^31, by a product and a shift. It is exact because the multiplier's
+// error, which is below value, times n stays below 2^shift.
 struct Divisor {
   std::uint32_t value = 1, multiplier = 1u << 31, shift = 31;
 
@@ -28,13 +28,13 @@ struct Divisor {
 
 // One side of a loop (copy_program.h: CopyLoop), in bytes.
 struct Side {
-  std::uint64_t address;  // of the loop's first layer
+  std::uint64_t address;  // where the loop's first layer lies
   std::uint64_t layer_stride;
   std::uint64_t block_stride;
   std::uint64_t unit_stride;
   std::uint64_t strides[2];
   Divisor units;               // of a block
-  std::uint32_t atom_nbytes;   // from an atom to the next one of its run
+  std::uint32_t atom_nbytes;   // from an atom to the next one of the same run
 };
 
 // One loop's share of a launch.
@@ -43,7 +43,7 @@ struct JobLoop {
   std::uint32_t first_layer;  // counted from the loop's first
   std::uint32_t first_pair;   // in the tables
   std::uint32_t num_atoms;    // of a layer
-  std::uint32_t slice_end;    // of this loop and those in front of it
+  std::uint32_t slice_end;    // of this loop and of all loops before it
   Divisor slices_per_layer;
   Divisor atoms_per_pair;
   Divisor atoms_per_run;
@@ -53,15 +53,15 @@ struct JobLoop {
   std::uint32_t in_one_run;         // 1: no slice has atoms of two runs
 };
 
-// Twelve, and as many conversions, fit into the 4 KiB that every architecture takes as a kernel's
+// Twelve loops and as many conversions fit into the 4 KiB that every architecture accepts as a kernel's
 // arguments. Programs with more loops are launched as several jobs.
 inline constexpr std::uint32_t kMaxLoops = 12;
 
 struct CopyJob {
   const std::uint32_t* src_ids;
   const std::uint32_t* dst_ids;
-  // When the last CTA has stored its last byte: `done_value` goes to *done, released at system scope.
-  // Null: nobody asks. `arrivals` counts CTAs, and is 0 before and after.
+  // When the last CTA has stored its last byte, it stores `done_value` to *done, released at system scope.
+  // Null: the kernel does not report its end. `arrivals` counts CTAs, and is 0 before and after the launch.
   std::uint32_t* arrivals;
   std::uint64_t* done;
   std::uint64_t done_value;
@@ -70,7 +70,7 @@ struct CopyJob {
   JobLoop loops[kMaxLoops];
 };
 
-// A slice, found from its number in the launch.
+// A slice of a launch; slice_at() finds it from its number.
 struct Slice {
   std::uint32_t loop;        // index into job.loops
   std::uint32_t layer;       // counted from the loop's first
@@ -89,7 +89,7 @@ KVXFER_HD inline Slice slice_at(const CopyJob& job, std::uint32_t index) {
   return {k, loop.first_layer + layer, first, left < loop.atoms_per_slice ? left : loop.atoms_per_slice};
 }
 
-// Which atom of which run of which pair.
+// The place of an atom: its pair, its run in the pair, and its index in the run.
 struct AtomPlace {
   std::uint32_t pair;   // in the tables
   std::uint32_t i, j;   // of the run
@@ -105,7 +105,7 @@ KVXFER_HD inline AtomPlace place_of(const JobLoop& loop, std::uint32_t atom) {
           of_pair - run * loop.atoms_per_run.value};
 }
 
-// Where it lies on one side, whose id of the pair is `id`.
+// Returns the atom's address on one side. `id` is the pair's id on that side.
 KVXFER_HD inline std::uint64_t address_of(const Side& side, const AtomPlace& place, std::uint32_t id,
                                           std::uint32_t layer) {
   const std::uint32_t block = side.units.quotient(id);
@@ -115,7 +115,7 @@ KVXFER_HD inline std::uint64_t address_of(const Side& side, const AtomPlace& pla
          std::uint64_t{place.index} * side.atom_nbytes;
 }
 
-// Its bytes at the source.
+// Returns the atom's length at the source.
 KVXFER_HD inline std::uint32_t src_nbytes_of(const JobLoop& loop, const AtomPlace& place) {
   return place.index + 1 == loop.atoms_per_run.value ? loop.last_atom_nbytes : loop.src.atom_nbytes;
 }

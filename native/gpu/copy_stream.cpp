@@ -98,12 +98,13 @@ CopyStream::Ticket CopyStream::done() const noexcept {
 Result<std::uint32_t> CopyStream::reserve(std::uint64_t nbytes) {
   const std::uint32_t capacity = options_.tables_nbytes;
   if (nbytes > capacity)
-    return Status(Code::kExhausted, "tables of " + std::to_string(nbytes) + " bytes in room for " +
-                                        std::to_string(capacity) + ": copy fewer pairs at a time");
+    return Status(Code::kExhausted, "tables of blocks take " + std::to_string(nbytes) +
+                                        " bytes, and there is room for " + std::to_string(capacity) +
+                                        ": copy fewer pairs at a time");
   const Ticket ended = done();
   while (!under_way_.empty() && under_way_.front().ticket <= ended) under_way_.pop_front();
   if (under_way_.empty()) free_from_ = 0;
-  // A ring of contiguous parts: what does not fit in front of its end begins anew.
+  // A ring of contiguous parts: a table that does not fit before the ring's end goes to its beginning.
   const std::uint32_t oldest = under_way_.empty() ? capacity : under_way_.front().begin;
   const bool wrapped = !under_way_.empty() && oldest >= free_from_;
   const std::uint32_t end = wrapped ? oldest : capacity;
@@ -118,14 +119,14 @@ Result<CopyStream::Ticket> CopyStream::submit(const CopyProgram& program, const 
                                               const Placement& dst, Direction direction) {
   if (src_ids.size() != part.num_pairs || dst_ids.size() != part.num_pairs)
     return Status(Code::kLengthMismatch, "a part of " + std::to_string(part.num_pairs) +
-                                             " pairs with tables of " + std::to_string(src_ids.size()) +
+                                             " pairs came with tables of " + std::to_string(src_ids.size()) +
                                              " and " + std::to_string(dst_ids.size()));
   if (!failed_.ok()) return failed_;
   if (!are_countable(src_ids) || !are_countable(dst_ids))
-    return Status(Code::kOutOfRange, "a kernel counts blocks and tokens up to 2^31");
+    return Status(Code::kOutOfRange, "kernels cannot number blocks and tokens from 2^31 on");
   const bool had_engines = engines_.work();
   Result<Ticket> ticket = submit_once(program, part, src_ids, dst_ids, src, dst, direction);
-  // Refused just now: all of it by kernels, over what engines may have copied.
+  // The driver has just refused the engines: kernels copy everything, also what engines may have copied.
   if (had_engines && !engines_.work() && failed_.ok())
     return submit_once(program, part, src_ids, dst_ids, src, dst, direction);
   return ticket;
@@ -163,7 +164,7 @@ Result<CopyStream::Ticket> CopyStream::submit_once(const CopyProgram& program, c
       std::memcpy(tables + 2 * ids_nbytes, program.scales.data(), program.scales.size() * sizeof(float));
     if (const int error = driver_.host_to_device(on_device, tables, nbytes, stream_); error != 0) {
       const Status status = driver_.status(error, "cuMemcpyHtoDAsync of the tables of blocks");
-      if (!copies.empty()) failed_ = status;  // those are under way
+      if (!copies.empty()) failed_ = status;  // the engines' copies are under way
       return status;
     }
   }
@@ -180,11 +181,11 @@ Result<CopyStream::Ticket> CopyStream::submit_once(const CopyProgram& program, c
       each.job.done = done_;
       each.job.done_value = ticket;
     }
-    // Some of it may be under way, and its end will not be told: nothing can follow.
+    // If this fails, some launches may be under way without a report of their end, so nothing can follow.
     if (failed_ = launch(each, on_device + 2 * ids_nbytes); !failed_.ok()) return failed_;
   }
-  // Engines write no words, so the stream does, behind a barrier (flags 0): what engines and kernels wrote
-  // before is seen with it.
+  // Engines cannot write the word of completion, so the stream does, after a barrier (flags 0). A reader that
+  // acquires the word sees what engines and kernels wrote before it.
   if (!copies.empty())
     if (const int error = driver_.stream_write_64(stream_, reinterpret_cast<Address>(done_), ticket, 0);
         error != 0)
@@ -192,8 +193,8 @@ Result<CopyStream::Ticket> CopyStream::submit_once(const CopyProgram& program, c
   return ticket;
 }
 
-// Some of it may be under way. Where the device has no such calls that is waited for, and kernels take over;
-// after everything else nothing can follow.
+// Some copies may be under way. If the device does not support these calls, this waits for the copies, and
+// kernels take over. After any other error nothing can follow.
 Status CopyStream::engines_fail(int error, const char* call) {
   const Status status = driver_.status(error, call);
   engines_.give_up();

@@ -1,4 +1,4 @@
-// Copies on a GPU, one after the other: a stream that kernels are launched on.
+// A CUDA stream on which copies run one after the other.
 #pragma once
 
 #include <array>
@@ -18,24 +18,24 @@
 
 namespace kvxfer::gpu {
 
-// Of a device. A null function is a kernel that it does not have.
+// The kernels of a device. A null function means that the device does not have that kernel.
 struct Kernels { std::array<Function, kNumKernels> functions{}; };
 
 struct CopyStreamOptions {
-  // CTAs of a launch at most: what the rail's speed wants, and what the model's kernels can spare.
+  // At most this many CTAs per launch: enough for the rail's speed, and few enough for the model's kernels.
   std::uint32_t num_ctas = kUnmeasuredCtas;
-  // Bytes of block tables that may be under way.
+  // At most this many bytes of block tables are under way.
   std::uint32_t tables_nbytes = 1024 * 1024;
   bool high_priority = true;
-  // What goes by copy engines, of copies that say that one side is the host's.
+  // Which copies between device and host go by copy engines.
   Calibration calibration{};
 };
 
-// Everything that a copy needs is allocated when the stream is made; submitting neither allocates device
-// memory nor waits. Calls come from one thread at a time. Memory that is copied must outlive the copy.
+// create() allocates everything that a copy needs; submit() neither allocates device memory nor waits. One
+// thread at a time calls this. The caller keeps the memory until its copies have ended.
 class CopyStream {
  public:
-  using Ticket = std::uint64_t;  // of a submission; they end in order
+  using Ticket = std::uint64_t;  // names a submission; submissions end in order
 
   static Result<std::unique_ptr<CopyStream>> create(const Driver& driver, Context context,
                                                     const Kernels& kernels, const CopyStreamOptions& options);
@@ -44,43 +44,43 @@ class CopyStream {
   ~CopyStream();  // waits for what was submitted
 
   // Copies a part of a transfer between two regions in memory that the device reaches, after everything
-  // submitted before. The tables are the part's; they are copied. kAgain where tables of earlier copies
-  // are in the way, kExhausted where these never fit. `direction` says what the device cannot see: whether
-  // one side is pinned memory of the host, which copy engines may be the better way to. A device that refuses
-  // them copies by kernels from then on; that one time this waits for what is under way.
+  // submitted before. The tables are the part's; this copies them. kAgain: tables of earlier copies still
+  // take the room. kExhausted: these tables never fit. `direction` says whether one side is pinned memory of
+  // the host, which the device cannot see; copy engines may then be faster. If the driver refuses the
+  // engines, kernels copy from then on; that one time this waits for what is under way.
   Result<Ticket> submit(const CopyProgram& program, const Part& part, std::span<const std::uint32_t> src_ids,
                         std::span<const std::uint32_t> dst_ids, const Placement& src, const Placement& dst,
                         Direction direction = Direction::kOnDevice);
 
-  // Whether tables of so many pairs leave room for as many behind them, which can be submitted while these are
-  // under way.
+  // True if the tables of `num_pairs` pairs leave room for as many again, which can be submitted while the
+  // first are under way.
   bool has_room_for_two(std::uint32_t num_pairs) const noexcept {
     return 4 * std::uint64_t{num_pairs} * sizeof(std::uint32_t) <= options_.tables_nbytes;
   }
 
-  // What is submitted from now on begins after the event.
+  // Everything submitted from now on begins after the event.
   Status wait_for(Event event);
 
-  // Up to which ticket everything is done: its bytes are seen by whoever reads this.
+  // Returns the last ticket that is done, as are all before it. The calling thread sees their bytes.
   Ticket done() const noexcept;
 
-  // What the device has to say of work that does not end: kSystem where it failed, and then everything
-  // that was under way is lost.
+  // Asks the device about work that does not end. kSystem: the device failed, and everything under way is
+  // lost.
   Status check() const;
 
-  // Whether the device works on what was submitted. False as well once it has failed, and runs nothing.
+  // True while the device works on submitted copies; false also after the device has failed.
   bool is_running() const;
 
-  // Waits until everything is done, or failed.
+  // Waits until everything is done or has failed.
   Status synchronize();
 
   Stream handle() const noexcept { return stream_; }
 
   void set_num_ctas(std::uint32_t num_ctas) noexcept { options_.num_ctas = num_ctas; }
 
-  // Of copies to come.
+  // For later copies.
   void set_calibration(const Calibration& calibration) noexcept { options_.calibration = calibration; }
-  // False where the driver has no calls for copy engines, or the device has refused them.
+  // False if the driver has no calls for copy engines, or has refused them for this device.
   bool has_copy_engines() const noexcept { return engines_.work(); }
 
  private:
@@ -110,9 +110,9 @@ class CopyStream {
   std::byte* host_tables_ = nullptr;  // pinned
   Address device_tables_ = 0;
   Address arrivals_ = 0;
-  std::uint64_t* done_ = nullptr;  // pinned; the last kernel's last CTA writes it, or the stream itself
-  Ticket last_ = 0;  // that was submitted
-  Status failed_;  // a launch: nothing can be submitted any more
+  std::uint64_t* done_ = nullptr;  // pinned; written by the last kernel's last CTA, or by the stream itself
+  Ticket last_ = 0;  // the last submission
+  Status failed_;  // not ok: a launch failed, and nothing can be submitted any more
   std::deque<Tables> under_way_;
   std::uint32_t free_from_ = 0;  // in the tables' ring
 };

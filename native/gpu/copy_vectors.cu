@@ -1,13 +1,14 @@
-// Copies runs by vectors of up to 16 bytes: at any alignment, on every architecture.
+// Copies runs by vectors of up to 16 bytes, at any alignment and on every architecture.
 #include "gpu/copy_job.h"
 #include "gpu/kernel.cuh"
 #include "gpu/memory.cuh"
 
 namespace kvxfer::gpu {
 
-// Lanes take neighbouring vectors, so that a warp's loads are whole lines where runs are. All loads of a
-// round are under way before the first is stored: bytes in flight are what the speed of memory is made
-// of. Narrow vectors are the slow way out for odd alignments, and save code instead.
+// How many vectors a lane copies in a round. Lanes take neighbouring vectors, so that a warp loads whole
+// lines if runs are long enough. All loads of a round are in flight before the first store, since bytes in
+// flight determine the speed. Narrow vectors serve odd alignments, which are slow anyway; there short rounds
+// save code.
 template <class Vector>
 constexpr std::uint32_t kRound = sizeof(Vector) == 16 ? 8 : 2;
 
@@ -23,7 +24,7 @@ __device__ inline Vector* dst_at(const CopyJob& job, const Slice& slice, const A
       address_of(job.loops[slice.loop].dst, place, job.dst_ids[place.pair], slice.layer));
 }
 
-// A slice that lies in one run: its place is found once.
+// Copies a slice that lies in one run; its place is found once.
 template <class Vector>
 __device__ inline void copy_run(const CopyJob& job, const JobLoop& loop, const Slice& slice) {
   const AtomPlace place = place_of(loop, slice.first_atom);
@@ -40,8 +41,8 @@ __device__ inline void copy_run(const CopyJob& job, const JobLoop& loop, const S
   }
 }
 
-// A slice of several runs: every lane finds the place of each of its vectors, at the destination anew,
-// since what both sides need does not fit in the registers at once.
+// Copies a slice of several runs. Every lane finds the place of each of its vectors, separately for source
+// and destination, since the values for both sides do not fit into the registers at once.
 template <class Vector>
 __device__ inline void copy_runs(const CopyJob& job, const JobLoop& loop, const Slice& slice) {
 #pragma unroll 1
@@ -74,7 +75,8 @@ __device__ inline void copy_slice(const CopyJob& job, const Slice& slice) {
 
 }  // namespace kvxfer::gpu
 
-// One CTA of a processor has 64 KiB under way, which is enough: for two of them ptxas would spill on sm_90.
+// One CTA per multiprocessor has 64 KiB in flight, which is enough. For two CTAs ptxas would spill registers
+// on sm_90.
 extern "C" __global__ void __launch_bounds__(512, 1)
     kvxfer_copy_vectors(const __grid_constant__ kvxfer::gpu::CopyJob job) {
   using namespace kvxfer::gpu;

@@ -7,7 +7,8 @@ namespace {
 
 std::size_t looseness(std::uint32_t alignment) noexcept { return alignment % kKernelAlignment == 0 ? 0 : 1; }
 
-// A thirty-second: rounds of one way differ by as much, and engines take nothing from the model's kernels.
+// Engines win even if they are a thirty-second slower: rounds of one way differ by as much, and engines do
+// not slow the model's kernels.
 bool engines_win(const WaySample& sample) noexcept {
   return sample.engine_ns <= sample.kernel_ns + sample.kernel_ns / 32;
 }
@@ -24,7 +25,7 @@ bool Calibration::uses_engines() const noexcept {
 
 Way way_of(Direction direction, const Runs& runs, const Calibration& calibration) noexcept {
   if (direction == Direction::kOnDevice || runs.num == 0) return Way::kKernel;
-  // In this order: a product could pass 2^64 only where one run is more than enough.
+  // The order of the tests matters: the product can exceed 2^64 only if one run is long enough alone.
   if (runs.run_nbytes < calibration.least_copy_nbytes &&
       runs.run_nbytes * runs.num < calibration.least_copy_nbytes)
     return Way::kKernel;

@@ -9,7 +9,7 @@ namespace kvxfer::gpu {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Rounds of one number differ by less, and twice the CTAs for less are not worth it.
+// Rounds of one number differ by less than this, and a smaller gain is not worth twice the CTAs.
 constexpr double kNearBest = 17.0 / 16.0;
 
 bool is_sound(const CtaSample& sample) noexcept {
@@ -17,7 +17,7 @@ bool is_sound(const CtaSample& sample) noexcept {
          sample.num_ctas <= kMostStagingCtas && sample.nbytes != 0 && sample.ns != 0;
 }
 
-// ns a byte, by CTAs.
+// ns per byte, by number of CTAs.
 using Times = std::array<double, kMostStagingCtas + 1>;
 
 }  // namespace
@@ -30,7 +30,7 @@ std::uint32_t staging_ctas_of(std::span<const CtaSample> samples) noexcept {
     double& time = directions[static_cast<std::size_t>(sample.direction)][sample.num_ctas];
     time = std::min(time, static_cast<double>(sample.ns) / static_cast<double>(sample.nbytes));
   }
-  // How many times the best one's, in the worse direction.
+  // For each number, its time divided by the best number's, in the worse of the two directions.
   Times worse{};
   bool is_measured = false;
   for (const Times& times : directions) {
@@ -46,7 +46,8 @@ std::uint32_t staging_ctas_of(std::span<const CtaSample> samples) noexcept {
     if (worse[num] <= kNearBest) return num;
     if (worse[num] < worse[chosen]) chosen = num;
   }
-  // Directions that have no number in common were not measured by us.
+  // calibrate() measures the same numbers in both directions, so samples without a common number are not its
+  // own.
   return worse[chosen] == kNever ? kUnmeasuredCtas : chosen;
 }
 

@@ -12,7 +12,7 @@ struct Loaded {
 
 Loaded load_library() {
   Loaded out;
-  // Never closed: the driver has threads of its own.
+  // Never closed: the driver runs its own threads.
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
@@ -76,7 +76,8 @@ Loaded load_library() {
   find(driver.function_set, "cuFuncSetAttribute");
   find(driver.launch, "cuLaunchKernel");
   if (!out.status.ok()) return out;
-  // What a driver may lack. By its version: the name alone is of another function in CUDA 13.
+  // Functions that an older driver may lack, looked up by version: in CUDA 13 the same name is another
+  // function.
   const auto find_version = reinterpret_cast<Driver::FindVersion>(dlsym(library, "cuGetProcAddress_v2"));
   const auto find_if_there = [&](auto& function, const char* symbol, int version) {
     void* found = nullptr;

@@ -1,5 +1,5 @@
-// The CUDA driver, opened at run time: one build serves machines with and without it. No CUDA headers;
-// what is declared here is the driver's stable binary interface, under names of its own.
+// The CUDA driver, opened at run time, so that one build serves machines with and without it. It needs no
+// CUDA headers: this file declares the driver's stable binary interface under kvxfer's own names.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ struct Access {
   int flags = 0;
 };
 struct IpcHandle { std::byte bytes[64]; };
-// CUmemcpyAttributes: sources are read in the stream's order, by engines rather than by kernels.
+// CUmemcpyAttributes: sources are read in stream order, and by engines rather than by kernels.
 struct CopyAttributes {
   int src_access_order = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
   Location src_hint{0, 0}, dst_hint{0, 0};  // for managed memory alone
@@ -71,7 +71,7 @@ inline constexpr int kPosixFdHandle = 1, kFabricHandle = 8;  // CUmemAllocationH
 inline constexpr int kReadAccess = 1, kWriteAccess = 3;      // CUmemAccess_flags
 inline constexpr unsigned kLazyPeerAccess = 1;               // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
-// Functions of libcuda by the names that it exports. Each returns 0, or an error's number.
+// Functions of libcuda. Each returns 0, or the number of an error.
 struct Driver {
   int (*init)(unsigned flags);
   int (*error_name)(int error, const char** name);
@@ -81,7 +81,7 @@ struct Driver {
   int (*primary_context_release)(Device device);
   int (*context_push)(Context context);
   int (*context_pop)(Context* context);
-  int (*exchange_capture_mode)(int* mode);  // of the calling thread: CUstreamCaptureMode, the one before back
+  int (*exchange_capture_mode)(int* mode);  // the calling thread's CUstreamCaptureMode; gets the old
   int (*stream_create)(Stream* stream, unsigned flags, int priority);
   int (*stream_destroy)(Stream stream);
   int (*stream_query)(Stream stream);
@@ -93,7 +93,7 @@ struct Driver {
   int (*device_attribute)(int* value, int attribute, Device device);
   int (*stream_is_capturing)(Stream stream, int* status);
   int (*stream_context)(Stream stream, Context* context);
-  int (*context_device)(Device* device);  // of the current one
+  int (*context_device)(Device* device);  // of the current context
   int (*event_query)(Event event);
   int (*priority_range)(int* least, int* greatest);
   int (*memory_allocate)(Address* address, std::size_t nbytes);
@@ -120,14 +120,14 @@ struct Driver {
   int (*host_allocate)(void** memory, std::size_t nbytes, unsigned flags);
   int (*host_free)(void* memory);
   int (*host_to_device)(Address dst, const void* src, std::size_t nbytes, Stream stream);
-  // cuMemcpyBatchAsync as CUDA 12.8 has it; CUDA 13's has no `failed`, and is another function. Null where the
-  // driver is older.
+  // cuMemcpyBatchAsync of CUDA 12.8. CUDA 13's function of that name has no `failed`. Null if the driver is
+  // older.
   int (*copy_batch)(Address* dst, Address* src, std::size_t* nbytes, std::size_t count,
                     CopyAttributes* attributes, std::size_t* first_copies, std::size_t num_attributes,
                     std::size_t* failed, Stream stream);
   int (*copy_2d)(const Copy2D* copy, Stream stream);
   int (*stream_write_64)(Stream stream, Address address, std::uint64_t value, unsigned flags);  // or null
-  // A dmabuf of whole pages of the host, all in one allocation: its descriptor. Null before CUDA 11.7.
+  // Gets the descriptor of a dmabuf over whole host-sized pages of one allocation. Null before CUDA 11.7.
   int (*range_handle)(void* handle, Address address, std::size_t nbytes, int type, unsigned long long flags);
   int (*flush_remote_writes)(int target, int scope);  // of the current context; null before CUDA 11.3
   int (*memory_set)(Address dst, unsigned char value, std::size_t nbytes, Stream stream);
@@ -136,11 +136,11 @@ struct Driver {
                 unsigned block_y, unsigned block_z, unsigned shared_nbytes, Stream stream, void** arguments,
                 void** extra);
 
-  // cuGetProcAddress_v2, of which the driver itself is asked for what it may lack.
+  // cuGetProcAddress_v2, which looks up functions that the driver may lack.
   using FindVersion = int (*)(const char* symbol, void** found, int version, std::uint64_t flags,
                               int* result);
 
-  // The driver of this machine, or in words why there is none (kUnsupported). Asked once.
+  // Returns this machine's driver, or kUnsupported with the reason. Loads it once per process.
   static Result<const Driver*> load();
 
   bool has_copy_engines() const noexcept { return copy_batch != nullptr && stream_write_64 != nullptr; }
@@ -172,8 +172,8 @@ inline constexpr int kDmabufSupported = 124;  // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUP
 inline constexpr int kDmabufHandle = 1;  // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 inline constexpr int kMaxDynamicSharedNbytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-// A device's primary context, which the process's other libraries use as well: what they allocate can be
-// copied, and their events waited for.
+// A device's primary context. The process's other libraries use it too, so kvxfer can copy memory that they
+// have allocated, and wait for their events.
 class PrimaryContext {
  public:
   static Result<PrimaryContext> retain(const Driver& driver, int device_index);
@@ -193,10 +193,10 @@ class PrimaryContext {
   Context context_;
 };
 
-// Makes a context the thread's for as long as it lives, and lets the thread call what it likes meanwhile. While a
-// graph is captured, anywhere in the process, calls that allocate or ask are refused to all threads and end the
-// capture, unless the thread has said that what it does is nothing of it. Ours never is: engines capture their
-// graphs when agents are there already.
+// Makes a context the thread's current one while this object lives, and sets the thread's capture mode to
+// relaxed. While any thread of the process captures a graph, the driver refuses calls that allocate or query,
+// from every thread, and such a call ends the capture, unless the calling thread's mode is relaxed. Calls
+// made here never belong to a capture, and engines do capture graphs while agents exist.
 class ContextScope {
  public:
   ContextScope(const Driver& driver, Context context) : driver_(driver) {

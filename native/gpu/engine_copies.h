@@ -1,4 +1,4 @@
-// Copies by a device's copy engines, enqueued in a stream.
+// Enqueues copies by a device's copy engines in a stream.
 #pragma once
 
 #include <array>
@@ -12,21 +12,21 @@
 
 namespace kvxfer::gpu {
 
-// Room for a batch is allocated once; nothing is when copies are enqueued.
+// Room for a batch is allocated at construction; enqueue() does not allocate.
 class EngineCopies {
  public:
-  // Of a call. More are several, for which engines do not wait in between.
+  // At most this many copies per call. More take several calls; the engines do not wait between them.
   static constexpr std::size_t kMostCopies = 1024;
 
   explicit EngineCopies(const Driver& driver) : driver_(driver) {}
 
-  // Whether the driver has the calls, and none of them was refused yet.
+  // True if the driver has the calls and has not refused one yet.
   bool work() const noexcept { return works_ && driver_.has_copy_engines(); }
-  // From now on they do not.
+  // From now on work() returns false.
   void give_up() noexcept { works_ = false; }
 
-  // Has engines copy shares in the stream, after everything that it was given before; in no order among them.
-  // Returns 0 or the driver's error: then a part may be under way.
+  // Has engines copy the shares in the stream, after everything enqueued there before, and in no order among
+  // themselves. Returns 0 or the driver's error; after an error some copies may be under way.
   int enqueue(std::span<const EngineShare> shares, std::span<const std::uint32_t> src_ids,
               std::span<const std::uint32_t> dst_ids, Stream stream) noexcept;
 

@@ -7,7 +7,7 @@
 namespace kvxfer::gpu {
 namespace {
 
-// The inner axis is one that has several runs, if any has.
+// If an axis has several runs, one such axis becomes the inner one.
 void put_runs_inside(PairRuns& runs) noexcept {
   if (runs.counts[1] != 1) return;
   std::swap(runs.counts[0], runs.counts[1]);

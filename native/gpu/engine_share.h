@@ -1,4 +1,5 @@
-// What copy engines do of a copy program: a loop's layers, as runs or as rows. Pure.
+// The parts of a copy program that copy engines execute: layers of a loop, as runs or as rows. Pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace kvxfer::gpu {
 
-// Some layers of a loop without a conversion, and of the tables its pairs.
+// Some layers of a loop without a conversion, and the loop's pairs in the tables.
 struct EngineShare {
   const CopyLoop* loop;  // the program's
   UnitsPerBlock units;
@@ -19,7 +20,7 @@ struct EngineShare {
   std::uint32_t first_pair, num_pairs;
 };
 
-// The runs of one pair, where those that follow each other at both ends are one.
+// The runs of one pair. Runs that follow each other at both ends are merged into one.
 struct PairRuns {
   std::uint64_t nbytes;
   std::uint32_t counts[2];
@@ -27,21 +28,21 @@ struct PairRuns {
 };
 PairRuns runs_of_pair(const CopyLoop& loop) noexcept;
 
-// Rows of a 2-D copy are at most so long: for longer ones a copy each costs nothing.
+// Rows of a 2-D copy are shorter than this. For longer rows, one copy each costs nothing extra.
 inline constexpr std::uint64_t kMostRowNbytes = 256 * 1024;
 // CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device that kernels run on.
 inline constexpr std::uint64_t kMostPitch = (std::uint64_t{1} << 31) - 1;
 Form form_of(const PairRuns& runs) noexcept;
 
-// All of a share, for the choice. Pairs that follow each other at both ends count as one run.
+// Describes all runs of a share, for way_of(). Pairs that follow each other at both ends count as one run.
 Runs runs_of(const EngineShare& share, std::span<const std::uint32_t> src_ids,
              std::span<const std::uint32_t> dst_ids) noexcept;
 
-// Calls visit(src, dst) for every pair of every layer of a share: where its first run lies.
+// Calls visit(src, dst) for every pair of every layer of a share, with the addresses of its first run.
 template <class Visit>
 void for_each_pair(const EngineShare& share, std::span<const std::uint32_t> src_ids,
                    std::span<const std::uint32_t> dst_ids, Visit&& visit) {
-  // The loop's offsets are in the addresses already.
+  // The layers' addresses already contain the loop's offsets.
   CopyLoop loop = *share.loop;
   loop.src_offset = loop.dst_offset = 0;
   for (std::uint32_t layer = share.layers.first; layer < share.layers.first + share.layers.num; ++layer)

@@ -8,8 +8,8 @@
 namespace kvxfer::gpu {
 namespace {
 
-// Pinned memory ends with its context, so that is kept, too. Never destroyed: what lies there may outlive every
-// other object of the process.
+// Pinned memory ends with its context, so the contexts are kept too. They are never destroyed, since that
+// memory may outlive every other object of the process.
 struct Contexts {
   std::mutex mutex;
   std::vector<PrimaryContext> all;

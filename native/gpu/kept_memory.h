@@ -1,5 +1,4 @@
-// Pinned memory that is never given back: streams and kernels come to what lies there at any time, and are not
-// asked.
+// Pinned memory that is never given back, since streams and kernels may access it at any time.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +9,8 @@
 
 namespace kvxfer::gpu {
 
-// Returns memory that the host and every device reach, for as long as the process lives. `of` says in errors what
-// for. From any thread.
+// Returns memory that the host and every device can reach until the process ends. Errors name `of`, the
+// memory's purpose. Callable from any thread.
 Result<void*> allocate_kept(const Driver& driver, int device, std::size_t nbytes, std::string_view of);
 
 }  // namespace kvxfer::gpu

@@ -1,4 +1,4 @@
-// What kernels have in common: which slices a warp takes, and how the end of a launch is told.
+// Functions that all kernels use: which slices a warp takes, and how a launch reports its end.
 #pragma once
 
 #include "gpu/copy_job.h"
@@ -10,9 +10,9 @@ inline constexpr unsigned kAllLanes = 0xffffffff;
 
 __device__ inline std::uint32_t lane_index() { return threadIdx.x % kWarp; }
 
-// Which slices the warp takes: `first` and every `step`-th after it. Warps of a CTA take neighbouring
-// slices, so that a CTA reads on in a page; the grid goes round until all are taken, however few CTAs it
-// has.
+// The slices that a warp takes: `first` and every `step`-th after it. Warps of a CTA take neighbouring
+// slices, so that a CTA reads a page in order. The warps go on until all slices are taken, however few CTAs
+// the grid has.
 struct Share { std::uint32_t first, step; };
 
 __device__ inline Share share_of_warp() {
@@ -27,14 +27,15 @@ __device__ inline void for_each_slice(const CopyJob& job, Take&& take) {
     take(slice_at(job, index));
 }
 
-// Called by every thread after its last store. The last CTA to come tells the host, or a peer: stores of
-// all CTAs are seen by whoever acquires the word. Each thread's stores go to the barrier, from there to
-// the counter by the fence of the CTA's first thread, and on to the word by the last one's.
+// Every thread calls it after its last store. The last CTA to arrive stores the word; the host or a peer that
+// acquires the word sees the stores of all CTAs. The order is: each thread's stores before the CTA's barrier;
+// the barrier before the counter, by the fence of the CTA's first thread; the counter before the word, by the
+// fence of the last CTA's first thread.
 __device__ inline void tell_done(std::uint64_t* done, std::uint64_t value, unsigned* arrivals) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence_system();
-  if (atomicInc(arrivals, gridDim.x - 1) != gridDim.x - 1) return;  // the last leaves 0 there
+  if (atomicInc(arrivals, gridDim.x - 1) != gridDim.x - 1) return;  // the last CTA leaves 0 there
   __threadfence_system();
   store_release_system(done, value);
 }

@@ -1,12 +1,12 @@
-// A litmus test of the chain that transfers rest on: the stores of many lanes, tell_done, an acquire of the
-// host, its release, a stream's wait for a word, loads of a kernel behind it. Rounds of
+// A litmus test of the chain that transfers rest on: stores of many lanes, tell_done, an acquire and a
+// release by the host, a stream's wait for a word, and loads of a kernel after it. It repeats rounds of
 //
 //   stream A  wait(ack >= round - 1), say
 //   host      acquires `done`, looks at what was said to it, writes its reply, releases the word
 //   stream B  wait(word >= round), see, write(ack, round)
 //
-// so that pages which a kernel of one stream wrote are read by a kernel of another one with nothing in between
-// that CUDA knows of, as behind Transfer.wait_in. The host's part is bench/native/relay.h.
+// In each round a kernel of one stream writes pages, and a kernel of another stream reads them. CUDA knows of
+// no order between the two kernels, as after Transfer.wait_in. The host's part is bench/native/relay.h.
 #include "gpu/kernel.cuh"
 #include "gpu/litmus.h"
 
@@ -24,15 +24,15 @@ __device__ inline void say(unsigned* pages, unsigned* said, unsigned num_words, 
 }  // namespace
 }  // namespace kvxfer::gpu
 
-// `pages` are the device's, `said` is the host's, pinned.
+// `pages` lie in the device's memory, `said` in the host's pinned memory.
 extern "C" __global__ void kvxfer_litmus_say(unsigned* pages, unsigned* said, unsigned num_words,
                                              unsigned round, unsigned* arrivals, std::uint64_t* done) {
   kvxfer::gpu::say(pages, said, num_words, round);
   kvxfer::gpu::tell_done(done, round, arrivals);
 }
 
-// The same without fences and without a release, for comparison: what it gets wrong says what the fences are
-// for, and that it gets nothing wrong says nothing.
+// The same without fences and without a release, for comparison. Its errors show what the fences are for;
+// that it has none proves nothing.
 extern "C" __global__ void kvxfer_litmus_say_unfenced(unsigned* pages, unsigned* said, unsigned num_words,
                                                       unsigned round, unsigned* arrivals,
                                                       std::uint64_t* done) {

@@ -24,7 +24,7 @@ struct Atoms {
   std::uint32_t per_slice;
 };
 
-// As many as a warp's lanes take in one go; fewer, where a run then falls into whole slices.
+// As many as a warp's lanes take in one round; fewer if a run then divides into whole slices.
 std::uint32_t vectors_per_slice(std::uint64_t per_run) noexcept {
   for (std::uint32_t num = kVectorsPerSlice; num >= kVectorsPerSlice / 2; num -= kWarp)
     if (per_run % num == 0) return num;
@@ -36,7 +36,7 @@ Atoms vectors(const CopyLoop& loop, std::uint32_t nbytes) noexcept {
   return {nbytes, nbytes, per_run, nbytes, vectors_per_slice(per_run)};
 }
 
-// Of equal length, as far as whole cache lines allow.
+// Divides a run into copies of equal length, as far as whole cache lines allow.
 Atoms bulk_copies(const CopyLoop& loop) noexcept {
   constexpr std::uint64_t kLineNbytes = 128;
   if (loop.nbytes <= kStageNbytes) {
@@ -51,7 +51,7 @@ Atoms bulk_copies(const CopyLoop& loop) noexcept {
           static_cast<std::uint32_t>(loop.nbytes - (per_run - 1) * nbytes), 1};
 }
 
-// Whole runs, if they are short: as many as there are lanes, or fewer that fill all rounds.
+// Whole runs if they are short: as many as there are lanes, or fewer if they then fill all rounds.
 std::uint32_t converted_per_slice(std::uint64_t per_run) noexcept {
   if (per_run > kMostConvertedPerSlice) return kMostConvertedPerSlice;
   const auto run = static_cast<std::uint32_t>(per_run);
@@ -70,7 +70,7 @@ Atoms converted(const CopyLoop& loop, const Conversion& conversion) noexcept {
           converted_per_slice(per_run)};
 }
 
-// Granules along the outer axis have their runs in a row when the axes change places.
+// True if the runs of a granule become consecutive when the loop's axes are exchanged.
 bool has_granules_across(const Conversion& conversion) noexcept {
   return conversion.finds_scales() && conversion.dst_strides[0] == 0 && conversion.dst_strides[1] != 0;
 }
@@ -93,11 +93,11 @@ std::uint64_t runs_per_granule(const CopyLoop& loop, const Conversion& conversio
          (conversion.dst_strides[1] != 0 ? 1 : loop.counts[1]);
 }
 
-// Granules that a warp has room for are its own, several at once if they are small. Larger ones are for a
-// CTA: a warp would be at it for long, and its second look would find what it read first no longer in the
-// caches.
+// A warp takes granules that it has room for, several at once if they are small. A CTA takes each larger
+// granule: a warp would take long, and what it read in the first pass would no longer be in the caches in the
+// second.
 Team choose_granules(ConvertLoop& convert, Atoms& atoms, std::uint64_t runs) noexcept {
-  constexpr std::uint32_t kParts = kMostConvertWarps;  // so that every warp has something to do
+  constexpr std::uint32_t kParts = kMostConvertWarps;  // so that every warp has a part
   convert.runs_per_granule = divisor(static_cast<std::uint32_t>(runs));
   const std::uint64_t per_granule = runs * atoms.per_run;
   if (runs <= kMostRunsPerSlice && per_granule <= kMostConvertedPerSlice) {
@@ -116,12 +116,12 @@ Team choose_granules(ConvertLoop& convert, Atoms& atoms, std::uint64_t runs) noe
   return Team::kWholeCta;
 }
 
-// Launches of one kernel, filled one after the other.
+// Fills launches of one kernel, one after the other.
 class Filler {
  public:
   explicit Filler(Kernel kernel, Team team = Team::kOneWarp) : kernel_(kernel), team_(team) {}
 
-  // `loop.slice_end` is what its slices number; this adds those in front of it.
+  // `loop.slice_end` is the number of the loop's slices; this adds the slices of the loops before it.
   void add(JobLoop loop, const ConvertLoop& convert, std::vector<Launch>& full) {
     if (launch_ && (launch_->job.num_loops == kMaxLoops ||
                     std::uint64_t{launch_->job.num_slices} + loop.slice_end > kMostNumbers))
@@ -147,7 +147,7 @@ class Filler {
   std::optional<Launch> launch_;
 };
 
-// One for each kernel, and for conversions one for each team.
+// One for each kernel; for conversions, one for each team.
 using Fillers = std::array<Filler, kNumKernels + 1>;
 
 Side side_of(const HalfLoop& half, Address address, std::uint32_t atom_nbytes) noexcept {
@@ -163,7 +163,7 @@ Side side_of(const HalfLoop& half, Address address, std::uint32_t atom_nbytes) n
 // Pairs of a grain, in the part's tables.
 struct Pairs { std::uint32_t first, num; };
 
-// Cuts layers of a loop that lie alike into jobs' loops.
+// Adds layers of a loop that are evenly placed to the jobs.
 Status add_layers(const CopyLoop& loop, const Conversion* conversion, UnitsPerBlock units,
                   const Layers& layers, Pairs pairs, bool bulk, Fillers& fillers,
                   std::vector<Launch>& launches) {
@@ -183,8 +183,8 @@ Status add_layers(const CopyLoop& loop, const Conversion* conversion, UnitsPerBl
   const std::uint64_t per_pair = atoms.per_run * runs;
   if (atoms.per_run > kMostNumbers || runs > kMostNumbers || per_pair > kMostNumbers)
     return {Code::kUnsupported, "a block of " + std::to_string(loop.nbytes * runs) +
-                                    " bytes a layer in pieces of " + std::to_string(atoms.src_nbytes) +
-                                    " is more than a kernel counts: align it to 16 bytes"};
+                                    " bytes per layer in pieces of " + std::to_string(atoms.src_nbytes) +
+                                    " bytes has more pieces than a kernel can count: align it to 16 bytes"};
   auto filler = static_cast<std::size_t>(kernel);
   ConvertLoop convert{};
   if (conversion != nullptr) {

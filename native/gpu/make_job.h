@@ -1,4 +1,4 @@
-// Copy programs, cut into jobs for kernels. Pure.
+// Divides copy programs into jobs for kernels. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace kvxfer::gpu {
 
-// Which kernel does a job: `native/gpu/<name>.cu`.
+// The kernel for a job: `native/gpu/<name>.cu`.
 enum class Kernel : std::uint8_t {
   kCopyVectors = 0,  // every loop without a conversion, at any alignment
-  kCopyBulk = 1,     // runs of kLeastBulkNbytes and more, all of it on 16-byte boundaries; sm_90 and later
+  kCopyBulk = 1,     // runs of kLeastBulkNbytes or more on 16-byte boundaries; sm_90 and later
   kConvert = 2,      // loops with a conversion
 };
 inline constexpr std::size_t kNumKernels = 3;
 
-// Some layers, and of each the same pairs, the last num_fine of them in tokens. A Piece is one of a layer;
-// its tables begin with its first pair.
+// Some layers, and the same pairs in each of them; the last num_fine pairs count in tokens. A Piece is a part
+// with one layer. The tables begin with the part's first pair.
 struct Part {
   std::uint32_t first_layer = 0;
   std::uint32_t num_layers = 0;
@@ -35,26 +35,26 @@ struct Part {
 struct Launch {
   Kernel kernel;
   CopyJob job;
-  ConvertJob conversions;  // kConvert; the table of scales is the launcher's to bring to the device
+  ConvertJob conversions;  // kConvert; the launcher copies the table of scales to the device
 };
 
-// A vector kernel's atom is 16 bytes at most, its slice eight of them a lane.
+// A vector kernel's atom has at most 16 bytes; its slice has up to eight atoms per lane.
 inline constexpr std::uint32_t kVectorNbytes = 16;
 inline constexpr std::uint32_t kVectorsPerLane = 8;
 // A bulk kernel's slice fills one stage (bulk_ring.h) with a part of one run, or with whole shorter runs.
 inline constexpr std::uint32_t kLeastBulkNbytes = 2 * 1024;
 
-// What has to be launched for a part of a transfer, in no order. The tables are the part's, their ids below
-// 2^31. Pointers to tables and counters are left null. `bulk`: kCopyBulk may be used.
+// Returns the launches for a part of a transfer, in no particular order. The tables are the part's, with ids
+// below 2^31. Pointers to tables and counters are left null. `bulk`: kCopyBulk may be used.
 //
-// kUnsupported where what one pair moves does not fit in 31 bits of atoms; kOutOfRange where a layer's
-// blocks do not lie in one piece of a region's memory.
+// kUnsupported if one pair has 2^31 atoms or more; kOutOfRange if a layer's blocks do not lie in one piece of
+// a region's memory.
 Result<std::vector<Launch>> make_launches(const CopyProgram& program, const Part& part,
                                           std::span<const std::uint32_t> src_ids,
                                           std::span<const std::uint32_t> dst_ids, const Placement& src,
                                           const Placement& dst, bool bulk);
 
-// The same, of which copy engines do what the calibration has them do in this direction.
+// The same, but copy engines get the shares that the calibration assigns to them in this direction.
 struct JobWork {
   std::vector<Launch> launches;
   std::vector<EngineShare> copies;

@@ -1,4 +1,4 @@
-// Loads and stores with the cache policy and the order that copies want, as PTX.
+// Loads and stores with the cache policy and the memory order that copies need.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace kvxfer::gpu {
 
-// Streamed: a page is read once and written once, and should leave the L2 cache to the model.
+// Streamed: a page is read once and written once, so it should not displace the model's data in the L2 cache.
 __device__ inline uint4 load_streamed(const uint4* at) { return __ldcs(at); }
 __device__ inline uint2 load_streamed(const uint2* at) { return __ldcs(at); }
 __device__ inline unsigned load_streamed(const unsigned* at) { return __ldcs(at); }
 __device__ inline unsigned short load_streamed(const unsigned short* at) { return __ldcs(at); }
 __device__ inline unsigned char load_streamed(const unsigned char* at) { return __ldcs(at); }
 
-// Through the L1 cache, for what is read once more soon.
+// Through the L1 cache, for data that is soon read again.
 __device__ inline uint4 load_cached(const uint4* at) { return __ldca(at); }
 
 template <class Vector>
@@ -23,8 +23,8 @@ __device__ inline void store_streamed(Vector* at, Vector value) {
   __stcs(at, value);
 }
 
-// The same number, of which the compiler does not know that: what follows from it is computed anew
-// instead of being kept.
+// Returns the same number, but the compiler does not know that it is the same. So it computes derived values
+// anew instead of keeping them in registers.
 __device__ inline std::uint32_t forgotten(std::uint32_t number) {
   asm volatile("" : "+r"(number));
   return number;

@@ -17,7 +17,7 @@ MemoryPool::~MemoryPool() {
 }
 
 Result<Address> MemoryPool::allocate(std::uint64_t nbytes) {
-  if (nbytes == 0) return Status(Code::kInvalidArgument, "an allocation has at least one byte");
+  if (nbytes == 0) return Status(Code::kInvalidArgument, "an allocation must have at least one byte");
   const ContextScope scope(driver_, context_.get());
   const std::lock_guard lock(mutex_);
   Allocation allocation = 0;
@@ -46,7 +46,7 @@ Result<Address> MemoryPool::allocate(std::uint64_t nbytes) {
 
 Status MemoryPool::create_pages(std::uint64_t nbytes, Allocation& allocation, std::uint64_t& rounded_nbytes) {
   std::string tried;
-  // Both first: whoever exports it takes the one that works for the peer.
+  // Both kinds first: the exporter then uses the one that works for the peer.
   for (const int handle_types : {kFabricHandle | kPosixFdHandle, kPosixFdHandle}) {
     if (handle_types_ != 0 && handle_types != handle_types_) continue;
     AllocationProperties properties;
@@ -56,7 +56,7 @@ Status MemoryPool::create_pages(std::uint64_t nbytes, Allocation& allocation, st
     int error = driver_.allocation_granularity(&granularity, &properties, kRecommendedGranularity);
     std::string_view what = "cuMemGetAllocationGranularity";
     if (error == 0 && granularity != 0) {
-      if (nbytes > UINT64_MAX - (granularity - 1)) return {Code::kExhausted, "no GPU has so much memory"};
+      if (nbytes > UINT64_MAX - (granularity - 1)) return {Code::kExhausted, "no GPU has that much memory"};
       rounded_nbytes = (nbytes + granularity - 1) / granularity * granularity;
       error = driver_.allocation_create(&allocation, rounded_nbytes, &properties, 0);
       what = "cuMemCreate";
@@ -75,7 +75,7 @@ Status MemoryPool::create_pages(std::uint64_t nbytes, Allocation& allocation, st
     tried += status.message();
   }
   return {Code::kUnsupported, "GPU " + std::to_string(device_index_) +
-                                  " makes no memory that other processes can map (" + tried + ")"};
+                                  " cannot allocate memory that other processes can map (" + tried + ")"};
 }
 
 void MemoryPool::unmap(Address address, std::uint64_t nbytes) {
@@ -88,10 +88,11 @@ Status MemoryPool::free(Address address) {
   const std::lock_guard lock(mutex_);
   const auto found = allocated_.find(address);
   if (found == allocated_.end())
-    return {Code::kInvalidArgument, "memory was given back that this pool of GPU " +
-                                        std::to_string(device_index_) +
-                                        " has not allocated, or has freed already: nothing was done"};
-  driver_.context_synchronize();  // unmapping does not wait, and a kernel that uses it would fault
+    return {Code::kInvalidArgument,
+            "the pool of GPU " + std::to_string(device_index_) +
+                " has not allocated this memory, or has freed it already: nothing was done"};
+  driver_
+      .context_synchronize();  // unmapping does not wait, and a kernel that still uses the memory would fault
   unmap(address, found->second);
   allocated_.erase(found);
   return {};

@@ -1,5 +1,5 @@
-// Memory of one device that other processes can map, by whatever handle the driver offers: what an engine's
-// cache is allocated from where its own allocator's memory cannot be shared, or only by cudaIpc.
+// Memory of one device that other processes can map by any handle that the driver offers. An engine allocates
+// its cache here if its own allocator's memory cannot be shared, or only by cudaIpc.
 #pragma once
 
 #include <cstddef>
@@ -14,31 +14,33 @@
 
 namespace kvxfer::gpu {
 
-// Callable from any thread. Each allocation is physical memory of its own, mapped as a whole: for few and
-// large ones, as an allocator that caches asks for.
+// Callable from any thread. Each allocation is its own physical memory, mapped as a whole. It suits few and
+// large allocations, as a caching allocator makes them.
 class MemoryPool {
  public:
   static Result<std::unique_ptr<MemoryPool>> create(const Driver& driver, int device_index);
-  // Gives back what is left, after the device's work has ended.
+  // Waits for the device's work, and frees what is still allocated.
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  // At least so many bytes, readable and writable on the device. kExhausted: it has no room for them;
-  // kUnsupported: it cannot share memory. Nothing stays behind of one that fails.
+  // Allocates at least `nbytes` bytes, readable and writable on the device. kExhausted: the device has no
+  // room for them; kUnsupported: it cannot share memory. A failed call leaves nothing allocated.
   Result<Address> allocate(std::uint64_t nbytes);
-  // Waits for the work of the device first, as cudaFree does. kInvalidArgument: not of this pool, or freed
-  // before; nothing was done.
+  // Waits for the device's work first, as cudaFree does. kInvalidArgument: the address is not from this pool,
+  // or was freed before; nothing was done.
   Status free(Address address);
 
-  // kFabricHandle and kPosixFdHandle, by which others may map it; 0 before the first allocation.
+  // kFabricHandle and kPosixFdHandle: the handles by which other processes can map it; 0 before the first
+  // allocation.
   int handle_types() const;
   std::uint64_t nbytes() const;  // allocated now, rounded up
 
  private:
   MemoryPool(const Driver& driver, int device_index, PrimaryContext context)
       : driver_(driver), device_index_(device_index), context_(std::move(context)) {}
-  // Under the mutex. By the most that the device allows; what was refused is not asked for again.
+  // Called under the mutex. Asks for all kinds of handles that the device allows; does not ask again for
+  // kinds that it has refused.
   Status create_pages(std::uint64_t nbytes, Allocation& allocation, std::uint64_t& rounded_nbytes);
   void unmap(Address address, std::uint64_t nbytes);
 

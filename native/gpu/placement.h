@@ -9,21 +9,21 @@
 
 namespace kvxfer::gpu {
 
-// A stretch of a region that lies in one piece.
+// A contiguous piece of a region.
 struct Extent {
   std::uint64_t offset;  // from the region's base
   std::uint64_t nbytes;
   Address address;  // of its first byte
 };
 
-// Memory of our own lies as the region says. A peer's lies wherever each of its allocations was mapped.
+// Our own memory lies as its region says. A peer's memory lies where each of its allocations was mapped.
 class Placement {
  public:
   explicit Placement(Address base) : extents_{{0, UINT64_MAX, base}} {}
-  // In order, apart.
+  // In ascending order, without overlaps.
   explicit Placement(std::vector<Extent> extents) : extents_(std::move(extents)) {}
 
-  // Where `nbytes` from `offset` on lie in one piece; nothing where they do not.
+  // Returns the address of `nbytes` from `offset` on, or nothing if they do not lie in one piece.
   std::optional<Address> find(std::uint64_t offset, std::uint64_t nbytes) const noexcept;
 
  private:

@@ -7,8 +7,8 @@
 namespace kvxfer::gpu {
 namespace {
 
-// Where block 0 of the first layer would lie, if it and all blocks up to that of `last_id` lay together as they do in
-// `layer`; nothing where those lie in several pieces.
+// Returns where block 0 of the first layer would lie if the blocks up to that of `last_id` lay there as they
+// do in `layer`. Returns nothing if the blocks of `layer` lie in several pieces.
 std::optional<Address> find(const HalfLoop& half, const Placement& placement, std::uint32_t layer,
                             std::uint32_t last_id, const std::uint32_t* counts) noexcept {
   const std::uint64_t end = last_id / half.units * half.block_stride + (half.units - 1) * half.unit_stride +
@@ -25,7 +25,7 @@ bool lie_alike(const Layers& a, const Layers& b) noexcept {
 }
 
 Result<Layers> place(const Placing& placing, std::uint32_t layer) {
-  std::optional<Address> found[4];  // as Layers has them
+  std::optional<Address> found[4];  // in the order of Layers' fields
   for (const kvxfer::Side side : {kvxfer::Side::kSrc, kvxfer::Side::kDst}) {
     const bool src = side == kvxfer::Side::kSrc;
     const auto place_half = [&](const HalfLoop& half) {
@@ -40,7 +40,7 @@ Result<Layers> place(const Placing& placing, std::uint32_t layer) {
     if (!found[k])
       return Status(Code::kOutOfRange, std::string("blocks of the ") +
                                            (k % 2 == 0 ? "source" : "destination") +
-                                           " do not lie in one piece of its memory");
+                                           " do not lie in one contiguous piece of its memory");
   return Layers{layer, 1, *found[0], *found[1], *found[2], *found[3]};
 }
 

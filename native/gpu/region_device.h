@@ -1,4 +1,4 @@
-// On which GPU a region lies.
+// Checks on which GPU a region lies.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace kvxfer::gpu {
 
-// kUnsupported where it is known to lie on another GPU than the one with this index. A kernel that was sent there would
-// fault, and take the context with it.
+// kUnsupported if the region is known to lie on another GPU than `device`. A kernel that accessed it would
+// fault, which ends the context.
 inline Status check_device(const LocalRegion& region, int device) {
   if (region.device < 0 || region.device == device) return {};
   return {Code::kUnsupported, "the region lies on GPU " + std::to_string(region.device) +
-                                  ", and this rail is one of GPU " + std::to_string(device)};
+                                  ", but this rail serves GPU " + std::to_string(device)};
 }
 
 }  // namespace kvxfer::gpu

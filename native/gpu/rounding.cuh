@@ -1,6 +1,5 @@
-// Arithmetic and conversions as the hardware has them. A NaN that comes out is the hardware's one, without
-// sign and payload, and what overflows becomes what the instruction says: number.h's bits are the
-// caller's affair.
+// Arithmetic and conversions as the hardware does them. A resulting NaN is the hardware's NaN, without sign
+// and payload, and overflow gives what the instruction defines. The caller makes the bits those of number.h.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +8,13 @@
 
 namespace kvxfer::gpu {
 
-// Rounded to float32 whatever the compiler was told of fast mathematics.
+// Rounded to float32, even if the compiler runs with fast-math options.
 __device__ inline float multiplied(float x, float by) { return __fmul_rn(x, by); }
 __device__ inline float divided(float x, float by) { return __fdiv_rn(x, by); }
 __device__ inline float multiplied_plus(float x, float by, float plus) { return __fmaf_rn(x, by, plus); }
 __device__ inline float inverse_towards_zero(float x) { return __frcp_rz(x); }
 
-// Of two f16 in a word. The first of several elements is always the one in the low bits.
+// Converts two f16 in a word. The first of several elements is always in the low bits.
 __device__ inline float2 from_f16x2(std::uint32_t word) {
   float2 x;
   asm("{\n .reg .b16 low, high;\n"
@@ -29,7 +28,7 @@ __device__ inline float2 from_f16x2(std::uint32_t word) {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 
-// What lies beyond the largest number becomes the largest number.
+// Saturates: numbers beyond the largest one become the largest one.
 __device__ inline std::uint32_t to_e4m3x4(float first, float second, float third, float fourth) {
   std::uint32_t word;
   asm("{\n .reg .b16 low, high;\n"
@@ -51,7 +50,7 @@ __device__ inline std::uint32_t to_e5m2x4(float first, float second, float third
   return word;
 }
 
-// By way of f16, which has all numbers of both.
+// Through f16, which has all numbers of both dtypes.
 __device__ inline float4 from_e4m3x4(std::uint32_t word) {
   std::uint32_t low, high;
   asm("{\n .reg .b16 low, high;\n"
@@ -75,7 +74,7 @@ __device__ inline float4 from_e5m2x4(std::uint32_t word) {
   return {first.x, first.y, second.x, second.y};
 }
 
-#else  // an sm_80 knows no 8-bit floats
+#else  // sm_80 has no 8-bit floats
 
 template <Dtype kTo>
 __device__ inline std::uint32_t to_bytes(float first, float second, float third, float fourth) {

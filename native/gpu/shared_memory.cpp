@@ -13,7 +13,8 @@ void try_next(std::string& tried, HandleKind kind, const Status& status) {
   tried += status.message();
 }
 
-// Of memory that is mapped page by page: what its allocation was made to be shared as.
+// Exports memory that was allocated with cuMemCreate, by a kind of handle that the allocation was created
+// for.
 bool export_allocation(const Driver& driver, Allocation allocation, ExportedMemory& out, std::string& tried) {
   AllocationProperties properties;
   if (const int error = driver.allocation_properties(&properties, allocation); error != 0) {
@@ -38,7 +39,7 @@ bool export_allocation(const Driver& driver, Allocation allocation, ExportedMemo
     }
     try_next(tried, HandleKind::kPosixFd, driver.status(error, "cuMemExportToShareableHandle"));
   }
-  if (tried.empty()) tried = "it was mapped without a kind of handle that other processes could open";
+  if (tried.empty()) tried = "it was allocated without a kind of handle that other processes can open";
   return false;
 }
 
@@ -69,7 +70,7 @@ Result<ExportedMemory> export_memory(const Driver& driver, Address address) {
   std::size_t nbytes = 0;
   if (const int error = driver.address_range(&out.base, &nbytes, address); error != 0)
     return Status(Code::kUnsupported, driver.status(error, "cuMemGetAddressRange").message() +
-                                          ": this is no memory of the GPU, or it was freed");
+                                          ": the address is not GPU memory, or the memory was freed");
   out.nbytes = nbytes;
   std::string tried;
   Allocation allocation = 0;
@@ -78,7 +79,7 @@ Result<ExportedMemory> export_memory(const Driver& driver, Address address) {
     exported = export_allocation(driver, allocation, out, tried);
     driver.allocation_release(allocation);
   }
-  // Also where the driver hands out an allocation: it may make cudaMalloc's memory in the same way.
+  // Tried also if the driver returned an allocation: it may do so for cudaMalloc's memory too.
   if (exported || export_by_ipc(driver, out, tried)) return out;
   return Status(Code::kUnsupported,
                 "other processes cannot open this GPU memory (" + tried +
@@ -97,15 +98,15 @@ Result<PeerMemory> PeerMemory::map(const Driver& driver, Context context, int de
     std::memcpy(handle.bytes, memory.handle.data(), sizeof handle.bytes);
     if (const int error = driver.ipc_open(&out.address_, handle, kLazyPeerAccess); error != 0)
       return driver.status(error, "cuIpcOpenMemHandle");
-    // The handle says how long the allocation is, its owner may say anything; a kernel that reads beyond it would
-    // end the context.
+    // The driver knows how long the allocation is, while its owner may claim any length. A kernel that read
+    // beyond the end would end the context.
     Address base = 0;
     std::size_t nbytes = 0;
     if (const int error = driver.address_range(&base, &nbytes, out.address_); error != 0)
       return driver.status(error, "cuMemGetAddressRange of another process's allocation");
     if (nbytes < out.address_ - base || memory.nbytes > nbytes - (out.address_ - base))
-      return Status(Code::kUnsupported, "its owner says that it has " + std::to_string(memory.nbytes) +
-                                            " bytes; it has " +
+      return Status(Code::kUnsupported, "the owner of the allocation says that it has " +
+                                            std::to_string(memory.nbytes) + " bytes, but it has " +
                                             std::to_string(nbytes - (out.address_ - base)));
     return out;
   }
@@ -131,8 +132,8 @@ Result<PeerMemory> PeerMemory::map(const Driver& driver, Context context, int de
   }
   out.address_ = address;
   out.nbytes_ = memory.nbytes;
-  // For reading, where the driver can tell that from writing: nobody but its owner stores there, unless it has
-  // offered that.
+  // Read-only first, if the driver can distinguish that: only the owner stores there, unless it has offered
+  // stores.
   for (const int flags : {kReadAccess, kWriteAccess}) {
     if (wanted == PeerAccess::kStore && flags == kReadAccess) continue;
     const Access access{{1, device_index}, flags};

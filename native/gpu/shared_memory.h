@@ -1,4 +1,5 @@
-// GPU memory that another process on this machine copies from: exported here, mapped there.
+// GPU memory that another process on this machine copies from: the owner exports it, and the other process
+// maps it.
 #pragma once
 
 #include <array>
@@ -13,11 +14,11 @@
 
 namespace kvxfer::gpu {
 
-// How an allocation goes to another process.
+// The kind of handle by which another process opens an allocation.
 enum class HandleKind : std::uint32_t {
-  kFabric = 1,   // 64 bytes, good on every machine of an NVLink domain
-  kPosixFd = 2,  // a descriptor that goes over a unix socket
-  kIpc = 3,      // 64 bytes, of memory by cudaMalloc
+  kFabric = 1,   // 64 bytes, valid on every machine of an NVLink domain
+  kPosixFd = 2,  // a descriptor, passed over a unix socket
+  kIpc = 3,      // 64 bytes, for memory from cudaMalloc
 };
 inline constexpr std::size_t kHandleNbytes = 64;
 
@@ -32,17 +33,17 @@ struct ExportedMemory {
   UniqueFd fd;                                    // kPosixFd
 };
 
-// Exports the allocation that an address lies in, by the first kind that works of those above. kUnsupported
-// where it is no memory of a device, or cannot be shared, with all that was tried.
+// Exports the allocation that an address lies in, by the first kind above that works. kUnsupported if the
+// address is not a device's memory, or the memory cannot be shared; the message lists what was tried.
 Result<ExportedMemory> export_memory(const Driver& driver, Address address);
 
-// What kernels here may do with another process's memory.
+// How kernels of this process may access another process's memory.
 enum class PeerAccess : std::uint8_t {
-  kRead,   // and not store, where the driver tells the two apart
+  kRead,   // stores fault, if the driver supports read-only access
   kStore,  // both
 };
 
-// Another process's allocation, for this process's kernels on one device.
+// Another process's allocation, mapped for this process's kernels on one device.
 class PeerMemory {
  public:
   static Result<PeerMemory> map(const Driver& driver, Context context, int device_index,

@@ -6,7 +6,7 @@
 namespace kvxfer::gpu {
 namespace {
 
-// The default stream, the legacy one and a thread's own are of whichever context is current.
+// The default streams (0, the legacy one and the per-thread one) belong to the context that is current.
 bool is_named_by_number(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
 }  // namespace
@@ -48,14 +48,14 @@ Status StreamWrites::check_device(Stream stream) const {
   if (device != device_)
     return {Code::kInvalidArgument, "the stream is of GPU " + std::to_string(device) +
                                         ", the agent's is GPU " + std::to_string(device_) +
-                                        ": pass a stream of that one"};
+                                        ": pass a stream of the agent's GPU"};
   return {};
 }
 
 Status StreamWrites::after_stream(Stream stream, std::uint32_t* word, std::uint32_t value) {
   if (Status status = check_device(stream); !status.ok()) return status;
   const ContextScope scope(driver_, context_.get());
-  // Flags 0: a barrier before the store, so that it releases what the stream wrote.
+  // Flags 0: a barrier before the store, so that the store releases what the stream wrote.
   return driver_.status(driver_.stream_write(stream, reinterpret_cast<Address>(word), value, 0),
                         "cuStreamWriteValue32");
 }
@@ -89,7 +89,7 @@ Status StreamWrites::wait_in(Stream stream, const std::uint32_t* word, std::uint
     return {
         Code::kUnsupported,
         "streams of GPU " + std::to_string(device_) +
-            " do not wait for words of memory (cuStreamWaitValue32: CUDA_ERROR_NOT_SUPPORTED): wait on the "
+            " cannot wait for words of memory (cuStreamWaitValue32: CUDA_ERROR_NOT_SUPPORTED): wait on the "
             "host, with wait() or wait_layer()"};
   return driver_.status(error, "cuStreamWaitValue32");
 }
@@ -103,7 +103,7 @@ Result<bool> StreamWrites::is_capturing(Stream stream) const {
 
 Status StreamWrites::after_event(Event event, std::uint32_t* word, std::uint32_t value) {
   const ContextScope scope(driver_, context_.get());
-  // Asked first: waiting for an event of a capture would draw our stream into it.
+  // Queried first: to wait for an event of a capture would pull our stream into the capture.
   if (const int error = driver_.event_query(event); error == kCapturedEvent)
     return {
         Code::kInvalidArgument,

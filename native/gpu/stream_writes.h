@@ -1,5 +1,4 @@
-// Words that streams of a GPU store to when what is enqueued there so far has ended, and words that they wait
-// for.
+// Has streams of a GPU store to a word when the work enqueued so far has ended, and wait for a word.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +10,30 @@
 
 namespace kvxfer::gpu {
 
-// Words are pinned, and theirs for as long as the store may come. From any thread.
+// Words lie in pinned memory; the caller keeps them for as long as a store or a wait may access them.
+// Callable from any thread.
 class StreamWrites {
  public:
   static Result<StreamWrites> create(const Driver& driver, int device);
   StreamWrites(StreamWrites&& other) noexcept;
   StreamWrites& operator=(StreamWrites&&) = delete;
-  ~StreamWrites();  // does not wait for what was enqueued
+  ~StreamWrites();  // does not wait for enqueued work
 
-  // The stream stores the value after everything that it was given before, and whoever acquires the word sees
-  // what that wrote. A stream that is being captured does so whenever the graph runs. kInvalidArgument for a
-  // stream of another GPU.
+  // The stream stores the value after all work enqueued before; a thread that acquires the word sees what
+  // that work wrote. A stream that is being captured stores it whenever the graph runs. kInvalidArgument for
+  // a stream of another GPU.
   Status after_stream(Stream stream, std::uint32_t* word, std::uint32_t value);
-  // As after_stream, but kInvalidArgument for a stream that is being captured: nobody knows when it runs.
+  // As after_stream, but kInvalidArgument also for a stream that is being captured, since the graph may run
+  // at any time.
   Status once_after_stream(Stream stream, std::uint32_t* word, std::uint32_t value);
-  // When what the event was recorded behind has ended. Stored to by a stream of our own, one for each event
-  // that is waited for at the same time: one stream alone would have them wait for each other.
+  // Stores the value when the work before the event has ended. One of our own streams stores it. Each event
+  // that is waited for at the same time has its own stream; in a single stream they would wait for each
+  // other.
   Status after_event(Event event, std::uint32_t* word, std::uint32_t value);
-  // What is enqueued from now on begins when the word has come to the value, and sees what was written before
-  // it was stored. The word is pinned, and stays; somebody stores it, whatever happens. kInvalidArgument as
-  // once_after_stream, kUnsupported where the device does not wait for words.
+  // Work enqueued in the stream from now on begins when the word has reached the value, and sees what was
+  // written before the value was stored. The caller ensures that the word is stored, also after errors:
+  // otherwise the stream waits without end. kInvalidArgument as for once_after_stream; kUnsupported if the
+  // device's streams cannot wait for words.
   Status wait_in(Stream stream, const std::uint32_t* word, std::uint32_t value);
 
  private:
@@ -43,7 +46,7 @@ class StreamWrites {
   const Driver& driver_;
   PrimaryContext context_;
   int device_;
-  bool flushes_;  // remote writes, when a wait ends
+  bool flushes_;  // a wait's end flushes remote writes
   std::mutex mutex_;
   std::vector<Stream> streams_;  // under the mutex
 };

@@ -64,7 +64,8 @@ TEST(memory_that_is_not_the_pools_is_left_alone_and_that_is_said) {
   for (const gpu::Address address : {memory.value() + 4096, gpu::Address{0}, gpu::Address{4096}}) {
     const Status refused = pool->free(address);
     CHECK_EQ(refused.code(), Code::kInvalidArgument);
-    CHECK(refused.message().find("has not allocated, or has freed already") != std::string::npos);
+    CHECK(refused.message().find("has not allocated this memory, or has freed it already") !=
+          std::string::npos);
   }
   CHECK(kept() == before);
   CHECK_OK(pool->free(memory.value()));

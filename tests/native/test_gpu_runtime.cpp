@@ -318,7 +318,7 @@ TEST(a_region_on_a_gpu_that_is_not_the_agents_is_refused_in_words) {
   };
   const Status other = add("other", 1).status();
   CHECK_EQ(other.code(), Code::kUnsupported);
-  CHECK(other.message().find("lies on GPU 1, and this rail is one of GPU 0") != std::string::npos);
+  CHECK(other.message().find("lies on GPU 1, but this rail serves GPU 0") != std::string::npos);
   REQUIRE_OK(add("own", 0));
   REQUIRE_OK(add("untold", -1));
 }

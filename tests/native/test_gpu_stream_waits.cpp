@@ -386,7 +386,7 @@ TEST(what_cannot_be_waited_for_is_refused_in_words_and_nothing_is_enqueued) {
   CHECK(stream.get()->captured.empty());
   stream.get()->capturing = false;
   emulated::device().refuses_waits = true;
-  refused(tried(), Code::kUnsupported, "do not wait for words of memory");
+  refused(tried(), Code::kUnsupported, "cannot wait for words of memory");
   emulated::device().refuses_waits = false;
   emulated::device().stream_error = emulated::kLaunchFailed;
   refused(tried(), Code::kSystem, "cuStream");

@@ -1,19 +1,19 @@
-// Kernels that store pages straight into another process's memory: in bulk on sm_90 and later, by registers
-// on other GPUs, from this one source. To be copied; tests run them as they stand. The other end is that of
-// store_pages.cu.
+// Kernels that store pages directly into another process's memory: in bulk on sm_90 and later, through
+// registers on other GPUs, from one source. Copy them into your code; tests run them unchanged. The other end
+// is the same as in store_pages.cu.
 //
 //   with StoreOffer.receive(sock).map() as there, StoreOffer.receive(sock).map() as word:
-//       # With as much shared memory as a ring takes:
+//       # With the shared memory that a ring needs:
 //       store_pages_in_bulk<<<num_ctas, num_threads, kvxfer.gpu.store_ring_nbytes()>>>(
 //           there.address, mine, table, num_pages, page_nbytes, word.share())
-//       # Or, with as much as two pages take:
+//       # Or, with the shared memory that two pages need:
 //       rotate_and_store<<<num_ctas, num_threads, 2 * page_nbytes>>>(
 //           there.address, keys, cosines, sines, table, num_pages, page_tokens, head_dim, word.share())
-//       torch.cuda.synchronize()               # before the mappings go
+//       torch.cuda.synchronize()               # before the mappings end
 #include "kvxfer/device.cuh"
 
-// What store_pages does: page `table[i]` of ours becomes page i of theirs. Their word then holds gridDim.x
-// more.
+// Like store_pages: stores page `table[i]` of ours as page i of theirs, and then adds gridDim.x to their
+// word.
 extern "C" __global__ void store_pages_in_bulk(char* theirs, const char* ours, const unsigned* table,
                                                unsigned num_pages, unsigned long long page_nbytes,
                                                unsigned* their_word) {
@@ -23,16 +23,16 @@ extern "C" __global__ void store_pages_in_bulk(char* theirs, const char* ours, c
   stores.arrive(their_word);
 }
 
-// What the end of a projection does: computes a page in shared memory, and stores it while it computes the
-// next. Here it rotates keys by their positions (RoPE, halves of a head). keys[num_pages *
-// page_tokens][head_dim] in the order of tokens; cosines and sines[num_pages * page_tokens][head_dim / 2];
-// page i becomes page `table[i]` of theirs.
+// Like the end of a projection: computes a page in shared memory, and stores it while it computes the next
+// one. Here it rotates keys by their positions (RoPE, halves of a head). Shapes: keys[num_pages *
+// page_tokens][head_dim] in the order of tokens; cosines and sines[num_pages * page_tokens][head_dim / 2].
+// Page i becomes page `table[i]` of theirs.
 extern "C" __global__ void rotate_and_store(float* theirs, const float* keys, const float* cosines,
                                             const float* sines, const unsigned* table, unsigned num_pages,
                                             unsigned page_tokens, unsigned head_dim, unsigned* their_word) {
   const unsigned long long page_size = page_tokens * head_dim;
   const unsigned half = head_dim / 2;
-  float* const pages = static_cast<float*>(kvxfer::shared_memory());  // two, in turn
+  float* const pages = static_cast<float*>(kvxfer::shared_memory());  // two, used in turn
   kvxfer::PageStores<> stores;  // needs no ring: nothing is stored from the device's memory
   unsigned turn = 0;
   for (unsigned page = blockIdx.x; page < num_pages; page += gridDim.x, turn ^= 1) {

@@ -1,20 +1,20 @@
-// Kernels of two processes, of which one stores pages straight into the other's memory. To be copied; tests run
-// them as they stand.
+// Kernels of two processes: one process stores pages directly into the other's memory. Copy them into your
+// code; tests run them unchanged.
 //
-//   # The process whose memory it is: from here on it is whoever holds the handle who may store there.
+//   # The process that owns the memory. Every process that gets the handle may store there.
 //   with kvxfer.gpu.shareable_memory():
 //       pages, arrived = torch.zeros(...), torch.zeros(1, dtype=torch.int32, device="cuda")
 //   for tensor in (pages, arrived):
 //       kvxfer.gpu.offer_stores(tensor).send(sock)
 //   read_pages<<<num_ctas, num_threads>>>(pages, num_words, arrived, num_ctas, num_looks, sums)
 //
-//   # The other one:
+//   # The process that stores:
 //   with StoreOffer.receive(sock).map() as there, StoreOffer.receive(sock).map() as word:
 //       store_pages<<<num_ctas, num_threads>>>(there.address, mine, table, num_pages, page_nbytes, word.share())
-//       torch.cuda.synchronize()               # before the mappings go
+//       torch.cuda.synchronize()               # before the mappings end
 #include "kvxfer/device.cuh"
 
-// Page `table[i]` of ours becomes page i of theirs. Their word then holds gridDim.x more.
+// Stores page `table[i]` of ours as page i of theirs, and then adds gridDim.x to their word.
 extern "C" __global__ void store_pages(char* theirs, const char* ours, const unsigned* table,
                                        unsigned num_pages, unsigned long long page_nbytes,
                                        unsigned* their_word) {
@@ -24,11 +24,11 @@ extern "C" __global__ void store_pages(char* theirs, const char* ours, const uns
   kvxfer::arrive(their_word);
 }
 
-// Waits for the last CTA that stores, and adds up what came: a stand-in for whoever uses the pages. Nothing
-// where it did not come.
+// Waits for the last CTA that stores, and adds up the words that it stored; a real kernel would use the
+// pages. Adds nothing if the wait times out.
 extern "C" __global__ void read_pages(const unsigned* pages, unsigned num_words, const unsigned* word,
                                       unsigned num_stored, unsigned num_looks, unsigned* sum) {
-  if (!kvxfer::wait_for(word, num_stored, num_looks)) return;  // every thread for itself
+  if (!kvxfer::wait_for(word, num_stored, num_looks)) return;  // every thread waits for itself
   const unsigned first = blockIdx.x * blockDim.x + threadIdx.x;
   unsigned own = 0;
   for (unsigned at = first; at < num_words; at += gridDim.x * blockDim.x) own += pages[at];

@@ -1,5 +1,5 @@
-// A kernel that writes a layer of a cache and says so: kvxfer moves the layer once its last CTA has stored.
-// To be copied; tests run it as it stands.
+// A kernel that writes a layer of a cache and reports it: kvxfer moves the layer once the last CTA has
+// stored. Copy it into your code; tests run it unchanged.
 //
 //   trigger = agent.trigger()
 //   transfer = agent.write(..., after=trigger.by_layer(num_ctas, num_ctas))

@@ -8,8 +8,8 @@ namespace kvxfer::bulk {
 // An mbarrier: loads report through it that they have arrived.
 struct Barrier { unsigned long long bits; };
 
-// The stages, one after the other, and for each the barrier that says when it is loaded. Bulk copies want 16
-// bytes, and a line has 128.
+// The stages, one after the other, and for each the barrier that says when it is loaded. Bulk copies need
+// addresses that are multiples of 16; a cache line has 128 bytes.
 template <unsigned num_stages, unsigned stage_nbytes>
 struct alignas(128) Ring {
   static_assert(num_stages >= 2, "one stage is stored while others are loaded");

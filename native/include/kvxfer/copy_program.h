@@ -1,7 +1,7 @@
 // The copy program: which bytes of a block pair go where. Index arithmetic only, no I/O.
 //
-// One header for every executor: copy loops (shm), iovecs (tcp), and the GPU kernels to come
-// compile the same functions, so an offset is computed in one place.
+// One header for every executor: copy loops (shm), iovecs (tcp) and GPU kernels compile the same functions,
+// so that an offset is computed in one place.
 //
 // Tables name *units*. Where both ends have pages of equal size a unit is a block; else it is the largest
 // number of tokens that divides both (16 and 48: 16), and id = block * units of a block + unit within it.
@@ -58,9 +58,9 @@ enum class ScalePlace : std::uint8_t {
 
 // How a loop's elements change on their way. The scale of run (i, j) of a pair is at
 //   offset + (l - first_layer) * layer_stride + block * block_stride + i * strides[0] + j * strides[1].
-// value = stored * scale; every step in float32, rounded to nearest even. kRegion at the
-// destination means that the scale is found there: all runs of a pair that share one are one
-// granule, its scale is the granule's largest magnitude over the type's largest number.
+// value = stored * scale; every step in float32, rounded to nearest even. If dst_scales is kRegion, the
+// executor finds the scale and stores it in the region. All runs of a pair that share a scale are one
+// granule; the scale is the granule's largest magnitude divided by the type's largest number.
 struct Conversion {
   Dtype src_dtype, dst_dtype;
   ScalePlace src_scales, dst_scales;

@@ -1,5 +1,5 @@
-// The instructions of device.cuh, as PTX. At system scope, unless they say so: whoever acquires or releases may be
-// the host.
+// The PTX instructions that device.cuh uses. They have system scope unless their names say otherwise, since
+// the other side may be the host.
 #pragma once
 
 namespace kvxfer {
@@ -18,7 +18,7 @@ __device__ inline unsigned load_acquire(const unsigned* word) {
   return value;
 }
 
-// Between kernels of one GPU.
+// Device scope: between kernels of one GPU.
 __device__ inline void store_release_on_device(unsigned* word, unsigned value) {
   asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
@@ -29,15 +29,16 @@ __device__ inline unsigned load_acquire_on_device(const unsigned* word) {
   return value;
 }
 
-// The CTA's memory that its kernel was launched with (dynamic shared memory); the same bytes as any array
-// that a kernel declares `extern __shared__`.
+// Returns the CTA's dynamic shared memory, whose size the launch gave. Every array that the kernel declares
+// `extern __shared__` has the same bytes.
 __device__ inline void* shared_memory() {
   extern __shared__ __align__(1024) unsigned char of_the_cta[];
   return of_the_cta;
 }
 __device__ inline bool is_shared(const void* at) { return __isShared(at) != 0; }
 
-// Until `num_threads` threads of the CTA, whole warps, have come to this barrier, of which a CTA has 16.
+// Waits until `num_threads` threads of the CTA, in whole warps, have reached this barrier. A CTA has 16
+// barriers.
 __device__ inline void sync_at(unsigned barrier, unsigned num_threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }

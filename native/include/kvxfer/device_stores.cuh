@@ -1,5 +1,6 @@
-// Pages that a kernel stores by itself, into memory that a peer has offered (kvxfer.gpu.offer_stores) or
-// anywhere else: store_page() by registers, PageStores in bulk where the GPU can.
+// Functions with which a kernel itself stores pages into memory that a peer has offered
+// (kvxfer.gpu.offer_stores), or anywhere else. store_page() stores through registers; PageStores stores in
+// bulk where the GPU can.
 #pragma once
 
 #include "kvxfer/bulk_ring.h"
@@ -9,7 +10,8 @@
 
 namespace kvxfer {
 
-// How the bytes of a page are read, which is once: past the caches where there are any.
+// How the bytes of a page are read. Each byte is read once, so loads from the device's memory do not stay in
+// the caches.
 struct ReadStreamed {
   template <class Vector>
   __device__ static Vector read(const Vector* at) {
@@ -30,7 +32,7 @@ __device__ inline void store_page_by(void* to, const void* from, unsigned long l
       reinterpret_cast<unsigned long long>(to) | reinterpret_cast<unsigned long long>(from);
   unsigned long long stored = 0;
   if (both % sizeof(uint4) == 0) {
-    // Four on their way in each thread: a store over NVLink is not waited for, a load is.
+    // Each thread has four loads in flight: it waits for its loads, but not for its stores over NVLink.
     constexpr unsigned kAtOnce = 4;
     const unsigned long long num_vectors = nbytes / sizeof(uint4);
     const uint4* in = static_cast<const uint4*>(from);
@@ -58,32 +60,33 @@ __device__ inline void store_page_by(void* to, const void* from, unsigned long l
   for (stored += lane; stored < nbytes; stored += num_lanes) out[stored] = in[stored];
 }
 
-// Stores bytes of the device's memory into a peer's page, or anywhere else. Called by `num_lanes` threads, a
-// warp or a CTA, of which this is number `lane`: each stores its part, and arrive() behind it tells whoever
-// waits. 16 bytes at a time where both addresses are multiples of 16, else 4 or 1. The two do not overlap.
+// Stores `nbytes` bytes of the device's memory into a peer's page, or anywhere else. `num_lanes` threads (a
+// warp or a CTA) call it with the same ranges; each is number `lane` of them, and stores its part. Call
+// arrive() afterwards to report the end to the waiter. A store has 16 bytes if both addresses are multiples
+// of 16, else 4 bytes if both are multiples of 4, else 1. The two ranges must not overlap.
 __device__ inline void store_page(void* to, const void* from, unsigned long long nbytes, unsigned lane,
                                   unsigned num_lanes) {
   store_page_by<ReadStreamed>(to, from, nbytes, lane, num_lanes);
 }
 
-// Stores pages one after the other, and tells when all are there. From shared memory, where threads have just
-// computed them, or from the device's:
+// Stores pages one after the other, and reports when all of them are stored. The pages lie in shared memory,
+// where threads have just computed them, or in the device's memory:
 //
-//   __shared__ kvxfer::StoreRing<> ring;        // for pages in the device's memory alone
+//   __shared__ kvxfer::StoreRing<> ring;        // needed for pages in the device's memory alone
 //   kvxfer::PageStores<> stores(&ring);
 //   for (...) stores.store(to, from, nbytes);   // by every thread
 //   stores.arrive(their_word);
 //
 // On sm_90 and later, pages that begin at multiples of 16 bytes at both ends go in bulk (cp.async.bulk): one
-// thread begins the copies and goes on, and no page passes through registers. Those in the device's memory go
-// through the ring. Threads store as those of store_page() do whatever is left: pages on other boundaries,
-// the last bytes of one whose length is no multiple of 16, those in the device's memory where there is no
-// ring, and on earlier architectures all. It is the same source everywhere, and the same bytes.
+// thread begins the copies and goes on, and no page passes through registers. Pages in the device's memory go
+// through the ring. The threads store everything else as in store_page(): pages on other boundaries, the last
+// bytes of a page whose length is not a multiple of 16, pages in the device's memory if there is no ring, and
+// all pages on earlier architectures. Source and result are the same on every architecture.
 //
-// Every function is called by each of `threads`, outside of branches that not all of them take, and with the
-// same arguments. Where not all threads of the CTA store, `threads` are whole warps with a barrier of their
-// own (`Threads{threadIdx.x, 128, 1}`: the first four, by barrier 1), and the others go their own way. The
-// ring is one object's from its making to the kernel's end.
+// Each of `threads` calls every function, with the same arguments and outside of divergent branches. If not
+// all threads of the CTA store, `threads` are whole warps with their own barrier (`Threads{threadIdx.x, 128,
+// 1}`: the first four warps, by barrier 1), and the other threads do not take part. A ring belongs to one
+// PageStores, from its construction to the kernel's end.
 template <unsigned num_stages = kStoreStages, bool kInBulk = bulk::kAreHere>
 class PageStores {
  public:
@@ -101,11 +104,11 @@ class PageStores {
   PageStores(const PageStores&) = delete;
   PageStores& operator=(const PageStores&) = delete;
 
-  // Begins to store. What the threads wrote at `from` before, in whichever memory, is what goes; it stays as
-  // it is until wait_until_read(), finish() or arrive() has returned. The two do not overlap.
+  // Begins to store a page: what the threads wrote at `from` before the call, in either memory. Do not write
+  // there until wait_until_read(), finish() or arrive() has returned. The two ranges must not overlap.
   __device__ void store(void* to, const void* from, unsigned long long nbytes) {
     const bool from_shared = is_shared(from);
-    // What all threads wrote, to the leader's copies by each thread's fence and to the leader by the barrier.
+    // Each thread's fence shows what it wrote to the leader's copies; the barrier shows it to the leader.
     if constexpr (kInBulk) {
       if (from_shared)
         bulk::publish_shared_writes();
@@ -134,9 +137,9 @@ class PageStores {
       store_page_by<ReadStreamed>(rest_to, rest, nbytes - begun, threads_.index, threads_.count);
   }
 
-  // Until all pages but the last `kButLast`, a call of store() each, have been read: where they lay may be
-  // written to again. With two pages of shared memory in turn, one is computed while the other is stored:
-  // wait_until_read<1>().
+  // Waits until all pages but those of the last `kButLast` calls of store() have been read. Their sources may
+  // then be written to again. With two pages of shared memory in turn, the threads compute one while the
+  // other is stored: wait_until_read<1>().
   template <int kButLast = 0>
   __device__ void wait_until_read() {
     if constexpr (kInBulk) {
@@ -144,8 +147,8 @@ class PageStores {
         if (num_loading_ == 0) {
           bulk::wait_until_read<kButLast>();
         } else {
-          // Their groups come behind those of pages before: what is waited for is rather too much. All stages
-          // but one are loaded next without a look.
+          // These groups come after those of earlier pages, so this may wait for more than it has to. The
+          // next store() loads all stages but one without waiting for them.
           store_what_is_loaded();
           bulk::wait_until_read<kButLast == 0 ? 0 : 1>();
         }
@@ -154,15 +157,15 @@ class PageStores {
     sync(threads_);
   }
 
-  // Until all pages are stored: for who tells of it by himself, as by fire(). Either this or arrive() comes
-  // before the kernel's end.
+  // Waits until all pages are stored; the kernel then reports it itself, for example with fire(). Call this
+  // or arrive() before the kernel ends.
   __device__ void finish() {
     wait_until_stored();
     sync(threads_);
   }
 
-  // Until all pages are stored, and adds one to a word of the host's or of a peer's: whoever waits there for
-  // all that arrive sees the pages. More may be stored behind it.
+  // Waits until all pages are stored, and adds one to a word of the host's or of a peer's. A waiter that has
+  // seen all arrivals there also sees the pages. More pages may be stored afterwards.
   __device__ void arrive(unsigned* word) {
     wait_until_stored();
     kvxfer::arrive(word, threads_);
@@ -173,7 +176,7 @@ class PageStores {
 
   __device__ bool is_leader() const { return threads_.index == 0; }
 
-  // A group even where it is empty: wait_until_read() counts them.
+  // Closes a group even if it is empty: wait_until_read() counts the groups.
   __device__ void store_from_shared(void* to, const void* from, unsigned nbytes) {
     if (nbytes != 0) bulk::store(to, from, nbytes, policy_);
     bulk::end_group();
@@ -184,7 +187,7 @@ class PageStores {
     for (unsigned long long at = 0; at < nbytes; at += kStoreStageNbytes) {
       if (num_loading_ == num_stages - 1) {
         store_oldest();
-        bulk::wait_until_read<1>();  // the one before, whose stage is loaded next
+        bulk::wait_until_read<1>();  // the group before, whose stage is loaded next
       }
       const unsigned part =
           nbytes - at < kStoreStageNbytes ? static_cast<unsigned>(nbytes - at) : kStoreStageNbytes;
@@ -220,7 +223,7 @@ class PageStores {
   Ring* ring_;
   Threads threads_;
   unsigned long long policy_ = 0;
-  // The leader's.
+  // Used by the leader alone.
   unsigned load_stage_ = 0, store_stage_ = 0, store_parity_ = 0;
   unsigned num_loading_ = 0;  // not stored yet
 };

@@ -1,16 +1,16 @@
-// Threads of a CTA that do something together, and tell of it as one.
+// A group of threads of a CTA that do something together and report it with one arrival.
 #pragma once
 
 #include "kvxfer/device_memory.cuh"
 
 namespace kvxfer {
 
-// A thread's place among them. Where they are not the whole CTA they are whole warps, and `barrier` is one of
-// the CTA's barriers 1 to 15 that nobody else uses meanwhile (PTX: barrier.sync).
+// A thread's place in its group. If the group is not the whole CTA, it consists of whole warps, and `barrier`
+// is one of the CTA's barriers 1 to 15 that no other threads use meanwhile (PTX: barrier.sync).
 struct Threads {
-  unsigned index;        // of this one
+  unsigned index;        // of this thread
   unsigned count;
-  unsigned barrier = 0;  // of the whole CTA
+  unsigned barrier = 0;  // 0: the group is the whole CTA
 };
 
 __device__ inline Threads this_cta() {
@@ -18,7 +18,7 @@ __device__ inline Threads this_cta() {
           blockDim.x * blockDim.y * blockDim.z};
 }
 
-// Called by each of them, outside of branches that not all of them take.
+// Waits for all threads of the group. Each of them calls it, outside of divergent branches.
 __device__ inline void sync(const Threads& threads) {
   if (threads.barrier == 0)
     __syncthreads();
@@ -26,9 +26,9 @@ __device__ inline void sync(const Threads& threads) {
     sync_at(threads.barrier, threads.count);
 }
 
-// Adds one for all of them, to a word of the host's or of a peer's. Called by each, behind its last store and
-// outside of branches that not all of them take: there is a barrier in it. Any number may arrive at a word,
-// in any order.
+// Adds one to a word for the whole group. The word lies in the host's memory or in a peer's. Each thread of
+// the group calls it, after its last store and outside of divergent branches: it contains a barrier. Any
+// number of groups may arrive at one word, in any order.
 __device__ inline void arrive(unsigned* word, const Threads& threads) {
   sync(threads);
   if (threads.index != 0) return;

@@ -192,7 +192,7 @@ struct LocalRegion {
   std::vector<MemorySpan> spans;
   MemoryKind kind = MemoryKind::kHost;  // kGpu: base is the device's, not to be touched by the processor
   int device = -1;  // kGpu: index of the device; -1 where it is not known
-  // KHost: the node that its pages lie on; -1 if it is not known, or if they lie on several.
+  // kHost: the node that its pages lie on; -1 if it is not known, or if they lie on several.
   int numa_node = -1;
 };
 
