@@ -35,7 +35,8 @@ namespace {
 
 wire::Bytes to_bytes_of(nb::handle payload, const char* what) {
   if (!PyBytes_Check(payload.ptr()))
-    raise({Code::kInvalidArgument, std::string(what) + " is bytes, not " + Py_TYPE(payload.ptr())->tp_name});
+    raise({Code::kInvalidArgument,
+           std::string(what) + " must be bytes, not " + Py_TYPE(payload.ptr())->tp_name});
   return to_bytes(nb::borrow<nb::bytes>(payload));
 }
 
@@ -48,7 +49,7 @@ wire::Bytes to_payload(nb::handle payload) {
   if (bytes.size() > wire::kMaxNotify)
     raise({Code::kInvalidArgument, "a notification has at most " + std::to_string(wire::kMaxNotify) +
                                        " bytes, not " + std::to_string(bytes.size()) +
-                                       ": send a name of it"});
+                                       ": send an identifier of the data instead"});
   return bytes;
 }
 

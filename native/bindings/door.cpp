@@ -176,7 +176,7 @@ nb::object to_rows(const nb::list& tuples, std::size_t width) {
     PyObject* const tuple = PyList_GET_ITEM(tuples.ptr(), static_cast<Py_ssize_t>(i));
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != static_cast<Py_ssize_t>(width))
       throw nb::type_error(
-          "a descriptor is a tuple of address, length and device, and metadata where it is registered");
+          "a descriptor is a tuple of address, length and device; to register memory, also of metadata");
     for (std::size_t field = 0; field < 3; ++field) {
       PyObject* const item = PyTuple_GET_ITEM(tuple, static_cast<Py_ssize_t>(field));
       unsigned long long value;

@@ -30,7 +30,8 @@ std::shared_ptr<Move> one_piece(CopyProgram program, std::uint32_t layer, const 
   check(check_program(program));
   const auto num_pairs = static_cast<std::uint32_t>(src_ids.size());
   if (num_fine > num_pairs || (num_fine != 0 && program.units[kFine].src == 0))
-    raise({Code::kInvalidArgument, "the program has no loops of single tokens, or fewer pairs are named"});
+    raise({Code::kInvalidArgument,
+           "num_fine is larger than the number of pairs, or the program has no loops of single tokens"});
   auto move = std::make_shared<Move>();
   move->program = std::make_shared<CopyProgram>(std::move(program));
   move->grid = {layer, 1, num_pairs, std::max(1u, num_pairs), num_fine};
@@ -98,7 +99,7 @@ void unpack(nb::handle loops, nb::handle conversions, nb::handle scales, const U
   require_within(*move, Side::kDst, dst.shape(0));
   const bool empty = move->grid.num_pairs == 0;
   if (packed.size() != (empty ? 0 : piece_nbytes(*move->program, move->grid.piece(0))))
-    raise({Code::kLengthMismatch, "these are not the bytes of that piece"});
+    raise({Code::kLengthMismatch, "packed does not have the length of the piece"});
   if (empty) return;
   move->local = unregistered(at(dst));
   // Received in unequal parts, as from a socket.
@@ -125,7 +126,8 @@ nb::bytes convert(const std::string& src_dtype, const std::string& dst_dtype, co
                   std::size_t count, std::optional<float> src_scale, std::optional<float> dst_scale,
                   bool saturate, const std::string& kernel) {
   const Dtype from = to_dtype(src_dtype), to = to_dtype(dst_dtype);
-  if (src.shape(0) < count * itemsize(from)) raise({Code::kOutOfRange, "src is shorter than that"});
+  if (src.shape(0) < count * itemsize(from))
+    raise({Code::kOutOfRange, "src holds fewer than count elements"});
   if (!use_convert_kernel(kernel))
     raise({Code::kUnsupported, "this machine has no conversion kernel '" + kernel + "'"});
   Scaling scaling{src_scale.value_or(1), dst_scale.value_or(1), src_scale.has_value(), dst_scale.has_value(),

@@ -25,7 +25,7 @@ CopyProgram checked_program(std::uint32_t num_layers, nb::handle loops, nb::hand
 
 gpu::Part part_of(const std::array<std::uint32_t, 2>& layers, const BlockIds& ids, std::uint32_t num_fine) {
   const auto num_pairs = static_cast<std::uint32_t>(ids.size());
-  if (num_fine > num_pairs) raise({Code::kInvalidArgument, "num_fine counts the last of the pairs"});
+  if (num_fine > num_pairs) raise({Code::kInvalidArgument, "num_fine is larger than the number of pairs"});
   return {layers[0], layers[1], num_pairs, num_fine};
 }
 
@@ -99,8 +99,8 @@ std::vector<Row> sample_rows(nb::handle samples) {
 void check_sample(bool is_sound) {
   if (!is_sound)
     raise({Code::kInvalidArgument,
-           "a sample of copies between a GPU and the host that nobody can have measured: pass those that "
-           "kvxfer.gpu.calibration has"});
+           "a calibration sample of copies between a GPU and the host is out of bounds: pass the samples of "
+           "kvxfer.gpu.calibration"});
 }
 
 bool is_measured(std::uint64_t number) { return number != 0 && number < kMostOfSample; }

@@ -53,7 +53,7 @@ class Pools {
     const Status status = pool != nullptr ? pool->free(reinterpret_cast<gpu::Address>(memory))
                                           : Status(Code::kInvalidArgument,
                                                    "memory of GPU " + std::to_string(device) +
-                                                       " was given back, of which no pool has allocated any");
+                                                       " was freed, but no pool has allocated any on it");
     // torch has no way to receive an error from this call.
     if (!status.ok()) std::fprintf(stderr, "kvxfer: %s\n", status.message().c_str());
   }

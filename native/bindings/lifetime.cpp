@@ -64,7 +64,7 @@ struct Destroy {
 }  // namespace
 
 std::shared_ptr<Runtime> make_agent(RuntimeOptions options) {
-  if (exiting) raise({Code::kClosed, "the interpreter is exiting: no agent can be made any more"});
+  if (exiting) raise({Code::kClosed, "the interpreter is exiting: no new agent can be made"});
   ++agents().num_in_making;
   Result<std::shared_ptr<Runtime>> created = [&] {
     const WithoutGil released;

@@ -59,7 +59,7 @@ std::string decode_frame(const nb::bytes& frame) {
   const wire::Bytes bytes = to_bytes(frame);
   const wire::Header header = take(wire::decode_header(bytes, wire::kMaxBody));
   if (bytes.size() != header.frame_nbytes())
-    raise({Code::kProtocol, "the frame's length is not what its header says"});
+    raise({Code::kProtocol, "the frame's length differs from the length in its header"});
   (void)take(wire::decode(header, wire::ByteSpan(bytes).subspan(wire::kHeaderNbytes, header.body_nbytes)));
   return std::string(wire::name_of(header.type));
 }

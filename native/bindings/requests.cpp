@@ -8,7 +8,7 @@ namespace {
 template <std::size_t N>
 std::array<nb::handle, N> fields_of(nb::handle tuple) {
   if (!PyTuple_Check(tuple.ptr()) || PyTuple_GET_SIZE(tuple.ptr()) != static_cast<Py_ssize_t>(N))
-    throw nb::type_error("this is not the tuple of kvxfer/session/requests.py that is due here");
+    throw nb::type_error("the argument is not the request tuple of kvxfer/session/requests.py");
   std::array<nb::handle, N> fields;
   for (std::size_t i = 0; i < N; ++i) fields[i] = PyTuple_GET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i));
   return fields;
@@ -21,7 +21,7 @@ std::optional<T> to_optional(nb::handle value) {
 
 std::vector<std::uint32_t> to_ids(nb::handle blocks) {
   BlockIds ids;
-  if (!ids.open(blocks.ptr())) throw nb::type_error("block ids are no uint32");
+  if (!ids.open(blocks.ptr())) throw nb::type_error("block ids must be uint32");
   return to_vector(ids);  // a copy: other threads may write to the array
 }
 

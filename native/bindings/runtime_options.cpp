@@ -85,7 +85,7 @@ RuntimeOptions to_runtime_options(const std::string& name, const nb::dict& optio
     native.credentials = load_credentials(native.credential_files);
   }
   if (native.credentials == nullptr && native.secret.empty() && native.user_secret.empty())
-    raise({Code::kInvalidArgument, "an agent needs a secret, or its user's"});
+    raise({Code::kInvalidArgument, "an agent needs a secret, its own or its user's"});
   native.shares_with_all = nb::cast<std::string>(options["shm_peers"]) == "secret";
   native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
   native.require = nb::cast<std::vector<std::string>>(options["require"]);
@@ -101,7 +101,7 @@ RuntimeOptions to_runtime_options(const std::string& name, const nb::dict& optio
   native.eager_nbytes = nb::cast<std::uint32_t>(options["eager_nbytes"]);
   native.copy_threads = nb::cast<std::uint32_t>(options["copy_threads"]);
   if (native.copy_threads < 1 || native.copy_threads > kMostCopyThreads)
-    raise({Code::kInvalidArgument, "an agent copies by 1 to 64 threads"});
+    raise({Code::kInvalidArgument, "an agent copies with 1 to 64 threads"});
   native.faults = nb::cast<std::string>(options["faults"]);
   native.meter_gate = nb::cast<bool>(options["meter_gate"]);
   if (name.empty() || name.size() > wire::kMaxName)

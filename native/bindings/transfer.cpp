@@ -53,7 +53,7 @@ bool PyHandle::wait(double timeout_s) const {
 void PyHandle::check_layer(std::uint32_t layer) const {
   if (!handle->has_layer(layer))
     raise({Code::kOutOfRange,
-           "layer " + std::to_string(layer) + " does not arrive here: it is not one of the transfer's"});
+           "layer " + std::to_string(layer) + " does not arrive here: the transfer does not include it"});
 }
 
 bool PyHandle::wait_layer(std::uint32_t layer, double timeout_s) const {
@@ -101,7 +101,7 @@ namespace {
 
 bool to_bool(nb::handle flag, bool otherwise) {
   if (flag.is_none()) return otherwise;
-  if (!PyBool_Check(flag.ptr())) throw nb::type_error("integrity or hold is no bool");
+  if (!PyBool_Check(flag.ptr())) throw nb::type_error("integrity and hold must be bool or None");
   return flag.ptr() == Py_True;
 }
 
@@ -116,7 +116,7 @@ std::vector<std::uint32_t> PyRoute::to_ids(nb::handle blocks) const {
   BlockIds ids;
   if (ids.open(blocks.ptr())) return to_vector(ids);
   const nb::object converted = call_python([&] { return as_ids(blocks); });
-  if (!ids.open(converted.ptr())) throw nb::type_error("block ids are no uint32");
+  if (!ids.open(converted.ptr())) throw nb::type_error("block ids must be uint32");
   return to_vector(ids);
 }
 

@@ -23,7 +23,7 @@ NamedOptions to_named_options(const nb::dict& options) {
       to = nb::cast<std::string>(value);
     else
       raise({Code::kInvalidArgument, "option " + name + " is " + nb::repr(value).c_str() +
-                                         ", but must be True, False, a whole number of 64 bits or a text"});
+                                         ", but must be True, False, a 64-bit whole number or a text"});
   }
   return named;
 }

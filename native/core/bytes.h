@@ -166,7 +166,7 @@ class Reader {
     }
     if (n * item_nbytes > left_.size()) {  // n is below 2^32: no overflow
       fail(field, std::to_string(n) + " " + std::string(items) + ", but the frame ends after " +
-                      std::to_string(left_.size()) + " bytes more");
+                      std::to_string(left_.size()) + " more bytes");
       return 0;
     }
     return n;

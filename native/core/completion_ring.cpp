@@ -71,8 +71,7 @@ void CompletionRing::session_ended(SessionKey peer) {
     push_locked(
         {.kind = EventKind::kLog,
          .message = std::string("too many ") + plural_of(kind) +
-                    " of peers that are gone were not read, the oldest are dropped from now on: iterate "
-                    "agent." +
+                    " of lost peers are unread, and the oldest are dropped from now on: iterate agent." +
                     plural_of(kind) + "()"});
   }
 }

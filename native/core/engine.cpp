@@ -66,7 +66,7 @@ void Engine::end_starved() noexcept {
         let_go(*key, left->second);
         continue;
       }
-      const Status why(Code::kExhausted, "there was no memory for what the session asked for");
+      const Status why(Code::kExhausted, "there was not enough memory for what the session requested");
       if (Peer* const peer = sessions_.find(*key)) try {
           sessions_.say_goodbye(*peer, why.code(), why.message());
         } catch (const std::bad_alloc&) {  // it ends without a word
@@ -110,7 +110,7 @@ void Engine::settle_names() {
     else if (answers)
       end_session(context_.now, key, Code::kRefused,
                   "another process is connected as " + quoted(peer->name()) +
-                      " and answers: give each agent a name of its own");
+                      " and answers heartbeats: give each agent its own name");
   }
 }
 
@@ -257,9 +257,9 @@ Status Engine::switch_rails(Time now, const std::string& transport, bool on) {
       if (is_it(rail)) up.push_back(rail->id());
   }
   if (!last.empty())
-    return {Code::kUnsupported, "sessions have no rails but those of " + transport +
+    return {Code::kUnsupported, "some sessions have no other rails than those of " + transport +
                                     ", and would end: those with " + last +
-                                    "; disconnect them first, or have another transport connect them"};
+                                    "; disconnect these peers first, or connect them with another transport"};
   rails_.set_off(transport, true);
   log("rails of " + transport + " are switched off");
   for (const RailId id : up) {
@@ -305,7 +305,7 @@ void Engine::rail_down(Rail& gone, const std::string& why) {
                            " is gone, which this agent requires: " + words);
   sessions_.send(*peer, wire::RailDown{name});
   note_redial(*peer, name, words, rails_.is_off(kind));
-  log("others to " + quoted(peer->name()) + " carry on: " + peer->rail_note(name.index));
+  log("other rails to " + quoted(peer->name()) + " stay up: " + peer->rail_note(name.index));
   context_.timers.arm(time_after(context_.now, kAfterRailDown), TimerKind::kPath, key);
 }
 
@@ -320,7 +320,8 @@ void Engine::take_down(Rail& rail) {
 void Engine::note_redial(Peer& peer, const wire::RailName& rail, std::string words, bool is_off) {
   const bool is_ours = peer.role() == SessionRole::kInitiator;
   if (is_off) {
-    words += is_ours ? "; dialled when it is switched on" : "; the peer's dials are refused until it is on";
+    words += is_ours ? "; it is dialled when its transport is switched on"
+                     : "; the peer's dials are refused until its transport is switched on";
     if (is_ours) redials_.hold(peer.key(), rail);
   } else {
     words +=
@@ -434,7 +435,7 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
         rails_.watch_on(rail);
         break;
       }
-      const std::string why = std::to_string(rail.outstanding()) + " pieces were due and none came for " +
+      const std::string why = std::to_string(rail.outstanding()) + " pieces were due, but none came for " +
                               std::to_string(context_.config.session.silent_ns / 1'000'000) + " ms";
       context_.host.drop_rail(id);
       rail_down(context_.now, id, why);

@@ -117,7 +117,7 @@ bool Engine::cancel_transfer(Time now, TransferKey key, bool is_source) {
   const auto end = [&](auto& part) {
     const auto* const transfer = part.all().find(key);
     if (transfer == nullptr || outcome_of(transfer->state) != Outcome::kPending) return false;
-    part.fail(key, TransferEvent::kCancel, {Code::kCancelled, "cancelled by its number"}, true);
+    part.fail(key, TransferEvent::kCancel, {Code::kCancelled, "cancelled by its transfer number"}, true);
     rails_.cancel_stopped();
     return true;
   };

@@ -36,13 +36,13 @@ bool Engine::begins(const Peer& peer, TransferId transfer) const {
 // Frames of the session itself (handshake, heartbeats) never come here.
 void Engine::dispatch(Peer& peer, wire::Message& message) {
   const auto too_early = [](const char* name) -> Status {
-    return {Code::kProtocol, std::string(name) + " before our regions were told"};
+    return {Code::kProtocol, std::string(name) + " before this agent announced its regions"};
   };
   const auto begin = [&](auto& part, auto& frame, const char* name) -> Status {
     if (sessions_.is_held(peer)) return too_early(name);
     if (begins(peer, frame.spec.transfer)) return part.on(peer, frame);
     return {Code::kProtocol, std::string(name) + ": transfer " + std::to_string(frame.spec.transfer) +
-                                 " is not the peer's to begin"};
+                                 " has a number that the peer may not begin"};
   };
   const Status breach = std::visit(
       [&](auto& frame) -> Status {
@@ -112,7 +112,7 @@ void Engine::rail_given_up(Peer& peer, const wire::RailDown& down) {
   if (rail == nullptr || rail->info().name != down.rail) return;
   const RailId id = rail->id();
   context_.host.drop_rail(id);
-  rail_down(context_.now, id, "the peer's end of it is gone");
+  rail_down(context_.now, id, "the peer's end of it is down");
 }
 
 Status Engine::region_gone(Peer& peer, RegionId gone) {

@@ -41,7 +41,7 @@ Result<Faults> Faults::parse(std::string_view text) {
                    : name == "fail"    ? &faults.fail
                                        : nullptr;
     if (rate == nullptr)
-      return refuse(part, "no such fault; there are seed, again, delay, reorder, fail, down_after");
+      return refuse(part, "is not a fault; the faults are seed, again, delay, reorder, fail, down_after");
     if (!read_number(value, *rate) || !(*rate >= 0 && *rate <= 1))
       return refuse(part, "needs a rate from 0 to 1");
     if (name == "again" && *rate == 1) return refuse(part, "nothing would ever be accepted; stay below 1");
@@ -85,7 +85,7 @@ PostResult FaultyTransport::post(PeerId peer, std::span<const Work> batch) noexc
       Completion completion;
       completion.work = work.id;
       completion.code = Code::kRailFailed;
-      completion.detail = "injected fault: the work was not begun";
+      completion.detail = "injected fault: the work was not started";
       hold(std::move(completion));
     } else {
       outstanding_[work.id] = {peer, to_fail, false};

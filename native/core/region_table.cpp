@@ -102,7 +102,8 @@ Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, con
   const std::string_view what = src ? "src_blocks" : "dst_blocks";
   if (units == 1 && num_fine == 0) return check_blocks(ids, num_blocks, !src, what, region_name);
   if (num_fine != 0 && tokens == 0)
-    return {Code::kInvalidArgument, "the transfer names single tokens, its copy program moves whole units"};
+    return {Code::kInvalidArgument,
+            "the transfer names single tokens, but its copy program moves whole units"};
   const auto coarse = ids.first(ids.size() - num_fine), fine = ids.last(num_fine);
   const auto words = [&](std::uint64_t block, const std::string& problem) {
     return std::string(what) + ": block " + std::to_string(block) + problem + " region '" +

@@ -153,11 +153,11 @@ Status Runtime::start() {
   config.session.needs_certificate = is_certified;
   if (is_certified)
     if (Status status = options_.credentials->check_own_name(options_.name); !status.ok()) return status;
-  if (is_certified) config.session.other_secret = "its certificates may be refused, or ours";
+  if (is_certified) config.session.other_secret = "its certificates or this agent's may be refused";
   if (!is_open_to_others)
     config.session.other_secret =
-        "this agent was given none and uses its user's own: run both as one user, or give both the same "
-        "secret";
+        "this agent was given no secret and uses its user's own: run both agents as one user, or give both "
+        "the same secret";
   config.session.self = self_;
   config.session.features.eager_nbytes = options_.eager_nbytes;
   config.session.handshake_timeout_ns = options_.handshake_ns;
@@ -197,8 +197,9 @@ Runtime::~Runtime() {
 
 Status Runtime::check_alive() const {
   if (is_forked(owner_))
-    return {Code::kForked, "agent '" + options_.name +
-                               "' belongs to the process that made it: a forked child makes its own"};
+    return {Code::kForked,
+            "agent '" + options_.name +
+                "' belongs to the process that made it: a forked child must make its own agent"};
   if (closed()) return {Code::kClosed, "agent '" + options_.name + "' is closed"};
   return {};
 }
@@ -232,8 +233,8 @@ void Runtime::close(Time timeout_ns) {
   connections_.close_all();
   rails_.disconnect_all();
   if (const std::size_t left = engine_->num_transfers(); left != 0)
-    log("closing waits for copies of " + std::to_string(left) +
-        " transfers that a device has under way: their memory is not given back before it has ended them");
+    log("close() waits for the copies of " + std::to_string(left) +
+        " transfers that a device has not ended: their memory is not given back before that");
   // With everything that they opened: exported handles, streams, a device's context. Works under way end
   // here, and no other thread is to wait for that.
   std::vector<std::shared_ptr<Transport>> transports = rails_.take_transports();
@@ -313,8 +314,8 @@ Result<RegionId> Runtime::register_region(std::string name,
     if (engine_->num_regions() >= wire::kMaxRegions)
       return Status(Code::kExhausted, "agent '" + options_.name + "' has " +
                                           std::to_string(wire::kMaxRegions) +
-                                          " regions, as many as a peer takes: deregister some, or register "
-                                          "tensors together, as one region");
+                                          " regions, the most that a peer accepts: deregister some, or "
+                                          "register several tensors as one region");
     region->memory.id = described.id = engine_->reserve_region_id();
     for (std::size_t i = 0; i < rails_.size(); ++i) {
       const Capabilities capabilities = rails_.at(i).capabilities();
@@ -462,8 +463,8 @@ Status Runtime::deregister_region(RegionId id, Time timeout_ns) {
   }
   if (!await(has_left, timeout_ns))
     return {Code::kDeadline, "region '" + name +
-                                 "' is taken from peers, but a device still copies to or from it: its memory "
-                                 "is not to be freed before a later deregister() returns"};
+                                 "' is withdrawn from peers, but a device still copies to or from it: do not "
+                                 "free its memory before a later deregister() returns"};
   std::vector<Pinned> unpinned;  // dropped when this returns, and without the gate
   {
     const std::lock_guard lock(gate_);
@@ -485,9 +486,10 @@ void Runtime::await_unmapped(RegionId region, const std::string& what, Time time
   if (await([&] { return !rails_.held_by_peers(region); }, timeout_ns)) return;
   const CallerTurn turn(*this);
   for (const std::string& peer : rails_.give_up_holders(region))
-    log(what + " may still be mapped by peer '" + peer + "', which did not say in time that it is not (" +
+    log(what + " may still be mapped by peer '" + peer + "', which did not confirm its release in time (" +
         std::to_string(std::max<Time>(timeout_ns, 0) / 1'000'000) +
-        " ms): its process keeps the mapping until it ends. Memory of cudaMalloc is best freed after that");
+        " ms): the peer's process keeps the mapping until it ends. Free memory of cudaMalloc after that, if "
+        "possible");
 }
 
 // ---- what the engine wants -----------------------------------------------------------------------
@@ -509,7 +511,7 @@ Budget Runtime::strangers() {
 
 Status Runtime::renew(std::shared_ptr<const tls::Credentials> credentials) {
   if (options_.credentials == nullptr)
-    return {Code::kInvalidArgument, "this agent was made without certificates: give AgentOptions(tls=...)"};
+    return {Code::kInvalidArgument, "this agent was made without certificates: pass AgentOptions(tls=...)"};
   if (Status status = credentials->check_own_name(options_.name); !status.ok()) return status;
   connections_.renew(std::move(credentials));
   return {};
@@ -519,7 +521,7 @@ Status Runtime::reload_secrets() {
   if (Status status = check_has_secret(); !status.ok()) return status;
   if (options_.secret_file.empty())
     return {Code::kInvalidArgument,
-            "the secret of agent '" + options_.name + "' came from no file: use set_secret()"};
+            "the secret of agent '" + options_.name + "' was not read from a file: use set_secret()"};
   // The watch may have read the file meanwhile, and its read may have been the later one.
   for (int tries = 0; tries < kMaxReads; ++tries) {
     const auto num_reads = with_open_engine([&](Engine&, Time) { return secrets_->num_reads(); });
@@ -550,9 +552,7 @@ Status Runtime::check_has_secret() const {
 
 Status Runtime::set_secrets(std::string first, std::string second) {
   if (Status status = check_has_secret(); !status.ok()) return status;
-  if (first.empty())
-    return {Code::kInvalidArgument,
-            "no secret is given, but the first of those that are accepted is to be one"};
+  if (first.empty()) return {Code::kInvalidArgument, "the first secret is empty: pass one or two secrets"};
   with_open_engine([&](Engine& engine, Time) {
     engine.set_secrets(std::move(first), std::move(second));
     return true;

@@ -91,7 +91,7 @@ Status Agent::register_memory(std::span<const Descriptor> descriptors, MemoryKin
     if (each.nbytes == 0 || each.address == 0 || each.address > UINT64_MAX - each.nbytes)
       return {Code::kInvalidArgument, "memory has an address, and a length of at least one byte"};
     if (kind == MemoryKind::kGpu && each.device != sorted.begin()->device)
-      return {Code::kInvalidArgument, "memory that is registered together is one device's"};
+      return {Code::kInvalidArgument, "memory that is registered in one call must be on one device"};
   }
   return add_region(std::move(sorted), kind);
 }
@@ -113,7 +113,8 @@ Status Agent::deregister_memory(std::span<const Descriptor> descriptors, MemoryK
         return registration.kind == kind && registration.descriptors.contains(each);
       });
       if (at == left.rend())
-        return {Code::kUnknownRegion, "it was never registered as it is named, or is not any more"};
+        return {Code::kUnknownRegion,
+                "a descriptor is not registered: name memory exactly as it was registered"};
       at->descriptors.erase(at->descriptors.find(each));
     }
     for (std::size_t i = 0; i < left.size(); ++i) {
@@ -175,7 +176,10 @@ Result<wire::Bytes> Agent::metadata_of(std::span<const Descriptor> descriptors, 
   std::set<RegionId> regions;
   for (const Descriptor& each : descriptors) {
     const std::optional<std::size_t> found = find_registration(each, kind);
-    if (!found) return Status(Code::kUnknownRegion, "metadata are of memory as it was registered");
+    if (!found)
+      return Status(
+          Code::kUnknownRegion,
+          "a descriptor is not registered: ask for metadata of memory exactly as it was registered");
     regions.insert(registrations_[*found].region);
   }
   return described(&regions, with_address).encode();
@@ -226,8 +230,9 @@ void Agent::on_event(const Event& event) {
     const auto view = runtime_->with_engine([&](Engine& engine, Time) { return engine.peer(event.peer); });
     if (!view) return;
     if (view->incarnation != remote->incarnation)
-      return lose(*remote, {Code::kPeerRestarted,
-                            "another process than that of the metadata is at " + remote->address});
+      return lose(*remote,
+                  {Code::kPeerRestarted,
+                   "the metadata are of an earlier process than the one that is now at " + remote->address});
     remote->is_up = true;
     claim(*remote);
   } else if (event.kind == EventKind::kPeerLost) {

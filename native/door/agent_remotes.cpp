@@ -41,10 +41,10 @@ Result<std::string> Agent::take_in(wire::ByteSpan bytes) {
   if (is_new && told.address.empty()) {
     if (remote == nullptr) remotes_.erase(told.name);
     return Status(Code::kUnknownRegion,
-                  "metadata without a connection come after such that have one: agent " + told.name);
+                  "load the metadata with an address before those without one: agent " + told.name);
   }
   if (is_new) {
-    if (remote != nullptr) lose(*remote, {Code::kPeerRestarted, "agent " + told.name + " was started again"});
+    if (remote != nullptr) lose(*remote, {Code::kPeerRestarted, "agent " + told.name + " was restarted"});
     remote = std::make_unique<Remote>();
     remote->incarnation = told.incarnation;
   }
@@ -94,7 +94,7 @@ void Agent::lose(Remote& remote, const Status& why) {
   }
   if (session != 0 && runtime_->check_alive().ok())
     runtime_->with_open_engine([&](Engine& engine, Time now) {
-      engine.end_session(now, session, Code::kPeerLost, "it is not used any more");
+      engine.end_session(now, session, Code::kPeerLost, "this session is not used any more");
       return 0;
     });
 }
@@ -126,7 +126,7 @@ Status Agent::connect(const std::string& name) {
       if (!remote->failure.ok()) return remote->failure;
     }
     if (Runtime::now() > until)
-      return {Code::kDeadline, "agent " + name + " did not grant in time what its metadata name"};
+      return {Code::kDeadline, "agent " + name + " did not grant in time the memory that its metadata name"};
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
@@ -150,7 +150,7 @@ bool Agent::is_connected(const std::string& name) {
 Status Agent::introduce(const std::string& address, Introduction introduction) {
   const std::lock_guard lock(mutex_);
   if (introductions_.size() >= kMostIntroductions)
-    return {Code::kExhausted, "so many agents are told something already"};
+    return {Code::kExhausted, "too many exchanges of metadata are under way: try again later"};
   const Result<SessionKey> session = runtime_->begin_connect(address, kConnectTimeout);
   if (!session.ok()) return session.status();
   introductions_.emplace(session.value(), std::move(introduction));
@@ -213,7 +213,7 @@ void Agent::on_introduced(SessionKey peer, std::uint8_t kind, wire::Bytes payloa
     if (told.ok() && told.value().name == introduction.mapped().name) (void)take_in(payload);
   }
   runtime_->with_open_engine([&](Engine& engine, Time now) {
-    engine.end_session(now, peer, Code::kPeerLost, "it was said what there was to say");
+    engine.end_session(now, peer, Code::kPeerLost, "the exchange of metadata is complete");
     return 0;
   });
 }

@@ -51,15 +51,16 @@ Result<std::shared_ptr<Request>> Agent::make(Operation operation, const Prepared
                                              std::span<const std::uint32_t> local_entries, bool all_local,
                                              const PreparedList& remote,
                                              std::span<const std::uint32_t> remote_entries, bool all_remote) {
-  if (!local.agent.empty()) return Status(Code::kInvalidArgument, "the local list is a remote agent's");
+  if (!local.agent.empty()) return Status(Code::kInvalidArgument, "the local list belongs to a remote agent");
   if (remote.agent.empty()) return Status(Code::kInvalidArgument, "the remote list names no agent");
   const std::size_t num = all_local ? local.size() : local_entries.size();
   const std::size_t num_remote = all_remote ? remote.size() : remote_entries.size();
   if (num != num_remote || num == 0)
     return Status(num == 0 ? Code::kInvalidArgument : Code::kLengthMismatch,
-                  num == 0
-                      ? "a transfer has at least one pair of descriptors"
-                      : std::to_string(num) + " descriptors cannot go with " + std::to_string(num_remote));
+                  num == 0 ? "a transfer has at least one pair of descriptors"
+                           : std::to_string(num) +
+                                 " local descriptors were given, but the number of remote ones is " +
+                                 std::to_string(num_remote));
   const bool writes = operation == Operation::kWrite;
   const std::uint32_t* const near = all_local ? nullptr : local_entries.data();
   const std::uint32_t* const far = all_remote ? nullptr : remote_entries.data();
@@ -108,7 +109,7 @@ Status Agent::post(Request& request, wire::Bytes notify) {
     const std::lock_guard lock(mutex_);
     settle(request);
     if (request.state_ == Request::State::kWaiting || request.state_ == Request::State::kMoving)
-      return {Code::kRefused, "it is under way"};
+      return {Code::kRefused, "the transfer is under way"};
     request.notify_ = std::move(notify);
     request.status_ = {};
     request.handles_.clear();
@@ -198,8 +199,8 @@ void Agent::settle(Request& request) {
     if (Remote* const remote = find(request.remote_))
       std::erase_if(remote->waiting, [&](const auto& each) { return each.get() == &request; });
     request.state_ = Request::State::kFailed;
-    request.status_ = {Code::kDeadline,
-                       "agent " + request.remote_ + " did not grant in time what its metadata name"};
+    request.status_ = {Code::kDeadline, "agent " + request.remote_ +
+                                            " did not grant in time the memory that its metadata name"};
   }
   if (request.state_ != Request::State::kMoving) return;
   Status failed;
@@ -224,7 +225,7 @@ Status Agent::check(Request& request) {
       const std::lock_guard lock(mutex_);
       settle(request);
       switch (request.state_) {
-        case Request::State::kMade: return {Code::kInvalidArgument, "it was not posted"};
+        case Request::State::kMade: return {Code::kInvalidArgument, "the transfer was not posted"};
         case Request::State::kDone: return {};
         case Request::State::kFailed: return request.status_;
         case Request::State::kWaiting:
@@ -234,7 +235,7 @@ Status Agent::check(Request& request) {
     const Time now = Runtime::now();
     if (look == 1) {
       checked_at_.store(now, std::memory_order_relaxed);
-      return {Code::kAgain, "it is under way"};
+      return {Code::kAgain, "the transfer is under way"};
     }
     if (Status alive = runtime_->check_alive(); !alive.ok()) return alive;
     // A caller that asks again at once would only take the processor from the thread that copies.
@@ -269,7 +270,7 @@ void Agent::release(Request& request) {
     settle(request);
     if (request.state_ == Request::State::kMoving) pending = request.handles_;
     request.state_ = Request::State::kFailed;
-    request.status_ = {Code::kCancelled, "it was released"};
+    request.status_ = {Code::kCancelled, "the transfer was released"};
   }
   if (!runtime_->check_alive().ok()) return;
   for (const auto& handle : pending) runtime_->cancel(*handle);

@@ -97,7 +97,7 @@ Result<PreparedList> prepare(const SectionMap& sections, std::span<const Descrip
       if (section == nullptr)
         return Status(
             Code::kUnknownRegion,
-            "descriptor " + std::to_string(i) + ", " + in_words(descriptor) + ", lies in nothing that " +
+            "descriptor " + std::to_string(i) + ", " + in_words(descriptor) + ", is not inside memory that " +
                 (list.agent.empty() ? "is registered here" : "the metadata of " + list.agent + " names"));
       const std::uint64_t distance = descriptor.address - section->address;
       const std::uint64_t rest = distance % descriptor.nbytes, block = distance / descriptor.nbytes;

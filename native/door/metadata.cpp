@@ -78,7 +78,7 @@ wire::Bytes Metadata::encode() const {
 }
 
 Result<Metadata> Metadata::decode(wire::ByteSpan bytes) {
-  const Status bad(Code::kProtocol, "these are no metadata of this version of kvxfer");
+  const Status bad(Code::kProtocol, "the bytes are not metadata of this version of kvxfer");
   Reader in{bytes};
   if (bytes.size() < sizeof kMagic || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0) return bad;
   in.left = in.left.subspan(sizeof kMagic);

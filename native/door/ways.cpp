@@ -92,7 +92,7 @@ class Finder {
       if (from >= src_.size() || to >= dst_.size())
         return {Code::kOutOfRange,
                 "index " + std::to_string(i) + " is " + std::to_string(from >= src_.size() ? from : to) +
-                    ", and the list has " + std::to_string(from >= src_.size() ? src_.size() : dst_.size()) +
+                    ", but the list has " + std::to_string(from >= src_.size() ? src_.size() : dst_.size()) +
                     " descriptors"};
       const GridPair grids{src_.grid_of(from), dst_.grid_of(to)};
       if (!rows_.empty() && rows_.back().grids == grids) {

@@ -109,7 +109,9 @@ Result<std::string> user_secret() {
   struct stat found{};
   if (!folder || ::fstat(folder.get(), &found) != 0 || found.st_uid != ::geteuid() ||
       (found.st_mode & 0022) != 0)
-    return bad(place.value().string() + " cannot hold this user's own secret");
+    return bad(
+        place.value().string() +
+        " cannot hold this user's own secret: it must be a folder of this user that others cannot write to");
   const std::filesystem::path path = place.value() / "secret";
   Result<std::string> secret = read_own(folder.get(), path);
   if (!secret.ok() || !secret.value().empty()) return secret;
@@ -128,7 +130,8 @@ Status find_secret(RuntimeOptions& options) {
     for (std::string line; std::getline(lines, line);)
       if (line = stripped(line); !line.empty()) secrets.push_back(line);
     if (secrets.empty() || secrets.size() > 2)
-      return {Code::kInvalidArgument, "KVXFER_SECRET_FILE " + path + " has a secret, or two, one a line"};
+      return {Code::kInvalidArgument,
+              "KVXFER_SECRET_FILE " + path + " must hold one or two secrets, one per line"};
     options.secret = secrets.front();
     if (secrets.size() == 2) options.second_secret = secrets.back();
     options.secret_file = std::filesystem::absolute(path).string();

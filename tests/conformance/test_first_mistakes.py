@@ -39,7 +39,7 @@ def test_a_port_beyond_16_bits_is_no_other(port: str) -> None:
     """65,536 more than a port is not that port, as resolvers would have it."""
     with Agent("prefill") as prefill, Agent("decode") as decode:
         beyond = 65536 + int(prefill.address.rpartition(":")[2])
-        with pytest.raises(UsageError, match="is no port of 0 to 65535"):
+        with pytest.raises(UsageError, match="is not a port from 0 to 65535"):
             decode.connect_blocking(f"tcp://127.0.0.1:{port.format(beyond)}", 10)
 
 
@@ -124,8 +124,8 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
         ("timeout_s", True, "timeout_s is seconds, not True"),
         ("priority", True, "priority is 0 to 255, not True"),
         ("integrity", 1, "integrity is True, False or None"),
-        ("notify", "text", "a notification is bytes, not str"),
-        ("notify", None, "a notification is bytes, not NoneType"),
+        ("notify", "text", "a notification must be bytes, not str"),
+        ("notify", None, "a notification must be bytes, not NoneType"),
         ("src_blocks", None, "these are not block ids"),
         ("dst_blocks", None, "these are not block ids"),
         ("notify", bytes(4097), "a notification has at most 4096 bytes, not 4097"),
@@ -206,7 +206,7 @@ def test_what_never_came_is_counted_and_what_was_never_released_is_said() -> Non
         remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
         incoming = decode.expect(b"req", blocks=[9, 10], timeout_s=0.2)
         held = prefill.write(source, remote, [1], [9], notify=b"other", timeout_s=0.2, hold=True)
-        with pytest.raises(TransferError, match=r"^2 of the 2 blocks of region 'kv' that were expected"):
+        with pytest.raises(TransferError, match=r"^2 of the 2 expected blocks of region 'kv'"):
             incoming.wait(10)
         # Whichever end's time is over first says it in its own words.
         with pytest.raises(TransferError, match=r"1 of its 1 layers had not been released|no lease of the"):

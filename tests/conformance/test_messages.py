@@ -198,7 +198,7 @@ def test_agents_of_a_process_do_not_hear_each_others(options: AgentOptions) -> N
 def test_what_nobody_reads_is_bounded_at_both_ends(ends: Ends, nbytes: int, most: int) -> None:
     assert fill(ends.to_there, nbytes) == most
     with pytest.raises(
-        ExhaustedError, match=r"peer\.sendable\(\), and have the peer read agent\.messages\(\)"
+        ExhaustedError, match=r"peer\.sendable\(\), and let the peer read agent\.messages\(\)"
     ) as caught:
         ends.to_there.send(bytes(nbytes))
     assert (caught.value.code, caught.value.peer) == ("exhausted", "there")
@@ -232,7 +232,7 @@ async def test_many_that_wait_for_room_are_woken(ends: Ends) -> None:
 def test_what_cannot_be_sent_is_refused(ends: Ends) -> None:
     with pytest.raises(UsageError, match="a message has at most 65536 bytes, not 65537"):
         ends.to_there.send(bytes(LONGEST + 1))
-    with pytest.raises(UsageError, match="a message is bytes, not str"):
+    with pytest.raises(UsageError, match="a message must be bytes, not str"):
         ends.to_there.send("text")  # type: ignore[arg-type]
     assert ends.here.stats()["messages_sent"] == 0
 

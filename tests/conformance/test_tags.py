@@ -80,7 +80,7 @@ def test_notifications_and_errors_say_whose_request(ends: Ends) -> None:
     transfer = ends.prefill.write(ends.source, ends.remote, [1], [2], context="w-2", timeout_s=LONG_S)
     ends_with(transfer, "not-permitted", "no write lease", "w-2")
     late = ends.expect(b"late", "e-1", timeout_s=0.01)
-    ends_with(late, "deadline", "had not come whole", "e-1")
+    ends_with(late, "deadline", "had not arrived in full", "e-1")
     with pytest.raises(UsageError, match="block 9") as caught:
         ends.prefill.write(ends.source, ends.remote, [9], [2], context="w-3")
     assert caught.value.context == "w-3"
@@ -93,11 +93,11 @@ def test_notifications_and_errors_say_whose_request(ends: Ends) -> None:
 def test_a_write_of_a_tag_that_was_given_up_is_refused_at_once(ends: Ends) -> None:
     incoming = ends.expect(b"req", "e-1")
     incoming.cancel()
-    ends_with(ends.write(b"req"), "cancelled", "its tag was expected until that had ended", "e-1")
+    ends_with(ends.write(b"req"), "cancelled", "the expectation of its tag had ended", "e-1")
     ends_with(ends.write(b"req", "w-1"), "cancelled", r"\(context 'e-1'\)", "w-1")
     with pytest.raises(TransferError):
         ends.expect(b"late", timeout_s=0.01).wait(LONG_S)
-    ends_with(ends.write(b"late", "w-2"), "deadline", "had not come whole", "w-2")
+    ends_with(ends.write(b"late", "w-2"), "deadline", "had not arrived in full", "w-2")
     # To expect it again begins anew.
     incoming, transfer = ends.expect(b"req"), ends.write(b"req")
     transfer.wait(LONG_S)
@@ -110,7 +110,7 @@ def test_who_expects_a_write_that_was_cancelled_is_told_at_once(ends: Ends) -> N
     ends.write(b"after").cancel()
     all_is_heard(ends)
     incoming = ends.expect(b"req")
-    ends_with(incoming, "cancelled", "the write of its tag by 'prefill' had ended before", "w-1")
+    ends_with(incoming, "cancelled", "the write with its tag by 'prefill' had ended before", "w-1")
     assert incoming.state is TransferState.FAILED
     # That was told; and so begins anew.
     incoming = ends.expect(b"req")

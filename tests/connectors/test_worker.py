@@ -273,7 +273,7 @@ def test_a_prefill_that_stands_still_is_said_to_not_answer(caplog: pytest.LogCap
             assert counted(decode)["failures"] == {"pull": {"unreachable": 1}}
         (said,) = [line for line in caplog.messages if "request a: cache not loaded" in line]
         assert rank.address in said
-        assert "it is stopped, or starved" in said or "stopped, starved" in said
+        assert "it is stopped or starved" in said or "stopped, starved" in said
         assert "secret" not in said
     finally:
         prefill.finish()

@@ -321,7 +321,9 @@ def test_an_agent_refuses_whom_it_called(local: Local, authority: Authority) -> 
 
 
 def test_a_name_that_is_not_the_certificates_is_none(local: Local, authority: Authority) -> None:
-    with pytest.raises(UsageError, match="the certificate is for agent 'decode', and this one is called 'x'"):
+    with pytest.raises(
+        UsageError, match="the certificate is for agent 'decode', but this agent is called 'x'"
+    ):
         local("x", "tcp", tls=authority.issue(_DECODE))
 
 
@@ -355,10 +357,10 @@ def test_both_at_once_are_refused_in_words(
     local: Local, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = authority.issue(_DECODE)
-    with pytest.raises(UsageError, match="an agent has one of them"):
+    with pytest.raises(UsageError, match="an agent takes only one of them"):
         local("decode", "tcp", tls=tls, secret=SECRET)
     monkeypatch.setenv("KVXFER_SECRET", "a secret of the environment")
-    with pytest.raises(UsageError, match="an agent has one of them"):
+    with pytest.raises(UsageError, match="an agent takes only one of them"):
         local("decode", "tcp", tls=tls, secret=None)
     local("decode", "tcp", tls=tls, secret=b"")
 
@@ -431,12 +433,12 @@ def test_what_changes_on_the_disk_is_read_again(
     prefill = local("prefill", "tcp", tls=tls)
     reads_all(prefill, decode)
     authority.issue("kvxfer://acme/decode/other", into=tls_of_decode)
-    until_logged(caplog, "those from before go on: the certificate is for agent 'other'", decode)
+    until_logged(caplog, "the previous ones stay in use: the certificate is for agent 'other'", decode)
     authority.issue(_DECODE, into=tls_of_decode)
-    until_logged(caplog, "certificates have changed: connections that begin from now on", decode)
+    until_logged(caplog, "certificates have changed: new connections", decode)
     caplog.clear()
     authority.revoke(tls)
-    until_logged(caplog, "certificates have changed: connections that begin from now on", decode)
+    until_logged(caplog, "certificates have changed: new connections", decode)
     prefill.disconnect()
     with pytest.raises(PeerError) as caught:
         prefill.connect(decode.address())
@@ -680,7 +682,7 @@ except UsageError as error:
 
 @pytest.mark.parametrize(
     ("source", "words"),
-    [(None, "OpenSSL cannot be opened"), ("int nothing;", "this OpenSSL is too old: it has no ")],
+    [(None, "OpenSSL cannot be loaded"), ("int nothing;", "this OpenSSL is too old: it has no ")],
     ids=["absent", "too-old"],
 )
 def test_without_openssl_it_says_what_to_install(

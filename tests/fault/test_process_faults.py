@@ -241,7 +241,7 @@ def test_a_peer_that_is_stopped_has_not_heard_of_a_lease(
     assert owner.region.grant(peer, [1]).wait(BOUND_S).active
     reader.stop()
     revoked, lost_with_it = owner.region.grant(peer, [2]), owner.region.grant(peer, [3])
-    with pytest.raises(TimeoutError, match="victim has not heard of <Lease "):
+    with pytest.raises(TimeoutError, match="victim has not acknowledged <Lease "):
         revoked.wait(0)
     with ThreadPoolExecutor() as threads:
         waits = [threads.submit(lease.wait, BOUND_S) for lease in (revoked, lost_with_it)]
@@ -399,13 +399,13 @@ def test_who_calls_a_stopped_agent_is_told_so_and_nobody_is_accused_of_another_s
     address = victim.address()
     victim.stop()
     for _ in range(2):
-        with pytest.raises(PeerError, match="though it took the connection: it is stopped") as caught:
+        with pytest.raises(PeerError, match="although it accepted the connection: it is stopped") as caught:
             caller.connect(address, 0.5)
         assert caught.value.code == "unreachable"
     victim.resume()
     caller.connect(address)
     victim.accept("caller")
-    told = [line for line in victim.do(kept_log) if "hung up before it was answered" in line]
+    told = [line for line in victim.do(kept_log) if "closed the connection before it was answered" in line]
     assert len(told) == 2, victim.do(kept_log)
     assert not [line for line in victim.do(kept_log) if "secret" in line]
 

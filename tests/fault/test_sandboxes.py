@@ -88,7 +88,7 @@ def test_another_user_of_the_host(remote: Remote, shm_peers: str, pooled: bool) 
         else:
             fetches(end, "unix", "process_vm_readv", "run both as one user", "kvxfer pool")
     if shm_peers == "user":
-        fetches(there, "unix", "memory goes to its own user alone", "shm_peers")
+        fetches(there, "unix", "memory is shared only with its own user", "shm_peers")
 
 
 @needs_root

@@ -212,7 +212,7 @@ def test_what_is_no_secret_is_refused_and_changes_nothing(agents: Callable[..., 
     assert caught.value.code == "invalid-argument"
     assert OLD.decode() not in str(caught.value)
     assert as_called(OLD, agent) == ""
-    with pytest.raises(UsageError, match="came from no file"):
+    with pytest.raises(UsageError, match="was not read from a file"):
         agent.reload_secret()
 
 
@@ -358,7 +358,7 @@ def test_a_file_that_is_being_written_counts_when_it_is_closed(
         assert as_called(NEW[:18], agent) == "auth-failed"
         opened.write(NEW[18:])
     until_accepted(NEW, agent)
-    assert not [line for line in logged(agent, caplog) if "go on" in line]
+    assert not [line for line in logged(agent, caplog) if "keeps its previous secrets" in line]
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_file_without_secrets_leaves_the_last_ones_and_is_one_line_in_the_log(
         with pytest.raises(UsageError, match=words):
             agent.reload_secret()
         assert as_called(OLD, agent) == ""
-    complaints = [line for line in logged(agent, caplog) if "go on" in line]
+    complaints = [line for line in logged(agent, caplog) if "keeps its previous secrets" in line]
     assert len(complaints) == 1, complaints
     assert str(file) in complaints[0]
     file.write_bytes(NEW)

@@ -56,9 +56,7 @@ def test_a_limited_peer_waits_and_others_do_not(transport: str) -> None:
         ends.read(1).wait(30)
         assert ends.has_all()
         assert not paced._is_final()
-        with pytest.raises(
-            TransferError, match=f"{NBYTES} bytes a second, to which this agent limits 'slow'"
-        ):
+        with pytest.raises(TransferError, match=f"{NBYTES} bytes per second, this agent's limit for 'slow'"):
             paced.wait(60)
         assert ends.peers[0].state == "open"
         # What is under way goes on as soon as the limit is lifted.

@@ -212,8 +212,8 @@ TEST(a_writer_of_another_layout_is_refused) {
     CHECK_EQ(status.code(), Code::kRefused);
     return status.message();
   };
-  CHECK_EQ(refusal({0, 4, 4}, 1), "the writer's program knows 4 heads of the region, which has 8");
-  CHECK_EQ(refusal({0, 8, 16}, 1), "the writer's program knows 16 heads of the region, which has 8");
+  CHECK_EQ(refusal({0, 4, 4}, 1), "the writer's program assumes 4 heads in the region, which has 8");
+  CHECK_EQ(refusal({0, 8, 16}, 1), "the writer's program assumes 16 heads in the region, which has 8");
   CHECK_EQ(refusal(all, 3), "the writer's program cuts blocks of 16 tokens into 3 units");
   CHECK_EQ(refusal(all, 32), "the writer's program cuts blocks of 16 tokens into 32 units");
   CHECK_EQ(refusal(all, 0), "the writer's program cuts blocks of 16 tokens into 0 units");

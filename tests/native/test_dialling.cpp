@@ -136,7 +136,7 @@ TEST(a_name_of_which_no_address_answers_says_what_became_of_each) {
   CHECK_EQ(refused.error.message(),
            "cannot connect to tcp://several.test:" + text + ": 127.0.0.9:" + text +
                " (Connection refused), 127.0.0.8:" + text +
-               " (Connection refused); is the agent started, and is that its address?");
+               " (Connection refused); is the agent running, and is this its address?");
 
   const SilentPort first("127.0.0.9", port), last("127.0.0.8", port);
   const Found silent = dial(*calling, several_at(port), kSecond / 2);
@@ -161,8 +161,8 @@ TEST(who_connects_bears_with_a_handshake_for_as_long_as_with_connecting) {
   CHECK_EQ(found.state, "lost");
   CHECK(found.error.code() == Code::kUnreachable);
   CHECK_EQ(found.error.message(), "no answer from " + there +
-                                      " within the time to connect (connect_timeout_s), though it took the "
-                                      "connection: it is stopped, or starved, or no kvxfer agent");
+                                      " within the time to connect (connect_timeout_s), although it accepted "
+                                      "the connection: it is stopped or starved, or is not a kvxfer agent");
 }
 
 TEST(a_name_that_leads_beyond_loopback_needs_a_secret) {

@@ -132,7 +132,7 @@ TEST(conversions_that_leave_their_tables_are_refused) {
         "conversion beyond its table"},
        {"half an element",
         [](CopyProgram& p) { p.conversions[0].src_dtype = Dtype::kF32, p.loops[0].nbytes = 63; },
-        "no whole elements"}});
+        "not a whole number of elements"}});
   for (const bool src : {true, false}) {
     const auto with = [src](auto change) {
       return [src, change](CopyProgram& p) {
@@ -168,7 +168,7 @@ TEST(conversions_that_leave_their_tables_are_refused) {
 }
 
 TEST(scales_are_found_of_whole_blocks_alone) {
-  const std::string_view words = "finds scales of parts of a block";
+  const std::string_view words = "computes scales of parts of a block";
   check_each_is_refused(
       converted(ScalePlace::kNone, ScalePlace::kRegion),
       {{"halves at the destination", [](CopyProgram& p) { p.units[kCoarse].dst = 2; }, words},
@@ -179,7 +179,7 @@ TEST(scales_are_found_of_whole_blocks_alone) {
         },
         words},
        {"of 32 MiB at once", [](CopyProgram& p) { p.loops[0].nbytes = 1 << 20; },
-        "finds scales of more than 16777216 bytes of a block at once"}});
+        "computes scales of more than 16777216 bytes of a block at once"}});
   CopyProgram halves_of_the_source = converted(ScalePlace::kNone, ScalePlace::kRegion);
   halves_of_the_source.units[kCoarse].src = 2;
   CHECK_OK(check_program(halves_of_the_source));
@@ -383,8 +383,8 @@ TEST(programs_that_would_take_long_to_check_are_refused) {
   for (std::uint64_t head = 0; head < kLayers * kHeads; ++head)
     parts.push_back({head * kBlocks * kRunNbytes, kRunNbytes});
   for (const Side side : {Side::kSrc, Side::kDst}) {
-    CHECK(says(footprint.value().contains(program, side), "too far apart"));
-    CHECK(says(check_inside(program, side, 1, parts), "too far apart"));
+    CHECK(says(footprint.value().contains(program, side), "differ too much"));
+    CHECK(says(check_inside(program, side, 1, parts), "differ too much"));
   }
 }
 

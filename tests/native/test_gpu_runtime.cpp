@@ -274,8 +274,8 @@ TEST(pairs_of_gpu_and_host_memory_are_refused_when_they_are_posted) {
   Ends both;
   CachesEnd &src = both.src, &dst = both.dst;
   for (const auto& [from, to] : {std::pair(src.on_gpu, dst.on_host), std::pair(src.on_host, dst.on_gpu)}) {
-    refused(src.try_post(both.there, true, from, to).status(), Code::kUnsupported, "go over streams");
-    refused(dst.try_post(both.here, false, from, to).status(), Code::kUnsupported, "go over streams");
+    refused(src.try_post(both.there, true, from, to).status(), Code::kUnsupported, "sent over a stream");
+    refused(dst.try_post(both.here, false, from, to).status(), Code::kUnsupported, "sent over a stream");
   }
   CHECK_EQ(both.num_transfers(), 0);
 }

@@ -155,8 +155,8 @@ TEST(who_took_the_unix_name_that_a_peer_tells_is_opened_no_rail) {
     Peer peer(real.accept(), options);
     peer.shake_hands();
     CHECK(peer.hears_the_end());
-    CHECK(logs(*caller.runtime, secret == kUserSecret ? "without a secret it serves its own user alone"
-                                                      : "memory goes to its own user alone"));
+    CHECK(logs(*caller.runtime, secret == kUserSecret ? "without a secret this agent serves only its own user"
+                                                      : "memory is shared only with its own user"));
     CHECK(squatter.ask("look") != "was told something");
   }
 }

@@ -72,8 +72,8 @@ TEST(a_standstill_of_its_own_is_not_the_peers_silence) {
   const Status status = pair.initiator.on_time(left);
   CHECK_EQ(status.code(), Code::kPeerSilent);
   CHECK(says(status,
-             "nothing heard for 11500 ms, the limit is 2000 ms beside the 9500 ms that this agent "
-             "stood still itself"));
+             "nothing heard for 11500 ms, the limit is 2000 ms plus the 9500 ms in which this agent itself "
+             "stood still"));
 }
 
 TEST(a_peer_that_was_silent_before_a_standstill_has_half_the_limit_left) {

@@ -311,7 +311,8 @@ TEST(regions_that_come_and_go_wait_for_a_caller_up_to_a_bound) {
   comes_and_goes();
   CHECK(bounded.mallory.ended);
   CHECK_EQ(victim.engine().peer(key)->reason.code(), Code::kPeerLost);
-  CHECK(victim.engine().peer(key)->reason.message().find("came and went") != std::string::npos);
+  CHECK(victim.engine().peer(key)->reason.message().find("changes of your regions are unread") !=
+        std::string::npos);
   victim.takes_events = true;
   check_undisturbed(bounded.pair);
 }
@@ -330,7 +331,7 @@ TEST(notifications_that_nobody_reads_are_refused_in_words_until_somebody_does) {
   CHECK_OK(writes());
   const Status refused = writes();
   CHECK_EQ(refused.code(), Code::kRefused);
-  CHECK(refused.message().find("notifications wait for the peer's caller") != std::string::npos);
+  CHECK(refused.message().find("notifications are unread at the peer") != std::string::npos);
   const auto expected = pair.expect("read me", kTo);  // a tag that is expected becomes none, but might
   CHECK_EQ(writes().code(), Code::kRefused);
   pair.dst.events.clear();

@@ -80,7 +80,7 @@ TEST(regions_of_different_kinds_are_refused_when_a_transfer_is_posted) {
       const auto refused = pair.try_post(write, from, to);
       REQUIRE(!refused.ok());
       CHECK_EQ(refused.status().code(), Code::kUnsupported);
-      CHECK(refused.status().message().find("go over streams") != std::string::npos);
+      CHECK(refused.status().message().find("sent over a stream") != std::string::npos);
     }
   for (const bool write : {false, true})
     CHECK_EQ(pair.try_post(write, pair.src_gpu, pair.dst_gpu, true).status().code(), Code::kUnsupported);

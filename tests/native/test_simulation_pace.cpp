@@ -162,7 +162,7 @@ TEST(a_deadline_that_the_rate_makes_it_miss_names_the_rate) {
       }
       REQUIRE(pair.ends(handle, kSecond));
       CHECK_EQ(handle->status().code(), Code::kDeadline);
-      CHECK(handle->status().message().find("8192 bytes a second, to which this agent limits 'prefill'") !=
+      CHECK(handle->status().message().find("8192 bytes per second, this agent's limit for 'prefill'") !=
             std::string::npos);
       pair.check_quiet();
     }

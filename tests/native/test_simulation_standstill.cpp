@@ -113,7 +113,7 @@ TEST(standstills_cannot_keep_a_dead_peer_for_ever) {
     }
     CHECK_EQ(num_standstills, 4);  // three are not held against it
     CHECK_EQ(reason_at(hasty).code(), Code::kPeerSilent);
-    CHECK(reason_at(hasty).message().find("that this agent stood still itself") != std::string::npos);
+    CHECK(reason_at(hasty).message().find("in which this agent itself stood still") != std::string::npos);
   });
 }
 

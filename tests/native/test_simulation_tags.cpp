@@ -91,7 +91,7 @@ TEST(a_write_of_a_tag_that_was_given_up_is_refused_at_once) {
       auto written = pair.write(kFrom, kTo, tag);
       REQUIRE(ends_at_once(pair, written));
       CHECK_EQ(written->status().code(), by_time ? Code::kDeadline : Code::kCancelled);
-      CHECK(says(written->status(), "its tag was expected until that had ended (context 'its request')"));
+      CHECK(says(written->status(), "the expectation of its tag had ended (context 'its request')"));
       CHECK_EQ(wire::text_of(written->context()), "its request");
       // Expected anew, the tag begins anew; and what was done may be written once more before it is expected.
       for (int i = 0; i < 2; ++i) {
@@ -196,7 +196,8 @@ TEST(who_expects_a_write_that_ended_before_is_told_at_once) {
       CHECK_EQ(expected->status().code(), end == End::kCancelled ? Code::kCancelled
                                           : end == End::kLate    ? Code::kDeadline
                                                                  : Code::kPeerLost);
-      CHECK(says(expected->status(), "the write of its tag by 'prefill' had ended before it was expected"));
+      CHECK(says(expected->status(),
+                 "the write with its tag by 'prefill' had ended before the tag was expected"));
       CHECK_EQ(wire::text_of(expected->context()), "its request");
       CHECK(expected->failed_blocks().size() == kTo.size());
       // It is told once: the next one waits.

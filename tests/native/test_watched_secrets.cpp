@@ -128,7 +128,7 @@ TEST(a_file_without_secrets_is_said_once_until_it_has_some) {
       scene.run();
     }
     REQUIRE_EQ(scene.lines.size(), 1);
-    CHECK(scene.lines[0].find("the secrets that the agent had before go on") != std::string::npos);
+    CHECK(scene.lines[0].find("the agent keeps its previous secrets") != std::string::npos);
     fs::remove(scene.path);
     scene.write(round % 2 == 0 ? kNew : kOld);
     scene.run();

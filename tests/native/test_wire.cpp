@@ -286,7 +286,7 @@ TEST(errors_name_the_frame_and_the_field) {
   CHECK_EQ(program_with([](CopyProgram& p) { p.loops[0].grain = 2; }),
            "PROGRAM.loops.grain: 2, only 0 (units) and 1 (tokens) exist");
   CHECK_EQ(program_with([](CopyProgram& p) { p.loops[0].conversion = 2; }),
-           "PROGRAM.loops.conversion: 2 of 1 conversions");
+           "PROGRAM.loops.conversion: 2, but there are 1 conversions");
   CHECK_EQ(program_with([](CopyProgram& p) { p.loops.resize(kMaxLoops + 1); }),
            "PROGRAM.loops: 8193 loops, at most 8192");
   CHECK_EQ(program_with([](CopyProgram& p) { p.conversions.resize(kMaxLoops + 1, p.conversions[0]); }),
@@ -294,11 +294,11 @@ TEST(errors_name_the_frame_and_the_field) {
   CHECK_EQ(program_with([](CopyProgram& p) { p.scales.resize(kMaxScales + 1); }),
            "PROGRAM.scales: 65537 scales, at most 65536");
   CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].src_dtype = Dtype::kBytes; }),
-           "PROGRAM.conversions.dtype: 0 is no number's");
+           "PROGRAM.conversions.dtype: 0 is not a numeric dtype");
   CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].dst_dtype = Dtype{7}; }),
-           "PROGRAM.conversions.dtype: 7 is no number's");
+           "PROGRAM.conversions.dtype: 7 is not a numeric dtype");
   CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].dst_scales = ScalePlace{3}; }),
-           "PROGRAM.conversions.scales: 3 is no place");
+           "PROGRAM.conversions.scales: 3 is not a place of scales");
   CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].saturate = 2; }),
            "PROGRAM.conversions.reserved: must be 0");
   CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].reserved[2] = 1; }),
@@ -311,12 +311,12 @@ TEST(errors_name_the_frame_and_the_field) {
            "PROGRAM.dst_heads: 65537, must be 1 to 65536");
 
   CHECK_EQ(rejection(Lease{.mode = LeaseMode{3}, .blocks = {}}), "LEASE.mode: 3, must be 1 to 2");
-  CHECK_EQ(rejection(LeaseEnded{1, Code::kOk}), "LEASE_ENDED.code: 0 is no code of a loss");
+  CHECK_EQ(rejection(LeaseEnded{1, Code::kOk}), "LEASE_ENDED.code: 0 is not an error code");
   // A peer ends a transfer, and never its own session or this agent by it.
   for (const Code code : {Code{60000}, Code{49}, Code::kOk, Code::kOutOfRange, Code::kRailFailed,
                           Code::kPeerLost, Code::kClosed})
     CHECK_EQ(rejection(Fail{1, code, ""}), "FAIL.code: " + std::to_string(static_cast<unsigned>(code)) +
-                                               " is no code of a transfer's loss");
+                                               " is not an error code of a transfer");
   CHECK_EQ(rejection(Done{1, Bytes(kMaxContext + 1)}), "DONE.context: 257 bytes, at most 256");
   CHECK_EQ(rejection(Done{1, {std::byte{0xff}}}), "DONE.context: not UTF-8");
   CHECK_EQ(rejection(Credit{1, 0, 0, 0}), "CREDIT.num_pieces: 0, must be 1 to 65536");
@@ -359,7 +359,8 @@ TEST(headers_are_checked_before_a_body_is_awaited) {
     CHECK_EQ(decode_header(ByteSpan(frame).first(nbytes), kMaxBody).status().code(), Code::kAgain);
   CHECK_OK(decode_header(ByteSpan(frame).first(kHeaderNbytes), kMaxBody));
   CHECK_OK(decode_header(frame, 8));
-  CHECK_EQ(decode_header(frame, 7).status().message(), "HEARTBEAT: a body of 8 bytes, at most 7 here");
+  CHECK_EQ(decode_header(frame, 7).status().message(),
+           "HEARTBEAT: a body of 8 bytes, but at most 7 are accepted here");
 
   Bytes other = frame;
   other[6] = std::byte{1};

@@ -28,8 +28,8 @@ Kept& kept() {
 Status check_size(std::uint32_t num_commands) {
   if (num_commands != 0 && num_commands <= CommandMemory::kMost && std::has_single_bit(num_commands))
     return {};
-  return {Code::kInvalidArgument, "a command ring has room for a power of two of commands, 1 to " +
-                                      std::to_string(CommandMemory::kMost) + ", not for " +
+  return {Code::kInvalidArgument, "a command ring's number of commands must be a power of two from 1 to " +
+                                      std::to_string(CommandMemory::kMost) + ", not " +
                                       std::to_string(num_commands)};
 }
 

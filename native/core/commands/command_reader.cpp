@@ -24,7 +24,7 @@ Result<std::uint32_t> CommandReader::prepare(PreparedWrite write) {
   }
   if (free_.empty())
     return Status(Code::kExhausted, "a command ring has room for " + std::to_string(kTooMany) +
-                                        " prepared writes: forget() those that no kernel names any more");
+                                        " prepared writes: forget() those that no kernel uses any more");
   const std::uint32_t number = free_.front();
   free_.pop_front();
   prepared_[number] = std::move(made);
@@ -43,7 +43,8 @@ Status CommandReader::forget(std::uint32_t prepared) {
 Result<bool> CommandReader::start(std::uint32_t prepared, std::uint32_t pair, std::uint32_t layer,
                                   std::uint32_t num_pairs) {
   if (memory_.on_device)
-    return Status(Code::kUnsupported, "this ring is on a GPU: its kernels post to it, by kvxfer/device.cuh");
+    return Status(Code::kUnsupported,
+                  "this ring is in GPU memory: only kernels post to it, with kvxfer/device.cuh");
   CommandRing& ring = *reinterpret_cast<CommandRing*>(memory_.ring);
   std::atomic_ref tail(ring.tail);
   unsigned number = tail.load(std::memory_order_relaxed);
@@ -113,12 +114,12 @@ Result<TransferRequest> CommandReader::request_of(const Command& command) const 
   const TransferRequest& all = write->request;
   const std::size_t size = all.src_ids.size();
   if (num_pairs == 0 || num_pairs == kTooMany || num_pairs > size || command.pair > size - num_pairs)
-    return refusal(Code::kOutOfRange, "it names " + std::to_string(num_pairs) + " pairs from " +
-                                          std::to_string(command.pair) + " on, of " + std::to_string(size) +
-                                          " of write " + std::to_string(number));
+    return refusal(Code::kOutOfRange, "it names " + std::to_string(num_pairs) + " pairs from pair " +
+                                          std::to_string(command.pair) + " on, but " + std::to_string(size) +
+                                          " are in write " + std::to_string(number));
   const std::uint32_t layer = command.layer - write->first_layer;
   if (command.layer != kEveryLayer && layer >= all.num_layers)
-    return refusal(Code::kOutOfRange, "it names layer " + std::to_string(command.layer) + ", write " +
+    return refusal(Code::kOutOfRange, "it names layer " + std::to_string(command.layer) + ", but write " +
                                           std::to_string(number) + " has " +
                                           std::to_string(write->first_layer) + " to " +
                                           std::to_string(write->first_layer + all.num_layers - 1));

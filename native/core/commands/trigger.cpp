@@ -78,7 +78,7 @@ Result<std::shared_ptr<Trigger>> Trigger::create_pinned(const gpu::Driver& drive
 
 Result<std::shared_ptr<Trigger>> Trigger::create_over(Word* word, std::shared_ptr<const void> keepalive) {
   if (reinterpret_cast<std::uintptr_t>(word) % alignof(Word) != 0)
-    return Status(Code::kInvalidArgument, "a trigger's word lies on a multiple of 4 bytes");
+    return Status(Code::kInvalidArgument, "a trigger's word must be aligned to 4 bytes");
   std::shared_ptr<Trigger> made(new Trigger(word, Home::kForeign, std::move(keepalive)));
   made->shared_ = true;
   return made;

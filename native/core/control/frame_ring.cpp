@@ -51,7 +51,8 @@ Result<bool> RingReader::next(std::uint64_t sequence, std::uint32_t max_body, wi
   const std::uint64_t there = memory_->written.load(std::memory_order_acquire) - read_;
   if (there == 0) return false;
   if (there < wire::kHeaderNbytes || there > kRingNbytes)
-    return Status(Code::kProtocol, "its ring of frames holds " + std::to_string(there) + " bytes");
+    return Status(Code::kProtocol,
+                  "its frame ring reports an impossible fill of " + std::to_string(there) + " bytes");
   // Reads it once: it may change while we read.
   std::array<std::byte, wire::kHeaderNbytes> head;
   copy_out(read_, head.data(), head.size());
@@ -59,7 +60,7 @@ Result<bool> RingReader::next(std::uint64_t sequence, std::uint32_t max_body, wi
   if (!header.ok()) return header.status();
   if (header.value().sequence != sequence) return false;
   const std::size_t nbytes = header.value().frame_nbytes();
-  if (nbytes > there) return Status(Code::kProtocol, "a frame in its ring ends after what is written");
+  if (nbytes > there) return Status(Code::kProtocol, "a frame in its ring is longer than what was written");
   frame.resize(nbytes);
   std::ranges::copy(head, frame.begin());
   copy_out(read_ + head.size(), frame.data() + head.size(), nbytes - head.size());
@@ -85,7 +86,7 @@ Result<std::unique_ptr<RingWriter>> RingWriter::map(int fd) {
   if (::fstat(fd, &file) != 0) return Status::from_errno("fstat of a frame ring", errno);
   // Without this check, writing could end this process.
   if (!is_sealed_against_shrinking(fd) || file.st_size != static_cast<off_t>(sizeof(RingMemory)))
-    return Status(Code::kUnsupported, "what the peer sent is no ring of frames of this release");
+    return Status(Code::kUnsupported, "what the peer sent is not a frame ring of this release");
   Result<MappedRing> memory = map_ring(fd);
   if (!memory.ok()) return memory.status();
   std::unique_ptr<RingWriter> writer(new RingWriter());

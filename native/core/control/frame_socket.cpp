@@ -34,10 +34,11 @@ std::string stranger_in_words(wire::ByteSpan have, const Status& status) {
   const bool is_tls = have.size() >= 2 && (have[0] == std::byte{0x15} || have[0] == std::byte{0x16}) &&
                       have[1] == std::byte{0x03};
   if (!is_tls) return status.message();
-  return "it speaks TLS, and this agent has no certificates: give them to both (option tls) or to none";
+  return "it speaks TLS, but this agent has no certificates: give certificates to both agents (option tls) "
+         "or to neither";
 }
 
-const std::string kNoMemory = "there is no memory for what it says";
+const std::string kNoMemory = "there is not enough memory to handle its frames";
 
 bool is_local(int fd) noexcept {
   int domain = 0;
@@ -159,7 +160,7 @@ void FrameSocket::transmit_all() {
       unread_.release();
       unread_ = Charge::take(budget_, Resource::kBytes, left);
       if (left > kMaxUnsent || !unread_)
-        return fail("it does not read what it is sent: " + std::to_string(left) + " bytes are left");
+        return fail("it does not read its socket: " + std::to_string(left) + " bytes are unsent");
       return want(true);
     } else if (errno == EPIPE || errno == ECONNRESET) {
       // It closed. Its last words, perhaps with the reason, may be unread: the reader comes to them,

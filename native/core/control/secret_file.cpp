@@ -38,20 +38,19 @@ Result<Secrets> read_secret_file(const std::string& path) {
     nbytes += static_cast<std::size_t>(got);
   }
   if (nbytes > kMaxSecretFileNbytes)
-    return bad("has more than " + std::to_string(kMaxSecretFileNbytes) +
-               " bytes: it is to have one or two lines");
+    return bad("has more than " + std::to_string(kMaxSecretFileNbytes) + " bytes: write one or two lines");
   std::string_view left = without_end({bytes.data(), nbytes}, "\r\n");
   Secrets secrets;
   for (std::string* const into : {&secrets.first, &secrets.second}) {
     const std::size_t end = left.find('\n');
     *into = without_end(left.substr(0, end), "\r");
     if (into->size() < kMinSecretNbytes)
-      return bad("has a line of " + std::to_string(into->size()) + " bytes, a secret has at least " +
+      return bad("has a line of " + std::to_string(into->size()) + " bytes, but a secret has at least " +
                  std::to_string(kMinSecretNbytes));
     if (end == left.npos) return secrets;
     left.remove_prefix(end + 1);
   }
-  return bad("has more than two lines: one or two secrets are accepted at a time, one a line");
+  return bad("has more than two lines: write one or two secrets, one per line");
 }
 
 }  // namespace kvxfer

@@ -158,7 +158,7 @@ void Session::say_goodbye(Code code, std::string text) {
 std::string Session::peer_in_words() const {
   if (!peer_.name.empty()) return "peer \"" + wire::on_one_line(peer_.name) + "\"";
   if (!claimed_.name.empty()) return "a peer that calls itself \"" + wire::on_one_line(claimed_.name) + "\"";
-  return role_ == SessionRole::kInitiator ? "the agent called" : "a calling agent";
+  return role_ == SessionRole::kInitiator ? "the called agent" : "a calling agent";
 }
 
 // Numbers, seals (where keys exist) and queues one frame.
@@ -229,8 +229,9 @@ Status Session::check_number_and_mac(const wire::Header& header, wire::ByteSpan 
   if (state_ == State::kOpen) {
     const SipHashMac expected = siphash128(receive_key_, frame.first(frame.size() - wire::kMacNbytes));
     if (!equal_in_constant_time(mac, expected))
-      return violate(Code::kAuthFailed, std::string(wire::name_of(header.type)) +
-                                            " with a wrong mac: altered on its way, or not the peer's");
+      return violate(Code::kAuthFailed,
+                     std::string(wire::name_of(header.type)) +
+                         " with a wrong mac: it was altered on the way, or the peer did not send it");
   } else if (std::ranges::any_of(mac, [](std::byte b) { return b != std::byte{0}; })) {
     return violate(Code::kProtocol, std::string(wire::name_of(header.type)) + " with a mac in the handshake");
   }
@@ -271,7 +272,8 @@ void Session::certify(Certified certified) {
 Status Session::admit(std::string_view name) {
   if (!config_.needs_certificate) return Status();
   if (!certified_)
-    return Status(Code::kAuthFailed, "it has proved nothing by a certificate, which this agent asks for");
+    return Status(Code::kAuthFailed,
+                  "it did not prove its identity by a certificate, which this agent requires");
   Result<std::string> identity = certified_->admit(name);
   if (!identity.ok()) return identity.status();
   identity_ = std::move(identity).value();
@@ -467,7 +469,7 @@ Status Session::on_time(Time now) {
     std::string text = "nothing heard for " + milliseconds(now - last_heard_at_) + ", the limit is " +
                        milliseconds(config_.silent_ns);
     if (stood_still_ns_ > 0)
-      text += " beside the " + milliseconds(stood_still_ns_) + " that this agent stood still itself";
+      text += " plus the " + milliseconds(stood_still_ns_) + " in which this agent itself stood still";
     say_goodbye(Code::kPeerSilent, text);
     return end(Event::kSilence, Code::kPeerSilent, peer_in_words() + ": " + text);
   }
@@ -506,14 +508,13 @@ void Session::connection_lost() {
     case State::kAwaitChallenge:
       (void)end(Event::kConnectionLost, Code::kPeerLost,
                 before +
-                    "; is the other end a kvxfer agent? Its log says why it hung up, as it does when its "
-                    "handshake_timeout_s is over");
+                    "; is the other end a kvxfer agent? If so, its log says why it closed the connection, "
+                    "for example because its handshake_timeout_s was over");
       break;
     case State::kAwaitProof:
       // The peer does not tell a stranger what it found wrong. It may also have ended, or given up.
       (void)end(Event::kConnectionLost, Code::kPeerLost,
-                before + ": it ended or gave up, or has another secret, as its log says then; " +
-                    config_.other_secret);
+                before + ": it ended, gave up, or has another secret (see its log); " + config_.other_secret);
       break;
     case State::kOpen: (void)end(Event::kConnectionLost, Code::kPeerLost, text); break;
     case State::kClosed: break;

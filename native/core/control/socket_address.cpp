@@ -28,7 +28,7 @@ std::string in_words(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST], port[NI_MAXSERV];
   if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) !=
       0)
-    return "an address without a name";
+    return "an address that cannot be shown";
   return address->sa_family == AF_INET6 ? "[" + std::string(host) + "]:" + port
                                         : std::string(host) + ":" + port;
 }
@@ -38,7 +38,7 @@ Result<socklen_t> unix_address(const std::string& name, sockaddr_un& out) {
   constexpr std::size_t kMostNbytes = sizeof out.sun_path - 1;
   if (name.size() > kMostNbytes)
     return Status(Code::kInvalidArgument, "a unix socket's name has up to " + std::to_string(kMostNbytes) +
-                                              " bytes, and this one " + std::to_string(name.size()));
+                                              " bytes, but this one has " + std::to_string(name.size()));
   std::memset(&out, 0, sizeof out);
   out.sun_family = AF_UNIX;
   std::memcpy(out.sun_path + 1, name.data(), name.size());
@@ -49,7 +49,7 @@ Result<socklen_t> unix_address(const std::string& name, sockaddr_un& out) {
 
 Result<std::vector<TcpAddress>> TcpAddress::resolve(const std::string& address) {
   const auto bad = [&] {
-    return Status(Code::kInvalidArgument, "'" + address + "' is no address: write tcp://host:port");
+    return Status(Code::kInvalidArgument, "'" + address + "' is not an address: write tcp://host:port");
   };
   if (!address.starts_with("tcp://")) return bad();
   const std::string rest = address.substr(6);
@@ -57,14 +57,14 @@ Result<std::vector<TcpAddress>> TcpAddress::resolve(const std::string& address) 
   if (colon == std::string::npos || colon == 0 || colon + 1 == rest.size()) return bad();
   // The resolver would read only up to the NUL, and dial another host than the one that was checked.
   if (rest.find('\0') != std::string::npos)
-    return Status(Code::kInvalidArgument, "an address with a byte 0 in it: write tcp://host:port");
+    return Status(Code::kInvalidArgument, "an address must not contain a NUL byte: write tcp://host:port");
   // The resolver keeps only the low 16 bits of a larger number, and would dial another port.
   const std::string port = rest.substr(colon + 1);
   unsigned number = 0;
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
   if (error != std::errc() || end != port.data() + port.size() || number > 65535)
     return Status(Code::kInvalidArgument,
-                  "'" + address + "' is no address: '" + port + "' is no port of 0 to 65535");
+                  "'" + address + "' is not an address: '" + port + "' is not a port from 0 to 65535");
   std::string host = rest.substr(0, colon);
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   addrinfo hints{};
@@ -96,7 +96,7 @@ Result<UniqueFd> listen_tcp(const TcpAddress& address) {
              static_cast<socklen_t>(address.storage.size())) != 0 ||
       ::listen(fd.get(), 512) != 0)
     return Status(Code::kSystem, "cannot listen on " + address.text + ": " + std::strerror(errno) +
-                                     "; port 0 lets the kernel choose one that is free");
+                                     "; with port 0 the kernel chooses a free one");
   return fd;
 }
 
@@ -141,7 +141,7 @@ Result<UniqueFd> dial_unix(const std::string& name) {
   if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length.value()) != 0)
     return Status(Code::kUnreachable, std::string("the peer's unix socket cannot be reached (") +
                                           std::strerror(errno) +
-                                          "): it runs in another network namespace, or is overloaded");
+                                          "): the peer runs in another network namespace, or is overloaded");
   return fd;
 }
 

@@ -59,7 +59,7 @@ void get_versions(Reader& in, std::uint16_t& newest, std::uint16_t& oldest) {
 Code get_loss(Reader& in) {
   const Code code{in.number<std::uint16_t>("code")};
   if (in.ok() && (code == Code::kOk || code == Code::kAgain || name_of(code) == "unknown"))
-    in.fail("code", std::to_string(static_cast<unsigned>(code)) + " is no code of a loss");
+    in.fail("code", std::to_string(static_cast<unsigned>(code)) + " is not an error code");
   return in.ok() ? code : Code::kInternal;
 }
 
@@ -220,16 +220,17 @@ void check_loop(Reader& in, const CopyLoop& loop, std::size_t num_conversions) {
   if (loop.grain >= kNumGrains)
     in.fail("loops.grain", std::to_string(loop.grain) + ", only 0 (units) and 1 (tokens) exist");
   if (loop.conversion > num_conversions)
-    in.fail("loops.conversion",
-            std::to_string(loop.conversion) + " of " + std::to_string(num_conversions) + " conversions");
+    in.fail("loops.conversion", std::to_string(loop.conversion) + ", but there are " +
+                                    std::to_string(num_conversions) + " conversions");
 }
 void check_conversion(Reader& in, const Conversion& conversion) {
   for (const Dtype dtype : {conversion.src_dtype, conversion.dst_dtype})
     if (dtype == Dtype::kBytes || static_cast<std::size_t>(dtype) >= kNumDtypes)
-      in.fail("conversions.dtype", std::to_string(static_cast<unsigned>(dtype)) + " is no number's");
+      in.fail("conversions.dtype", std::to_string(static_cast<unsigned>(dtype)) + " is not a numeric dtype");
   for (const ScalePlace place : {conversion.src_scales, conversion.dst_scales})
     if (place > ScalePlace::kRegion)
-      in.fail("conversions.scales", std::to_string(static_cast<unsigned>(place)) + " is no place");
+      in.fail("conversions.scales",
+              std::to_string(static_cast<unsigned>(place)) + " is not a place of scales");
   if (conversion.saturate > 1 || conversion.reserved[0] != 0 || conversion.reserved[1] != 0 ||
       conversion.reserved[2] != 0)
     in.fail("conversions.reserved", "must be 0");
@@ -460,7 +461,7 @@ void get(Reader& in, Fail& fail) {
   fail.transfer = in.number<std::uint64_t>("transfer");
   fail.code = Code{in.number<std::uint16_t>("code")};
   if (in.ok() && (!is_of_transfer(fail.code) || name_of(fail.code) == "unknown"))
-    in.fail("code", std::to_string(static_cast<unsigned>(fail.code)) + " is no code of a transfer's loss");
+    in.fail("code", std::to_string(static_cast<unsigned>(fail.code)) + " is not an error code of a transfer");
   fail.text = in.text("text", kMaxText);
   if (in.has_more()) fail.context = get_context(in);
 }
@@ -612,7 +613,7 @@ std::string_view name_of(FrameType type) noexcept {
 }
 
 Result<Header> decode_header(ByteSpan bytes, std::uint32_t max_body) {
-  if (bytes.size() < kHeaderNbytes) return Status(Code::kAgain, "a header is not there in full");
+  if (bytes.size() < kHeaderNbytes) return Status(Code::kAgain, "the header is incomplete");
   Reader in("header", bytes.first(kHeaderNbytes));
   Header header;
   header.body_nbytes = in.number<std::uint32_t>("body_nbytes");
@@ -622,11 +623,11 @@ Result<Header> decode_header(ByteSpan bytes, std::uint32_t max_body) {
   if (!in.ok()) return in.status();
   if (kind_of(header.type) == kNumKinds)
     return Status(Code::kProtocol, "header.type: " + std::to_string(static_cast<unsigned>(header.type)) +
-                                       " is no frame; is the other end a kvxfer agent?");
+                                       " is not a frame type; is the other end a kvxfer agent?");
   if (header.body_nbytes > max_body)
     return Status(Code::kProtocol, std::string(name_of(header.type)) + ": a body of " +
-                                       std::to_string(header.body_nbytes) + " bytes, at most " +
-                                       std::to_string(max_body) + " here");
+                                       std::to_string(header.body_nbytes) + " bytes, but at most " +
+                                       std::to_string(max_body) + " are accepted here");
   return header;
 }
 
@@ -647,8 +648,8 @@ Bytes encode(const Message& message, std::uint64_t sequence) {
 Result<Message> decode(const Header& header, ByteSpan body) {
   const std::size_t kind = kind_of(header.type);
   if (kind == kNumKinds || body.size() != header.body_nbytes)
-    return Status(Code::kProtocol, std::string(name_of(header.type)) + ": its header names " +
-                                       std::to_string(header.body_nbytes) + " bytes, there are " +
+    return Status(Code::kProtocol, std::string(name_of(header.type)) + ": its header announces " +
+                                       std::to_string(header.body_nbytes) + " bytes, but there are " +
                                        std::to_string(body.size()));
   Reader in(kKinds[kind].name, body);
   Message message = get_message(kind, in, std::make_index_sequence<kNumKinds>());

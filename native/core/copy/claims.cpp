@@ -28,7 +28,7 @@ Status Claims::claim(std::uint32_t first_layer, std::uint32_t num_layers, const 
     if (!group.meets(first_layer, num_layers, heads)) continue;
     if (std::any_of(stretches.begin(), stretches.end(),
                     [&](const Stretch& stretch) { return is_claimed(group, stretch); }))
-      return {Code::kRefused, "another transfer brings some of these blocks, or has brought them"};
+      return {Code::kRefused, "another transfer is writing some of these blocks, or has written them"};
   }
   const bool in_parts = std::any_of(stretches.begin(), stretches.end(), [&](const Stretch& stretch) {
     return stretch.num_tokens != block_tokens_;
@@ -36,7 +36,7 @@ Status Claims::claim(std::uint32_t first_layer, std::uint32_t num_layers, const 
   std::uint64_t more = own == nullptr ? num_blocks_ : 0;
   if (in_parts && (own == nullptr || own->tokens.empty())) more += std::uint64_t{num_blocks_} * block_tokens_;
   if (num_bits_ + more > kMaxBits || (own == nullptr && groups_.size() == kMaxGroups))
-    return {Code::kRefused, "too many writers of different layers and heads fill what is expected"};
+    return {Code::kRefused, "too many writers with different layers and heads write to this expectation"};
   num_bits_ += more;
   if (own == nullptr) {
     own = &groups_.emplace_back(Group{first_layer, num_layers, heads, std::vector<bool>(num_blocks_), {}});

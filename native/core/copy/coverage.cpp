@@ -14,8 +14,8 @@ Coverage::Coverage(std::uint32_t num_blocks, std::uint32_t num_layers, const Nee
 
 Status Coverage::check(const HeadSlice& heads, std::uint32_t units) const {
   if (heads.total != needed_.num_heads)
-    return {Code::kRefused, "the writer's program knows " + std::to_string(heads.total) +
-                                " heads of the region, which has " + std::to_string(needed_.num_heads)};
+    return {Code::kRefused, "the writer's program assumes " + std::to_string(heads.total) +
+                                " heads in the region, which has " + std::to_string(needed_.num_heads)};
   if (units == 0 || needed_.block_tokens % units != 0)
     return {Code::kRefused, "the writer's program cuts blocks of " + std::to_string(needed_.block_tokens) +
                                 " tokens into " + std::to_string(units) + " units"};

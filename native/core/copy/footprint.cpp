@@ -27,7 +27,8 @@ HalfLoop half_of(const CopyProgram& program, const CopyLoop& loop, Side side) {
 }
 
 Status leaves_64_bits(std::size_t loop) {
-  return {Code::kOutOfRange, "loop " + std::to_string(loop) + " of the copy program leaves 64 bits"};
+  return {Code::kOutOfRange,
+          "loop " + std::to_string(loop) + " of the copy program has an offset or size beyond 64 bits"};
 }
 
 // Refuses programs that would expand to too much. A transfer names pairs of units, so it counts one pair at
@@ -41,7 +42,7 @@ Status check_runs(const CopyProgram& program, std::optional<Side> own = std::nul
                                &runs) ||
         runs > Footprint::kMaxRuns || (num_runs += runs) > Footprint::kMaxRuns)
       return {Code::kLayoutMismatch, "the copy program has more than " + std::to_string(Footprint::kMaxRuns) +
-                                         " runs for one block pair: the layouts are too far apart"};
+                                         " runs for one block pair: the layouts differ too much"};
   }
   return {};
 }
@@ -133,7 +134,7 @@ std::optional<Box> find_outside(const Box& all, std::uint64_t& steps_left, Fits&
 
 Status too_far_apart() {
   return {Code::kLayoutMismatch,
-          "the copy program jumps between the parts of a block too often: the layouts are too far apart"};
+          "the copy program jumps between the parts of a block too often: the layouts differ too much"};
 }
 
 // The largest index of a conversion's scales in the program's table; false if it leaves 64 bits.
@@ -147,7 +148,7 @@ bool last_index(const CopyLoop& loop, std::uint64_t offset, std::uint64_t layer_
 Status check_conversion(const CopyProgram& program, const CopyLoop& loop, const Conversion& conversion) {
   if (loop.nbytes % itemsize(conversion.src_dtype) != 0)
     return {Code::kInvalidArgument, "the copy program converts " + std::to_string(loop.nbytes) +
-                                        " bytes, which are no whole elements"};
+                                        " bytes, which is not a whole number of elements"};
   std::uint64_t last;
   if (conversion.src_scales == ScalePlace::kProgram &&
       (conversion.src_block_stride != 0 ||
@@ -161,11 +162,13 @@ Status check_conversion(const CopyProgram& program, const CopyLoop& loop, const 
     return {Code::kInvalidArgument, "the copy program names a destination scale beyond its table"};
   // The scale of a page is found from the whole page at once.
   if (conversion.finds_scales() && (loop.grain != kCoarse || program.units[kCoarse].dst != 1))
-    return {Code::kInvalidArgument, "the copy program finds scales of parts of a block"};
+    return {
+        Code::kInvalidArgument,
+        "the copy program computes scales of parts of a block, but a scale is computed from a whole block"};
   // Packing or summing a piece does that in one go; a run costs it a cache line at least.
   const std::uint64_t run = std::max({loop.nbytes, dst_run_nbytes(loop, &conversion), std::uint64_t{64}});
   if (conversion.finds_scales() && std::uint64_t{loop.counts[0]} * loop.counts[1] > kMostFoundNbytes / run)
-    return {Code::kInvalidArgument, "the copy program finds scales of more than " +
+    return {Code::kInvalidArgument, "the copy program computes scales of more than " +
                                         std::to_string(kMostFoundNbytes) +
                                         " bytes of a block at once: use smaller blocks"};
   return {};
@@ -242,7 +245,7 @@ Status Footprint::contains(const CopyProgram& program, Side side) const {
     return {Code::kLayoutMismatch, "loop " + std::to_string(k) + " of the copy program touches bytes " +
                                        std::to_string(outside->first) + " to " +
                                        std::to_string(outside->last) +
-                                       ", which are not block 0's in the region's layout"};
+                                       ", which do not belong to block 0 in the region's layout"};
   });
 }
 
@@ -268,7 +271,8 @@ Status check_inside(const CopyProgram& program, Side side, std::uint32_t num_blo
     if (!outside) return {};
     if (steps_left == 0) return too_far_apart();
     return {Code::kOutOfRange, "the layout's bytes " + std::to_string(outside->first) + " to " +
-                                   std::to_string(outside->last) + " of block 0, or the same of block " +
+                                   std::to_string(outside->last) +
+                                   " of block 0, or the same bytes of block " +
                                    std::to_string(num_blocks - 1) + ", lie outside the registered memory"};
   });
 }

@@ -40,14 +40,14 @@ Status Admission::admit(const Peer& peer, TransferEnd& transfer) const {
     return {Code::kRefused, "too many transfers are open at the peer: wait for some to end"};
   transfer.tables = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(transfer));
   if (!transfer.tables)
-    return {Code::kRefused, "your transfers hold too much memory of the peer's: " +
+    return {Code::kRefused, "your transfers use too much of the peer's memory: " +
                                 peer.budget()->in_words(Resource::kBytes) + "; wait for some to end"};
   if (transfer.notify.empty()) return {};
   transfer.event = Charge::take(peer.budget(), Resource::kEvents, 1);
   if (transfer.event) return {};
-  return {Code::kRefused, "too many of your notifications wait for the peer's caller: " +
+  return {Code::kRefused, "too many of your notifications are unread at the peer: " +
                               peer.budget()->in_words(Resource::kEvents) +
-                              "; it reads them by agent.notifications(), or expects tags"};
+                              "; the peer reads them with agent.notifications(), or expects tags"};
 }
 
 void Admission::opened(TransferEnd& transfer) {

@@ -210,7 +210,7 @@ void Destinations::completed(const Rails::Completed& work, const Completion& com
       break;
     case Code::kLeaseEnded:
       fail(destination, TransferEvent::kFail,
-           {Code::kLeaseEnded, "the source ended the right to its pages while it sent them"}, true);
+           {Code::kLeaseEnded, "the lease on the source's pages ended while it sent them"}, true);
       break;
     case Code::kRailFailed:
     case Code::kCancelled: redo(destination, work.piece); break;
@@ -254,7 +254,7 @@ void Destinations::redo(Destination& destination, std::uint32_t piece) {
   ++context_.stats.pieces_redone;
   if (!destination.arrivals.redo(piece))
     return fail(destination, TransferEvent::kFail,
-                {Code::kRailFailed, "its pieces failed again and again on every rail"}, true);
+                {Code::kRailFailed, "its pieces failed repeatedly on every rail"}, true);
   list(destination);
 }
 
@@ -313,8 +313,9 @@ void Destinations::compare_sums(Destination& destination, std::uint32_t piece) {
   const Piece named = destination.move->grid.piece(piece);
   fail(destination, TransferEvent::kFail,
        {Code::kIntegrity, "the checksum of layer " + std::to_string(named.layer) + ", " +
-                              std::to_string(named.num_pairs) + " blocks from the table's place " +
-                              std::to_string(named.first_pair) + " on, differs from the source's"},
+                              std::to_string(named.num_pairs) + " blocks from entry " +
+                              std::to_string(named.first_pair) +
+                              " of the block table on, differs from the source's"},
        true);
 }
 
@@ -379,7 +380,7 @@ void Destinations::fence_checked(Destination& destination, Code code) {
   if (code == Code::kLeaseEnded) {
     ++context_.stats.fences_stale;
     return fail(destination, TransferEvent::kFail,
-                {Code::kLeaseEnded, "the source ended the right to its pages while they were read"}, true);
+                {Code::kLeaseEnded, "the lease on the source's pages ended while they were read"}, true);
   }
   // The rail died: ask on another.
   destination.to_confirm.insert(destination.to_confirm.end(), rows.begin(), rows.end());
@@ -393,7 +394,7 @@ void Destinations::redo_unconfirmed(Destination& destination) {
   if (remote == nullptr ||
       !remote->is_reached_from(destination.memory, destination.move->program->converts()))
     return fail(destination, TransferEvent::kFail,
-                {Code::kRailFailed, "no rail is left on which the source's fence can be read"}, true);
+                {Code::kRailFailed, "no rail is left that can read the source's fence"}, true);
   destination.to_confirm.clear();
   destination.one_sided = false;
   context_.pump_again = true;  // this round of posting is over

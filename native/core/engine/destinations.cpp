@@ -79,14 +79,14 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
     return Status();
   };
   if (offer.layers_ready > spec.grid.num_layers)
-    return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than it has"};
+    return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than layers"};
   if (!peer.session().fence_slots().contains(offer.fence_slot))
     return {Code::kProtocol, "OFFER: this session has no fence slot " + std::to_string(offer.fence_slot)};
   if (offer.pages.size() > context_.config.session.features.eager_nbytes)
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
-                                 std::to_string(offer.pages.size()) + " bytes of pages, at most " +
+                                 std::to_string(offer.pages.size()) + " bytes of pages, but at most " +
                                  std::to_string(context_.config.session.features.eager_nbytes) +
-                                 " are taken"};
+                                 " are accepted"};
   const Result<Programs::Use> use = programs_.find(peer, spec, Side::kDst);
   if (!use.ok()) return refuse(use.status(), {});
   owned->state = TransferState::kParked;
@@ -105,7 +105,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   if (!offer.pages.empty() && eager_nbytes_of(*owned->move) != offer.pages.size())
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
                                  std::to_string(offer.pages.size()) +
-                                 " bytes of pages, which is not what its program says"};
+                                 " bytes of pages, which differs from its program"};
   owned->layers_ready = offer.layers_ready;
   owned->fence_slot = offer.fence_slot;
   owned->fence_generation = offer.fence_generation;
@@ -230,7 +230,7 @@ void Destinations::on_timer(TransferKey key) {
   if (destination->state == TransferState::kParked) {
     remember(*destination, why);
     why = {Code::kNotPermitted,
-           "no lease of the sender covers the blocks and nobody expected its tag in time"};
+           "no lease of the sender covers the blocks, and no expectation with its tag was made in time"};
   }
   fail(*destination, TransferEvent::kFail, std::move(why), true);
 }
@@ -253,8 +253,8 @@ void Destinations::remember(const Destination& destination, const Status& why) {
   tag_memory_.remember(session, peer == nullptr ? nullptr : peer->budget(), wire::text_of(destination.notify),
                        {destination.region,
                         session,
-                        {loss.code(), "the write of its tag by " + quoted(view ? view->name : "?") +
-                                          " had ended before it was expected: " + loss.message()},
+                        {loss.code(), "the write with its tag by " + quoted(view ? view->name : "?") +
+                                          " had ended before the tag was expected: " + loss.message()},
                         destination.context});
 }
 
@@ -335,7 +335,7 @@ void Destinations::end_expectation(std::uint64_t handle, TransferState state, St
     writers.push_back(static_cast<const Destination*>(each)->key);
   expectations_.end(expectation, state, why, writers.size());
   const Status reason = state == TransferState::kDone
-                            ? Status(Code::kRefused, "its blocks had all arrived by other transfers")
+                            ? Status(Code::kRefused, "all of its blocks had arrived in other transfers")
                             : why;
   for (const TransferKey& writer : writers)
     context_.serve(writer.first, [&] { fail(writer, TransferEvent::kFail, reason, true); });

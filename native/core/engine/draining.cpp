@@ -33,8 +33,8 @@ void Draining::tell(TransferEnd& transfer) {
        .message = transfer.name() + " with peer " + quoted(name) + " has ended, but " +
                   std::to_string(transfer.posted.size()) + " of its copies are still under way after " +
                   std::to_string(lasts / 1'000'000) + " ms, on " + names +
-                  ": until the device has ended them its pages" + pages +
-                  " are not given back. A kernel or a stream in front of them may wait for something"});
+                  ": until the device has ended them, its pages" + pages +
+                  " are not given back. A kernel or stream ahead of these copies may be waiting"});
 }
 
 }  // namespace kvxfer

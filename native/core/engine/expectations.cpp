@@ -15,7 +15,7 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
   if (tag.empty() || tag.size() > wire::kMaxNotify)
     return Status(Code::kInvalidArgument, "a tag has 1 to " + std::to_string(wire::kMaxNotify) + " bytes");
   if (tags_.contains(wire::text_of(tag)))
-    return Status(Code::kInvalidArgument, "that tag is expected already: use one for each request");
+    return Status(Code::kInvalidArgument, "this tag is already expected: use another tag for each request");
   if (num_layers == 0 || num_layers > wire::kMaxLayers || first_layer > wire::kMaxLayers)
     return Status(Code::kOutOfRange, "an expectation names at least one layer of its region");
   if (blocks.size() > wire::kMaxBlocks)
@@ -86,9 +86,9 @@ Status Expectations::late(std::uint64_t handle) {
   found->second.timer.reset();
   const Expectation& expected = *found->second.expectation;
   return {Code::kDeadline, std::to_string(expected.incomplete_blocks().size()) + " of the " +
-                               std::to_string(expected.blocks().size()) + " blocks of region " +
+                               std::to_string(expected.blocks().size()) + " expected blocks of region " +
                                quoted(regions_.find(expected.region())->name) +
-                               " that were expected had not come whole when its time was over"};
+                               " had not arrived in full when the expectation's time was over"};
 }
 
 void Expectations::give_up(std::uint64_t handle, const Status& why) {
@@ -107,7 +107,7 @@ std::optional<Expectations::GivenUp> Expectations::given_up(const TransferEnd& t
   if (ended == nullptr || ended->region != transfer.region ||
       (ended->peer && *ended->peer != transfer.key.first))
     return std::nullopt;
-  return GivenUp{{ended->why.code(), "its tag was expected until that had ended" + in_words(ended->context) +
+  return GivenUp{{ended->why.code(), "the expectation of its tag had ended" + in_words(ended->context) +
                                          ": " + ended->why.message()},
                  ended->context};
 }

@@ -23,8 +23,8 @@ std::string in_words(const Lease& lease) {
 Status Leases::check_terms(const LeaseTerms& terms) const {
   if (!terms.holder && terms.mode == wire::LeaseMode::kWrite)
     return {Code::kInvalidArgument,
-            "a lease to write is of one peer, since several that name it could write over each other: "
-            "name the peer, or use expect(tag, blocks) where the writer is not known yet"};
+            "a write lease is for one peer, because several holders could overwrite each other's pages: name "
+            "the peer, or use expect(tag, blocks) if the writer is not known yet"};
   const Region* local = regions_.find(terms.region);
   if (local == nullptr)
     return {Code::kUnknownRegion, "region " + std::to_string(terms.region) + " is not registered (any more)"};
@@ -36,20 +36,20 @@ Status Leases::check_terms(const LeaseTerms& terms) const {
     return {Code::kInvalidArgument,
             "a lease names up to " + std::to_string(wire::kMaxBlocks) + " blocks; leave them out for all"};
   if (terms.holder && (terms.bearer_id != 0 || !terms.bearer_name.empty()))
-    return {Code::kInvalidArgument, "a lease of one peer has no drawn token, and no other holder"};
+    return {Code::kInvalidArgument, "a lease for one peer takes no drawn token and no other holder"};
   if (terms.bearer_id != 0 && (terms.bearer_id < kBearerBit || terms.bearer_id >= 2 * kBearerBit))
-    return {Code::kInvalidArgument, "the lease's number was not drawn as one of a bearer's"};
+    return {Code::kInvalidArgument, "the lease's number is not one that was drawn for a bearer's lease"};
   if (terms.bearer_name.size() > wire::kMaxName)
     return {Code::kInvalidArgument,
             "a holder's name has at most " + std::to_string(wire::kMaxName) + " bytes"};
   if (!terms.allow.empty()) {
     if (terms.holder)
-      return {Code::kInvalidArgument, "a lease of one peer is for that alone: leave allow out"};
+      return {Code::kInvalidArgument, "a lease for one peer is for that peer only: leave allow out"};
     if (const Result<tls::Pattern> allow = tls::Pattern::parse(terms.allow); !allow.ok())
       return allow.status();
   }
   if (is_known(terms.bearer_id))
-    return {Code::kInvalidArgument, "this lease's token was granted before: draw another"};
+    return {Code::kInvalidArgument, "this lease's token was already granted: draw another one"};
   return {};
 }
 
@@ -163,20 +163,20 @@ Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, co
     // told nothing.
     const Lease* lease = find(transfer.lease);
     if (lease != nullptr && !lease->holder() && !admits(*lease, transfer.key.first))
-      return {Code::kNotPermitted, "the lease that you named is for " + in_words(*lease) + ", and you are " +
+      return {Code::kNotPermitted, "the named lease is for " + in_words(*lease) + ", and you are " +
                                        quoted(name_of(transfer.key.first)) +
                                        by_certificate(transfer.key.first) +
-                                       ": its owner names who may read in region.grant(holder, allow=...)"};
-    return {Code::kLeaseEnded, std::string("the lease that you named ended, or never let you ") +
+                                       ": its owner chooses the readers in region.grant(holder, allow=...)"};
+    return {Code::kLeaseEnded, std::string("the named lease has ended, or does not permit you to ") +
                                    (write ? "write to " : "read ") + named};
   }
-  return {Code::kNotPermitted,
-          write ? "no write lease of yours covers " + named +
-                      ": its owner lets you write by region.grant(peer, mode=\"write\") or, for one "
-                      "tag, by expect(); what you had may have ended"
-                : "no read lease of yours covers " + named +
-                      ": its owner lets you read by region.grant(peer, mode=\"read\"); what you had may "
-                      "have ended"};
+  return {Code::kNotPermitted, write
+                                   ? "no write lease of yours covers " + named +
+                                         ": its owner permits writes with region.grant(peer, mode=\"write\") "
+                                         "or, for one tag, with expect(); an earlier lease may have ended"
+                                   : "no read lease of yours covers " + named +
+                                         ": its owner permits reads with region.grant(peer, mode=\"read\"); "
+                                         "an earlier lease may have ended"};
 }
 
 Status Leases::find_any(const TransferEnd& transfer, wire::LeaseMode mode) const {
@@ -219,10 +219,11 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
       const std::string block_in_words = "block " + std::to_string(block) + " ";
       const std::string named = block_in_words + "of region " + quoted(regions_.find(transfer.region)->name);
       if (came_later)
-        return {Code::kLeaseEnded,
-                named + " was let to you again after this was posted: post it again, or name the lease"};
-      if (transfer.lease_named)
-        return {Code::kNotPermitted, "the lease that you named does not cover " + named};
+        return {
+            Code::kLeaseEnded,
+            named +
+                " was leased to you again after this transfer was posted: post it again, or name the lease"};
+      if (transfer.lease_named) return {Code::kNotPermitted, "the named lease does not cover " + named};
       return none_covers(transfer, mode, block_in_words);
     }
     if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())

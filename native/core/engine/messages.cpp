@@ -29,11 +29,12 @@ Status Messages::send(Peer& peer, wire::Bytes payload) {
     const Window& window = windows_.at(peer.key());
     return {Code::kExhausted,
             "there is no room for a message of " + std::to_string(nbytes) + " bytes to " +
-                quoted(peer.name()) + ": its caller has not taken " +
-                std::to_string(window.sent - window.taken_there) + " bytes of the " +
-                std::to_string(wire::kMessageWindow) + " that may wait there (each message counts " +
+                quoted(peer.name()) + ": the peer has not read " +
+                std::to_string(window.sent - window.taken_there) + " of the " +
+                std::to_string(wire::kMessageWindow) +
+                " bytes that may wait there (each message counts at least " +
                 std::to_string(wire::kLeastMessageCharge) +
-                " at least); wait by peer.sendable(), and have the peer read agent.messages()"};
+                " bytes); wait with peer.sendable(), and let the peer read agent.messages()"};
   }
   windows_.at(peer.key()).sent += message_charge(nbytes);
   ++context_.stats.messages_sent;
@@ -50,7 +51,7 @@ Status Messages::on(Peer& peer, wire::AgentMessage& message) {
               .charge = Charge::take(peer.budget(), Resource::kMessages, charge)};
   if (!event.charge)
     return {Code::kProtocol,
-            "MESSAGE: more than our caller has room for: " + peer.budget()->in_words(Resource::kMessages)};
+            "MESSAGE: more bytes than may wait here unread: " + peer.budget()->in_words(Resource::kMessages)};
   window.received += charge;
   ++context_.stats.messages_in;
   if (window.received - window.told_at >= kTellCharge) {

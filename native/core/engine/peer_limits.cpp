@@ -14,8 +14,8 @@ constexpr Time kLeastRest = 1'000'000;
 
 Result<std::vector<SessionKey>> PeerLimits::set(const std::string& name, const PeerLimit& limit) {
   if (limit != PeerLimit() && !names_.contains(name) && names_.size() == kMostNames)
-    return Status(Code::kExhausted, "as many as " + std::to_string(kMostNames) +
-                                        " names of peers are limited: take some limits away");
+    return Status(Code::kExhausted, "limits are set for " + std::to_string(kMostNames) +
+                                        " names of peers, the most that are possible: remove some limits");
   const std::vector<SessionKey> sessions = sessions_.named(name);
   for (const SessionKey session : sessions) remove_session(session);
   if (limit == PeerLimit()) {
@@ -78,7 +78,7 @@ std::string PeerLimits::in_words(SessionKey session) const {
   const auto found = paced_.find(session);
   if (found == paced_.end()) return "";
   return ", at no more than " + std::to_string(found->second.of_name->limit.max_bytes_per_s) +
-         " bytes a second, to which this agent limits " + quoted(sessions_.find(session)->name());
+         " bytes per second, this agent's limit for " + quoted(sessions_.find(session)->name());
 }
 
 }  // namespace kvxfer

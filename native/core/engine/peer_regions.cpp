@@ -51,7 +51,7 @@ void PeerRegion::note(std::string words) {
 Status PeerRegions::add(const Peer& peer, wire::Region& region) {
   const SessionKey session = peer.key();
   std::map<RegionId, PeerRegion>& regions = sessions_regions_[session];
-  if (regions.size() >= wire::kMaxRegions) return {Code::kProtocol, "REGION refused: too many"};
+  if (regions.size() >= wire::kMaxRegions) return {Code::kProtocol, "REGION refused: too many regions"};
   const RegionId id = region.id;
   auto [found, fresh] = regions.try_emplace(id);
   if (!fresh) return add_keys(peer, found->second, std::move(region.keys));
@@ -65,7 +65,7 @@ Status PeerRegions::charge(const Peer& peer, PeerRegion& remote) {
   remote.charge.release();
   remote.charge = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(remote));
   if (remote.charge) return {};
-  return {Code::kExhausted, "REGION refused: what you tell of your regions is too much: " +
+  return {Code::kExhausted, "REGION refused: the descriptions of your regions take too much memory: " +
                                 peer.budget()->in_words(Resource::kBytes)};
 }
 
@@ -130,12 +130,13 @@ std::vector<RailWay> PeerRegions::ways(SessionKey session, const Region& local, 
     const auto is_its = [&](const wire::TransportKeys& keys) { return keys.transport == takes.name; };
     if (!takes.memory.has(memory))
       return "it does not reach " + std::string(name_of(memory)) + " memory here";
-    if (converts && !takes.converts) return "elements change on the way, and it moves them as they are";
+    if (converts && !takes.converts) return "the elements are converted on the way, and it cannot convert";
     if (std::none_of(local.keys.begin(), local.keys.end(), is_its))
       return "region " + quoted(local.name) + " here is not registered with it";
     if (!has(remote.reach, &rail))
       return "it does not reach region " + quoted(remote.region.name) + " of the peer";
-    return remote.comes_over(rail, memory, converts) ? "" : "it was tried between the two, and could not";
+    return remote.comes_over(rail, memory, converts) ? ""
+                                                     : "it was tried between the two regions, and failed";
   };
   std::vector<RailWay> ways;
   for (const Rail* const rail : rails_.of(session)) {
@@ -234,14 +235,13 @@ Status PeerRegions::check_path(const Peer& peer, const Region& local, const Peer
     coming = coming || (is_acceptor && !alive && !was_lost);
   }
   if (!common)
-    return {
-        Code::kUnsupported,
-        "no transport goes from region " + quoted(local.name) + " here (" + std::string(name_of(memory)) +
-            " memory, over " + names_of(local.keys) + ") to region " + quoted(remote.region.name) +
-            " of peer " + quoted(peer.name()) + " (over " + names_of(remote.region.keys) +
-            "): pages between GPU and host memory go over streams, staged by the agent with the GPU; name a "
-            "transport that reaches host memory among those of both, and leave that agent its "
-            "staging_nbytes"};
+    return {Code::kUnsupported, "no transport connects region " + quoted(local.name) + " here (" +
+                                    std::string(name_of(memory)) + " memory, over " + names_of(local.keys) +
+                                    ") to region " + quoted(remote.region.name) + " of peer " +
+                                    quoted(peer.name()) + " (over " + names_of(remote.region.keys) +
+                                    "): pages between GPU and host memory are staged by the agent with the "
+                                    "GPU and sent over a stream; give both agents a transport that reaches "
+                                    "host memory, and do not set staging_nbytes=0 at that agent"};
   if (coming) return {};
   std::string why = std::string(converts ? "no rail that converts elements" : "no rail") +
                     " reaches region " + quoted(remote.region.name) + " of peer " + quoted(peer.name()) +
@@ -253,9 +253,10 @@ Status PeerRegions::check_path(const Peer& peer, const Region& local, const Peer
 
 Status check_integrity(const Region& local) {
   if (local.memory.kind == MemoryKind::kHost) return {};
-  return {Code::kUnsupported, "region " + quoted(local.name) +
-                                  " lies on a GPU, and checksums of its pages are not there yet: post with "
-                                  "integrity=False"};
+  return {
+      Code::kUnsupported,
+      "region " + quoted(local.name) +
+          " is in GPU memory, and checksums of its pages are not supported yet: post with integrity=False"};
 }
 
 }  // namespace kvxfer

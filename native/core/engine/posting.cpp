@@ -33,7 +33,7 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   if (num_pairs > wire::kMaxBlocks)
     return Status(Code::kInvalidArgument, "a transfer takes up to " + std::to_string(wire::kMaxBlocks) +
                                               " block pairs, not " + std::to_string(num_pairs) +
-                                              ": post several");
+                                              ": post several transfers");
   if (request.notify.size() > wire::kMaxNotify)
     return Status(Code::kInvalidArgument,
                   "a notification has up to " + std::to_string(wire::kMaxNotify) + " bytes");
@@ -46,7 +46,7 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
       request.layers_ready > request.num_layers)
     return Status(Code::kOutOfRange, "layers " + std::to_string(request.first_layer) + " + " +
                                          std::to_string(request.num_layers) +
-                                         " are not all of the program's " +
+                                         " are not all among the program's " +
                                          std::to_string(copies.num_layers));
   if (request.timeout_ns <= 0) return Status(Code::kInvalidArgument, "a transfer's timeout is more than 0 s");
   if (request.num_fine > num_pairs)

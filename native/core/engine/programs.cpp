@@ -82,11 +82,12 @@ Status Programs::told(Peer& peer, wire::Program& program) {
       };
       return !joins(old.dst, old.src) && !joins(old.src, old.dst);
     });
-  if (told.size() >= kMaxPeerPrograms) return {Code::kProtocol, "PROGRAM refused: too many"};
+  if (told.size() >= kMaxPeerPrograms) return {Code::kProtocol, "PROGRAM refused: too many programs"};
   Program entry;
   entry.charge = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(program.program));
   if (!entry.charge)
-    return {Code::kProtocol, "PROGRAM refused: too much: " + peer.budget()->in_words(Resource::kBytes)};
+    return {Code::kProtocol,
+            "PROGRAM refused: it takes too much memory: " + peer.budget()->in_words(Resource::kBytes)};
   if (Status status = check_program(program.program); !status.ok())
     return {Code::kProtocol, "PROGRAM refused: " + status.message()};
   count_pair_nbytes(program.program);
@@ -101,7 +102,7 @@ Result<Programs::Use> Programs::find(const Peer& peer, const wire::TransferSpec&
   std::map<std::uint32_t, Program>& told = sessions_programs_[peer.key()].theirs;
   auto found = told.find(spec.program);
   if (found == told.end())
-    return Status(Code::kInvalidArgument, "program " + std::to_string(spec.program) + " was never told");
+    return Status(Code::kInvalidArgument, "program " + std::to_string(spec.program) + " was never announced");
   Program& program = found->second;
   const bool is_src = side == Side::kSrc;
   const Region* local = regions_.find(is_src ? program.src : program.dst);

@@ -170,8 +170,8 @@ Status Sessions::disconnected(Peer& peer, const std::string& why) {
       "the connection to " + (peer.was_open_ ? quoted(peer.name()) : "the peer") + " ended: " + why;
   if (peer.was_open_ && !peer.regions_known_)
     words +=
-        ", before it had said that it knows us; its log says why, as it does when its handshake_timeout_s is "
-        "over";
+        ", before it had confirmed the session; its log says why, for example because its "
+        "handshake_timeout_s was over";
   return {Code::kPeerLost, std::move(words)};
 }
 
@@ -185,7 +185,7 @@ Status Sessions::on_timer(Peer& peer) {
 Status Sessions::tell_caller(const Peer& peer, EventKind kind, RegionId region) {
   Charge charge = Charge::take(peer.budget(), Resource::kEvents, 1);
   if (!charge)
-    return {Code::kExhausted, "more of your regions came and went than this agent's caller took: " +
+    return {Code::kExhausted, "too many changes of your regions are unread by this agent's caller: " +
                                   peer.budget()->in_words(Resource::kEvents)};
   context_.host.emit({.kind = kind, .peer = peer.key(), .region = region, .charge = std::move(charge)});
   return {};

@@ -82,9 +82,9 @@ Status Sources::on(Peer& peer, wire::Request& request) {
                                          "; wait for some to end"});
     if (!fences.has_room(peer.key()))
       return refuse(
-          {Code::kRefused, "your share of the " + std::to_string(fences.range().num) +
-                               " fence slots of the peer is in use, which is twice as many as all of "
-                               "its transfers together leave free: wait for some to end"});
+          {Code::kRefused,
+           "transfers with you use too many of the " + std::to_string(fences.range().num) +
+               " fence slots of the peer, at least twice as many as are free: wait for some to end"});
     source.fence = fences.take(peer.key(), std::move(charge));
   }
   const FenceSlots::Slot& fence = source.fence ? *source.fence : none;
@@ -104,21 +104,21 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
   const PieceGrid& grid = source->move->grid;
   if (credit.num_pieces > grid.num_pieces() || credit.first_piece > grid.num_pieces() - credit.num_pieces ||
       grid.piece(credit.first_piece + credit.num_pieces - 1).layer - grid.first_layer >= source->layers_ready)
-    return {Code::kProtocol, "CREDIT for pieces that are not there or not ready"};
+    return {Code::kProtocol, "CREDIT for pieces that do not exist or are not ready"};
   const Rail* rail = rails_.at(peer.key(), credit.rail.index);
   if (rail != nullptr && rail->info().name != credit.rail) rail = nullptr;
   const bool sums_alone = credit.rail.index == wire::kNoRail;
   if (sums_alone ? source->memory != MemoryKind::kHost
                  : rail != nullptr && !rail->capabilities().memory.has(source->memory))
-    return {Code::kProtocol, "CREDIT for pages that no rail sends: they lie on a GPU"};
+    return {Code::kProtocol, "CREDIT for pages in GPU memory, which are not sent this way"};
   // A receiver asks for every piece once, and again for pieces that it may move again.
   source->num_credited += credit.num_pieces;
   if (source->num_credited > grid.num_pieces() + Arrivals::max_redone(grid))
-    return {Code::kProtocol, "CREDIT for the same pieces over and over"};
+    return {Code::kProtocol, "CREDIT for the same pieces too often"};
   const Run run{credit.first_piece, credit.num_pieces};
   if (rail != nullptr && !rail->capabilities().two_sided)
     return {Code::kProtocol, "CREDIT for rail " + std::to_string(credit.rail.index) +
-                                 ", over which nothing is sent but fetched"};
+                                 ", over which pieces are fetched, not sent"};
   if (source->integrity) sums_.add(*source, run);
   if (sums_alone) return charge_runs(peer, *source);
   if (rail == nullptr) {
@@ -128,7 +128,7 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
     if (peer.role() == SessionRole::kInitiator && peer.rails_pending() == 0 &&
         !rails_.is_expected(peer.key(), credit.rail))
       return {Code::kProtocol,
-              "CREDIT for rail " + std::to_string(credit.rail.index) + ", which there is not"};
+              "CREDIT for rail " + std::to_string(credit.rail.index) + ", which does not exist"};
     source->num_early += credit.num_pieces;
     if (source->num_early > grid.num_pieces())
       return {Code::kProtocol, "CREDIT for more pieces than there are, over rails that are not up"};
@@ -146,8 +146,8 @@ Status Sources::charge_runs(const Peer& peer, Source& source) const {
   source.runs.release();
   source.runs = Charge::take(peer.budget(), Resource::kBytes, source.most_runs * kRunNbytes);
   if (source.runs) return {};
-  return {Code::kExhausted, "CREDIT for pieces here and there, of which too many wait: " +
-                                peer.budget()->in_words(Resource::kBytes)};
+  return {Code::kExhausted,
+          "CREDIT for too many separate runs of pieces: " + peer.budget()->in_words(Resource::kBytes)};
 }
 
 void Sources::on(Peer& peer, const wire::Done& done) {
@@ -270,11 +270,10 @@ void Sources::on_timer(TransferKey key) {
   if (source == nullptr) return;
   source->timer.reset();
   if (is_draining(source->state)) return draining_.tell(*source);
-  std::string why =
-      source->layers_ready < source->move->grid.num_layers
-          ? source->unreleased("here")
-          : "the peer had not fetched every page when the transfer's time was over: no lease or "
-            "expectation there let it in so long, or the peer is slow";
+  std::string why = source->layers_ready < source->move->grid.num_layers
+                        ? source->unreleased("here")
+                        : "the peer had not fetched every page when the transfer's time was over: no lease "
+                          "or expectation there permitted it in time, or the peer is slow";
   fail(*source, TransferEvent::kFail, {Code::kDeadline, std::move(why)}, true);
 }
 

@@ -76,7 +76,7 @@ Status Connections::make_socket(Connection& connection, UniqueFd fd, bool connec
                                 bool secured, bool initiator) {
   std::unique_ptr<tls::Channel> channel;
   if (secured && (channel = tls::Channel::create(credentials(), initiator)) == nullptr)
-    return {Code::kExhausted, "there is no memory for its encryption"};
+    return {Code::kExhausted, "there is not enough memory for its encryption"};
   connection.socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), connection, connecting, exact,
                                                     std::move(channel));
   return {};
@@ -93,7 +93,7 @@ void Connections::prove(Connection& connection) {
 bool Connections::close_oldest_stranger() {
   if (unproved_.empty()) return false;
   Connection& oldest = *unproved_.front();
-  const std::string why = "too many others are shaking hands: of strangers the oldest gives way";
+  const std::string why = "too many handshakes are under way: the oldest one without a proven peer is closed";
   if (oldest.kind == Connection::Kind::kFresh)
     drop(oldest, why);
   else
@@ -108,17 +108,18 @@ Status Connections::check_user(int socket, bool shares_memory) const {
   if (!user) {
     // Over TCP a peer proves itself only by a secret: without a given one, by the secret that no other
     // user can read.
-    if (shares_memory) return {Code::kNotPermitted, "memory goes over unix sockets alone"};
+    if (shares_memory) return {Code::kNotPermitted, "memory is shared over unix sockets only"};
     return {};
   }
   const std::string users =
       "the peer is user " + std::to_string(*user) + " and this agent user " + std::to_string(::geteuid());
   if (!is_open_to_others())
-    return {Code::kNotPermitted,
-            users + ": without a secret it serves its own user alone; give both agents one secret"};
+    return {
+        Code::kNotPermitted,
+        users + ": without a secret this agent serves only its own user; give both agents the same secret"};
   if (shares_memory && !options_.shares_with_all)
     return {Code::kNotPermitted, users +
-                                     ": memory goes to its own user alone, unless option shm_peers is "
+                                     ": memory is shared only with its own user, unless option shm_peers is "
                                      "\"secret\" at both ends"};
   return {};
 }
@@ -237,14 +238,14 @@ void Connections::expire(Connection& connection, Time now) {
                              " within the time to connect (connect_timeout_s)" +
                              (connection.was_open || connection.socket->connecting()
                                   ? ""
-                                  : ", though it took the connection: it is stopped, or starved, or no "
-                                    "kvxfer agent") +
+                                  : ", although it accepted the connection: it is stopped or starved, or is "
+                                    "not a kvxfer agent") +
                              (tried.empty() ? "" : ", after " + tried));
   } else if (connection.kind == Connection::Kind::kRail) {
     connection.on_closed("no answer within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
   } else {
     drop(connection,
-         "it did not say who it is within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
+         "it did not identify itself within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
   }
 }
 
@@ -255,12 +256,12 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
     // A caller on a unix name of this agent is a process of this host, and has not proved its identity.
     if (is_certified() && connection.socket->channel() == nullptr)
       return drop(connection,
-                  "it has no certificate: sessions come over TCP alone where there are certificates");
+                  "it has no certificate: an agent with certificates accepts sessions over TCP only");
     // An agent with another secret hangs up as well, but only after it was answered.
     if (connection.socket->hung_up())
       return drop(connection,
-                  "it hung up before it was answered: it ended, or its connect_timeout_s was over, as when "
-                  "this agent or its host stands still");
+                  "it closed the connection before it was answered: it ended, or its connect_timeout_s was "
+                  "over, perhaps because this agent or its host stood still");
     connection.session = engine_->add_session(monotonic_now(), SessionRole::kAcceptor);
     connection.kind = Connection::Kind::kControl;
     settle(connection);  // the session has its own limit

@@ -25,10 +25,9 @@ Result<std::unique_ptr<Connections::Connection>> Connections::call(const std::st
   Result<Dialling> found = Dialling::to(address);
   if (!found.ok()) return found.status();
   if (!found.value().all_loopback() && !is_open_to_others())
-    return Status(Code::kInvalidArgument,
-                  "connecting to " + address +
-                      " needs a secret, without which nobody proves who they are: set secret= or "
-                      "KVXFER_SECRET_FILE, alike at both ends");
+    return Status(Code::kInvalidArgument, "connecting to " + address +
+                                              " needs a secret, with which the agents prove their identity: "
+                                              "set the same secret= or KVXFER_SECRET_FILE at both ends");
   auto connection = std::make_unique<Connection>(*this);
   connection->kind = Connection::Kind::kControl;
   connection->address = address;
@@ -74,7 +73,7 @@ Result<SessionKey> Connections::add(std::unique_ptr<Connection> called, Time now
 
 Status Connections::unreachable(const Connection& connection) {
   return {Code::kUnreachable, "cannot connect to " + connection.address + ": " + connection.dialling.tried() +
-                                  "; is the agent started, and is that its address?"};
+                                  "; is the agent running, and is this its address?"};
 }
 
 void Connections::dial_next(Connection& connection, const std::string& why) {
@@ -219,7 +218,7 @@ void Connections::on_rail_hello(Connection& connection, const wire::RailHello& h
   const std::shared_ptr<Budget> budget = engine_->budget(key);
   Charge descriptor = Charge::take(budget, Resource::kDescriptors, 1);
   if (!descriptor)
-    return drop(connection, "a rail more of peer '" + session->peer().name +
+    return drop(connection, "another rail of peer '" + session->peer().name +
                                 "': " + budget->in_words(Resource::kDescriptors));
   connection.socket->send(
       session->rail_welcome(hello.rail, rails_.instance_of(transport), key_of(connection)));
@@ -240,7 +239,8 @@ void Connections::hand_over(Connection& connection, bool initiator, Charge descr
     cipher = tls::Channel::for_pages(connection.socket->release_channel());
     if (cipher == nullptr) {
       failed_rails_.push_back(
-          {connection.session, connection.rail, "it said more than a rail says at first"});
+          {connection.session, connection.rail,
+           "it sent more than the first frame of a rail, or there is not enough memory for its encryption"});
       return drop(connection, "");
     }
   }

@@ -48,7 +48,7 @@ Status Listeners::open(const std::string& where, bool has_secret) {
   if (!first.loopback && !has_secret)
     return {Code::kInvalidArgument,
             "listening on " + where +
-                " needs a secret: without one anybody who reaches it could read and write the cache"};
+                " needs a secret: without one, anyone who can reach it could read and write the cache"};
   Result<UniqueFd> listening = listen_tcp(first);
   if (!listening.ok()) return listening.status();
   Result<std::string> address = listening_address(listening.value().get());
@@ -118,10 +118,9 @@ void Listeners::rest(Listener& listener, int error) {
   listener.rests_until = monotonic_now() + listener.pause_ns;
   due_at_ = std::min(due_at_, listener.rests_until);
   if (!std::exchange(is_short_, true))
-    host_.log(
-        std::string("nobody can be accepted (") + std::strerror(error) +
-        "): no descriptor is left; raise ulimit -n. Sessions that are open go on, and listening does when "
-        "one is free");
+    host_.log(std::string("no connection can be accepted (") + std::strerror(error) +
+              "): no descriptor is left; raise ulimit -n. Open sessions continue, and listening resumes when "
+              "a descriptor is free");
 }
 
 void Listeners::wake(Time now) {

@@ -30,7 +30,7 @@ Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor
   Result<Faults> faults = Faults::parse(options.faults);
   if (!faults.ok()) return faults.status();
   if (options.gpus.size() > 1)
-    return {Code::kUnsupported, "an agent has one GPU for now: make an agent for each"};
+    return {Code::kUnsupported, "an agent supports one GPU for now: make an agent for each GPU"};
   if (Status status = check_options(options.transport_options); !status.ok()) return status;
   Result<std::vector<const TransportKind*>> used = transports_in_use(options.transports);
   if (!used.ok()) return used.status();
@@ -105,7 +105,7 @@ std::size_t RailTable::instance_for(std::string_view transport, SessionKey sessi
 
 Status RailTable::bind(NewRail rail, UniqueFd socket, const ConnectInfo& info, Time due_at) {
   due_.push_back({due_at, {rail.transport, 0}});
-  Result<PeerId> peer = Status(Code::kExhausted, "there is no memory for it");
+  Result<PeerId> peer = Status(Code::kExhausted, "there is not enough memory for it");
   try {
     std::vector<Place>& all = of_session_[rail.session];
     all.reserve(all.size() + 1);
@@ -117,7 +117,7 @@ Status RailTable::bind(NewRail rail, UniqueFd socket, const ConnectInfo& info, T
     }
   } catch (const std::bad_alloc&) {
     if (peer.ok()) transports_[rail.transport]->disconnect(peer.value());
-    peer = Status(Code::kExhausted, "there is no memory for it");
+    peer = Status(Code::kExhausted, "there is not enough memory for it");
   }
   if (peer.ok()) {
     due_.back().second.second = peer.value();

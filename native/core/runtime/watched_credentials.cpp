@@ -21,7 +21,7 @@ WatchedCredentials::WatchedCredentials(Reactor& reactor, tls::CredentialFiles fi
 
 void WatchedCredentials::start() {
   if (const Status status = watch_.start(); !status.ok())
-    log_("certificates are not read again where they change, but by reload_certificates() alone: " +
+    log_("certificates are not watched for changes; only reload_certificates() reads them again: " +
          status.message());
 }
 
@@ -30,11 +30,11 @@ void WatchedCredentials::on_change(const Status& watching) {
   Status status = loaded.ok() ? changed_(std::move(loaded).value()) : loaded.status();
   std::string complaint;
   if (!status.ok())
-    complaint = "certificates have changed, and those from before go on: " + status.message();
+    complaint = "certificates have changed, but the previous ones stay in use: " + status.message();
   else if (!watching.ok())
-    complaint = "certificates may change unseen; reload_certificates() reads them: " + watching.message();
+    complaint = "certificates may change unnoticed; reload_certificates() reads them: " + watching.message();
   else
-    log_("certificates have changed: connections that begin from now on show and ask for these");
+    log_("certificates have changed: new connections present and require the new ones");
   if (!complaint.empty() && complaint != complaint_) log_(complaint);
   complaint_ = std::move(complaint);
 }

@@ -14,7 +14,7 @@ WatchedSecrets::WatchedSecrets(Reactor& reactor, std::string path, Secrets had, 
 void WatchedSecrets::start() {
   if (const Status status = watch_.start(); !status.ok())
     log_("the secret's file (" + path_ +
-         ") is not read again where it changes, but by reload_secret() alone: " + status.message());
+         ") is not watched for changes; only reload_secret() reads it again: " + status.message());
   else
     on_change(status);  // reports a change between the caller's look and the start of the watch
 }
@@ -23,7 +23,7 @@ void WatchedSecrets::on_change(const Status& watching) {
   Status status = read();
   if (status.ok() && !watching.ok())
     status = {watching.code(), "the secret's file (" + path_ +
-                                   ") may change unseen; reload_secret() reads it: " + watching.message()};
+                                   ") may change unnoticed; reload_secret() reads it: " + watching.message()};
   if (status.ok())
     complaint_.clear();
   else
@@ -41,8 +41,8 @@ Status WatchedSecrets::read() {
 void WatchedSecrets::take(Secrets secrets) {
   ++num_reads_;
   if (secrets != last_)
-    log_("the secret's file (" + path_ + ") has changed: sessions that begin from now on prove " +
-         (secrets.second.empty() ? "what is in it" : "one of the two in it"));
+    log_("the secret's file (" + path_ + ") has changed: new sessions use " +
+         (secrets.second.empty() ? "its secret now" : "one of its two secrets now"));
   last_ = std::move(secrets);
   changed_(last_);
 }
@@ -50,7 +50,7 @@ void WatchedSecrets::take(Secrets secrets) {
 void WatchedSecrets::complain(const std::string& text) {
   if (text == complaint_) return;
   complaint_ = text;
-  log_(text + "; the secrets that the agent had before go on");
+  log_(text + "; the agent keeps its previous secrets");
 }
 
 }  // namespace kvxfer

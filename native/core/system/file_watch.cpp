@@ -59,7 +59,7 @@ FileWatch::~FileWatch() {
 Status FileWatch::start() {
   GuardedFd inotify(UniqueFd(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC)));
   if (!inotify)
-    return {Code::kSystem, std::string("no files can be watched: inotify: ") + std::strerror(errno) +
+    return {Code::kSystem, std::string("files cannot be watched: inotify: ") + std::strerror(errno) +
                                (errno == EMFILE ? " (fs.inotify.max_user_instances, or ulimit -n)" : "")};
   inotify_ = std::move(inotify);
   Status status = look();

@@ -64,11 +64,11 @@ Status bind_to_node(std::byte* data, std::size_t nbytes, int node) {
     return {Code::kInvalidArgument, "there is no NUMA node " + std::to_string(node) +
                                         " with memory that this process may use; numa_node=-1 takes any"};
   const Status failed = Status::from_errno("mbind to NUMA node " + std::to_string(node), errno);
-  return {failed.code(), failed.message() + "; numa_node=-1 does without"};
+  return {failed.code(), failed.message() + "; numa_node=-1 needs no NUMA node"};
 #else
   static_cast<void>(data), static_cast<void>(nbytes);
   return {Code::kUnsupported,
-          "this machine has no mbind: numa_node " + std::to_string(node) + " cannot be had"};
+          "this machine has no mbind: numa_node " + std::to_string(node) + " cannot be used"};
 #endif
 }
 
@@ -140,7 +140,7 @@ std::size_t transparent_huge_nbytes(const std::byte* data, std::size_t nbytes) {
 }  // namespace
 
 Result<std::shared_ptr<PoolMemory>> PoolMemory::create(const Options& options) {
-  if (options.nbytes == 0) return Status(Code::kInvalidArgument, "a pool of 0 bytes");
+  if (options.nbytes == 0) return Status(Code::kInvalidArgument, "a pool needs at least 1 byte");
   if (options.nbytes > SIZE_MAX / 4)
     return Status(Code::kInvalidArgument, "a pool's nbytes is beyond the address space");
   if (options.huge_pages && options.nbytes >= kHugePageNbytes) {

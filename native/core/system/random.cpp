@@ -37,9 +37,9 @@ Status fill_random(std::span<std::byte> bytes) {
     return ::read(device.get(), rest.data(), rest.size());
   });
   if (unread == 0) return {};
-  return {Code::kSystem, std::string("no random bytes are to be had: getrandom says ") +
+  return {Code::kSystem, std::string("no random bytes are available: getrandom says ") +
                              std::strerror(refused) + " and /dev/urandom " + std::strerror(unread) +
-                             "; let the sandbox allow one of them"};
+                             "; allow one of the two in the sandbox"};
 }
 
 }  // namespace kvxfer

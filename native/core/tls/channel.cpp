@@ -151,12 +151,12 @@ ssize_t Channel::fail(int result) noexcept {
     } else if (is_about_certificates(reason - abi::kFirstAlert)) {
       was_refused_ = true;
       why_ =
-          "it refuses this agent's certificate (" + words + "); its log says why, as where its clock differs";
+          "it refuses this agent's certificate (" + words + "); its log says why; perhaps its clock differs";
     } else if (!is_secure_ && has_ended_) {
-      why_ = "it closed the connection in the TLS handshake: has it certificates, too?";
+      why_ = "it closed the connection in the TLS handshake: does it have certificates, too?";
     } else {
       why_ = "TLS: " + (words.empty() ? "the connection failed" : words);
-      if (!is_secure_) why_ += "; has it certificates, too?";
+      if (!is_secure_) why_ += "; does it have certificates, too?";
     }
   } catch (const std::bad_alloc&) {
     why_.clear();
@@ -174,7 +174,7 @@ Channel::Step Channel::shake_hands() noexcept {
   if (result != 1) {
     outcome = fail(result);
     if (outcome == 0) {
-      why_ = "it closed the connection in the TLS handshake: has it certificates, too?";
+      why_ = "it closed the connection in the TLS handshake: does it have certificates, too?";
       errno = EPROTO;
     }
   }

@@ -42,7 +42,7 @@ std::string why_not(const Library& library, int error, const abi::Certificate* c
   if ((error == abi::kExpired || error == abi::kNotYetValid) && certificate != nullptr)
     why += ": it is valid from " + in_words(library, library.X509_get0_notBefore(certificate)) + " to " +
            in_words(library, library.X509_get0_notAfter(certificate)) + ", and this host's clock says " +
-           now_in_words() + "; is it right, and is that of who issued it?";
+           now_in_words() + "; is this clock right, and that of the issuer?";
   if (error == abi::kListExpired || error == abi::kListNotYetValid)
     why += ": renew the list of revoked certificates; this host's clock says " + now_in_words();
   return why;
@@ -90,13 +90,12 @@ Status Credentials::read(const CredentialFiles& files) {
     using Offer = KernelTls::Offer;
     const KernelTls& kernel = KernelTls::get();
     if (files.kernel == KernelUse::kAlways && kernel.offer == Offer::kNothing)
-      return {Code::kUnsupported,
-              "the kernel is to encrypt (tls kernel='always') and does not: " + kernel.why};
+      return {Code::kUnsupported, "the kernel must encrypt (tls kernel='always'), but cannot: " + kernel.why};
     uses_kernel_ = kernel.offer == Offer::kNewKeys || files.kernel == KernelUse::kAlways;
   }
   library_.ERR_clear_error();
   context_ = library_.SSL_CTX_new(library_.TLS_method());
-  if (context_ == nullptr) return {Code::kSystem, "OpenSSL makes no context: " + last_error(library_)};
+  if (context_ == nullptr) return {Code::kSystem, "OpenSSL cannot create a context: " + last_error(library_)};
   library_.SSL_CTX_ctrl(context_, abi::kLeastVersionCommand, abi::kTls13, nullptr);
   library_.SSL_CTX_ctrl(context_, abi::kCacheCommand, abi::kNoCache, nullptr);
   library_.SSL_CTX_ctrl(context_, abi::kModeCommand, abi::kReleaseBuffers, nullptr);
@@ -126,7 +125,7 @@ Status Credentials::read(const CredentialFiles& files) {
   own_ = identities_of(library_, own);
   if (own_.empty())
     return {Code::kInvalidArgument, files.certificate +
-                                        " names no agent: among its alternative names must be a URI "
+                                        " names no agent: its alternative names must include a URI "
                                         "kvxfer://TENANT/ENGINE/AGENT or kvxfer://TENANT/ENGINE"};
   std::tm end{};
   if (library_.ASN1_TIME_to_tm(library_.X509_get0_notAfter(own), &end) == 1) expires_at_s_ = timegm(&end);
@@ -146,7 +145,7 @@ Status Credentials::check_own_name(std::string_view agent) const {
   for (const Identity& identity : own_)
     if (identity.is_of(agent)) return {};
   return {Code::kInvalidArgument, "the certificate is for agent '" + own_.front().name +
-                                      "', and this one is called '" + std::string(agent) + "'"};
+                                      "', but this agent is called '" + std::string(agent) + "'"};
 }
 
 bool Credentials::may_admit(const std::vector<Identity>& identities) const {
@@ -167,7 +166,7 @@ Result<std::string> Credentials::admit(const std::vector<Identity>& identities,
   }
   if (!is_named)
     return Status(Code::kAuthFailed, "its certificate is for agent '" + identities.front().name +
-                                         "', and it calls itself '" + std::string(agent) + "'");
+                                         "', but it calls itself '" + std::string(agent) + "'");
   return Status(Code::kAuthFailed,
                 identities.front().with(agent) + " is not allowed here; allowed are " + allow_in_words_);
 }

@@ -68,10 +68,9 @@ Result<Pattern> Pattern::parse(const std::string& text) {
       parts && parts->has_agent && text.size() <= kMostNbytes &&
       std::ranges::all_of(text, [](char c) { return c == '/' || c == '*' || is_of_a_name(c); });
   if (!sound)
-    return Status(Code::kInvalidArgument,
-                  "'" + text.substr(0, kMostNbytes) +
-                      "' is no pattern of identities: write TENANT/ENGINE/AGENT, with "
-                      "stars, such as \"acme/prefill-*/*\"");
+    return Status(Code::kInvalidArgument, "'" + text.substr(0, kMostNbytes) +
+                                              "' is not a pattern of identities: write TENANT/ENGINE/AGENT, "
+                                              "where * matches any text, such as \"acme/prefill-*/*\"");
   Pattern out;
   out.tenant_ = parts->tenant;
   out.engine_ = parts->engine;

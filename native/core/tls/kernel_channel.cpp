@@ -101,20 +101,20 @@ KernelTls probe() {
   if (!listener || !writer || ::bind(listener.get(), address, length) != 0 ||
       ::listen(listener.get(), 1) != 0 || ::getsockname(listener.get(), address, &length) != 0 ||
       ::connect(writer.get(), address, length) != 0)
-    return nothing("it cannot be tried without TCP on this host");
+    return nothing("it cannot be tested without TCP on this host");
   const UniqueFd reader(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!reader) return nothing("it cannot be tried without TCP on this host");
+  if (!reader) return nothing("it cannot be tested without TCP on this host");
   if (!attach(writer.get()) || !attach(reader.get()))
     return nothing("the kernel has no module tls, or it is not loaded (modprobe tls)");
   const TrafficKeys::Material keys{};
   if (!give_keys(reader.get(), uapi::kReceives, keys, 0) || !give_keys(writer.get(), uapi::kSends, keys, 0))
-    return nothing("the kernel has no AES-128-GCM of TLS 1.3");
+    return nothing("the kernel does not support AES-128-GCM of TLS 1.3");
   const timeval second{.tv_sec = 1, .tv_usec = 0};
   ::setsockopt(reader.get(), SOL_SOCKET, SO_RCVTIMEO, &second, sizeof second);
   const char out = 'k';
   char in = 0;
   if (::send(writer.get(), &out, 1, MSG_NOSIGNAL) != 1 || ::recv(reader.get(), &in, 1, 0) != 1 || in != out)
-    return nothing("the kernel's records do not come back as they were sent");
+    return nothing("the kernel does not return the bytes that it encrypted");
   const bool renews = give_keys(writer.get(), uapi::kSends, keys, 0);
   return {renews ? KernelTls::Offer::kNewKeys : KernelTls::Offer::kOneKey, ""};
 }
@@ -157,12 +157,12 @@ bool KernelChannel::renew_key() noexcept {
     num_sent_ = 0;
     return true;
   }
-  fail("TLS: this kernel takes no new keys (before Linux 6.14), and a connection ends with its first");
+  fail("TLS: this kernel cannot renew keys (before Linux 6.14), so the connection ends with its first ones");
   return false;
 }
 
 ssize_t KernelChannel::send(std::span<const iovec> bytes) noexcept {
-  if (is_broken_) return fail("TLS: the kernel took the keys of one direction alone");
+  if (is_broken_) return fail("TLS: the kernel accepted the keys of one direction only");
   Runs from{bytes};
   std::size_t total = 0;
   while (!from.empty()) {
@@ -197,7 +197,7 @@ ssize_t KernelChannel::obey(RecordKind kind, std::size_t nbytes) noexcept {
   // Copies it out of the caller's room, if it landed there: the next bytes are written over it.
   for (std::size_t i = 0; i < runs_.size() && nbytes != 0; ++i) {
     const std::size_t length = std::min(nbytes, runs_[i].iov_len);
-    if (length > said_.size() - num_said_) return fail("TLS: the peer said what is not expected now");
+    if (length > said_.size() - num_said_) return fail("TLS: the peer sent an unexpected record");
     std::memcpy(said_.data() + num_said_, runs_[i].iov_base, length);
     num_said_ += length;
     nbytes -= length;
@@ -205,18 +205,18 @@ ssize_t KernelChannel::obey(RecordKind kind, std::size_t nbytes) noexcept {
   if (kind == RecordKind::kHandshake) {
     if (num_said_ < kKeyUpdate.size()) return 1;
     num_said_ = 0;
-    if (said_ != kKeyUpdate) return fail("TLS: the peer said what is not expected now");
+    if (said_ != kKeyUpdate) return fail("TLS: the peer sent an unexpected record");
     if (!receives_.advance() || !give_keys(socket_, uapi::kReceives, receives_.material(), 0))
-      return fail("TLS: the peer has new keys, which this kernel does not take (before Linux 6.14)");
+      return fail("TLS: the peer renewed its keys, which this kernel does not support (before Linux 6.14)");
     return 1;
   }
   if (kind == RecordKind::kAlert && num_said_ < kAlertNbytes) return 1;
   if (kind == RecordKind::kAlert && num_said_ == kAlertNbytes && said_[1] == kCloseNotify) return 0;
-  return fail("TLS: the peer ended the connection, or said what is not expected now");
+  return fail("TLS: the peer ended the connection, or sent an unexpected record");
 }
 
 ssize_t KernelChannel::receive(std::span<const iovec> runs) noexcept {
-  if (is_broken_) return fail("TLS: the kernel took the keys of one direction alone");
+  if (is_broken_) return fail("TLS: the kernel accepted the keys of one direction only");
   Runs into{runs};
   std::size_t total = 0, num_words = 0;
   has_unread_ = false;
@@ -236,7 +236,8 @@ ssize_t KernelChannel::receive(std::span<const iovec> runs) noexcept {
       if (errno == EINTR) continue;
       if (would_block()) return total != 0 ? static_cast<ssize_t>(total) : -1;
       if (errno == EBADMSG) return fail("TLS: a record is not what the peer sent (bad record mac)");
-      if (errno == EMSGSIZE || errno == EINVAL) return fail("TLS: what the peer sent is no record of pages");
+      if (errno == EMSGSIZE || errno == EINVAL)
+        return fail("TLS: what the peer sent is not a record of pages");
       return -1;
     }
     auto kind = RecordKind::kData;
@@ -244,7 +245,7 @@ ssize_t KernelChannel::receive(std::span<const iovec> runs) noexcept {
     if (said != nullptr && said->cmsg_level == uapi::kSolTls && said->cmsg_type == uapi::kRecordTypeFound)
       std::memcpy(&kind, CMSG_DATA(said), 1);
     if (kind != RecordKind::kData) {
-      if (++num_words > kMostKeysOfACall) return fail("TLS: the peer renews its keys without end");
+      if (++num_words > kMostKeysOfACall) return fail("TLS: the peer renews its keys too often");
       const ssize_t obeyed = obey(kind, static_cast<std::size_t>(got));
       if (obeyed <= 0) return obeyed == 0 ? static_cast<ssize_t>(total) : -1;
       continue;

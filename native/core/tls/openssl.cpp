@@ -9,9 +9,8 @@ namespace kvxfer::tls {
 namespace {
 
 constexpr const char* kInstall =
-    "certificates need OpenSSL 3: install libssl3 on Debian's systems (libssl3t64 on newer ones), "
-    "openssl-libs on Red "
-    "Hat's";
+    "certificates need OpenSSL 3: install libssl3 on Debian and its derivatives (libssl3t64 on newer ones), "
+    "openssl-libs on Red Hat's";
 
 struct Loaded {
   Library library{};
@@ -26,7 +25,7 @@ Loaded load_library() {
   void* const crypto = library == nullptr ? nullptr : dlopen("libcrypto.so.3", RTLD_NOW | RTLD_LOCAL);
   if (crypto == nullptr) {
     const char* const why = dlerror();
-    out.status = Status(Code::kUnsupported, std::string("OpenSSL cannot be opened (") +
+    out.status = Status(Code::kUnsupported, std::string("OpenSSL cannot be loaded (") +
                                                 (why != nullptr ? why : "libssl.so.3") + "): " + kInstall);
     return out;
   }

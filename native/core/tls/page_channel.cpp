@@ -126,7 +126,8 @@ ssize_t PageChannel::send(std::span<const iovec> bytes) noexcept {
         return fail("TLS: its keys cannot be renewed");
       runs_.clear();
       const std::size_t nbytes = from.take(kMostPlainNbytes, runs_);
-      if (!seal(runs_, RecordKind::kData)) return fail("TLS: OpenSSL encrypts nothing any more");
+      if (!seal(runs_, RecordKind::kData))
+        return fail("TLS: OpenSSL can no longer encrypt on this connection");
       total += nbytes;
     }
     if (transmit()) continue;
@@ -180,7 +181,7 @@ ssize_t PageChannel::obey(RecordKind kind) noexcept {
     return 1;
   }
   if (kind == RecordKind::kAlert && said.size() == 2 && said[1] == kCloseNotify) return 0;
-  return fail("TLS: the peer ended the connection, or said what is not expected now");
+  return fail("TLS: the peer ended the connection, or sent an unexpected record");
 }
 
 // The bytes that came, if the record is data; else as obey().
@@ -193,7 +194,7 @@ ssize_t PageChannel::open(std::span<const std::byte> record, Runs& into) noexcep
     runs_.clear();
     if (into.take(nbytes, runs_) == nbytes) {
       if (!receives_->open(record, runs_, kind)) return fail(kAltered);
-      if (kind != RecordKind::kData) return fail("TLS: the peer said what is not expected now");
+      if (kind != RecordKind::kData) return fail("TLS: the peer sent an unexpected record");
       return static_cast<ssize_t>(nbytes);
     }
     into = before;
@@ -205,7 +206,7 @@ ssize_t PageChannel::open(std::span<const std::byte> record, Runs& into) noexcep
   }
   const iovec aside{plain_.get(), nbytes};
   if (!receives_->open(record, {&aside, 1}, kind)) return fail(kAltered);
-  if (nbytes == 0) return fail("TLS: the peer sent a record of nothing");
+  if (nbytes == 0) return fail("TLS: the peer sent an empty record");
   plain_begin_ = 0;
   plain_end_ = nbytes;
   return kind == RecordKind::kData ? 1 : obey(kind);
@@ -226,12 +227,12 @@ ssize_t PageChannel::receive(std::span<const iovec> runs) noexcept {
       continue;
     }
     if (num_records == kMostRecordsOfACall) {
-      if (total == 0) return fail("TLS: the peer renews its keys without end");
+      if (total == 0) return fail("TLS: the peer renews its keys too often");
       has_unread_ = true;
       return static_cast<ssize_t>(total);
     }
     std::span<const std::byte> record;
-    if (!next(record)) return fail("TLS: what the peer sent is no record of pages");
+    if (!next(record)) return fail("TLS: what the peer sent is not a record of pages");
     if (record.empty()) {
       const ssize_t got = fill();
       if (got > 0) continue;

@@ -79,7 +79,7 @@ def test_layers_are_numbered_as_the_model_does(two: Two) -> None:
     first, second = two.ring.take_failures()
     assert two.ring.take_failures() == []
     assert (first.layer, second.layer) == (0, 3)
-    assert "layer 3, write 0 has 1 to 2" in str(second.error)
+    assert "layer 3, but write 0 has 1 to 2" in str(second.error)
 
 
 async def test_an_expectation_is_done_when_all_commands_have_brought_it(two: Two) -> None:

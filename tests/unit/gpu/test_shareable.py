@@ -147,4 +147,4 @@ def test_what_torch_calls_fails_in_words_and_frees_nothing_that_is_not_ours(with
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "kvxfer: memory of GPU 3 was given back, of which no pool has allocated any\n"
+    assert done.stderr == "kvxfer: memory of GPU 3 was freed, but no pool has allocated any on it\n"
