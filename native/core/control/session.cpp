@@ -179,7 +179,8 @@ Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan f
   const wire::Header& header = header_result.value();
   if (frame.size() != header.frame_nbytes())
     return violate(Code::kProtocol, "a frame of " + std::to_string(frame.size()) +
-                                        " bytes whose header says " + std::to_string(header.frame_nbytes()));
+                                        " bytes, but its header announces " +
+                                        std::to_string(header.frame_nbytes()));
   if (Status status = check_number_and_mac(header, frame); !status.ok()) return status;
 
   const std::optional<Event> event = event_of(header.type);
