@@ -68,7 +68,7 @@ def install_as_nixl(*, replace: bool = False) -> None:
         NIXL is installed, and `replace` was not asked for.
     """
     if not replace and importlib.util.find_spec("nixl") is not None and "nixl" not in sys.modules:
-        raise ImportError("nixl is installed: install_as_nixl(replace=True) has kvxfer stand in for it")
+        raise ImportError("nixl is installed: install_as_nixl(replace=True) puts kvxfer in its place")
     sys.modules["nixl"] = sys.modules[__name__]
     for name, part in _PARTS.items():
         sys.modules[f"nixl.{name}"] = part

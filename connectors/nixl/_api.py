@@ -124,7 +124,7 @@ class nixl_agent:
     ) -> None:
         if nixl_conf and instantiate_all:
             instantiate_all = False
-            logger.warning("instantiate_all is ignored, since a configuration names backends")
+            logger.warning("instantiate_all is ignored, because the configuration names the backends")
         conf = nixl_conf or nixl_agent_config()
         sync_mode = conf.sync_mode or (
             nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -149,7 +149,7 @@ class nixl_agent:
             if backend in self.plugin_list:
                 self.create_backend(backend, {})
             else:
-                logger.warning("backend %s is none of kvxfer's (%s)", backend, ", ".join(self.plugin_list))
+                logger.warning("backend %s is not one of kvxfer's (%s)", backend, ", ".join(self.plugin_list))
         self.nixl_mems = {
             "DRAM": bindings.nixl_mem_t.DRAM_SEG,
             "VRAM": bindings.nixl_mem_t.VRAM_SEG,
@@ -214,7 +214,7 @@ class nixl_agent:
     def _described(self, reg_list: Any, mem_type: str | None) -> bindings.nixlRegDList:
         descs = self.get_reg_descs(reg_list, mem_type)
         if descs is None:
-            raise TypeError("memory is a list of 4-tuples, an Nx3 array, a tensor, or a list of tensors")
+            raise TypeError("memory must be a list of 4-tuples, an Nx3 array, a tensor, or a list of tensors")
         return descs
 
     def deregister_memory(self, dereg_list: bindings.nixlRegDList, backends: Sequence[str] = ()) -> None:
@@ -227,7 +227,7 @@ class nixl_agent:
         """Concerns files and objects, which kvxfer lacks; raises nixlNotSupportedError."""
         descs = self._described(reg_list, mem_type)
         if backend not in self.backends:
-            raise ValueError(f"there is no backend {backend!r}: {list(self.backends)}")
+            raise ValueError(f"there is no backend {backend!r}, only {list(self.backends)}")
         return self.agent.queryMem(descs, self.backends[backend])
 
     # ---- remote agents
@@ -441,7 +441,7 @@ class nixl_agent:
         if isinstance(descs, kind):
             return descs
         if isinstance(descs, bindings.DescriptorList):
-            logger.error("a %s is no %s", type(descs).__name__, kind.__name__)
+            logger.error("a %s is not a %s", type(descs).__name__, kind.__name__)
             return None
         if (tensors := _tensors(descs)) is not None:
             return self._of_tensors(tensors, kind) if kind is not bindings.nixlRemoteDList else None
@@ -449,10 +449,10 @@ class nixl_agent:
         if not is_array and not isinstance(descs[0], tuple):
             return None
         if mem_type is None:
-            logger.error("descriptors that are no tensors need a mem_type")
+            logger.error("descriptors that are not tensors need a mem_type")
             return None
         if descs.ndim != 2 or descs.shape[1] != 3 if is_array else len(descs[0]) != width:
-            logger.error("a %s is of %d-tuples, or an Nx3 array", kind.__name__, width)
+            logger.error("a %s is made from %d-tuples or an Nx3 array", kind.__name__, width)
             return None
         return kind(self.nixl_mems[mem_type], descs)
 
@@ -507,7 +507,7 @@ class _ListReader(pickle.Unpickler):
             return copyreg._reconstructor  # type: ignore[attr-defined]
         if (module, name) == ("builtins", "object"):
             return object
-        raise pickle.UnpicklingError(f"{module}.{name} is no list of descriptors")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a list of descriptors")
 
 
 def _tensors(descs: Any) -> Sequence[Any] | None:

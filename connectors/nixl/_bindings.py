@@ -96,7 +96,9 @@ class nixlXferTelemetry:
 def _entries(indices: Any) -> NDArray[np.uint32]:
     array = np.asarray(indices)
     if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0)):
-        raise nixlInvalidParamError("indices are a list or a 1-D array of integers from 0 on")
+        raise nixlInvalidParamError(
+            "indices must be a list or a 1-D array of integers, none of them negative"
+        )
     return np.ascontiguousarray(array, np.uint32)
 
 
@@ -105,7 +107,7 @@ class nixlAgent:
 
     def __init__(self, name: str, config: nixlAgentConfig) -> None:
         if not name:
-            raise ValueError("an agent has a name")
+            raise ValueError("an agent needs a name")
         options, timeout_s = agent_options(config.listenPort if config.useListenThread else None)
         self._name = name
         self._captures_telemetry = captures_telemetry(config.captureTelemetry)
@@ -133,14 +135,14 @@ class nixlAgent:
     def getPluginParams(self, plugin: str) -> tuple[dict[str, str], list[str]]:
         if plugin not in BACKENDS:
             raise nixlNotFoundError(
-                f"there is no plug-in {plugin!r}: kvxfer goes by {' and '.join(BACKENDS)}"
+                f"there is no plug-in {plugin!r}: kvxfer's plug-ins are {' and '.join(BACKENDS)}"
             )
         return {}, ["DRAM_SEG", "VRAM_SEG"]
 
     def createBackend(self, backend: str, params: Mapping[str, str]) -> int:
         self.getPluginParams(backend)
         if backend in self._backends.values():
-            raise nixlInvalidParamError(f"there is a backend {backend} already")
+            raise nixlInvalidParamError(f"backend {backend} exists already")
         number = self._number()
         self._backends[number] = backend
         return number
@@ -153,12 +155,12 @@ class nixlAgent:
     def _kind(self, type: nixl_mem_t) -> bool:
         """Returns whether a kind of memory is on a GPU."""
         if type > nixl_mem_t.VRAM_SEG:
-            raise nixlNotSupportedError(f"kvxfer moves memory of the host and of GPUs, and no {type.name}")
+            raise nixlNotSupportedError(f"kvxfer moves host and GPU memory, not {type.name}")
         return type == nixl_mem_t.VRAM_SEG
 
     def registerMem(self, descs: nixlRegDList, backends: Sequence[int] = ()) -> nixl_status_t:
         if descs.isEmpty():
-            raise nixlBackendError("the list names no memory")
+            raise nixlBackendError("the list of memory to register is empty")
         is_gpu = self._kind(descs.getType())
         asked(lambda: self._door.register(descs.rows, is_gpu=is_gpu))
         return nixl_status_t.NIXL_SUCCESS
@@ -169,7 +171,7 @@ class nixlAgent:
         return nixl_status_t.NIXL_SUCCESS
 
     def queryMem(self, descs: nixlRegDList, backend: int) -> list[dict[str, str] | None]:
-        raise nixlNotSupportedError("memory of the host and of GPUs has nothing to be asked for")
+        raise nixlNotSupportedError("host and GPU memory cannot be queried")
 
     # ---- metadata
 
@@ -239,7 +241,7 @@ class nixlAgent:
         label: str = "",
     ) -> None:
         if not ip_addr and not label:
-            raise nixlInvalidParamError("metadata of some memory are kept under a label: name one")
+            raise nixlInvalidParamError("metadata of a part of the memory are stored under a label: pass one")
         self._send(self.getLocalPartialMD(descs, inc_conn_info), ip_addr, port, label)
 
     def _send(self, metadata: bytes, ip_addr: str, port: int, label: str) -> None:
@@ -272,7 +274,9 @@ class nixlAgent:
         elif isinstance(descs, nixlXferDList):
             rows, kind = descs.rows, descs.getType()
         else:
-            raise TypeError("prepXferDlist takes a nixlXferDList, or a kind of memory and an N x 5 array")
+            raise TypeError(
+                "prepXferDlist takes a nixlXferDList, or a memory type and an N x 5 or N x 3 array"
+            )
         if not len(rows):
             raise nixlNotFoundError("the list is empty")
         return self._prepare(agent, rows, self._kind(kind))
@@ -306,7 +310,7 @@ class nixlAgent:
         near, far = self._lists.get(local_side), self._lists.get(remote_side)
         if near is None or far is None or near[0] is not None or far[0] is None:
             raise nixlInvalidParamError(
-                "the near list is one of this agent's, the far one of a remote agent's"
+                "the local list must belong to this agent, the remote list to a remote agent"
             )
         chosen = _entries(local_indices), _entries(remote_indices)
         return self._make(operation, near[1], chosen[0], far[1], chosen[1], far[0], notif_msg)
@@ -414,10 +418,12 @@ class nixlAgent:
     # ---- a GPU's own transfers
 
     def prepMemView(self, *args: Any, **kwargs: Any) -> int:
-        raise nixlNotSupportedError("a GPU's kernels reach remote memory by kvxfer.gpu, not by views")
+        raise nixlNotSupportedError(
+            "GPU kernels reach remote memory through kvxfer.gpu, not through memory views"
+        )
 
     def releaseMemView(self, mvh: int) -> None:
-        raise nixlNotSupportedError("there are no views of memory")
+        raise nixlNotSupportedError("kvxfer has no memory views")
 
 
 def _as_text(name: str | bytes) -> str:

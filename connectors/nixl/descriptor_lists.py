@@ -84,7 +84,7 @@ class DescriptorList:
         for place in np.flatnonzero((self._rows == np.array(desc[:3], np.uint64)).all(axis=1)):
             if self[int(place)] == tuple(desc):
                 return int(place)
-        raise nixlNotFoundError(f"no descriptor is {desc}")
+        raise nixlNotFoundError(f"the list does not contain {desc}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, type(self)):
@@ -193,10 +193,10 @@ def rows_of_array(descs: NDArray[Any]) -> Rows:
 def expanded(strided: NDArray[Any]) -> Rows:
     """Expands rows of (address, length, device, stride, count) to one row for each block."""
     if strided.ndim != 2 or strided.shape[1] != 5 or strided.dtype not in (np.uint64, np.int64):
-        raise ValueError("strided descriptors are an Nx5 numpy array of uint64 or int64")
+        raise ValueError("strided descriptors must be an Nx5 numpy array of uint64 or int64")
     counts = strided[:, 4].astype(np.int64)
     if not len(counts) or counts.min() < 1:
-        raise nixlInvalidParamError("a strided descriptor has at least one block")
+        raise nixlInvalidParamError("a strided descriptor must have at least one block")
     of = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
     rows = strided[of, :3].astype(np.uint64)

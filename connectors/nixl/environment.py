@@ -74,8 +74,8 @@ def metadata_store(door: Door, name: str, wait_s: float) -> MetadataStore:
     etcd, tcp = os.environ.get("NIXL_ETCD_ENDPOINTS"), os.environ.get("NIXL_TCPSTORE_ENDPOINT")
     if bool(etcd) == bool(tcp):
         raise nixlInvalidParamError(
-            "metadata go by NIXL_ETCD_ENDPOINTS or by NIXL_TCPSTORE_ENDPOINT, of which "
-            f"{'both are' if etcd else 'neither is'} set: set one, or name the other agent's address and port"
+            "metadata need a store: of NIXL_ETCD_ENDPOINTS and NIXL_TCPSTORE_ENDPOINT "
+            f"{'both are' if etcd else 'neither is'} set. Set one, or pass the other agent's address and port"
         )
     try:
         if etcd:
@@ -90,5 +90,5 @@ def metadata_store(door: Door, name: str, wait_s: float) -> MetadataStore:
     except ImportError as error:
         package = "kvxfer[etcd]" if etcd else "torch"
         raise nixlNotSupportedError(
-            f"metadata cannot be kept there ({error}): pip install {package}"
+            f"the client of the metadata store cannot be imported ({error}): pip install {package}"
         ) from error

@@ -93,7 +93,7 @@ class EtcdMetadata(MetadataStore):
                 is_away = False
             except PeerError as error:
                 if not is_away:
-                    logger().warning("kvxfer: %s; it is tried on", error)
+                    logger().warning("kvxfer: %s; the agent keeps trying", error)
                 is_away = True
 
     async def _remove(self) -> None:
@@ -153,7 +153,7 @@ class EtcdMetadata(MetadataStore):
                                 self._apply(agent, followed, label, pair if is_there else None)
                         on_news()
             except PeerError as error:
-                logger().info("kvxfer: %s; it is tried on", error)
+                logger().info("kvxfer: %s; the agent keeps trying", error)
             await asyncio.sleep(_PAUSE_S * random.uniform(1.0, 2.0))
 
     def _apply(self, agent: str, followed: _Followed, label: str, pair: Pair | None) -> None:

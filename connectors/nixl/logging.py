@@ -21,7 +21,7 @@ def set_log_level_by_env(nixl_logger: logging.Logger) -> None:
     if wanted.upper() in _LEVELS:
         nixl_logger.setLevel(_LEVELS[wanted.upper()])
     elif wanted:
-        nixl_logger.warning("NIXL_LOG_LEVEL=%s is none of %s", wanted, ", ".join(_LEVELS))
+        nixl_logger.warning("NIXL_LOG_LEVEL=%s is not one of %s", wanted, ", ".join(_LEVELS))
 
 
 def setup_logging() -> None:

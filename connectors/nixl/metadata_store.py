@@ -86,7 +86,7 @@ class MetadataStore:
         try:
             self._door.add_remote(metadata)
         except KvxferError as error:
-            logger().warning("kvxfer: metadata of %s in %s: %s", agent, self._where, error)
+            logger().warning("kvxfer: metadata of %s in %s cannot be used: %s", agent, self._where, error)
 
     def _not_there(self, agent: str, label: str) -> None:
         logger().warning(

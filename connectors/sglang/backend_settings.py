@@ -39,11 +39,9 @@ def settings_of_environment() -> Settings:
     try:
         given: Any = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{VARIABLE} is no JSON: {error}") from None
+        raise ValueError(f"{VARIABLE} is not valid JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError(f'{VARIABLE} is {text!r:.100}: write an object, e.g. {{"host": "10.0.0.7"}}')
     if unknown := [name for name in given if name not in NAMES]:
-        raise ValueError(
-            f"{VARIABLE}: {', '.join(unknown)} is no setting here (settings: {', '.join(NAMES)})"
-        )
+        raise ValueError(f"{VARIABLE}: {', '.join(unknown)} is not a setting (settings: {', '.join(NAMES)})")
     return Settings.of(given, VARIABLE)

@@ -136,8 +136,8 @@ def parts_of(args: Any, rank: RankSlice) -> list[CachePart]:
     if rank.is_staged and [part.name for part in parts] != ["kv"]:
         names = ", ".join(part.name for part in parts)
         raise ValueError(
-            f"kvxfer moves the caches of pipeline stages where they have one kind of layers, not {names}: "
-            "run prefill without pipeline parallelism (--pp-size 1)"
+            f"kvxfer moves the cache of a pipeline stage only if it has one kind of layers, not {names}: run "
+            "prefill without pipeline parallelism (--pp-size 1)"
         )
     return parts
 

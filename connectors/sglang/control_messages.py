@@ -36,7 +36,7 @@ _MAX_NAMES: Final = 1024
 
 def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > _MAX_NAMES or not all(isinstance(x, str) for x in value):
-        raise ValueError("is no list of names")
+        raise ValueError("is not a list of names")
     return tuple(value)
 
 
@@ -148,7 +148,7 @@ def read(frames: Sequence[bytes]) -> Registration | Answer | Destination:
         ``invalid-argument``: it is none of these messages, or lacks a field.
     """
     if len(frames) < 3:
-        raise invalid(f"a control message has 3 frames at least, not {len(frames)}")
+        raise invalid(f"a control message has at least 3 frames, not {len(frames)}")
     match frames[1]:
         case b"register":
             values = _REGISTRATION.decode(frames[2], _MAX_NBYTES)
@@ -171,7 +171,7 @@ def ids_of(indices: Any) -> Ids:
     """
     ids = np.asarray([] if indices is None else indices).astype(np.int64).reshape(-1)
     if len(ids) and int(ids.min()) < 0:
-        raise invalid(f"block id {int(ids.min())} is no block")
+        raise invalid(f"block id {int(ids.min())} is negative")
     return ids.astype(np.uint32)
 
 
@@ -184,7 +184,7 @@ def _read_destination(frames: Sequence[bytes]) -> Destination:
         raise invalid(f"pages came with {len(ids)} arrays of block ids, not 1 to {1 + _MAX_STATES}")
     for each in ids:
         if len(each) % 4 or len(each) > _MAX_IDS_NBYTES:
-            raise invalid(f"an array of {len(each)} bytes is none of block ids")
+            raise invalid(f"an array of {len(each)} bytes is not an array of block ids")
     pages, *states = (np.frombuffer(each, np.uint32) for each in ids)
     return Destination(**values, pages=pages, states=tuple(states))
 

@@ -284,8 +284,8 @@ class KvxferKVManager(CommonKVManager):
         if len(src) != len(dst):
             what = "pages" if component == KV else f"blocks of {self.kv_args.state_types[component].value}"
             raise ValueError(
-                f"prefill sends {len(src)} {what} of a request, and decode has named {len(dst)} for them: "
-                "both engines run one release of SGLang with one model and one --page-size"
+                f"prefill sends {len(src)} {what} of a request, but decode named {len(dst)}: both engines "
+                "must run the same release of SGLang with the same model and --page-size"
             )
         for part in parts if len(src) else ():
             self._post(delivery, target, part.name, src, dst, after)
@@ -322,7 +322,7 @@ class KvxferKVManager(CommonKVManager):
             except Exception:
                 if self._is_closing.is_set():
                     return
-                _log.exception("kvxfer: a control message was not served")
+                _log.exception("kvxfer: a control message could not be processed")
 
     def _take(self, frames: list[bytes]) -> None:
         if frames[0] == ABORT_TAG and self.is_prefill:
@@ -337,7 +337,7 @@ class KvxferKVManager(CommonKVManager):
                 case Answer() if not self.is_prefill:
                     self.sources.refused(message.agent, message.reason)
                 case _:
-                    _log.warning("kvxfer: a %s came to the wrong engine", type(message).__name__)
+                    _log.warning("kvxfer: a %s message arrived at the wrong engine", type(message).__name__)
         elif not self.is_prefill and not self.handle_abort_ack_message(frames):
             told = self.parse_kv_status_message(frames)
             if told is not None:
@@ -475,7 +475,7 @@ class KvxferKVManager(CommonKVManager):
         try:
             self._send_multipart_locked(address.to_tcp(), frames, is_ipv6=address.is_ipv6)
         except Exception as error:
-            _log.debug("kvxfer: %s:%s was not told: %s", endpoint, port, error)
+            _log.debug("kvxfer: no message was sent to %s:%s: %s", endpoint, port, error)
 
     # ---- making and ending -------------------------------------------------------------------------
 
@@ -495,7 +495,9 @@ class KvxferKVManager(CommonKVManager):
                 f"sglang-{role}/{self.local_ip}:{self.rank_port}", self.settings.agent_options(place)
             )
         except kvxfer.KvxferError as error:
-            error.add_note(f"Where it listens is host of KVXFER_SGLANG, or KVXFER_HOST: {self.settings.host}")
+            error.add_note(
+                f"The agent listens at host of KVXFER_SGLANG, or KVXFER_HOST: {self.settings.host}"
+            )
             raise
 
     def _rank_slice(self, gpu: int | None) -> RankSlice:
@@ -531,7 +533,7 @@ def _gpu() -> int | None:
     if device.device == "cpu":
         return None
     if device.device != "cuda":
-        raise ValueError(f"kvxfer moves caches of the CPU and of CUDA, not of {device.device}")
+        raise ValueError(f"kvxfer moves caches in host memory and on CUDA devices, not on {device.device}")
     return int(device.gpu_id)
 
 
@@ -546,9 +548,11 @@ def _require_supported(manager: CommonKVManager) -> None:
         (bool(getattr(manager.server_args, "enable_hisparse", False)), "--enable-hisparse"),
         (
             envs.SGLANG_MOONCAKE_CUSTOM_MEM_POOL.get() == "INTRA_NODE_NVLINK",
-            "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=INTRA_NODE_NVLINK, which lays metadata on a GPU",
+            "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=INTRA_NODE_NVLINK, which puts metadata on a GPU",
         ),
     )
     for is_asked, what in refused:
         if is_asked:
-            raise ValueError(f"--disaggregation-transfer-backend kvxfer does not serve {what}: leave it out")
+            raise ValueError(
+                f"--disaggregation-transfer-backend kvxfer does not support {what}: leave it out"
+            )

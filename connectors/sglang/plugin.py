@@ -32,7 +32,8 @@ def add_backend() -> None:
 
     if (installed := importlib.metadata.version("sglang")) != RELEASE:
         _log.warning(
-            "kvxfer's backend was tested with SGLang %s, and this is %s: `make test-sglang` names what moved",
+            "kvxfer's backend was tested with SGLang %s, and this is %s: `make test-sglang` shows what "
+            "changed",
             RELEASE,
             installed,
         )

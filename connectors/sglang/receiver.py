@@ -93,7 +93,7 @@ class KvxferKVReceiver(CommonKVReceiver):
             reason = self.kv_mgr.sources.refusal_since(self._name_of(info), self._first_asked_at)
             late_s = now - self._began_at - self.kv_mgr.settings.connect_timeout_s
             if not reason and late_s > 0:
-                reason = f"none within {self.kv_mgr.settings.connect_timeout_s:g} s (connect_timeout_s)"
+                reason = f"not open within {self.kv_mgr.settings.connect_timeout_s:g} s (connect_timeout_s)"
             if reason:
                 self._fail(f"no session with {self._name_of(info)}: {reason}")
                 self.invalidate_cached_bootstrap_infos()
@@ -133,9 +133,11 @@ class KvxferKVReceiver(CommonKVReceiver):
     ) -> None:
         manager = self.kv_mgr
         if self._sources is None or aux_index is None:
-            raise ValueError("pages were named before there was a session with prefill, or without a slot")
+            raise ValueError("SGLang named pages without a slot, or before a session with prefill was open")
         if destination != KVTransferDestination.DEVICE:
-            raise ValueError("kvxfer brings pages to where decode computes, not to its host pool")
+            raise ValueError(
+                "kvxfer writes pages to the memory in which decode computes, not to its host pool"
+            )
         divided = frozenset(part.name for part in manager.parts_of_component(KV))
         brings = manager.sources.brings(self._sources, manager.regions, divided)
         pages = ids_of(kv_indices)
@@ -193,7 +195,9 @@ class KvxferKVReceiver(CommonKVReceiver):
             with lock:
                 sock.send_multipart(frames)
         except zmq.ZMQError as error:
-            self._fail(f"prefill's {info.get('rank_ip')}:{info.get('rank_port')} takes no messages: {error}")
+            self._fail(
+                f"prefill's {info.get('rank_ip')}:{info.get('rank_port')} does not accept messages: {error}"
+            )
             return False
         return True
 

@@ -63,7 +63,7 @@ def find(llm_args: object) -> Colleague:
         found: Colleague | None = _workers.get(id(llm_args))
     if found is None:
         raise RuntimeError(
-            "kvxfer: no KvxferConnectorWorker was made beside this scheduler: name both classes in "
+            "kvxfer: no KvxferConnectorWorker was created with this scheduler: name both classes in "
             "KvCacheConnectorConfig"
         )
     return found

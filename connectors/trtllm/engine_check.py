@@ -63,8 +63,8 @@ def main(arguments: list[str]) -> int:
     if arguments and not report.has_failed:
         _run_pair(report, arguments[0])
     else:
-        print("not checked: whether two engines give the tokens of one (name a model to have it run)")
-    print("what failed is above" if report.has_failed else "all that was checked passed")
+        print("not checked: whether two engines give the same tokens as one (pass a model to check it)")
+    print("some checks failed, see above" if report.has_failed else "all checks passed")
     return FAILED if report.has_failed else PASSED
 
 
@@ -77,22 +77,22 @@ def _look_at_interface(report: _Report, module: Any) -> None:
         base = getattr(module, base_name)
         cls = getattr(package, name)
         missing = sorted(getattr(cls, "__abstractmethods__", ()))
-        report.line(not missing, f"{name} gives all that {base_name} asks for", ", ".join(missing))
+        report.line(not missing, f"{name} has all methods that {base_name} requires", ", ".join(missing))
         unfit = [
-            f"{each} is called with ({', '.join(theirs)})"
+            f"{each} must take ({', '.join(theirs)})"
             for each, own in vars(cls).items()
             if not each.startswith("_")
             and (theirs := _parameters(getattr(base, each, None)))
             and _parameters(own) != theirs
         ]
-        report.line(not unfit, f"its methods are called as {base_name} is", "; ".join(unfit))
+        report.line(not unfit, f"its methods take the parameters of {base_name}'s", "; ".join(unfit))
     recomputing = importlib.import_module(f"{_MODULE}.recomputing")
     has_method = hasattr(getattr(module, "KvCacheConnectorManager", None), recomputing.METHOD)
     report.line(has_method, f"KvCacheConnectorManager has {recomputing.METHOD} (failed_loads recompute)")
     try:
         bindings = importlib.import_module("tensorrt_llm.bindings.internal.batch_manager")
     except ImportError as error:
-        report.line(False, "LlmRequest can be looked at", str(error))
+        report.line(False, "LlmRequest can be imported", str(error))
         return
     needed = importlib.import_module(f"{_MODULE}.llm_request").NEEDED
     lacking = [name for name in needed if not hasattr(bindings.LlmRequest, name)]
@@ -126,7 +126,7 @@ def _run_pair(report: _Report, model: str) -> None:
         _engine(model, None, visible[0], Path(folder) / "alone") as ask,
     ):
         expected = [ask(prompt, _NUM_NEW_TOKENS) for prompt in prompts]
-    report.line(True, f"an engine alone has answered {len(prompts)} prompts of {_LENGTHS} tokens")
+    report.line(True, f"one engine alone answered {len(prompts)} prompts of {_LENGTHS} tokens")
     with (
         tempfile.TemporaryDirectory() as folder,
         _engine(model, prefill, visible[0], Path(folder) / "prefill") as to_prefill,
@@ -135,7 +135,9 @@ def _run_pair(report: _Report, model: str) -> None:
         for at, prompt in enumerate(prompts):
             to_prefill(prompt, 1)
             answer = to_decode(prompt, _NUM_NEW_TOKENS)
-            report.line(answer == expected[at], f"a prompt of {len(prompt)} tokens: the tokens of one engine")
+            report.line(
+                answer == expected[at], f"a prompt of {len(prompt)} tokens: the same tokens as one engine"
+            )
         log = (Path(folder) / "decode").read_text(errors="replace")
         num_loaded = log.count(": loaded (pull)")
         report.line(num_loaded >= len(prompts), f"decode has loaded {num_loaded} of {len(prompts)} prompts")
@@ -173,7 +175,7 @@ def _engine(
 
 def _answer(line: Connection, timeout_s: float) -> Any:
     if not line.poll(timeout_s):
-        raise TimeoutError(f"the engine said nothing for {timeout_s:g} s")
+        raise TimeoutError(f"the engine did not answer within {timeout_s:g} s")
     return line.recv()
 
 

@@ -100,10 +100,12 @@ class ExecutorSettings(BaseModel):
     def _agrees(self) -> ExecutorSettings:
         if self.role == "decode" and not self.prefills:
             raise ValueError(
-                'role "decode" asks nobody: name engines in prefills, e.g. ["tcp://10.0.0.7:7301"]'
+                'role "decode" needs engines to ask: name them in prefills, e.g. ["tcp://10.0.0.7:7301"]'
             )
         if self.role == "prefill" and self.prefills:
-            raise ValueError('role "prefill" asks nobody: leave out prefills, or make it "both"')
+            raise ValueError(
+                'role "prefill" does not ask other engines: leave out prefills, or use role "both"'
+            )
         for address in self.prefills:
             if not self.shared.may_dial(host := Address.parse(address, "prefills").host):
                 raise ValueError(f"prefills names {host}, which is not among allowed_hosts")
@@ -122,13 +124,13 @@ def settings_of_environment() -> ExecutorSettings:
     try:
         given: Any = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{VARIABLE} is no JSON: {error}") from None
+        raise ValueError(f"{VARIABLE} is not valid JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError(f'{VARIABLE} is {text!r:.100}: write an object, e.g. {{"role": "prefill"}}')
     own = [name for name in ExecutorSettings.model_fields if name != "shared"]
     if unknown := [name for name in given if name not in own and name not in NAMES]:
         raise ValueError(
-            f"{VARIABLE}: {', '.join(unknown)} is no setting here (settings: {', '.join([*own, *NAMES])})"
+            f"{VARIABLE}: {', '.join(unknown)} is not a setting (settings: {', '.join([*own, *NAMES])})"
         )
     shared = Settings.of({name: given[name] for name in given if name in NAMES}, VARIABLE)
     try:

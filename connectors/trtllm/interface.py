@@ -21,8 +21,8 @@ def _found() -> Any:
             if not name.startswith(str(error.name)):
                 raise
     raise ModuleNotFoundError(
-        f"TensorRT-LLM's KV cache connector is in none of {', '.join(MODULES)}: install tensorrt_llm 1.1 or "
-        "later into this environment",
+        f"TensorRT-LLM's KV cache connector was not found in {', '.join(MODULES)}: install tensorrt_llm 1.1 "
+        "or later into this environment",
         name="tensorrt_llm",
     )
 

@@ -222,7 +222,11 @@ class _Ways:
             agent = self._agent(listens=False)
             self.lookup = PromptLookup(agent, settings.prefills, settings.lookup_timeout_s)
         if self.register is not None:
-            _log.info("kvxfer: engine %s is asked for prompts at %s", self._engine_id, self.register.address)
+            _log.info(
+                "kvxfer: engine %s answers enquiries for prompts at %s",
+                self._engine_id,
+                self.register.address,
+            )
 
     def _agent(self, listens: bool) -> kvxfer.Agent:
         place = Place(self._engine_id)

@@ -91,8 +91,8 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
             )
         if self._settings.failed_loads == "recompute" and self._settings.consumes:
             raise NotImplementedError(
-                "kvxfer does not know how a request of a cache of layer groups is set back: set "
-                '"failed_loads": "stop", with which a load that fails ends the engine\'s loop'
+                "kvxfer cannot make this engine recompute a request whose cache has layer groups: set "
+                '"failed_loads": "stop", with which a failed load ends the engine\'s loop'
             )
         tensor = layout.groups[0].regions[0].as_tensor() if layout.groups else None
         self._register(gpu_of(tensor), lambda place: pools_of_layout(layout, place, self._model))
@@ -212,8 +212,8 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         for request_id in sorted(failed - self._aborted):
             if self._settings.failed_loads == "stop":
                 raise RuntimeError(
-                    f"kvxfer: request {request_id}: its cache was promised and not loaded (see the log): "
-                    'the engine stops rather than compute with what is not there ("failed_loads": "stop")'
+                    f"kvxfer: request {request_id}: its cache was promised but not loaded (see the log): the "
+                    'engine stops, because it would compute with missing data ("failed_loads": "stop")'
                 )
             take_back(self._parked, int(request_id), self._orders[request_id].first_token)
 

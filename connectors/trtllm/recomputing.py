@@ -29,8 +29,8 @@ def show_parked(manager_class: Any) -> None:
     own = getattr(manager_class, METHOD, None)
     if own is None:
         raise NotImplementedError(
-            f"failed_loads recompute needs KvCacheConnectorManager.{METHOD}, which "
-            'this release of TensorRT-LLM has not: set "failed_loads": "stop"'
+            f"failed_loads recompute needs KvCacheConnectorManager.{METHOD}, which this release of "
+            'TensorRT-LLM lacks: set "failed_loads": "stop"'
         )
     if hasattr(own, _MARK):
         return

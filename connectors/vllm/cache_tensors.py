@@ -134,8 +134,8 @@ def memory_of(
         pages_per_block = num_pages // cache.num_blocks
         if group.shape and pages_per_block != found[-1].pages_per_block:
             raise NotImplementedError(
-                f"KvxferConnector cannot hand over cache group {group.index} yet: its layers divide a "
-                "block into unlike pages"
+                f"KvxferConnector cannot hand over cache group {group.index} yet: its layers divide a block "
+                "into different numbers of pages"
             )
         found.append(CacheMemory(group, pages.views, layout, pages_per_block))
     return found
@@ -198,12 +198,12 @@ def _stage(groups: Sequence[SpecGroup], cache: ModelCache, place: Place) -> dict
     if len(groups) != 1:
         raise NotImplementedError(
             f"KvxferConnector cannot hand over {len(groups)} cache groups with pipeline_parallel_size "
-            f"{place.pp_size} yet: which of a group's layers a worker has is known for one group alone"
+            f"{place.pp_size} yet: only with a single group does kvxfer know which layers a worker has"
         )
     layers = [extract_layer_index(name) for name in groups[0].layer_names]
     if layers != list(range(layers[0], layers[0] + len(layers))):
         raise NotImplementedError(
-            f"KvxferConnector cannot hand over layers {layers} of a stage: they leave gaps"
+            f"KvxferConnector cannot hand over layers {layers} of a stage: they are not consecutive"
         )
     return {"first_layer": layers[0], "total_layers": cache.num_layers}
 

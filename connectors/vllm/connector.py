@@ -285,8 +285,8 @@ def _require_refusable(policy: str) -> None:
     # A connector can end a request only by failing its load.
     if policy != "fail":
         raise ValueError(
-            f'require_transfer needs kv_load_failure_policy "fail", and it is "{policy}": with that vLLM '
-            "computes whatever is not loaded. Leave out one of the two"
+            f'require_transfer needs kv_load_failure_policy "fail", but it is "{policy}", with which vLLM '
+            "computes what was not loaded. Leave out one of the two"
         )
 
 

@@ -168,8 +168,8 @@ def test_hosts_that_are_not_allowed_are_not_dialled(
     ("setting", "said"),
     [
         ("[]", "write an object"),
-        ("{", "no JSON"),
-        ('{"mode": "push"}', "mode is no setting here"),
+        ("{", "not valid JSON"),
+        ('{"mode": "push"}', "mode is not a setting"),
         ('{"port": -1}', "port"),
     ],
 )

@@ -42,9 +42,9 @@ def test_where_there_is_no_engine_it_says_so() -> None:
 def test_it_prints_what_it_has_checked(engine: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert check() == 0
     said = capsys.readouterr().out
-    assert "KvxferConnectorWorker gives all that KvCacheConnectorWorker asks for" in said
+    assert "KvxferConnectorWorker has all methods that KvCacheConnectorWorker requires" in said
     assert "LlmRequest has request_id, prompt_len, get_tokens, context_current_position" in said
-    assert "not checked: whether two engines give the tokens of one" in said
+    assert "not checked: whether two engines give the same tokens as one" in said
     assert "FAILED" not in said
 
 
@@ -57,7 +57,9 @@ def test_what_does_not_fit_fails_it(engine: ModuleType, capsys: pytest.CaptureFi
     del engine.KvCacheConnectorManager
     assert check("MODEL") == 1
     said = capsys.readouterr().out
-    assert "FAILED  its methods are called as KvCacheConnectorWorker is: start_load_kv is called with" in said
+    assert (
+        "FAILED  its methods take the parameters of KvCacheConnectorWorker's: start_load_kv must take" in said
+    )
     assert "FAILED  KvCacheConnectorManager has get_finished" in said
     # No engine is started of which that is known.
-    assert "an engine alone" not in said
+    assert "one engine alone" not in said

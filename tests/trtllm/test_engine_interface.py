@@ -90,7 +90,7 @@ def test_all_that_is_read_of_the_manager_and_of_requests_was_written_down(releas
 
 def test_without_the_engine_its_absence_is_said() -> None:
     fake_engine.uninstall()
-    with pytest.raises(ModuleNotFoundError, match="is in none of tensorrt_llm"):
+    with pytest.raises(ModuleNotFoundError, match="was not found in tensorrt_llm"):
         _ = importlib.import_module("kvxfer.connectors.trtllm").KvxferConnectorWorker
     # The settings need no engine.
     assert importlib.import_module("kvxfer.connectors.trtllm.executor_settings").settings_of_environment()
@@ -125,16 +125,16 @@ def test_a_manager_of_another_release_is_refused_unless_the_engine_may_stop(
 
 SETTINGS: dict[str, str] = {
     "[1]": "write an object",
-    "{": "is no JSON",
-    '{"rols": "prefill"}': "rols is no setting here",
+    "{": "is not valid JSON",
+    '{"rols": "prefill"}': "rols is not a setting",
     '{"role": "both ends"}': "role",
-    '{"role": "decode"}': "name engines in prefills",
-    '{"role": "prefill", "prefills": ["tcp://127.0.0.1:1"]}': "asks nobody",
+    '{"role": "decode"}': "name them in prefills",
+    '{"role": "prefill", "prefills": ["tcp://127.0.0.1:1"]}': "does not ask other engines",
     '{"role": "decode", "prefills": ["nowhere"]}': "prefills",
     '{"role": "decode", "prefills": ["tcp://8.8.8.8:1"]}': "allowed_hosts",
     '{"lookup_timeout_s": 0}': "lookup_timeout_s",
     '{"lease_ttl_s": -1}': "lease_ttl_s",
-    '{"mode": "push"}': "mode is no setting here",
+    '{"mode": "push"}': "mode is not a setting",
 }
 
 

@@ -133,7 +133,7 @@ def test_an_engine_that_is_to_stop_says_why_on_every_rank(tp_size: int, seed: in
             killed(prefill)
         said = [control.recv() for control in decode._controls]
         assert {(each[0], each[1]) for each in said} == {("ended", rank) for rank in range(tp_size)}
-        assert all("was promised and not loaded" in each[2][0] for each in said)
+        assert all("was promised but not loaded" in each[2][0] for each in said)
     finally:
         prefill.kill()
         decode.kill()
