@@ -128,8 +128,8 @@ def _load(name: str) -> Any:
         if error.name != "kvxfer._native":
             raise
         raise ModuleNotFoundError(
-            f"{__path__[0]} is a source tree in which nothing was built: start Python elsewhere to use the "
-            "kvxfer that is installed, or build here (pip install --editable ., or make setup)",
+            f"{__path__[0]} is a source tree in which kvxfer was not built: start Python elsewhere to use "
+            "the kvxfer that is installed, or build here (pip install --editable ., or make setup)",
             name=error.name,
         ) from None
     value = found if name in _MODULES else getattr(found, name)

@@ -99,8 +99,8 @@ def published(listening: str, advertise: str | None) -> tuple[str, str]:
     attached = (host for far in _attached() if (host := _route_to(here, far)) is not None)
     host = next(attached, _LOOPBACK[here.host])
     return str(here._replace(host=host)), (
-        f"it listens on {listening}, and this host has no default route by which to tell at which address "
-        f"others reach it: they are told {host}; set advertise= where they do not"
+        f"it listens on {listening}, and this host has no default route that tells the address at which "
+        f"peers reach it: it publishes {host}; set advertise= if peers cannot reach that"
     )
 
 
@@ -118,11 +118,11 @@ def published_towards(listening: str, far: Address) -> str:
     try:
         ip_address(far.host)
     except ValueError:
-        raise invalid(f"{far.host!r} is a name, of which no route is known: give a numeric address") from None
+        raise invalid(f"{far.host!r} is a name, so its route is not known: give a numeric address") from None
     if (host := _route_to(here, far.host)) is None:
         raise UsageError(
-            f"an agent that listens on {listening} is not reached from {far.host}: there is no route between "
-            "them, or it listens on IPv4 or IPv6 alone",
+            f"{far.host} cannot reach an agent that listens on {listening}: there is no route between them, "
+            "or the agent listens on IPv4 or IPv6 only",
             code="unsupported",
         )
     return str(here._replace(host=host))

@@ -211,7 +211,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
             ``invalid-argument``: `target` is none of these, or has no numeric address. ``unsupported``: there
             is no route to it.
         """
-        what = "a Peer, an Entry, a RegionDescriptor or an address with a numeric host"
+        what = "a Peer, an Entry, a RegionDescriptor, or an address with a numeric host"
         check_kind(target, "target", str | Peer | Entry | RegionDescriptor, what)
         self._completions.check()
         far = target if isinstance(target, str) else target.address

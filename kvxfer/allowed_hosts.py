@@ -40,7 +40,7 @@ class AllowedHosts:
 
     def __str__(self) -> str:
         if self._is_default:
-            return "by default this host and addresses of private networks"
+            return "by default only this host and addresses of private networks"
         return ", ".join(self._hosts) or "none"
 
     def allow(self, host: str) -> bool:

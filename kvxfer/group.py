@@ -249,7 +249,8 @@ class Group(Handle):
         found = [work for work in self._members if layer in work.layers]
         if not found:
             raise UsageError(
-                f"no transfer of {self!r} moves layer {layer}: theirs (model-wide) lie within {self.layers}",
+                f"no transfer of {self!r} moves layer {layer}: they move layers within {self.layers} "
+                "(numbered model-wide)",
                 code="out-of-range",
             )
         return found

@@ -156,7 +156,7 @@ class Lease:
         except NativeError as error:
             raise translate(error, peer=self._holder_name) from None
         if not told:
-            raise TimeoutError(f"{self._holder_name} has not heard of {self!r} after {timeout_s} s")
+            raise TimeoutError(f"{self._holder_name} has not acknowledged {self!r} after {timeout_s} s")
         return self._checked()
 
     def revoke(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
@@ -254,8 +254,8 @@ class Lease:
 
     def _still_copied(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(
-            f"the lease of {self._holder_name or 'any peer'} is revoked, but a device still copies "
-            f"under it after {timeout_s} s: do not use its blocks before it has ended"
+            f"the lease of {self._holder_name or 'any peer'} is revoked, but a device still copies under it "
+            f"after {timeout_s} s: do not use its blocks until it has ended"
         )
 
     def _not_ended(self, timeout_s: float | None) -> TimeoutError:
@@ -275,7 +275,7 @@ class Lease:
             error = None if holder is None or isinstance(holder, str) else holder.error
             raise error or PeerError(f"{peer} was lost, and {self!r} with it", code="peer-lost", peer=peer)
         raise TransferError(
-            f"{self!r} has ended, so {peer or 'a peer'} can use it no more: grant another",
+            f"{self!r} has ended, so {peer or 'a peer'} can no longer use it: grant another",
             code="region-gone" if state is LeaseState.REGION_GONE else "lease-ended",
             peer=peer,
         )

@@ -56,7 +56,7 @@ class LeaseToken:
         """
         found = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= _MAX_TEXT else None
         if found is None or not (number := int(found[1], 16)):
-            raise invalid("this is no text of a lease token: pass on what str(lease.token) returned, whole")
+            raise invalid("the text is not a lease token: pass on all of what str(lease.token) returned")
         if found[2] is None:
             return cls(number)
         from urllib.parse import unquote
@@ -91,7 +91,10 @@ class LeaseToken:
             whole number.
         """
         if not self._is_drawn or self.incarnation:
-            raise invalid("only a token that LeaseToken.draw() returned is derived from")
+            raise invalid(
+                "this token was not drawn, or was granted already: derive from a token that "
+                "LeaseToken.draw() returned"
+            )
         from hashlib import blake2b
 
         from kvxfer.arguments import count  # loads the native module

@@ -235,7 +235,7 @@ class AgentOptions:
         seconds(self.lease_margin_s, "option lease_margin_s")
         if self.directory_ttl_s is not None and not seconds(self.directory_ttl_s, "option directory_ttl_s"):
             raise invalid("option directory_ttl_s is 0, but must be a positive number of seconds, or None")
-        check_kind(self.listen, "option listen", str, '"tcp://host:port", or "" to accept nobody')
+        check_kind(self.listen, "option listen", str, '"tcp://host:port", or "" to accept no peers')
         _check_advertise(self.advertise, self.listen)
         for name, low, high in (
             ("staging_nbytes", 0, 1 << 40),
@@ -264,11 +264,13 @@ class AgentOptions:
         registry.check(self.transports, self.transport_options)
         for kind in self.require:
             if kind not in self.transports:
-                raise invalid(f"option require has {kind!r}, which is none of transports {self.transports}")
+                raise invalid(
+                    f"option require has {kind!r}, which is not one of transports {self.transports}"
+                )
         check_kind(self.daemon_may, "option daemon_may", tuple | list, f"some of {DAEMON_VERBS}")
         for family in self.daemon_may:
             if family not in DAEMON_VERBS:
-                raise invalid(f"option daemon_may has {family!r}, which is none of {DAEMON_VERBS}")
+                raise invalid(f"option daemon_may has {family!r}, which is not one of {DAEMON_VERBS}")
         if self.shm_peers not in SHM_PEERS:
             raise invalid(
                 f"option shm_peers is {self.shm_peers!r}: write {' or '.join(map(repr, SHM_PEERS))}"
@@ -284,13 +286,14 @@ class AgentOptions:
         check_kind(tls, "option tls", Tls | None, "a kvxfer.Tls, or None")
         if tls is not None and secret:
             raise invalid(
-                "certificates (option tls, or KVXFER_TLS_CERTIFICATE) and a secret are both given: an agent "
-                'has one of them. Unset the other; secret=b"" leaves out what the environment says'
+                "certificates (option tls, or KVXFER_TLS_CERTIFICATE) and a secret are both given, and an "
+                'agent takes only one of them. Unset the other; secret=b"" ignores the secret in the '
+                "environment"
             )
         is_open = not secret and tls is None
         if self.listen and is_open and not Address.parse(self.listen, "option listen").is_loopback:
             raise invalid(
-                f"listening on {self.listen} without a secret would let anybody who reaches it read and "
+                f"listening on {self.listen} without a secret would let everyone who reaches it read and "
                 "write the cache: set secret= or KVXFER_SECRET_FILE, or tls= for certificates, or listen on "
                 "tcp://127.0.0.1:0"
             )
@@ -324,10 +327,13 @@ def _check_advertise(advertise: str | None, listen: str) -> None:
     if advertise is None:
         return
     if not listen:
-        raise invalid(f"option advertise is {advertise!r}, but this agent listens nowhere: leave one out")
+        raise invalid(
+            f"option advertise is {advertise!r}, but this agent does not listen: leave advertise out, or "
+            "set listen"
+        )
     told = Address.parse(advertise, "option advertise", port_needed=False)
     if told.is_wildcard or told.port == 0:
         raise invalid(
-            f"option advertise is {advertise!r}, which nobody can dial: write the host that others reach, "
-            "and a port only where it is another than the one that is listened on"
+            f"option advertise is {advertise!r}, which peers cannot dial: write the host that they reach, "
+            "and a port only if it differs from the one that the agent listens on"
         )

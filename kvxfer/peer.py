@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
 
 #: Advice in errors about a peer of another agent.
-OWN_PEER: Final = "pass one that its own connect(), accept() or peers returned"
+OWN_PEER: Final = "pass a peer from this agent's connect(), accept() or peers"
 
 
 class PeerState(StrEnum):
@@ -288,8 +288,8 @@ class Peer:
 
     def _no_room(self, nbytes: int, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(
-            f"{self._name} has no room for a message of {nbytes} bytes after {timeout_s} s: "
-            "its caller reads no messages (agent.messages())"
+            f"{self._name} still has no room for a message of {nbytes} bytes after {timeout_s} s: its "
+            "program does not read messages (agent.messages())"
         )
 
     def _info(self) -> dict[str, Any]:
@@ -344,7 +344,7 @@ class Peer:
         if name not in regions:
             there = ", ".join(sorted(regions)) or "none"
             raise TimeoutError(
-                f"{self._name} registered no region {name!r} within {timeout_s} s (it has: {there})"
+                f"{self._name} did not register region {name!r} within {timeout_s} s (it has: {there})"
             )
         return regions[name]
 

@@ -289,8 +289,8 @@ class Region:
             raise invalid("ttl_s is a positive number of seconds, not 0")
         if peer is None and renewable:
             raise invalid(
-                "a lease of a name, or of anybody, is renewed by nobody's heartbeats: leave renewable out, "
-                "and choose ttl_s long enough for the last reader to end"
+                "a lease for a name, or for any peer, has no heartbeats that renew it: leave renewable out, "
+                "and choose ttl_s long enough for the last reader to finish"
             )
         self._check()
         number = None if token is None else self._drawn_number(token, peer)
@@ -360,8 +360,8 @@ class Region:
             left = True  # another thread did it meanwhile
         if not left:
             raise TimeoutError(
-                f"region {self._name!r} is taken from peers, but a device still copies to or from it after "
-                f"{timeout_s} s: do not free its memory before another deregister() has returned"
+                f"region {self._name!r} is closed to peers, but a device still copies to or from it after "
+                f"{timeout_s} s: do not free its memory until another deregister() has returned"
             )
         self._let_go()
 
@@ -369,14 +369,14 @@ class Region:
         """Returns the number of a token that is to be granted."""
         if not isinstance(token, LeaseToken) or not token._is_drawn or peer is not None:
             raise invalid(
-                "token is what LeaseToken.draw() returned, for a lease of a name or of anybody: leave it out "
-                "for a Peer's, whose lease.token is known when it is granted"
+                "token is what LeaseToken.draw() returned, for a lease for a name or for any peer: leave it "
+                "out for a Peer, and send lease.token after the grant"
             )
         own = self._descriptor.agent, self._descriptor.incarnation
         if token.incarnation not in (b"", own[1]):
             granted_by, ours = told_apart((token.agent, token.incarnation), own)
             raise invalid(
-                f"the token was granted by {granted_by}, and this is a call of {ours}: draw another"
+                f"the token was granted by {granted_by}, but this region belongs to {ours}: draw another"
             )
         return token._number
 
@@ -392,8 +392,8 @@ class Region:
         self._completions.check()
         if not self._views:
             raise UsageError(
-                f"region {self._name!r} (id {self._id}) was deregistered: register the memory again, and use "
-                "what that returns",
+                f"region {self._name!r} (id {self._id}) was deregistered: register the memory again, and "
+                "use the region that register() returns",
                 code="unknown-region",
             )
 
@@ -406,7 +406,7 @@ def _check_holder(holder: object, peer: Peer | None) -> None:
     """Raises `UsageError` unless `holder` can hold a lease; `peer` is `holder` if that is a `Peer`."""
     if holder is None or peer is not None:
         return
-    what = "a Peer, as connect() and accept() return, an agent's name, or None for any peer with the token"
+    what = "a Peer from connect() or accept(), an agent's name, or None for any peer with the token"
     check_kind(holder, "holder", str, what)
     assert isinstance(holder, str)
     try:

@@ -129,7 +129,9 @@ def _of_file(path: str, origin: str, variable: str) -> Secrets:
 # native/core/control/secret_file.cpp reads a file that changed, by the same rules.
 def _lines_of(text: bytes, origin: str) -> tuple[bytes, ...]:
     if len(text) > _MOST_FILE_NBYTES:
-        raise invalid(f"{origin} has more than {_MOST_FILE_NBYTES} bytes: it is to have one or two lines")
+        raise invalid(
+            f"{origin} has more than {_MOST_FILE_NBYTES} bytes: write one or two secrets into it, one a line"
+        )
     lines = [line.rstrip(b"\r") for line in text.rstrip(b"\r\n").split(b"\n")]
     if len(lines) > MOST_SECRETS:
         raise invalid(
@@ -141,7 +143,7 @@ def _lines_of(text: bytes, origin: str) -> tuple[bytes, ...]:
 def _checked(secret: bytes, origin: str) -> bytes:
     if len(secret) < MIN_SECRET_NBYTES:
         raise invalid(
-            f"{origin} has {len(secret)} bytes, a secret has at least {MIN_SECRET_NBYTES}: "
-            "make one with `openssl rand -hex 32`"
+            f"{origin} has {len(secret)} bytes, and a secret needs at least {MIN_SECRET_NBYTES}: make one "
+            "with `openssl rand -hex 32`"
         )
     return secret

@@ -107,7 +107,7 @@ class Tls:
         for pattern in self.allow:
             check_kind(pattern, "tls allow", str, 'a pattern, such as "acme/prefill-*/*"')
         if self.kernel not in _KERNEL:
-            raise invalid(f"tls kernel is {self.kernel!r}, and not one of {', '.join(_KERNEL)}")
+            raise invalid(f"tls kernel is {self.kernel!r}, not one of {', '.join(_KERNEL)}")
         return {
             "kernel": self.kernel,
             "certificate": str(Path(self.certificate).absolute()),

@@ -274,7 +274,8 @@ class Transfer(Work):
         num_layers = count(num_layers, "num_layers", 0, _MOST)
         if num_layers > len(self.layers):
             raise UsageError(
-                f"{num_layers} layers were released of a transfer of {len(self.layers)}", code="out-of-range"
+                f"release() was called for {num_layers} layers, but the transfer has {len(self.layers)}",
+                code="out-of-range",
             )
         self._scope.completions.check()
         try:

@@ -67,13 +67,13 @@ class Place(NamedTuple):
         found = _URL.fullmatch(url) if isinstance(url, str) else None
         servers = () if found is None else tuple(found[1].split(","))
         if found is None or not all(_SERVER.fullmatch(server) for server in servers):
-            raise invalid(f'{url!r} is no directory: write "etcd://host:port[,host:port...][/PREFIX]"')
+            raise invalid(f'{url!r} is not a directory: write "etcd://host:port[,host:port...][/PREFIX]"')
         options = dict(parse_qsl(found[3] or "", keep_blank_values=True))
         for name in options:
             if name not in _OPTIONS:
-                raise invalid(f"{url!r} has the option {name!r}, which is none of {', '.join(_OPTIONS)}")
+                raise invalid(f"{url!r} has the option {name!r}, which is not one of {', '.join(_OPTIONS)}")
         if "key" in options and "certificate" not in options:
-            raise invalid(f"{url!r} has a key, and no certificate for it")
+            raise invalid(f"{url!r} has a key, but no certificate for it")
         files = {name: options.get(name, "") for name in ("ca", "certificate", "key")}
         certificates = Certificates(**files) if options else None
         return cls(servers, found[2] or _DEFAULT_PREFIX, certificates)
@@ -179,7 +179,9 @@ class EtcdEntries:
             kept = False
         if self._followed and self._followed != self._gateway.server:
             # The server may be cut off from the other servers, and then reports no more changes.
-            raise PeerError(f"etcd at {self._followed}, which was followed, is silent", code="unreachable")
+            raise PeerError(
+                f"etcd at {self._followed}, whose changes were followed, does not answer", code="unreachable"
+            )
         return kept
 
     async def renew(self) -> None:
@@ -214,10 +216,12 @@ class EtcdEntries:
             entry = Entry.from_bytes(pair.value)
             if self._key(entry.name) == pair.key:
                 return entry
-            why = f"it is of {entry.name!r}"
+            why = f"it is the entry of {entry.name!r}"
         except UsageError as error:
             why = str(error.args[0])
         if pair.key not in self._unread and len(self._unread) < _MOST_WARNINGS:
             self._unread.add(pair.key)
-            logger().warning("kvxfer: %s has no entry at %r: %s", self.where, pair.key, why)
+            logger().warning(
+                "kvxfer: %s: the value of key %r is not an agent's entry: %s", self.where, pair.key, why
+            )
         return None

@@ -226,7 +226,7 @@ class EtcdGateway:
 
 
 def _refusal(response: httpx.Response) -> str:
-    return f"it says {response.status_code}: {response.text:.200}"
+    return f"it answered {response.status_code}: {response.text:.200}"
 
 
 def _words(error: Exception) -> str:

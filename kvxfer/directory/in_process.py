@@ -167,7 +167,7 @@ class InProcessDirectory:
     def _unknown(self, name: str) -> PeerError:
         known = ", ".join(entry.name for entry in self.list()) or "nobody"
         return PeerError(
-            f"no agent {name!r} is published in time (known: {known})", code="unreachable", peer=name
+            f"agent {name!r} was not published in time (known: {known})", code="unreachable", peer=name
         )
 
     def _watch(self, prefix: str, timeout_s: float | None) -> _Watch:
@@ -286,6 +286,6 @@ class _Watch:
     def _sleep_s(self, until: float, wait_s: float) -> float | None:
         left_s = until - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"nothing changed among {self.prefix!r}* within {self._timeout_s:g} s")
+            raise TimeoutError(f"no entry of {self.prefix!r}* changed within {self._timeout_s:g} s")
         sleep_s = min(left_s, max(wait_s, 0.0))
         return None if sleep_s == _NEVER else sleep_s

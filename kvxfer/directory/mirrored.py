@@ -85,7 +85,7 @@ class MirroredDirectory:
         """A message that says since when and why the remote end does not answer; ``""`` while it answers."""
         if (since := self._lost_at) is None:
             return ""
-        return f"not heard for {time.monotonic() - since:.1f} s: {self._why}"
+        return f"silent for {time.monotonic() - since:.1f} s: {self._why}"
 
     def close(self) -> None:
         """Removes entries that were published here without a `ttl_s`, and stops following. Idempotent.
@@ -258,7 +258,7 @@ class MirroredDirectory:
 
     def _is_taken(self, entry: Entry) -> None:
         if self._kept.pop(entry.name, None) is not None:
-            logger().warning("kvxfer: another agent has the name %s in the directory", entry.name)
+            logger().warning("kvxfer: another agent took the name %s in the directory", entry.name)
 
     def _heard(self) -> None:
         if self._answered.is_set() and self._lost_at is not None:
@@ -270,7 +270,7 @@ class MirroredDirectory:
         words = str(error.args[0]) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-            logger().warning("kvxfer: %s; what is known of it stays", words)
+            logger().warning("kvxfer: %s; the last known entries of the directory stay in use", words)
         self._why = words
 
     async def _begin(self) -> None:

@@ -55,6 +55,6 @@ class Accepting:
     def _nobody_came(self, timeout_s: float | None) -> TimeoutError:
         who = "no peer has" if self._name is None else f"{self._name} has not"
         return TimeoutError(
-            f"{who} connected to {self._agent_name} within {timeout_s} s (timeout_s); it is reached at "
+            f"{who} connected to {self._agent_name} within {timeout_s} s (timeout_s); peers reach it at "
             f"{self._address or 'no address'}"
         )

@@ -110,8 +110,8 @@ class Completions:
     def forked(self) -> None:
         """Runs in the child of a fork, where no thread, lock or socket of the parent may be touched."""
         self._lost = AgentError(
-            "this process was forked from the agent's, and its threads and sockets stayed there: "
-            "make a new agent after fork(), or start workers by spawn",
+            "this process was forked from the agent's process, and the agent's threads and sockets stayed "
+            "there: make a new agent after fork(), or start workers by spawn",
             code="forked",
         )
 

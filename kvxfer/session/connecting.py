@@ -60,9 +60,7 @@ class Connecting:
     ) -> None:
         if isinstance(target, RegionDescriptor):
             target = target.owner
-        what = (
-            '"tcp://host:port", as Agent.address has it, a name to look up, or an Entry or a RegionDescriptor'
-        )
+        what = 'an address ("tcp://host:port"), a name to look up, an Entry, or a RegionDescriptor'
         check_kind(target, "target", str | Entry, what)
         self._limit = "option connect_timeout_s" if timeout_s is None else "timeout_s"
         self._timeout_s = seconds(default_s if timeout_s is None else timeout_s, "timeout_s")
@@ -147,7 +145,7 @@ class Connecting:
                 self._owner = self._found()
                 self._address = self._owner.address
             if self._is_given_up.is_set():
-                raise self._too_late("it was given up")
+                raise self._too_late("the caller gave up")
             dialled.set_result(self._core.begin_connect(self._address, self._left_s()))
         except BaseException as error:
             dialled.set_exception(error)
@@ -163,13 +161,13 @@ class Connecting:
         if self._owner is not None and entry.incarnation != self._owner.incarnation:
             raise self._restarted("the directory has")
         if not entry.address:
-            raise PeerError(f"{self._target} accepts nobody", code="unreachable", peer=self._target)
+            raise PeerError(f"{self._target} does not accept peers", code="unreachable", peer=self._target)
         return entry
 
     def _abandon(self, dialled: Future[int]) -> None:
         if dialled.exception() is None:
             with contextlib.suppress(NativeError):  # the agent is closed and has no session
-                self._core.disconnect(dialled.result(), CODES["cancelled"], "connect() was given up")
+                self._core.disconnect(dialled.result(), CODES["cancelled"], "the caller of connect() gave up")
 
     def _opened(self) -> Peer:
         """Returns the peer of a session that has settled, or raises the reason why there is none."""
@@ -197,7 +195,7 @@ class Connecting:
         before = self._known() if self._shares_session else None
         if before is None or before.id >= peer.id:
             return peer
-        self._end(peer, "cancelled", "there is a session already")
+        self._end(peer, "cancelled", "another session with the same agent is open already")
         return before
 
     def _end(self, peer: Peer, code: str, words: str) -> None:
@@ -206,8 +204,8 @@ class Connecting:
 
     def _restarted(self, why: str) -> PeerError:
         return PeerError(
-            f"{why} another incarnation than that of {self._target} which was asked for: it was restarted, "
-            "or another agent has its address; get a new descriptor, or connect by name",
+            f"{why} another incarnation of {self._target} than the requested one: it was restarted, or "
+            "another agent has its address; get a new descriptor, or connect by name",
             code="peer-restarted",
             peer=self._target,
         )
@@ -227,6 +225,6 @@ def _is_literal(target: str) -> bool:
 
 def _progress_of(info: dict[str, Any]) -> str:
     if not info["name"]:
-        return "nothing there has said who it is"
+        return "the other end has not named itself"
     notes = "; ".join(info["notes"])
     return f"{info['name']} answered, but no rail to it is up{': ' + notes if notes else ''}"

@@ -33,8 +33,8 @@ def explain(core: AgentCore, peer_id: int, region: Region, remote: RegionDescrip
     lines += _indented("The same copy program." if _words_of(goes) == _words_of(comes) else _words_of(goes))
     if not isinstance(goes, str):
         lines += _indented(
-            f"{remote.agent} takes the pages, and chooses the rails by where its own memory lies: explain() "
-            "there says in which order."
+            f"{remote.agent} takes the pages, and chooses the rails by the place of its own memory: call "
+            "explain() there for their order."
         )
     node = core.region_node(region.id)
     notes = ["its pages lie on NUMA node " + str(node)] if node >= 0 else []
@@ -60,10 +60,10 @@ def _words_of(program: CopyProgram | str) -> str:
 
 def _rails(ways: list[dict[str, Any]]) -> list[str]:
     able = [way for way in ways if not way["why_not"]]
-    lines = ["No rail brings them now."]
+    lines = ["No rail can carry them now."]
     if able:
         alike = len({way["rank"] for way in able}) < len(able)
-        how = ", of rails that are alike by the one on which a piece is there first" if alike else ""
+        how = " (of equal rails, the one on which a piece arrives first)" if alike else ""
         lines = [f"Over{how}:"]
     lines += [f"  {_rail(way, first=able[0]['rank'])}" for way in able]
     return lines + [f"Not over {_name(way)}: {way['why_not']}." for way in ways if way["why_not"]]
@@ -72,10 +72,10 @@ def _rails(ways: list[dict[str, Any]]) -> list[str]:
 def _rail(way: dict[str, Any], first: int) -> str:
     words = _name(way)
     if way["is_staged"]:
-        words += "; staged through memory of the host here"
+        words += "; staged through this host's memory"
     if way["is_far"]:
-        words += "; far from the memory here"
-    return words + ("; while none before it is up" if way["rank"] > first else "")
+        words += "; far from this region's memory"
+    return words + ("; only while no better rail is up" if way["rank"] > first else "")
 
 
 def _name(way: dict[str, Any]) -> str:

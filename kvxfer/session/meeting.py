@@ -107,7 +107,7 @@ class Meeting:
         return self._accepting(name).wait_blocking(timeout_s)
 
     def _accepting(self, name: str | None) -> Accepting:
-        check_kind(name, "name", str | None, "a peer's name, or None for the next that calls")
+        check_kind(name, "name", str | None, "a peer's name, or None for the next peer that calls")
         return Accepting(self._completions, self._peers, self._entry.name, self._entry.address, name)
 
     @property

@@ -49,7 +49,7 @@ class NameLookup:
         """
         assert self._directory is not None, "check() comes first"
         if not self._turns.acquire(timeout=left_s()):
-            raise _unreachable(name, f"{_MOST_AT_ONCE} others wait for the directory")
+            raise _unreachable(name, f"{_MOST_AT_ONCE} other look-ups wait for the directory")
         try:
             while True:
                 ask_s, begun = min(left_s(), _ASK_S), time.monotonic()
@@ -62,7 +62,7 @@ class NameLookup:
         except KvxferError:
             raise
         except Exception as error:
-            raise _unreachable(name, f"the directory says {type(error).__name__}: {error}") from error
+            raise _unreachable(name, f"the directory raised {type(error).__name__}: {error}") from error
         finally:
             self._turns.release()
 

@@ -40,7 +40,7 @@ def foreign(mine: Completions, thing: Owned, what: str, instead: str) -> UsageEr
     ours, others = told_apart(
         (mine.agent_name, mine.core.incarnation), (theirs.agent_name, theirs.core.incarnation)
     )
-    return invalid(f"{what} is of {others}, and this is a call of {ours}: {instead}")
+    return invalid(f"{what} belongs to {others}, but the call is to {ours}: {instead}")
 
 
 def told_apart(first: tuple[str, bytes], second: tuple[str, bytes]) -> tuple[str, str]:

@@ -110,8 +110,8 @@ class PeerTable:
             if peer.incarnation == remote.incarnation:
                 return peer
         raise PeerError(
-            f"region {remote.name!r} is of {remote.agent}, and no session is open with that incarnation "
-            "of it: connect to it first, by connect(descriptor)",
+            f"no session is open with the incarnation of {remote.agent} that owns region {remote.name!r}: "
+            "connect to it first, with connect(descriptor)",
             code="unreachable",
             peer=remote.agent,
         )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvxfer._native import After, Route
     from kvxfer.gpu.trigger import StartsAfter
 
-_OWN_REGION: Final = "pass one that its own register() returned"
+_OWN_REGION: Final = "pass a region that this agent's register() returned"
 
 
 class Poster:
@@ -81,7 +81,7 @@ class Poster:
         held: bool | After = hold is not False and flag(hold, "hold")
         if after is not None:
             if held:
-                raise invalid("hold and after both say when to start: pass one")
+                raise invalid("hold and after both set when the transfer starts: pass only one")
             held = resolve(self._completions, self._options.device or 0, after)
         part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
         if integrity is None and lease is None and held is False and priority is FIRST:
@@ -160,7 +160,8 @@ class Poster:
         if not entry.whole_blocks:
             raise UsageError(
                 f"pages of regions {region.name!r} here and {remote.name!r} of {remote.agent} differ in "
-                "size, or have a null block, so that pairs of blocks are no pairs of pages: use agent.write",
+                "size, or one region has a null block, so pairs of blocks are not pairs of pages: use "
+                "agent.write",
                 code="unsupported",
             )
         return self._route(peer_id, entry, True, region, remote, layers)
@@ -208,7 +209,10 @@ class Poster:
             return self._peers.owner_of(remote).id
         if remote._peer._completions is not self._completions:
             what = f"the descriptor of region {remote.name!r} of {remote.agent}"
-            instead = "take it from its own peer.regions, or hand it on by to_bytes() and from_bytes()"
+            instead = (
+                "take it from peer.regions of this agent's own session, or pass it on with to_bytes() and "
+                "from_bytes()"
+            )
             raise foreign(self._completions, remote._peer, what, instead)
         return remote._peer.id
 
@@ -229,7 +233,7 @@ class Poster:
         """Permits writes with `tag`; `Agent.expect` explains the arguments and the errors."""
         _check_region(region)
         if peer is not None:
-            what = "a Peer, as connect() and accept() return, or None for any peer"
+            what = "a Peer from connect() or accept(), or None for any peer"
             check_kind(peer, "peer", Peer, what)
         check_kind(tag, "tag", bytes, "1 to 4096 bytes")
         if region._completions is not self._completions:
@@ -246,7 +250,7 @@ class Poster:
             wanted = _as_range(layers, "layers")
         if wanted[0] < layout.layers[0] or wanted[-1] > layout.layers[-1]:
             raise UsageError(
-                f"layers {wanted[0]} to {wanted[-1]} were named, region {region.name!r} holds "
+                f"layers {wanted[0]} to {wanted[-1]} were named, but region {region.name!r} holds "
                 f"{layout.layers[0]} to {layout.layers[-1]} (numbered model-wide)",
                 code="out-of-range",
             )
@@ -283,14 +287,14 @@ def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:
         ``invalid-argument``: it is not a token, or belongs to another agent than the region; the message
         names both.
     """
-    what = "a LeaseToken, as Lease.token is and LeaseToken.parse(text) makes"
+    what = "a LeaseToken from Lease.token or LeaseToken.parse(text)"
     check_kind(token, "lease", LeaseToken, what, is_secret=True)
     _check_remote(remote)
     if token.incarnation and token.incarnation != remote.incarnation:
         granted_by, owner = told_apart((token.agent, token.incarnation), (remote.agent, remote.incarnation))
         raise invalid(
-            f"the lease token is of {granted_by}, and region {remote.name!r} is of {owner}: pass the token "
-            "that the region's own agent granted; one that has restarted grants anew",
+            f"the lease token is from {granted_by}, but region {remote.name!r} belongs to {owner}: pass a "
+            "token that the region's own agent granted; after a restart it must grant a new one",
             peer=remote.agent,
         )
     return token._number
@@ -301,8 +305,8 @@ def _said_of(error: NativeError, region: Region, remote: RegionDescriptor, conte
     if error.args[0] == CODES["unknown-region"]:
         return UsageError(
             f"{error.args[1]}, for a transfer between region {region.name!r} here and {remote.name!r} (id "
-            f"{remote.id}) of {remote.agent}: memory that was registered again is a new region, which "
-            "peer.regions has",
+            f"{remote.id}) of {remote.agent}: memory that was registered again is a new region; take it "
+            "from peer.regions",
             code="unknown-region",
             peer=remote.agent,
             context=context,
@@ -317,7 +321,7 @@ def _as_range(numbers: Iterable[int], name: str) -> range:
 
 
 def _check_region(region: object) -> None:
-    check_kind(region, "region", Region, "one that register() of this agent returned")
+    check_kind(region, "region", Region, "a region that this agent's register() returned")
 
 
 def _check_remote(remote: object) -> None:
@@ -337,7 +341,7 @@ def _needed(
         if stop > end:
             raise UsageError(
                 f"tokens {tokens.start} to {tokens.stop - 1} were named, but {len(ids)} blocks of "
-                f"{layout.block_tokens} tokens hold {end} of this rank's",
+                f"{layout.block_tokens} tokens hold only {end} tokens of this rank",
                 code="out-of-range",
             )
         end = stop

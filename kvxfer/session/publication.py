@@ -65,8 +65,8 @@ class Publication:
             if published.done():
                 raise
             raise PeerError(
-                f"the directory did not take the entry of {self._entry.name} within {timeout_s:g} s (option "
-                "connect_timeout_s)",
+                f"the directory did not store the entry of {self._entry.name} within {timeout_s:g} s "
+                "(option connect_timeout_s)",
                 code="unreachable",
             ) from None
 
@@ -100,7 +100,9 @@ class Publication:
             if withdrawn.done():
                 raise
             logger().warning(
-                "kvxfer: %s is closed, but its directory has not withdrawn it in close's time", entry.name
+                "kvxfer: %s is closed, but its directory did not remove its entry within the timeout "
+                "of close(); the removal continues",
+                entry.name,
             )
             withdrawn.add_done_callback(lambda late: _log_late(entry.name, late))
 
@@ -126,7 +128,9 @@ def _renewed(
             except Exception as error:
                 words = f"{type(error).__name__}: {error}"
             if words and words != said:
-                logger().warning("kvxfer: %s is not renewed in its directory: %s", entry.name, words)
+                logger().warning(
+                    "kvxfer: %s could not renew its entry in its directory: %s", entry.name, words
+                )
             said = words
 
     return renew

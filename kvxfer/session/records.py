@@ -121,7 +121,7 @@ def decode(data: bytes) -> list[Record]:
     Raises ``ValueError`` if `data` is not a whole number of records.
     """
     if len(data) % RECORD_NBYTES:
-        raise ValueError(f"{len(data)} bytes are no whole records of {RECORD_NBYTES}")
+        raise ValueError(f"{len(data)} bytes are not a whole number of records of {RECORD_NBYTES} bytes")
     return [_record(fields) for fields in _LAYOUT.iter_unpack(data)]
 
 

@@ -81,7 +81,7 @@ class RegionTable:
         """Returns the only region, or raises if there are none or several."""
         regions = list(self._regions.values())
         if len(regions) != 1:
-            raise invalid(f"agent {self._agent_name!r} has {len(regions)} regions: say which with region=")
+            raise invalid(f"agent {self._agent_name!r} has {len(regions)} regions: name one with region=")
         return regions[0]
 
     def end_if_unlike(self, peer: Peer) -> None:

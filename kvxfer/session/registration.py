@@ -45,7 +45,7 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
     UsageError
         As in `Agent.register`.
     """
-    what = "a KVLayout, as KVLayout.from_tensor(tensor, axes) makes"
+    what = "a KVLayout, e.g. from KVLayout.from_tensor(tensor, axes)"
     check_kind(layout, "layout", KVLayout | None, what)
     views = views_of(memory, f"region {name!r}")
     if layout is None:
@@ -61,8 +61,8 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
     nbytes = spans[-1][0] + spans[-1][1] - spans[0][0]
     if layout.nbytes > nbytes:
         raise UsageError(
-            f"the layout of region {name!r} spans {layout.nbytes} bytes, the memory {nbytes}: "
-            "read the layout off the same tensors that are registered",
+            f"the layout of region {name!r} spans {layout.nbytes} bytes, but the memory has {nbytes}: read "
+            "the layout off the tensors that you register",
             code="out-of-range",
         )
     return Registration(views, layout, spans, nbytes, device)
@@ -71,7 +71,7 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
 def _plain_layout(views: list[TensorView]) -> KVLayout:
     if len(views) != 1 or len(views[0].shape) != 2:
         raise invalid(
-            "a layout can be left out for one tensor [blocks, elements] alone: "
-            'pass KVLayout.from_tensor(tensor, axes="l2bthd") or from_tensors'
+            "the layout can be left out only for one tensor [blocks, elements]: pass "
+            'KVLayout.from_tensor(tensor, axes="l2bthd") or from_tensors'
         )
     return KVLayout.from_tensor(views[0], "bd")

@@ -105,7 +105,7 @@ class Steering:
             the transport. Nothing was switched, and the message names the peers. ``invalid-argument``: the
             agent has no such transport.
         """
-        check_kind(transport, "transport", str, "a transport's name, as peer.rails has it")
+        check_kind(transport, "transport", str, "a transport's name, as in peer.rails")
         is_on = flag(on, "on")
         self._completions.check()
         try:

@@ -91,7 +91,7 @@ def _open(place: Path, *, make: bool) -> int | None:
         if found.st_uid != os.geteuid():
             raise _bad(f"{place} cannot hold this user's own secret: it belongs to user {found.st_uid}")
         if stat.S_IMODE(found.st_mode) & 0o022:
-            raise _bad(f"others may write to {place}, where this user's own secret is: chmod 700 {place}")
+            raise _bad(f"other users may write to {place}, which holds this user's secret: chmod 700 {place}")
     except BaseException:
         os.close(directory)
         raise
@@ -110,12 +110,14 @@ def _read(directory: int, path: Path) -> bytes | None:
     with os.fdopen(file, "rb") as opened:
         found = os.fstat(file)
         if found.st_uid != os.geteuid():
-            raise _bad(f"{path} belongs to user {found.st_uid}: only this user's own file is believed")
+            raise _bad(f"{path} belongs to user {found.st_uid}: kvxfer reads only a file of this user")
         if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077:
-            raise _bad(f"others may read {path}: delete it, and a new secret is made (mode 0600)")
+            raise _bad(f"other users may read {path}: delete it, and kvxfer makes a new secret (mode 0600)")
         secret = opened.read(4096).strip()
     if len(secret) < 32:
-        raise _bad(f"{path} holds {len(secret)} bytes and no secret: delete it, and a new one is made")
+        raise _bad(
+            f"{path} holds {len(secret)} bytes, not a secret: delete it, and kvxfer makes a new one"
+        )
     return secret
 
 
@@ -137,7 +139,7 @@ def _make(directory: int, path: Path) -> bytes:
         raise _bad(f"{path} cannot be made: {error.strerror}") from None
     secret = _read(directory, path)
     if secret is None:
-        raise _bad(f"{path} was deleted while it was made: try again")
+        raise _bad(f"{path} was deleted while this process made it: try again")
     return secret
 
 

@@ -282,7 +282,7 @@ def test_what_is_of_another_kind_is_refused_by_the_arguments_name(kept: Ends, na
 
 
 def test_what_is_long_is_shown_in_part(kept: Ends) -> None:
-    with pytest.raises(UsageError, match=r"^region is one .*\.\.\. \[invalid-argument\]$") as caught:
+    with pytest.raises(UsageError, match=r"^region is a region .*\.\.\. \[invalid-argument\]$") as caught:
         moved(kept, "write", "region", list(range(10_000)))
     assert len(str(caught.value)) < 500
     # Cut between characters, wherever their bytes fall.

@@ -159,12 +159,12 @@ def test_who_waits_is_told_of_the_end(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("", "is no directory"),
-        ("http://a:1", "is no directory"),
-        ("etcd://a", "is no directory"),
-        ("etcd://a:1,", "is no directory"),
-        ("etcd://user@a:1", "is no directory"),
-        ("etcd://a:1?user=x", "none of ca, certificate, key, tls"),
+        ("", "is not a directory"),
+        ("http://a:1", "is not a directory"),
+        ("etcd://a", "is not a directory"),
+        ("etcd://a:1,", "is not a directory"),
+        ("etcd://user@a:1", "is not a directory"),
+        ("etcd://a:1?user=x", "not one of ca, certificate, key, tls"),
         ("etcd://a:1?key=x", "no certificate"),
     ],
 )

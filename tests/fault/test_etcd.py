@@ -69,7 +69,7 @@ def test_etcd_is_killed_and_costs_no_session_and_no_transfer(cluster: Cluster) -
         decode.read(destination, peer.regions["kv"], src_blocks=[1, 2], dst_blocks=[0, 3]).wait(BOUND_S)
         assert pages[1][0].all()
         assert other.resolve_blocking("prefill", 0.0) == prefill.entry
-        with pytest.raises(PeerError, match=r"etcd at 127\.0\.0\.1:\d+ is not heard for .* s: etcd does not"):
+        with pytest.raises(PeerError, match=r"etcd at 127\.0\.0\.1:\d+ is silent for .* s: etcd does not"):
             decode.connect_blocking("nobody", 1.5)
         with pytest.raises(PeerError, match="etcd does not answer") as refused:
             other.publish(entry("late"))

@@ -136,7 +136,7 @@ def test_deregister_lets_go_and_forgets_programs(ends: Ends) -> None:
 
 async def test_deregister_is_awaited_off_the_loop(ends: Ends) -> None:
     ends.core.is_copying = True
-    with pytest.raises(TimeoutError, match="do not free its memory before"):
+    with pytest.raises(TimeoutError, match="do not free its memory until"):
         await ends.region.deregister(timeout_s=2)
     ends.core.is_copying = False
     await ends.region.deregister()
@@ -145,7 +145,7 @@ async def test_deregister_is_awaited_off_the_loop(ends: Ends) -> None:
 
 def test_a_region_is_kept_while_a_device_copies_there(ends: Ends) -> None:
     ends.core.is_copying = True
-    with pytest.raises(TimeoutError, match="do not free its memory before"):
+    with pytest.raises(TimeoutError, match="do not free its memory until"):
         ends.region.deregister_blocking(timeout_s=2)
     assert ends.agent.regions == {"kv": ends.region}
     ends.core.is_copying = False
@@ -327,7 +327,7 @@ def test_what_is_no_region_is_named(ends: Ends) -> None:
     agent, region, remote = ends.agent, ends.region, ends.remote
     wrong: Any
     for wrong in ("kv", None, remote):
-        with pytest.raises(UsageError, match=r"^region is one that register\(\) of this agent returned"):
+        with pytest.raises(UsageError, match=r"^region is a region that this agent's register\(\) returned"):
             agent.write(wrong, remote, [1], [2])
     for wrong in ("kv", None, region, ends.peer):
         with pytest.raises(UsageError, match=r"^remote_region is peer.regions\[name\]"):
@@ -343,7 +343,7 @@ def test_what_is_no_region_is_named(ends: Ends) -> None:
         agent.register("other", ends.array, wrong)
     wrong = "kv"
     with pytest.raises(
-        UsageError, match=r"^region is one that register\(\) of this agent returned, not 'kv'"
+        UsageError, match=r"^region is a region that this agent's register\(\) returned, not 'kv'"
     ):
         agent.expect(b"tag", [1], wrong)
     assert not ends.core.called("post")
@@ -371,7 +371,7 @@ def test_a_peers_region_that_is_gone_is_named(ends: Ends) -> None:
 
     ends.core.install_program = gone
     with pytest.raises(
-        UsageError, match=r"no region 70 .* and 'kv' \(id 70\) of decode: .* peer\.regions has"
+        UsageError, match=r"no region 70 .* and 'kv' \(id 70\) of decode: .* take it from peer\.regions"
     ):
         ends.agent.write(ends.region, ends.remote, [1], [2])
 
@@ -388,9 +388,9 @@ def test_a_region_that_a_peer_has_not_says_which_it_has(ends: Ends) -> None:
 
 async def test_what_is_no_address_is_shown(ends: Ends) -> None:
     wrong: Any = ends.agent
-    with pytest.raises(UsageError, match=r'^target is "tcp://host:port".*, not <Agent'):
+    with pytest.raises(UsageError, match=r'^target is an address .*, not <Agent'):
         await ends.agent.connect(wrong)
-    with pytest.raises(UsageError, match=r'^target is "tcp://host:port".*, not <Agent'):
+    with pytest.raises(UsageError, match=r'^target is an address .*, not <Agent'):
         ends.agent.connect_blocking(wrong)
 
 
@@ -425,7 +425,7 @@ def test_expect_finds_the_only_region(ends: Ends) -> None:
     assert context == ""
     assert needed == [4, 0, 8, 2]  # tokens of a block, first token, end, heads
     ends.agent.register("other", np.zeros((2, 2), np.uint8))
-    with pytest.raises(UsageError, match="say which"):
+    with pytest.raises(UsageError, match="name one with"):
         ends.agent.expect(b"req", [3])
     with pytest.raises(UsageError, match="at least one byte"):
         ends.agent.expect(b"", [3], ends.region)
@@ -447,7 +447,7 @@ def test_a_lost_peers_programs_are_forgotten(ends: Ends) -> None:
 def test_a_lease_under_which_a_device_copies_has_not_ended(ends: Ends) -> None:
     lease = ends.region.grant(ends.peer, [7, 9], "write")
     ends.core.is_copying = True
-    with pytest.raises(TimeoutError, match="do not use its blocks before it has ended"):
+    with pytest.raises(TimeoutError, match="do not use its blocks until it has ended"):
         lease.revoke_blocking(timeout_s=0)
     assert ends.core.called("revoke") == [(9, 0.0)]
     assert not lease.active
@@ -464,7 +464,7 @@ async def test_revoke_ends_the_right_when_called_and_is_awaited_for_the_fence(en
     ends.core.is_copying = True
     fence = lease.revoke()
     assert lease.state is LeaseState.ENDING
-    with pytest.raises(TimeoutError, match="do not use its blocks before it has ended"):
+    with pytest.raises(TimeoutError, match="do not use its blocks until it has ended"):
         await lease.revoke(timeout_s=0)
     waiting = asyncio.create_task(fence)
     await asyncio.sleep(0)
@@ -558,7 +558,7 @@ def test_a_lease_of_no_peer_in_particular(ends: Ends) -> None:
     named = ends.region.grant("decode-0/*", [7], token=token)
     assert ends.core.called("grant")[1][:3] == (None, "decode-0/*", token._number)
     assert "holder=decode-0/*" in repr(named)
-    with pytest.raises(UsageError, match="renewed by nobody's heartbeats"):
+    with pytest.raises(UsageError, match="no heartbeats that renew it"):
         ends.region.grant(None, renewable=True)
     ends.region.grant(None, renewable=False)
     ends.region.grant(ends.peer, renewable=False)
@@ -611,7 +611,7 @@ async def test_names_are_looked_up(fake_core: list[Any]) -> None:
     fake_core[1].opens_at_once = True
     assert agent.connect_blocking("decode").name == "decode"
     decode.close()
-    with pytest.raises(PeerError, match="no agent 'decode'"):
+    with pytest.raises(PeerError, match="agent 'decode' was not published"):
         await agent.connect("decode", 0.001)
     with pytest.raises(UsageError, match="no directory"):
         Agent("lonely").connect_blocking("decode")
@@ -688,7 +688,7 @@ async def test_a_region_of_a_peer_can_be_waited_for(ends: Ends) -> None:
     ends.core.regions_of[1].append({**ends.told(72, ends.layout), "name": "later"})
     ends.core.happen("region", peer=1, region=72)
     assert (await waiting).id == 72
-    words = r"^decode registered no region 'never' within 0\.01 s \(it has: kv, later\)"
+    words = r"^decode did not register region 'never' within 0\.01 s \(it has: kv, later\)"
     with pytest.raises(TimeoutError, match=words):
         ends.peer.region_blocking("never", 0.01)
     with pytest.raises(TimeoutError, match=words):

@@ -213,7 +213,7 @@ async def test_a_layer_is_in_place_when_all_that_have_it_say_so(members: Members
         group.layer_blocking(2, 0)
     await group.layer(1)
     assert third.cancelled
-    with pytest.raises(UsageError, match=r"moves layer 4: theirs \(model-wide\) lie within range\(0, 4\)"):
+    with pytest.raises(UsageError, match=r"moves layer 4: they move layers within range\(0, 4\)"):
         await group.layer(4)
 
 

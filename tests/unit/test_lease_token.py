@@ -52,7 +52,7 @@ def test_its_repr_shows_no_number() -> None:
     ],
 )
 def test_other_text_is_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(UsageError, match="no text of a lease token") as caught:
+    with pytest.raises(UsageError, match="text is not a lease token") as caught:
         LeaseToken.parse(text)
     assert caught.value.code == "invalid-argument"
     assert "4000000000000001" not in str(caught.value)

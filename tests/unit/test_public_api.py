@@ -49,7 +49,7 @@ def test_a_source_tree_that_was_not_built_says_so(tmp_path: Path) -> None:
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
-        f"ModuleNotFoundError: {tmp_path / 'kvxfer'} is a source tree in which nothing was"
+        f"ModuleNotFoundError: {tmp_path / 'kvxfer'} is a source tree in which kvxfer was not"
     )
     assert "pip install --editable ." in last
 

@@ -197,7 +197,7 @@ def test_triggers_go_to_the_core_as_they_are(ends: Ends, post: Any) -> None:
     for after in (trigger, trigger.at(5), trigger.by_layer(3, 2)):
         post(ends, after=after)
         assert isinstance(ends.post()[-1], After)
-    with pytest.raises(UsageError, match="both say when"):
+    with pytest.raises(UsageError, match="both set when"):
         ends.agent.write(ends.region, ends.remote, [1], [2], after=trigger, hold=True)
 
 

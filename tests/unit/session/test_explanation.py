@@ -20,7 +20,7 @@ from kvxfer.testing.pair import connected_pair
     ("transports", "memory", "rails"),
     [
         (("tcp",), "foreign", ["tcp"]),
-        (("shm", "unix", "tcp"), "pool", ["shm", "unix; while none before it is up"]),
+        (("shm", "unix", "tcp"), "pool", ["shm", "unix; only while no better rail is up"]),
     ],
 )
 def test_a_pair_is_told_its_program_and_its_rails_in_order(
@@ -69,7 +69,7 @@ def test_what_no_program_bridges_is_said_and_not_raised() -> None:
 
 def test_a_region_of_another_agent_and_one_that_is_gone_are_refused() -> None:
     with connected_pair() as pair:
-        with pytest.raises(UsageError, match="its own register"):
+        with pytest.raises(UsageError, match="this agent's register"):
             pair.decode.agent.explain(pair.prefill.region, pair.decode.remote)
         remote = pair.decode.remote
         pair.prefill.region.deregister_blocking()
@@ -117,12 +117,12 @@ def test_near_and_far_nics_staging_and_what_is_not_used_are_told() -> None:
         core: Any = SomeRails(nics, node=1)
         lines = explain(core, 7, pair.decode.region, pair.decode.remote).splitlines()
         none: Any = SomeRails([])
-        assert "  No rail brings them now." in explain(none, 7, pair.decode.region, pair.decode.remote)
+        assert "  No rail can carry them now." in explain(none, 7, pair.decode.region, pair.decode.remote)
     assert [line.strip() for line in lines[2:7]] == [
         "Over:",
         "verbs: mlx5_0, by WRITE (measured: READ 9.8 GB/s, WRITE 11 GB/s)",
-        "verbs: mlx5_1, by READ; far from the memory here; while none before it is up",
-        "tcp; staged through memory of the host here; while none before it is up",
+        "verbs: mlx5_1, by READ; far from this region's memory; only while no better rail is up",
+        "tcp; staged through this host's memory; only while no better rail is up",
         "Not over shm: it does not reach GPU memory here.",
     ]
     assert lines[-2:] == ["'kv' here:", "  its pages lie on NUMA node 1"]

@@ -227,6 +227,6 @@ def test_the_decoder_has_the_size_of_the_header() -> None:
 
 
 def test_what_is_no_whole_record_is_refused() -> None:
-    with pytest.raises(ValueError, match="no whole records"):
+    with pytest.raises(ValueError, match="not a whole number of records"):
         decode(bytes(RECORD_NBYTES + 1))
     assert decode(b"") == []
