@@ -135,7 +135,7 @@ def test_serialized_lists_are_lists_alone(ends: tuple[End, End]) -> None:
     near, _ = ends
     descs = near.descs((0, 64), (64, 64))
     assert near.agent.deserialize_descs(near.agent.get_serialized_descs(descs)) == descs
-    with pytest.raises(pickle.UnpicklingError, match=r"posix\.system is no list"):
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.system is not a list"):
         near.agent.deserialize_descs(b"cposix\nsystem\n(S'true'\ntR.")
 
 
