@@ -114,7 +114,7 @@ def test_a_pid_namespace_of_its_own(remote: Remote, both: bool, pooled: bool) ->
     here = remote("here", "shm", pooled=pooled, within=OTHER_PIDS if both else ())
     there = remote("there", "shm", pooled=pooled, within=OTHER_PIDS)
     meet(here, there)
-    unseen = ("cannot be seen from this pid namespace", "start both containers with a common one")
+    unseen = ("is not visible in this pid namespace", "start both containers with a common one")
     for end, sees in ((here, not both), (there, False)):
         if pooled or sees:
             fetches(end, "shm")

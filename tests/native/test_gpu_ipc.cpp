@@ -193,7 +193,7 @@ TEST(a_peer_that_does_not_answer_loses_its_rail_and_nobody_waits_for_it_again) {
   CHECK_EQ(src.transport->lender()->give_up_holders(1), std::vector<std::string>{"b"});
   CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
   const Completion down = src.await(CompletionKind::kRailDown);
-  CHECK(down.detail.find("did not say in time that it has unmapped it") != std::string::npos);
+  CHECK(down.detail.find("did not report in time that it has unmapped") != std::string::npos);
   std::size_t num_down = 0;
   for (const Completion& each : src.completions) num_down += each.kind == CompletionKind::kRailDown;
   CHECK_EQ(num_down, 1);
@@ -354,7 +354,7 @@ TEST(a_peer_that_lies_loses_its_rail) {
   };
   CHECK(says({{0, 0}}).find("version") != std::string::npos);
   CHECK(says({{4, 2}}).find("did not begin with a hello") != std::string::npos);
-  CHECK(says({{4, 1}}).find("without its descriptor") != std::string::npos);
+  CHECK(says({{4, 1}}).find("with a missing or an extra descriptor") != std::string::npos);
   CHECK(says({{4, 9}}).find("did not begin with a hello") != std::string::npos);
 }
 
@@ -395,8 +395,7 @@ TEST(a_peer_that_does_not_read_what_it_is_answered_loses_its_rail) {
     liar.say(kGone, id);
     end.step();
   }
-  CHECK(end.await(CompletionKind::kRailDown).detail.find("does not read what it is told") !=
-        std::string::npos);
+  CHECK(end.await(CompletionKind::kRailDown).detail.find("does not read its socket") != std::string::npos);
 }
 
 TEST(peers_that_never_let_go_take_a_bounded_number_of_descriptors) {
@@ -428,7 +427,7 @@ TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
     told(*end.transport, region_of(1, memory.data()));
     Liar liar(end);
     liar.say(kUnmapped, 1);  // it is still registered
-    CHECK(down(end).find("unmapped memory that it was not told to") != std::string::npos);
+    CHECK(down(end).find("unmapped memory that it was not asked to unmap") != std::string::npos);
     // Its word is worth nothing any more: it holds the memory until its socket ends.
     end.transport->deregister_memory(1);
     CHECK(end.transport->lender()->held_by_peers(1));
@@ -446,13 +445,13 @@ TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
                                   [&] { return !end.transport->lender()->held_by_peers(1); }));
     CHECK(end.event(CompletionKind::kRailDown) == nullptr);
     liar.say(kUnmapped, 1);
-    CHECK(down(end).find("unmapped memory that it was not told to") != std::string::npos);
+    CHECK(down(end).find("unmapped memory that it was not asked to unmap") != std::string::npos);
   }
   {
     Ends end(make);
     Liar liar(end);
     liar.say(kGone, 7);
-    CHECK(down(end).find("took back memory that it had not told of") != std::string::npos);
+    CHECK(down(end).find("took back memory that it had not announced") != std::string::npos);
   }
 }
 

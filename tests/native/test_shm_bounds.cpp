@@ -209,7 +209,7 @@ TEST(a_peer_that_reads_nothing_loses_its_rail_before_it_keeps_many_pools) {
   }
   REQUIRE(impostor.destination.event(CompletionKind::kRailDown) != nullptr);
   CHECK_EQ(impostor.destination.event(CompletionKind::kRailDown)->peer, impostor.peer);
-  CHECK(impostor.down_words().find("does not read what it is told") != std::string::npos);
+  CHECK(impostor.down_words().find("does not read its socket") != std::string::npos);
 }
 
 // Descriptors of this kind that are open, by what they point to.

@@ -287,29 +287,29 @@ void check_refused(const std::function<void(RawPeer&)>& send, std::string_view w
 }
 
 TEST(garbage_is_refused) {
-  check_refused([](RawPeer& raw) { raw.send(filled(64, 0x77).data(), 64); }, "no piece's header");
-  check_refused([](RawPeer& raw) { raw.send_header(0, stream::kMaxPieceNbytes + 1); }, "the bound is");
-  check_refused([](RawPeer& raw) { raw.send_header(5, UINT64_MAX); }, "the bound is");
-  check_refused([](RawPeer& raw) { raw.send_header(0, raw.piece_nbytes() + 1); }, "whose program says 16384");
-  check_refused([](RawPeer& raw) { raw.send_header(0, raw.piece_nbytes() - 1); }, "whose program says 16384");
+  check_refused([](RawPeer& raw) { raw.send(filled(64, 0x77).data(), 64); }, "not a piece's header");
+  check_refused([](RawPeer& raw) { raw.send_header(0, stream::kMaxPieceNbytes + 1); }, "the limit is");
+  check_refused([](RawPeer& raw) { raw.send_header(5, UINT64_MAX); }, "the limit is");
+  check_refused([](RawPeer& raw) { raw.send_header(0, raw.piece_nbytes() + 1); }, "its program has 16384");
+  check_refused([](RawPeer& raw) { raw.send_header(0, raw.piece_nbytes() - 1); }, "its program has 16384");
   check_refused(
       [](RawPeer& raw) {
         raw.send_header(0, 0);
         raw.send_trailer(0, PieceEnd::kHeld);
       },
-      "no bytes for a piece that has some");
+      "sent none of its bytes");
   check_refused(
       [](RawPeer& raw) {
         raw.send_header(1, 0);  // nobody waits for it; its trailer is checked all the same
         raw.send_trailer(1, static_cast<PieceEnd>(0));
       },
-      "no piece's trailer");
+      "not a piece's trailer");
   check_refused(
       [](RawPeer& raw) {
         raw.send_header(1, 0);
         raw.send_trailer(2, PieceEnd::kEnded);
       },
-      "no piece's trailer");
+      "not a piece's trailer");
 }
 
 TEST(works_that_no_grid_holds_complete_as_unsupported) {

@@ -204,10 +204,10 @@ TEST(an_error_of_a_request_costs_the_rail_to_that_peer_alone) {
       {WorkStatus::kRnrRetriesExceeded, {"status 13", "takes no requests"}},
       {WorkStatus::kRemoteAccess, {"remote access error", "refused the key"}},
       {WorkStatus::kRemoteInvalidRequest, {"status 9", "permits no READs"}},
-      {WorkStatus::kRemoteOperation, {"status 11", "kernel's log there"}},
+      {WorkStatus::kRemoteOperation, {"status 11", "kernel log of the peer's host"}},
       {WorkStatus::kLocalProtection, {"local protection error", "at this end"}},
       {WorkStatus::kLocalOperation, {"status 2", "at this end"}},
-      {WorkStatus::kFatal, {"status 19", "the device has failed here"}},
+      {WorkStatus::kFatal, {"status 19", "the device at this end has failed"}},
       {WorkStatus::kFlushed, {"Flushed", "failed before"}},
   };
   for (const Failure& failure : failures) {
@@ -331,7 +331,8 @@ TEST(a_cancel_behind_a_queue_that_does_not_move_ends_by_a_reset) {
     }));
     CHECK_EQ(rails.code_of(works.front()), Code::kCancelled);
     for (std::size_t i = 1; i < works.size(); ++i) CHECK_EQ(rails.code_of(works[i]), Code::kRailFailed);
-    CHECK(says({Code::kRailFailed, rails.down_words(rails.peer)}, "cancelled had not ended in time"));
+    CHECK(says({Code::kRailFailed, rails.down_words(rails.peer)},
+               "cancelled READs or WRITEs did not end in time"));
     const std::vector<std::byte> at_fence = rails.to.memory;
     rails.fabric.hold_flushes(false);
     rails.fabric.hold(false);
@@ -728,7 +729,7 @@ TEST(without_a_device_it_is_off_and_says_what_to_do) {
     Limits limits;
     limits.num_devices = 0;
     Fabric fabric(limits);
-    CHECK(verbs::Library::why_off().find("no RDMA device is here") != std::string::npos);
+    CHECK(verbs::Library::why_off().find("no RDMA device was found") != std::string::npos);
     const auto none = verbs::Device::open_all(*verbs::Library::load().value(), {});
     CHECK_EQ(none.status().code(), Code::kUnsupported);
   }

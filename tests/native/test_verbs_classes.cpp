@@ -58,30 +58,30 @@ TEST(classes_are_read_as_they_are_written) {
 
 TEST(classes_that_are_wrong_are_refused_in_words) {
   const std::pair<const char*, const char*> cases[] = {
-      {"0-63", "priorities from 64 to 255 are of no class"},
-      {"1-255", "priorities from 0 to 0 are of no class"},
-      {"0-63; 65-255", "priorities from 64 to 64 are of no class"},
-      {"0-63; 63-255", "priority 63 is of two classes"},
-      {"64-255; 0-63", "priorities from 0 to 63 are of no class"},
-      {"0-255; 0-255", "\"0-255\" comes behind priority 255"},
-      {"0-256", "\"0-256\" is no range of priorities, such as 0-63, within 0-255"},
+      {"0-63", "priorities from 64 to 255 are in no class"},
+      {"1-255", "priorities from 0 to 0 are in no class"},
+      {"0-63; 65-255", "priorities from 64 to 64 are in no class"},
+      {"0-63; 63-255", "priority 63 is in two classes"},
+      {"64-255; 0-63", "priorities from 0 to 63 are in no class"},
+      {"0-255; 0-255", "\"0-255\" comes after priority 255"},
+      {"0-256", "\"0-256\" is not a range of priorities within 0-255, such as 0-63"},
       {"63-0; 64-255", "\"63-0\" is no range"},
       {"urgent: pairs=1", "\"urgent\" is no range"},
       {"-1-255", "\"-1-255\" is no range"},
       {"0", "\"0\" is no range"},
       {"; 0-255", "\"\" is no range"},
-      {"0-255: pears=2", "\"pears\" is none of pairs, traffic_class, service_level and rate_gbps"},
-      {"0-255: pairs", "pairs is \"\": it is a whole number from 1 to 16"},
-      {"0-255: pairs=0", "pairs is \"0\": it is a whole number from 1 to 16"},
+      {"0-255: pears=2", "\"pears\" is not one of pairs, traffic_class, service_level and rate_gbps"},
+      {"0-255: pairs", "pairs is \"\": it must be a whole number from 1 to 16"},
+      {"0-255: pairs=0", "pairs is \"0\": it must be a whole number from 1 to 16"},
       {"0-255: pairs=17", "pairs is \"17\""},
       {"0-255: pairs=2.5", "pairs is \"2.5\""},
-      {"0-255: traffic_class=256", "traffic_class is \"256\": it is a whole number from 0 to 255"},
-      {"0-255: service_level=16", "service_level is \"16\": it is a whole number from 0 to 15"},
+      {"0-255: traffic_class=256", "traffic_class is \"256\": it must be a whole number from 0 to 255"},
+      {"0-255: service_level=16", "service_level is \"16\": it must be a whole number from 0 to 15"},
       {"0-255: rate_gbps=0", "rate_gbps is \"0\""},
       {"0-255: rate_gbps=99999999999", "rate_gbps is \"99999999999\""},
       {"0-255: pairs=1 pairs=2", "a class names pairs twice"},
       {"0-255: pairs=4 rate_gbps=9", "9 Gb/s for 4 queue pairs is less than 2.5 Gb/s for each"},
-      {"0-9: pairs=9; 10-255: pairs=8", "its classes have 17 queue pairs in all, and 16 are the most"},
+      {"0-9: pairs=9; 10-255: pairs=8", "its classes have 17 queue pairs in all; at most 16 are allowed"},
       {"0-0;1-1;2-2;3-3;4-4;5-5;6-6;7-7;8-255", "there are more than 8 classes"},
   };
   for (const auto& [text, words] : cases) {
@@ -174,7 +174,7 @@ TEST(ends_whose_classes_differ_have_one) {
     CHECK_EQ(travel(fabric, 0).substr(0, 6), "7/0/0 ");
     CHECK_EQ(travel(fabric, 0).find("26/"), std::string::npos);
     for (const auto& [end, peer] : {std::pair(&a, b_at_a), std::pair(&b, a_at_b)})
-      CHECK(end->transport->path_to(peer).ends_with("so that there is one class, by READ"));
+      CHECK(end->transport->path_to(peer).ends_with("so there is one class, by READ"));
     REQUIRE_OK(a.transport->attach(b_at_a, from.remote()));
     std::vector<std::uint32_t> ids(64);
     std::iota(ids.begin(), ids.end(), 0u);
@@ -317,7 +317,8 @@ TEST(what_is_cancelled_in_a_class_that_stands_ends_by_a_reset) {
     return rails.ended(standing);
   }));
   CHECK_EQ(rails.code_of(standing.front()), Code::kCancelled);
-  CHECK(says({Code::kRailFailed, rails.down_words(rails.peer)}, "cancelled had not ended in time"));
+  CHECK(says({Code::kRailFailed, rails.down_words(rails.peer)},
+             "cancelled READs or WRITEs did not end in time"));
   rails.fabric.hold_class(kBulkTraffic, false);
   rails.other_is_undisturbed();
 }

@@ -106,14 +106,14 @@ TEST(a_set_up_that_took_long_ends_as_any_other) {
     CHECK_EQ(scene.rails.is_down(lost), error != 0);
     if (error != 0) {
       const Status down(Code::kRailFailed, scene.rails.down_words(lost));
-      for (const char* words : {"its nic2 port 1: nic1 port 1: no way leads from GID 2, ", "to RTR"})
+      for (const char* words : {"its nic2 port 1: nic1 port 1: there is no path from GID 2, ", "to RTR"})
         CHECK(says(down, words));
       CHECK(says(down, std::strerror(error)));
       // The other end hears it.
       scene.until([&] { return scene.lost.event(CompletionKind::kRailDown) != nullptr; });
       const Status told(Code::kRailFailed, scene.lost.event(CompletionKind::kRailDown)->detail);
       for (const char* words :
-           {"the rail to dst is down: it closed its end: its nic2", "no way leads from GID 2, "})
+           {"the rail to dst is down: it closed its end: its nic2", "there is no path from GID 2, "})
         CHECK(says(told, words));
       CHECK(says(told, std::strerror(error)));
     } else {
@@ -217,7 +217,7 @@ TEST(a_path_that_passes_no_packet_of_its_size_is_not_up) {
     if (each.is_up) continue;
     // Either end may be the first to see it, and tells the other.
     for (const End* end : {&a, &b})
-      for (const char* words : {"first READ over a new connection", "do both ends have one MTU"})
+      for (const char* words : {"first READ over a new connection", "do both ends have the same MTU"})
         CHECK(says({Code::kRailFailed, end->event(CompletionKind::kRailDown)->detail}, words));
   }
 }

@@ -238,7 +238,7 @@ TEST(classes_that_are_wrong_are_refused) {
   RuntimeOptions options = options_of("alone", over_verbs(1, "read", "0-63: pairs=2"));
   const auto refused = Runtime::create(std::move(options));
   CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
-  CHECK(refused.status().message().find("priorities from 64 to 255 are of no class") != std::string::npos);
+  CHECK(refused.status().message().find("priorities from 64 to 255 are in no class") != std::string::npos);
 }
 
 // More pieces than rails take at a time wait behind queue pairs that do not move.
@@ -310,7 +310,7 @@ TEST(agents_with_other_classes_move_pages_all_the_same_and_say_so) {
   CHECK(both.hand_over(random));
   for (const std::string& path :
        both.dst.runtime->with_engine([&](Engine&, Time) { return both.dst.runtime->paths(both.here); }))
-    CHECK(path.find("so that there is one class") != std::string::npos);
+    CHECK(path.find("so there is one class") != std::string::npos);
 }
 
 TEST(a_port_that_goes_down_costs_no_transfer) {
@@ -444,7 +444,7 @@ TEST(without_a_device_an_agent_says_why_it_has_no_such_rail) {
   options.transports = {"verbs"};
   const auto refused = Runtime::create(std::move(options));
   CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
-  CHECK(refused.status().message().find("no RDMA device is here") != std::string::npos);
+  CHECK(refused.status().message().find("no RDMA device was found") != std::string::npos);
 }
 
 }  // namespace

@@ -290,7 +290,7 @@ TEST(the_memory_of_each_node_is_described_where_ports_differ) {
   REQUIRE_EQ(words.size(), 2u);
   CHECK(words[0].starts_with("host memory on NUMA node 0: mlx5_0 port 1 (NODE, "));
   CHECK(words[1].starts_with("host memory on NUMA node 1: mlx5_1 port 1 (NODE, "));
-  CHECK(has(words[1], "; where these are lost: mlx5_0 port 1"));
+  CHECK(has(words[1], "; if these are lost: mlx5_0 port 1"));
   CHECK(describe(read_topology(one.root()))[0].starts_with("host memory: "));
 }
 
@@ -299,7 +299,7 @@ TEST(each_gpu_is_described_with_its_ports_and_what_is_left_out_with_its_reason) 
   const std::vector<std::string> dgx = describe(read_topology(tree.root()));
   REQUIRE_EQ(dgx.size(), 8u + 2u + 2u);  // and of each node, and those that are left out
   CHECK(dgx[0].starts_with("GPU 0000:1b:00.0: mlx5_0 port 1 (PXB, several PCIe switches"));
-  CHECK(has(dgx[0], "; where these are lost: mlx5_1 port 1, "));
+  CHECK(has(dgx[0], "; if these are lost: mlx5_1 port 1, "));
   CHECK(dgx[10].starts_with("mlx5_2 port 1 is not used: "));
   CHECK(describe({}).empty());
 }
@@ -477,7 +477,7 @@ TEST(parts_of_a_bond_that_are_devices_of_their_own_are_left_out) {
                  bond("bond0", "802.3ad 4", "eth0 eth1"));
   const Topology spread = read_topology(tree.root());
   CHECK_EQ(left_words(spread), "mlx5_0:1 mlx5_1:1");
-  CHECK(has(why_left(spread, "mlx5_0"), "eth0 is a part of bond0 (mode 802.3ad)"));
+  CHECK(has(why_left(spread, "mlx5_0"), "eth0 is a member of bond0 (mode 802.3ad)"));
   CHECK(has(why_no_rail(spread), "mlx5_1:1: its net device eth1"));
 
   tree.add(bond("bond0", "active-backup 1", "eth0 eth1", "eth1"));

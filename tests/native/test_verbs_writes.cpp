@@ -165,7 +165,8 @@ TEST(a_right_that_ends_while_the_network_stands_still_ends_by_a_reset_and_nothin
     return writes.ended(works.receives);
   }));
   const std::vector<std::byte> at_fence = writes.to.memory;
-  CHECK(says({Code::kRailFailed, writes.down_words(writes.peer)}, "cancelled had not ended in time"));
+  CHECK(says({Code::kRailFailed, writes.down_words(writes.peer)},
+             "cancelled READs or WRITEs did not end in time"));
   writes.fabric.hold(false);
   REQUIRE(writes.run_until([&] { return Writes::all_sent(works, writes.src); }));
   for (int i = 0; i < 20; ++i) writes.step();
@@ -198,7 +199,7 @@ TEST(a_peer_that_asks_for_writes_it_may_not_have_loses_its_rail) {
     Liar liar;
     liar.introduce();
     liar.say(await);
-    CHECK(says({Code::kRailFailed, liar.down_words()}, "WRITEs, which were not agreed"));
+    CHECK(says({Code::kRailFailed, liar.down_words()}, "WRITEs, which the two ends have not agreed on"));
   }
   Liar liar(by(verbs::Ways::kWrite));
   liar.introduce();

@@ -210,7 +210,7 @@ def test_an_mtu_that_changes_under_living_agents_costs_a_rail_at_most(device: De
         assert here.peer_state() == ("open", "")
 
 
-SMALL_PACKETS = ("port 1: the first READ over a new connection from GID ", "do both ends have one MTU")
+SMALL_PACKETS = ("port 1: the first READ over a new connection from GID ", "do both ends have the same MTU")
 
 
 def test_a_path_that_passes_smaller_packets_than_its_ends_agreed_on_carries_no_pages_and_says_so() -> None:
@@ -221,7 +221,7 @@ def test_a_path_that_passes_smaller_packets_than_its_ends_agreed_on_carries_no_p
 
 
 MISSING = ("has no GID 9", "verbs.gid_index")
-REFUSED = ("no way leads from GID 1, ", f"to {STRAY_ADDRESS}", "does a route lead there", "verbs.gid_index")
+REFUSED = ("there is no path from GID 1, ", f"to {STRAY_ADDRESS}", "is there a route", "verbs.gid_index")
 SILENT = (
     "port 1: the first READ over a new connection from GID ",
     STRAY_ADDRESS,

@@ -43,7 +43,7 @@ Status Connector::begin(std::unique_ptr<SetUp>& set_up) {
       if (threads_.empty()) {
         set_up = std::move(waiting_.back());
         waiting_.pop_back();
-        return {Code::kExhausted, "the system gives no thread that could set its connection up"};
+        return {Code::kExhausted, "the system could not start a thread to set up the connection"};
       }
     }
   called_.notify_one();

@@ -117,7 +117,7 @@ class CopyingRail : public RailPeers<Peer> {
         Completion completion = next.kind == WorkKind::kCheckFence
                                     ? compare_fence(peer, next)
                                     : failed(next.id, Code::kUnsupported,
-                                             this->words("the destination fetches; nothing is sent"));
+                                             this->words("this rail cannot send: the destination fetches"));
         peer.queue.drop(at, 1);
         return this->end_work(std::move(completion));
       }

@@ -63,7 +63,7 @@ Status MessageChannel::flush() {
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
     if (sent < 0 && errno == ETOOMANYREFS)
       return {Code::kRailFailed,
-              "too many descriptors are on their way between processes of this user: raise "
+              "too many descriptors are in flight between processes of this user: raise "
               "RLIMIT_NOFILE"};
     if (sent < 0) return failure("sendmsg");
     sent_nbytes_ += static_cast<std::size_t>(sent);

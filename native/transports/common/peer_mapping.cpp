@@ -42,7 +42,7 @@ Status check_memfd(int fd, std::uint64_t announced_nbytes) {
   if (::fstat(fd, &file) != 0) return Status::from_errno("fstat of its memfd", errno);
   if (!is_sealed_against_shrinking(fd))
     return {Code::kRailFailed,
-            "its descriptor is no memfd sealed against shrinking (F_SEAL_SHRINK), so reading it "
+            "its descriptor is not a memfd sealed against shrinking (F_SEAL_SHRINK), so reading it "
             "could end this process"};
   if (static_cast<std::uint64_t>(file.st_size) != announced_nbytes)
     return {Code::kRailFailed, "its memfd has " + std::to_string(file.st_size) + " bytes, not the " +

@@ -221,8 +221,8 @@ class RailPeers : public Transport {
     try {
       if (peer.channel.is_read()) peer.num_unread = 0;
       if (++peer.num_unread > kMostUnread + 2 * num_told())
-        return fail(peer, "it does not read what it is told: " + std::to_string(peer.num_unread - 1) +
-                              " messages, and the descriptors that went with them");
+        return fail(peer, "it does not read its socket: " + std::to_string(peer.num_unread - 1) +
+                              " messages and their descriptors are unread");
       peer.channel.queue(message, std::move(fd));
       flush(peer);
     } catch (const std::bad_alloc&) {
@@ -234,7 +234,7 @@ class RailPeers : public Transport {
   }
 
   // Takes the rail to this peer down. Needs no memory but for its words.
-  static constexpr std::string_view kNoMemory = "there is no memory for what it carries";
+  static constexpr std::string_view kNoMemory = "this process could not allocate memory for the rail";
   void fail(Peer& peer, std::string_view why) noexcept {
     if (peer.down) return;
     std::string detail;

@@ -28,7 +28,7 @@ constinit const TransportKind cuda_ipc_transport{
     .name = "cuda_ipc",
     .purpose =
         "moves pages between caches on GPUs of one host, for agents that name it among their transports",
-    .remedy = "make the agent with a GPU on which kernels can run",
+    .remedy = "create the agent with a GPU that can run kernels",
     .options = {},
     .memory = MemoryKind::kGpu,
     .reach = Reach::kHost,

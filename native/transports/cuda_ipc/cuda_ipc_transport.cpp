@@ -91,8 +91,8 @@ std::vector<std::string> CudaIpcTransport::give_up_holders(RegionId region) {
   for_each_peer([&](Peer& peer) {
     if (!holders_.holds(peer.id, region) && (region != kEveryRegion || !peer.down)) return;
     fail(peer,
-         "it was told that memory is deregistered and did not say in time that it has unmapped it; its "
-         "process may keep it mapped until it ends");
+         "it did not report in time that it has unmapped deregistered memory; its process may keep the "
+         "memory mapped until it ends");
     if (peer.parted || peer.given_up) return;  // below
     peer.given_up = true;  // it has not parted, because kernels here still read its memory
     holders_.forget(peer.id);
@@ -204,7 +204,7 @@ Status CudaIpcTransport::on_memory_gone(Peer& peer, MemoryId memory) {
   Result<std::optional<PeerRegions::Mapped>> mapped = peer.regions.take_back(memory);
   if (!mapped.ok()) return mapped.status();
   if (peer.going.size() == cuda_ipc::kMaxMemories)
-    return {Code::kRailFailed, "it takes back more memory than kernels have let go of"};
+    return {Code::kRailFailed, "it has taken back too much memory that kernels here still use"};
   peer.going.push_back({flights_.last_of(peer.id), memory, std::move(mapped).value()});
   settle(peer);
   return {};
@@ -212,7 +212,7 @@ Status CudaIpcTransport::on_memory_gone(Peer& peer, MemoryId memory) {
 
 Status CudaIpcTransport::on_memory_unmapped(Peer& peer, MemoryId memory) {
   if (holders_.unmapped(peer.id, memory)) return {};
-  return {Code::kRailFailed, "it says that it has unmapped memory that it was not told to"};
+  return {Code::kRailFailed, "it reports that it has unmapped memory that it was not asked to unmap"};
 }
 
 // ---- work ----
@@ -256,7 +256,7 @@ bool CudaIpcTransport::run_next(Peer& peer) {
   if (work.kind == WorkKind::kCheckFence)
     return end(check_fence(peer.fences.word(work.fence_slot), work, "cuda_ipc", peer.name));
   if (work.kind != WorkKind::kFetch)
-    return end(failed(work.id, Code::kUnsupported, words("the destination fetches; nothing is sent")));
+    return end(failed(work.id, Code::kUnsupported, words("this rail cannot send: the destination fetches")));
   const PeerRegions::Region* const region = peer.regions.find(work.move->remote_region);
   if (region == nullptr)
     return end(failed(work.id, Code::kRegionGone, words("the region of " + peer.name + " is not attached")));

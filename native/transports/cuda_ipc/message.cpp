@@ -9,7 +9,7 @@ Status Message::check(bool has_fd) const {
   if (is_memory && (handle_kind < gpu::HandleKind::kFabric || handle_kind > gpu::HandleKind::kIpc))
     return {Code::kRailFailed, "it sent memory by an unknown kind of handle"};
   if (has_fd != (is_hello() || (is_memory && handle_kind == gpu::HandleKind::kPosixFd)))
-    return {Code::kRailFailed, "it sent a message without its descriptor, or one too many"};
+    return {Code::kRailFailed, "it sent a message with a missing or an extra descriptor"};
   if (is_memory && (nbytes == 0 || nbytes > UINT64_MAX - base))
     return {Code::kRailFailed, "it sent memory of impossible size"};
   return {};

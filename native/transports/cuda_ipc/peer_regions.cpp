@@ -40,7 +40,7 @@ Status PeerRegions::add_memory(const Message& message, UniqueFd fd) {
 Result<std::optional<PeerRegions::Mapped>> PeerRegions::take_back(MemoryId memory) {
   const auto found = memories_.find(memory);
   if (found == memories_.end())
-    return Status(Code::kRailFailed, "it took back memory that it had not told of");
+    return Status(Code::kRailFailed, "it took back memory that it had not announced");
   for (auto& [id, region] : regions_) {
     // A region without a place waits for memory that the owner has yet to tell of, maybe at the same address.
     if (!region.placement || !lies_in(region, found->second.exported)) continue;
@@ -96,7 +96,7 @@ Result<gpu::Placement> PeerRegions::placement_of(const Region& region) {
         return at >= memory.base && at - memory.base < memory.nbytes;
       });
       if (found == memories_.end())
-        return Status(Code::kUnsupported, "it lies outside the memory that its owner has told of");
+        return Status(Code::kUnsupported, "it lies outside the memory that its owner has announced");
       Memory& memory = found->second;
       if (Status mapped = map(memory); !mapped.ok()) return mapped;
       const std::uint64_t within = at - memory.exported.base;

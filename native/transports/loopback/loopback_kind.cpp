@@ -8,7 +8,9 @@ extern const TransportKind loopback_transport;
 constinit const TransportKind loopback_transport{
     .name = "loopback",
     .purpose = "moves pages between agents of one process",
-    .remedy = "agents need memfd_create, eventfd, epoll and a listening socket: see what the message names",
+    .remedy =
+        "agents need memfd_create, eventfd, epoll and a listening socket: the message names the call that "
+        "failed",
     .options = {},
     .memory = MemoryKind::kHost,
     .reach = Reach::kProcess,

@@ -27,10 +27,10 @@ std::string refusal_words(int error, pid_t pid, uid_t uid) {
   if (error == ENOSYS) return failed + ": this kernel is built without CONFIG_CROSS_MEMORY_ATTACH";
   if (error == ESRCH)
     return failed +
-           ": it lives in another pid namespace; start both containers with a common one (docker run "
+           ": it runs in another pid namespace; start both containers with a common one (docker run "
            "--pid=container:<other>, Kubernetes shareProcessNamespace)";
   if (error == EFAULT)
-    return failed + ": this number belongs to another process here; give both a common pid namespace";
+    return failed + ": this pid belongs to another process here; give both a common pid namespace";
   if (error != EPERM) return failed;
 
   std::string words = failed + ": ";
@@ -44,8 +44,7 @@ std::string refusal_words(int error, pid_t pid, uid_t uid) {
   else
     words +=
         "this process lacks CAP_SYS_PTRACE, or a seccomp profile forbids the call (docker run --cap-add "
-        "SYS_PTRACE), "
-        "or the peer made itself undumpable";
+        "SYS_PTRACE), or the peer made itself undumpable";
   return words;
 }
 
@@ -64,7 +63,7 @@ ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pi
   refusal_.clear();
   if (pid <= 0) {
     refusal_ =
-        "the peer's process cannot be seen from this pid namespace; start both containers with a common one";
+        "the peer's process is not visible in this pid namespace; start both containers with a common one";
     return;
   }
   // Opened before the probe, so that the probe and the pidfd are of the same process.
@@ -76,7 +75,7 @@ ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pi
   if (nbytes < 0)
     refusal_ = refusal_words(errno, pid, uid);
   else if (static_cast<std::size_t>(nbytes) != found.bytes.size() || found.bytes != probe.bytes)
-    refusal_ = "process " + std::to_string(pid) + " is not the one at the other end of the socket";
+    refusal_ = "process " + std::to_string(pid) + " is not the process at the other end of the socket";
 }
 
 Status ForeignMemory::failed(int error) const {
@@ -85,7 +84,7 @@ Status ForeignMemory::failed(int error) const {
   // A process that ends loses its pages a moment before its number.
   if (Status alive = check_alive(); !alive.ok()) return alive;
   return {Code::kSystem,
-          "part of the region is not mapped any more, there or here (process_vm_readv: EFAULT); "
+          "part of the region is no longer mapped, at the peer or here (process_vm_readv: EFAULT); "
           "memory must stay mapped while it is registered"};
 }
 

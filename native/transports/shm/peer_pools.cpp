@@ -9,7 +9,7 @@
 namespace kvxfer::shm {
 namespace {
 
-const std::string kNotIntroduced = "it has not introduced itself yet";
+const std::string kNotIntroduced = "the peer has not sent its hello yet";
 
 }  // namespace
 
@@ -100,9 +100,9 @@ Status PeerPools::map_for(Region& region) {
   if (found == memfds_.end()) return {};  // its work waits
   Memfd& memfd = found->second;
   if (memfd.nbytes != region.keys.memfd_nbytes)
-    return {Code::kUnsupported, "the region's keys tell of a memfd of " +
+    return {Code::kUnsupported, "the region's keys name a memfd of " +
                                     std::to_string(region.keys.memfd_nbytes) +
-                                    " bytes; the one that came has " + std::to_string(memfd.nbytes)};
+                                    " bytes; the memfd that came has " + std::to_string(memfd.nbytes)};
   if (memfd.mapped != nullptr) return {};
   if (!is_sealed_against_holes(memfd.fd->get())) return read_by_kernel(region);
   auto mapped = std::make_shared<MappedPool>();
@@ -121,14 +121,13 @@ Status PeerPools::map_for(Region& region) {
 }
 
 Status PeerPools::read_by_kernel(Region& region) const {
-  const std::string why =
-      region.keys.where == Where::kForeign
-          ? "lies in no pool"
-          : "lies in a pool that can get holes (no F_SEAL_FUTURE_WRITE: Linux before 5.1)";
+  const std::string why = region.keys.where == Where::kForeign
+                              ? "is not in a pool"
+                              : "is in a pool that can get holes (no F_SEAL_FUTURE_WRITE: Linux before 5.1)";
   const std::string& refusal = process_ == nullptr ? kNotIntroduced : process_->refusal();
   if (!refusal.empty())
     return {Code::kUnsupported, "the region of " + name_ + " " + why + ", and " + refusal +
-                                    ". Or let the engine take this memory from a kvxfer pool"};
+                                    ". Or allocate this memory from a kvxfer pool"};
   if (region.end > UINT64_MAX - region.base)
     return {Code::kUnsupported, "the region ends beyond the address space"};
   region.by_kernel = true;

@@ -145,10 +145,10 @@ Status ReceiveStream::begin_piece() {
   header_ = next_header_;
   header_have_ = 0;
   if (header_.magic != PieceHeader::kMagic || header_.reserved != 0 || header_.reserved2 != 0)
-    return Status(Code::kProtocol, "the peer sent bytes that are no piece's header");
+    return Status(Code::kProtocol, "the peer sent bytes that are not a piece's header");
   if (header_.nbytes > kMaxPieceNbytes)
     return Status(Code::kProtocol, "the peer announced a piece of " + std::to_string(header_.nbytes) +
-                                       " bytes; the bound is " + std::to_string(kMaxPieceNbytes));
+                                       " bytes; the limit is " + std::to_string(kMaxPieceNbytes));
   in_piece_ = true;
   data_have_ = 0;
   trailer_have_ = 0;
@@ -159,7 +159,7 @@ Status ReceiveStream::begin_piece() {
   if (header_.nbytes != 0 && header_.nbytes != expected)
     return Status(Code::kProtocol, "the peer announced " + std::to_string(header_.nbytes) +
                                        " bytes for piece " + std::to_string(header_.piece) + " of transfer " +
-                                       std::to_string(header_.transfer) + ", whose program says " +
+                                       std::to_string(header_.transfer) + ", but its program has " +
                                        std::to_string(expected));
   landing_ = found->second;
   work_of_a_byte_ = work_of_a_byte(*landing_.move->program);
@@ -173,17 +173,17 @@ Status ReceiveStream::end_piece(CompletionQueue& completions) {
   const Posted landed = std::exchange(landing_, {});
   if (trailer_.piece != header_.piece ||
       (trailer_.end != PieceEnd::kHeld && trailer_.end != PieceEnd::kEnded))
-    return Status(Code::kProtocol, "the peer sent bytes that are no piece's trailer");
+    return Status(Code::kProtocol, "the peer sent bytes that are not a piece's trailer");
   if (!landed.move) return {};
   if (trailer_.end == PieceEnd::kHeld && header_.nbytes != landed.nbytes)
-    return Status(Code::kProtocol, "the peer sent no bytes for a piece that has some, and says it is whole");
+    return Status(Code::kProtocol, "the peer reported a piece as whole, but sent none of its bytes");
   awaited_nbytes_ -= landed.nbytes;
   posted_.erase(Key{header_.transfer, header_.piece});
   if (trailer_.end == PieceEnd::kHeld)
     completions.work(landed.work, Code::kOk);
   else
     completions.work(landed.work, Code::kLeaseEnded,
-                     "the source's right to the pages ended as they were sent");
+                     "the right to the source's pages ended while they were sent");
   return {};
 }
 

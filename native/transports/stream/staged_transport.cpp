@@ -123,8 +123,8 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   staged.holder = holders_.at(peer);
   if (const std::uint64_t most = staging_->most_piece_nbytes(); staged.nbytes > most)
     return refuse(Code::kExhausted, "a piece of " + std::to_string(staged.nbytes) +
-                                        " bytes is more than one peer may have of an arena of " +
-                                        std::to_string(staging_->nbytes()) + ", which is " +
+                                        " bytes is too large: in an arena of " +
+                                        std::to_string(staging_->nbytes()) + " bytes one peer may use " +
                                         std::to_string(most) + ": raise staging_nbytes");
   if (work.kind == WorkKind::kSend) {
     if (to_gather_.size() >= kMaxQueued) return {0, Code::kAgain};

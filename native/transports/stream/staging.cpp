@@ -30,10 +30,10 @@ Status Staging::open() {
       if (error == 0) break;
     }
     if (nbytes < GpuPart::kLeastStagingNbytes)
-      return {Code::kExhausted, "no pinned memory to stage pages of a GPU in, not even " +
+      return {Code::kExhausted, "pinned memory for staging pages of a GPU could not be allocated, not even " +
                                     std::to_string(GpuPart::kLeastStagingNbytes) +
                                     " bytes: " + driver_.status(error, "cuMemHostAlloc").message() +
-                                    "; free host memory, or set staging_nbytes to 0 to do without"};
+                                    "; free host memory, or set staging_nbytes to 0 to work without staging"};
     memory_ = static_cast<std::byte*>(memory);
     nbytes_ = nbytes;
   }

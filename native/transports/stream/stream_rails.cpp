@@ -17,7 +17,7 @@ Result<std::vector<std::unique_ptr<Transport>>> make_rails(const RailParts& part
     const GpuPart& part = parts.gpus.front();
     if (part.staging_nbytes < GpuPart::kLeastStagingNbytes)
       return Status(Code::kInvalidArgument, "a staging arena of " + std::to_string(part.staging_nbytes) +
-                                                " bytes is too small: it has at least " +
+                                                " bytes is too small: it must have at least " +
                                                 std::to_string(GpuPart::kLeastStagingNbytes) +
                                                 ", or 0 for none");
     staging = parts.shared.get<Staging>([&] {

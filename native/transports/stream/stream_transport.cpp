@@ -43,7 +43,7 @@ constexpr std::uint64_t kWakeNbytes = 256 * 1024;
 
 constexpr std::uint64_t kRecordNbytes = 32 * 1024;  // more than a cipher's largest
 
-constexpr std::string_view kNoMemory = "there is no memory for what it carries";
+constexpr std::string_view kNoMemory = "this process could not allocate memory for the rail";
 
 Status set_option(int fd, int level, int name, int value, const char* what) {
   if (::setsockopt(fd, level, name, &value, sizeof value) == 0) return {};

@@ -13,7 +13,7 @@ constexpr TransportOption kOptions[] = {
 extern const TransportKind tcp_transport;
 constinit const TransportKind tcp_transport{
     .name = "tcp",
-    .purpose = "moves pages between hosts, and within one where the others cannot",
+    .purpose = "moves pages between hosts, and within one host where no other transport can",
     .remedy = "bring the loopback interface up: ip link set lo up",
     .options = kOptions,
     .memory = MemoryKind::kHost,

@@ -6,9 +6,9 @@ extern const TransportKind unix_transport;
 constinit const TransportKind unix_transport{
     .name = "unix",
     .purpose =
-        "carries on one host what shm cannot reach: an engine's own memory where process_vm_readv is "
+        "moves pages on one host that shm cannot reach: an engine's own memory where process_vm_readv is "
         "forbidden",
-    .remedy = "it needs abstract unix sockets: see what the message names",
+    .remedy = "it needs abstract unix sockets: the message names the call that failed",
     .options = {},
     .memory = MemoryKind::kHost,
     .reach = Reach::kHost,

@@ -59,12 +59,12 @@ Result<unsigned> read_end(std::string_view range, unsigned first) {
   const auto begin = number_of(trimmed(from), PriorityClasses::kEnd - 1);
   const auto last = number_of(trimmed(to), PriorityClasses::kEnd - 1);
   if (!begin || !last || *begin > *last)
-    return wrong(quoted(range) + " is no range of priorities, such as 0-63, within 0-255");
+    return wrong(quoted(range) + " is not a range of priorities within 0-255, such as 0-63");
   if (*begin == first) return *last + 1;
   return wrong(*begin < first
-                   ? "priority " + std::to_string(*begin) + " is of two classes"
+                   ? "priority " + std::to_string(*begin) + " is in two classes"
                    : "priorities from " + std::to_string(first) + " to " + std::to_string(*begin - 1) +
-                         " are of no class (each begins behind the one before)");
+                         " are in no class (each class begins after the one before)");
 }
 
 // `named`: one bit for each key that the class has named already.
@@ -73,13 +73,13 @@ Status read_pair(std::string_view pair, PairClass& into, unsigned& named) {
   const auto* const key =
       std::find_if(std::begin(kKeys), std::end(kKeys), [&](const Key& each) { return each.name == name; });
   if (key == std::end(kKeys))
-    return wrong(quoted(name) + " is none of pairs, traffic_class, service_level and rate_gbps");
+    return wrong(quoted(name) + " is not one of pairs, traffic_class, service_level and rate_gbps");
   const unsigned bit = 1u << (key - std::begin(kKeys));
   if ((std::exchange(named, named | bit) & bit) != 0)
     return wrong("a class names " + std::string(name) + " twice");
   const auto number = number_of(value, key->most);
   if (!number || *number < key->least)
-    return wrong(std::string(name) + " is " + quoted(value) + ": it is a whole number from " +
+    return wrong(std::string(name) + " is " + quoted(value) + ": it must be a whole number from " +
                  std::to_string(key->least) + " to " + std::to_string(key->most));
   if (name == "pairs") into.num_pairs = *number;
   if (name == "traffic_class") into.traffic_class = static_cast<std::uint8_t>(*number);
@@ -111,7 +111,7 @@ Result<std::vector<PairClass>> parse_classes(std::string_view text, const PairCl
   for (std::string_view left = text; !trimmed(left).empty();) {
     const auto [one, others] = cut(left, ';');
     left = others;
-    if (end == PriorityClasses::kEnd) return wrong(quoted(trimmed(one)) + " comes behind priority 255");
+    if (end == PriorityClasses::kEnd) return wrong(quoted(trimmed(one)) + " comes after priority 255");
     if (classes.size() == PriorityClasses::kMost)
       return wrong("there are more than " + std::to_string(PriorityClasses::kMost) + " classes");
     PairClass made = rest;
@@ -129,15 +129,15 @@ Result<std::vector<PairClass>> parse_classes(std::string_view text, const PairCl
     if (made.rate_gbps != 0 && !rate_below(10 * made.rate_gbps / made.num_pairs))
       return wrong("a rate of " + std::to_string(made.rate_gbps) + " Gb/s for " +
                    std::to_string(made.num_pairs) +
-                   " queue pairs is less than 2.5 Gb/s for each, the least that devices have");
+                   " queue pairs is less than 2.5 Gb/s for each, the lowest rate that devices have");
     num_pairs += made.num_pairs;
     classes.push_back(made);
   }
   if (end != PriorityClasses::kEnd)
-    return wrong("priorities from " + std::to_string(end) + " to 255 are of no class");
+    return wrong("priorities from " + std::to_string(end) + " to 255 are in no class");
   if (num_pairs > kMostPairs)
-    return wrong("its classes have " + std::to_string(num_pairs) + " queue pairs in all, and " +
-                 std::to_string(kMostPairs) + " are the most");
+    return wrong("its classes have " + std::to_string(num_pairs) + " queue pairs in all; at most " +
+                 std::to_string(kMostPairs) + " are allowed");
   return classes;
 }
 

@@ -35,7 +35,7 @@ Status GpuMemory::ask() {
   if (!needs_flush_)
     why_not_written_ =
         "GPU " + std::to_string(device_) +
-        " does not see what a NIC writes in order, and its driver has no flush (CUDA 11.3 and later have)";
+        " may see a NIC's writes out of order, and its driver cannot flush them (CUDA 11.3 and later can)";
   return {};
 }
 
@@ -43,7 +43,7 @@ Result<GpuMemory::Dmabuf> GpuMemory::dmabuf_of(const std::byte* memory, std::siz
   if (!exports_)
     return Status(Code::kUnsupported,
                   "the driver of GPU " + std::to_string(device_) +
-                      " exports none: that takes CUDA 11.7 and NVIDIA's open kernel modules");
+                      " cannot export one: that needs CUDA 11.7 and NVIDIA's open kernel modules");
   static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   const std::uint64_t first = address / page * page;

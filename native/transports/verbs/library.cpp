@@ -33,8 +33,8 @@ Loaded load_library() {
     out.status =
         Status(Code::kUnsupported,
                std::string("libibverbs cannot be opened (") + (why != nullptr ? why : "libibverbs.so.1") +
-                   "): install it with its drivers, rdma-core on Red Hat's systems, libibverbs1 and "
-                   "ibverbs-providers on Debian's");
+                   "): install it with its drivers: rdma-core on Red Hat systems, libibverbs1 and "
+                   "ibverbs-providers on Debian systems");
     return out;
   }
   const auto find_if_there = [&](auto& function, const char* symbol, const char* version) {
@@ -101,9 +101,8 @@ std::string Library::why_off() {
   abi::Device** const list = library.value()->get_device_list(&num_devices);
   if (list != nullptr) library.value()->free_device_list(list);
   if (list != nullptr && num_devices > 0) return {};
-  return "no RDMA device is here: where the machine has one, load its driver (mlx5_ib, ...) and, in a "
-         "container, let "
-         "it have /dev/infiniband";
+  return "no RDMA device was found: if the machine has one, load its driver (mlx5_ib, ...) and, in a "
+         "container, give it /dev/infiniband";
 }
 
 }  // namespace kvxfer::verbs

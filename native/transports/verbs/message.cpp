@@ -10,7 +10,7 @@ Status wrong(const char* what) { return {Code::kRailFailed, std::string("its hel
 }  // namespace
 
 Status Message::check(bool has_fd) const {
-  if (has_fd) return {Code::kRailFailed, "it sent a descriptor, which means nothing here"};
+  if (has_fd) return {Code::kRailFailed, "it sent a descriptor, which this transport does not use"};
   if (kind < MessageKind::kHello || kind > MessageKind::kDropped)
     return {Code::kRailFailed, "it sent a message of an unknown kind"};
   if (!is_hello()) return {};

@@ -76,11 +76,12 @@ Status QueuePair::connect(const Message& theirs, const PortAddress& ours, const 
                                                          abi::kMaskDestQpn | abi::kMaskRqPsn |
                                                          abi::kMaskMaxDestReads | abi::kMaskMinRnrTimer);
       error != 0)
-    return failed_to(*device_,
-                     "no way leads " + way +
-                         " (does a route lead there, and is verbs.gid_index of both ends of one network?): "
-                         "ibv_modify_qp to RTR",
-                     error);
+    return failed_to(
+        *device_,
+        "there is no path " + way +
+            " (is there a route, and does verbs.gid_index at both ends name GIDs of one network?): "
+            "ibv_modify_qp to RTR",
+        error);
   attributes = {};
   attributes.qp_state = abi::QueuePairState::kReadyToSend;
   attributes.sq_psn = first_packet_;
@@ -175,9 +176,8 @@ Status QueuePairs::open(std::span<const GidRow> tried) {
       abi::QueuePair* const pair = library.create_qp(device_->domain(), &init);
       if (pair == nullptr)
         return failed_to(*device_,
-                         "it has no room for another queue pair (fewer of verbs.queue_pairs or verbs.classes "
-                         "need less): "
-                         "ibv_create_qp",
+                         "it has no room for another queue pair (lower verbs.queue_pairs, or use fewer "
+                         "verbs.classes): ibv_create_qp",
                          errno);
       pairs_.emplace_back(*device_, pair, pairs_.size(), first_packet & 0xff'ffff, each);
       if (Status ready = pairs_.back().init(); !ready.ok()) return ready;
@@ -210,7 +210,7 @@ Status QueuePairs::connect(const Message& theirs, const std::atomic<bool>& is_ab
   if (theirs.link != device_->link())
     return {Code::kRailFailed,
             device_->name() + " and its " + theirs.device_name() +
-                " are of different networks (InfiniBand and Ethernet): name devices of one by "
+                " are on different networks (InfiniBand and Ethernet): name devices of one network in "
                 "verbs.devices"};
   Gid gid{};
   std::copy(std::begin(theirs.gid.raw), std::end(theirs.gid.raw), gid.begin());
@@ -255,8 +255,7 @@ void QueuePairs::agree_on_classes(const Message& theirs) {
 
 std::string QueuePairs::classes_in_words() const {
   if (classes_differ_)
-    return "verbs.classes of the two ends name other priorities or other numbers of queue pairs, so that "
-           "there is one "
+    return "the two ends' verbs.classes differ in priorities or numbers of queue pairs, so there is one "
            "class";
   return classes_.size() == 1 ? std::string() : in_words(device_->classes());
 }

@@ -18,7 +18,7 @@ std::string why_not_up(const Port& port) {
   if (port.link_layer != LinkLayer::kEthernet) {
     if (port.state == PortState::kInit || port.state == PortState::kArmed)
       return words + "; no subnet manager has configured it, start one (opensm, or the switch's)";
-    return words + "; check its cable and what is at the other end";
+    return words + "; check its cable and the device at the other end";
   }
   const std::string device = port.net_device.empty() ? "its net device" : port.net_device;
   return words + "; check its cable, and bring it up: ip link set " + device + " up";
@@ -42,7 +42,7 @@ class Judge {
   std::string why_not_itself(const Nic& nic, const Port& port) const {
     if (!is_channel_adapter(nic)) {
       const bool is_iwarp = nic.node_type.starts_with("4:");
-      return "it has no queue pairs that agents connect by themselves (node type " + nic.node_type +
+      return "agents cannot connect its queue pairs themselves (node type " + nic.node_type +
              (is_iwarp ? ", iWARP, which connects by rdma_cm alone)" : ")");
     }
     if (std::string why = why_not_up(port); !why.empty()) return why;
@@ -66,13 +66,13 @@ class Judge {
                             other.place.pci.address()) != 0;
         });
     if (is_one_card && num_devices == 1) return {};
-    const std::string part = "its net device " + port.net_device + " is a part of " + bond.name;
+    const std::string part = "its net device " + port.net_device + " is a member of " + bond.name;
     if (bond.mode != "active-backup")
       return part + " (mode " + bond.mode +
-             "), whose bytes may arrive at another part; take it out of the bond, or bond the ports of one "
+             "), whose bytes may arrive at another member; take it out of the bond, or bond the ports of one "
              "card alone";
     if (bond.active_member == port.net_device) return {};
-    return part + ", which uses " + (bond.active_member.empty() ? "another part" : bond.active_member) +
+    return part + ", which uses " + (bond.active_member.empty() ? "another member" : bond.active_member) +
            " now";
   }
 
@@ -144,7 +144,7 @@ std::size_t turn_of(const Topology& topology, const Gpu* own, const std::vector<
 }
 
 std::string node_words(int node) {
-  return node == kNoNode ? "a NUMA node that is not known" : "NUMA node " + std::to_string(node);
+  return node == kNoNode ? "an unknown NUMA node" : "NUMA node " + std::to_string(node);
 }
 
 std::string why_there(const Topology& topology, const MemoryPlace& memory, const Candidate& candidate) {
@@ -154,7 +154,7 @@ std::string why_there(const Topology& topology, const MemoryPlace& memory, const
   if (candidate.distance <= Distance::kPhb)
     words += ": " + std::string(meaning_of(candidate.distance)) + " between it and " + what;
   else if (candidate.nic->is_software)
-    words += ": it is a software device, which lies nowhere";
+    words += ": it is a software device, which is on no PCI bus";
   else if (!memory.gpu.empty() && topology.find_gpu(memory.gpu) == nullptr)
     words += ": " + what + " is not on the PCI bus that this process sees";
   else if (candidate.distance == Distance::kNode)
@@ -261,7 +261,7 @@ std::vector<std::string> describe(const Topology& topology) {
     const Rail& first = choice.rails.front();
     sentences.push_back(memory + ": " + near + " (" + std::string(name_of(first.distance)) + ", " +
                         std::string(meaning_of(first.distance)) + ")" +
-                        (far.empty() ? "" : "; where these are lost: " + far));
+                        (far.empty() ? "" : "; if these are lost: " + far));
   };
   for (const Gpu& gpu : topology.gpus)
     describe_one("GPU " + gpu.address, rails_for(topology, MemoryPlace::on_gpu(gpu.address)));
@@ -283,9 +283,7 @@ std::vector<std::string> describe(const Topology& topology) {
 std::string why_no_rail(const Topology& topology) {
   if (topology.nics.empty())
     return "this machine has no RDMA device (/sys/class/infiniband is empty); load the driver of its NIC, "
-           "and "
-           "give "
-           "containers the device (docker run --device /dev/infiniband)";
+           "and give containers the device (docker run --device /dev/infiniband)";
   if (!candidates_for(topology, {}).empty()) return {};
   std::string words = "no RDMA device can be used: ";
   const char* separator = "";

@@ -43,7 +43,7 @@ Status refused(const Device& device, std::uint64_t nbytes, int error) {
                 "systemd by LimitMEMLOCK=infinity, in a container by `--ulimit memlock=-1`"};
   return {Code::kExhausted,
           what +
-              ": the system has no memory for it, or the device no more registrations: register "
+              ": the system has no memory for it, or the device has no registrations left: register "
               "fewer, larger regions"};
 }
 
@@ -56,7 +56,7 @@ Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr
   if (region.kind == MemoryKind::kHost) {
     gpu = nullptr;
   } else {
-    if (gpu == nullptr) return Status(Code::kUnsupported, "verbs: the agent was given no GPU");
+    if (gpu == nullptr) return Status(Code::kUnsupported, "verbs: the agent has no GPU");
     if (Status here = gpu::check_device(region, gpu->device()); !here.ok()) return here;
     made->why_not_written_ = gpu->why_not_written();
   }
@@ -68,7 +68,8 @@ Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr
   }
   if (made->regions_.size() > kMostSpans)
     return Status(Code::kExhausted, "verbs: the region lies in " + std::to_string(made->regions_.size()) +
-                                        " spans, and peers can be told of " + std::to_string(kMostSpans) +
+                                        " spans, but its keys can describe only " +
+                                        std::to_string(kMostSpans) +
                                         ": register fewer, larger tensors in one region");
   return std::shared_ptr<const Registration>(made);
 }
@@ -122,7 +123,7 @@ abi::MemoryRegion* Registration::try_dmabuf(const GpuMemory& gpu, std::byte* mem
                                             std::string& why_not) const {
   const Library& library = device_->library();
   if (library.reg_dmabuf_mr == nullptr) {
-    why_not = "this libibverbs takes none: install rdma-core 34 or newer";
+    why_not = "this libibverbs cannot register one: install rdma-core 34 or newer";
     return nullptr;
   }
   const Result<GpuMemory::Dmabuf> dmabuf = gpu.dmabuf_of(memory, nbytes);
@@ -158,7 +159,7 @@ Result<abi::MemoryRegion*> Registration::add_of_gpu(const GpuMemory& gpu, std::b
                                         " of GPU memory, as a dmabuf (" + why_no_dmabuf +
                                         ") or by its address (" +
                                         Status::from_errno("ibv_reg_mr", errno).message() +
-                                        "): modprobe nvidia-peermem, or take what dmabufs need");
+                                        "): modprobe nvidia-peermem, or install what dmabufs need");
 }
 
 RegionKeys Registration::keys() const {
@@ -176,14 +177,14 @@ RegionKeys Registration::keys() const {
 
 Result<KeyedSpans> spans_of(const RemoteRegion& region) {
   const auto unlike = [](const char* what) {
-    return Status(Code::kUnsupported, std::string("its keys are not as this version writes them: ") + what);
+    return Status(Code::kUnsupported, std::string("its keys are not in this version's format: ") + what);
   };
   KeysHead head;
   if (region.keys.size() < sizeof head) return unlike("they are too short");
   std::memcpy(&head, region.keys.data(), sizeof head);
   if (head.magic != KeysHead().magic) return unlike("they are of another version");
   if (head.num > kMostSpans || region.keys.size() != sizeof head + head.num * sizeof(WireSpan))
-    return unlike("their length is not that of their spans");
+    return unlike("their length does not match their spans");
   KeyedSpans spans;
   std::uint64_t last_end = 0;
   for (std::uint32_t i = 0; i < head.num; ++i) {
@@ -192,7 +193,7 @@ Result<KeyedSpans> spans_of(const RemoteRegion& region) {
     std::uint64_t end, address_end;
     if (told.nbytes == 0 || __builtin_add_overflow(told.offset, told.nbytes, &end) ||
         __builtin_add_overflow(told.address, told.nbytes, &address_end) || told.offset < last_end)
-      return unlike("their spans do not ascend, or leave 64 bits");
+      return unlike("their spans do not ascend, or exceed 64 bits");
     spans.push_back({told.offset, end, told.address, told.key});
     last_end = end;
   }

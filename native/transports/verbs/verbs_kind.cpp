@@ -14,34 +14,34 @@ namespace {
 using Rails = std::vector<std::unique_ptr<Transport>>;
 
 constexpr TransportOption kOptions[] = {
-    {"devices", "names of RDMA devices with commas between them; empty: all with a port that is active", ""},
-    {"queue_pairs", "queue pairs of a rail to one peer, the fewer of both ends", std::int64_t{4}, 1,
+    {"devices", "names of RDMA devices, separated by commas; empty: all with an active port", ""},
+    {"queue_pairs", "queue pairs per rail and peer; the lower number of both ends counts", std::int64_t{4}, 1,
      verbs::kMostPairs},
-    {"send_queue", "requests under way on a queue pair", std::int64_t{256}, 16, 8192},
-    {"chain", "requests under one doorbell", std::int64_t{verbs::kMostChained}, 1, verbs::kMostChained},
-    {"scatter", "entries of a request's scatter list, of those that the device takes",
+    {"send_queue", "requests in flight per queue pair", std::int64_t{256}, 16, 8192},
+    {"chain", "requests posted with one doorbell", std::int64_t{verbs::kMostChained}, 1, verbs::kMostChained},
+    {"scatter", "entries of a request's scatter list, up to what the device supports",
      std::int64_t{verbs::kMostEntries}, 1, verbs::kMostEntries},
-    {"reads", "READs that a device has on the wire for a queue pair; 0: as many as it can", std::int64_t{0},
-     0, 255},
-    {"gid_index", "place of the port's GID in its table; -1: chosen", std::int64_t{-1}, -1, 255},
-    {"pkey_index", "place of the partition's key in the port's table", std::int64_t{0}, 0, 65535},
+    {"reads", "READs in flight per queue pair; 0: as many as the device supports", std::int64_t{0}, 0, 255},
+    {"gid_index", "index of the port's GID in its table; -1: chosen by the rail", std::int64_t{-1}, -1, 255},
+    {"pkey_index", "index of the partition's key in the port's table", std::int64_t{0}, 0, 65535},
     {"service_level", "service level of packets on InfiniBand", std::int64_t{0}, 0, 15},
     {"traffic_class", "traffic class of packets on RoCE and between subnets", std::int64_t{0}, 0, 255},
     {"classes",
-     "priorities with queue pairs of their own, alike at both ends, as \"0-63: pairs=2 traffic_class=104; "
-     "64-255: pairs=2 traffic_class=26 service_level=1 rate_gbps=100\"; what one does not name is as for "
-     "all; empty: one class",
+     "classes of priorities with their own queue pairs, the same at both ends, e.g. \"0-63: pairs=2 "
+     "traffic_class=104; 64-255: pairs=2 traffic_class=26 service_level=1 rate_gbps=100\"; a key that a "
+     "class does not name has the general setting; empty: one class",
      ""},
-    {"hop_limit", "routers that packets may pass", std::int64_t{64}, 1, 255},
-    {"mtu", "bytes of a packet at most; 0: what the port is set to", std::int64_t{0}, 0, 4096},
-    {"timeout", "how long an acknowledgement is waited for: 4.096 us times two to this power",
-     std::int64_t{14}, 1, 31},
-    {"retries", "how often a packet is sent again before a rail is lost", std::int64_t{6}, 0, 6},
+    {"hop_limit", "routers that a packet may pass", std::int64_t{64}, 1, 255},
+    {"mtu", "largest packet in bytes; 0: the port's setting", std::int64_t{0}, 0, 4096},
+    {"timeout", "time to wait for an acknowledgement: 4.096 us times two to this power", std::int64_t{14}, 1,
+     31},
+    {"retries", "how often a packet is sent again before the rail is lost", std::int64_t{6}, 0, 6},
     {"ways",
-     "how pages come: read (this end READs them), write (the source WRITEs them, where it is set so too), or "
-     "measured (whichever is sooner); with write and measured such peers can write all of this end's regions",
+     "how pages come: read (this end READs them), write (the source WRITEs them, if it has this setting "
+     "too), or measured (the faster of both); with write and measured such peers can write all of this end's "
+     "regions",
      "read"},
-    {"relaxed_ordering", "lets a device write pages in any order where it can", true},
+    {"relaxed_ordering", "lets a device write pages in any order, if it supports that", true},
 };
 
 constexpr std::pair<std::string_view, verbs::Ways> kWays[] = {
@@ -53,7 +53,7 @@ Result<verbs::Options> options_of(const OptionValues& values) {
                                         [&](const auto& each) { return each.first == values.text("ways"); });
   if (ways == std::end(kWays))
     return Status(Code::kInvalidArgument,
-                  "verbs.ways is \"" + values.text("ways") + "\": it is read, write or measured");
+                  "verbs.ways is \"" + values.text("ways") + "\": it must be read, write or measured");
   options.ways = ways->second;
   options.devices = values.text("devices");
   options.num_pairs = static_cast<std::uint32_t>(values.number("queue_pairs"));
@@ -123,9 +123,8 @@ constinit const TransportKind verbs_transport{
     .name = "verbs",
     .purpose = "moves pages between hosts by RDMA: the destination's NIC reads the source's memory",
     .remedy =
-        "it needs a device that RDMA verbs drive (InfiniBand, RoCE), libibverbs with the device's driver, "
-        "and the "
-        "right to lock memory: ulimit -l unlimited",
+        "it needs an RDMA device (InfiniBand, RoCE), libibverbs with the device's driver, and the right to "
+        "lock memory: ulimit -l unlimited",
     .options = kOptions,
     .memory = MemoryKind::kHost,
     .reach = Reach::kNetwork,

@@ -50,7 +50,7 @@ std::string name_of(const Flight& flight, const QueuePairs& pairs) {
   const Piece piece = work.move->grid.piece(work.piece);
   return std::string(work.kind == WorkKind::kSend ? "a WRITE" : "a READ") + " of layer " +
          std::to_string(piece.layer) + ", " + std::to_string(piece.num_pairs) +
-         " blocks from the table's place " + std::to_string(piece.first_pair) + " on";
+         " blocks from the table's index " + std::to_string(piece.first_pair) + " on";
 }
 
 }  // namespace
@@ -269,7 +269,8 @@ Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) 
     if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
     return peer.is_connected ? prove(peer) : Status();
   }
-  if (!peer.writes) return {Code::kRailFailed, "it speaks of WRITEs, which were not agreed"};
+  if (!peer.writes)
+    return {Code::kRailFailed, "it sent a message about WRITEs, which the two ends have not agreed on"};
   const verbs::PieceTicket& ticket = message.ticket;
   if (message.kind == MessageKind::kAwait) {
     switch (peer.asked.add(ticket)) {
@@ -462,13 +463,13 @@ Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
   }
   const bool is_write = work.kind == WorkKind::kSend;
   if (work.kind != WorkKind::kFetch && !(is_write && peer.writes))
-    return {Code::kUnsupported, "the destination fetches; nothing is sent"};
+    return {Code::kUnsupported, "this rail cannot send: the destination fetches"};
   const Move& move = *work.move;
   verbs::PieceTicket asked{};
   if (is_write) {
     const auto [ticket, is_given_up] = peer.asked.take(move.transfer, work.piece);
     asked = ticket;
-    if (is_given_up) return {Code::kCancelled, peer.name + " awaits it no more"};
+    if (is_given_up) return {Code::kCancelled, peer.name + " no longer awaits the piece"};
   }
   const auto local = registered(move, !is_write);
   if (!local.ok()) return local.status();
@@ -485,10 +486,10 @@ Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
 
 Result<const Registration*> VerbsTransport::registered(const Move& move, bool to_be_written) const {
   if (move.program->converts())
-    return Status(Code::kUnsupported, "a NIC copies bytes as they are, and this program converts them");
+    return Status(Code::kUnsupported, "a NIC copies bytes as they are, but this program converts them");
   const auto local = registered_.find(move.local->id);
   if (local == registered_.end())
-    return Status(Code::kUnsupported, "the region here is not registered with " + device_->name());
+    return Status(Code::kUnsupported, "the local region is not registered with " + device_->name());
   if (const std::string& why = local->second->why_not_written(); to_be_written && !why.empty())
     return Status(Code::kUnsupported,
                   "the region here may not be written by " + device_->name() + ": " + why);
@@ -828,8 +829,8 @@ void VerbsTransport::look_at_clock(Peer& peer, Clock::time_point now) noexcept {
     if (piece.code == Code::kCancelled) first = std::min(first.value_or(piece.due_at), piece.due_at);
   if (!first) return unwatch(peer);
   if (*first > now) return watch(peer, *first);
-  fail(peer, "READs or WRITEs that were cancelled had not ended in time (" +
-                 std::to_string(kStopBound.count()) + " and " + std::to_string(kWriteStopBound.count()) +
+  fail(peer, "cancelled READs or WRITEs did not end in time (" + std::to_string(kStopBound.count()) +
+                 " and " + std::to_string(kWriteStopBound.count()) +
                  " ms), so its queue pairs are reset: the peer, its port or the network does not answer");
 }
 
