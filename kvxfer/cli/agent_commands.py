@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def agents(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="One of them: its id or name.")] = "",
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Show this agent: its id or name.")] = "",
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List agents that are attached; of one, its options and statistics.
+    """List attached agents, or show one with its options and statistics.
 
     kvxfer agents
 
@@ -55,7 +55,7 @@ def agents(
                 ("ATTACHED", lambda row: ago(row.attached_at_s) + (", drains" if row.draining else "")),
             ],
             as_json=json,
-            nothing="no agent is attached: AgentOptions(daemon=...) says how one does",
+            nothing="no agent is attached: agents attach with AgentOptions(daemon=...)",
         )
 
 
@@ -66,7 +66,7 @@ def regions(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List the regions of agents; --json with their layouts.
+    """List the regions of agents; with --json also their layouts.
 
     kvxfer regions --agent prefill-0
     """

@@ -56,7 +56,7 @@ def _add_bench() -> None:
 _add_bench()
 app.command()(doctor.doctor)
 app.command()(serve.serve)
-_PANEL = "Of a node's daemon"
+_PANEL = "A node's daemon"
 for _command in (
     agent_commands.agents,
     agent_commands.regions,

@@ -27,11 +27,11 @@ DaemonOption = Annotated[
     ),
 ]
 TokenFileOption = Annotated[
-    str, typer.Option(metavar="FILE", help="A token, for TCP. Default: KVXFER_TOKEN_FILE.")
+    str, typer.Option(metavar="FILE", help="File with a token, for TCP. Default: KVXFER_TOKEN_FILE.")
 ]
-CaFileOption = Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust, of https.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one object on a line for each thing.")]
-AgentOption = Annotated[str, typer.Option(metavar="AGENT", help="Of this agent alone: its id or name.")]
+CaFileOption = Annotated[str, typer.Option(metavar="FILE", help="Certificates to trust for https.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one object per line.")]
+AgentOption = Annotated[str, typer.Option(metavar="AGENT", help="Only of this agent: its id or name.")]
 LimitOption = Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")]
 
 #: Exit status: what was asked for was not reached. 2 is "could not run as asked" (app.py).
@@ -43,8 +43,8 @@ _WHOLE = frozenset({"ID", "TRANSFER", "LEASE"})
 # What to do next, where the daemon's words do not say so.
 _HINTS = {
     "unauthorized": "name a file with a token: --token-file, or KVXFER_TOKEN_FILE",
-    "forbidden": "kvxfer tokens --help says how an admin makes one that may",
-    "draining": "kvxfer drain --undo takes it back",
+    "forbidden": "ask an admin for a token with that right (kvxfer tokens --help)",
+    "draining": "kvxfer drain --undo ends the drain",
 }
 
 Row = TypeVar("Row", bound="BaseModel")
@@ -65,7 +65,7 @@ def lists_alone(context: typer.Context) -> bool:
         if source is not None and source.name != "DEFAULT":
             verb, option = context.invoked_subcommand, f"--{name.replace('_', '-')}"
             raise invalid(
-                f"{option} says nothing before {verb}: write {context.command_path} {verb} {option}"
+                f"{option} has no effect before {verb}: write {context.command_path} {verb} {option}"
             )
     return False
 

@@ -48,9 +48,10 @@ _BASELINE_FAILED = 2
 _SHORT_CHOICES = 24
 
 app = typer.Typer(
-    help="Measures page moves beside this machine's limits.",
+    help="Measures page moves against this machine's limits.",
     epilog="Exit status: 0: measured, and every byte was right. 1: a check failed. 2: it could not run as "
-    "asked, or other software of a comparison failed. 130: interrupted. `gpu` ends with 3 where no GPU is.",
+    "asked, or other software of a comparison failed. 130: interrupted. `gpu` ends with 3 if there is "
+    "no GPU.",
     no_args_is_help=True,
 )
 
@@ -67,11 +68,11 @@ _FORMAT = Annotated[
     typer.Option("--format", metavar="table|json", help="For people, or one JSON object on one line."),
 ]
 _DETAILS = Annotated[
-    bool, typer.Option("--details", help="The table of all figures, instead of three sentences.")
+    bool, typer.Option("--details", help="Print the table of all figures instead of three sentences.")
 ]
 _OUT = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keeps the result, the machine and its noise in this directory."),
+    typer.Option(metavar="DIR", help="Keep the result, the machine's facts and its noise in this directory."),
 ]
 
 
@@ -201,7 +202,7 @@ def _items(name: str, kind: type[Any], told: list[str]) -> tuple[Any, ...]:
     try:
         return tuple(kind(text) for text in texts)
     except ValueError:
-        raise BenchError(f"{flag(name)} takes numbers with commas between, not {','.join(texts)}") from None
+        raise BenchError(f"{flag(name)} takes numbers separated by commas, not {','.join(texts)}") from None
 
 
 def _add(command: _Command) -> None:
@@ -296,13 +297,13 @@ for _each in _COMMANDS:
 def report_runs(
     first: Annotated[Path, typer.Argument(metavar="DIR", help="Where --out kept results.")],
     second: Annotated[
-        Path | None, typer.Argument(metavar="DIR2", help="Another, judged against the first.")
+        Path | None, typer.Argument(metavar="DIR2", help="Another directory, compared with the first.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it with plots, as a page for a browser.")
+        Path | None, typer.Option(metavar="FILE", help="Write the report with plots, as an HTML page.")
     ] = None,
 ) -> None:
-    """Show many runs in tables, or say whether those of a second directory are faster.
+    """Show many runs in tables, or say whether the runs in a second directory are faster.
 
     kvxfer bench report results
 

@@ -35,17 +35,17 @@ def doctor(
         str,
         typer.Option(
             metavar="TRANSPORTS",
-            help="Must work, e.g. shm,tcp; with --peer one of them must be the path in use.",
+            help="Transports that must work, e.g. shm,tcp; with --peer one of them must be the path in use.",
         ),
     ] = "",
     show_problems: Annotated[
-        bool, typer.Option("--problems", help="Show what blocks or limits, and nothing else.")
+        bool, typer.Option("--problems", help="Show only findings that block or limit.")
     ] = False,
     peer: Annotated[
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Connect to this agent, name the path, and measure it if it is a doctor.",
+            help="Connect to this agent, name the path, and measure it if it is kvxfer doctor --serve.",
         ),
     ] = "",
     serve: Annotated[
@@ -55,17 +55,20 @@ def doctor(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="With --serve: where. Beyond loopback it needs a secret. Default: any port of 127.0.0.1.",
+            help="With --serve: address to listen on; beyond loopback it needs a secret. Default: any port "
+            "of 127.0.0.1.",
         ),
     ] = "",
     transports: Annotated[
         str,
         typer.Option(
-            metavar="TRANSPORTS", help="With --peer or --serve: those that this end may use, e.g. unix,tcp."
+            metavar="TRANSPORTS",
+            help="With --peer or --serve: transports that this end may use, e.g. unix,tcp.",
         ),
     ] = "",
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", metavar="SECONDS", help="With --peer: of connecting.")
+        float,
+        typer.Option("--timeout-s", metavar="SECONDS", help="With --peer: how long connecting may take."),
     ] = 5.0,
     measure_s: Annotated[
         float, typer.Option("--measure-s", metavar="SECONDS", help="With --peer: how long to read pages.")
@@ -74,7 +77,7 @@ def doctor(
 ) -> None:
     """Say what this machine offers to kvxfer, and what to change first; status 1 when something blocks.
 
-    The secret of --peer and --serve is in the file KVXFER_SECRET_FILE, or is KVXFER_SECRET.
+    --peer and --serve read the secret from the file KVXFER_SECRET_FILE, or from KVXFER_SECRET.
 
     kvxfer doctor --problems
 
@@ -98,9 +101,9 @@ def doctor(
         raise invalid("--transports is for --peer and --serve: add one, or leave --transports out")
     address = peer_reach.complete_address(peer, "--peer") if peer else ""
     if not 0 < measure_s <= _MAX_MEASURE_S:
-        raise invalid(f"--measure-s is above 0 and at most {_MAX_MEASURE_S:g}, not {measure_s:g}")
+        raise invalid(f"--measure-s must be above 0 and at most {_MAX_MEASURE_S:g}, not {measure_s:g}")
     if not 0 < timeout_s < math.inf:
-        raise invalid(f"--timeout-s is a positive number of seconds, not {timeout_s:g}")
+        raise invalid(f"--timeout-s must be a positive number of seconds, not {timeout_s:g}")
     if peer:
         # Mistakes in what was asked for end it before anything is examined.
         replace(_options(willing), connect_timeout_s=timeout_s).to_native()
@@ -127,8 +130,9 @@ def _listening(listen: str) -> str:
     is_open = not find_secrets(None).accepted and Tls.of_environment() is None
     if is_open and not Address.parse(address, "--listen").is_loopback:
         raise invalid(
-            f"--listen {listen} without a secret would let anybody who reaches it in: name a file that holds "
-            f"one in {FILE_VARIABLE} (openssl rand -hex 32 > secret), at both ends, or listen on 127.0.0.1:0"
+            f"--listen {listen} without a secret would let every host that reaches it connect: name a "
+            f"file with a secret in {FILE_VARIABLE} (openssl rand -hex 32 > secret) at both ends, or "
+            "listen on 127.0.0.1:0"
         )
     return address
 
@@ -144,7 +148,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _check_alone(what: str, others: dict[str, str | bool]) -> None:
     for name, value in others.items():
         if value:
-            raise invalid(f"{name} does not go with {what}: leave one out")
+            raise invalid(f"{name} cannot be combined with {what}: leave one out")
 
 
 def _serve(options: kvxfer.AgentOptions, *, as_json: bool) -> None:

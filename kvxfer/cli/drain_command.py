@@ -24,23 +24,27 @@ _LOOK_S = 0.5
 
 
 def drain(
-    deadline_s: Annotated[float, typer.Option(min=0.1, help="How long what runs may go on.")] = 300.0,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it is ready to stop.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Take a drain back.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Say how far it is, and change nothing.")] = False,
+    deadline_s: Annotated[
+        float, typer.Option(min=0.1, help="How long running transfers may continue.")
+    ] = 300.0,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the node is ready to stop.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="End the drain: accept work again.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show the drain's progress, and change nothing.")
+    ] = False,
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Have a node refuse new work and finish what runs; status 1 with --wait if it is not ready in time.
+    """Make a node refuse new work and finish what runs; status 1 with --wait if it is not ready in time.
 
     kvxfer drain --wait --deadline-s 60
 
     kvxfer drain --undo
     """
     if undo and (wait or show):
-        raise invalid("--undo stands alone")
+        raise invalid("--undo cannot be combined with --wait or --show")
     with asking(daemon, token_file, ca_file) as client:
         if undo:
             found = client.end_drain()
@@ -56,7 +60,7 @@ def drain(
         print_json(found)
     else:
         words = "ready to stop" if found.ready else f"drains: {found.running} transfers run"
-        print(words if found.draining else "takes work")
+        print(words if found.draining else "accepts work")
         for each in found.agents:
             if each.refused:
                 print(f"  {plain(each.name)} was not drained: {plain(each.refused)}", file=sys.stderr)

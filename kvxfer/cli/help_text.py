@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 EXIT_STATUSES = (
-    "Exit status: 0: done. 1: it ran, and a check failed, or what was asked for was not reached. "
+    "Exit status: 0: done. 1: it ran, but a check failed or the goal was not reached. "
     "2: it could not run as asked; one line says why and what to do. 130: interrupted."
 )
 # What the end of an option's name says of its value.

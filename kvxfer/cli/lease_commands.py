@@ -24,7 +24,9 @@ from kvxfer.errors import invalid
 
 app = typer.Typer(invoke_without_command=True, epilog="kvxfer leases --agent prefill-0")
 
-LeaseArgument = Annotated[str, typer.Argument(metavar="LEASE", help="Its id, as kvxfer leases lists it.")]
+LeaseArgument = Annotated[
+    str, typer.Argument(metavar="LEASE", help="The lease's id, as kvxfer leases lists it.")
+]
 
 
 @app.callback()
@@ -36,7 +38,7 @@ def leases(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List leases that hold; grant one, extend or revoke it."""
+    """List open leases; grant, extend or revoke one."""
     if not lists_alone(context):
         return
     with asking(daemon, token_file, ca_file) as client:
@@ -52,7 +54,7 @@ def leases(
                 ("LEFT", lambda row: in_time(None if row.seconds_left is None else row.seconds_left * 1e6)),
             ],
             as_json=json,
-            nothing="no lease holds",
+            nothing="no lease is open",
         )
 
 
@@ -62,27 +64,27 @@ def leases(
 )
 def grant(
     place: Annotated[
-        str, typer.Argument(metavar="REGION", help="agent/region[:blocks]; without blocks all of them.")
+        str, typer.Argument(metavar="REGION", help="agent/region[:blocks]; all blocks by default.")
     ],
     holder: Annotated[
-        str, typer.Option(metavar="NAME", help="The agent that may read. Default: who has the token.")
+        str, typer.Option(metavar="NAME", help="The agent that may read. Default: any agent with the token.")
     ] = "",
     session: Annotated[
         int | None,
-        typer.Option(min=0, help="The peer of this session of the agent's may write (kvxfer peers --json)."),
+        typer.Option(min=0, help="Let the peer of this session of the agent write (kvxfer peers --json)."),
     ] = None,
-    ttl_s: Annotated[float, typer.Option(min=0.001, help="How long it holds.")] = 30.0,
+    ttl_s: Annotated[float, typer.Option(min=0.001, help="How long the lease lasts.")] = 30.0,
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Grant a lease on blocks of an agent's region, and print its token, which opens them.
+    """Grant a lease on blocks of an agent's region, and print its token, which gives access to them.
 
-    The agent's owner lets the daemon grant (daemon_may). The lease's id goes to stderr.
+    The agent must let the daemon grant leases (daemon_may). The lease's id is printed on stderr.
     """
     if holder and session is not None:
-        raise invalid("--holder is who may read, --session who may write: name one")
+        raise invalid("--holder names the reader, --session the writer: name only one")
     from kvxfer.control import schema
 
     wanted = Place.parse(place)
@@ -108,13 +110,13 @@ def grant(
 @app.command(epilog="kvxfer leases extend LEASE --ttl-s 120")
 def extend(
     lease: LeaseArgument,
-    ttl_s: Annotated[float, typer.Option(min=0.001, help="It holds so long from now.")] = 30.0,
+    ttl_s: Annotated[float, typer.Option(min=0.001, help="How long the lease lasts from now.")] = 30.0,
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Have a lease last longer."""
+    """Extend a lease."""
     with asking(daemon, token_file, ca_file) as client:
         told = client.extend_lease(lease, ttl_s)
     if json:
@@ -131,7 +133,7 @@ def revoke(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """End a lease with its fence: afterwards no byte under it is read or lands."""
+    """End a lease with its fence: afterwards no byte under it is read or written."""
     with asking(daemon, token_file, ca_file) as client:
         told = client.revoke_lease(lease)
     if json:

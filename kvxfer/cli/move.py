@@ -45,29 +45,31 @@ def move(
     src: Annotated[
         str, typer.Argument(metavar="SRC", help="daemon#agent/region:blocks, e.g. /run/kvxfer#a/kv:0-7,9")
     ],
-    dst: Annotated[str, typer.Argument(metavar="DST", help="The same of where they go.")],
+    dst: Annotated[str, typer.Argument(metavar="DST", help="The destination, written the same way.")],
     push: Annotated[
-        bool, typer.Option("--push", help="The source's agent writes; otherwise the destination's reads.")
+        bool,
+        typer.Option("--push", help="The source's agent writes; by default the destination's agent reads."),
     ] = False,
-    layers: Annotated[str, typer.Option(metavar="FIRST:STOP", help="These layers alone.")] = "",
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="Both ends are final by then.")] = 30.0,
+    layers: Annotated[str, typer.Option(metavar="FIRST:STOP", help="Move only these layers.")] = "",
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Both ends have ended by then.")] = 30.0,
     priority: Annotated[int, typer.Option(metavar="N", min=0, max=255, help="0 goes first.")] = 0,
-    context: Annotated[str, typer.Option(metavar="REQUEST", help="Whose request it is.")] = "",
+    context: Annotated[str, typer.Option(metavar="REQUEST", help="The request that it belongs to.")] = "",
     daemon: DaemonOption = "",
     src_token_file: Annotated[
         str, typer.Option(metavar="FILE", help="Token of the source's daemon. Default: KVXFER_TOKEN_FILE.")
     ] = "",
     dst_token_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Of the destination's. Default: KVXFER_TOKEN_FILE.")
+        str,
+        typer.Option(metavar="FILE", help="Token of the destination's daemon. Default: KVXFER_TOKEN_FILE."),
     ] = "",
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
     """Move blocks from a region at one daemon to a region at another; status 1 when it fails.
 
-    A place is daemon#agent/region:blocks. Without daemon# it is at --daemon; /region is one of the daemon's
-    own, as memory is that was handed over; without :blocks all of the region's are meant.
-    The lease that it needs is granted for it, and ends with it.
+    A place is daemon#agent/region:blocks. Without daemon#, the daemon is --daemon; /region is a region of the
+    daemon's own agent, or memory handed over to it; without :blocks, all blocks are moved. The command grants
+    the lease that the transfer needs, and ends it afterwards.
 
     kvxfer move prefill-0/kv:0-7 decode-0/kv:8-15
 
@@ -81,7 +83,7 @@ def move(
     ):
         begin, end = PlacedRegion.find(at_source, source), PlacedRegion.find(at_destination, destination)
         if len(begin.blocks) != len(end.blocks):
-            raise invalid(f"{begin.words} cannot go into {end.words}: name as many of both")
+            raise invalid(f"{begin.words} cannot go into {end.words}: name the same number at both ends")
 
         def say(words: str) -> None:
             if not json:
@@ -122,7 +124,7 @@ def _pull(begin: PlacedRegion, end: PlacedRegion, request: Request, say: Say) ->
     try:
         say(f"lease to read {begin.words}")
         made = _create(end, begin, "read", {**request, "lease": lease.token})
-        say(f"transfer {made} of {end.agent.name}'s at {end.client.place}")
+        say(f"transfer {made} by {end.agent.name} at {end.client.place}")
         with _cancelled(end.client, made):
             yield end.client, made
     finally:
@@ -136,7 +138,7 @@ def _push(begin: PlacedRegion, end: PlacedRegion, request: Request, say: Say) ->
         say(f"lease to write {end.words}")
         # Not by its address, which a session that the other end began does not have.
         made = _create(begin, end, "write", {**request, "lease": token}, end.agent.id)
-        say(f"transfer {made} of {begin.agent.name}'s at {begin.client.place}")
+        say(f"transfer {made} by {begin.agent.name} at {begin.client.place}")
         with _cancelled(begin.client, made):
             yield begin.client, made
 
@@ -217,5 +219,5 @@ def _layers(text: str) -> list[int] | None:
         return None
     first, colon, stop = text.partition(":")
     if not colon or not first.isdigit() or not stop.isdigit() or int(first) >= int(stop):
-        raise invalid(f"--layers is FIRST:STOP, e.g. 0:16, not {text!r}")
+        raise invalid(f"--layers must be FIRST:STOP, e.g. 0:16, not {text!r}")
     return [int(first), int(stop)]

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 app = typer.Typer(invoke_without_command=True, epilog="kvxfer pages --tenant red\n\nkvxfer pages --pool")
 
 RegionArgument = Annotated[
-    str, typer.Argument(metavar="REGION", help="agent/region:blocks, a block for each key.")
+    str, typer.Argument(metavar="REGION", help="agent/region:blocks, one block per key.")
 ]
-KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY...", help="One for each page.")]
-ModelOption = Annotated[str, typer.Option(help="Of this model: keys of two models never meet.")]
-RevisionOption = Annotated[str, typer.Option(help="And of this revision of it.")]
-TenantOption = Annotated[str, typer.Option(help="Of this tenant.")]
+KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY...", help="One key per page.")]
+ModelOption = Annotated[str, typer.Option(help="The pages' model; each model has its own keys.")]
+RevisionOption = Annotated[str, typer.Option(help="The model's revision.")]
+TenantOption = Annotated[str, typer.Option(help="The pages' tenant.")]
 LayoutOption = Annotated[
     str,
     typer.Option(
         metavar="DIGEST",
-        help="What parking them answered, or how that begins. Needed where a key is parked in two layouts.",
+        help="The layout that parking answered, or its beginning. Needed if a key is parked in two layouts.",
     ),
 ]
 TimeoutOption = Annotated[float, typer.Option(min=0.001, help="How long copying may take.")]
-ContextOption = Annotated[str, typer.Option(metavar="REQUEST", help="Whose request it is.")]
+ContextOption = Annotated[str, typer.Option(metavar="REQUEST", help="The request that it belongs to.")]
 
 # After its deadline a copy drains.
 _GRACE_S = 20.0
@@ -57,7 +57,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 @app.callback()
 def pages(
     context: typer.Context,
-    pool: Annotated[bool, typer.Option("--pool", help="How full the pool is.")] = False,
+    pool: Annotated[bool, typer.Option("--pool", help="Show how full the pool is.")] = False,
     tenant: TenantOption = "",
     limit: LimitOption = 100,
     daemon: DaemonOption = "",
@@ -83,7 +83,7 @@ def pages(
                     ("EVICTED", lambda row: row.evicted_total),
                 ],
                 as_json=json,
-                nothing="this daemon keeps no pages: kvxfer serve --pool-gib says how many",
+                nothing="this daemon keeps no pages: start it with kvxfer serve --pool-gib",
             )
             return
         print_rows(
@@ -110,9 +110,9 @@ def park(
     revision: RevisionOption = "",
     tenant: TenantOption = "",
     lease: Annotated[
-        str, typer.Option(metavar="TOKEN", help="A right to the blocks. Default: the agent is asked for one.")
+        str, typer.Option(metavar="TOKEN", help="Token of a lease. Default: the agent is asked for a lease.")
     ] = "",
-    pin: Annotated[bool, typer.Option("--pin", help="They do not give way to others.")] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep the pages from being evicted.")] = False,
     timeout_s: TimeoutOption = 30.0,
     context: ContextOption = "",
     daemon: DaemonOption = "",
@@ -120,7 +120,7 @@ def park(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Copy blocks of an agent's region into the pool, one under each key; then they can be fetched."""
+    """Copy blocks of an agent's region into the pool, one per key; then they can be fetched."""
     from kvxfer.control import schema
 
     wanted = Place.parse(place)
@@ -151,7 +151,10 @@ def fetch(
     revision: RevisionOption = "",
     tenant: TenantOption = "",
     lease: Annotated[
-        str, typer.Option(metavar="TOKEN", help="To write the blocks. Default: one is granted for it.")
+        str,
+        typer.Option(
+            metavar="TOKEN", help="Token of a lease to write. Default: one is granted for this command."
+        ),
     ] = "",
     notify: Annotated[str, typer.Option(metavar="TAG", help="Tag that the agent expects.")] = "",
     timeout_s: TimeoutOption = 30.0,
@@ -161,7 +164,7 @@ def fetch(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Copy pages into blocks of an agent's region: all of them, or none where one is missing."""
+    """Copy pages into blocks of an agent's region: all of them, or none if one is missing."""
     from kvxfer.control import schema
 
     wanted = Place.parse(place)
@@ -189,7 +192,7 @@ def fetch(
 def pin(
     keys: KeysArgument,
     model: ModelOption,
-    undo: Annotated[bool, typer.Option("--undo", help="Let them give way again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let the pages be evicted again.")] = False,
     layout: LayoutOption = "",
     revision: RevisionOption = "",
     tenant: TenantOption = "",
@@ -198,7 +201,7 @@ def pin(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Keep pages from giving way to others; status 1 where one is not there."""
+    """Keep pages from being evicted; status 1 if one is missing."""
     with asking(daemon, token_file, ca_file) as client:
         which = _which(client, keys, layout, model, revision, tenant)
         _print(client.unpin_pages(which) if undo else client.pin_pages(which), json)
@@ -216,7 +219,7 @@ def drop(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Take pages away, with a fence: afterwards nobody reads them. Status 1 where one is not there."""
+    """Drop pages, with a fence: afterwards they are not read any more. Status 1 if one is missing."""
     with asking(daemon, token_file, ca_file) as client:
         _print(client.drop_pages(_which(client, keys, layout, model, revision, tenant)), json)
 
@@ -227,7 +230,7 @@ def _right(destination: PlacedRegion, timeout_s: float) -> AbstractContextManage
     own = client.get_node().agent
     writer = next((agent for agent in client.agents() if agent.id == own), None)
     if writer is None:
-        raise invalid(f"{client.place} has no agent of its own, and keeps no pages")
+        raise invalid(f"{client.place} has no own agent, and so keeps no pages")
     return right_to_write(destination, client, writer, timeout_s + _GRACE_S)
 
 

@@ -33,7 +33,9 @@ class Place:
         found = _BLOCKS.match(rest)
         name, blocks = (rest, None) if found is None else (found["place"], _numbers(found["blocks"]))
         if "/" not in name:
-            raise invalid(f"{text!r} is no place: write [daemon#]agent/region[:blocks], e.g. decode-0/kv:0-7")
+            raise invalid(
+                f"{text!r} is not a place: write [daemon#]agent/region[:blocks], e.g. decode-0/kv:0-7"
+            )
         return cls(daemon, name, blocks)
 
 
@@ -52,7 +54,7 @@ class PlacedRegion:
         agent, region = find_region(client, place)
         blocks = list(range(region.num_blocks) if place.blocks is None else place.blocks)
         if not 0 < len(blocks) <= _MOST_BLOCKS:
-            raise invalid(f"{place.name} is {len(blocks)} blocks; one transfer moves 1 to {_MOST_BLOCKS}")
+            raise invalid(f"{place.name} has {len(blocks)} blocks; one transfer moves 1 to {_MOST_BLOCKS}")
         return cls(client, agent, region, blocks)
 
     @property
@@ -72,9 +74,9 @@ def find_region(client: Client, place: Place) -> tuple[schema.Agent, schema.Regi
         if region.agent in agents and place.name in _names(agents[region.agent], region, own)
     ]
     if not found:
-        raise invalid(f"{client.place} knows no region {place.name!r}: kvxfer regions lists them")
+        raise invalid(f"{client.place} does not know a region {place.name!r}: kvxfer regions lists them")
     if len(found) > 1:
-        raise invalid(f"{place.name!r} is {len(found)} regions: name the agent by its id (kvxfer agents)")
+        raise invalid(f"{place.name!r} names {len(found)} regions: name the agent by its id (kvxfer agents)")
     return found[0]
 
 
@@ -91,6 +93,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         numbers = range(int(first), int(last or first) + 1)
         if not numbers or len(found) + len(numbers) > _MOST_BLOCKS:
-            raise invalid(f"blocks {part!r} are none, or more than {_MOST_BLOCKS}")
+            raise invalid(f"blocks {part!r} are an empty range, or more than {_MOST_BLOCKS} in total")
         found.extend(numbers)
     return tuple(found)

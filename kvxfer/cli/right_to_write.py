@@ -57,7 +57,7 @@ def revoke_quietly(client: Client, lease: str) -> None:
         client.revoke_lease(lease)
     except ControlError as error:
         if error.code not in ("not-found", "lease-ended"):
-            print(f"kvxfer: lease {lease} was not revoked, and runs out: {error}", file=sys.stderr)
+            print(f"kvxfer: lease {lease} could not be revoked, and will expire: {error}", file=sys.stderr)
 
 
 def _session(into: PlacedRegion, client: Client, writer: schema.Agent) -> int:
@@ -71,7 +71,7 @@ def _session(into: PlacedRegion, client: Client, writer: schema.Agent) -> int:
     while found is None:
         if time.monotonic() > until_s:
             raise UsageError(
-                f"{into.agent.name} did not tell of a session with {writer.name}", code="deadline"
+                f"{into.agent.name} did not report a session with {writer.name} in time", code="deadline"
             )
         time.sleep(_LOOK_S)
         found = _newest_session(into, writer)

@@ -13,7 +13,8 @@ from kvxfer.errors import KvxferError, UsageError, invalid
 
 def serve(
     state: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of what outlives it. Default: this user's.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of its persistent state. Default: this user's."),
     ] = None,
     runtime: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of its sockets, where agents look for it.")
@@ -22,26 +23,27 @@ def serve(
         str | None, typer.Option(metavar="NAME", help="The node's name. Default: the host's.")
     ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help='For REST beside the unix socket; "": that alone.')
+        str, typer.Option(metavar="HOST:PORT", help='TCP address of REST; "": only the unix socket.')
     ] = "127.0.0.1:7380",
     host_name: Annotated[
-        list[str] | None, typer.Option(help="A name under which REST is asked for; may be repeated.")
+        list[str] | None, typer.Option(help="A host name that clients of REST may use; may be repeated.")
     ] = None,
     tls_certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its certificate in PEM, with the chain.")
+        Path | None, typer.Option(metavar="FILE", help="The daemon's certificate in PEM, with the chain.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Clients need a certificate of it; a token may be for one (kvxfer tokens)."
+            metavar="FILE",
+            help="Authority whose certificates clients need; a token may be for one (kvxfer tokens).",
         ),
     ] = None,
     agent_listen: Annotated[
-        str, typer.Option(metavar="tcp://HOST:PORT", help="Where its own agent listens.")
+        str, typer.Option(metavar="tcp://HOST:PORT", help="Address on which its own agent listens.")
     ] = "tcp://127.0.0.1:0",
     agent_advertise: Annotated[
-        str | None, typer.Option(metavar="tcp://HOST:PORT", help="At which address other agents reach it.")
+        str | None, typer.Option(metavar="tcp://HOST:PORT", help="Address at which other agents reach it.")
     ] = None,
     secret_file: Annotated[
         Path | None,
@@ -50,48 +52,50 @@ def serve(
         ),
     ] = None,
     directory: Annotated[
-        str, typer.Option(metavar="URL", help="Where its own agent is found: etcd://..., or a daemon's URL.")
+        str, typer.Option(metavar="URL", help="Directory of its own agent: etcd://..., or a daemon's URL.")
     ] = "",
     pool_gib: Annotated[float, typer.Option(min=0.0, help="Size of the host pool of pages.")] = 0.0,
     allow: Annotated[
         str | None,
         typer.Option(
-            metavar="HOSTS", help="What requests may have it dial: names and networks, with commas."
+            metavar="HOSTS",
+            help="Hosts that it may dial for a request: names and networks, separated by commas.",
         ),
     ] = None,
     require: Annotated[
-        str, typer.Option(metavar="TRANSPORTS", help="Transports without which it is not ready.")
+        str, typer.Option(metavar="TRANSPORTS", help="Transports that must work for it to be ready.")
     ] = "",
     own_agent: Annotated[
-        bool, typer.Option("--agent/--no-agent", help="Whether it has an agent itself.")
+        bool, typer.Option("--agent/--no-agent", help="Whether it runs its own agent.")
     ] = True,
     gpu: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Take memory of this GPU as well, on memory.sock.")
+        int | None, typer.Option(min=0, metavar="N", help="Accept memory of this GPU too, on memory.sock.")
     ] = None,
     most_transfers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Records of transfers that are kept.")
+        int, typer.Option(min=1, metavar="N", help="How many records of transfers it keeps.")
     ] = 100_000,
     token: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ROLE=FILE",
-            help="A token that was drawn elsewhere, as one for all nodes of a cluster is; may be repeated.",
+            help="A token made elsewhere, e.g. one for all nodes of a cluster; may be repeated.",
         ),
     ] = None,
     otlp: Annotated[
         str,
         typer.Option(
-            metavar="URL", help="An OpenTelemetry collector that is sent spans of transfers (OTLP by HTTP)."
+            metavar="URL",
+            help="An OpenTelemetry collector to which it sends spans of transfers (OTLP over HTTP).",
         ),
     ] = "",
     log: Annotated[
-        str, typer.Option(metavar="plain|json", help="How lines of its log are written to standard error.")
+        str, typer.Option(metavar="plain|json", help="Format of its log lines on standard error.")
     ] = "plain",
     stop_after_s: Annotated[
-        float, typer.Option(min=0.0, help="How long transfers that run may go on when it is told to end.")
+        float, typer.Option(min=0.0, help="How long running transfers may continue when it is told to stop.")
     ] = 10.0,
 ) -> None:
-    """Run the node's daemon until SIGTERM or SIGINT: REST, a page for people, and a host pool of pages.
+    """Run the node's daemon until SIGTERM or SIGINT: REST, a web page, and a host pool of pages.
 
     kvxfer serve --pool-gib 8
 
@@ -100,7 +104,7 @@ def serve(
     if (tls_certificate is None) != (tls_key is None):
         raise invalid("--tls-certificate and --tls-key go together")
     if tls_client_ca is not None and tls_certificate is None:
-        raise invalid("--tls-client-ca is for TLS: name --tls-certificate and --tls-key as well")
+        raise invalid("--tls-client-ca needs TLS: name --tls-certificate and --tls-key as well")
     gc.disable()  # as in kvxfer/control/__main__.py
     from kvxfer.control.listening import Tls
     from kvxfer.control.serve import ServeOptions, role_files, run

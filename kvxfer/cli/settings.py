@@ -28,12 +28,12 @@ _NONE = "none"
 def settings(
     agent: Annotated[
         str,
-        typer.Option(metavar="AGENT", help="Whose peers and rails --rate, --least-priority and --rail mean."),
+        typer.Option(metavar="AGENT", help="The agent to which --rate, --least-priority and --rail apply."),
     ] = "",
     rate: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PEER=BYTES", help="How many bytes a second the agent takes of a peer; or none."
+            metavar="PEER=BYTES", help="Bytes per second that the agent takes from a peer, or none."
         ),
     ] = None,
     least_priority: Annotated[
@@ -44,26 +44,27 @@ def settings(
         list[str] | None,
         typer.Option(metavar="TRANSPORT=on|off", help="Switch rails of a transport."),
     ] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Undo all that is set for the agent.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Undo all settings of the agent.")] = False,
     log_level: Annotated[
         str,
         typer.Option(
-            metavar="LEVEL", help="The daemon's, or with --agent that agent's: debug, info, warning, error."
+            metavar="LEVEL", help="Log level of the daemon, or of --agent: debug, info, warning, error."
         ),
     ] = "",
     quota: Annotated[
-        list[str] | None, typer.Option(metavar="TENANT=BYTES", help="Pages that a tenant may park; or none.")
+        list[str] | None,
+        typer.Option(metavar="TENANT=BYTES", help="Bytes of pages that a tenant may park, or none."),
     ] = None,
     tenant_rate: Annotated[
         list[str] | None,
-        typer.Option(metavar="TENANT=BYTES", help="How many bytes a second a tenant may ask for; or none."),
+        typer.Option(metavar="TENANT=BYTES", help="Bytes per second that a tenant may ask for, or none."),
     ] = None,
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show what is set while a node runs, or change it; all options but --log-level may be repeated.
+    """Show or change the settings of a running node; all options but --log-level may be repeated.
 
     kvxfer settings
 
@@ -73,11 +74,13 @@ def settings(
     """
     of_agent = bool(rate or least_priority or rail or forget)
     if of_agent and not agent:
-        raise invalid("say whose: --agent NAME (kvxfer agents lists them)")
+        raise invalid("name the agent: --agent NAME (kvxfer agents lists them)")
     if agent and not of_agent and not log_level:
-        raise invalid("say what to change for it: --rate, --least-priority, --rail, --forget or --log-level")
+        raise invalid(
+            "name what to change for the agent: --rate, --least-priority, --rail, --forget or --log-level"
+        )
     if forget and (rate or least_priority or rail):
-        raise invalid("--forget stands alone")
+        raise invalid("--forget cannot be combined with --rate, --least-priority or --rail")
     from pydantic import ValidationError
 
     from kvxfer.control import schema
@@ -142,7 +145,7 @@ def _number(text: str, option: str) -> int | None:
     if text == _NONE:
         return None
     if not text.isascii() or not text.isdigit():
-        raise invalid(f"{option}: {text!r} is no whole number, nor {_NONE!r}")
+        raise invalid(f"{option}: {text!r} is neither a whole number nor {_NONE!r}")
     return int(text)
 
 
@@ -162,4 +165,4 @@ def _lines(found: schema.Settings) -> Iterator[str]:
         for transport in kept.rails:
             yield f"agent {plain(name)}, rails of {plain(transport)}  off"
         for id_, why in kept.refused.items():
-            yield f"agent {plain(name)} ({plain(id_)})  does not obey: {plain(why)}"
+            yield f"agent {plain(name)} ({plain(id_)})  did not apply this: {plain(why)}"

@@ -29,21 +29,23 @@ if TYPE_CHECKING:
 
 
 def tokens(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="One of them, by its id.")] = "",
-    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke that one.")] = False,
-    create: Annotated[str, typer.Option(metavar="NAME", help="Make one of this name.")] = "",
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="A token's id.")] = "",
+    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke that token.")] = False,
+    create: Annotated[str, typer.Option(metavar="NAME", help="Make a token with this name.")] = "",
     role: Annotated[str, typer.Option(metavar="read|transfer|admin", help="What it may do.")] = "read",
-    tenant: Annotated[list[str] | None, typer.Option(help="For this tenant alone; may be repeated.")] = None,
+    tenant: Annotated[
+        list[str] | None, typer.Option(help="Limit it to this tenant; may be repeated.")
+    ] = None,
     certificate: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Instead of a secret: who connects with this certificate, DNS:..., URI:..., CN:... or "
+            help="Make it for clients with this certificate, without a secret: DNS:..., URI:..., CN:... or "
             "SHA256:...",
         ),
     ] = "",
     ttl_s: Annotated[float, typer.Option(min=0.0, help="How long it is valid; 0: until revoked.")] = 0.0,
-    out: Annotated[str, typer.Option(metavar="FILE", help="Write the new token there (0600).")] = "",
+    out: Annotated[str, typer.Option(metavar="FILE", help="Write the new token to this file (0600).")] = "",
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
     ca_file: CaFileOption = "",
@@ -58,9 +60,9 @@ def tokens(
     if revoke and not token:
         raise invalid("--revoke needs a token's id: kvxfer tokens lists them")
     if certificate and (not create or out):
-        raise invalid("--certificate goes with --create, and has no secret for --out")
+        raise invalid("--certificate needs --create, and makes no secret for --out")
     if create and role not in ("read", "transfer", "admin"):
-        raise invalid(f"--role is read, transfer or admin, not {role!r}")
+        raise invalid(f"--role must be read, transfer or admin, not {role!r}")
     from kvxfer.control import schema
 
     with asking(daemon, token_file, ca_file) as client:

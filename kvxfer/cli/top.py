@@ -79,9 +79,9 @@ class Watch:
 
 
 def top(
-    interval_s: Annotated[float, typer.Option(min=0.1, help="How often it is drawn anew.")] = 1.0,
+    interval_s: Annotated[float, typer.Option(min=0.1, help="How often the screen is redrawn.")] = 1.0,
     count: Annotated[
-        int, typer.Option(metavar="N", min=0, help="End after so many times; 0: on Ctrl-C.")
+        int, typer.Option(metavar="N", min=0, help="End after drawing it N times; 0: on Ctrl-C.")
     ] = 0,
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
@@ -193,7 +193,7 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     )
     parts.append(
         _table(
-            "links, by what ended in the last seconds",
+            "links, rates over the last seconds",
             ("FROM", "TO", "RATE", "TRANSFERS/S"),
             [
                 (

@@ -31,7 +31,7 @@ def trace(
     request: Annotated[
         str,
         typer.Argument(
-            metavar="REQUEST", help="Its id, its trace's id, or a part of its id that no other request has."
+            metavar="REQUEST", help="The request's id, its trace's id, or a unique part of its id."
         ),
     ],
     daemon: Annotated[
@@ -48,10 +48,10 @@ def trace(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show one request's way: transfers with their stages, and spans of engines and routers.
+    """Show the course of one request: transfers with their stages, and spans of engines and routers.
 
-    Spans are those that programs send to a daemon: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://NODE:7380/v1/traces.
-    Rows are ordered by when they began, as the clocks of their hosts have it.
+    Programs send their spans to a daemon: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://NODE:7380/v1/traces.
+    Rows are ordered by their start, by the clocks of their hosts.
 
     kvxfer trace cmpl-7f3a --daemon https://node-a:7380 --daemon https://node-b:7380 --out request.json
     """

@@ -33,18 +33,18 @@ _MOST_OPEN = 250
 
 def transfers(
     transfer: Annotated[
-        str, typer.Argument(metavar="TRANSFER", help="One of them, by its id: with its stages.")
+        str, typer.Argument(metavar="TRANSFER", help="Show this transfer, by its id, with its stages.")
     ] = "",
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel that one.")] = False,
-    running: Annotated[bool, typer.Option("--open", help="Those that are open now.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel that transfer.")] = False,
+    running: Annotated[bool, typer.Option("--open", help="Only transfers that are open now.")] = False,
     agent: AgentOption = "",
     state: Annotated[
-        str, typer.Option(metavar="pending|done|failed|cancelled", help="Those in this state.")
+        str, typer.Option(metavar="pending|done|failed|cancelled", help="Only transfers in this state.")
     ] = "",
     context: Annotated[
-        str, typer.Option(metavar="REQUEST", help="Of this request: its context, or its trace id.")
+        str, typer.Option(metavar="REQUEST", help="Only of this request: its context, or its trace id.")
     ] = "",
-    tenant: Annotated[str, typer.Option(help="Of this tenant.")] = "",
+    tenant: Annotated[str, typer.Option(help="Only of this tenant.")] = "",
     limit: LimitOption = 50,
     daemon: DaemonOption = "",
     token_file: TokenFileOption = "",
@@ -133,7 +133,7 @@ def told_of(transfer: schema.Transfer) -> list[str]:
     for word, end, other in ends:
         if end is None:
             if other is not None and (name := _end(None, other)) is not None:
-                lines.append(f"  {word} {plain(name)}, whose daemon has its stages")
+                lines.append(f"  {word} {plain(name)}; its daemon has the stages")
             continue
         lines.append(
             f"  {word} {plain(end.region_name) or end.region} of {plain(end.agent_name) or end.agent}"
@@ -161,7 +161,7 @@ def took_us(transfer: schema.Transfer) -> float | None:
 
 def _state(text: str) -> Any:
     if text and text not in ("pending", "done", "failed", "cancelled"):
-        raise invalid(f"--state is pending, done, failed or cancelled, not {text!r}")
+        raise invalid(f"--state must be pending, done, failed or cancelled, not {text!r}")
     return text or None
 
 

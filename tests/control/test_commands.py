@@ -153,7 +153,7 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
     assert told("transfers", transfer["made_id"], daemon=at)[0]["id"] == transfer["id"]
     shown = run("transfers", transfer["id"], daemon=at)
     assert "begun" in shown.stdout
-    assert "whose daemon has its stages" in shown.stdout
+    assert "its daemon has the stages" in shown.stdout
     assert "\x1b" not in shown.stdout
     listed = run("transfers", "--context", "req-1", daemon=at).stdout
     assert "prefill-0/kv" in listed
@@ -203,8 +203,8 @@ def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     ("src", "dst", "words"),
     [
         ("prefill-0", "x/kv", "write [daemon#]agent/region[:blocks]"),
-        ("prefill-0/kv:0", "prefill-0/kv:1,2", "name as many of both"),
-        ("prefill-0/kv:5-3", "prefill-0/kv:0", "are none"),
+        ("prefill-0/kv:0", "prefill-0/kv:1,2", "name the same number at both ends"),
+        ("prefill-0/kv:5-3", "prefill-0/kv:0", "are an empty range"),
         ("prefill-0/none:0", "prefill-0/kv:0", "kvxfer regions lists them"),
         ("prefill-0/kv:99", "prefill-0/kv:0", "99"),
         ("unix:/nowhere.sock#a/b:0", "prefill-0/kv:0", "no daemon answers at unix:/nowhere.sock"),
@@ -265,7 +265,7 @@ def test_leases_are_granted_extended_and_revoked(nodes: list[Node]) -> None:
         (("extend", lease, "--ttl-s", "1"), "there is no lease"),
         (("grant", "prefill-0/kv:99"), "99"),
         (("grant", "prefill-0/none"), "kvxfer regions lists them"),
-        (("grant", "prefill-0/kv", "--holder", "a", "--session", "1"), "name one"),
+        (("grant", "prefill-0/kv", "--holder", "a", "--session", "1"), "name only one"),
         (("grant", "prefill-0/kv", "--session", "99"), "no session 99"),
         (("--agent", "x", "revoke", lease), "write kvxfer leases revoke --agent"),
     ):
@@ -324,7 +324,7 @@ def test_a_node_is_drained_and_taken_back(tmp_path: Path) -> None:
     with program(tmp_path):
         place = f"unix:{tmp_path}/run/api.sock"
         assert told("drain", "--wait", daemon=place)[0]["ready"]
-        assert "takes work" in run("drain", "--undo", daemon=place).stdout
+        assert "accepts work" in run("drain", "--undo", daemon=place).stdout
 
 
 def test_tokens_are_made_into_files_and_used_from_them(nodes: list[Node], tmp_path: Path) -> None:
