@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kvxfer.control.audit_log import AuditLog
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.answers import KEPT_S, MOST, Answer, Answers, fingerprint
 from kvxfer.control.state.store import Store
+from tests.control.serving import BOUND_S
 
 
 async def test_what_was_put_is_there_again(tmp_path: Path) -> None:
@@ -45,6 +47,27 @@ async def test_many_at_once_are_committed_together_and_each_has_its_own_result(t
 
     results = await asyncio.gather(*(one(number) for number in range(200)))
     assert len(store.load("kind")) == sum(number >= 0 for number in results) == 180
+    store.close()
+
+
+async def test_a_change_that_is_cancelled_does_not_stop_the_later_ones(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db")
+    may_go_on, is_busy = threading.Event(), threading.Event()
+
+    def hold_up(_: object) -> None:
+        is_busy.set()
+        assert may_go_on.wait(BOUND_S)
+
+    begun = asyncio.create_task(store.run(hold_up))
+    assert await asyncio.to_thread(is_busy.wait, BOUND_S)
+    waiting = asyncio.create_task(store.put("kind", "waiting", 1))
+    await asyncio.sleep(0)
+    for task in (begun, waiting):
+        task.cancel()
+    await asyncio.wait([begun, waiting])
+    may_go_on.set()
+    await asyncio.wait_for(store.put("kind", "later", 2), BOUND_S)
+    assert store.load("kind") == {"later": 2}
     store.close()
 
 

@@ -179,7 +179,8 @@ class Store:
             while len(batch) < _MOST_AT_ONCE and not self._queue.empty():
                 batch.append(self._queue.get())
             going = None not in batch
-            self._commit([item for item in batch if item is not None])
+            # A change whose caller was cancelled while it waited is left out; from here on it is made.
+            self._commit([item for item in batch if item and item[1].set_running_or_notify_cancel()])
 
     def _commit(self, batch: list[tuple[Work[Any], Future[Any]]]) -> None:
         """Runs all work in one transaction; if that fails, runs each in its own."""
