@@ -1,4 +1,4 @@
-"""Tests that need a GPU are skipped where there is none that kernels can run on, with the reason."""
+"""Skips tests that need a GPU, with the reason, if there is no GPU that can run kernels."""
 
 from __future__ import annotations
 

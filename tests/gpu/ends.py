@@ -1,4 +1,4 @@
-"""Two agents with a cache on the GPU each: for streams that transfers wait for, and the other way round."""
+"""Two agents, each with a cache on the GPU: transfers wait for streams, and streams for transfers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kvxfer.gpu import shareable_memory
 
 TIMEOUT_S = 60.0
 SHAPE = (4, 64 * 1024)
-# So long that a byte that does not wait is certain to come too early; in cycles.
+# In cycles: so long that a byte that does not wait certainly comes too early.
 LONG = 200_000_000
 
 
 class Ends:
-    """Two agents of this process, with a cache on the GPU each.
+    """Two agents of this process, each with a cache on the GPU.
 
-    In memory of cudaMalloc, which only another process may open, so that pages are staged; or in the pool's,
-    which goes by cuda_ipc here as well.
+    The caches lie in memory of cudaMalloc, which only another process may open, so that pages are staged; or
+    in the pool's memory, which cuda_ipc carries here as well.
     """
 
     def __init__(self, src: kvxfer.Agent, dst: kvxfer.Agent, pooled: bool) -> None:
@@ -52,7 +52,7 @@ class Ends:
         )
 
     def produce(self, value: int) -> None:
-        """Fills the cache in the stream, a while from now."""
+        """Enqueues in the stream: waits a while, then fills the cache."""
         import torch
 
         with torch.cuda.stream(self.stream):

@@ -1,8 +1,7 @@
-"""A prefill's process with caches on a GPU, for test_agents.py: told what to do line by line.
+"""A prefill process with caches on a GPU, for test_agents.py; it reads commands line by line.
 
-``pages`` is the cache that is read, full of what `pattern` makes; ``target`` is written by the peer. With
-the argument ``pool`` both lie in memory of `kvxfer.gpu.shareable_memory`. Prints its address, then an answer
-for each command.
+The peer reads ``pages``, which `pattern` fills, and writes ``target``. With the argument ``pool`` both lie in
+memory of `kvxfer.gpu.shareable_memory`. Prints the agent's address, then an answer for each command.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SHAPE = 3, 40, 65536  # layers, blocks, bytes of a page
 
 
 def pattern(seed: int) -> Any:
-    """Bytes of every page, uint8 of `SHAPE`, on the processor."""
+    """Returns the bytes of all pages, uint8 of `SHAPE`, in host memory."""
     import torch
 
     return torch.randint(0, 256, SHAPE, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Agents of two processes whose caches lie on one GPU: what is written and read, and what ends it."""
+"""Agents of two processes whose caches lie on one GPU: writes, reads, and what ends them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def decode() -> Iterator[Decode]:
 
 
 def code_of(transfer: kvxfer.Transfer) -> str:
-    """Waits for the end and returns its error's code, "" where it is done."""
+    """Waits for the end and returns the error's code, or "" if the transfer is done."""
     try:
         transfer.wait(TIMEOUT_S)
     except kvxfer.TransferError as error:
@@ -133,7 +133,8 @@ def test_what_was_read_under_a_lease_that_ended_is_the_old_page_or_not_done(deco
     assert decode.source.ask("revoke") == "revoked"
     ended = [code_of(transfer) for transfer in transfers]
     assert set(ended) <= {"", "lease-ended"}
-    # One that was done had nothing of what the source wrote afterwards; none comes after the last.
+    # A transfer that was done contains nothing that the source wrote afterwards; nothing arrives after the
+    # last one.
     if not any(ended):
         require_same(decode.cache, decode.pattern(1).flip(1))
     with pytest.raises(kvxfer.KvxferError):
@@ -163,7 +164,7 @@ def test_pages_go_between_the_gpu_and_host_memory_staged(decode: Decode) -> None
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_agents_of_one_process_stage_over_tcp(device: str) -> None:
-    """As between two hosts: no process opens handles of its own memory, so cuda_ipc does not reach."""
+    """As between two hosts: a process cannot open handles of its own memory, so cuda_ipc is not used."""
     import torch
 
     shape = 2, 12, 300_000

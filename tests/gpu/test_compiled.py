@@ -1,4 +1,4 @@
-"""Kernels as NVRTC compiles them, looked at without a GPU: registers, spills and instructions."""
+"""Inspects kernels as NVRTC compiles them, without a GPU: registers, spills and instructions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvxfer.gpu.kernels import KERNELS, Kernel, kernel_of
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 COMPILED = [(kernel.name, arch) for kernel in KERNELS for arch in ARCHITECTURES if kernel.runs_on(arch)]
-# What moves the bytes. EF is "evict first": past the cache. Bulk copies go to shared memory and from it.
+# The instructions that move the bytes. EF is "evict first". Bulk copies go to shared memory and from it.
 _VECTORS = {"LDG.E.EF.128", "STG.E.EF.128"}
 MOVES = {"copy_vectors": _VECTORS, "copy_bulk": {"UBLKCP.S.G", "UBLKCP.G.S"}, "convert": _VECTORS}
 
@@ -26,7 +26,7 @@ _compilations: dict[tuple[str, str], Compilation] = {}
 
 def compilation(name: str, architecture: str) -> Compilation:
     """Compiles a kernel, once for all tests."""
-    # Nothing is skipped here: who changes a kernel must see this.
+    # Nothing is skipped here: every developer who changes a kernel must see these results.
     try:
         compiler.version()
     except UsageError as error:
@@ -37,7 +37,7 @@ def compilation(name: str, architecture: str) -> Compilation:
 
 
 def tool(name: str) -> Path:
-    """Returns the file of one of NVIDIA's tools, as its wheel brings it."""
+    """Returns the file of one of NVIDIA's tools, from its wheel."""
     try:
         files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
     except importlib.metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def dump(code: bytes, folder: Path) -> str:
     file = folder / "kernel.cubin"
     file.write_bytes(code)
     cuobjdump = tool("cuobjdump")
-    assert tool("nvdisasm").parent == cuobjdump.parent  # where it looks for it
+    assert tool("nvdisasm").parent == cuobjdump.parent  # where cuobjdump looks for it
     done = subprocess.run([cuobjdump, "-elf", "-sass", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -77,7 +77,7 @@ def test_registers_are_within_the_launch_bounds_and_none_is_spilled(
     used = [int(count) for count in re.findall(r"Used (\d+) registers", made.log)]
     assert len(used) == 1, made.log
     dumped = dump(made.cubin.code, tmp_path)
-    # Of 65,536 that a processor has. Rounded up for each warp to the 8 that they are given out in.
+    # Of the 65,536 registers of a multiprocessor. They are allocated to warps in units of 8 per thread.
     given = -(-used[0] // 8) * 8
     assert given * attribute(dumped, "MAX_THREADS") <= 65_536
     spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", made.log)
@@ -120,7 +120,7 @@ def test_the_litmus_test_compiles_and_fences_as_copies_do(architecture: str, tmp
 
 
 def _functions(dumped: str) -> list[tuple[str, str]]:
-    """Returns each function's name and its instructions, of what cuobjdump prints."""
+    """Returns each function's name and its instructions, from cuobjdump's output."""
     parts = re.split(r"Function : (\w+)", dumped)
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -135,12 +135,12 @@ extern "C" __global__ void fires(unsigned* word) { kvxfer::fire(word, 7); }
 
 
 def compiled_by_its_author(code: str, architecture: str) -> bytes:
-    """Compiles with the folder of our header and nothing else of ours."""
+    """Compiles with the folder of kvxfer's header and nothing else of kvxfer."""
     return compiled_with_log(code, architecture)[0]
 
 
 def compiled_with_log(code: str, architecture: str) -> tuple[bytes, str]:
-    """Compiles likewise, and returns what ptxas says of registers and spills, too."""
+    """Compiles likewise, and also returns what ptxas reports about registers and spills."""
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
@@ -167,7 +167,7 @@ def test_what_tells_the_host_is_fenced_and_of_system_scope(architecture: str, tm
     assert any(name.startswith(("RED", "ATOM")) and "STRONG.SYS" in name for name in arrives), sorted(arrives)
     for found in (posts, fires):
         assert any(name.startswith("ST") and "STRONG.SYS" in name for name in found), sorted(found)
-    # The host's count is looked up across the bus, the place in the ring is the GPU's own.
+    # The kernel reads the host's count across the bus; the place in the ring is in the GPU's own memory.
     assert any(name.startswith("LD") and "STRONG.SYS" in name for name in posts), sorted(posts)
     assert any(name.startswith("ATOM") and "CAS" in name and "STRONG.GPU" in name for name in posts), sorted(
         posts
@@ -202,12 +202,12 @@ def test_pages_are_stored_in_bulk_from_sm_90_on_and_by_vectors_before(
     assert set(kernels) == {"store_pages_in_bulk", "rotate_and_store"}
     for name, body in kernels.items():
         found = instructions(body)
-        # Where bulk copies do not go: addresses on no boundary, and every page before sm_90.
+        # Used where bulk copies cannot be: at addresses on no boundary, and for every page before sm_90.
         assert {name for name in found if name.startswith("STG") and "128" in name}, sorted(found)
         if architecture == "sm_80":
             assert not BULK & found, sorted(found)
             continue
-        # Pages that were computed in shared memory are not loaded there.
+        # Pages that were computed in shared memory need no load.
         assert BULK & found == (BULK if name == "store_pages_in_bulk" else {"UBLKCP.G.S"}), sorted(found)
 
 
@@ -228,7 +228,7 @@ def test_what_is_stored_in_bulk_is_waited_for_and_fenced_before_it_is_told(
     assert at < told[0], names
 
 
-# As many are built on sm_90: some warps compute and store, others have other work.
+# Many kernels for sm_90 are built like this: some warps compute and store, others have other work.
 SPECIALISED = """
 #include "kvxfer/device.cuh"
 extern "C" __global__ void __launch_bounds__(160)

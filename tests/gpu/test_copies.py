@@ -1,6 +1,6 @@
-"""Copies on a GPU, byte for byte what the processor's executor does with the same memory.
+"""Copies on a GPU give the same bytes as the processor's executor does with the same memory.
 
-(The executor is held to an oracle of its own in tests/property.)
+(tests/property compares the executor with its own oracle.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def stream() -> Iterator[CopyStream]:
 
 
 def on_device(memory: Bytes, first_byte: int) -> Any:
-    """Returns the bytes on the device, at an address of so much alignment and no more."""
+    """Returns the bytes on the device, at an address with exactly this alignment."""
     import torch
 
     whole = torch.empty(len(memory) + 16, dtype=torch.uint8, device="cuda")
@@ -105,7 +105,7 @@ def test_layouts_of_every_kind_are_copied_as_the_processor_does(stream: CopyStre
 def test_the_calibration_says_by_how_many_ctas_pages_are_staged() -> None:
     found = calibration.shared(0)
     measured = [rate.num_ctas for rate in found.rates()]
-    assert measured in ([], [1, 2, 4, 8])  # nothing where there was no time
+    assert measured in ([], [1, 2, 4, 8])  # nothing if there was no time
     assert found.num_ctas in (measured or [4])
     assert all(rate.to_host and rate.from_host for rate in found.rates())
 
@@ -176,7 +176,7 @@ def test_pages_in_random_order_arrive(page_nbytes: int, bulk: bool, num_ctas: in
 def test_every_number_becomes_what_the_processor_makes_of_it(
     stream: CopyStream, src_dtype: str, dst_dtype: str, saturate: bool, seed: int
 ) -> None:
-    # All patterns of 16 bits and of 8; of float32 those that have them in the upper half, and random ones.
+    # All patterns of 16 bits and of 8 bits; for float32, those in the upper half, and random lower halves.
     patterns = np.arange(1 << 16, dtype=np.uint32)
     if NBYTES[src_dtype] == 4:
         random = np.random.default_rng(seed).integers(0, 1 << 32, 1 << 16, np.uint32)
@@ -188,7 +188,7 @@ def test_every_number_becomes_what_the_processor_makes_of_it(
 
     def layout(dtype: str, scale: float) -> kvxfer.KVLayout:
         raw = np.zeros((1, num_blocks, 8, 16), {1: np.uint8, 2: np.uint16, 4: np.uint32}[NBYTES[dtype]])
-        # An int8 code has no value without a scale.
+        # Without a scale an int8 code has no value.
         scale = scale or (0.5 if dtype == "int8" else 0)
         scales = Quantization("tensor", (scale,), saturate=saturate) if scale else None
         return kvxfer.KVLayout.from_tensor(raw, axes="lbtd", dtype=dtype, quantization=scales)
@@ -214,7 +214,7 @@ def test_a_copy_waits_for_its_event_and_nothing_else_does(stream: CopyStream) ->
     torch.cuda.synchronize()
     model = torch.cuda.Stream()
     with torch.cuda.stream(model):
-        torch.cuda._sleep(4_000_000_000)  # cycles, two seconds: the rest takes a thousandth of it
+        torch.cuda._sleep(4_000_000_000)  # cycles, two seconds; everything else takes a thousandth of that
         src.fill_(7)
         event = torch.cuda.Event()
         event.record(model)
@@ -231,7 +231,7 @@ def test_a_copy_waits_for_its_event_and_nothing_else_does(stream: CopyStream) ->
 
 
 def test_memory_that_is_not_there_is_an_agent_error_and_ends_the_process_use_of_the_gpu() -> None:
-    """In a process of its own: the error stays with the context."""
+    """Runs in its own process, since the error stays with the context."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""``kvxfer/device.cuh`` in a kernel of somebody else's: that it fires, posts and stores on a GPU."""
+"""``kvxfer/device.cuh`` in a user's kernel: it fires, posts and stores on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 
 def compiled(code: str, architecture: str) -> bytes:
-    """Compiles as a kernel's author does: with the folder of our header and nothing else of ours."""
+    """Compiles as a kernel's author does: with the folder of kvxfer's header and nothing else of kvxfer."""
     from cuda.core import Program, ProgramOptions
 
     program = Program(code, "c++", ProgramOptions(arch=architecture, include_path=[include_path()]))
@@ -35,7 +35,7 @@ def compiled(code: str, architecture: str) -> bytes:
 
 @pytest.fixture
 def module_of() -> Any:
-    """Loads a kernel and returns what launches it in torch's current stream."""
+    """Loads a kernel and returns a function that launches it in torch's current stream."""
     import torch
     from cuda.core import Device, LaunchConfig, ObjectCode, launch
 
@@ -64,7 +64,7 @@ def test_a_kernel_of_many_ctas_lets_a_transfer_go(module_of: Any) -> None:
     options = kvxfer.AgentOptions(listen="tcp://127.0.0.1:0", transports=("loopback", "cuda_ipc"))
     num_ctas, num_words = 64, 1 << 20
     with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
-        # Pinned memory is the host's, and the kernel's at the same address.
+        # Host and kernel reach pinned memory at the same address.
         page = torch.zeros((2, num_words), dtype=torch.int32, pin_memory=True)
         landed = np.zeros((2, num_words), np.int32)
         region, target = src.register("kv", page), dst.register("kv", landed)
@@ -108,7 +108,7 @@ def test_ctas_start_the_transfer_of_each_page(module_of: Any, seed: int) -> None
     layout_of = kvxfer.KVLayout.from_tensor
     with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
         shape = (num_layers, num_blocks, 1, num_words)
-        # What cudaMalloc made only another process may open.
+        # Only another process may open memory from cudaMalloc.
         with shareable_memory():
             pages, landed = (torch.zeros(shape, dtype=torch.int32, device="cuda") for _ in range(2))
         torch.cuda.synchronize()
@@ -170,11 +170,12 @@ def stored_to(*shapes: tuple[int, ...]) -> Iterator[tuple[list[Any], list[int]]]
             addresses.append(stack.enter_context(received.map()).address)
             assert addresses[-1] != tensor.data_ptr()
         yield tensors, addresses
-        torch.cuda.synchronize()  # before the mappings go
+        torch.cuda.synchronize()  # before the mappings end
 
 
 @pytest.mark.parametrize("in_bulk", [False, True])
-# On 16-byte boundaries and not: a page of a ring's stages, one that ends amid a vector, one of odd length.
+# Pages on 16-byte boundaries and off them: whole stages of a ring, one that ends inside a vector, one of odd
+# length.
 @pytest.mark.parametrize("page_nbytes", [64 * 1024, 20_008, 4_099])
 def test_pages_are_stored_into_memory_that_was_offered(
     module_of: Any, page_nbytes: int, in_bulk: bool
@@ -205,7 +206,7 @@ def test_pages_are_stored_into_memory_that_was_offered(
             pages = (to, ours.data_ptr(), table.data_ptr(), np.uint32(count), np.uint64(page_nbytes))
             store(num_ctas, 256, *pages, told, shared_nbytes=shared_nbytes)
 
-        # A kernel's first launch may wait for others: neither does below.
+        # A kernel's first launch may wait for other kernels; the launches below must not.
         store_first(0)
         look(0)
         for run in range(num_rounds):
@@ -254,5 +255,5 @@ def test_pages_that_a_kernel_computes_are_stored_while_it_computes_the_next(modu
             first, second = keys.chunk(2, dim=1)
             rotated = torch.cat((first * cosines - second * sines, first * sines + second * cosines), dim=1)
             stored = theirs.view(torch.float32).view(num_pages, page_tokens, head_dim)[table.long()]
-            # The kernel's products and sums may be one instruction.
+            # The kernel may fuse a product and a sum into one instruction.
             torch.testing.assert_close(stored.flatten(0, 1), rotated, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""GPU memory of a process without an agent: handed to a daemon, moved by it, gone with its process."""
+"""GPU memory of a process without an agent: a daemon takes and moves it; it ends with the process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pattern(seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def main(folder: str, seed: str) -> None:
-    """Hands a tensor over; says the region's name, and for each line of input whether that is its seed."""
+    """Hands a tensor over; prints the region's name, and for each input line whether it is the seed."""
     import torch
 
     from kvxfer.gpu import shareable_memory
@@ -75,7 +75,7 @@ class Owner:
 
 @asynccontextmanager
 async def taking(folder: Path) -> AsyncIterator[HandedMemory]:
-    """Takes memory of the GPU in a folder."""
+    """Accepts memory of the GPU through a folder."""
     parent = OwnAgent("n", kvxfer.AgentOptions(silent_timeout_s=60.0))
     found = HandedMemory(folder, parent, gpu=0)
     await found.start()
@@ -106,7 +106,7 @@ async def moves(folder: Path) -> None:
                 lease = await region.grant(back, mode="write", ttl_s=TIMEOUT_S)
                 await peer.write(mine, remote, blocks, blocks, lease=lease.token, timeout_s=TIMEOUT_S)
                 assert await owner.has(2)
-                # It dies while pages are read: the mapping keeps the memory until nothing copies it any more.
+                # The owner dies while pages are read: the mapping keeps the memory until nothing copies it.
                 reads = [
                     peer.read(mine, remote, blocks, blocks, lease=token, timeout_s=TIMEOUT_S)
                     for _ in range(16)
@@ -119,7 +119,7 @@ async def moves(folder: Path) -> None:
                 assert not taken.agent.agent.regions
         finally:
             owner.kill()
-        # As good as new: another takes its name.
+        # The daemon still works: another process takes the name.
         other = Owner(folder, 3)
         try:
             assert (await other.line())[0] == name

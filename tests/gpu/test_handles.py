@@ -1,4 +1,4 @@
-"""Two processes on one GPU whose memory goes from one to the other by each kind of handle: bytes verified."""
+"""Two processes on one GPU: one reads the other's memory by each kind of handle; bytes verified."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tests.gpu.test_agents import TIMEOUT_S, Decode, Source, require_same
 pytestmark = pytest.mark.gpu
 
 SETTING = "PYTORCH_CUDA_ALLOC_CONF"
-# How the source allocates -> its argument and torch's setting. By cudaMalloc memory goes by cudaIpc;
-# expandable segments by descriptor; the pool's by descriptor, or by fabric handle where the device has them.
+# How the source allocates -> its argument and torch's setting. Memory from cudaMalloc is shared by cudaIpc;
+# expandable segments by descriptor; the pool's memory by descriptor, or by fabric handle if the device has
+# them.
 KINDS = {
     "cudaIpc of the caching allocator": ((), "expandable_segments:False"),
     "expandable segments": ((), "expandable_segments:True"),
@@ -39,7 +40,7 @@ def test_pages_are_read_and_written_whatever_the_memory_is(kind: str) -> None:
                 decode.region, decode.remote["target"], decode.blocks, decode.blocks, timeout_s=TIMEOUT_S
             ).wait(TIMEOUT_S)
             assert source.ask("compare 3") == "0"
-            # It waits for this process, which has unmapped the pages when it answers.
+            # The source waits for this process, which unmaps the pages before it answers.
             assert source.ask("deregister") == "deregistered"
             decode.read(decode.host_region, "host").wait(TIMEOUT_S)
             require_same(decode.host, decode.pattern(2).flip(1))

@@ -1,4 +1,4 @@
-"""Tensors in memory that other processes can map, as torch allocates them there."""
+"""Tensors that torch allocates in memory that other processes can map."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_tensors_of_a_block_lie_in_the_pool_and_others_do_not() -> None:
     assert _native.gpu_pool_handles(0) in ("fabric", "descriptor")
     later = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
     assert _native.gpu_pool_nbytes(0) == held
-    # As good as any: kernels of torch write and read it, from any stream.
+    # Ordinary memory for torch: its kernels write and read it, from any stream.
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
         total = int((inside + outside.sum() + later.sum()).sum())
@@ -58,5 +58,5 @@ def test_more_than_there_is_raises_torchs_error_with_our_words_and_leaves_nothin
     with pytest.raises(torch.OutOfMemoryError) as caught, shareable_memory():
         torch.empty(too_much, dtype=torch.uint8, device="cuda")
     assert any("has no room for" in note for note in caught.value.__notes__)
-    assert _native.gpu_pool_nbytes(0) <= held  # torch gives back what it caches before it gives up
+    assert _native.gpu_pool_nbytes(0) <= held  # torch frees its cached memory before it fails
     assert int(kept.sum()) == MIB

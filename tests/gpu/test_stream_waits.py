@@ -16,7 +16,7 @@ __all__ = ["ends"]  # a fixture
 
 
 def look(ends: Ends, stream: Any, seen: Any) -> None:
-    """Copies what has landed, as a kernel of the stream sees it when its turn comes."""
+    """Copies the pages in the stream, as a kernel enqueued there would see them."""
     import torch
 
     with torch.cuda.stream(stream):
@@ -24,7 +24,7 @@ def look(ends: Ends, stream: Any, seen: Any) -> None:
 
 
 def room(ends: Ends) -> Any:
-    """Returns where to look, taken before anything waits: an allocation may wait for the device."""
+    """Returns memory for `look`, allocated before anything waits: an allocation may wait for the device."""
     import torch
 
     return torch.empty_like(ends.landed)
@@ -99,7 +99,7 @@ def test_a_stream_goes_on_however_its_transfer_fails(ends: Ends, how: str) -> No
 
 
 def test_many_streams_wait_while_others_are_served(ends: Ends) -> None:
-    """More streams than a device has queues: none of them may hold up the copies that let them go."""
+    """More streams wait than a device has queues; none of them may block the copies that release them."""
     import torch
 
     streams = [torch.cuda.Stream() for _ in range(96)]

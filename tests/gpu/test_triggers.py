@@ -107,7 +107,7 @@ def test_a_capture_takes_no_harm_from_agents(ends: Ends) -> None:
             errors.append(error)
 
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # in the mode that minds all threads
+    with torch.cuda.graph(graph):  # in the mode that watches all threads
         number.add_(1)
         thread = threading.Thread(target=move)
         thread.start()

@@ -1,4 +1,4 @@
-"""What tests in the RDMA machine share; `make test-rdma` boots it and runs them there."""
+"""Fixtures for tests in the RDMA machine; `make test-rdma` boots it and runs them there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.rdma.machine import INSIDE
 
 @pytest.fixture(scope="session")
 def machine() -> None:
-    """Of tests that need the machine: elsewhere there are no such devices, and the links are not theirs."""
+    """Skips tests outside the machine: other hosts lack the devices, and their links must not be broken."""
     if INSIDE not in os.environ:
         pytest.skip("runs in the RDMA machine: make test-rdma")

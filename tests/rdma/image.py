@@ -1,7 +1,7 @@
-"""The RDMA machine's kernel and initial RAM disk, made of the distribution's packages and kept in a cache.
+"""The RDMA machine's kernel and initial RAM disk, made from the distribution's packages and cached.
 
-The distribution says which kernel is its newest: its stock one, since kernels for clouds and user-mode
-Linux have no Soft-RoCE. Packages are unpacked and not installed, so nobody has to be root for this.
+It uses the distribution's newest stock kernel, since kernels for clouds and user-mode Linux have no
+Soft-RoCE. It unpacks packages without installing them, so it does not need root.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Final
 
 _INIT: Final = Path(__file__).with_name("guest") / "init"
-#: All that the machine loads, and what these stand on. Names that the kernel only finds by asking user space
-#: (crc32 for Soft-RoCE's packets, the last for tc) are here, since the machine has no modprobe to be asked.
+#: All modules that the machine loads; their dependencies are added. Modules that the kernel would request
+#: from user space (crc32 for Soft-RoCE's packets, the last ones for tc) are listed too, since the machine has
+#: no modprobe.
 _MODULES: Final = (
     *("virtio_pci", "virtio_console", "virtio_rng", "9pnet_virtio", "9p", "overlay"),
     *("crc32_generic", "rdma_rxe", "rdma_ucm", "ib_umad", "veth", "sch_netem"),
@@ -30,12 +31,12 @@ _FOLDERS: Final = ("bin", "dev", "host", "modules", "proc", "root", "sys", "writ
 
 
 class ImageError(Exception):
-    """The image cannot be made; says why."""
+    """The image cannot be made; the message says why."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What qemu boots, and rdma-core's own tests as the same distribution has them."""
+    """The files that qemu boots, and rdma-core's own tests from the same distribution."""
 
     folder: Path
 
@@ -61,7 +62,7 @@ def find_image() -> Image:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="new-") as folder:
         if os.geteuid() == 0:
-            _call("apt-get", "update", "-qq")  # a mirror forgets the packages of old lists
+            _call("apt-get", "update", "-qq")  # a mirror drops packages of old lists
         found = re.search(r"Depends: (linux-image-\S+)", _call("apt-cache", "depends", "linux-image-amd64"))
         if found is None:
             raise ImageError(
@@ -117,7 +118,7 @@ def _make(folder: Path, kernel: str) -> Path:
 
 
 def _call(*command: str, cwd: Path | None = None) -> str:
-    """Returns what a command printed; what it said of its failure is the error."""
+    """Returns what a command printed. If it fails, the error has what it printed about that."""
     environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "LC_ALL": "C"}
     try:
         ended = subprocess.run(

@@ -1,8 +1,9 @@
 """A peer without a line of kvxfer's code: ``independent_peer.py PORT SECRET``.
 
-It speaks the control frames of native/core/control (session.h and wire.h say what they are) and the hello of
-native/transports/verbs/message.h, by Python's own library and pyverbs. So it shows that these are enough to
-connect to an agent, to find its regions and to READ them. It then tries to WRITE, which no peer may.
+It speaks the control frames of native/core/control (described in session.h and wire.h) and the hello of
+native/transports/verbs/message.h, with Python's standard library and pyverbs. So it shows that these are
+enough to connect to an agent, to find its regions and to READ them. It then tries to WRITE, which peers may
+not do.
 
 Prints the SHA-256 of the agent's first region, read from device to device, and how the WRITE ended. Runs
 under the distribution's interpreter, which is the only one that has pyverbs.
@@ -32,9 +33,9 @@ DEVICE, GID_INDEX = "rxe1", 1
 VERSION = 5
 HELLO, CHALLENGE, PROOF, RAIL_HELLO, RAIL_WELCOME = 1, 2, 3, 8, 9
 HEARTBEAT, HEARTBEAT_ACK, REGION, REGIONS_END = 16, 17, 24, 26
-#: Of a session whose ends say nothing of more: what the agent expects to find as our fence words.
+#: The length of our fence words that the agent expects in a session whose ends do not announce more.
 FENCE_NBYTES = 16384 * 8
-#: Soft-RoCE counts down one budget of retries for all packets of a READ.
+#: Soft-RoCE has one budget of retries for all packets of a READ.
 READ_NBYTES = 4096
 READS = 16
 #: Magic, kind, device, GID, LID, link layer, MTU, reads, queue pairs, fence words, sixteen queue pairs.
@@ -112,7 +113,7 @@ def receive(sock: socket.socket, nbytes: int) -> bytes:
 
 
 class Control:
-    """A session with the agent: frames that are numbered and, once both have proved themselves, sealed."""
+    """A session with the agent: frames are numbered, and sealed once both ends have proved themselves."""
 
     def __init__(self, port: int, secret: bytes) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
@@ -175,7 +176,7 @@ class Control:
 
 
 def spans_of(region: bytes) -> list[tuple[int, int, int]]:
-    """Address, bytes and remote key of each part of a REGION, as its verbs keys have them."""
+    """Returns address, length and remote key of each part of a REGION, from its verbs keys."""
     told = Reader(region)
     told.number("Q")  # id
     told.table()  # name

@@ -1,4 +1,4 @@
-"""The machine's devices, the links between them, and faults of those links; for programs in the machine."""
+"""The machine's devices, the links between them, and faults of those links. For programs in the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Device:
     interface: str
     address: str
 
-    #: The index of the GID of ``address``, RoCE v2 as all of Soft-RoCE's; index 0 is the link-local one.
+    #: The index of the GID of ``address``. All of Soft-RoCE's GIDs are RoCE v2; index 0 is the link-local
+    #: one.
     gid_index: int = 1
 
     def state(self) -> str:
@@ -33,7 +34,7 @@ class Device:
         return self._port(f"gid_attrs/types/{index}")
 
     def sent_nbytes(self) -> int:
-        """Returns what has gone out on the link since the boot."""
+        """Returns the bytes that the device has sent on the link since the boot."""
         return self._sent("bytes")
 
     def sent_packets(self) -> int:
@@ -55,19 +56,19 @@ RXE1: Final = Device("rxe1", "veth1", "10.99.0.2")
 #: Of `second_link`.
 RXE2: Final = Device("rxe2", "veth2", "10.98.0.1")
 RXE3: Final = Device("rxe3", "veth3", "10.98.0.2")
-#: Of no network that the machine is in.
+#: An address in none of the machine's networks.
 STRAY_ADDRESS: Final = "192.0.2.1"
 
 
 def faults_seen() -> int:
-    """How many requests came to the first link's devices out of their order, or once more."""
+    """Returns how many requests reached the first link's devices out of order or more than once."""
     names = ("out_of_seq_request", "duplicate_request")
     return sum(device.counter(name) for device in (RXE0, RXE1) for name in names)
 
 
 @contextmanager
 def second_link() -> Iterator[None]:
-    """Adds a link beside the first, made as that is (guest/start), with `RXE2` and `RXE3` on its ends."""
+    """Adds a second link, made like the first (guest/start), with `RXE2` and `RXE3` on its ends."""
     with ExitStack() as undo:
         _call(f"ip link add {RXE2.interface} type veth peer name {RXE3.interface}")
         undo.callback(_call, f"ip link del {RXE2.interface}")
@@ -87,9 +88,9 @@ def second_link() -> Iterator[None]:
 
 @contextmanager
 def lossy(device: Device, percent: float = 100.0) -> Iterator[None]:
-    """Drops packets that the device sends; the ports stay active. All of them look like a peer that died.
+    """Drops packets that the device sends; the ports stay active. 100 % looks like a peer that died.
 
-    Answers to ARP are spared: both ends know each other's address, as they do when a link dies in mid-work.
+    Answers to ARP are not dropped: both ends know each other's address, as when a link dies in mid-work.
     """
     with ExitStack() as undo:
         for end, other in ((RXE0, RXE1), (RXE1, RXE0)):
@@ -103,9 +104,9 @@ def lossy(device: Device, percent: float = 100.0) -> Iterator[None]:
 
 @contextmanager
 def disordered(device: Device, percent: float = 1.0, loss_percent: float = 1.0) -> Iterator[None]:
-    """Sends so many of the device's packets before earlier ones, and drops some.
+    """Sends the given share of the device's packets before earlier ones, and drops some.
 
-    Each costs Soft-RoCE a retry, and a queue pair has six at most for all packets of a piece of work.
+    Each of them costs Soft-RoCE a retry, and a queue pair has at most six for all packets of a request.
     """
     with _netem(device, f"delay 2ms reorder {percent}% loss {loss_percent}%"):
         yield
@@ -113,7 +114,7 @@ def disordered(device: Device, percent: float = 1.0, loss_percent: float = 1.0) 
 
 @contextmanager
 def down(device: Device) -> Iterator[None]:
-    """Switches an end of the link off. Both ports go down with it, as at a cable that is pulled."""
+    """Switches an end of the link off. Both ports go down, as if the cable were pulled."""
     _call(f"ip link set {device.interface} down")
     try:
         yield
@@ -124,7 +125,7 @@ def down(device: Device) -> Iterator[None]:
 
 @contextmanager
 def mtu(device: Device, nbytes: int) -> Iterator[None]:
-    """Gives an end of the link another MTU; the port's active MTU follows. What is larger is not received."""
+    """Gives an end of the link another MTU, which the port follows. Larger packets are not received."""
     path = Path(f"/sys/class/net/{device.interface}/mtu")
     before = path.read_text()
     path.write_text(f"{nbytes}")
@@ -136,7 +137,7 @@ def mtu(device: Device, nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def narrow(device: Device, nbytes: int) -> Iterator[None]:
-    """Drops larger packets on their way to the device, as a switch of a lesser MTU; no port knows of it."""
+    """Drops larger packets on their way to the device, like a switch with a smaller MTU."""
     _call(f"tc qdisc add dev {device.interface} ingress")
     try:
         _call(
@@ -150,11 +151,11 @@ def narrow(device: Device, nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def stray_address(device: Device, other: Device, *, is_answered: bool) -> Iterator[int]:
-    """Gives a device a further address, to which no way leads from the other end; yields its GID's index.
+    """Gives a device another address, which the other end cannot reach; yields its GID's index.
 
-    Nobody answers for it there, so that a connection is refused; or a station that does not exist, so that
-    packets go astray. (No rule or route refuses it: where packets are to leave by one interface, the kernel
-    takes any address to be beyond it.)
+    Either no station answers for the address there, so that a connection is refused; or a station that does
+    not exist does, so that packets are lost. (No rule or route refuses the address: if packets must leave by
+    one interface, the kernel assumes that any address is behind it.)
     """
     index, neighbour = 2, f"{STRAY_ADDRESS} dev {other.interface}"
     with ExitStack() as undo:
@@ -172,7 +173,7 @@ def stray_address(device: Device, other: Device, *, is_answered: bool) -> Iterat
 
 
 def with_memlock(nbytes: int, *command: str) -> list[str]:
-    """Returns a command that may lock so much memory; root's right to lock more is taken from it."""
+    """Returns a command that may lock this much memory, without root's right to lock more."""
     privileges = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "--")
     return ["prlimit", f"--memlock={nbytes}", *privileges, *command]
 

@@ -1,10 +1,10 @@
 """The RDMA machine: a stock kernel under qemu, with the host's root file system and two Soft-RoCE devices.
 
-``python -m tests.rdma.machine -- COMMAND`` boots one, runs the command in it as root, in the same folder
-and with the same environment, passes on what it prints as it comes, and ends with its status. Nothing
-changes on the host: its files are read-only there, and what is written stays in the machine's memory and
-ends with it, except in the folder that ``--files`` names. ``guest/start`` makes the devices: ``rxe0``
-(10.99.0.1) and ``rxe1`` (10.99.0.2), each on one end of a pair of virtual Ethernet interfaces.
+``python -m tests.rdma.machine -- COMMAND`` boots one, runs the command in it as root, in the same folder and
+with the same environment, passes its output on at once, and exits with its status. Nothing changes on the
+host: its files are read-only in the machine, and written files stay in the machine's memory and end with it,
+except in the folder that ``--files`` names. ``guest/start`` makes the devices: ``rxe0`` (10.99.0.1) and
+``rxe1`` (10.99.0.2), each on one end of a pair of virtual Ethernet interfaces.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from typing import BinaryIO, Final
 
 from tests.rdma.image import Image, ImageError, find_image
 
-#: How the guest's programs know that links and devices are theirs to break.
+#: Tells the guest's programs that they may break links and devices.
 INSIDE: Final = "KVXFER_RDMA_MACHINE"
-#: Without KVM a boot takes 8 s on an idle host; 30 times that for one that is busy.
+#: Without KVM a boot takes 8 s on an idle host; a busy one gets 30 times that.
 _BOOT_LIMIT_S: Final = {"kvm": 60.0, "tcg": 240.0}
 _CONSOLE_LINES: Final = 30
 _START: Final = Path(__file__).with_name("guest") / "start"
 
 
 class MachineError(Exception):
-    """The machine ended without its command's status; says why."""
+    """The machine ended without its command's status; the message says why."""
 
 
 class BootError(MachineError):
-    """It did not even start the command."""
+    """The machine did not start the command."""
 
 
 class CommandLimitError(MachineError):
@@ -48,7 +48,7 @@ class CommandLimitError(MachineError):
 
 @dataclass(frozen=True)
 class Machine:
-    """What is booted. ``accelerator`` is qemu's word, kvm or tcg; "" takes KVM where it works."""
+    """A machine to boot. ``accelerator`` is qemu's word, kvm or tcg; "" uses KVM if it works."""
 
     image: Image
     accelerator: str = ""
@@ -75,7 +75,7 @@ class Machine:
         files
             A folder that the machine shares with the host, under the same path, for writing too.
         stdout, stderr
-            Where the command's output goes as it comes; this process' own by default.
+            Where the command's output goes at once; by default, this process's own.
         """
         sinks = stdout or sys.stdout.buffer, stderr or sys.stderr.buffer
         choices = [self.accelerator] if self.accelerator else ["kvm"] * _has_kvm() + ["tcg"]
@@ -145,7 +145,7 @@ class Machine:
         if files is not None:
             shares["files"] = f"path={_quoted(files.resolve())}"
         command = [
-            # Whoever ends this process, by SIGKILL too, ends the machine.
+            # The machine ends with this process, also if that is killed by SIGKILL.
             *("setpriv", "--pdeathsig", "KILL", "--", self.qemu),
             *("-accel", accelerator, "-cpu", "max", "-machine", "q35"),
             *("-smp", f"{self.cpus}", "-m", self.memory),
@@ -166,13 +166,13 @@ class Machine:
 
 
 def _has_kvm() -> bool:
-    """Whether a machine is worth a try under KVM; without the processor's help it boots no stock kernel."""
+    """Returns whether to try KVM; without the processor's support it cannot boot a stock kernel."""
     flags = re.search(r"^flags\s*:.*\b(vmx|svm)\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return flags is not None and os.access("/dev/kvm", os.R_OK | os.W_OK)
 
 
 def _script(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Returns what bash runs in the machine: the command, here and with this environment."""
+    """Returns the script for bash in the machine: the command, in this folder and with this environment."""
     told = {**environment, INSIDE: "1"}
     exports = [
         f"export {name}={shlex.quote(value)}"

@@ -1,6 +1,6 @@
 """Two connected queue pairs, one on rxe0 and one on rxe1, and work for them: ``queue_pairs.py WORK SEED``.
 
-Prints how the first piece that failed completed, in the library's words, or SUCCESS. Runs under the
+Prints the library's word for the status of the first piece that failed, or SUCCESS. Runs under the
 distribution's interpreter, which is the only one that has pyverbs.
 """
 
@@ -20,11 +20,11 @@ from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, SendWR
 
 NBYTES = 1 << 20
-#: Four packets. Soft-RoCE counts down one budget of retries for all packets of a piece.
+#: Four packets. Soft-RoCE has one budget of retries for all packets of a piece.
 PIECE_NBYTES = 1 << 12
 GID_INDEX = 1
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
-#: What each work asks for: operation, what is added to the remote key, and to the remote address.
+#: For each work: the operation, and what is added to the remote key and to the remote address.
 WORKS = {
     "read": (e.IBV_WR_RDMA_READ, 0, 0),
     "write": (e.IBV_WR_RDMA_WRITE, 0, 0),
@@ -47,7 +47,7 @@ class End:
         queue = QPCap(max_send_wr=NBYTES // PIECE_NBYTES)
         wanted = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.completions, rcq=self.completions, cap=queue)
         attributes = QPAttr(port_num=1)
-        attributes.qp_access_flags = ACCESS  # asked for later, the peer's requests would be invalid
+        attributes.qp_access_flags = ACCESS  # if set later, the peer's requests would be invalid
         self.pair = QP(self.domain, wanted, attributes)
 
     def connect(self, other: End) -> None:
@@ -57,7 +57,7 @@ class End:
         attributes.path_mtu = e.IBV_MTU_1024
         attributes.max_rd_atomic = attributes.max_dest_rd_atomic = 16
         attributes.timeout = 14  # 4.096 us << 14: 67 ms
-        attributes.retry_cnt = 6  # 7 is for ever in Soft-RoCE
+        attributes.retry_cnt = 6  # 7 is without end in Soft-RoCE
         attributes.rnr_retry = 6
         attributes.min_rnr_timer = 12
         route = GlobalRoute(dgid=other.context.query_gid(1, GID_INDEX), sgid_index=GID_INDEX)
@@ -65,7 +65,7 @@ class End:
         self.pair.to_rts(attributes)
 
     def completed(self) -> int:
-        """Waits for the completions of all pieces and returns the first status that is no success."""
+        """Waits for the completions of all pieces and returns the first status that is not a success."""
         statuses: list[int] = []
         give_up = time.monotonic() + 60
         while len(statuses) < NBYTES // PIECE_NBYTES:

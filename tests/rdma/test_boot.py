@@ -1,4 +1,4 @@
-"""What is made of a machine that works and of one that does not; scripts stand in for qemu."""
+"""Machines that work and machines that fail; scripts stand in for qemu."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.rdma import machine
 from tests.rdma.image import Image
 from tests.rdma.machine import BootError, CommandLimitError, Machine, MachineError
 
-#: Finds the folder to talk through, and the accelerator, among qemu's arguments.
+#: Finds the shared folder and the accelerator among qemu's arguments.
 HEAD: Final = """#!/bin/sh
 for word in "$@"; do
   case $word in

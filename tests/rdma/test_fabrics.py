@@ -17,7 +17,8 @@ from tests.rdma.test_verbs_faults import FAULTS
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine"), pytest.mark.transports("libfabric")]
 
-# Peers of an endpoint, by which ofi_rxm multiplies its queues: of 256 they are longer than Soft-RoCE takes.
+# Expected peers per endpoint. ofi_rxm multiplies its queues by them; with 256 they are too long for
+# Soft-RoCE.
 os.environ.setdefault("FI_UNIVERSE_SIZE", "16")
 
 OVER_RXM: dict[str, Any] = {
@@ -38,7 +39,8 @@ def test_contract(check: Check, seed: int) -> None:
     check(lambda shape: connected_pair(OPTIONS, shape=shape, seed=seed))
 
 
-# By day those in which an endpoint is closed under reads: of a peer that died, and of one that sleeps.
+# By day only the tests in which an endpoint is closed while reads are under way: of a dead peer, and of a
+# sleeping one.
 BY_DAY = ("source killed, read", "destination killed, read", "reader slept, revoke")
 
 

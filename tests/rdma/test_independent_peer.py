@@ -1,4 +1,4 @@
-"""An agent and a peer that has none of its code: what the frames promise is enough to READ, and no more."""
+"""An agent and a peer with none of its code: the documented frames suffice to READ, and for no more."""
 
 from __future__ import annotations
 

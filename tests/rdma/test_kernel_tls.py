@@ -1,4 +1,4 @@
-"""Pages over tcp that the kernel encrypts; this machine has the module tls, which hosts of tests may lack."""
+"""Pages over tcp that the kernel encrypts. This machine has the module tls, which test hosts may lack."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kernel = Literal["auto", "always", "never"]
 
 
 def num_sockets() -> tuple[int, int]:
-    """How many sockets the kernel has encrypted for, and decrypted."""
+    """Returns the number of sockets that the kernel has encrypted, and the number that it has decrypted."""
     counts = dict(line.split() for line in Path("/proc/net/tls_stat").read_text().splitlines())
     return int(counts["TlsTxSw"]), int(counts["TlsRxSw"])
 

@@ -1,4 +1,4 @@
-"""The RDMA machine itself: two devices that carry RoCE v2 over one link, and whose faults can be made."""
+"""The RDMA machine itself: two devices that carry RoCE v2 over one link, and faults that can be injected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ both_devices = pytest.mark.parametrize("device", [RXE0, RXE1], ids=["rxe0", "rxe
 
 
 def called(*command: str) -> str:
-    """Returns what a command printed; one that fails fails the test, with all of it."""
+    """Returns what a command printed. A command that fails makes the test fail, and its output is shown."""
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert ended.returncode == 0, f"{command}: {ended.stdout}"
     return ended.stdout
@@ -52,7 +52,7 @@ def test_a_device_is_active_with_the_address_of_its_end(device: Device) -> None:
     assert device.gid_type(device.gid_index) == "RoCE v2"
 
 
-#: A server that listens on rxe0 (which of its lines says so), and its client on rxe1.
+#: A server that listens on rxe0, the line in which it says so, and its client on rxe1.
 PROGRAMS: Final = {
     "send": (
         r"GID",
@@ -115,7 +115,7 @@ def test_work_ends_as_on_hardware(
     with fault(device):
         printed = called(PYTHON, str(QUEUE_PAIRS), work, str(seed))
     assert printed.splitlines() == [status, "bytes as expected"]
-    if fault is links.disordered:  # by 20 of 1,024 packets in the mean: none is one run of 10**9
+    if fault is links.disordered:  # 20 of 1,024 packets on average: no run in 10**9 has none
         assert links.faults_seen() > before
 
 
@@ -147,7 +147,7 @@ def test_a_small_memlock_limit_refuses_what_no_limit_allows(seed: int) -> None:
     assert "Cannot allocate memory" in limited.stderr
 
 
-#: rdma-core's own, of what a transport uses.
+#: rdma-core's own tests of what a transport uses.
 SUITES: Final = (
     "addr",
     "cq",
@@ -161,7 +161,7 @@ SUITES: Final = (
     "rdmacm",
     "relaxed_ordering",
 )
-#: What does not pass on this kernel and rdma-core, and why.
+#: Tests that do not pass with this kernel and rdma-core, and why.
 KNOWN: Final = {
     "test_qpex.QpExTestCase.test_qp_ex_rc_atomic_write": "rxe of Linux 6.1 has no atomic write",
 }

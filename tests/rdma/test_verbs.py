@@ -1,4 +1,4 @@
-"""The transport verbs over Soft-RoCE: the contracts of every transport, and what faults of the link cost."""
+"""The transport verbs over Soft-RoCE: the contracts of every transport, and the effects of link faults."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.rdma.links import RXE0, RXE1, RXE2, RXE3, Device, disordered, down, f
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine")]
 
-# Each end reaches itself too: with one device both agents use it, with two each has a rail on either.
+# Each end reaches itself too: with one device both agents use it; with two, each agent has a rail on either.
 ONE, TWO = "rxe0", "rxe0,rxe1"
-# A packet is waited for 0.27 s, and sent again three times: less, and a busy emulated processor loses
-# the rail.
+# An acknowledgement is awaited for 0.27 s, and a packet is sent again three times. With less, a busy emulated
+# processor loses the rail.
 QUICK = {"timeout": 16, "retries": 3}
-# What a link that loses packets now and then wants: 67 ms, six times.
+# For a link that loses some packets: 67 ms, six times.
 TOUGH = {"timeout": 14, "retries": 6}
 
 
@@ -32,7 +32,7 @@ def pairs(
     devices: str, shape: tuple[int, ...], seed: int, ways: str = "read"
 ) -> AbstractContextManager[Pair]:
     options = AgentOptions(
-        transports=("verbs",),  # and tcp, which goes beside it for what a NIC cannot do
+        transports=("verbs",),  # and tcp, for what a NIC cannot do
         require=("verbs",),
         transport_options={"verbs.devices": devices, "verbs.ways": ways},
         eager_nbytes=0,
@@ -62,7 +62,7 @@ def test_contract_by_write(ways: str, check: Check, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("check", differing_layouts.CHECKS, ids=name_of)
 def test_layouts_that_differ(check: Check, seed: int) -> None:
-    """What converts goes over tcp."""
+    """Programs that convert go over tcp."""
     check(lambda shape: pairs(ONE, shape, seed))
 
 
@@ -70,7 +70,7 @@ def test_layouts_that_differ(check: Check, seed: int) -> None:
 
 
 def on(*devices: Device, **options: int) -> dict[str, Any]:
-    """What a `Node` is given, or a `Worker`, that has a rail on each of these; options are those of verbs."""
+    """Returns arguments for a `Node` or `Worker` with a rail on each device; ``options`` are of verbs."""
     told = {"devices": ",".join(device.name for device in devices), **QUICK, **options}
     return {
         "transports": ("verbs",),
@@ -82,7 +82,7 @@ def on(*devices: Device, **options: int) -> dict[str, Any]:
 def ends(
     here: dict[str, Any] | None = None, there: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[tuple[Node, Node]]:
-    """Two agents, each on a device of its own, connected; the second's pages may be read."""
+    """Yields two connected agents, each on its own device; the second's pages may be read."""
     with ExitStack() as closing:
         nodes = []
         for name, own in (("here", here or on(RXE0)), ("there", there or on(RXE1))):
@@ -107,7 +107,7 @@ def until_up(node: Node, num_rails: int = 1) -> None:
 
 
 def crosses_the_link(here: Node, there: Node, value: int) -> bool:
-    """Reads all pages; whether they came from one device to the other, since sockets are on loopback."""
+    """Reads all pages; returns whether they crossed the link between the devices. Sockets use loopback."""
     before = RXE1.sent_nbytes()
     assert read(here, there, value) is None
     assert here.is_all(value)
@@ -138,7 +138,8 @@ def test_a_link_that_fails_costs_its_rail_and_no_request(
         assert crosses_the_link(here, there, 5)
         with fault(broken):
             assert not crosses_the_link(here, there, 6)
-            assert here.stats()["rails_lost"] > 0  # it may be back already, and be lost with the next pages
+            # The rail may be back already, and be lost again with the next pages.
+            assert here.stats()["rails_lost"] > 0
         until_up(here)
         assert crosses_the_link(here, there, 7)
         assert here.peer_state() == ("open", "")
@@ -159,7 +160,7 @@ def test_a_link_that_fails_loses_the_peer_where_verbs_is_required() -> None:
 def test_pages_cross_a_bad_link_both_ways(
     fault: Callable[[Device], AbstractContextManager[None]], seed: int
 ) -> None:
-    """Each packet that is lost costs a retry. It may cost the rail, too, and never a request."""
+    """Each lost packet costs a retry. It may also cost the rail, but never a request."""
     with ends(on(RXE0, **TOUGH), on(RXE1, **TOUGH)) as (here, there):
         evens, odds = here.all[::2], here.all[1::2]
         here.grant("read")
@@ -193,10 +194,10 @@ def test_one_of_two_rails_falls_silent_in_mid_transfer(broken: Device) -> None:
             assert here.is_all(5)
         assert 0 < landed < 1
         stats = here.stats()
-        # More than once where it was dialled again before the packets came through.
+        # More than once if the rail was dialled again before packets came through.
         assert stats["rails_lost"] >= 1, here.peers[-1].notes
         assert stats["pieces_redone"] > 0
-        # On a machine that is slow the other one falls silent as well, and tcp carries on meanwhile.
+        # On a slow machine the other rail may fall silent too; then tcp carries the pages.
         assert here.works[read].rails == ("verbs",) or stats["rails_lost"] > 1
         assert "verbs" in here.works[read].rails
         assert here.peer_state() == ("open", "")

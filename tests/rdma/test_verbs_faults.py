@@ -1,4 +1,4 @@
-"""The transport verbs over Soft-RoCE: peers that die or sleep in mid-transfer, and what is set up wrongly."""
+"""The transport verbs over Soft-RoCE: peers that die or sleep in mid-transfer, and wrong settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.rdma.test_verbs import crosses_the_link, ends, meet, on, read, until_
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine")]
 
-# A packet is waited for 1.1 s, and sent again six times: whatever the other end is up to, its rail stays.
+# An acknowledgement is awaited for 1.1 s, and a packet is sent again six times: the rail survives whatever
+# the other end does.
 PATIENT = {"timeout": 18, "retries": 6}
 
 
@@ -40,7 +41,7 @@ def local() -> Iterator[Callable[..., Node]]:
 
 @pytest.fixture
 def remote() -> Iterator[Callable[..., Worker]]:
-    """Makes nodes in processes of their own, whose rails are on the second."""
+    """Makes nodes in their own processes, whose rails are on the second device."""
     with ExitStack() as closing:
 
         def make(name: str, _: str = "verbs", *arguments: Any, **options: Any) -> Worker:
@@ -52,7 +53,7 @@ def remote() -> Iterator[Callable[..., Worker]]:
 
 
 def at_night(*values: Any, id: str) -> Any:
-    """Parameters of which others that are tried by day say nearly as much."""
+    """Marks parameters for the night: other parameters, tried by day, test nearly the same."""
     return pytest.param(*values, id=id, marks=pytest.mark.slow)
 
 
@@ -70,9 +71,9 @@ def until(is_over: Callable[[], object], otherwise: Callable[[], object] = str) 
 def test_a_peer_that_is_killed_in_mid_transfer_is_lost_and_no_other(
     is_stuck: bool, local: Callable[..., Node], remote: Callable[..., Worker]
 ) -> None:
-    """Stuck: behind queues that are full of READs which are not answered."""
+    """ "Stuck" means that the queues are full of READs that are not answered."""
     here, victim = local("here", "", MEDIUM, **on(RXE0, **PATIENT)), remote("victim", "", MEDIUM)
-    other = local("other", "", MEDIUM)  # on this end's device, so nothing of it crosses the link
+    other = local("other", "", MEDIUM)  # on this end's device, so its pages do not cross the link
     evens, odds = here.all[::2], here.all[1::2]
     here.set(0)
     works, triggers = [], []
@@ -95,7 +96,7 @@ def test_a_peer_that_is_killed_in_mid_transfer_is_lost_and_no_other(
             until(lambda: RXE0.sent_nbytes() > before)
         assert [here.state(work) for work in works] == ["pending", "pending"]
         victim.kill()
-        lost(here.end(works[0]), "peer-lost")  # in half the time that a silent peer is given
+        lost(here.end(works[0]), "peer-lost")  # in half the time after which a silent peer is lost
         assert here.wait_lost(0) == "peer-lost"
         triggers[1].fire(here.num_layers)
         assert here.end(works[1]) is None
@@ -109,7 +110,7 @@ def test_a_peer_that_is_killed_in_mid_transfer_is_lost_and_no_other(
 def test_a_reader_that_slept_behind_a_full_queue_reports_no_stale_bytes_done(
     how: str, local: Callable[..., Node], remote: Callable[..., Worker]
 ) -> None:
-    """Its device goes on while it sleeps, and reads pages that are of another use by then."""
+    """Its device continues while it sleeps, and reads pages that then have another use."""
     src = local("source", "", MEDIUM, silent_timeout_s=HASTY_S, **on(RXE0, **PATIENT))
     dst = remote("reader", "", MEDIUM, **on(RXE1, **PATIENT))
     src.set(1)
@@ -118,7 +119,7 @@ def test_a_reader_that_slept_behind_a_full_queue_reports_no_stale_bytes_done(
     lease = src.grant("read")
     work = dst.read_until_bytes_land(held=True)
     dst.wait_layer(MEDIUM[0] - 2, work)
-    with lossy(RXE1):  # none of its requests arrives
+    with lossy(RXE1):  # its requests do not arrive
         before = RXE1.counter("sent_pkts")
         dst.let_go()
         until(lambda: RXE1.counter("sent_pkts") > before)
@@ -136,12 +137,12 @@ def test_a_reader_that_slept_behind_a_full_queue_reports_no_stale_bytes_done(
     assert isinstance(error, PeerError | TransferError), error
     assert error.code in ({"lease-ended"} if how == "revoke" else LOST), error
     assert len(error.failed_blocks)
-    if how == "revoke":  # or nothing was tried here
+    if how == "revoke":  # otherwise nothing was tested here
         assert dst.has_any(7)
     assert src.is_all(7)
 
 
-# The faults of tests/fault, as far as they have to do with who moves the bytes.
+# The faults of tests/fault that depend on which side moves the bytes.
 FAULTS: dict[str, Callable[..., None]] = {
     "destination killed, write": process_faults.test_destination_is_killed_while_a_write_is_open,
     "source killed, write": process_faults.test_source_is_killed_while_a_write_is_open,
@@ -195,7 +196,7 @@ def test_ends_with_unlike_mtus_take_the_lesser(
         nbytes, packets = RXE1.sent_nbytes(), RXE1.sent_packets()
         assert crosses_the_link(*nodes, 5)
         mean = (RXE1.sent_nbytes() - nbytes) / (RXE1.sent_packets() - packets)
-        assert lesser / 2 < mean < lesser + 100  # of headers
+        assert lesser / 2 < mean < lesser + 100  # the headers' bytes
 
 
 @pytest.mark.parametrize("device", [RXE0, RXE1], ids=["here", "there"])
@@ -262,7 +263,7 @@ def test_a_gid_that_leads_nowhere_leaves_pages_to_tcp_and_says_so(
 
 
 def come_over_tcp_for(words: tuple[str, ...], its: dict[str, Any], others: dict[str, Any]) -> None:
-    """Pages of such ends do, and both have noted why: one sees it first, and tells the other."""
+    """Pages between such ends come over tcp, and both ends note why: one sees it, and tells the other."""
     with ExitStack() as closing:
         here, there = (Node(name, "tcp", MEDIUM, **own) for name, own in (("here", its), ("there", others)))
         for node in (here, there):

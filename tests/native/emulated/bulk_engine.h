@@ -1,4 +1,4 @@
-// What does bulk copies in the place of a device's copy hardware: when and in what order it likes.
+// Does bulk copies instead of a device's copy hardware, at any time and in any order.
 #pragma once
 
 #include <atomic>
@@ -12,13 +12,13 @@
 
 namespace cuda_threads {
 
-// While a test says so engines do nothing.
+// While a test sets this, engines do nothing.
 inline std::atomic<bool> engines_rest = false;
 
-// A copy goes on by a step whenever its turn comes, until a step says that it was the last.
+// A copy does one step whenever its turn comes, until a step reports that it was the last.
 //
-// Nothing that an engine does is ordered before what a thread does, except by what the thread waits for: so there
-// is no lock here, and nobody is woken.
+// An engine's work is ordered before a thread's only by what the thread waits for. So there is no lock here,
+// and no wake-up.
 class StepEngine {
  public:
   using Step = std::function<bool()>;
@@ -41,7 +41,8 @@ class StepEngine {
     std::minstd_rand random;
     std::vector<std::unique_ptr<Posted>> under_way;
     while (!stop.stop_requested()) {
-      // Now and then for so long that the kernel and the other engine run into what they do not wait for.
+      // Sometimes pauses so long that the kernel and the other engine overtake anything that they do not wait
+      // for.
       const bool long_rest = random() % 16 == 0;
       if (under_way.empty() || random() % 4 == 0)
         std::this_thread::sleep_for(std::chrono::microseconds(long_rest ? 3000 : 20));

@@ -1,7 +1,7 @@
-// In the place of CUDA: a kernel, compiled as C++, whose threads are threads. Several CTAs run at once, as
-// on a device, so that TSan sees what they do to each other. Of CUDA there is what our kernels use; what is
-// not here does not compile. That holds for __shared__, too, which C++ has no counterpart of: kernels get
-// their CTA's memory from shared_memory() (kvxfer/device_memory.cuh).
+// Replaces CUDA: runs kernels compiled as C++, with a thread of this process for each CUDA thread. Several
+// CTAs run at once, as on a device, so that TSan sees their races. It has the parts of CUDA that our kernels
+// use; other uses do not compile. __shared__ has no counterpart in C++ and does not compile either: kernels
+// get their CTA's memory from shared_memory() (kvxfer/device_memory.cuh).
 #pragma once
 
 #include <algorithm>
@@ -37,10 +37,10 @@ namespace cuda_threads {
 
 inline constexpr unsigned kWarp = 32;
 
-// What else is kept of a CTA and of a warp, by who has more to say of them (tests/native/ptx).
+// Additional state of a CTA and of a warp, for users that need more (tests/native/ptx).
 struct NotesOfCtas {
   std::shared_ptr<void> (*make)(unsigned num_threads, std::byte* shared, std::size_t shared_nbytes) = nullptr;
-  void (*end_thread)() = nullptr;  // by each thread, at its end
+  void (*end_thread)() = nullptr;  // each thread calls it at its end
 };
 inline NotesOfCtas notes_of_ctas;
 inline std::shared_ptr<void> (*notes_of_warps)() = nullptr;
@@ -50,8 +50,8 @@ struct Warp {
     if (notes_of_warps != nullptr) notes = notes_of_warps();
   }
   std::barrier<> barrier;
-  // What every lane gives the others, behind the number of the exchange. A lane may be at the next one while
-  // others read what it gave in this one, so there are two.
+  // The value that every lane gives to the others, after the number of the exchange. A lane may be at the
+  // next exchange while others still read this one's values, so there are two buffers.
   std::atomic<std::uint64_t> given[2][kWarp] = {};
   std::shared_ptr<void> notes;
 };
@@ -61,7 +61,7 @@ struct Warp {
 struct Cta {
   Cta(unsigned num_threads, std::size_t nbytes)
       : barrier(num_threads), shared_nbytes(nbytes), shared(allocated()), seen_in_bulk(allocated()) {
-    std::memset(shared.get(), 0xa5, shared_nbytes);  // a kernel finds there what others left
+    std::memset(shared.get(), 0xa5, shared_nbytes);  // a kernel finds arbitrary bytes there
     std::memset(seen_in_bulk.get(), 0x5a, shared_nbytes);
     for (unsigned first = 0; first < num_threads; first += kWarp)
       warps.push_back(std::make_unique<Warp>(std::min(kWarp, num_threads - first)));
@@ -102,7 +102,7 @@ struct Cta {
   std::vector<std::unique_ptr<Warp>> warps;
   const std::size_t shared_nbytes;
   Bytes shared;
-  Bytes seen_in_bulk;  // what bulk copies see of it (device_bulk.cuh), which lags behind
+  Bytes seen_in_bulk;  // shared memory as bulk copies see it (device_bulk.cuh), which lags behind
   int seen_lock = 0;
   std::mutex barriers_mutex;
   std::array<Named, kBarriers> barriers;
@@ -117,7 +117,7 @@ inline void end_program(const char* what) {
   std::abort();
 }
 
-// What a device ends a kernel for.
+// Errors for which a device ends a kernel.
 template <class T>
 inline void check_aligned(const T* at, std::size_t alignment = sizeof(T)) {
   if (reinterpret_cast<std::uintptr_t>(at) % alignment != 0) end_program("an address is not aligned");
@@ -127,9 +127,9 @@ inline bool is_shared(const void* at) {
   if (this_cta == nullptr) return false;
   const auto offset =
       reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(this_cta->shared.get());
-  return offset < this_cta->shared_nbytes;  // or has wrapped
+  return offset < this_cta->shared_nbytes;  // also false if it has wrapped
 }
-// For what takes addresses of the device's memory alone.
+// For functions that accept addresses of the device's memory alone.
 inline void check_global(const void* at) {
   if (is_shared(at)) end_program("an address is in shared memory");
 }
@@ -138,7 +138,7 @@ inline void check_shared(const void* at) {
   if (!is_shared(at)) end_program("an address is not in the CTA's shared memory");
 }
 
-// Calls thread() as every thread of one CTA. A thread that has returned is not waited for.
+// Calls thread() as every thread of one CTA. Barriers do not wait for threads that have returned.
 template <class Thread>
 void run_cta(unsigned index, unsigned num_ctas, unsigned num_threads, std::size_t shared_nbytes,
              Thread&& thread) {
@@ -160,7 +160,7 @@ void run_cta(unsigned index, unsigned num_ctas, unsigned num_threads, std::size_
     });  // joined before `cta` goes
 }
 
-// kernel<<<num_ctas, num_threads, shared_nbytes>>>(arguments), and waits for its end.
+// Runs kernel<<<num_ctas, num_threads, shared_nbytes>>>(arguments), and waits for its end.
 template <class Kernel, class... Arguments>
 void launch(unsigned num_ctas, unsigned num_threads, std::size_t shared_nbytes, Kernel&& kernel,
             const Arguments&... arguments) {
@@ -174,8 +174,8 @@ void launch(unsigned num_ctas, unsigned num_threads, std::size_t shared_nbytes, 
     });
 }
 
-// TSan knows no fences, but atomics: behind a fence a thread's atomics release, and a fence acquires what
-// the thread's last atomic has met. A device is stricter with stores between a fence and an atomic.
+// TSan understands atomics but not fences. So after a fence a thread's atomics release, and a fence acquires
+// what the thread's last atomic has read. A device is stricter with stores between a fence and an atomic.
 struct Fences {
   bool behind_one = false;
   unsigned* last_atomic = nullptr;
@@ -188,7 +188,7 @@ inline void fence() {
     static_cast<void>(std::atomic_ref(*fences.last_atomic).load(std::memory_order_acquire));
 }
 
-// Calls change(value) until nobody came between, and returns the value that was there.
+// Calls change(value) until no other thread has interfered, and returns the old value.
 template <class Change>
 inline unsigned change_atomically(unsigned* at, Change&& change) {
   const auto order = fences.behind_one ? std::memory_order_release : std::memory_order_relaxed;
@@ -201,7 +201,7 @@ inline unsigned change_atomically(unsigned* at, Change&& change) {
 
 inline thread_local std::uint32_t num_exchanges = 0;
 
-// Every lane's value, for every lane. As on a device, this orders nothing else: __syncwarp() does.
+// Gives every lane the values of all lanes. As on a device, it orders nothing else; __syncwarp() does.
 template <class T>
 inline std::array<T, kWarp> exchange(unsigned mask, T value) {
   static_assert(sizeof(T) <= sizeof(std::uint32_t));

@@ -1,8 +1,8 @@
-// In the place of libcuda: a driver whose device is this process. Streams are threads that do in order what
-// they are told, device memory is shared memory, and kernels are C++ (cuda_threads.h). What our code asks of
-// the driver is here, as the driver's documentation says it; nothing else is.
+// Replaces libcuda: a driver whose device is this process. A stream is a thread that does its work in order,
+// device memory is shared memory, and kernels are C++ (cuda_threads.h). It implements the calls that our code
+// makes, as the driver's documentation describes them, and nothing else.
 //
-// Handles of memory work between processes, and unlike CUDA's within one.
+// Handles of memory work between processes and, unlike CUDA's, also within one process.
 #pragma once
 
 #include <fcntl.h>
@@ -29,7 +29,7 @@
 
 namespace kvxfer::gpu {
 
-// A kernel, by what runs it: with so many CTAs and threads, and its arguments.
+// A kernel: the function that runs it with the given CTAs, threads and arguments.
 struct FunctionHandle {
   void (*run)(unsigned num_ctas, unsigned num_threads, unsigned shared_nbytes, void** arguments);
   std::vector<std::size_t> argument_nbytes;
@@ -40,8 +40,8 @@ struct StreamHandle {
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
   bool idle = true, ending = false;
-  bool lost = false;  // the thread's own: nothing of it ends any more
-  // What a graph is made of, where the stream is being captured: a test runs it as often as it likes.
+  bool lost = false;  // used by the thread alone: its work does not end any more
+  // While the stream is being captured: the graph's work, which a test can run any number of times.
   bool capturing = false;
   std::vector<std::function<void()>> captured;
   Context context = nullptr;
@@ -70,12 +70,12 @@ using namespace kvxfer::gpu;
 
 inline constexpr int kInvalidValue = 1, kNotMapped = 211, kLaunchFailed = 719, kNotPermitted = 800;
 inline constexpr int kCaptureUnsupported = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-inline constexpr std::size_t kGranularity = 2 * 1024 * 1024;  // of memory that is made of pages
+inline constexpr std::size_t kGranularity = 2 * 1024 * 1024;  // of memory from cuMemCreate
 
 // Memory of the device that this process has allocated or mapped.
 struct Block {
   std::size_t nbytes = 0;
-  int fd = -1;  // of the memfd that it is
+  int fd = -1;  // the memfd behind it
   int handle_types = 0;
   bool by_pages = false;  // cuMemCreate and cuMemMap, not cuMemAlloc
 };
@@ -84,30 +84,32 @@ struct Device {
   std::mutex mutex;
   std::map<Address, Block> blocks;
   std::atomic<int> num_contexts{0}, num_multiprocessors{132};
-  // What a test has go wrong: the n-th launch from now on, all memory beyond so many bytes, every stream.
+  // Faults that a test can set: the n-th launch from now on, all memory beyond a number of bytes, every
+  // stream.
   std::atomic<int> launches_until_failure{-1};
   std::atomic<std::size_t> most_nbytes{SIZE_MAX};
   std::atomic<int> stream_error{0};
   std::atomic<bool> fabric{false};  // a fabric manager runs: memory has fabric handles
   std::atomic<int> reserve_error{0}, map_error{0}, access_error{0};
-  // What is to be given back: handles of allocations, and reserved stretches of addresses.
+  // What the code under test has still to give back: handles of allocations, and reserved address ranges.
   std::atomic<int> num_handles{0}, num_reserved{0};
   std::atomic<std::size_t> most_host_nbytes{SIZE_MAX};  // pinned, at once
-  std::atomic<bool> refuses_imports{false};             // by IPC handle
-  std::map<Address, std::size_t> pinned;                // under the mutex
-  // Copy engines: what their calls answer, whether copies never end, and what is called around each of them.
+  std::atomic<bool> refuses_imports{false};  // by IPC handle
+  std::map<Address, std::size_t> pinned;  // under the mutex
+  // Copy engines: the error that their calls return, whether copies never end, and functions called around
+  // each copy.
   std::atomic<int> engine_error{0}, word_error{0};
   std::atomic<bool> hangs{false};
   std::atomic<void (*)()> engine_begins{nullptr}, engine_ends{nullptr};
   std::atomic<std::uint64_t> num_batches{0}, num_copies{0}, num_2d_copies{0};
-  std::atomic<bool> refuses_waits{false};  // of streams, for words
-  std::atomic<bool> flushes_remote_writes{false};  // when such a wait ends, if that is asked for
-  // What NICs do with its memory: the order in which it sees their writes, who may flush them, dmabufs.
+  std::atomic<bool> refuses_waits{false};  // streams refuse to wait for words
+  std::atomic<bool> flushes_remote_writes{false};  // whether such a wait can flush at its end
+  // NICs and the device's memory: the order in which it sees their writes, who may flush them, dmabufs.
   std::atomic<int> writes_ordering{kSeenByOwner}, flush_options{kFlushByHost}, exports_dmabufs{1};
   std::atomic<int> flush_error{0};
-  std::atomic<void (*)()> flush{nullptr};  // called for each
+  std::atomic<void (*)()> flush{nullptr};  // called for each flush
   std::atomic<std::uint64_t> num_flushes{0};
-  // Captures of graphs, of the mode that minds all threads, and what was called that ended them.
+  // Captures in the mode that watches all threads, and how many of them were ended by a forbidden call.
   std::atomic<int> num_captures{0}, num_broken_captures{0};
 };
 
@@ -123,7 +125,7 @@ inline std::map<Address, Block>::iterator block_at(Address address) {
   return address < after->first + after->second.nbytes ? after : device().blocks.end();
 }
 
-// Whether all of it is memory that the driver knows.
+// True if the driver knows the whole range.
 inline bool is_known(Address address, std::size_t nbytes) {
   const std::lock_guard lock(device().mutex);
   if (const auto found = block_at(address); found != device().blocks.end())
@@ -153,7 +155,7 @@ inline int allocate(Address* address, std::size_t nbytes, bool by_pages, int han
   return 0;
 }
 
-// Memory that was made of pages (cuMemCreate, cuMemMap), to be shared as said.
+// Memory from cuMemCreate and cuMemMap, shareable by the given kinds of handles.
 inline Address allocate_pages(std::size_t nbytes, int handle_types) {
   Address address = 0;
   return allocate(&address, nbytes, true, handle_types) == 0 ? address : 0;
@@ -169,7 +171,7 @@ inline int release(Address address) {
   return 0;
 }
 
-// Handles of 64 bytes say which descriptor of which process.
+// Handles of 64 bytes name a process and a descriptor of it.
 struct Named { std::uint64_t pid, fd, nbytes; };
 
 inline int open_named(const std::byte* handle, std::size_t* nbytes) {
@@ -180,10 +182,10 @@ inline int open_named(const std::byte* handle, std::size_t* nbytes) {
   return ::open(path.c_str(), O_RDWR | O_CLOEXEC);
 }
 
-// Of a dmabuf, which is a memfd that says which memory it stands for.
+// The contents of a dmabuf, which is a memfd that says which memory it stands for.
 struct Stretch { Address address, nbytes; };
 
-// The handle of an allocation: a descriptor, and what the memory may be shared as.
+// The handle of an allocation: a descriptor, and the kinds of handles by which it can be shared.
 inline Allocation handle_of(int fd, int handle_types) {
   ++device().num_handles;
   return static_cast<Allocation>(fd) << 8 | static_cast<Allocation>(handle_types);
@@ -220,14 +222,14 @@ struct EngineCopy {
   std::size_t nbytes;
 };
 
-// On the stream's thread, when its turn comes: memory that is gone by then is the device's end.
+// Runs on the stream's thread, when its turn comes. Memory that is gone by then ends the device.
 inline void run_engine(StreamHandle& stream, const std::vector<EngineCopy>& copies) {
   if (const auto begins = device().engine_begins.load()) begins();
   if (device().hangs) {
     stream.lost = true;
     return;
   }
-  // The last one first: nobody may rely on an order.
+  // The last one first, so that code that relies on an order fails.
   for (auto copy = copies.rbegin(); copy != copies.rend(); ++copy) {
     if (!is_known(copy->src, copy->nbytes) || !is_known(copy->dst, copy->nbytes)) {
       device().stream_error = kIllegalAddress;
@@ -239,7 +241,7 @@ inline void run_engine(StreamHandle& stream, const std::vector<EngineCopy>& copi
   if (const auto ends = device().engine_ends.load()) ends();
 }
 
-// What is copied is checked when the driver is called, and copied later.
+// The ranges are checked when the driver is called, and copied later.
 inline int enqueue_engine(Stream stream, std::vector<EngineCopy> copies) {
   if (device().stream_error != 0) return device().stream_error.load();
   if (device().launches_until_failure.fetch_sub(1) == 0) return kLaunchFailed;
@@ -251,20 +253,20 @@ inline int enqueue_engine(Stream stream, std::vector<EngineCopy> copies) {
 
 inline Context own_context() { return reinterpret_cast<Context>(&device()); }
 
-// A thread's, the current one last.
+// The thread's contexts, the current one last.
 inline std::vector<Context>& contexts() {
   thread_local std::vector<Context> of_thread;
   return of_thread;
 }
 
-// Whether the thread minds captures of others (CUstreamCaptureMode: global, of this thread, relaxed).
+// The thread's CUstreamCaptureMode (0: global, 1: thread local, 2: relaxed).
 inline int& capture_mode() {
   thread_local int of_thread = 0;
   return of_thread;
 }
 
-// Which calls a capture forbids is documented by example alone (cudaMalloc; asking an event is another): so
-// whatever allocates, frees, maps, asks or waits.
+// The documentation names the calls that a capture forbids by example alone (cudaMalloc; querying an event is
+// another). So here it forbids all that allocate, free, map, query or wait.
 template <auto kCall, class... Arguments>
 void forbid_in_captures(Driver& driver, int (*Driver::*)(Arguments...)) {
   static int (*allowed)(Arguments...) = nullptr;
@@ -382,7 +384,7 @@ inline Driver make_driver() {
       return kInvalidValue;
     auto wait = [=] {
       const std::atomic_ref word(*reinterpret_cast<std::uint32_t*>(address));
-      // Nobody tells a device of a store, and greater is meant in a circle.
+      // A device gets no notice of a store, so it polls; and ">=" compares modulo 2^32.
       while (static_cast<std::int32_t>(word.load(std::memory_order_acquire) - value) < 0)
         std::this_thread::sleep_for(std::chrono::microseconds(20));
     };
@@ -434,7 +436,7 @@ inline Driver make_driver() {
     return 0;
   };
   driver.host_to_device = [](Address dst, const void* src, std::size_t nbytes, Stream stream) {
-    // Pinned memory is read when its turn comes, not before.
+    // Pinned memory is read when the copy's turn comes, not before.
     return enqueue(stream, [=] { std::memcpy(reinterpret_cast<void*>(dst), src, nbytes); });
   };
   driver.copy_batch = [](Address* dst, Address* src, std::size_t* nbytes, std::size_t count,
@@ -449,7 +451,7 @@ inline Driver make_driver() {
       if (attributes[k].src_access_order != 1 || attributes[k].flags > 1 ||
           (k != 0 && first_copies[k] <= first_copies[k - 1]) || first_copies[k] >= count)
         return kInvalidValue;
-    std::vector<EngineCopy> copies;  // the caller's arrays are free when this returns
+    std::vector<EngineCopy> copies;  // the caller may reuse its arrays when this returns
     for (std::size_t k = 0; k < count; ++k) copies.push_back({dst[k], src[k], nbytes[k]});
     ++device().num_batches;
     device().num_copies += count;
@@ -483,7 +485,7 @@ inline Driver make_driver() {
   driver.launch = [](Function function, unsigned num_ctas, unsigned, unsigned, unsigned num_threads, unsigned,
                      unsigned, unsigned shared_nbytes, Stream stream, void** arguments, void**) {
     if (device().launches_until_failure.fetch_sub(1) == 0) return kLaunchFailed;
-    std::vector<std::vector<std::byte>> copied;  // the caller's are free when this returns
+    std::vector<std::vector<std::byte>> copied;  // the caller may reuse its arguments when this returns
     for (std::size_t k = 0; k < function->argument_nbytes.size(); ++k) {
       const auto* first = static_cast<const std::byte*>(arguments[k]);
       copied.emplace_back(first, first + function->argument_nbytes[k]);
@@ -585,8 +587,8 @@ inline Driver make_driver() {
       std::memcpy(handle, &exported, sizeof exported);
       return 0;
     }
-    if (!device().fabric) return kNotPermitted;  // as where no fabric manager runs
-    // Named by the descriptor of what is mapped: this handle's own is closed sooner.
+    if (!device().fabric) return kNotPermitted;  // as if no fabric manager runs
+    // Named by the descriptor of the mapping, since this handle's own descriptor is closed sooner.
     struct stat file{}, other{};
     if (::fstat(fd, &file) != 0) return kInvalidValue;
     const std::lock_guard lock(device().mutex);

@@ -1,5 +1,5 @@
-// What an emulated driver launches. Threads of the emulation are dear, and other tests have more of them: a
-// launch is one CTA of a warp, and copies can go without threads altogether.
+// The kernels that an emulated driver launches. Emulated threads are expensive, and other tests use more of
+// them: here a launch is one CTA of one warp, and copies can run without threads.
 #pragma once
 
 #include <cstdlib>
@@ -32,7 +32,7 @@ inline FunctionHandle convert{[](unsigned, unsigned, unsigned shared_nbytes, voi
                               },
                               {sizeof(CopyJob), sizeof(ConvertJob)}};
 
-// Atom by atom, by the header that the kernels compile.
+// Copies atom by atom, with the header that the kernels compile.
 inline void copy_on_host(const CopyJob& job) {
   for (std::uint32_t index = 0; index < job.num_slices; ++index) {
     const kvxfer::gpu::Slice slice = slice_at(job, index);
@@ -47,7 +47,7 @@ inline void copy_on_host(const CopyJob& job) {
   if (job.done != nullptr) std::atomic_ref(*job.done).store(job.done_value, std::memory_order_release);
 }
 
-// Launches of fast_copy, and copies by engines, that never end, as those of a device that has failed.
+// Launches of fast_copy and copies by engines that never end, as on a device that has failed.
 inline std::atomic<bool>& hang_launches() { return device().hangs; }
 
 inline FunctionHandle fast_copy{[](unsigned, unsigned, unsigned, void** arguments) {
@@ -57,8 +57,8 @@ inline FunctionHandle fast_copy{[](unsigned, unsigned, unsigned, void** argument
 
 inline kvxfer::gpu::Kernels kernels() { return {{&copy_vectors, nullptr, &convert}}; }
 
-// Which way tests that know both are to have copies between device and host memory go: by kernels, or where
-// KVXFER_TEST_COPY_ENGINES is set (CMakeLists.txt) by copy engines wherever they can.
+// How tests that support both ways copy between device and host memory: by kernels or, if
+// KVXFER_TEST_COPY_ENGINES is set (CMakeLists.txt), by copy engines wherever possible.
 inline bool by_engines() { return std::getenv("KVXFER_TEST_COPY_ENGINES") != nullptr; }
 inline kvxfer::gpu::Calibration calibration() {
   return by_engines() ? kvxfer::gpu::Calibration::always() : kvxfer::gpu::Calibration();

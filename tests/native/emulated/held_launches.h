@@ -1,4 +1,4 @@
-// Launches and copies by engines of an emulated driver that begin when a test lets them.
+// Launches and engine copies of an emulated driver that wait until a test lets them begin.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace emulated {
 
-// What lets launches run: all, or as many as a test says.
+// Lets launches run: all of them, or as many as a test says.
 class Launches {
  public:
   void let(std::int64_t more) {
@@ -21,7 +21,7 @@ class Launches {
     changed_.notify_all();
   }
   void let_all() { let(INT64_MAX); }
-  // By a kernel of so many CTAs; 0: by copy engines.
+  // `num_ctas`: of the kernel; 0: by copy engines.
   void begin(unsigned num_ctas = 0) {
     std::unique_lock lock(mutex_);
     ctas_.insert(num_ctas);
@@ -35,7 +35,8 @@ class Launches {
     ++num_ended_;
     changed_.notify_all();
   }
-  // That so many began since reset(), and one less ended: the last is under way and does not move.
+  // Waits until so many have begun since reset(), and one less has ended: the last is under way and does not
+  // move.
   void await_held(int number) {
     std::unique_lock lock(mutex_);
     REQUIRE(changed_.wait_for(lock, std::chrono::seconds(30),
@@ -45,7 +46,7 @@ class Launches {
     const std::lock_guard lock(mutex_);
     return num_begun_;
   }
-  // Of what began since reset().
+  // Of those that began since reset().
   std::set<unsigned> ctas() {
     const std::lock_guard lock(mutex_);
     return ctas_;

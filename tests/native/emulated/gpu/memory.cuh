@@ -1,4 +1,4 @@
-// In the place of native/gpu/memory.cuh.
+// Replaces native/gpu/memory.cuh.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// In the place of native/gpu/rounding.cuh: what the PTX ISA says that each instruction gives. A NaN that
-// comes out of arithmetic is 0x7fffffff; one that is converted is the canonical NaN of its new dtype,
-// without its sign.
+// Replaces native/gpu/rounding.cuh: gives the results that the PTX ISA defines for each instruction. A NaN
+// that results from arithmetic is 0x7fffffff; a converted NaN is the canonical NaN of its new dtype, without
+// its sign.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@ namespace kvxfer::gpu {
 
 inline float canonical(float x) { return std::isnan(x) ? number::float_of(0x7fffffff) : x; }
 
-// Each of them is rounded by itself, whatever the compiler would make of an expression.
+// Each operation is rounded by itself, so that the compiler cannot fuse them.
 inline float multiplied(float x, float by) {
   const volatile float product = x * by;
   return canonical(product);
@@ -34,8 +34,8 @@ inline float inverse_towards_zero(float x) {
   return is_beyond ? std::nextafter(nearest, 0.0f) : nearest;
 }
 
-// cvt.rn to 16 bits: overflow is infinite. cvt.rn.satfinite to 8 bits: what is greater than MAX_NORM, an
-// infinity too, is MAX_NORM.
+// cvt.rn to 16 bits: overflow gives infinity. cvt.rn.satfinite to 8 bits: anything greater than MAX_NORM,
+// including infinity, gives MAX_NORM.
 inline std::uint32_t instruction_gives(Dtype to, float x) {
   if (!std::isnan(x)) return from_float(to, x, itemsize(to) == 1);
   return (1u << (float_format(to).nbits - 1)) - 1;  // 0x7f, 0x7fff

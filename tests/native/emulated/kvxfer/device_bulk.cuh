@@ -1,6 +1,6 @@
-// In the place of native/include/kvxfer/device_bulk.cuh. Two engines do the copies, one each way, when and in
-// what order they like: what a kernel does not wait for has not happened, or happens too late. Of shared
-// memory they see what there was at a thread's last proxy fence.
+// Replaces native/include/kvxfer/device_bulk.cuh. Two engines do the copies, one in each direction, at any
+// time and in any order: what a kernel does not wait for has not happened yet, or happens too late. They see
+// shared memory as it was at a thread's last proxy fence.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@
 
 namespace cuda_threads {
 
-// An mbarrier for one arrival a phase, in 64 bits: how many bytes are expected and not there (32), how many
-// phases have ended (31), whether the arrival was (1).
+// An mbarrier with one arrival per phase, in 64 bits: expected bytes that have not arrived (32), phases that
+// have ended (31), whether the arrival has happened (1).
 class Mbarrier {
  public:
   explicit Mbarrier(unsigned long long* bits) : bits_(*bits) { check_aligned(bits); }
@@ -43,16 +43,16 @@ class Mbarrier {
     unsigned long long bits = bits_.load(std::memory_order_relaxed), next;
     do {
       next = how(bits);
-      if (next >> 32 == 0 && next & 1) next += 1;  // the arrival's bit into the phases
+      if (next >> 32 == 0 && next & 1) next += 1;  // carries the arrival's bit into the phases
     } while (!bits_.compare_exchange_weak(bits, next, std::memory_order_release, std::memory_order_relaxed));
   }
 
   std::atomic_ref<unsigned long long> bits_;
 };
 
-// Engines see shared memory by a copy of it, which fences bring up to date: all of it, whoever wrote there,
-// since nobody knows who did. TSan is to see what threads and engines do to the memory itself, and not what
-// these read there, nor the order that their lock makes: builtins of the compiler are not instrumented here.
+// Engines see a copy of shared memory, which fences update as a whole, since it is not known which thread
+// wrote where. TSan should see the accesses of threads and engines to the memory itself, but neither these
+// copies nor the order that their lock makes. So they use compiler builtins, which are not instrumented here.
 __attribute__((no_sanitize("thread"), noinline)) inline void copy_seen(int* lock, volatile unsigned char* to,
                                                                        const volatile unsigned char* from,
                                                                        std::size_t nbytes) {
@@ -71,19 +71,19 @@ inline void read_published(Cta& cta, std::byte* to, const std::byte* first, std:
             nbytes);
 }
 
-// Stores of a thread: how many of them are not that far.
+// A group of a thread's stores: how many of them have not been read, or not been written, yet.
 struct StoreGroup { std::atomic<unsigned> unread = 0, unwritten = 0; };
 
 struct BulkCopy {
   std::byte* to;
   const std::byte* from;
   unsigned nbytes;
-  Cta* cta;  // whose shared memory it is
-  unsigned long long* barrier;  // of a load
-  std::shared_ptr<StoreGroup> group;  // of a store
-  std::vector<std::byte> read;  // by a store that is not written yet
+  Cta* cta;  // the owner of the shared memory
+  unsigned long long* barrier;  // for a load
+  std::shared_ptr<StoreGroup> group;  // for a store
+  std::vector<std::byte> read;  // bytes of a store that is not written yet
 
-  // Goes one step on, and says whether it was the last.
+  // Does one step, and returns whether it was the last.
   bool advance() {
     if (group == nullptr) {
       std::memcpy(to, from, nbytes);
@@ -95,8 +95,8 @@ struct BulkCopy {
       read.assign(from, from + nbytes);
       std::vector<std::byte> published(nbytes);
       read_published(*cta, published.data(), from, nbytes);
-      // Written and not published, or overwritten too early: it may be read as one or the other, here as
-      // neither.
+      // Written but not published, or overwritten too early: a device may read either value; here the engine
+      // reads neither.
       for (unsigned k = 0; k < nbytes; ++k)
         if (published[k] != read[k]) read[k] = ~read[k];
       group->unread.fetch_sub(1, std::memory_order_release);
@@ -126,7 +126,7 @@ inline StepEngine& store_engine() {
   return engine;
 }
 
-// Of this thread, the last of them still open.
+// This thread's groups; the last one is still open.
 inline thread_local std::deque<std::shared_ptr<StoreGroup>> store_groups = {std::make_shared<StoreGroup>()};
 
 template <class Condition>

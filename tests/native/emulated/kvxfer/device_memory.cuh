@@ -1,4 +1,4 @@
-// In the place of native/include/kvxfer/device_memory.cuh.
+// Replaces native/include/kvxfer/device_memory.cuh.
 #pragma once
 
 #include <atomic>

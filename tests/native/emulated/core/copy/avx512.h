@@ -1,6 +1,6 @@
-// In the place of native/core/copy/avx512.h: AVX-512 without a processor that has it. SIMDe emulates most of
-// the intrinsics on AVX2, two halves of a vector at a time; those that it lacks (0.7.4) stand here. An
-// intrinsic that neither has does not compile.
+// Replaces native/core/copy/avx512.h: AVX-512 without a processor that has it. SIMDe emulates most of the
+// intrinsics on AVX2, in two halves of a vector; this file has those that SIMDe 0.7.4 lacks. Other intrinsics
+// do not compile.
 #pragma once
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
@@ -11,12 +11,12 @@
 #include <cstdlib>
 #include <cstring>
 
-// What the whole file is compiled for, and no more: nothing becomes an instruction of AVX-512.
+// The target that the whole file is compiled for: no instruction of AVX-512 is generated.
 #define KVXFER_AVX512_TARGET target("avx2,f16c,fma")
 
 namespace kvxfer {
 
-inline bool has_avx512() noexcept {  // or rather what is in its place
+inline bool has_avx512() noexcept {  // in fact, its emulation
   __builtin_cpu_init();
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
 }
@@ -39,7 +39,7 @@ inline Vector joined(const Half& low, const Half& high) {
   return vector;
 }
 
-// Touches the bytes of the mask and no others, so a sanitizer sees one that is too many.
+// Touches only the bytes of the mask, so that a sanitizer sees any other access.
 inline __m512i maskz_loadu_epi8(__mmask64 mask, const void* from) {
   char bytes[64] = {};
   for (int i = 0; i < 64; ++i)
@@ -109,9 +109,9 @@ inline __mmask64 kunpackd(__mmask64 high, __mmask64 low) { return high << 32 | (
 #define _mm512_cvtepi32_ps ::kvxfer::emulated::cvtepi32_ps
 #define _mm512_cvtps_epi32 ::kvxfer::emulated::cvtps_epi32
 #define _mm512_cvtph_ps ::kvxfer::emulated::cvtph_ps
-#undef _mm512_madd_epi16  // SIMDe's is that of another intrinsic, with four arguments
+#undef _mm512_madd_epi16  // SIMDe's macro is of another intrinsic, with four arguments
 #define _mm512_madd_epi16 simde_mm512_madd_epi16
-#undef _mm512_cvtps_ph  // a macro of the compiler's own where nothing is optimized
+#undef _mm512_cvtps_ph  // without optimization it is a macro of the compiler
 #define _mm512_cvtps_ph(x, rounding) ::kvxfer::emulated::cvtps_ph<rounding>(x)
 #define _mm512_cmpgt_epi16_mask ::kvxfer::emulated::cmpgt_epi16_mask
 #define _mm512_cmpeq_epi16_mask ::kvxfer::emulated::cmpeq_epi16_mask
