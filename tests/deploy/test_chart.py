@@ -115,6 +115,28 @@ def test_services_and_budgets_find_their_pods() -> None:
             assert selector["app.kubernetes.io/component"] == role
 
 
+@pytest.mark.parametrize(
+    ("change", "restarted"),
+    [
+        ({"image": {"tag": "9.9.9"}}, {"kv-daemon"}),
+        ({"engines": {"enabled": True, "image": "engine:2"}}, {"kv-prefill", "kv-decode"}),
+    ],
+    ids=["daemon", "engines"],
+)
+def test_an_upgrade_restarts_no_other_pods(change: dict[str, Any], restarted: set[str]) -> None:
+    """docs/operations.md says which. Kubernetes restarts pods whose template has changed."""
+    before, after = (
+        {
+            each["metadata"]["name"]: each["spec"]["template"]
+            for each in rendered(values)
+            if each["kind"] in ("DaemonSet", "Deployment")
+        }
+        for values in (ENGINES, {**ENGINES, **change})
+    )
+    assert before.keys() == after.keys()
+    assert {name for name in before if before[name] != after[name]} == restarted
+
+
 def test_the_rules_are_those_of_deploy() -> None:
     rules = one(rendered(VALUES["monitoring"]), "PrometheusRule", "kv")["spec"]
     assert rules == yaml.safe_load((CHART.parent / "prometheus" / "alerts.yaml").read_text())
