@@ -1,8 +1,8 @@
 """Translates kernels to C++: ``python -m tests.native.ptx OUT --architecture sm_90a SOURCE.cu FILE.ptx``.
 
-Each becomes OUT/NAME.cpp. Of an example OUT/linked/gpu/examples/NAME.cu declares the kernels, for tests that
-include it. A file that is PTX already is taken as it is, and OUT/NAME.h declares its kernels.
-``--check`` says in one line why it cannot be done here, or nothing.
+Each source becomes OUT/NAME.cpp. For an example, OUT/linked/gpu/examples/NAME.cu declares the kernels, for
+tests that include it. A PTX file is translated directly, and OUT/NAME.h declares its kernels. ``--check``
+prints in one line why this machine cannot translate, or nothing if it can.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.native.ptx.module import PtxError
 from tests.native.ptx.parser import parse
 
 ROOT = Path(__file__).parents[3]
-#: As kvxfer.gpu.sources has them, below native; and this folder, for the kernels of tests.
+#: Like kvxfer.gpu.sources, below native; and this folder, for the kernels of tests.
 INCLUDE_FOLDERS = ("native/gpu/rtc", "native", "native/include")
 
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def translate(source: Path, architecture: str, out: Path) -> None:
-    """Writes OUT/NAME.cpp, and beside it the PTX that its lines are of."""
+    """Writes OUT/NAME.cpp, and next to it the PTX that its line numbers refer to."""
     if source.suffix == ".ptx":
         file, text = source.name, source.read_text()
     else:
@@ -56,7 +56,7 @@ def translate(source: Path, architecture: str, out: Path) -> None:
             declared.parent.mkdir(parents=True, exist_ok=True)
             declared.write_text(declarations(source.read_text()))
     module = parse(file, text)
-    # Examples compute what a test holds to a tolerance; our own kernels promise bits.
+    # Tests compare an example's results within a tolerance; our own kernels promise exact bits.
     is_example = source.parent.name == "examples"
     (out / f"{source.stem}.cpp").write_text(emit(module, may_contract=is_example))
     if source.suffix == ".ptx":

@@ -1,5 +1,5 @@
-// Arithmetic as the PTX ISA defines it, on the bits that registers hold. T says what an instruction takes them
-// for: u16 to s64. Floats have functions of their own.
+// Arithmetic as the PTX ISA defines it, on the bits that registers hold. T is the type that an instruction
+// gives them: u16 to s64. Floats have separate functions.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,11 @@ using Bits = std::make_unsigned_t<T>;
 template <class T>
 inline constexpr unsigned kNbits = 8 * sizeof(T);
 
-// What no register of a kernel holds before it is set.
+// What a register holds before it is set: an arbitrary value, as on a device.
 template <class T>
 inline constexpr T kUnset = static_cast<T>(0xa5a5a5a5a5a5a5a5);
 
-// A value of type T in a register that may be wider: extended by its sign where T has one.
+// A value of type T in a register that may be wider: sign-extended if T is signed.
 template <class T, class Register>
 constexpr Register widened(Bits<T> value) {
   return static_cast<Register>(static_cast<T>(value));
@@ -122,7 +122,7 @@ constexpr bool lnot<bool>(bool a) {
   return !a;
 }
 
-// Amounts beyond the width are the width.
+// Shift amounts above the width count as the width.
 template <class T>
 constexpr Bits<T> shl(Bits<T> a, u32 by) {
   return by >= kNbits<T> ? Bits<T>{0} : static_cast<Bits<T>>(u64{a} << by);
@@ -137,7 +137,8 @@ template <bool kWraps>
 constexpr u32 shift_amount(u32 by) {
   return kWraps ? by % 32 : std::min(by, u32{32});
 }
-// Of the word pair {b, a} the high half after a shift to the left, and the low one after one to the right.
+// The high half of the word pair {b, a} after a shift to the left, and its low half after a shift to the
+// right.
 template <bool kWraps>
 constexpr u32 shf_l(u32 a, u32 b, u32 by) {
   return static_cast<u32>((((u64{b} << 32) | a) << shift_amount<kWraps>(by)) >> 32);
@@ -147,7 +148,8 @@ constexpr u32 shf_r(u32 a, u32 b, u32 by) {
   return static_cast<u32>(((u64{b} << 32) | a) >> shift_amount<kWraps>(by));
 }
 
-// Positions and lengths are bytes. Beyond the highest bit a signed field has the sign of what there is of it.
+// Positions and lengths use their low byte. Beyond the highest bit, a signed field is extended by the sign of
+// its existing part.
 template <class T>
 constexpr Bits<T> bfe(Bits<T> a, u32 position, u32 length) {
   position &= 0xff;
@@ -171,7 +173,7 @@ constexpr T bfi(T field, T into, u32 position, u32 length) {
   }
   return into;
 }
-// Each nibble chooses one of eight bytes, or, with its high bit, that byte's sign eight times.
+// Each nibble selects one of eight bytes or, if its high bit is set, eight copies of that byte's sign.
 constexpr u32 prmt(u32 a, u32 b, u32 selectors) {
   u32 word = 0;
   for (u32 k = 0; k < 4; ++k) {
@@ -235,7 +237,7 @@ constexpr float value(u32 bits) { return std::bit_cast<float>(bits); }
 constexpr u32 bits(float value) { return std::bit_cast<u32>(value); }
 constexpr bool is_nan(u32 x) { return (x & ~kSign) > 0x7f800000; }
 
-// Each is rounded by itself, whatever the compiler would make of an expression.
+// Each operation is rounded by itself, so that the compiler cannot fuse them.
 inline u32 rounded(float x) {
   const volatile float result = x;
   const float once = result;
@@ -255,12 +257,12 @@ inline u32 rcp_rz_f32(u32 a) {
   return std::isinf(towards_zero) ? bits(std::copysign(std::numeric_limits<float>::max(), x))
                                   : rounded(towards_zero);
 }
-// Of a NaN they give one that is not specified.
+// For a NaN they give an unspecified NaN.
 constexpr u32 abs_f32(u32 a) { return is_nan(a) ? kNan : a & ~kSign; }
 constexpr u32 neg_f32(u32 a) { return is_nan(a) ? kNan : a ^ kSign; }
-// The sign of the first, all else of the second.
+// The sign of the first operand, and the rest of the second.
 constexpr u32 copysign_f32(u32 a, u32 b) { return (a & kSign) | (b & ~kSign); }
-// A NaN gives way to a number; -0 is less than +0.
+// If one operand is a NaN, the other is the result; -0 is less than +0.
 constexpr u32 min_f32(u32 a, u32 b) {
   if (is_nan(a) || is_nan(b)) return is_nan(a) ? (is_nan(b) ? kNan : b) : a;
   if (value(a) == value(b)) return a | b;
@@ -279,7 +281,7 @@ constexpr bool lt_f32(u32 a, u32 b) { return value(a) < value(b); }
 constexpr bool le_f32(u32 a, u32 b) { return value(a) <= value(b); }
 constexpr bool gt_f32(u32 a, u32 b) { return value(a) > value(b); }
 constexpr bool ge_f32(u32 a, u32 b) { return value(a) >= value(b); }
-// With a u: true where one of them is NaN, too.
+// With a u: true also if an operand is NaN.
 constexpr bool equ_f32(u32 a, u32 b) { return is_unordered(a, b) || eq_f32(a, b); }
 constexpr bool neu_f32(u32 a, u32 b) { return is_unordered(a, b) || ne_f32(a, b); }
 constexpr bool ltu_f32(u32 a, u32 b) { return is_unordered(a, b) || lt_f32(a, b); }
@@ -299,7 +301,7 @@ template <class From>
 u32 cvt_rn_f32(Bits<From> a) {
   return rounded(static_cast<float>(static_cast<From>(a)));
 }
-// Clamped to what To has; NaN is 0.
+// Clamped to the range of To; NaN gives 0.
 template <class To>
 Bits<To> clamped(float integral) {
   static_assert(sizeof(To) == 4, "of 64 bits a NaN is something else");
@@ -319,7 +321,7 @@ Bits<To> cvt_rzi(u32 a) {
 using kvxfer::Dtype;
 
 inline u32 cvt_f32_f16(u16 a) { return bits(kvxfer::gpu::instruction_reads(Dtype::kF16, a)); }
-// Two numbers to half a register each, the first to the high one.
+// Two numbers to half a register each, the first one to the high half.
 inline u32 cvt_f16x2(u32 high, u32 low) { return kvxfer::gpu::to_f16x2(value(low), value(high)); }
 inline u32 cvt_bf16x2(u32 high, u32 low) { return kvxfer::gpu::to_bf16x2(value(low), value(high)); }
 template <Dtype kTo>
@@ -327,7 +329,7 @@ u16 cvt_x2(u32 high, u32 low) {
   return static_cast<u16>(kvxfer::gpu::instruction_gives(kTo, value(high)) << 8 |
                           kvxfer::gpu::instruction_gives(kTo, value(low)));
 }
-// f16 has all numbers of both.
+// Through f16, which has all numbers of both dtypes.
 template <Dtype kFrom>
 u32 cvt_f16x2_from(u16 pair) {
   const auto half = [](u32 byte) {
@@ -335,7 +337,7 @@ u32 cvt_f16x2_from(u16 pair) {
   };
   return half(pair >> 8) << 16 | half(pair & 0xff);
 }
-// Two integers to the low bytes, the first to the second byte; above them what c has in its low half.
+// Two integers to the two low bytes, the first one to the higher of them; above them the low half of c.
 constexpr u32 cvt_pack_sat_s8(u32 a, u32 b, u32 c) {
   const auto byte = [](u32 word) {
     return static_cast<u32>(std::clamp(static_cast<s32>(word), -128, 127)) & 0xff;

@@ -1,4 +1,4 @@
-// mbarriers, and bulk copies through engines that act when and in what order they like.
+// mbarriers, and bulk copies through engines that act at any time and in any order.
 #pragma once
 
 #include "emulated/bulk_engine.h"
@@ -9,8 +9,8 @@ namespace ptx {
 
 // ---- mbarriers ----
 
-// In 64 bits: arrivals of a phase (20), those that are pending (20), bytes that are expected and not there, and 2^20
-// (21), phases (3).
+// 64 bits: arrivals per phase (20), pending arrivals (20), bytes that are expected and have not arrived, plus
+// 2^20 (21), phases (3).
 class Mbarrier {
  public:
   static constexpr s64 kMostArrivals = (1 << 20) - 1, kMostBytes = (1 << 20) - 1;
@@ -102,8 +102,8 @@ inline void mbarrier_expect_tx(const Place& at, u32 address, u32 nbytes) {
   Mbarrier(at, address).expect(nbytes, 0);
 }
 
-// A loop around it is a wait, so it ends with the phase; a phase that never ends, ends the program. PTX lets it say
-// false at any time, and now and then it does.
+// Kernels call it in a loop, so it waits until the phase ends; a phase that does not end, ends the program.
+// PTX permits it to return false at any time, and sometimes it does.
 inline bool mbarrier_try_wait_parity(const Place& at, u32 address, u32 parity) {
   if (parity > 1) trap(at, "a parity of %u", parity);
   const Mbarrier barrier(at, address);
@@ -121,7 +121,7 @@ inline bool mbarrier_test_wait_parity(const Place& at, u32 address, u32 parity) 
 
 // ---- bulk copies ----
 
-// What createpolicy gives, as far as a copy can tell.
+// The result of createpolicy, as far as a copy can check it.
 inline constexpr u64 kPolicy = 0x14f0000000000000;
 
 inline u64 createpolicy(const Place& at, u32 fraction) {
@@ -140,7 +140,7 @@ inline std::byte* global_of_bulk(const Place& at, u64 address, u32 nbytes) {
   return reinterpret_cast<std::byte*>(address);
 }
 
-// One each way.
+// One engine for each direction.
 inline cuda_threads::StepEngine& load_engine() {
   static cuda_threads::StepEngine engine;
   return engine;
@@ -177,7 +177,7 @@ inline void bulk_store(const Place& at, u64 to, u32 from, u32 nbytes) {
   ++group->num_stores;
   group->unread.fetch_add(1, std::memory_order_relaxed);
   group->unwritten.fetch_add(1, std::memory_order_relaxed);
-  // Read in one step, and written in a later one, when the CTA may be gone.
+  // It reads in one step and writes in a later one, when the CTA may have ended.
   store_engine().submit(
       [&here, from, global, nbytes, group, was_read = false, bytes = std::vector<std::byte>()]() mutable {
         if (!was_read) {
@@ -199,7 +199,7 @@ inline void bulk_store_hinted(const Place& at, u64 to, u32 from, u32 nbytes, u64
 
 inline void bulk_commit_group() { store_groups.push_back(std::make_shared<StoreGroup>()); }
 
-// Until of all of the thread's closed groups only the last `but` may not be that far.
+// Waits until all of the thread's closed groups except the last `but` have been read or written.
 inline void bulk_wait_group_read(const Place& at, u32 but) {
   for (std::size_t k = 0; k + but + 1 < store_groups.size(); ++k) {
     StoreGroup& group = *store_groups[k];

@@ -1,5 +1,5 @@
-// What is known of a CTA while translated kernels run in it: which bytes of its shared memory were written, and
-// how, what the async proxy does there, and where threads wait.
+// Records about a CTA that runs translated kernels: which bytes of its shared memory were written, and how;
+// what the async proxy does there; and where threads wait.
 #pragma once
 
 #include <array>
@@ -15,21 +15,20 @@
 
 namespace ptx {
 
-// Where a CTA's memory begins in the window of shared addresses; below lies what is the system's.
+// Where a CTA's memory begins in the window of shared addresses; the system owns what lies below.
 inline constexpr u32 kSharedBase = 1024;
-inline constexpr u32 kGranule = 16;  // what bulk copies are multiples of
+inline constexpr u32 kGranule = 16;  // bulk copies are multiples of this
 
-// A group of a thread's bulk stores, until it was waited for as written.
+// A group of a thread's bulk stores, until the thread has waited for it to be written.
 struct StoreGroup {
   std::atomic<u32> unread = 0, unwritten = 0;
-  u32 num_stores = 0;  // this and below: the thread's own
+  u32 num_stores = 0;  // this and the rest: used by the thread alone
   bool read_was_awaited = false;
 };
 
 inline u32 lane() { return threadIdx.x % cuda_threads::kWarp; }
 
-// Everything here is told without order (memory_order_relaxed): a thread that looks here learns nothing that TSan
-// would take for synchronization.
+// All records use memory_order_relaxed, so that TSan does not take an access to them for synchronization.
 class Cta {
  public:
   Cta(u32 num_threads, std::byte* shared, std::size_t nbytes)
@@ -98,7 +97,7 @@ class Cta {
 
   // ---- the async proxy ----
 
-  // What this thread wrote before, or learnt that others wrote, the async proxy may see from here on.
+  // From here on the async proxy may see what this thread wrote before, and what it has synchronized with.
   void fence_proxies() { threads_[threadIdx.x].fenced_at.store(++clock_, std::memory_order_relaxed); }
 
   void begin_load(const Place& place, u32 address, u32 nbytes) {
@@ -114,7 +113,8 @@ class Cta {
   void end_load(u32 address, u32 nbytes) {
     for (u32 k = address; k < address + nbytes; k += kGranule) {
       granule(k).written_at.store(0, std::memory_order_relaxed);
-      // All of it is written, and no load under way: begin_load() saw that there is no other, and no store.
+      // All of it becomes written, with no load under way: begin_load() has checked that there is no other
+      // load, and no store.
       granule(k).state.store(kAllBytes, std::memory_order_relaxed);
     }
   }
@@ -141,7 +141,7 @@ class Cta {
     write(place, address, sizeof(u64));
     granule(address).state.fetch_or(barrier_mask(address), std::memory_order_relaxed);
   }
-  // What lay there is nobody's any more.
+  // The old contents are lost.
   void end_barrier(const Place& place, u32 address) {
     check_is_barrier(place, address);
     const u64 mask = barrier_mask(address);
@@ -170,7 +170,7 @@ class Cta {
     threads_[threadIdx.x].has_ended.store(true, std::memory_order_relaxed);
     num_ended.fetch_add(1, std::memory_order_relaxed);
   }
-  // Which threads of some are not there, and what they do instead.
+  // Returns which of the given threads are missing, and what they do instead.
   template <class IsAwaited>
   std::string absent(const Place& place, IsAwaited&& is_awaited) const {
     std::string all;
@@ -193,18 +193,18 @@ class Cta {
 
   const u32 num_threads;
   std::atomic<u32> num_ended = 0;
-  // Of each barrier: how often all have met (32 bits), and how many wait now.
+  // For each barrier: how often all threads have met (32 bits), and how many wait now.
   std::array<std::atomic<u64>, 16> met{};
 
  private:
-  // 16 bytes: which of them were written (16 bits), and are an mbarrier (16); how many bulk copies are under way to
-  // here (16) and from here (16).
+  // 16 bytes: which of them were written (16 bits), and which belong to an mbarrier (16); how many bulk
+  // copies to them (16) and from them (16) are under way.
   struct State { u32 written, barrier, loads, stores; };
   static constexpr u32 kAllBytes = 0xffff;
   static constexpr u64 kOneLoad = u64{1} << 32, kOneStore = u64{1} << 48;
   struct Granule {
     std::atomic<u64> state = 0;
-    std::atomic<u64> written_at = 0;  // by the generic proxy at last: when (48 bits), by which thread (16)
+    std::atomic<u64> written_at = 0;  // the generic proxy's last write: when (48 bits), by which thread (16)
   };
 
   static State unpacked(u64 state) {
@@ -216,7 +216,7 @@ class Cta {
     return unpacked(granule(address).state.load(std::memory_order_relaxed));
   }
 
-  // Calls take(first address, which bytes) for each granule that some bytes lie in.
+  // Calls take(first address, mask of bytes) for each granule that contains some of the bytes.
   template <class Take>
   static void for_each_granule(u32 address, u32 nbytes, Take&& take) {
     for (u32 first = address - address % kGranule; first < address + nbytes; first += kGranule) {
@@ -236,7 +236,8 @@ class Cta {
     if (state.stores != 0)
       trap(place, "a bulk copy from 0x%x is under way, and nobody waited until it was read", address);
   }
-  // That a fence lies between what the generic proxy wrote and the async proxy: of who wrote, or of this thread.
+  // Checks that a fence lies between a write of the generic proxy and the async proxy: by the writing thread
+  // or by this one.
   void check_is_fenced(const Place& place, u32 address, const char* what) const {
     const u64 written = granule(address).written_at.load(std::memory_order_relaxed);
     if (written == 0) return;
@@ -258,7 +259,7 @@ class Cta {
 
 inline Cta& cta() { return *static_cast<Cta*>(cuda_threads::this_cta->notes.get()); }
 
-// This thread's groups of bulk stores, the last of them still open.
+// This thread's groups of bulk stores; the last one is still open.
 inline thread_local std::deque<std::shared_ptr<StoreGroup>> store_groups = {std::make_shared<StoreGroup>()};
 
 inline void end_thread() {
@@ -274,7 +275,7 @@ inline void end_thread() {
   cta().end_thread();
 }
 
-// Every CTA has its notes from the beginning, where a program has a translated kernel.
+// If a program has a translated kernel, every CTA has its records from the beginning.
 inline const bool ctas_have_notes = [] {
   cuda_threads::notes_of_ctas = {
       [](unsigned num_threads, std::byte* shared, std::size_t nbytes) -> std::shared_ptr<void> {

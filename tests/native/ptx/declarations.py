@@ -1,4 +1,4 @@
-"""What a source of kernels declares, without what they do: for tests that include it and link them."""
+"""Extracts the declarations of kernels from a source, for tests that include it and link the kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def declarations(source: str) -> str:
 
 
 def _end_of_block(source: str, at: int) -> int:
-    """Returns the place behind the brace that closes the block which `at` lies in."""
+    """Returns the index after the brace that closes the block around `at`."""
     depth = 1
-    # A brace in a comment or in a text is none.
+    # Braces in comments and string literals do not count.
     for found in re.finditer(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"|[{}]', source[at:], re.DOTALL):
         depth += {"{": 1, "}": -1}.get(found.group(), 0)
         if depth == 0:

@@ -1,4 +1,4 @@
-// What kvxfer/device.cuh has for kernels, as kernels: tests that call it from threads of theirs call its PTX.
+// The functions of kvxfer/device.cuh as kernels, so that tests which call them from their threads run the PTX.
 #include "kvxfer/device.cuh"
 
 extern "C" __global__ void kvxfer_device_fire(unsigned* word, unsigned value) { kvxfer::fire(word, value); }

@@ -1,8 +1,10 @@
-"""Writes a PTX file's kernels as C++ functions of the same names: a register is a local variable, an
-instruction a statement, a branch a goto.
+"""Writes a PTX file's kernels as C++ functions of the same names.
 
-A kernel's parameters are the function's: numbers as they are, structs as so many bytes. So the ABIs of
-x86-64 and aarch64 pass what the tests declare by their own types, structs of more than 16 bytes among them.
+A register becomes a local variable, an instruction a statement, and a branch a goto.
+
+A kernel's parameters are the function's parameters: numbers as they are, structs as arrays of bytes. So the
+ABIs of x86-64 and aarch64 pass what the tests declare with their own types, including structs of more than 16
+bytes.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ _SCALARS: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 def emit(module: Module, *, may_contract: bool = False) -> str:
     """Returns a file's kernels as C++ that includes machine.h.
 
-    ``may_contract``: a product and a sum that ptxas may round once or twice are rounded twice, since the
-    kernels are right either way; else they are refused.
+    ``may_contract``: if ptxas may round a product and a sum once or twice, they are rounded twice, since the
+    kernels are right either way. Without it such kernels are refused.
 
     Raises
     ------
     PtxError
-        An instruction is not known, or its operands are not what it takes; with its line.
+        An instruction is not known, or its operands do not fit; the message has its line.
     """
     file = _File(module, may_contract)
     kernels = [file.kernel(kernel) for kernel in module.kernels]
@@ -88,7 +90,7 @@ class _File:
         self._may_contract = may_contract
         self._places: dict[int, str] = {}
         self._kernel = Kernel("", 0)
-        # Offsets of parameters and local variables in what the thread has of each, and of what is shared.
+        # Offsets of parameters and local variables in the thread's memory, and of shared variables.
         self._addresses: dict[str, str] = {}
 
     def _error(self, at: Instruction, what: str) -> PtxError:
@@ -139,7 +141,7 @@ class _File:
         )
 
     def _params(self, kernel: Kernel) -> tuple[list[str], list[str], int]:
-        """Where they lie: copied one behind the other, each on its own alignment, as in a launch."""
+        """Returns where parameters lie: one after the other, each on its own alignment, as in a launch."""
         lines, params, end = [], [], 0
         for index, each in enumerate(kernel.params):
             end = -(-end // each.alignment) * each.alignment
@@ -186,7 +188,7 @@ class _File:
             )
 
     def _check_contractions(self, kernel: Kernel) -> None:
-        """What ptxas makes of a product and a sum without roundings is its choice: one rounding, or two."""
+        """Without rounding modes ptxas may round a product and a sum once or twice."""
         products: set[str] = set()
         for each in kernel.body:
             if isinstance(each, Instruction) and each.opcode == "mul.f32":
@@ -250,7 +252,7 @@ class _File:
         call, _, function = form.call.partition("/")
         if call == "redux":
             arguments.append(f"ptx::{function}")
-        elif function:  # what an atomic operation changes a word by
+        elif function:  # the function by which an atomic operation changes a word
             num_words = 2 if function == "Cas" else 1
             arguments[-num_words:] = [f"ptx::{function}{{{', '.join(arguments[-num_words:])}}}"]
         return set_by.format(call=f"ptx::{call}({', '.join(arguments)})")
@@ -397,7 +399,7 @@ class _File:
             where = base.name
         else:
             where = self._immediate(at, base, "u64")
-        # Within a register's width, as additions are.
+        # Within a register's width, like additions.
         offset = (
             f" + {operand.offset}"
             if operand.offset > 0

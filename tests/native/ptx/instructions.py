@@ -1,8 +1,8 @@
-"""The instructions that are known: what operands each has, and which function of machine.h does it.
+"""The known instructions: their operands, and the function of machine.h for each.
 
-An opcode that is not in `FORMS` word by word is refused. To add one: read it in the PTX ISA, give it a form
-here and, if need be, a function in C++, and a line in instructions.ptx or a kernel in planted.ptx that would
-notice if it did something else.
+An opcode that is not literally in `FORMS` is refused. To add one, read it in the PTX ISA, add a form here
+and, if necessary, a function in C++; then add a line to instructions.ptx or a kernel to planted.ptx that
+would notice a wrong result.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an opcode means.
+    """The meaning of an opcode.
 
     Attributes
     ----------
     operands
-        One word each. ``d:T`` is set and ``s:T`` is read, a register of T's width or, read, a number;
-        ``D:T`` and ``S:T`` may be wider registers. ``d:T|pred`` sets two. ``dv:T*4`` and ``sv:T*4`` are
-        vectors whose registers may be wider. ``a:shared`` and the like are addresses. ``n`` is a number that
-        stands in the instruction. ``_`` is a result that is thrown away.
-        A form of so many operands, where an opcode has several, is `FORMS["bar.sync/2"]`.
+        One word for each operand. ``d:T`` is set and ``s:T`` is read: a register of T's width or, if read, a
+        number. ``D:T`` and ``S:T`` may be wider registers. ``d:T|pred`` sets two. ``dv:T*4`` and ``sv:T*4``
+        are vectors whose registers may be wider. ``a:shared`` and the like are addresses. ``n`` is a number
+        in the instruction. ``_`` is a discarded result. If an opcode has forms with different numbers of
+        operands, one of them is `FORMS["bar.sync/2"]`.
     call
         A function of machine.h.
     has_place
-        It is told where it stands: it waits, or can end the program.
+        The function gets its place in the PTX, since it waits or can end the program.
     has_frame
-        It is told of the thread's own memory.
+        The function gets the thread's private memory.
     """
 
     operands: tuple[str, ...]
@@ -111,7 +111,8 @@ _add("selp.f32", "d:f32 s:f32 s:f32 s:pred", "selp<u32>")
 
 # ---- float32 ----
 
-# Without a rounding it is to nearest, too, but may become one with an addition (emitter.py looks for that).
+# Without a rounding mode it also rounds to nearest, but may be fused with an addition (emitter.py checks
+# that).
 for _name, _rounding in product(("add", "sub", "mul"), ("", ".rn")):
     _add(f"{_name}{_rounding}.f32", "d:f32 s:f32 s:f32", f"{_name}_f32")
 _add("fma.rn.f32", "d:f32 s:f32 s:f32 s:f32", "fma_f32")
@@ -189,7 +190,7 @@ for (_space, _in), _t, _count in product(_SPACES.items(), _MEMORY_TYPES, (1, 2, 
             frame=True,
         )
 
-# Strong ones. Scopes below the device's are not known: nobody here needs them, and C++ has none.
+# Strong operations. Scopes below the device's are not known: no kernel here needs them, and C++ has none.
 for (_space, _in), _t in product(_SPACES.items(), ("u32", "b32", "s32", "u64", "b64", "s64")):
     if _in in ("Param", "Local"):
         continue
@@ -257,7 +258,7 @@ _add("cvta.global.u64", "d:u64 s:u64", "cvta_global", place=True)
 
 # ---- threads that wait for each other ----
 
-# Without a count all threads of the CTA come.
+# Without a count all threads of the CTA take part.
 for _name in ("bar.sync", "barrier.sync"):
     _add(_name, "s:u32", "bar_sync_all", place=True)
     _add(f"{_name}/2", "s:u32 s:u32", "bar_sync", place=True)
@@ -284,7 +285,7 @@ _add("activemask.b32", "d:b32", "activemask")
 
 for _scope in ("", ".shared::cta"):
     _add(f"fence.proxy.async{_scope}", "", "cta().fence_proxies")
-# Who wrote global memory is not known: it is the process's.
+# Writers of global memory are not recorded, since it is the process's memory.
 _add("fence.proxy.async.global", "", "fence_of_global_memory")
 for _scope in (".shared", ".shared::cta"):
     _add(f"mbarrier.init{_scope}.b64", "a:shared s:u32", "mbarrier_init", place=True)

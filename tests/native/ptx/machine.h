@@ -1,4 +1,4 @@
-// What translated kernels are made of.
+// The functions that translated kernels call.
 #pragma once
 
 #include "arithmetic.h"
@@ -8,13 +8,13 @@
 
 namespace ptx {
 
-// A struct that a kernel is passed.
+// A struct that is passed to a kernel.
 template <std::size_t kNbytes, std::size_t kAlignment>
 struct alignas(kAlignment) Bytes {
   std::byte bytes[kNbytes];
 };
 
-// As .maxntid has it; 0 where a kernel says nothing. A device refuses the launch.
+// From .maxntid; 0 if the kernel has none. A device refuses a larger launch.
 inline void check_launch(const Place& at, u32 most_threads) {
   if (most_threads != 0 && blockDim.x > most_threads)
     trap(at, "launched with %u threads in a CTA", blockDim.x);

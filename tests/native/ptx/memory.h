@@ -1,5 +1,6 @@
-// Loads and stores by state space. Global memory is the process's own, and generic addresses are those of the
-// process; shared memory has a window of 32 bits, parameters and local memory have windows of their own.
+// Loads and stores by state space. Global memory is the process's memory, and generic addresses are the
+// process's addresses. Shared memory has a window of 32 bits; parameters and local memory have their own
+// windows.
 #pragma once
 
 #include <array>
@@ -12,7 +13,7 @@ namespace ptx {
 
 inline constexpr u64 kParamBase = 256, kLocalBase = 1 << 20;
 
-// What a thread of a kernel has for itself.
+// The private memory of a kernel's thread.
 struct Frame {
   const std::byte* params;
   u64 params_nbytes;
@@ -26,7 +27,7 @@ inline void check_is_aligned(const Place& at, u64 address, u64 alignment) {
          static_cast<unsigned long long>(alignment));
 }
 
-// Each space says where bytes lie, and is told what is done there. A vector is aligned as a whole.
+// Each space finds where bytes lie, and records each access. A vector is aligned as a whole.
 struct Global {
   static std::byte* place(const Place& at, const Frame&, u64 address, u64 nbytes) {
     check_is_aligned(at, address, nbytes);
@@ -103,7 +104,7 @@ void store(const Place& at, const Frame& frame, u64 address, std::array<T, kCoun
   __builtin_memcpy(Space::to_write(at, frame, address, sizeof values), &values, sizeof values);
 }
 
-// ---- addresses of one space as those of another ----
+// ---- conversions of addresses between spaces ----
 
 inline u64 cvta_to_global(const Place& at, u64 generic) {
   if (cta().touches(generic, 1))
@@ -111,7 +112,7 @@ inline u64 cvta_to_global(const Place& at, u64 generic) {
   return generic;
 }
 inline u64 cvta_to_shared(const Place& at, u64 generic) {
-  // The end of it is an address, too.
+  // The end of shared memory is a valid address too.
   if (!cta().has(generic, 0))
     trap(at, "0x%llx is not in the CTA's shared memory", static_cast<unsigned long long>(generic));
   return cta().shared_of(generic);
@@ -124,8 +125,9 @@ inline u64 cvta_global(const Place&, u64 address) { return address; }
 
 // ---- order ----
 
-// Strong operations are C++'s atomics; scopes are those of the process, so that one which is too narrow is not seen.
-// A release while bulk stores of this thread are not waited for releases bytes that are not there.
+// Strong operations are C++ atomics. Every scope is the whole process, so a scope that is too narrow is not
+// detected. A release before this thread has waited for its bulk stores would release bytes that have not
+// arrived.
 inline void check_stores_are_there(const Place& at) {
   for (const auto& group : store_groups)
     if (group->num_stores != 0)
@@ -134,7 +136,7 @@ inline void check_stores_are_there(const Place& at) {
            "cp.async.bulk.wait_group 0 (without .read) is missing");
 }
 
-// Behind a fence relaxed stores release, too.
+// After a fence, relaxed stores release too.
 inline std::memory_order store_order() {
   return cuda_threads::fences.behind_one ? std::memory_order_release : std::memory_order_relaxed;
 }

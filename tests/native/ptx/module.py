@@ -1,4 +1,4 @@
-"""What a PTX file says, as the parser hands it on: kernels, registers, instructions."""
+"""The parser's result for a PTX file: kernels, registers, instructions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 class PtxError(Exception):
-    """Something in a PTX file that is not known here, or not allowed there."""
+    """A PTX file contains something that is unknown here, or not allowed in that place."""
 
     def __init__(self, file: str, line: int, what: str) -> None:
         super().__init__(f"{file}:{line}: {what}")
@@ -22,7 +22,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """A number as it is written: ``12``, ``-1``, ``0x7770U``, ``0f3F800000``, ``1.0``."""
+    """A number as written: ``12``, ``-1``, ``0x7770U``, ``0f3F800000``, ``1.0``."""
 
     text: str
 
@@ -36,7 +36,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What stands in brackets."""
+    """An address: the contents of brackets."""
 
     base: Register | Symbol | Immediate
     offset: int = 0
@@ -44,7 +44,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """What stands in braces."""
+    """A vector: the contents of braces."""
 
     items: tuple[Operand, ...]
 
@@ -74,7 +74,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. ``text`` is its line as it stands, for messages."""
+    """One instruction. ``text`` is its original line, for messages."""
 
     line: int
     opcode: str
@@ -85,7 +85,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A parameter, or memory that is declared; ``nbytes`` is 0 where the launch says how many."""
+    """A parameter, or declared memory; ``nbytes`` is 0 if the launch gives the size."""
 
     name: str
     nbytes: int

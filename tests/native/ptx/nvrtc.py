@@ -1,4 +1,4 @@
-"""PTX as NVRTC gives it: what a driver, or ptxas, is given for our kernels."""
+"""Compiles our kernels to PTX with NVRTC, as for a driver or ptxas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class NotHereError(Exception):
-    """There is no NVRTC, or none that knows what it is asked for."""
+    """There is no NVRTC, or it does not support what was asked for."""
 
 
 def ptx(source: Path, architecture: str, include_folders: Sequence[Path]) -> str:
@@ -17,7 +17,7 @@ def ptx(source: Path, architecture: str, include_folders: Sequence[Path]) -> str
     Raises
     ------
     NotHereError
-        NVRTC is not installed, or does not take the source; with what it said.
+        NVRTC is not installed, or refuses the source; the message has its log.
     """
     nvrtc = _nvrtc()
     name = source.name.encode()
@@ -39,7 +39,7 @@ def ptx(source: Path, architecture: str, include_folders: Sequence[Path]) -> str
 
 
 def check_is_here() -> None:
-    """Raises `NotHereError` where NVRTC is missing."""
+    """Raises `NotHereError` if NVRTC is missing."""
     _ask(_nvrtc(), "Version")
 
 
@@ -54,7 +54,7 @@ def _nvrtc() -> Any:
 def _ask(nvrtc: Any, name: str, *arguments: object) -> Any:
     try:
         status, *values = getattr(nvrtc, f"nvrtc{name}")(*arguments)
-    except RuntimeError as error:  # the library is loaded with the first call
+    except RuntimeError as error:  # the first call loads the library
         raise NotHereError(f"NVRTC is not found ({error})") from error
     if int(status) != 0:
         raise NotHereError(f"nvrtc{name}: {status}")

@@ -1,4 +1,4 @@
-"""Reads PTX, of which it takes what NVRTC writes for our kernels and refuses the rest."""
+"""Reads PTX: accepts what NVRTC writes for our kernels, and refuses everything else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.native.ptx.module import (
     Vector,
 )
 
-#: How many bytes registers and variables of a type have.
+#: The size of registers and variables of a type, in bytes.
 NBYTES: Final = {
     "pred": 1,
     **{f"{kind}{width}": width // 8 for kind in "bus" for width in (8, 16, 32, 64)},
@@ -39,7 +39,7 @@ _TOKEN = re.compile(
       | (?P<mark>[][{}()<>,;:@!|+=-])""",
     re.VERBOSE | re.DOTALL,
 )
-# What says nothing of what a kernel does.
+# Pragmas that do not affect what a kernel does.
 _PRAGMAS = re.compile(r'"(nounroll|used_bytes_mask (?:0x)?[0-9a-f]+)"')
 _SPECIAL_REGISTERS = frozenset(
     f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"
@@ -58,7 +58,7 @@ def parse(file: str, text: str) -> Module:
     Raises
     ------
     PtxError
-        Something in it is not known, with its line.
+        Something in the file is not known; the message has its line.
     """
     return _Parser(file, text).module()
 
@@ -70,7 +70,7 @@ class _Parser:
         self._tokens = list(_tokens(file, text))
         self._at = 0
         self._module = Module(file)
-        # Of the kernel, and of blocks in it: names in PTX to registers and labels in C++.
+        # Scopes of the kernel and of its blocks: names in PTX -> registers and labels in C++.
         self._scopes: list[dict[str, Register | str]] = []
         self._num_blocks = 0
 
@@ -130,7 +130,7 @@ class _Parser:
                     self._expect(";")
                 case ".global":
                     self._module.globals.add(self._variable().name)
-                    while self._next() != ";":  # a constant that nobody may ask for
+                    while self._next() != ";":  # a constant that no instruction may use
                         pass
                 case ".visible":
                     self._expect(".entry")
@@ -140,14 +140,14 @@ class _Parser:
         return self._module
 
     def _variable(self) -> Variable:
-        """``.align 8 .b8 name[12]`` and the like; an array of no length is as long as the launch says."""
+        """``.align 8 .b8 name[12]`` and the like; an array without a length gets it at the launch."""
         alignment, nbytes = 0, -1
         while self._peek().startswith("."):
             match self._next():
                 case ".align":
                     alignment = self._integer()
                 case ".ptr" | ".const" | ".global" | ".shared":
-                    pass  # where a parameter points to
+                    pass  # the address space that a parameter points to
                 case word if word[1:] in NBYTES:
                     nbytes = NBYTES[word[1:]]
                     type_alignment = nbytes
@@ -185,7 +185,7 @@ class _Parser:
         return kernel
 
     def _param(self) -> Variable:
-        # ".param .u64 .ptr .global .align 1 name": the alignment is that of what it points to.
+        # ".param .u64 .ptr .global .align 1 name": the alignment is that of the pointed-to memory.
         points = self._peek(1) == ".ptr"
         found = self._variable()
         return Variable(found.name, found.nbytes, 8) if points else found
@@ -248,7 +248,7 @@ class _Parser:
         self._expect(";")
 
     def _find_labels(self) -> None:
-        """Labels of a block are known in all of it, also before they come."""
+        """Finds the labels of a block, which are known in all of it, also before their definition."""
         depth = 0
         for at in range(self._at, len(self._tokens)):
             text = self._tokens[at].text

@@ -1,4 +1,5 @@
-// Where a translated kernel is, and its end where it does what PTX does not define.
+// Where a translated kernel is, and how the program ends if the kernel does something that PTX does not
+// define.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +14,14 @@
 
 namespace ptx {
 
-// An instruction, as the PTX has it.
+// An instruction, as in the PTX.
 struct Place {
   const char* file;
   int line;
   const char* instruction;
 };
 
-// How long a thread waits for what ought to come. A kernel that hangs on a device ends here.
+// How long a thread waits for what should happen. A kernel that would hang on a device ends the program.
 inline std::atomic<int> bound_s{30};
 
 [[gnu::format(printf, 2, 3), noreturn]] inline void trap(const Place& at, const char* format, ...) {
@@ -40,7 +41,7 @@ inline constexpr std::chrono::microseconds kLongestRest{1000};
 template <class Condition, class GiveUp>
 void wait_until(Condition&& holds, GiveUp&& give_up) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(bound_s);
-  // More and more seldom: hundreds of threads wait at a time.
+  // Checks less and less often, since hundreds of threads may wait at a time.
   for (std::chrono::microseconds rest{10}; !holds(); rest = std::min(2 * rest, kLongestRest)) {
     if (std::chrono::steady_clock::now() > end) give_up();
     std::this_thread::sleep_for(rest);

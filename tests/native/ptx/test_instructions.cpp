@@ -1,4 +1,4 @@
-// What instructions give (instructions.ptx), held to the PTX ISA by numbers.
+// Compares the results of instructions (instructions.ptx) with the PTX ISA, by numbers.
 #include <array>
 #include <cstdint>
 #include <iterator>
@@ -144,7 +144,7 @@ TEST(instructions_give_what_the_isa_says) {
     if (results[k] != kResults[k].expected)
       FAIL(std::string(kResults[k].instruction) + ": " + std::to_string(results[k]) + " in place of " +
            std::to_string(kResults[k].expected));
-  CHECK_EQ(results.back(), 0xa5u);  // as many as there are
+  CHECK_EQ(results.back(), 0xa5u);  // the word after the last result is untouched
 }
 
 TEST(names_are_those_of_their_block) {

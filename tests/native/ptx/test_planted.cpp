@@ -1,5 +1,5 @@
-// Kernels that are wrong (planted.ptx): each ends its program, in words that say where and why. And the same done
-// right, which does not.
+// Wrong kernels (planted.ptx): each ends its program, and the message says where and why. The same kernel
+// done right does not.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,14 +24,14 @@ struct Launch {
 
 using Kernel = void (*)(std::uint64_t);
 
-// What a process says that runs the kernel, behind how it ended.
+// Returns how a process that runs the kernel ended, and what it printed.
 std::string said_by(Kernel kernel, Launch launch) {
   int ends[2];
   REQUIRE_EQ(::pipe(ends), 0);
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(ends[1], STDERR_FILENO);
-    ptx::bound_s = 1;  // what never comes is waited for in vain
+    ptx::bound_s = 1;  // seconds to wait for what does not happen
     cuda_threads::engines_rest = launch.engines_rest;
     auto* memory = new (std::align_val_t{128}) std::array<std::byte, 128>{};
     cuda_threads::launch(1, launch.num_threads, kSharedNbytes, kernel,
@@ -120,7 +120,7 @@ TEST(bulk_copies_are_aligned_fenced_and_waited_for) {
 TEST(who_waits_for_a_lane_that_does_not_come_says_where_it_is) {
   check_says(lane_that_is_not_in_its_mask, "bar.warp.sync 2;", "lane 0 is not in the mask 0x2",
              {.num_threads = 2});
-  // Either is the first to say so.
+  // Either thread may be the first to report it.
   check_says(lane_that_does_not_come, "not all ", " waits at line ", {.num_threads = 2});
   check_says(barrier_of_half_a_warp, "barrier.sync 1, 16;", "16 threads, which are not so many warps",
              {.num_threads = 32});
@@ -145,7 +145,7 @@ TEST(what_is_right_goes_on) {
     const std::string said = said_by(right, {});
     CHECK_EQ(said, "it ends well: ");
     if (round < 19) continue;
-    // Here, in the end: from now on this process has engines.
+    // Runs in this process, and last: from now on the process has engines.
     cuda_threads::launch(1, 1, kSharedNbytes, right, reinterpret_cast<std::uint64_t>(memory.data()));
     const std::array<std::uint32_t, 4> expected{42, 42, 43, 44};
     CHECK_EQ(std::memcmp(memory.data() + 8, expected.data(), sizeof expected), 0);

@@ -1,5 +1,5 @@
-# The kernels once more, as NVRTC compiles them: their PTX, translated to C++ (native/gpu/DESIGN.md), under the
-# tests that run their source.
+# The kernels as NVRTC compiles them: their PTX, translated to C++ (native/gpu/DESIGN.md), runs under the same tests
+# as their source.
 find_program(KVXFER_NVRTC_PYTHON python3 DOC "A Python with cuda-bindings and NVRTC: kernels run as PTX")
 set(translate ${CMAKE_COMMAND} -E env PYTHONPATH=${PROJECT_SOURCE_DIR} PYTHONDONTWRITEBYTECODE=1
   ${KVXFER_NVRTC_PYTHON} -m tests.native.ptx)
@@ -16,7 +16,7 @@ file(GLOB_RECURSE kernel_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/native/
 file(GLOB translator CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.py)
 set(ptx_folder ${CMAKE_CURRENT_LIST_DIR})
 
-# NAME is made of sources (.cu or .ptx) for an architecture.
+# Translates sources (.cu or .ptx) for an architecture into the library NAME.
 function(add_translated_kernels name architecture)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/ptx/${name})
   set(made "")
@@ -31,11 +31,11 @@ function(add_translated_kernels name architecture)
   add_library(${name} OBJECT ${made})
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated ${CMAKE_CURRENT_SOURCE_DIR}
     $<TARGET_PROPERTY:kvxfer_core,INTERFACE_INCLUDE_DIRECTORIES>)
-  # -O1: a kernel has thousands of registers. -w: what is written here is not for readers.
+  # -O1: a kernel has thousands of registers. -w: generated code is not for readers.
   target_compile_options(${name} PRIVATE -O1 -g0 -w -fno-strict-aliasing -ffp-contract=off)
 endfunction()
 
-# TEST, over translated kernels in the place of emulated ones.
+# Adds TEST with translated kernels instead of emulated ones.
 function(add_translated_test test name)
   if(NOT TARGET ${test})
     return()
@@ -45,7 +45,7 @@ function(add_translated_test test name)
   add_test(NAME ${test}_${name} COMMAND ${test}_${name})
 endfunction()
 
-# TEST once more from its source: it includes kernels, and what it gets here are declarations of theirs.
+# Builds TEST again from its source. It includes kernels, and gets their declarations here.
 function(add_test_of_linked_kernels test name)
   if(NOT TARGET ${test})
     return()
@@ -59,7 +59,7 @@ function(add_test_of_linked_kernels test name)
   add_test(NAME ${test}_${name} COMMAND ${test}_${name})
 endfunction()
 
-# The translator itself: kernels by hand, right and wrong.
+# Tests of the translator itself: hand-written kernels, right and wrong.
 foreach(kernels_by_hand instructions planted)
   add_translated_kernels(ptx_${kernels_by_hand} sm_90a ${ptx_folder}/${kernels_by_hand}.ptx)
   add_executable(test_ptx_${kernels_by_hand} ${ptx_folder}/test_${kernels_by_hand}.cpp)
@@ -69,10 +69,10 @@ foreach(kernels_by_hand instructions planted)
   add_test(NAME test_ptx_${kernels_by_hand} COMMAND test_ptx_${kernels_by_hand})
 endforeach()
 
-# Which kernels run where, so that all of it takes two cores about two minutes. Plain: all of them, for a mistake
-# of a compiler's is one without sanitizers, and each architecture has PTX of its own. TSan: what threads pass to
-# each other, for one architecture; instructions that order memory are the same for all. ASan: only those above,
-# for shared memory and parameters are checked anyway (ptx/cta.h), and global memory in the kernels' source.
+# Which kernels run in which build, so that all of them take two cores about two minutes. Plain: all kernels, since a
+# compiler's mistake shows without sanitizers, and each architecture has its own PTX. TSan: kernels whose threads pass
+# data to each other, for one architecture; instructions that order memory are the same for all. ASan: only the tests
+# above, since ptx/cta.h checks shared memory and parameters anyway, and the source's tests check global memory.
 if(KVXFER_SANITIZE MATCHES "address")
   return()
 endif()

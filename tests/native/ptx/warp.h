@@ -1,5 +1,5 @@
-// Instructions for which threads wait for each other. One that does not come is a hang on a device: here it ends
-// the program, which says who waits where.
+// Instructions at which threads wait for each other. If a thread does not arrive, a device hangs; here the
+// program ends, and prints which threads wait where.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace ptx {
 
-// Says where a thread waits, for as long as it does.
+// Records where a thread waits, for as long as it waits.
 class Waiting {
  public:
   explicit Waiting(const Place& at) : where_(cta().thread(threadIdx.x).waits_at) {
@@ -21,7 +21,7 @@ class Waiting {
   std::atomic<const Place*>& where_;
 };
 
-// At barrier `index`: so many threads, or with 0 all of the CTA that have not ended.
+// Waits at barrier `index` for `num_threads` threads; with 0, for all threads of the CTA that have not ended.
 inline void bar_sync(const Place& at, u32 index, u32 num_threads) {
   Cta& all = cta();
   if (index >= all.met.size()) trap(at, "barrier %u of 16", index);
@@ -49,7 +49,7 @@ inline void bar_sync_all(const Place& at, u32 index) { bar_sync(at, index, 0); }
 
 inline bool is_in(u32 mask, u32 of_lane) { return mask >> of_lane & 1; }
 
-// Which of the warp's threads are there and have not ended.
+// Returns which of the warp's threads exist and have not ended.
 inline u32 lanes_to_await(u32 mask) {
   const u32 first = threadIdx.x - lane();
   u32 awaited = 0;
@@ -70,13 +70,14 @@ inline u32 lanes_to_await(u32 mask) {
            .c_str());
 }
 
-// What threads of one mask have given each other. A lane may be at the next time while others still read what it
-// gave at this one, so there are two of each. Of those that wait under one mask all have done so equally often.
+// The values that the threads of one mask have exchanged. A lane may be at the next exchange while others
+// still read its value of this one, so there are two of each. All threads of a mask have taken part in
+// equally many exchanges.
 struct Meeting {
   std::atomic<u32> mask = 0;
   std::atomic<u64> given[2][cuda_threads::kWarp] = {};  // times (16 bits), line (16), value (32)
-  u32 times[cuda_threads::kWarp] = {};  // each lane's own
-  std::atomic<u64> met{0};  // of bar.warp.sync, as the CTA's
+  u32 times[cuda_threads::kWarp] = {};  // each used by its lane alone
+  std::atomic<u64> met{0};  // for bar.warp.sync, like the CTA's
 };
 
 struct Meetings {
@@ -99,7 +100,7 @@ inline Meetings& meetings() {
   return *static_cast<Meetings*>(notes.get());
 }
 
-// Memory is ordered among the threads of the mask.
+// Orders memory among the threads of the mask.
 inline void bar_warp_sync(const Place& at, u32 mask) {
   Meeting& here = meetings().of(at, mask);
   const Waiting waiting(at);
@@ -115,10 +116,10 @@ inline void bar_warp_sync(const Place& at, u32 mask) {
       [&] { nobody_comes(at, mask); });
 }
 
-// What each lane of the mask gave; orders nothing, as on a device.
+// What each lane of the mask gave to an exchange. An exchange does not order memory, as on a device.
 struct Given {
   std::array<u32, cuda_threads::kWarp> values{};
-  u32 lanes = 0;  // that gave one
+  u32 lanes = 0;  // lanes that gave a value
 };
 
 inline Given exchange(const Place& at, u32 mask, u32 value) {
@@ -134,7 +135,7 @@ inline Given exchange(const Place& at, u32 mask, u32 value) {
     bool came = true;
     wait_until(
         [&] {
-          // In this order: one that has given and ended since has come.
+          // The order matters: a lane that has given its value and then ended counts as arrived.
           came = is_in(lanes_to_await(1u << k), k);
           seen = given[k].load(std::memory_order_relaxed);
           if (seen >> 48 == times) return came = true;
@@ -196,7 +197,7 @@ inline u32 ballot(const Place& at, bool vote, u32 mask) {
 }
 inline bool vote_any(const Place& at, bool vote, u32 mask) { return ballot(at, vote, mask) != 0; }
 inline bool vote_all(const Place& at, bool vote, u32 mask) { return ballot(at, !vote, mask) == 0; }
-// Threads need not run together, and here they never do.
+// Threads need not run in lockstep, and here they never do.
 inline u32 activemask() { return 1u << lane(); }
 
 inline const bool warps_have_notes = [] {

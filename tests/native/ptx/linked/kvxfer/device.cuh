@@ -1,5 +1,5 @@
-// In the place of kvxfer/device.cuh: its functions are those of ptx/device_functions.cu, translated from PTX and
-// linked. What is not there is the header's own.
+// Replaces kvxfer/device.cuh: its functions are those of ptx/device_functions.cu, translated from PTX and
+// linked. All others come from the header itself.
 #pragma once
 
 #define fire fire_of_the_header
@@ -44,7 +44,7 @@ inline void store_page(void* to, const void* from, unsigned long long nbytes, un
   kvxfer_device_store_page(to, from, nbytes, lane, num_lanes);
 }
 inline bool wait_for(const unsigned* word, unsigned value, unsigned num_looks) {
-  // Tests wait outside of kernels, too.
+  // Tests also wait outside of kernels.
   if (cuda_threads::this_cta == nullptr) return wait_for_of_the_header(word, value, num_looks);
   unsigned came = 0;
   kvxfer_device_wait_for(&came, word, value, num_looks);
