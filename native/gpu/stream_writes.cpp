@@ -46,9 +46,9 @@ Status StreamWrites::check_device(Stream stream) const {
   if (const int error = driver_.context_device(&device); error != 0)
     return driver_.status(error, "cuCtxGetDevice of the caller's stream");
   if (device != device_)
-    return {Code::kInvalidArgument, "the stream is of GPU " + std::to_string(device) +
-                                        ", the agent's is GPU " + std::to_string(device_) +
-                                        ": pass a stream of the agent's GPU"};
+    return {Code::kInvalidArgument, "the stream is on GPU " + std::to_string(device) +
+                                        ", but the agent's GPU is " + std::to_string(device_) +
+                                        ": pass a stream on that GPU"};
   return {};
 }
 

@@ -163,7 +163,7 @@ def test_a_capture_and_another_gpu_are_refused(ends: Ends) -> None:
         with pytest.raises(UsageError, match="captured"):
             transfer.wait_in(torch.cuda.current_stream())
     if torch.cuda.device_count() > 1:
-        with pytest.raises(UsageError, match="of GPU 1, the agent's is GPU 0"):
+        with pytest.raises(UsageError, match="on GPU 1, but the agent's GPU is 0"):
             transfer.wait_in(torch.cuda.Stream(1))
     transfer.cancel()
     with pytest.raises(kvxfer.TransferError):

@@ -124,5 +124,5 @@ def test_a_stream_of_another_gpu_is_refused(ends: Ends) -> None:
 
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is here")
-    with pytest.raises(UsageError, match="of GPU 1, the agent's is GPU 0"):
+    with pytest.raises(UsageError, match="on GPU 1, but the agent's GPU is 0"):
         ends.write(torch.cuda.Stream(1))

@@ -379,7 +379,7 @@ TEST(what_cannot_be_waited_for_is_refused_in_words_and_nothing_is_enqueued) {
   };
   refused(tried(kLayers), Code::kOutOfRange, "does not arrive here");
   stream.get()->context = reinterpret_cast<gpu::Context>(&both);
-  refused(tried(), Code::kInvalidArgument, "of GPU 1, the agent's is GPU 0");
+  refused(tried(), Code::kInvalidArgument, "on GPU 1, but the agent's GPU is 0");
   stream.get()->context = emulated::own_context();
   stream.get()->capturing = true;
   refused(tried(), Code::kInvalidArgument, "is being captured into a graph");

@@ -69,7 +69,7 @@ TEST(streams_of_another_gpu_and_of_captures_are_refused_in_words) {
   ModelStream stream;
   stream.get()->context = reinterpret_cast<gpu::Context>(&both);
   refused(agent.after_stream(stream.get()).status(), Code::kInvalidArgument,
-          "of GPU 1, the agent's is GPU 0");
+          "on GPU 1, but the agent's GPU is 0");
   const auto trigger = agent.make_trigger();
   REQUIRE_OK(trigger);
   refused(agent.record(*trigger.value(), stream.get(), 1), Code::kInvalidArgument, "of GPU 1");
