@@ -17,29 +17,31 @@ def main(arguments: list[str] | None = None) -> int:
     from kvxfer.errors import KvxferError
 
     parser = argparse.ArgumentParser(prog="python -m kvxfer.control", description="The node's daemon.")
-    parser.add_argument("--state", type=Path, help="folder of what outlives it")
+    parser.add_argument("--state", type=Path, help="folder of its persistent state")
     parser.add_argument("--runtime", type=Path, help="folder of its sockets")
     parser.add_argument("--node", help="the node's name; default: the host's")
-    parser.add_argument("--listen", default=DEFAULT_LISTEN, help='"host:port"; "" for the unix socket alone')
-    parser.add_argument("--host-name", action="append", default=[], help="a name under which it is asked for")
+    parser.add_argument("--listen", default=DEFAULT_LISTEN, help='"host:port"; "": only the unix socket')
+    parser.add_argument("--host-name", action="append", default=[], help="a host name that clients may use")
     parser.add_argument("--tls-certificate", type=Path)
     parser.add_argument("--tls-key", type=Path)
     parser.add_argument("--tls-client-ca", type=Path)
-    parser.add_argument("--agent-listen", default="tcp://127.0.0.1:0", help="where its own agent listens")
-    parser.add_argument("--agent-advertise", help="at which address others reach it")
+    parser.add_argument(
+        "--agent-listen", default="tcp://127.0.0.1:0", help="address on which its own agent listens"
+    )
+    parser.add_argument("--agent-advertise", help="address at which other agents reach it")
     parser.add_argument("--secret", help="file of the agents' secret; default: KVXFER_SECRET or _FILE")
     parser.add_argument(
-        "--directory", default="", help="where its own agent is found: etcd://..., or a daemon's URL"
+        "--directory", default="", help="directory of its own agent: etcd://..., or a daemon's URL"
     )
     parser.add_argument("--pool-gib", type=float, default=0.0, help="size of the host pool")
-    parser.add_argument("--allow", help="hosts and networks that requests may have it dial, with commas")
-    parser.add_argument("--require", default="", help="transports without which it is not ready")
-    parser.add_argument("--no-agent", action="store_true", help="no agent of its own")
-    parser.add_argument("--gpu", type=int, help="index of a GPU whose memory is taken as well")
-    parser.add_argument("--most-transfers", type=int, default=ServeOptions().most_transfers)
     parser.add_argument(
-        "--token", action="append", default=[], help="ROLE=FILE: one that was drawn elsewhere"
+        "--allow", help="hosts and networks that it may dial for a request, separated by commas"
     )
+    parser.add_argument("--require", default="", help="transports that must work for it to be ready")
+    parser.add_argument("--no-agent", action="store_true", help="do not run an own agent")
+    parser.add_argument("--gpu", type=int, help="index of a GPU whose memory it accepts too")
+    parser.add_argument("--most-transfers", type=int, default=ServeOptions().most_transfers)
+    parser.add_argument("--token", action="append", default=[], help="ROLE=FILE: a token made elsewhere")
     parser.add_argument("--otlp", default="", help="http://HOST:PORT of a collector of spans")
     parser.add_argument("--log", default=ServeOptions().log, help="plain, or json for programs")
     parser.add_argument("--stop-after-s", type=float, default=ServeOptions().stop_after_s)
@@ -47,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     if (told.tls_certificate is None) != (told.tls_key is None):
         parser.error("--tls-certificate and --tls-key go together")
     if told.tls_client_ca is not None and told.tls_certificate is None:
-        parser.error("--tls-client-ca is for TLS: name --tls-certificate and --tls-key as well")
+        parser.error("--tls-client-ca needs TLS: name --tls-certificate and --tls-key as well")
     try:
         options = ServeOptions(
             state=told.state,

@@ -50,5 +50,7 @@ class AgentDials:
         try:
             row = peer_of(told)
         except Malformed as error:
-            raise Refusal("protocol", f"agent {agent.name!r} answered with no session: {error}") from None
+            raise Refusal(
+                "protocol", f"agent {agent.name!r} answered without a valid session: {error}"
+            ) from None
         return self._agents.peer(agent, row)

@@ -90,10 +90,10 @@ class AgentLine(asyncio.Protocol):
         elif len(self._lines.open) > (most := at_most(MOST_AGENTS)):
             self._refusal = f"{most} agents are attached"
         if len(self._lines.open) > 2 * at_most(MOST_AGENTS):
-            self.end("too many others are there")
+            self.end("too many agents are connected")
         else:
             # Refused only after its hello: closing earlier would break the pipe under the agent's own hello.
-            self._timer = self._loop.call_later(_HELLO_TIMEOUT_S, self.end, "it said nothing")
+            self._timer = self._loop.call_later(_HELLO_TIMEOUT_S, self.end, "it sent no message in time")
 
     def data_received(self, data: bytes) -> None:
         until = self._loop.time() + _SLICE_S
@@ -108,8 +108,8 @@ class AgentLine(asyncio.Protocol):
         except Malformed as error:
             self.end(str(error))
         except Exception:
-            logger().exception("kvxfer: what agent %s told could not be taken in", self._name)
-            self.end("what it told could not be taken in")
+            logger().exception("kvxfer: a message of agent %s could not be processed", self._name)
+            self.end("its message could not be processed")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.end("")
@@ -122,7 +122,7 @@ class AgentLine(asyncio.Protocol):
         if transport is None:
             return
         if words:
-            logger().warning("kvxfer: agent %s is left: %s", self._name, words)
+            logger().warning("kvxfer: agent %s is disconnected: %s", self._name, words)
         self._stop_timer()
         self._lines.open.discard(self)
         transport.abort()
@@ -146,9 +146,9 @@ class AgentLine(asyncio.Protocol):
         try:
             encoded = json_frame(message)
         except ValueError as error:
-            raise CallRefused("invalid-argument", f"the call cannot be told: {error}") from None
+            raise CallRefused("invalid-argument", f"the call cannot be encoded: {error}") from None
         if self._transport.get_write_buffer_size() + len(encoded) > _MOST_QUEUED_NBYTES:
-            raise CallRefused("exhausted", f"agent {self._name} does not read what it is asked")
+            raise CallRefused("exhausted", f"agent {self._name} does not read its calls")
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._calls[number] = answer
         try:
@@ -172,7 +172,7 @@ class AgentLine(asyncio.Protocol):
         self._lines.open.discard(self)
         self._stop_timer()
         transport.close()
-        logger().info("kvxfer: an agent of process %s is refused: %s", self._pid, words)
+        logger().info("kvxfer: refuses an agent of process %s: %s", self._pid, words)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -216,7 +216,7 @@ class AgentLine(asyncio.Protocol):
             try:
                 records = decode(payload)
             except (ValueError, IndexError, struct.error) as error:
-                raise Malformed(f"no records: {error}") from None
+                raise Malformed(f"malformed records: {error}") from None
             self._lines.on_records(attached, records)
         else:
             self._hear(attached, message_of(payload))
@@ -225,14 +225,14 @@ class AgentLine(asyncio.Protocol):
         what = message["t"]
         if attached is None:
             if what != "hello":
-                raise Malformed("it began without a hello")
+                raise Malformed("its first message is not a hello")
             self._welcome(hello_of(message))
         elif what == "state":
             self._update(attached, message)
         elif what == "reply":
             self._answer(message)
         else:
-            raise Malformed(f"it said {what[:40]!r}")
+            raise Malformed(f"it sent an unknown message {what[:40]!r}")
 
     def _welcome(self, hello: Hello) -> None:
         known = self._lines.by_agent.get(hello.incarnation)

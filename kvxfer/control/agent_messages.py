@@ -31,14 +31,14 @@ class Hello(NamedTuple):
 def hello_of(message: Mapping[str, Any]) -> Hello:
     """Reads a hello; raises `Malformed` if it is none, or has another version."""
     if message.get("v") != VERSION:
-        raise Malformed(f"it speaks version {str(message.get('v'))[:20]}, and this daemon {VERSION}")
+        raise Malformed(f"it speaks version {str(message.get('v'))[:20]}, but this daemon speaks {VERSION}")
     incarnation = _incarnation(message.get("incarnation"))
     name = _word(message.get("name"))
     if not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
-        raise Malformed("its name is none")
+        raise Malformed("its name is empty or too long")
     options = message.get("options")
     if not isinstance(options, dict) or len(json.dumps(options)) > _MAX_OPTIONS_NBYTES:
-        raise Malformed("its options are none")
+        raise Malformed("its options are not an object, or too large")
     return Hello(
         name=name,
         incarnation=incarnation,
@@ -72,41 +72,41 @@ Reader = Callable[[Any], Any]
 def _incarnation(value: object) -> str:
     word = _word(value)
     if len(word) != 32 or not set(word) <= set("0123456789abcdef"):
-        raise Malformed("an incarnation is none")
+        raise Malformed("an incarnation is not 32 hexadecimal digits")
     return word
 
 
 def _word(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _MAX_WORD:
-        raise Malformed("a text is none, or too long")
+        raise Malformed("a value is not a text, or too long")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Malformed("a text holds half a character") from None
+        raise Malformed("a text contains half a character") from None
     return value
 
 
 def _words(value: Any) -> list[str]:
     if not isinstance(value, list) or len(value) > _MOST_ROWS:
-        raise Malformed("a list of texts is none, or too long")
+        raise Malformed("a value is not a list of texts, or too long")
     return [_word(each) for each in value]
 
 
 def _integers(value: Any) -> list[int]:
     if not isinstance(value, list) or len(value) > _MOST_ROWS:
-        raise Malformed("a list of numbers is none, or too long")
+        raise Malformed("a value is not a list of numbers, or too long")
     return [_integer(each) for each in value]
 
 
 def _integer(value: Any) -> int:
     if type(value) is not int or not -_MAX_INTEGER < value < _MAX_INTEGER:
-        raise Malformed("a whole number is none, or too large")
+        raise Malformed("a value is not a whole number, or too large")
     return value
 
 
 def _number_or_none(value: Any) -> float | None:
     if value is not None and type(value) not in (int, float):
-        raise Malformed("a number is none")
+        raise Malformed("a value is not a number")
     return value  # type: ignore[no-any-return]
 
 
@@ -117,19 +117,19 @@ def _integer_or_none(value: Any) -> int | None:
 def _counts(value: Any) -> dict[str, int]:
     told = _object(value)
     if len(told) > _MOST_COUNTS:
-        raise Malformed("counts are too many")
+        raise Malformed("there are too many counts")
     return {_word(name): _integer(count) for name, count in told.items()}
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise Malformed("true or false is neither")
+        raise Malformed("a value is not true or false")
     return value
 
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Malformed("an object is none")
+        raise Malformed("a value is not an object")
     return value
 
 
@@ -140,11 +140,11 @@ def _object_or_none(value: Any) -> dict[str, Any] | None:
 def _rows(fields: Mapping[str, Reader]) -> Reader:
     def read(value: Any) -> list[dict[str, Any]]:
         if not isinstance(value, list) or len(value) > _MOST_ROWS:
-            raise Malformed("a list is none, or too long")
+            raise Malformed("a value is not a list, or too long")
         rows = []
         for row in value:
             if not isinstance(row, dict) or fields.keys() - row.keys():
-                raise Malformed("a row is none, or lacks fields")
+                raise Malformed("a row is not an object, or lacks fields")
             rows.append({name: one(row[name]) for name, one in fields.items()})
         return rows
 

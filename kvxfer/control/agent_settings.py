@@ -55,7 +55,9 @@ class AgentSettings:
             if state == "off":
                 rails[rail] = state
         if len(peers) > _MOST_PEERS or len(everything) >= _MOST_NAMES:
-            raise Refusal("exhausted", f"{_MOST_NAMES} agents, of each {_MOST_PEERS} peers, may be set")
+            raise Refusal(
+                "exhausted", f"at most {_MOST_NAMES} agents, with {_MOST_PEERS} peers each, can have settings"
+            )
         return {**everything, name: {"peers": peers, "rails": rails}} if peers or rails else everything
 
 

@@ -92,7 +92,7 @@ class Attachments:
         except BlockingIOError as error:
             listening.close()
             self._unlock()
-            raise BlockingIOError(error.errno, "another daemon has the folder", str(self._folder)) from None
+            raise BlockingIOError(error.errno, "another daemon uses the folder", str(self._folder)) from None
         except BaseException:
             listening.close()
             self._unlock()
@@ -171,8 +171,10 @@ class Attachments:
         try:
             return decode(base64.b64decode(answer["records"], validate=True))
         except (KeyError, TypeError, ValueError, IndexError):
-            line.end("it answered with no records")
-            raise AgentGone(f"agent {incarnation} answered with no records, and was left") from None
+            line.end("its answer has no valid records")
+            raise AgentGone(
+                f"agent {incarnation} answered without valid records, and was disconnected"
+            ) from None
 
     def _line(self, incarnation: str) -> AgentLine:
         line = self._lines.by_agent.get(incarnation)
@@ -193,10 +195,10 @@ def _make_folder(folder: Path, mode: int) -> None:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(f"{folder} is no directory")
+        raise NotADirectoryError(f"{folder} is not a directory")
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(
-            f"{folder} belongs to user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}: it must be this "
-            "user's, and nobody else may write to it"
+            f"{folder} belongs to user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}: it must "
+            "belong to this user, and only this user may write to it"
         )
     folder.chmod(mode)

@@ -53,7 +53,7 @@ class AuditLog:
         except OSError as error:
             raise Refusal(
                 "unavailable",
-                f"no change is made while the audit log cannot be written ({self._path}: {error})",
+                f"changes are refused while the audit log cannot be written ({self._path}: {error})",
             ) from None
 
     def append(self, line: dict[str, Any]) -> None:

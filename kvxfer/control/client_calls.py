@@ -409,6 +409,6 @@ def _reader(answer: type[Model]) -> Callable[[bytes], Model]:
         except ValidationError as error:
             fault: Any = error.errors()[0]
             words = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-            raise ControlError("protocol", "This is no daemon's answer", words, 200) from None
+            raise ControlError("protocol", "This is not a daemon's answer", words, 200) from None
 
     return read

@@ -43,4 +43,4 @@ class ControlError(KvxferError):
             return cls(str(told["code"]), str(told["title"]), str(told["detail"]), status)
         except (ValueError, KeyError, TypeError):
             words = body[:200].decode("utf-8", "replace").strip()
-            return cls("protocol", "This is no daemon's answer", f"status {status}: {words}", status)
+            return cls("protocol", "This is not a daemon's answer", f"status {status}: {words}", status)

@@ -59,7 +59,7 @@ class EventCursor:
         """Adds received bytes, and yields the events that are complete."""
         *blocks, self._buffer = (self._buffer + chunk).split(b"\n\n")
         if len(self._buffer) > _MOST_NBYTES:
-            raise ControlError("protocol", "This is no daemon's answer", "an event does not end", 200)
+            raise ControlError("protocol", "This is not a daemon's answer", "an event is too long", 200)
         for block in blocks:
             self._failures = 0
             if (found := self._read(block)) is not None:
@@ -87,7 +87,7 @@ class EventCursor:
                 return Missed(int(told["missed"]), int(told["oldest"]))
             return schema.Event.model_validate(told)
         except (ValueError, KeyError, TypeError) as error:
-            raise ControlError("protocol", "This is no daemon's answer", str(error), 200) from None
+            raise ControlError("protocol", "This is not a daemon's answer", str(error), 200) from None
 
     def _opened(self, words: list[str]) -> None:
         """Reads ``events from INDEX of INCARNATION``: where to continue if it breaks before any event."""

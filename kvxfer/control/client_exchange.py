@@ -83,7 +83,12 @@ def unanswered(error: httpx.TransportError, where: str) -> ControlError:
     title = "The daemon did not answer"
     words = str(error) or type(error).__name__
     if isinstance(error, httpx.ReadTimeout):
-        return ControlError("deadline", title, f"{where} did not answer in time: it may be done or not", 0)
+        return ControlError(
+            "deadline",
+            title,
+            f"{where} did not answer in time: the request may or may not have been carried out",
+            0,
+        )
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         detail = f"no daemon answers at {where} ({words}): start one (kvxfer serve), or name another"
         return ControlError(UNREACHABLE, title, detail, 0)

@@ -58,9 +58,13 @@ class DaemonPlace:
             return cls("http://localhost", str(path / "api.sock" if path.is_dir() else path))
         parts = urlsplit(named)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise invalid(f'{named!r} is no daemon: write "http://host:port", "https://..." or "unix:/path"')
+            raise invalid(
+                f'{named!r} does not name a daemon: write "http://host:port", "https://..." or "unix:/path"'
+            )
         if parts.username is not None or parts.password is not None:
-            raise invalid(f"a daemon's URL holds no password: name a file with a token, or set {_TOKEN_FILE}")
+            raise invalid(
+                f"a daemon's URL must not contain a password: name a file with a token, or set {_TOKEN_FILE}"
+            )
         return cls(named.rstrip("/"))
 
 
@@ -80,7 +84,7 @@ def token_of(file: str | os.PathLike[str] | None = None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(f"the token's file cannot be read: {error}") from None
     if not token.isascii() or not token.isprintable() or not token:
-        raise invalid(f"{path} holds no token")
+        raise invalid(f"{path} does not contain a token")
     return token
 
 

@@ -19,10 +19,12 @@ def require_allowed(allowed: AllowedHosts, agent: str) -> None:
     if "://" not in agent:
         return
     if not agent.startswith(SCHEME):
-        raise Refusal("forbidden", f"{agent!r} is no address of an agent: write {SCHEME}host:port")
+        raise Refusal("forbidden", f"{agent!r} is not an agent's address: write {SCHEME}host:port")
     try:
         host = Address.parse(agent, "the address").host
     except UsageError as error:
         raise Refusal("forbidden", str(error)) from None
     if not allowed.allow(host):
-        raise Refusal("forbidden", f"host {host} is none that this daemon dials ({allowed}): see --allow")
+        raise Refusal(
+            "forbidden", f"host {host} is not one that this daemon may dial ({allowed}): see --allow"
+        )

@@ -58,10 +58,10 @@ class Drains:
     def require_open(self) -> None:
         """Refuses new work while the node drains, or the daemon is stopping."""
         if self._ends:
-            raise Refusal("draining", "this daemon ends: no new work is taken")
+            raise Refusal("draining", "this daemon is stopping, and takes no new work")
         if self.draining:
             raise Refusal(
-                "draining", "this node drains: no new work is taken (DELETE /v1/drain takes it back)"
+                "draining", "this node is draining, and takes no new work (DELETE /v1/drain ends the drain)"
             )
 
     def shown(self) -> schema.Drain:

@@ -213,7 +213,7 @@ def _place_of(memory: NDArray[Any]) -> tuple[int, int, int]:
     if isinstance(owner, memoryview):
         owner = owner.obj
     if not isinstance(owner, _SharedMap) or not memory.flags.c_contiguous:
-        raise invalid("memory is no array that shared_array made, nor a contiguous part of one, nor a memfd")
+        raise invalid("memory must be an array made by shared_array, a contiguous part of one, or a memfd")
     offset = memory.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
     return owner.fd, offset, memory.nbytes
 
@@ -228,5 +228,5 @@ def _require_own(connection: socket.socket, path: Path) -> None:
     uid = struct.unpack("3i", told)[1]
     if uid not in (0, os.getuid()):
         raise PeerError(
-            f"the daemon at {path} is user {uid}'s, who could read the memory", code="auth-failed"
+            f"the daemon at {path} runs as user {uid}, who could read the memory", code="auth-failed"
         )

@@ -80,9 +80,9 @@ class HandedLine:
         wanted = decode_object(line, MAX_LINE_NBYTES, "what is handed over")
         name = wanted.get("name")
         if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_NBYTES:
-            raise invalid(f"name is text of 1 to {_MAX_NAME_NBYTES} bytes")
+            raise invalid(f"name must be a text of 1 to {_MAX_NAME_NBYTES} bytes")
         if not name.isprintable():
-            raise invalid("name has letters that cannot be printed")
+            raise invalid("name contains characters that cannot be printed")
         layout = _layout_of(wanted.get("layout"))
         offset = _count(wanted, "offset", 0)
         nbytes = _count(wanted, "nbytes", None)
@@ -93,7 +93,7 @@ class HandedLine:
             nbytes = gpu.allocated_nbytes - offset
         if nbytes < 1 or offset + nbytes > gpu.allocated_nbytes:
             raise invalid(
-                f"{nbytes} bytes from {offset} on do not lie in an allocation of {gpu.allocated_nbytes} bytes"
+                f"{nbytes} bytes at offset {offset} exceed an allocation of {gpu.allocated_nbytes} bytes"
             )
         require_span(layout, nbytes)
         return cls(name, layout, offset, nbytes, gpu)
@@ -102,12 +102,14 @@ class HandedLine:
 def require_span(layout: KVLayout, nbytes: int) -> None:
     """Refuses a layout that extends beyond its memory."""
     if layout.nbytes > nbytes:
-        raise UsageError(f"the layout spans {layout.nbytes} bytes, the memory {nbytes}", code="out-of-range")
+        raise UsageError(
+            f"the layout spans {layout.nbytes} bytes, but the memory has {nbytes}", code="out-of-range"
+        )
 
 
 def _layout_of(document: Any) -> KVLayout:
     if not isinstance(document, dict):
-        raise invalid("layout is a JSON object, as KVLayout.to_bytes writes it")
+        raise invalid("layout must be a JSON object, as KVLayout.to_bytes writes it")
     return KVLayout.from_bytes(json.dumps(document).encode())
 
 
@@ -116,27 +118,28 @@ def _count(told: dict[str, Any], name: str, default: int | None) -> Any:
     if value is default:
         return value
     if type(value) is not int or not 0 <= value < 1 << 56:
-        raise invalid(f"{name} is a whole number of bytes, not {value!r:.100}")
+        raise invalid(f"{name} must be a whole number of bytes, not {value!r:.100}")
     return value
 
 
 def _gpu_handle(told: Any) -> GpuHandle:
     if not isinstance(told, dict) or not told.keys() <= {"kind", "allocated_nbytes", "handle"}:
-        raise invalid('cuda_handle is an object, e.g. {"kind": "descriptor", "allocated_nbytes": 2097152}')
+        raise invalid(
+            'cuda_handle must be an object, e.g. {"kind": "descriptor", "allocated_nbytes": 2097152}'
+        )
     kind, handle = told.get("kind"), told.get("handle")
     if kind == "ipc":
         raise UsageError(
-            "memory of cudaMalloc (cudaIpcGetMemHandle) is not taken: it is freed under the daemon's copies "
-            "when its process dies. Allocate by cuMemCreate, and export a file descriptor or a fabric handle",
+            "memory of cudaMalloc (cudaIpcGetMemHandle) is not accepted: it is freed under the "
+            "daemon's copies when its process dies. Allocate it by cuMemCreate, and export a file "
+            "descriptor or a fabric handle",
             code="unsupported",
         )
     allocated = _count(told, "allocated_nbytes", -1)
     if not 0 < allocated <= MOST_NBYTES:
-        raise invalid("allocated_nbytes is how large the whole allocation is, in bytes")
+        raise invalid("allocated_nbytes must be the size of the whole allocation, in bytes")
     if kind == "descriptor" and handle is None:
         return GpuHandle(DESCRIPTOR, allocated, _NO_HANDLE)
     if kind == "fabric" and isinstance(handle, str) and _HANDLE.fullmatch(handle):
         return GpuHandle(FABRIC, allocated, bytes.fromhex(handle))
-    raise invalid(
-        'kind is "descriptor", which comes beside the line, or "fabric" with a handle of 128 digits'
-    )
+    raise invalid('kind must be "descriptor", sent with the line, or "fabric" with a handle of 128 digits')

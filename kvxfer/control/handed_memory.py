@@ -255,16 +255,16 @@ class HandedMemory:
             async with asyncio.timeout(_LINE_TIMEOUT_S):
                 line = await _line(connection, fds)
         except TimeoutError:
-            raise invalid(f"no line of JSON came within {_LINE_TIMEOUT_S:g} s") from None
+            raise invalid(f"no line of JSON arrived within {_LINE_TIMEOUT_S:g} s") from None
         if line is None:
             return None
         wanted = HandedLine.read(line)
         self._require_taken(wanted, len(fds))
         if len(self._names) >= _MOST_REGIONS:
-            raise UsageError(f"{_MOST_REGIONS} memories are handed over already", code="exhausted")
+            raise UsageError(f"{_MOST_REGIONS} memories are already handed over", code="exhausted")
         region_name = self.agent.region_name("memory", wanted.name)
         if region_name in self._names:
-            raise invalid(f"memory {wanted.name!r} is handed over already, by this or another process")
+            raise invalid(f"memory {wanted.name!r} is already handed over, by this or another process")
         self._names.add(region_name)  # before the first await
         try:
             memory = await self._mapped(wanted, fds)
@@ -285,14 +285,14 @@ class HandedMemory:
         """Refuses memory of a GPU if the daemon has none, and a wrong number of descriptors."""
         if wanted.gpu is not None and self._gpu is None:
             raise UsageError(
-                "this daemon has no GPU, and takes memory of the host alone: start it with --gpu",
+                "this daemon has no GPU, and accepts only host memory: start it with --gpu",
                 code="unsupported",
             )
         needed = 1 if wanted.gpu is None else wanted.gpu.num_descriptors
         if num_fds != needed:
-            what = "of a memfd" if wanted.gpu is None else "of the allocation, as the driver exported it"
-            words = f"send one, {what}" if needed else "a fabric handle needs none"
-            raise invalid(f"{num_fds} descriptors came beside the line: {words}")
+            what = "of a memfd" if wanted.gpu is None else "of the allocation, exported by the driver"
+            words = f"send one, {what}" if needed else "a fabric handle needs no descriptor"
+            raise invalid(f"{num_fds} descriptors came with the line: {words}")
 
     async def _mapped(self, wanted: HandedLine, fds: list[int]) -> Memory:
         """Maps the memory that is handed over, and returns it; `_let_go` unmaps it."""
@@ -311,7 +311,8 @@ class HandedMemory:
             # The driver's descriptors are of its device, or of no file at all.
             if fd >= 0 and stat.S_IFMT(os.fstat(fd).st_mode) not in (0, stat.S_IFCHR):
                 raise invalid(
-                    "the descriptor is of no GPU memory: send what cuMemExportToShareableHandle gave"
+                    "the descriptor is not of GPU memory: send the one that "
+                    "cuMemExportToShareableHandle returned"
                 )
             return map_pages(
                 *(self._gpu, handle.kind, handle.allocated_nbytes, handle.handle, fd),
@@ -334,7 +335,7 @@ class HandedMemory:
         offset, nbytes = wanted.offset, wanted.nbytes
         at = os.fstat(fd)
         if not stat.S_ISREG(at.st_mode):
-            raise invalid("the descriptor is of no memory: send one that memfd_create returned")
+            raise invalid("the descriptor is not of memory: send one that memfd_create returned")
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         except OSError:
@@ -344,28 +345,28 @@ class HandedMemory:
                 "the memfd may shrink under the daemon: make it with MFD_ALLOW_SEALING, and add F_SEAL_SHRINK"
             )
         if os.fstatvfs(fd).f_bsize > mmap.PAGESIZE:
-            raise invalid("memory of huge pages (MFD_HUGETLB) is not taken: its pages may be taken away")
+            raise invalid("memory of huge pages (MFD_HUGETLB) is not accepted: its pages may be taken away")
         if nbytes is None:
             nbytes = at.st_size - offset
         if offset + nbytes > at.st_size or nbytes < 1:
-            raise invalid(f"{nbytes} bytes from {offset} on do not lie in a memfd of {at.st_size} bytes")
+            raise invalid(f"{nbytes} bytes at offset {offset} exceed a memfd of {at.st_size} bytes")
         require_span(wanted.layout, nbytes)
         if self._nbytes + nbytes > self._max_nbytes:
             raise UsageError(
-                f"{nbytes} bytes more would be over the {self._max_nbytes} that may be handed over",
+                f"{nbytes} bytes more would exceed the {self._max_nbytes} that may be handed over",
                 code="exhausted",
             )
         # Pages that were never written would be charged to the daemon, which might be killed for that.
         if at.st_blocks * _STAT_BLOCK_NBYTES < nbytes:
             raise invalid(
-                f"the memfd has {at.st_blocks * _STAT_BLOCK_NBYTES} bytes of memory for {nbytes}: fill it, "
-                "or posix_fallocate it, before it is handed over"
+                f"the memfd has {at.st_blocks * _STAT_BLOCK_NBYTES} of its {nbytes} bytes in memory: "
+                "fill it, or call posix_fallocate, before you hand it over"
             )
         begin = offset % mmap.ALLOCATIONGRANULARITY
         try:
             mapped = mmap.mmap(fd, begin + nbytes, offset=offset - begin)
         except (OSError, ValueError, OverflowError) as error:
-            raise invalid(f"the memfd cannot be mapped to be read and written: {error}") from None
+            raise invalid(f"the memfd cannot be mapped for reading and writing: {error}") from None
         self._nbytes += nbytes
         return np.frombuffer(mapped, np.uint8, nbytes, begin)
 
@@ -388,7 +389,7 @@ class HandedMemory:
         try:
             self._on_change(handed, has_come)
         except Exception as error:
-            logger().error("kvxfer: telling of %s: %r", handed.name, error)
+            logger().error("kvxfer: the callback for memory %s failed: %r", handed.name, error)
 
 
 async def _readable(connection: socket.socket) -> None:
@@ -418,13 +419,13 @@ async def _line(connection: socket.socket, fds: list[int]) -> bytes | None:
             continue
         fds.extend(new)
         if flags & socket.MSG_CTRUNC or len(fds) > 4:
-            raise invalid("too many descriptors came: send one")
+            raise invalid("too many descriptors arrived: send one")
         if not part:
             return None
         line += part
         end = line.find(b"\n")
         if end >= 0 and end != len(line) - 1:
-            raise invalid("more came behind the line: a connection hands over one memory")
+            raise invalid("more data came after the line: a connection hands over one memory")
         if end >= 0:
             return bytes(line[:end])
         if len(line) > MAX_LINE_NBYTES:

@@ -45,7 +45,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise invalid(f'--listen is {listen!r}: write "host:port", or "" for the unix socket alone')
+        raise invalid(f'--listen is {listen!r}: write "host:port", or "" for only the unix socket')
     return host, int(port)
 
 
@@ -60,7 +60,7 @@ def require_safe(host: str, tls: Tls | None) -> None:
     if tls is not None or is_loopback(host):
         return
     raise invalid(
-        f"listening on {host}, other hosts would reach this daemon without TLS: name --tls-certificate and "
+        f"on {host}, other hosts could reach this daemon without TLS: name --tls-certificate and "
         f"--tls-key, or listen on {DEFAULT_LISTEN}"
     )
 
@@ -93,7 +93,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise UsageError(f"{host}:{port} cannot be listened on: {error}", code="system") from None
+        raise UsageError(f"cannot listen on {host}:{port}: {error}", code="system") from None
     return listener
 
 
@@ -120,5 +120,5 @@ def listen_unix(path: Path) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise UsageError(f"{path} cannot be listened on: {error}", code="system") from None
+        raise UsageError(f"cannot listen on {path}: {error}", code="system") from None
     return listener

@@ -127,7 +127,7 @@ class LiveSettings:
         agents = self._agents.some(name)
         name = agents[0].name if agents else name
         if not agents and name not in self._of_agents.all:
-            raise Refusal("not-found", f"no agent {name!r} is attached, and nothing is kept for one")
+            raise Refusal("not-found", f"no agent {name!r} is attached, and no settings are kept for it")
         args, changed = self._of_agents.told_of(name, change), self._of_agents.changed(name, change)
         agents = self._agents.some(name)
         told = await asyncio.gather(*(self._tell(agent, args) for agent in agents), return_exceptions=True)

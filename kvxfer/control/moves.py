@@ -80,7 +80,7 @@ class Moves:
         if len(asked.src_blocks) != len(asked.dst_blocks):
             raise Refusal(
                 "length-mismatch",
-                f"{len(asked.src_blocks)} src_blocks for {len(asked.dst_blocks)} dst_blocks",
+                f"{len(asked.src_blocks)} src_blocks, but {len(asked.dst_blocks)} dst_blocks",
             )
         agent = self._agents.find(asked.agent)
         self._dials.place_of(asked.remote_agent, agent)  # refuses a forbidden address before the wait

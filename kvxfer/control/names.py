@@ -123,7 +123,12 @@ class Names:
                     try:
                         await self._store.remove(_KIND, name)
                     except Refusal as error:
-                        logger().warning("%s comes back with the next daemon: %s", name, error)
+                        logger().warning(
+                            "the removal of %s was not stored, so that it returns when the daemon "
+                            "restarts: %s",
+                            name,
+                            error,
+                        )
 
     # ---- inside -----------------------------------------------------------------------------
 

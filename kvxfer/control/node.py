@@ -254,7 +254,7 @@ class NodeDaemon:
             await self.store.put("node", "events", reserved)
             self._reserved = reserved
         except Refusal as error:
-            logger().warning("indexes of events may be given twice after a crash: %s", error)
+            logger().warning("event indexes could not be reserved, and may repeat after a crash: %s", error)
             await asyncio.sleep(1)
         finally:
             self._keeping_index = False
@@ -286,13 +286,13 @@ class NodeDaemon:
         """Returns whether it takes work, and if not, why; at once, from what it knows."""
         reasons = []
         if self.drains.ends:
-            reasons.append("it ends")
+            reasons.append("it is stopping")
         if self.drains.draining:
-            reasons.append("it drains")
+            reasons.append("it is draining")
         if self.store.fault:
             reasons.append(f"the store cannot be written: {self.store.fault}")
         if self._missing is None or self.makes_own:
-            reasons.append("it starts")
+            reasons.append("it is starting")
         if self._missing is not None:
             reasons.extend(self._missing)
         if self.own is not None and not self.own.address:
@@ -346,5 +346,5 @@ def _lacking(require: tuple[str, ...]) -> tuple[str, ...]:
 
     check_names(require)
     known = kinds()
-    why = {name: known[name].why_off if name in known else "it is not built" for name in require}
+    why = {name: known[name].why_off if name in known else "not built in" for name in require}
     return tuple(f"transport {name} is required: {words}" for name, words in why.items() if words)

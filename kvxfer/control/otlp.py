@@ -57,7 +57,7 @@ def read_spans(body: bytes, encoding: str, now_s: float) -> Read:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     except ImportError:
         raise Refusal(
-            "unsupported", "spans need OpenTelemetry where the daemon runs: pip install 'kvxfer[otel]'"
+            "unsupported", "spans need OpenTelemetry at the daemon: pip install 'kvxfer[otel]'"
         ) from None
     try:
         told = ExportTraceServiceRequest.FromString(_unpacked(body, encoding))
@@ -67,7 +67,7 @@ def read_spans(body: bytes, encoding: str, now_s: float) -> Read:
     except Refusal:
         raise
     except Exception as error:
-        raise Refusal("invalid-argument", f"no spans of OTLP: {error!s:.200}") from None
+        raise Refusal("invalid-argument", f"the body is not spans of OTLP: {error!s:.200}") from None
     return Read(spans, sum(len(of) for _, of in groups) - len(spans))
 
 
@@ -92,9 +92,9 @@ def _unpacked(body: bytes, encoding: str) -> bytes:
         unpacking = zlib.decompressobj(wbits=31)
         unpacked = unpacking.decompress(body, MAX_NBYTES + 1)
         if len(unpacked) <= MAX_NBYTES and (not unpacking.eof or unpacking.unused_data):
-            raise Refusal("invalid-argument", "the body is not one whole gzip member")
+            raise Refusal("invalid-argument", "the body must be one complete gzip member")
     if len(unpacked) > MAX_NBYTES:
-        raise Refusal("too-large", f"spans have {MAX_NBYTES} bytes at most, unpacked: send fewer at a time")
+        raise Refusal("too-large", f"spans may have {MAX_NBYTES} bytes, unpacked: send fewer at a time")
     return unpacked
 
 

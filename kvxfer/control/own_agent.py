@@ -88,7 +88,7 @@ class OwnAgent:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         if not 0 < len(node.encode()) <= _MAX_NODE_NBYTES or not node.isprintable():
-            raise invalid(f"a node's name has 1 to {_MAX_NODE_NBYTES} bytes, not {node!r:.100}")
+            raise invalid(f"a node's name must have 1 to {_MAX_NODE_NBYTES} bytes, not {node!r:.100}")
         self.node = node
         self.allow = allow or AllowedHosts()
         name = f"daemon/{node}/{role}" if role else f"daemon/{node}"
@@ -218,22 +218,22 @@ class OwnAgent:
         if not address:
             if not agent or self._directory is None:
                 raise invalid(
-                    f"no session is open with agent {agent!r}, and no address of it is known: name one that "
-                    "`kvxfer agents` lists, or an address"
+                    f"no session is open with agent {agent!r}, and its address is unknown: name an "
+                    "agent that `kvxfer agents` lists, or an address"
                 )
             return await self._dials.dial(agent, agent, "")
         place = Address.parse(address, "address")
         if not is_known and not self.allow.allow(place.host):
             raise UsageError(
-                f"host {place.host} is not among those that may be dialled ({self.allow}): allow it where "
-                "the daemon is started",
+                f"host {place.host} is not one that this daemon may dial ({self.allow}): allow it when "
+                "you start the daemon",
                 code="not-permitted",
                 peer=agent,
             )
         peer = await self._dials.dial(str(place), str(place), place.host.lower())
         if agent and agent not in (peer.name, peer.incarnation.hex()):
             raise PeerError(
-                f"agent {peer.name!r} ({peer.incarnation.hex()}) answers at {address}, not {agent!r}",
+                f"agent {peer.name!r} ({peer.incarnation.hex()}) answered at {address}, not {agent!r}",
                 code="peer-restarted",
                 peer=agent,
             )
@@ -314,8 +314,7 @@ class OwnAgent:
             whose = self.peer(holder) if holder else None
             if whose is None:
                 raise PeerError(
-                    f"no session is open with agent {holder!r}, which is to write: connect first, from "
-                    "either side",
+                    f"no session is open with agent {holder!r}, the writer: connect first, from either side",
                     code="unreachable",
                     peer=holder or "",
                 )

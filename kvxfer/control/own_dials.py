@@ -52,7 +52,7 @@ class OwnDials:
         if dial is None:
             if len(self._under_way) >= _MOST_DIALS or self._of_host.get(host, 0) >= _MOST_DIALS_OF_HOST:
                 raise PeerError(
-                    f"{target} is not dialled: too many others are, and do not answer; ask again later",
+                    f"{target} is not dialled: too many dials are waiting for an answer; try again later",
                     code="unreachable",
                 )
             dial = asyncio.create_task(self.agent.connect(target), name=f"dial {target}")

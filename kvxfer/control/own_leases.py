@@ -127,7 +127,7 @@ class OwnLeases:
     def _lease(self, number: int) -> OwnLease:
         own = self._open.get(number)
         if own is None or own.end:
-            raise UsageError(f"lease {number} has ended, or never was: grant another", code="lease-ended")
+            raise UsageError(f"lease {number} has ended, or never existed: grant another", code="lease-ended")
         return own
 
     def _expire(self, own: OwnLease) -> None:
@@ -166,5 +166,5 @@ class OwnLeases:
 def _ttl(ttl_s: float) -> float:
     ttl_s = seconds(ttl_s, "ttl_s")
     if not 0 < ttl_s <= MAX_TTL_S:
-        raise invalid(f"ttl_s is {ttl_s}, and a lease lasts at most {MAX_TTL_S:g} s")
+        raise invalid(f"ttl_s is {ttl_s}, but a lease lasts at most {MAX_TTL_S:g} s")
     return ttl_s

@@ -65,7 +65,7 @@ class RequestTraces:
         for name in dict.fromkeys((*traces, *(name for span in spans for name in span.requests))):
             self._add(found, name, caller)
         if not found and not spans:
-            raise Refusal("not-found", f"nothing is known of a request {request!r:.200} (any more)")
+            raise Refusal("not-found", f"request {request!r:.200} is not known (any more)")
         rows = [*_of_spans(spans), *(row for entry in found.values() for row in _of_entry(entry))]
         rows.sort(key=lambda row: (row.started_at_s, row.depth))
         return schema.RequestTrace(request=request, traces=list(traces), rows=rows)
@@ -104,7 +104,11 @@ def _of_end(transfer: str, end: End) -> Iterator[schema.TraceRow]:
         "context": record.context,
     }
     error = "" if record.outcome == "done" else f"{record.outcome} [{record.code}] {record.message}".strip()
-    words = {"source": "sends pages to", "destination": "takes pages of", "expectation": "expects pages of"}
+    words = {
+        "source": "sends pages to",
+        "destination": "takes pages from",
+        "expectation": "expects pages from",
+    }
     yield _row(
         end.agent_name,
         transfer,

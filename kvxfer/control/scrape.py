@@ -65,25 +65,25 @@ class Metrics:
         info = {"version": kvxfer.__version__, "node": daemon.options.node}
         yield InfoMetricFamily("kvxfer_daemon", "Which daemon this is.", value=info)
         yield GaugeMetricFamily(
-            "kvxfer_daemon_start_time_seconds", "When it started, since 1970.", daemon.started_at_s
+            "kvxfer_daemon_start_time_seconds", "Start time, in seconds since 1970.", daemon.started_at_s
         )
         yield GaugeMetricFamily(
-            "kvxfer_daemon_ready", "1 where /readyz answers 200.", float(daemon.readiness().ready)
+            "kvxfer_daemon_ready", "1 if /readyz answers 200.", float(daemon.readiness().ready)
         )
         yield GaugeMetricFamily(
             "kvxfer_daemon_draining", "1 while new work is refused.", float(daemon.drains.draining)
         )
-        yield GaugeMetricFamily(
-            "kvxfer_daemon_watchers", "Event streams that are open.", self._streams.num_open
-        )
+        yield GaugeMetricFamily("kvxfer_daemon_watchers", "Open event streams.", self._streams.num_open)
         first = daemon.events.oldest
         yield GaugeMetricFamily(
             "kvxfer_daemon_events_last_index", "Index of the newest event.", daemon.events.last
         )
-        yield GaugeMetricFamily("kvxfer_daemon_events_oldest_index", "Of the oldest that is kept.", first)
+        yield GaugeMetricFamily(
+            "kvxfer_daemon_events_oldest_index", "Index of the oldest event that is kept.", first
+        )
         yield CounterMetricFamily(
             "kvxfer_daemon_records_dropped",
-            "Records of transfers that were lost on their way here.",
+            "Records of transfers that were lost before the daemon read them.",
             daemon.intake.records_dropped,
         )
 
@@ -92,7 +92,7 @@ class Metrics:
 
         expires = GaugeMetricFamily(
             "kvxfer_certificate_expires_seconds",
-            "When a certificate of the daemon expires, since 1970.",
+            "When a certificate of the daemon expires, in seconds since 1970.",
             labels=["use"],
         )
         for use, at_s in sorted(self._daemon.certificates.expires_at_s.items()):
@@ -103,15 +103,19 @@ class Metrics:
         from prometheus_client.core import GaugeMetricFamily
 
         agents = self._daemon.agents.all()
-        yield GaugeMetricFamily("kvxfer_agents", "Agents that are attached.", len(agents))
+        yield GaugeMetricFamily("kvxfer_agents", "Attached agents.", len(agents))
         yield GaugeMetricFamily(
-            "kvxfer_agents_draining", "Those of them that drain.", sum(agent.draining for agent in agents)
+            "kvxfer_agents_draining",
+            "Attached agents that are draining.",
+            sum(agent.draining for agent in agents),
         )
         labels = ["agent"]
         regions = GaugeMetricFamily("kvxfer_agent_regions", "Regions of an agent.", labels=labels)
-        nbytes = GaugeMetricFamily("kvxfer_agent_region_bytes", "Bytes of its regions.", labels=labels)
-        peers = GaugeMetricFamily("kvxfer_agent_peers", "Sessions that it has open.", labels=labels)
-        rails = GaugeMetricFamily("kvxfer_agent_rails", "Rails that are up.", labels=["agent", "transport"])
+        nbytes = GaugeMetricFamily("kvxfer_agent_region_bytes", "Bytes of an agent's regions.", labels=labels)
+        peers = GaugeMetricFamily("kvxfer_agent_peers", "Open sessions of an agent.", labels=labels)
+        rails = GaugeMetricFamily(
+            "kvxfer_agent_rails", "Rails of an agent that are up.", labels=["agent", "transport"]
+        )
         for agent in agents:
             regions.add_metric([agent.name], len(agent.regions))
             nbytes.add_metric([agent.name], sum(region["nbytes"] for region in agent.regions))
@@ -130,26 +134,28 @@ class Metrics:
         counts = self._daemon.counts
         ended = CounterMetricFamily(
             "kvxfer_transfers_ended",
-            "Ends of transfers, and expectations, that ended; code is why (docs/errors.md).",
+            "Transfer ends and expectations that have ended; code says why (docs/errors.md).",
             labels=["role", "outcome", "code"],
         )
         for key, count in sorted(counts.ended.items()):
             ended.add_metric(list(key), count)
         yield ended
         nbytes = CounterMetricFamily(
-            "kvxfer_transfer_bytes", "Bytes of pages that were moved by ends that are done.", labels=["role"]
+            "kvxfer_transfer_bytes",
+            "Bytes of pages that successful transfer ends have moved.",
+            labels=["role"],
         )
         for role, count in sorted(counts.nbytes.items()):
             nbytes.add_metric([role], count)
         yield nbytes
         yield CounterMetricFamily(
             "kvxfer_transfers_lease_ended",
-            "Transfers that failed since a lease had ended: readers were late, and no rail is at fault.",
+            "Transfers that failed because a lease had ended: readers were late, and no rail is at fault.",
             sum(count for (_, _, code), count in counts.ended.items() if code == "lease-ended"),
         )
         yield GaugeMetricFamily(
             "kvxfer_transfers_running",
-            "Transfers made here that are under way.",
+            "Running transfers that this daemon created.",
             self._daemon.moves.count_running(),
         )
 
@@ -158,7 +164,7 @@ class Metrics:
 
         family = HistogramMetricFamily(
             "kvxfer_transfer_stage_seconds",
-            "How long stages took: right, first_piece, moving, total.",
+            "Duration of a transfer's stages: right, first_piece, moving, total.",
             labels=["role", "verb", "stage"],
         )
         names = [*(str(float(bound)) for bound in BOUNDS_S), "+Inf"]
@@ -172,18 +178,20 @@ class Metrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         ended = CounterMetricFamily(
-            "kvxfer_leases_ended", "Leases of agents that ended, by how.", labels=["how"]
+            "kvxfer_leases_ended", "Leases of agents that have ended, by how they ended.", labels=["how"]
         )
         for how, count in self._daemon.intake.lease_counts.ended.items():
             ended.add_metric([how], count)
         yield ended
         requests = GaugeMetricFamily(
             "kvxfer_exports_outstanding",
-            "Leases to read that hold: requests whose pages wait for their reader.",
+            "Open leases to read: requests whose pages wait for their reader.",
             labels=["agent"],
         )
         nbytes = GaugeMetricFamily(
-            "kvxfer_exports_outstanding_bytes", "Bytes of the pages under them.", labels=["agent"]
+            "kvxfer_exports_outstanding_bytes",
+            "Bytes of the pages under open leases to read.",
+            labels=["agent"],
         )
         for agent in self._daemon.agents.all():
             sizes = {region["id"]: region for region in agent.regions}
@@ -209,19 +217,19 @@ class Metrics:
         for pool in self._daemon.pages.pools(None):
             yield GaugeMetricFamily("kvxfer_pool_bytes", "Bytes of the host pool.", pool.nbytes)
             yield GaugeMetricFamily(
-                "kvxfer_pool_used_bytes", "Bytes of it that hold pages.", pool.used_nbytes
+                "kvxfer_pool_used_bytes", "Bytes of the host pool that hold pages.", pool.used_nbytes
             )
-            yield GaugeMetricFamily(
-                "kvxfer_pool_pinned_bytes", "Bytes of pages that are pinned.", pool.pinned_nbytes
-            )
-            yield GaugeMetricFamily("kvxfer_pool_pages", "Pages in it.", pool.pages)
-            yield GaugeMetricFamily("kvxfer_pool_leases", "Leases of pages that hold.", pool.leases)
+            yield GaugeMetricFamily("kvxfer_pool_pinned_bytes", "Bytes of pinned pages.", pool.pinned_nbytes)
+            yield GaugeMetricFamily("kvxfer_pool_pages", "Pages in the host pool.", pool.pages)
+            yield GaugeMetricFamily("kvxfer_pool_leases", "Open leases of pages.", pool.leases)
             yield CounterMetricFamily("kvxfer_pool_parked", "Pages that were parked.", pool.parked_total)
             yield CounterMetricFamily(
-                "kvxfer_pool_hits", "Pages that were asked for and there.", pool.hits_total
+                "kvxfer_pool_hits", "Requested pages that were in the pool.", pool.hits_total
             )
-            yield CounterMetricFamily("kvxfer_pool_misses", "Pages that were not.", pool.misses_total)
-            yield CounterMetricFamily("kvxfer_pool_evicted", "Pages that gave way.", pool.evicted_total)
+            yield CounterMetricFamily(
+                "kvxfer_pool_misses", "Requested pages that were not in the pool.", pool.misses_total
+            )
+            yield CounterMetricFamily("kvxfer_pool_evicted", "Pages that were evicted.", pool.evicted_total)
             yield CounterMetricFamily("kvxfer_pool_dropped", "Pages that were dropped.", pool.dropped_total)
 
 

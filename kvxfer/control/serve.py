@@ -163,12 +163,12 @@ async def serve(
         The folders cannot be used; ``BlockingIOError``: another daemon uses them.
     """
     if options.gpu is not None and not options.own_agent:
-        raise invalid("--gpu is for the daemon's own agent, which --no-agent leaves out")
+        raise invalid("--gpu needs the daemon's own agent: leave --no-agent out")
     if options.secret is not None:
         if "KVXFER_TLS_CERTIFICATE" in os.environ:
             raise invalid(
-                "KVXFER_TLS_CERTIFICATE and --secret-file are both given, and an agent has certificates or a "
-                "secret: leave one out"
+                "KVXFER_TLS_CERTIFICATE and --secret-file are both given, but an agent uses "
+                "certificates or a secret: leave one out"
             )
         find_secrets(options.secret)  # raises before anything is made
     address = parse_listen(options.listen) if options.listen else None
@@ -212,7 +212,7 @@ async def serve(
                 await daemon.certificates.add_rest(options.tls.certificate)
             scheme = "http" if options.tls is None else "https"
             host = f"[{host}]" if ":" in host else host
-            announce(f"listening on {scheme}://{host}:{port}, for who has a token")
+            announce(f"listening on {scheme}://{host}:{port}, for clients with a token")
         if daemon.access.admin_file is not None:
             announce(f"an admin's token is in {daemon.access.admin_file}")
         if options.own_agent:
@@ -365,7 +365,7 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
         def told() -> None:
             if stop.is_set():
                 os._exit(130)
-            logger().info("told to end")
+            logger().info("told to stop")
             stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -46,7 +46,7 @@ class Spans:
 
     def __init__(self, node: str, endpoint: str) -> None:
         if not endpoint.startswith(("http://", "https://")):
-            raise invalid(f"--otlp is {endpoint!r}: write http://HOST:PORT of a collector")
+            raise invalid(f"--otlp is {endpoint!r}: write a collector's http://HOST:PORT")
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -144,9 +144,11 @@ def _told(export: Any, endpoint: str) -> Any:
         if (result is not SpanExportResult.SUCCESS) != fails:
             fails = not fails
             if fails:
-                logger().warning("kvxfer: the collector at %s takes no spans: they are dropped", endpoint)
+                logger().warning(
+                    "kvxfer: the collector at %s does not accept spans: they are dropped", endpoint
+                )
             else:
-                logger().info("kvxfer: the collector at %s takes spans again", endpoint)
+                logger().info("kvxfer: the collector at %s accepts spans again", endpoint)
         return result
 
     return told

@@ -62,5 +62,5 @@ class TenantGate:
         rate = self._rates.rate_of(tenant)
         return (
             f"tenant {tenant!r} is limited to {rate} bytes a second (tenant_bytes_per_s of /v1/settings): "
-            f"this request has no turn within {timeout_s:g} s, as others of its go first"
+            f"within {timeout_s:g} s it is not this request's turn, because its earlier requests go first"
         )

@@ -76,8 +76,8 @@ class Access:
                 token = Tokens.given(path.name, role, path.read_text().strip(), self._clock())
             if token is None:
                 raise invalid(
-                    f"--token {role}={path}: a role ({', '.join(ROLES)}), and a file that holds kvx_, 16 "
-                    "hexadecimal digits, _ and at least 32 random letters and digits"
+                    f"--token {role}={path}: write a role ({', '.join(ROLES)}) and a file with kvx_, "
+                    "16 hexadecimal digits, _ and at least 32 random letters and digits"
                 )
             self._tokens.revoke(token.id)
             self._tokens.add(token)
@@ -111,9 +111,11 @@ class Access:
             return await self._make(asked, None)
         name = plain_name(asked.certificate)
         if name is None:
-            raise Refusal("invalid-argument", f"{asked.certificate!r} names no certificate")
+            raise Refusal("invalid-argument", f"{asked.certificate!r} is not a certificate's name")
         if self._tokens.has_certificate(name) or name in self._making:
-            raise Refusal("conflict", f"there is a token for {name} already: revoke that, or name another")
+            raise Refusal(
+                "conflict", f"there is already a token for {name}: revoke it, or name another certificate"
+            )
         self._making.add(name)
         try:
             return await self._make(asked, name)
@@ -137,11 +139,15 @@ class Access:
         """
         token = self._tokens.get(id_)
         if caller.key == f"token:{id_}":
-            raise Refusal("conflict", "this is the token that asks: make another, and revoke it with that")
+            raise Refusal(
+                "conflict", "a token cannot revoke itself: make another, and revoke this one with it"
+            )
         if token is None:
             raise Refusal("not-found", f"there is no token {id_!r}")
         if (path := self._given.get(id_)) is not None:
-            raise Refusal("conflict", f"the daemon was started with this token, of {path}: start it without")
+            raise Refusal(
+                "conflict", f"the daemon was started with this token, from {path}: start it without"
+            )
         await self._store.remove(_KIND, id_)
         self._tokens.revoke(id_)
         for told in self._on_revoked:

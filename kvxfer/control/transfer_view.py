@@ -9,7 +9,7 @@ from kvxfer.control import schema
 from kvxfer.control.state.transfer_table import END_NAMES, End, Entry, Made
 from kvxfer.session.records import Record
 
-_LOST: Final = "nothing was heard of its end: its agent has gone, or its record was lost"
+_LOST: Final = "its end was not reported: its agent has gone, or its record was lost"
 # Shown for a transfer until one of its ends is reported.
 _UNKNOWN: Final = {"code": "", "message": "", "num_layers": 0, "nbytes": 0}
 

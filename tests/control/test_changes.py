@@ -124,7 +124,7 @@ async def test_a_drain_refuses_new_work_and_is_taken_back(served: Served) -> Non
             answer = await client.post(path.strip("{}"), json=ENDPOINTS["POST", path][1])
             assert (answer.status_code, answer.json()["code"]) == (503, "draining"), path
         ready = await client.get("/readyz")
-        assert (ready.status_code, ready.json()["reasons"]) == (503, ["it drains"])
+        assert (ready.status_code, ready.json()["reasons"]) == (503, ["it is draining"])
         assert (await client.get("/healthz")).status_code == 200
         ended = (await client.delete("/v1/drain")).json()
         assert not ended["draining"]

@@ -374,10 +374,10 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], int], str]] = {
         lambda _: memfd(seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE),
         "cannot be mapped",
     ),
-    "memory that is not filled": ({}, holes, "has 0 bytes of memory"),
+    "memory that is not filled": ({}, holes, "has 0 of its"),
     "a file": ({}, file_of, "of a file"),
-    "a pipe": ({}, pipe, "of no memory"),
-    "a device": ({}, lambda _: os.open("/dev/zero", os.O_RDWR), "of no memory"),
+    "a pipe": ({}, pipe, "not of memory"),
+    "a device": ({}, lambda _: os.open("/dev/zero", os.O_RDWR), "not of memory"),
     "a layout larger than the memory": ({"layout": document(num_blocks=17)}, lambda _: memfd(), "spans 4352"),
     "a layout larger than what is named": ({"nbytes": 4095}, lambda _: memfd(), "spans 4096"),
     "a layout larger than any": (
@@ -385,25 +385,25 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], int], str]] = {
         lambda _: memfd(),
         "layout",
     ),
-    "more than there is": ({"nbytes": 8192}, lambda _: memfd(), "do not lie in"),
-    "behind the end": ({"offset": 4096}, lambda _: memfd(), "do not lie in"),
-    "far behind the end": ({"offset": (1 << 56) - 1, "nbytes": 4096}, lambda _: memfd(), "do not lie in"),
-    "before the begin": ({"offset": -4096}, lambda _: memfd(), "offset is a whole number"),
-    "no bytes": ({"nbytes": 0}, lambda _: memfd(), "do not lie in"),
-    "a fraction": ({"nbytes": 4096.0}, lambda _: memfd(), "nbytes is a whole number"),
-    "a bool": ({"offset": True}, lambda _: memfd(), "offset is a whole number"),
-    "huge numbers": ({"nbytes": 1 << 70}, lambda _: memfd(), "nbytes is a whole number"),
+    "more than there is": ({"nbytes": 8192}, lambda _: memfd(), "exceed a memfd"),
+    "behind the end": ({"offset": 4096}, lambda _: memfd(), "exceed a memfd"),
+    "far behind the end": ({"offset": (1 << 56) - 1, "nbytes": 4096}, lambda _: memfd(), "exceed a memfd"),
+    "before the begin": ({"offset": -4096}, lambda _: memfd(), "offset must be a whole number"),
+    "no bytes": ({"nbytes": 0}, lambda _: memfd(), "exceed a memfd"),
+    "a fraction": ({"nbytes": 4096.0}, lambda _: memfd(), "nbytes must be a whole number"),
+    "a bool": ({"offset": True}, lambda _: memfd(), "offset must be a whole number"),
+    "huge numbers": ({"nbytes": 1 << 70}, lambda _: memfd(), "nbytes must be a whole number"),
     "negative offsets in the layout": (
         {"layout": document(offset=-256)},
         lambda _: memfd(),
         "offset is -256",
     ),
-    "no layout": ({"layout": None}, lambda _: memfd(), "layout is a JSON object"),
+    "no layout": ({"layout": None}, lambda _: memfd(), "layout must be a JSON object"),
     "a layout of nothing": ({"layout": {}}, lambda _: memfd(), "layout"),
-    "no name": ({"name": ""}, lambda _: memfd(), "name is text"),
-    "a long name": ({"name": "x" * 65}, lambda _: memfd(), "name is text"),
+    "no name": ({"name": ""}, lambda _: memfd(), "name must be a text"),
+    "a long name": ({"name": "x" * 65}, lambda _: memfd(), "name must be a text"),
     "a name of two lines": ({"name": "a\nb"}, lambda _: memfd(), "cannot be printed"),
-    "a name that is a number": ({"name": 7}, lambda _: memfd(), "name is text"),
+    "a name that is a number": ({"name": 7}, lambda _: memfd(), "name must be a text"),
     "a handle of a GPU": (
         {"cuda_handle": {"kind": "descriptor", "allocated_nbytes": 4096}},
         lambda _: memfd(),
@@ -418,13 +418,13 @@ GPU_LINES: dict[str, tuple[dict[str, Any], dict[str, Any] | str]] = {
         {"kind": "fabric", "allocated_nbytes": 1 << 48, "handle": HEX},
         {"num_descriptors": 0, "handle": b"\xab" * 64},
     ),
-    "no object": ("00", "cuda_handle is an object"),  # type: ignore[dict-item]
-    "more than there is to say": ({"kind": "descriptor", "gpu": 0}, "cuda_handle is an object"),
-    "of no kind": ({"allocated_nbytes": 4096}, "kind is"),
-    "of another kind": ({"kind": "win32", "allocated_nbytes": 4096}, "kind is"),
+    "no object": ("00", "cuda_handle must be an object"),  # type: ignore[dict-item]
+    "more than there is to say": ({"kind": "descriptor", "gpu": 0}, "cuda_handle must be an object"),
+    "of no kind": ({"allocated_nbytes": 4096}, "kind must be"),
+    "of another kind": ({"kind": "win32", "allocated_nbytes": 4096}, "kind must be"),
     "a descriptor with a handle": (
         {"kind": "descriptor", "allocated_nbytes": 4096, "handle": HEX},
-        "kind is",
+        "kind must be",
     ),
     "half a handle": ({"kind": "fabric", "allocated_nbytes": 4096, "handle": HEX[:64]}, "128 digits"),
     "a handle of other letters": (
@@ -432,9 +432,12 @@ GPU_LINES: dict[str, tuple[dict[str, Any], dict[str, Any] | str]] = {
         "128 digits",
     ),
     "of cudaMalloc": ({"kind": "ipc", "allocated_nbytes": 4096, "handle": HEX}, "cuMemCreate"),
-    "of no size": ({"kind": "descriptor"}, "how large"),
-    "of nothing": ({"kind": "descriptor", "allocated_nbytes": 0}, "how large"),
-    "of more than any GPU has": ({"kind": "descriptor", "allocated_nbytes": (1 << 48) + 1}, "how large"),
+    "of no size": ({"kind": "descriptor"}, "size of the whole allocation"),
+    "of nothing": ({"kind": "descriptor", "allocated_nbytes": 0}, "size of the whole allocation"),
+    "of more than any GPU has": (
+        {"kind": "descriptor", "allocated_nbytes": (1 << 48) + 1},
+        "size of the whole allocation",
+    ),
     "of a fraction": ({"kind": "descriptor", "allocated_nbytes": 4096.0}, "whole number"),
     "less than the layout spans": ({"kind": "descriptor", "allocated_nbytes": 4095}, "spans 4096"),
 }
@@ -504,7 +507,7 @@ def test_handles_of_a_gpus_memory_are_read_or_refused_in_words(name: str) -> Non
 def test_a_part_that_is_not_in_its_allocation_is_refused(offset: int, nbytes: int | None) -> None:
     handle = {"kind": "descriptor", "allocated_nbytes": 8192}
     line = {"name": "cache", "layout": document(), "offset": offset, "cuda_handle": handle}
-    with pytest.raises(UsageError, match="do not lie in an allocation of 8192"):
+    with pytest.raises(UsageError, match="exceed an allocation of 8192"):
         HandedLine.read(json.dumps(line if nbytes is None else {**line, "nbytes": nbytes}).encode())
 
 
@@ -525,10 +528,10 @@ FABRIC = {"kind": "fabric", "allocated_nbytes": 4096, "handle": HEX}
     ("handle", "make", "said"),
     [
         (DESCRIPTOR, None, "send one, of the allocation"),
-        (FABRIC, lambda _: memfd(), "a fabric handle needs none"),
-        (DESCRIPTOR, lambda _: memfd(), "no GPU memory"),
-        (DESCRIPTOR, pipe, "no GPU memory"),
-        (DESCRIPTOR, file_of, "no GPU memory"),
+        (FABRIC, lambda _: memfd(), "a fabric handle needs no descriptor"),
+        (DESCRIPTOR, lambda _: memfd(), "not of GPU memory"),
+        (DESCRIPTOR, pipe, "not of GPU memory"),
+        (DESCRIPTOR, file_of, "not of GPU memory"),
         (DESCRIPTOR, lambda _: os.open("/dev/null", os.O_RDWR), "no CUDA driver"),
         (FABRIC, None, "no CUDA driver"),
     ],
@@ -555,13 +558,13 @@ async def test_a_handle_that_cannot_be_mapped_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("payload", "num_fds", "said"),
     [
-        (b"{}\n", 0, "name is text"),
+        (b"{}\n", 0, "name must be a text"),
         (b"\n", 1, "what is handed over"),
         (b"[]\n", 1, "what is handed over"),
         (b"\xff\xfe\n", 1, "what is handed over"),
         (b'{"name": "a", "name": "b"}\n', 1, "what is handed over"),
         (b"[" * 100000 + b"\n", 1, "what is handed over"),
-        (b"{}\n{}\n", 1, "more came behind"),
+        (b"{}\n{}\n", 1, "more data came after"),
         (b"x" * (MAX_LINE_NBYTES + 1), 1, "longer than"),
         (json.dumps({"name": "cache", "layout": document()}).encode() + b"\n", 0, "0 descriptors"),
         (json.dumps({"name": "cache", "layout": document()}).encode() + b"\n", 2, "2 descriptors"),
@@ -651,7 +654,7 @@ async def test_bounds_of_what_is_handed_over(
 ) -> None:
     taken = await memory(max_nbytes=2000)
     first = await handed(taken, "first")
-    with pytest.raises(UsageError, match="handed over already, by this"):
+    with pytest.raises(UsageError, match="already handed over, by this"):
         await handed(taken, "first")
     second = await handed(taken, "second")
     with pytest.raises(KvxferError, match="that may be handed over") as full:

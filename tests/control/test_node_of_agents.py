@@ -182,7 +182,7 @@ async def test_a_daemon_that_ends_takes_nothing_new_and_waits_for_what_it_began(
     asked = {"agent": "there", "region": "kv"}
     refused = [await node.move(), await node.client.post("/v1/leases", json=asked)]
     assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [(503, "draining")] * 2
-    assert "it ends" in (await node.client.get("/readyz")).json()["reasons"]
+    assert "it is stopping" in (await node.client.get("/readyz")).json()["reasons"]
     assert not ending.done()
     await node.client.post(f"/v1/transfers/{made['id']}/cancel")
     async with asyncio.timeout(BOUND_S):

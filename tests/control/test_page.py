@@ -131,7 +131,7 @@ def test_a_request_s_way_is_shown_and_saved(page: Page, daemon: Program, pair: P
     # What nobody has heard of is said so.
     page.element("context").send_keys("req-unknown")
     page.activate(page.element("way"))
-    page.until(lambda: "nothing is known of a request" in page.text("said"), "it is not said")
+    page.until(lambda: "is not known (any more)" in page.text("said"), "it is not said")
 
 
 def test_cancel_cancels_a_transfer_that_runs(page: Page, daemon: Program, pair: Pair) -> None:

@@ -211,7 +211,7 @@ def test_what_cannot_be_parked_is_refused(wanted: list[PageKey], page_nbytes: in
 def test_pages_lie_on_one_grid_and_reach_over_no_slabs_end(page_nbytes: int, num_blocks: int) -> None:
     index = PageIndex(4, 40)
     wanted = keys("abcdefghijklmnop")
-    with pytest.raises(ExhaustedError, match=f"room to {num_blocks}:"):
+    with pytest.raises(ExhaustedError, match=f"room for {num_blocks}:"):
         index.reserve([*wanted, *keys("q")], page_nbytes, 0)
     pages = index.reserve(wanted[:num_blocks], page_nbytes, 0).pages
     for page in pages:

@@ -68,10 +68,10 @@ async def test_a_request_is_found_by_each_of_its_names(traced: Served, request_:
     assert {row["details"]["context"] for row in rows if row["depth"] == 0} == {CONTEXT}
     assert {(row["process"], row["name"]) for row in rows if row["depth"] == 0} == {
         ("agent-a", "sends pages to agent-b"),
-        ("agent-b", "takes pages of agent-a"),
+        ("agent-b", "takes pages from agent-a"),
     }
     took = {row["name"]: row["took_us"] for row in rows}
-    assert took["takes pages of agent-a"] == 8
+    assert took["takes pages from agent-a"] == 8
     assert (took["waits for the right"], took["until the first piece"], took["pages move"]) == (2, 1, 5)
     assert [row["started_at_s"] for row in rows] == sorted(row["started_at_s"] for row in rows)
     drawn = [event for event in file["traceEvents"] if event["ph"] == "X"]
@@ -110,4 +110,4 @@ def test_the_command_asks_several_daemons_and_says_where_nothing_is_known(
     with program(tmp_path) as daemon:
         place = f"unix:{daemon.folder}/run/api.sock"
         assert run(["trace", "cmpl-1", "--daemon", place, "--daemon", place]) == 1
-        assert "nothing is known of a request 'cmpl-1'" in capsys.readouterr().err
+        assert "request 'cmpl-1' is not known" in capsys.readouterr().err

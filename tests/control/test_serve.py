@@ -53,23 +53,23 @@ def test_this_host_needs_none(host: str) -> None:
     [
         (["--listen", "0.0.0.0:0"], "without TLS"),
         (["--listen", "nonsense"], "--listen"),
-        (["--listen", "192.0.2.1:1", "--tls-certificate", "c", "--tls-key", "k"], "cannot be listened on"),
+        (["--listen", "192.0.2.1:1", "--tls-certificate", "c", "--tls-key", "k"], "cannot listen on"),
         (["--tls-key", "k"], "go together"),
-        (["--tls-client-ca", "c"], "is for TLS"),
+        (["--tls-client-ca", "c"], "needs TLS"),
         (["--allow", "10.0.0.0/99"], "10.0.0.0/99"),
         (["--secret", "/nothing"], "/nothing"),
-        (["--token", "reader=/etc/hostname"], "a role (read, transfer, admin)"),
-        (["--token", "read=/etc/hostname"], "that holds kvx_"),
+        (["--token", "reader=/etc/hostname"], "write a role (read, transfer, admin)"),
+        (["--token", "read=/etc/hostname"], "a file with kvx_"),
         (["--token", "read=/nothing"], "/nothing"),
-        (["--gpu", "0"], "own agent, which --no-agent leaves out"),
+        (["--gpu", "0"], "own agent: leave --no-agent out"),
         (["--log", "xml"], "write plain or json"),
-        (["--secret", __file__], "an agent has certificates or a secret"),
+        (["--secret", __file__], "an agent uses certificates or a secret"),
     ],
 )
 def test_it_says_why_it_does_not_start(
     tmp_path: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if words.startswith("an agent has certificates"):
+    if words.startswith("an agent uses certificates"):
         monkeypatch.setenv("KVXFER_TLS_CERTIFICATE", "node.pem")
     command = [sys.executable, "-m", "kvxfer.control", "--state", str(tmp_path / "s")]
     command += ["--runtime", str(tmp_path / "r"), "--no-agent", *arguments]
@@ -113,7 +113,7 @@ async def test_it_answers_before_its_own_agent_is_there(
         async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=BOUND_S) as client:
             assert (await client.get("/healthz")).status_code == 200
             ready = await client.get("/readyz")
-            assert (ready.status_code, ready.json()["reasons"]) == (503, ["it starts"])
+            assert (ready.status_code, ready.json()["reasons"]) == (503, ["it is starting"])
             asked = {"model": "m", "keys": ["k"], "layout": DIGEST}
             refused = await client.post("/v1/pages/pin", json=asked)
             assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
@@ -168,7 +168,7 @@ def test_a_folder_of_another_daemon_is_refused_and_stays_that_ones(tmp_path: Pat
             command += [option, str(folder if option == shared else tmp_path / "other")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
         assert done.returncode == 2
-        assert "another daemon has" in done.stderr
+        assert "another daemon uses" in done.stderr
         assert str(folders[shared]) in done.stderr
         assert (tmp_path / "run/api.sock").exists()
         assert client.get("/v1/node").status_code == 200

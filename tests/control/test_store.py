@@ -75,7 +75,7 @@ def test_a_file_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     store.submit(lambda db: db.execute("PRAGMA user_version=7")).result()
     store.close()
-    with pytest.raises(RuntimeError, match="is of version 7"):
+    with pytest.raises(RuntimeError, match="has version 7"):
         Store(tmp_path / "db")
     (tmp_path / "other").write_bytes(b"no database at all" * 1000)
     with pytest.raises(RuntimeError, match="cannot be opened"):
@@ -128,7 +128,7 @@ async def test_the_first_answer_is_given_again(tmp_path: Path) -> None:
 async def test_what_was_under_way_when_the_daemon_ended_is_not_done_twice(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     assert await Answers(store).begin("key", "request", 1.0) is None
-    with pytest.raises(Refusal, match="may be done or not"):
+    with pytest.raises(Refusal, match="may or may not have been carried out"):
         await Answers(store).begin("key", "request", 2.0)
     store.close()
 

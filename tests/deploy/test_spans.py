@@ -194,7 +194,7 @@ def test_a_request_s_way_has_spans_of_engines_and_router(
     for request in ("cmpl-5-0", "cmpl-5", f"{told.trace_id:032x}"):
         rows = rows_of(daemon, request, capsys)
         names = [("router", "POST /v1/completions"), ("vllm.llm_engine", "llm_request")]
-        names += [("decode", "takes pages of prefill"), ("prefill", "sends pages to decode")]
+        names += [("decode", "takes pages from prefill"), ("prefill", "sends pages to decode")]
         at = [rows[name]["started_at_s"] for name in names]
         # An agent's clock is compared with the time of day once, and the latter may be set meanwhile.
         assert begun_s - SLACK_S <= at[0] <= at[1] <= at[2] + SLACK_S

@@ -12,9 +12,10 @@ from kvxfer.control.node import NodeDaemon
 
 Item = TypeVar("Item")
 AgentId = Annotated[
-    str, Path(min_length=1, max_length=128, description="Its id, or its name where one has it")
+    str,
+    Path(min_length=1, max_length=128, description="The agent's id, or its name if only one agent has it"),
 ]
-Cursor = Annotated[str, Query(max_length=512, description="`next` of the page before")]
+Cursor = Annotated[str, Query(max_length=512, description="`next` of the previous page")]
 Limit = Annotated[int, Query(ge=1, le=250)]
 AgentFilter = Annotated[str | None, Query(max_length=128, description="Id or name")]
 
@@ -62,7 +63,7 @@ def add_agents(api: Api, daemon: NodeDaemon) -> None:
 
         Answers the new session, or the one that is open already.
         """
-        require_all_tenants(caller_of(request), "a session of an agent's")
+        require_all_tenants(caller_of(request), "a session of an agent")
         return await daemon.dials.connect(agent, asked)
 
     @api.get("/v1/regions", "read", tags=["agents"])

@@ -27,7 +27,7 @@ IDEMPOTENCY_KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "Of a POST that may be sent again: the first answer is given again",
+    "description": "For a POST that may be sent again: the first answer is returned again",
     "schema": {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$"},
 }
 
@@ -42,7 +42,10 @@ def caller_of(request: Request) -> Caller:
 def require_all_tenants(caller: Caller, what: str) -> None:
     """Refuses a token that is limited to tenants, for things that belong to no tenant."""
     if caller.tenants is not None:
-        raise Refusal("forbidden", f"{what} belongs to no tenant, and this token to {sorted(caller.tenants)}")
+        raise Refusal(
+            "forbidden",
+            f"this token is limited to tenants {sorted(caller.tenants)}, and cannot be used for {what}",
+        )
 
 
 class GuardedRoute(APIRoute):
@@ -81,7 +84,7 @@ class GuardedRoute(APIRoute):
 def _require_json(request: Request) -> None:
     kind = request.headers.get("content-type")
     if kind is None or _JSON.fullmatch(kind) is None:
-        found = "has no Content-Type" if kind is None else f"is {kind[:100]!r} by its Content-Type"
+        found = "has no Content-Type" if kind is None else f"has Content-Type {kind[:100]!r}"
         raise Refusal("unsupported-media-type", f"the body {found}: send Content-Type: application/json")
 
 

@@ -36,13 +36,17 @@ class Changes:
         if key is None or request.method != "POST":
             return await self._logged(operation, caller, request, inner)
         if not _KEY.fullmatch(key):
-            raise Refusal("invalid-argument", "Idempotency-Key is 1 to 128 visible characters of ASCII")
+            raise Refusal("invalid-argument", "Idempotency-Key must be 1 to 128 visible ASCII characters")
         whole_key = f"{caller.key} {key}"
         seen = fingerprint(operation, request.url.path, await request.body())
         before = await self._answers.begin(whole_key, seen, time.time())
         if before is not None:
             if kind == "once":
-                raise Refusal("conflict", "this was done; its answer held a secret, which is shown once")
+                raise Refusal(
+                    "conflict",
+                    "this request was already carried out; its answer contained a secret, which is shown "
+                    "only once",
+                )
             return Response(before.body, before.status, {"Idempotent-Replay": "true"}, "application/json")
         try:
             response = await self._logged(operation, caller, request, inner)

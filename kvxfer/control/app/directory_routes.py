@@ -47,7 +47,7 @@ def add_directory(api: Api, daemon: NodeDaemon) -> None:
     async def withdraw_entry(
         request: Request,
         name: Annotated[str, Path(min_length=1, max_length=128)],
-        incarnation: Annotated[Incarnation | None, Query(description="Default: whichever has it")] = None,
+        incarnation: Annotated[Incarnation | None, Query(description="Default: any incarnation")] = None,
     ) -> schema.EntryPublished:
         """Removes the entry of a name, if it belongs to this incarnation."""
         require_all_tenants(caller_of(request), _WHAT)

@@ -128,7 +128,7 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
         responses={
             200: {
                 "description": "Server-sent events: `id` is the index, `event` the topic, `data` an Event; "
-                "or `missed`: how many were overwritten before they could be sent",
+                "or `missed`: how many events were overwritten before they were sent",
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
             }
         },
@@ -136,11 +136,11 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
     async def watch_events(
         request: Request,
         after: Annotated[
-            int | None, Query(ge=0, lt=2**63, description="Go on behind this index; default: from now on")
+            int | None, Query(ge=0, lt=2**63, description="Continue after this index; default: from now on")
         ] = None,
         topic: Annotated[
             list[Topic] | None,
-            Query(max_length=16, description="A topic, with those below it, e.g. `transfers`"),
+            Query(max_length=16, description="A topic and the topics below it, e.g. `transfers`"),
         ] = None,
     ) -> StreamingResponse:
         """Events as they happen. Without `after`, the header `Last-Event-ID` takes its place."""

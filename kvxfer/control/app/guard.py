@@ -120,7 +120,7 @@ class Guard:
         """Refuses requests that another site made a browser send, and names that are not this daemon's."""
         host = headers.get(b"host", b"").decode("latin-1")
         if _host_of(host) not in self._hosts:
-            raise Refusal("forbidden", f"this daemon is not asked for as {host!r}: see --host-name")
+            raise Refusal("forbidden", f"{host!r} is not a name of this daemon: add it with --host-name")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() != f"{scope['scheme']}://{host.lower()}":
             raise Refusal("forbidden", "requests from other origins are not answered")
@@ -170,10 +170,10 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
             b"content-length",
             b"idempotency-key",
         ):
-            raise Refusal("invalid-argument", f"header {name.decode('latin-1')} is there twice")
+            raise Refusal("invalid-argument", f"header {name.decode('latin-1')} is sent twice")
         found[name] = value
     if b"transfer-encoding" in found and b"content-length" in found:
-        raise Refusal("invalid-argument", "a body has a length or is in chunks, not both")
+        raise Refusal("invalid-argument", "a body has either a length or chunks, not both")
     return found
 
 
@@ -198,8 +198,8 @@ def _why(headers: dict[bytes, bytes], certificate: ClientCertificate | None) -> 
     if certificate is not None:
         names = ", ".join([*sorted(certificate.names)[:4], f"SHA256:{certificate.digest}"])
         return (
-            f"no token here is for this certificate ({names}), or several are, or it has expired: an admin "
-            "makes one with its name, or send a token"
+            f"this daemon does not have exactly one valid token for this certificate ({names}): ask an "
+            "admin to make one for its name, or send a token"
         )
     return "send a token: Authorization: Bearer ..."
 
@@ -241,7 +241,7 @@ def _bounded(receive: Receive, headers: dict[bytes, bytes]) -> Receive:
         try:
             message: Any = await asyncio.wait_for(receive(), deadline - now)
         except TimeoutError:
-            raise Refusal("deadline", "the body did not come in time") from None
+            raise Refusal("deadline", "the body did not arrive in time") from None
         nbytes += len(message.get("body", b""))
         if nbytes > MAX_BODY_NBYTES:
             raise Refusal("too-large", f"a body has {MAX_BODY_NBYTES} bytes at most")

@@ -24,14 +24,16 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
 
     def pages() -> PageDesk:
         if daemon.makes_own:
-            raise Refusal("unavailable", "it starts: its own agent is not there yet", retry_after_s=1)
+            raise Refusal(
+                "unavailable", "the daemon is starting, and its own agent is not ready yet", retry_after_s=1
+            )
         if daemon.pages is None:
             raise Refusal("not-found", "this daemon keeps no pages: start it with --pool-gib")
         return daemon.pages
 
     def require(caller: Caller, tenant: str) -> None:
         if not caller.sees(tenant):
-            raise Refusal("forbidden", f"{caller.name} has no right to pages of tenant {tenant!r}")
+            raise Refusal("forbidden", f"{caller.name} may not use pages of tenant {tenant!r}")
 
     def require_as_many(asked: schema.ParkRequest | schema.FetchRequest) -> None:
         if len(asked.keys) != len(asked.blocks):
@@ -62,7 +64,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
         caller = caller_of(request)
         require(caller, asked.tenant)
         if asked.lease is None:
-            require_all_tenants(caller, "what is parked without a lease")
+            require_all_tenants(caller, "parking without a lease")
         daemon.drains.require_open()
         require_as_many(asked)
         done = await pages().park(asked)

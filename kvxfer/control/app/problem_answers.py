@@ -54,14 +54,14 @@ def as_refusal(error: Exception) -> Refusal:
     if isinstance(error, CallRefused):
         return _of_agent(error.code, error.words)
     if isinstance(error, AgentGone):
-        return Refusal("gone", f"{error}: what was asked may be done or not")
+        return Refusal("gone", f"{error}: the request may or may not have been carried out")
     if isinstance(error, TimeoutError):
-        return Refusal("deadline", f"no answer in time: what was asked may be done yet{_and(error)}")
+        return Refusal("deadline", f"no answer in time: the request may still be carried out{_and(error)}")
     if isinstance(error, KvxferError):
         return _of_agent(error.code, str(error))
     if isinstance(error, HTTPException):
         return Refusal(_OF_STATUS.get(error.status_code, "internal"), str(error.detail))
-    logger().error("a request failed by a mistake of the daemon's", exc_info=error)
+    logger().error("a request failed because of an error in the daemon", exc_info=error)
     return Refusal("internal", f"{type(error).__name__}: see the daemon's log")
 
 
@@ -88,7 +88,7 @@ def add_problems(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted(_methods(app, request.url.path)))
         words = {
             404: f"there is nothing at {request.url.path}",
-            405: f"{request.method} is no method of {request.url.path}",
+            405: f"{request.method} is not a method of {request.url.path}",
         }.get(error.status_code, str(error.detail))
         return problem(Refusal(code, words), request.url.path, headers)
 

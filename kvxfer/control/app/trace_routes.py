@@ -21,7 +21,7 @@ RequestName = Annotated[
     Query(
         min_length=1,
         max_length=256,
-        description="The request's id, its trace's id, or a part of its id that no other has",
+        description="The request's id, its trace's id, or a unique part of its id",
     ),
 ]
 
@@ -89,7 +89,7 @@ def add_traces(api: Api, daemon: NodeDaemon) -> None:
             )
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if reading.num_waiting >= _MOST_WAITING:
-            raise Refusal("exhausted", "spans of others are being read", retry_after_s=1)
+            raise Refusal("exhausted", "other spans are being read", retry_after_s=1)
         read = await reading.run(otlp.read_spans, await request.body(), encoding, daemon.clock())
         daemon.spans_told.add(read.spans)
         return Response(otlp.answer(read.num_rejected), headers={"content-type": otlp.CONTENT_TYPE})

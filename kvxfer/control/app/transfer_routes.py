@@ -31,11 +31,17 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
         agent: AgentFilter = None,
         state: Annotated[schema.TransferState | None, Query()] = None,
         context: Annotated[
-            str | None, Query(max_length=128, description="Whole, or a trace id in it")
+            str | None, Query(max_length=128, description="The whole context, or a trace id in it")
         ] = None,
         tenant: Annotated[str | None, Query(max_length=128)] = None,
         since_s: Annotated[
-            float | None, Query(ge=0, le=1e12, allow_inf_nan=False, description="Changed at or after it")
+            float | None,
+            Query(
+                ge=0,
+                le=1e12,
+                allow_inf_nan=False,
+                description="Only transfers that changed at or after this time",
+            ),
         ] = None,
         cursor: Cursor = "",
         limit: Limit = 100,
@@ -67,7 +73,13 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
         request: Request,
         transfer: TransferId,
         wait_s: Annotated[
-            float, Query(ge=0, le=60, allow_inf_nan=False, description="Answer later, once it has ended")
+            float,
+            Query(
+                ge=0,
+                le=60,
+                allow_inf_nan=False,
+                description="How long to wait for the transfer to end before answering",
+            ),
         ] = 0.0,
     ) -> schema.Transfer:
         """One transfer, with the stages of both ends."""

@@ -106,9 +106,12 @@ class Page:
 def check_keys(keys: Sequence[PageKey]) -> None:
     """Raises ``invalid-argument`` for keys that cannot belong to pages that are parked together."""
     if len({key[:4] for key in keys}) > 1:
-        raise invalid("pages that are parked together are of one tenant, model, revision and layout")
+        raise invalid("pages that are parked together must have one tenant, model, revision and layout")
     if len(set(keys)) != len(keys):
-        raise invalid("a key is named twice among pages that are to be parked")
+        raise invalid("the pages to park contain a key twice")
     texts = [*keys[0][:4], *(key.key for key in keys)]
     if not all(texts[4:]) or any(len(text.encode(errors="surrogatepass")) > MAX_KEY_NBYTES for text in texts):
-        raise invalid(f"a page's key has 1 to {MAX_KEY_NBYTES} bytes, as its tenant, model and revision")
+        raise invalid(
+            f"a page's key must have 1 to {MAX_KEY_NBYTES} bytes, and its tenant, model and revision at "
+            "most as many"
+        )

@@ -119,7 +119,7 @@ class PageIndex:
         check_keys(keys)
         if page_nbytes > self.slab_nbytes:
             raise invalid(
-                f"a page of this layout takes {page_nbytes} bytes, and a slab of the pool has "
+                f"a page of this layout takes {page_nbytes} bytes, but a slab of the pool has "
                 f"{self.slab_nbytes}: make slabs larger"
             )
         new: list[PageKey] = []
@@ -204,8 +204,8 @@ class PageIndex:
         change = sum(page.nbytes for page in pages if page.is_pinned is not pinned)
         if pinned and self._pinned_nbytes + change > self._max_pinned_nbytes:
             raise ExhaustedError(
-                f"{self._pinned_nbytes} bytes of the pool are pinned, and {change} more would be over the "
-                f"{self._max_pinned_nbytes} that may be: unpin others, or make the pool larger",
+                f"{self._pinned_nbytes} bytes of the pool are pinned, and {change} more would exceed "
+                f"the limit of {self._max_pinned_nbytes}: unpin others, or make the pool larger",
                 code="exhausted",
             )
         for page in pages:
@@ -299,8 +299,8 @@ class PageIndex:
         room = self._slabs.room(layout, page_nbytes) + len(self._idle.of_layout(layout))
         if room < len(keys):
             raise ExhaustedError(
-                f"{len(keys)} pages of {page_nbytes} bytes do not fit in the pool, which can give room to "
-                f"{room}: all else is pinned or being read",
+                f"{len(keys)} pages of {page_nbytes} bytes do not fit in the pool, which has room for "
+                f"{room}: all others are pinned or being read",
                 code="exhausted",
             )
         evicted: list[PageKey] = []

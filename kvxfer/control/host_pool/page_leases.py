@@ -106,7 +106,7 @@ class PageLeases:
         """Begins a lease's time anew: see `PagePool.extend`."""
         leased = self.open.get(number)
         if leased is None or leased._own is None:
-            raise UsageError(f"lease {number} has ended, or never was: take another", code="lease-ended")
+            raise UsageError(f"lease {number} has ended, or never existed: take another", code="lease-ended")
         leased.expires_at = self._own.extend(leased._own.number, ttl_s).expires_at
         return leased
 

@@ -32,4 +32,4 @@ class PageNews:
         try:
             self._on_dropped(keys, why)
         except Exception as error:
-            logger().error("kvxfer: telling of %d %s pages: %r", len(keys), why, error)
+            logger().error("kvxfer: the callback for %d %s pages failed: %r", len(keys), why, error)

@@ -190,7 +190,7 @@ class PagePool:
         self._jobs.check_open()
         if len(blocks) != len(keys) or not 0 < len(keys) <= MOST_PAGES:
             raise invalid(
-                f"{len(keys)} keys are named for {len(blocks)} blocks; 1 to {MOST_PAGES} of each go"
+                f"{len(keys)} keys are named for {len(blocks)} blocks; name 1 to {MOST_PAGES} of each"
             )
         how = {"timeout_s": timeout_s, "priority": priority, "integrity": integrity, "context": context}
         return await self._jobs.run(self._park(salt, source, blocks, keys, lease, pin, how))
@@ -210,7 +210,7 @@ class PagePool:
         nbytes = page_nbytes(source.region.layout, self.index.slab_nbytes)
         wanted = {PageKey(*salt, digest, key): block for key, block in zip(keys, blocks, strict=True)}
         if len(wanted) != len(keys):
-            raise invalid("a key is named twice among pages that are to be parked")
+            raise invalid("the pages to park contain a key twice")
         parked = Parked([], [])
         while wanted:
             reserved = self.index.reserve(list(wanted), nbytes, time.monotonic())
@@ -337,7 +337,7 @@ class PagePool:
         try:
             if missing:
                 raise UsageError(
-                    f"{len(missing)} of {len(keys)} pages are not parked, the first is {missing[0].key!r}",
+                    f"{len(missing)} of {len(keys)} pages are not parked; the first is {missing[0].key!r}",
                     code="out-of-range",
                 )
             region = self._regions[keys[0].layout]
@@ -405,6 +405,6 @@ class PagePool:
 
 def _check_named(keys: Sequence[PageKey]) -> None:
     if not 0 < len(keys) <= MOST_PAGES or len(set(keys)) != len(keys):
-        raise invalid(f"1 to {MOST_PAGES} distinct keys are named, not {len(keys)}")
+        raise invalid(f"name 1 to {MOST_PAGES} distinct keys, not {len(keys)}")
     if len({key.layout for key in keys}) > 1:
-        raise invalid("pages of one layout are named together, not of several")
+        raise invalid("name only pages of one layout together")

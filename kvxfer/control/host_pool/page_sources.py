@@ -76,7 +76,7 @@ class PageSources:
         """
         if place.agent in (self._own.name, self._own.incarnation):
             raise UsageError(
-                f"{self._own.name} has the pool itself: pages are parked from, and pushed to, other agents",
+                f"{self._own.name} owns the pool: pages are parked from, and pushed to, other agents",
                 code="unsupported",
             )
         attached = self._attached(place.agent)
@@ -108,7 +108,11 @@ class PageSources:
             args = {"lease": borrowed.number}
             await self._granter.call(borrowed.incarnation, "grant.revoke", args, _GRANT_TIMEOUT_S)
         except Exception as error:
-            logger().info("kvxfer: a lease of %s is left to its time: %r", borrowed.incarnation, error)
+            logger().info(
+                "kvxfer: a lease of agent %s could not be revoked, and will expire: %r",
+                borrowed.incarnation,
+                error,
+            )
 
     def _attached(self, agent: str) -> AttachedAgent | None:
         if self._granter is None or not agent:

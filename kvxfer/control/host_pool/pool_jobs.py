@@ -23,7 +23,7 @@ class PoolJobs:
     def check_open(self) -> None:
         """Raises ``refused`` once `aclose` was called."""
         if self._is_closed:
-            raise UsageError("the page pool is closed: the daemon ends", code="refused")
+            raise UsageError("the page pool is closed: the daemon is stopping", code="refused")
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs work until it is done or `aclose` cancels it; cancelling the caller cancels it as well."""

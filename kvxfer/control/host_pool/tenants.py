@@ -44,9 +44,9 @@ class Tenants:
             short_nbytes -= page.nbytes
         if short_nbytes > 0:
             raise ExhaustedError(
-                f"{nbytes} bytes more are over the quota of tenant {tenant!r} ({quota} bytes, of which it "
-                f"has {used_nbytes}), and what it has is pinned, or being read, or not enough: unpin or drop "
-                "some, or raise the quota",
+                f"{nbytes} bytes more exceed the quota of tenant {tenant!r} ({quota} bytes, "
+                f"{used_nbytes} of them used), and evicting its idle pages would not make enough room: "
+                "unpin or drop some, or raise the quota",
                 code="exhausted",
             )
         return over_nbytes

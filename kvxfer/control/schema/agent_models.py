@@ -11,7 +11,7 @@ from kvxfer.control.schema.node_models import PeerLimit
 
 
 class Agent(Told):
-    id: str = Field(description="Its incarnation, in hexadecimal digits")
+    id: str = Field(description="The agent's incarnation, in hexadecimal digits")
     name: str
     address: str
     pid: int
@@ -31,7 +31,9 @@ class AgentDetail(Agent):
     options: dict[str, Any]
     stats: dict[str, Any]
     rails_off: list[str] = Field(description="Transports whose rails are switched off")
-    limits: dict[str, PeerLimit] = Field(description="By peer's name; of very many the first")
+    limits: dict[str, PeerLimit] = Field(
+        description="By the peer's name; only the first if there are very many"
+    )
 
 
 class Region(Told):
@@ -54,23 +56,22 @@ class Rail(Told):
     session: int
     transport: str
     state: Literal["up", "off"] = Field(
-        default="up", description="`off`: the agent has them switched off, in no session; `peer` is empty"
+        default="up",
+        description="`off`: switched off in all sessions of the agent; `peer` is empty",
     )
 
 
 class ConnectRequest(Asked):
     """A session of one agent with another."""
 
-    remote_agent: Address = Field(
-        description="Name or id of an attached agent, or an address that is allowed"
-    )
+    remote_agent: Address = Field(description="Name or id of an attached agent, or an allowed address")
 
 
 class Peer(Told):
     agent: str
     agent_name: str
     session: int
-    id: str = Field(description="Its incarnation")
+    id: str = Field(description="The peer's incarnation")
     name: str
     address: str
     rails: list[str]

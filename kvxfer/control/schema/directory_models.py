@@ -23,7 +23,7 @@ class Entry(Asked):
 
     name: Name
     address: Annotated[str, StringConstraints(max_length=300, pattern=_ADDRESS)] = Field(
-        default="", description="`tcp://host:port`; empty where it accepts nobody"
+        default="", description="`tcp://host:port`; empty if the agent does not accept peers"
     )
     incarnation: Incarnation
     metadata: Metadata = Field(default_factory=dict)
@@ -31,9 +31,9 @@ class Entry(Asked):
 
 class EntryPublication(Entry):
     ttl_s: Seconds | None = Field(
-        default=None, description="It is forgotten when it was not kept for so long; null: never"
+        default=None, description="The entry is removed if it is not renewed for so long; null: never"
     )
-    replace: bool = Field(default=True, description="Whether it takes the place of another incarnation's")
+    replace: bool = Field(default=True, description="Whether it replaces the entry of another incarnation")
 
 
 class EntryPublished(Told):

@@ -15,7 +15,8 @@ class LeaseRequest(Asked):
     blocks: Blocks | None = Field(default=None, description="null: the whole region")
     mode: Literal["read", "write"] = "read"
     holder: Name | Annotated[int, Field(ge=0, lt=2**63), WHOLE] | None = Field(
-        default=None, description="A name; null: who has the token; to write: a session's number"
+        default=None,
+        description="To read: an agent's name; null: any agent with the token. To write: a session's number",
     )
     ttl_s: Seconds = 30.0
 
@@ -42,7 +43,7 @@ class Lease(Told):
 
 class LeaseGranted(Told):
     id: str
-    token: str = Field(description="Shown once; who has it may use the lease")
+    token: str = Field(description="Shown once; any agent with the token may use the lease")
 
 
 class LeaseEnded(Told):

@@ -15,7 +15,7 @@ class Node(Told):
     node: str
     incarnation: str
     version: str
-    agent: str | None = Field(description="Id of the daemon's own agent; null where it has none")
+    agent: str | None = Field(description="Id of the daemon's own agent; null if it has none")
     address: str
     started_at_s: float
     draining: bool
@@ -69,10 +69,10 @@ class PeerLimit(Told):
     """The limits that an agent applies to peers of one name (`Agent.limit`)."""
 
     max_bytes_per_s: int | None = Field(
-        default=None, description="Of pages that it takes from them; null: any rate"
+        default=None, description="Rate of pages that the agent takes from them; null: any rate"
     )
     least_priority: int = Field(
-        default=0, description="The lowest priority number of transfers that it posts with them"
+        default=0, description="Lowest priority number of transfers that the agent posts with them"
     )
 
 
@@ -81,11 +81,11 @@ class AgentSettings(Told):
 
     peers: dict[str, PeerLimit] = Field(default_factory=dict, description="By the peer's name")
     rails: dict[str, Literal["off"]] = Field(
-        default_factory=dict, description="By transport: those that are switched off"
+        default_factory=dict, description="The transports that are switched off"
     )
     refused: dict[str, str] = Field(
         default_factory=dict,
-        description="By agent's id, of those that attached later: why it does not hold there",
+        description="By id of an agent that attached later: why the settings do not apply there",
     )
 
 
@@ -93,16 +93,16 @@ class Settings(Told):
     """Settings that can change at run time. All but the agents' log levels are kept over restarts."""
 
     log_level: LogLevel
-    agents_log_level: dict[str, LogLevel] = Field(description="By agent's id, of those that were set")
+    agents_log_level: dict[str, LogLevel] = Field(description="By id of the agents whose level was set")
     page_quotas_nbytes: dict[str, int] = Field(
-        description="By tenant; a tenant that is not named has no bound"
+        description="By tenant; a tenant that is not named has no limit"
     )
     tenant_bytes_per_s: dict[str, int] = Field(
         default_factory=dict,
-        description="By tenant: what its parks, fetches and transfers may ask for; not named, no bound",
+        description="By tenant: rate of parks, fetches and transfers; one that is not named has no limit",
     )
     agents: dict[str, AgentSettings] = Field(
-        default_factory=dict, description="By agent's name, of those for which something is set"
+        default_factory=dict, description="By name of the agents that have settings"
     )
 
 
@@ -176,7 +176,7 @@ class DrainAgent(Told):
     name: str
     draining: bool
     open_transfers: int
-    refused: str = Field(default="", description="Why it was not asked, in words")
+    refused: str = Field(default="", description="Why the agent was not drained, in words")
 
 
 class Drain(Told):

@@ -71,7 +71,7 @@ class FetchRequest(PagesRequest):
     agent: Address = Field(description="Name or id of an agent that is attached or connected, or an address")
     region: Name
     blocks: PageBlocks
-    lease: LeaseText | None = Field(default=None, description="A lease to write, where one is meant")
+    lease: LeaseText | None = Field(default=None, description="Token of a lease to write, if one is used")
     notify: Context = ""
     timeout_s: Seconds = 30.0
     context: Context = ""
@@ -81,7 +81,7 @@ class Page(Told):
     tenant: str
     model: str
     revision: str
-    layout: str = Field(description="Digest of what a page of its layout holds")
+    layout: str = Field(description="Digest of the contents of a page of its layout")
     key: str
     state: str
     nbytes: int

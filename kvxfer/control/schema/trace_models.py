@@ -10,13 +10,13 @@ from kvxfer.control.schema.base import Told
 class TraceRow(Told):
     """Something that took time: an end of a transfer, a stage of it, or a span of an engine or router."""
 
-    process: str = Field(description="The agent, or the engine or router as its spans name it")
-    lane: str = Field(description="Rows of one lane and process lie in each other: a transfer, or a trace")
+    process: str = Field(description="The agent's name, or the engine's or router's in its spans")
+    lane: str = Field(description="Rows of one lane and process are nested: a transfer, or a trace")
     name: str
     started_at_s: float
     took_us: float
-    depth: int = Field(description="How deep it lies in others of its lane")
-    error: str = Field(description='Why it failed; "" where it did not')
+    depth: int = Field(description="In how many rows of its lane it is nested")
+    error: str = Field(description='Why it failed; "" if it did not')
     details: dict[str, str]
 
 

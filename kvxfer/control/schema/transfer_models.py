@@ -24,10 +24,10 @@ from kvxfer.control.schema.base import (
 class TransferRequest(Asked):
     """A copy of blocks between a region of `agent` and one of `remote_agent`, begun by `agent`."""
 
-    agent: Name = Field(description="Id or name of an attached agent, or of the daemon's own")
+    agent: Name = Field(description="Id or name of an attached agent, or of the daemon's own agent")
     verb: Literal["read", "write"] = "read"
     region: Name
-    remote_agent: Address = Field(description="Name or id of a peer, or an address that is allowed")
+    remote_agent: Address = Field(description="Name or id of a peer, or an allowed address")
     remote_region: Name
     src_blocks: Blocks
     dst_blocks: Blocks
@@ -39,7 +39,9 @@ class TransferRequest(Asked):
     notify: Context | None = None
     timeout_s: Seconds = 30.0
     priority: Annotated[int, Field(ge=0, le=255), WHOLE] = 0
-    context: Context = Field(default="", description="Whose request it is; may hold a W3C traceparent")
+    context: Context = Field(
+        default="", description="The request that it belongs to; may contain a W3C traceparent"
+    )
     tenant: Tenant = ""
 
 
@@ -50,7 +52,7 @@ class TransferEnd(Told):
     agent_name: str
     began_it: bool
     region: int
-    region_name: str = Field(description='As it was registered; "" where that is not known')
+    region_name: str = Field(description='The name at registration; "" if it is not known')
     peer: str = Field(description="Id of the agent at the other end, attached here or not")
     peer_name: str
     remote_region: int
@@ -78,7 +80,7 @@ class Transfer(Told):
     """
 
     id: str
-    made_id: str | None = Field(description="What its making answered, of one that was created here")
+    made_id: str | None = Field(description="The id that its creation answered, if it was created here")
     state: TransferState
     code: str
     message: str
@@ -89,7 +91,9 @@ class Transfer(Told):
     num_blocks: int
     num_layers: int
     nbytes: int
-    created_by: str | None = Field(description="The token's name, of one that was created here")
+    created_by: str | None = Field(
+        description="The name of the token that created it, if it was created here"
+    )
     updated_at_s: float
     source: TransferEnd | None
     destination: TransferEnd | None

@@ -63,8 +63,8 @@ class Answers:
         if status is None:
             raise Refusal(
                 "conflict",
-                "the first request with this idempotency key failed, or the daemon ended, midway: it may be "
-                "done or not; look, and use another key",
+                "the first request with this idempotency key was interrupted, and may or may not have "
+                "been carried out: check, and use another key",
             )
         return Answer(status, body)
 

@@ -67,7 +67,7 @@ class Store:
             self._open(path)
         except BlockingIOError:
             os.close(self._lock_fd)
-            raise RuntimeError(f"another daemon has {path.parent}: name another folder (--state)") from None
+            raise RuntimeError(f"another daemon uses {path.parent}: name another folder (--state)") from None
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -80,7 +80,7 @@ class Store:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5)
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
-                raise RuntimeError(f"{path} is of version {version}, and this daemon knows {_VERSION}")
+                raise RuntimeError(f"{path} has version {version}, but this daemon knows only {_VERSION}")
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.executescript(_SCHEMA)
