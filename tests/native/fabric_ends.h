@@ -20,7 +20,7 @@ using namespace kvxfer;
 inline std::unique_ptr<Transport> make_ucx(Reactor& reactor, const FenceTable& fences, ucx::Options options) {
   const auto library = ucx::Library::load();
   REQUIRE_OK(library);
-  auto fabric = ucx::UcxFabric::create(*library.value(), options, false);
+  auto fabric = ucx::UcxFabric::create(*library.value(), options);
   REQUIRE_OK(fabric);
   auto rail = FabricRail::create(reactor, fences, std::move(fabric).value());
   REQUIRE_OK(rail);
@@ -28,14 +28,19 @@ inline std::unique_ptr<Transport> make_ucx(Reactor& reactor, const FenceTable& f
 }
 
 inline std::unique_ptr<Transport> make_libfabric(Reactor& reactor, const FenceTable& fences,
-                                                 libfabric::Options options) {
-  const auto library = libfabric::Library::load();
-  REQUIRE_OK(library);
-  auto fabrics = libfabric::LibfabricFabric::create(*library.value(), options);
+                                                 const libfabric::Options& options,
+                                                 const libfabric::Library& library) {
+  auto fabrics = libfabric::LibfabricFabric::create(library, options);
   REQUIRE_OK(fabrics);
   auto rail = FabricRail::create(reactor, fences, std::move(fabrics.value().front()));
   REQUIRE_OK(rail);
   return std::move(rail).value();
+}
+
+inline const libfabric::Library& libfabric_library() {
+  const auto library = libfabric::Library::load();
+  REQUIRE_OK(library);
+  return *library.value();
 }
 
 // A test program's main: without the library it is skipped (77 is ctest's word for that).

@@ -1,6 +1,7 @@
-// The suite of conformance.h over libfabric by tcp, whichever release this machine has, and with injected faults; and over a
-// provider that has no descriptor to wait on.
+// The suite of conformance.h over libfabric by tcp, whichever release this machine has, with injected faults and with
+// memory bound to endpoints; and over a provider that has no descriptor to wait on.
 #define KVXFER_CHECK_NO_MAIN  // without libfabric it is skipped
+#include "bound_libfabric.h"
 #include "conformance.h"
 #include "fabric_ends.h"
 
@@ -10,13 +11,16 @@ namespace {
 using conformance::Subject;
 using conformance::with_faults;
 
-Subject libfabric_over(std::string name, std::string provider, std::uint32_t num_reads = 64) {
+Subject libfabric_over(std::string name, std::string provider, std::uint32_t num_reads = 64,
+                       bool is_bound = false) {
   libfabric::Options options;
   options.provider = std::move(provider);
   options.num_reads = num_reads;
   Subject subject{std::move(name),
                   [=](Reactor& reactor, const FenceTable& fences) {
-                    return fabric_ends::make_libfabric(reactor, fences, options);
+                    const libfabric::Library& real = fabric_ends::libfabric_library();
+                    return fabric_ends::make_libfabric(reactor, fences, options,
+                                                       is_bound ? bound_libfabric::over(real) : real);
                   },
                   conformance::tcp_sockets,
                   false,
@@ -27,6 +31,7 @@ Subject libfabric_over(std::string name, std::string provider, std::uint32_t num
 // Empty: tcp, or net of a release that calls it so.
 Subject libfabric_tcp() { return libfabric_over("libfabric over tcp", ""); }
 Subject libfabric_one_at_a_time() { return libfabric_over("libfabric over tcp, one at a time", "", 1); }
+Subject bound_libfabric_tcp() { return libfabric_over("libfabric, memory bound to endpoints", "", 64, true); }
 Subject faulty_libfabric() {
   return with_faults(libfabric_tcp(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05");
 }
@@ -35,6 +40,7 @@ Subject libfabric_shm() { return libfabric_over("libfabric over shm", "shm"); }
 
 CONFORMANCE(libfabric_tcp)
 CONFORMANCE(libfabric_one_at_a_time)
+CONFORMANCE(bound_libfabric_tcp)
 CONFORMANCE(faulty_libfabric)
 #define READS(subject)                                                   \
   CONFORMANCE_PROMISE(subject, every_byte_arrives_and_no_other_changes)  \

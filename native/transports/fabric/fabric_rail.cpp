@@ -187,7 +187,7 @@ std::vector<std::string> FabricRail::give_up_holders(RegionId region) {
     Peer* const peer = find(id);
     if (peer == nullptr) continue;
     names.push_back(peer->name);
-    fail(*peer, "it did not say in time that it reads nothing more of a region that is gone");
+    fail(*peer, "it did not confirm in time that it has stopped reading a deregistered region");
     connector_->await(id);
   }
   on_set_up();
@@ -244,7 +244,7 @@ Result<PeerId> FabricRail::connect(UniqueFd socket, const ConnectInfo& info) {
   if (!charge)
     return refuse(
         std::move(socket), info,
-        {Code::kExhausted, "no endpoint is made for it: " + info.budget->in_words(Resource::kBytes)});
+        {Code::kExhausted, "no endpoint is opened for it: " + info.budget->in_words(Resource::kBytes)});
   std::size_t num_peers = 1;
   for_each_peer([&](const Peer&) { ++num_peers; });
   awake_.reserve(num_peers);
@@ -319,7 +319,7 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
   const std::uint64_t first = peer.fence_slots.first * sizeof(std::uint64_t);
   const fabric::KeyedSpan* const words = peer.fences->spans.find(first);
   if (words == nullptr || words->end - first < peer.fence_slots.nbytes())
-    return {Code::kRailFailed, "its fence table is not as long as this session's"};
+    return {Code::kRailFailed, "its fence table has another length than this session's"};
   peer.is_connected = true;
   const bool wants_sends = peer.endpoint->prefers_sends();
   peer.sends = peer.sends || wants_sends;
@@ -355,7 +355,7 @@ Status FabricRail::on_hello(Peer& peer, const Message& hello, UniqueFd) {
 Status FabricRail::hear(Peer& peer, const Message& part) {
   const std::size_t left = peer.whole_nbytes - peer.heard.size();
   if (peer.introduction || part.part_nbytes == 0 || part.part_nbytes > left)
-    return {Code::kRailFailed, "its introduction is not as long as it said"};
+    return {Code::kRailFailed, "its introduction is not as long as announced"};
   peer.heard.insert(peer.heard.end(), part.part.begin(), part.part.begin() + part.part_nbytes);
   if (peer.heard.size() < peer.whole_nbytes) return {};
   Result<Introduction> decoded = Introduction::decode(peer.heard);
@@ -365,7 +365,7 @@ Status FabricRail::hear(Peer& peer, const Message& part) {
   if (peer.introduction->terms != fabric_->terms())
     return {Code::kUnsupported, "it has " + peer.introduction->library + " with " + peer.introduction->terms +
                                     ", and this end " + fabric_->library() + " with " + fabric_->terms() +
-                                    ": set both alike"};
+                                    ": both ends need the same"};
   return meet(peer);
 }
 
@@ -384,7 +384,8 @@ Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
     case MessageKind::kReady:
       if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
       if (message.flag != 0 && !fabric_->can_send())
-        return {Code::kUnsupported, "it wants pieces to be sent, which " + fabric_->library() + " does not"};
+        return {Code::kUnsupported,
+                "it asks for pieces to be sent, which " + fabric_->library() + " does not"};
       peer.sends = peer.sends || message.flag != 0;
       return peer.is_connected ? prove(peer) : Status();
     case MessageKind::kDropped: dropped(peer, message); return {};
@@ -563,8 +564,8 @@ void FabricRail::look_at_clock() noexcept {
     }
     peer.due = first;
     if (is_late)
-      fail(peer, "reads or pieces that were cancelled had not ended in time (" +
-                     std::to_string(kStopBound.count()) + " and " + std::to_string(kSendStopBound.count()) +
+      fail(peer, "cancelled reads or pieces did not end in time (" + std::to_string(kStopBound.count()) +
+                     " and " + std::to_string(kSendStopBound.count()) +
                      " ms), so its endpoint is closed: the peer, or the network, does not answer");
     else if (peer.due)
       ring_by(*peer.due);

@@ -229,7 +229,7 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
   const Move& move = *work.move;
   if (move.program->converts())
     return {Code::kUnsupported,
-            fabric_->library() + " copies bytes as they are, and this program converts them"};
+            fabric_->library() + " copies bytes unchanged, and this program converts them"};
   const auto local = registered_.find(move.local->id);
   if (local == registered_.end())
     return {Code::kUnsupported, "the region here is not registered with " + fabric_->library()};
@@ -243,7 +243,7 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
 }
 
 Status FabricRail::prepare_piece(Peer& peer, Flight& flight) {
-  if (!peer.sends) return {Code::kUnsupported, "the destination fetches; nothing is sent"};
+  if (!peer.sends) return {Code::kUnsupported, "pages are fetched by the destination; this rail sends none"};
   const Move& move = *flight.work.move;
   const bool is_sent = flight.work.kind == WorkKind::kSend;
   RunCursor cursor(move, flight.work.piece, is_sent ? Side::kSrc : Side::kDst);
@@ -277,7 +277,7 @@ fabric::Flight* FabricRail::begin_receive(Peer& peer, const fabric::PieceHeader&
   if (found == nullptr) return nullptr;
   found->is_awaited = false;
   if (found->header.nbytes == header.nbytes) return found;
-  found->stop(Code::kRailFailed, "a piece came that has another length");
+  found->stop(Code::kRailFailed, "a piece of another length arrived");
   return nullptr;
 }
 
@@ -293,7 +293,7 @@ void FabricRail::tell_dropped(Peer& peer, const Work& work, bool cannot) noexcep
 void FabricRail::dropped(Peer& peer, const Message& message) {
   const Code code = message.flag != 0 ? Code::kUnsupported : Code::kLeaseEnded;
   const char* const why = message.flag != 0 ? "the source's end of the rail cannot send the piece"
-                                            : "the source stopped before the piece was sent";
+                                            : "the source stopped before it sent the piece";
   const auto is_it = [&](const Work& work) {
     return work.kind == WorkKind::kReceive && work.move->transfer == message.transfer &&
            work.piece == message.piece;
@@ -385,7 +385,7 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     if (code == Code::kOk && fences_->value(*flight.scratch) != flight.work.fence_generation) {
       code = Code::kLeaseEnded;
       try {
-        flight.why = words(peer.name + " ended the right to read while the bytes moved");
+        flight.why = words(peer.name + " ended the right to read while the transfer was under way");
       } catch (const std::bad_alloc&) {  // the code is enough
       }
     }

@@ -19,11 +19,11 @@ void append(std::vector<std::byte>& whole, std::span<const std::byte> field) {
 }  // namespace
 
 Status Message::check(bool has_fd) const {
-  if (has_fd) return {Code::kRailFailed, "it sent a descriptor, which means nothing here"};
+  if (has_fd) return {Code::kRailFailed, "it sent a file descriptor, which this transport does not use"};
   if (kind < MessageKind::kHello || kind > MessageKind::kDropped)
     return {Code::kRailFailed, "it sent a message of an unknown kind"};
   if (part_nbytes > kPartNbytes || whole_nbytes > Introduction::kMostNbytes)
-    return {Code::kRailFailed, "its introduction is longer than one may be"};
+    return {Code::kRailFailed, "its introduction is too long"};
   return {};
 }
 
@@ -58,7 +58,7 @@ Result<Introduction> Introduction::decode(std::span<const std::byte> whole) {
   std::array<std::span<const std::byte>, 4> fields;
   if (!std::all_of(fields.begin(), fields.end(), next) || !whole.empty() || fields[0].size() > kMostWords ||
       fields[1].size() > kMostWords || fields[3].size() > kMaxKeyBytes)
-    return Status(Code::kRailFailed, "its introduction is not as this version writes it");
+    return Status(Code::kRailFailed, "its introduction is not in the format of this version");
   const auto words = [](std::span<const std::byte> field) {
     return printable({reinterpret_cast<const char*>(field.data()), field.size()});
   };

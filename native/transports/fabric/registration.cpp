@@ -49,15 +49,15 @@ Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr
   if (made->keys_.size() > kMaxKeyBytes)
     return Status(Code::kExhausted,
                   std::string(made->fabric_->transport()) + ": the region lies in " +
-                      std::to_string(head.num) + " spans, of which the keys are longer than the " +
+                      std::to_string(head.num) + " spans, whose keys are longer than the " +
                       std::to_string(kMaxKeyBytes) +
-                      " bytes that peers can be told: register fewer, larger tensors in one region");
+                      " bytes that can be sent to peers: register fewer, larger tensors in one region");
   return std::shared_ptr<const Registration>(made);
 }
 
 Result<std::shared_ptr<const RemoteMemory>> RemoteMemory::unpack(const RegionKeys& keys, Endpoint& endpoint) {
   const auto unlike = [](const char* what) {
-    return Status(Code::kUnsupported, std::string("its keys are not as this version writes them: ") + what);
+    return Status(Code::kUnsupported, std::string("its keys are not in the format of this version: ") + what);
   };
   std::span<const std::byte> left = keys;
   KeysHead head;
@@ -76,7 +76,7 @@ Result<std::shared_ptr<const RemoteMemory>> RemoteMemory::unpack(const RegionKey
     if (told.key_nbytes > left.size() || told.nbytes == 0 ||
         __builtin_add_overflow(told.offset, told.nbytes, &end) ||
         __builtin_add_overflow(told.address, told.nbytes, &address_end) || told.offset < last_end)
-      return unlike("their spans do not ascend, or leave 64 bits");
+      return unlike("their spans are not in ascending order, or exceed 64 bits");
     std::shared_ptr<const void>& holder = made->holders.emplace_back();
     const Result<std::uint64_t> key = endpoint.unpack(left.first(told.key_nbytes), holder);
     if (!key.ok()) return key.status();
@@ -84,7 +84,7 @@ Result<std::shared_ptr<const RemoteMemory>> RemoteMemory::unpack(const RegionKey
     made->spans.push_back({told.offset, end, told.address, key.value()});
     last_end = end;
   }
-  if (!left.empty()) return unlike("their length is not that of their spans");
+  if (!left.empty()) return unlike("their length does not match their spans");
   return std::shared_ptr<const RemoteMemory>(std::move(made));
 }
 

@@ -23,7 +23,7 @@ inline constexpr std::uint64_t kRma = 1 << 2, kRead = 1 << 8, kReceive = 1 << 10
                                kRemoteRead = 1 << 12, kMore = 1 << 18, kGpuMemory = std::uint64_t{1} << 47;
 inline constexpr std::uint64_t kContext = std::uint64_t{1} << 59, kContext2 = std::uint64_t{1} << 52;
 inline constexpr int kKeysLocal = 1 << 2, kKeysVirtual = 1 << 4, kKeysAllocated = 1 << 5,
-                     kKeysProvided = 1 << 6, kKeysGpu = 1 << 10;
+                     kKeysProvided = 1 << 6, kKeysOfEndpoint = 1 << 9, kKeysGpu = 1 << 10;
 inline constexpr int kReliableDatagrams = 3;  // enum fi_ep_type
 inline constexpr int kThreadSafe = 1;
 inline constexpr int kProgressManual = 2;

@@ -20,7 +20,7 @@ namespace kvxfer::libfabric {
 namespace {
 
 // The providers that are tried if none is named. 1.16 and 1.17 call "net" what later releases call "tcp".
-constexpr const char* kProviders[] = {"efa", "verbs;ofi_rxm", "net", "tcp"};
+constexpr const char* kProviders[] = {"efa", "cxi", "verbs;ofi_rxm", "net", "tcp"};
 constexpr std::size_t kMostAddress = 256;  // bytes
 
 template <class T>
@@ -93,7 +93,7 @@ bool is_named(const std::string& name, const std::string& names) {
 
 }  // namespace
 
-// Memory that is registered in every domain of the fabric.
+// Memory that is registered wherever the fabric serves it.
 class LibfabricMemory final : public fabric::Memory {
  public:
   LibfabricMemory(std::shared_ptr<LibfabricFabric> fabric, std::byte* memory, std::uint64_t nbytes)
@@ -109,11 +109,17 @@ class LibfabricMemory final : public fabric::Memory {
 
   // The caller of the functions below holds the fabric's mutex.
 
-  // Returns 0, or libfabric's error.
-  int add_to(abi::Domain& domain) {
+  // Registers it, bound to an endpoint unless that is null. Returns 0, or libfabric's error.
+  int add_to(abi::Domain& domain, abi::Endpoint* endpoint) {
     abi::MemoryRegion*& region = regions_[&domain];
     params_.spans = &span_;
-    const int made = domain.regions->reg_params(&domain.object, &params_, 0, &region);
+    int made = domain.regions->reg_params(&domain.object, &params_, 0, &region);
+    if (made == 0 && endpoint != nullptr) {
+      abi::Object& own = region->object;
+      if (made = own.ops->bind(&own, &endpoint->object, 0); made == 0)
+        made = own.ops->control(&own, abi::kEnable, nullptr);
+      if (made != 0) close_object(region);
+    }
     if (made != 0) regions_.erase(&domain);
     return made;
   }
@@ -124,6 +130,7 @@ class LibfabricMemory final : public fabric::Memory {
     }
   }
   abi::RegionParams& params() noexcept { return params_; }
+  std::uint64_t number() const noexcept { return params_.key; }
   const abi::MemoryRegion* in(abi::Domain* domain) const { return regions_.at(domain); }
 
  private:
@@ -166,7 +173,7 @@ class LibfabricEndpoint final : public fabric::Endpoint {
       made = own.ops->bind(&own, &queue_->object, abi::kTransmit | abi::kReceive);
     if (made == 0) made = own.ops->control(&own, abi::kEnable, nullptr);
     if (made != 0) return fabric_->refused("to enable an endpoint", made);
-    return {};
+    return fabric_->serve(domain, *endpoint_);
   }
 
   std::vector<std::byte> address() const override {
@@ -186,13 +193,13 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     std::vector<std::byte> name(told.begin(), told.end());
     if (const std::optional<IpAddress> ours = IpAddress::of(own); ours && fabric_->follows_routes()) {
       if (!ip || ip->is_v4 != ours->is_v4 || told.size() != own.size())
-        return {Code::kRailFailed, "its endpoint's address is none of the kind that this end has"};
+        return {Code::kRailFailed, "its endpoint's address is of another kind than this end's"};
       // Else a peer could make this process connect to any port.
       if (const std::optional<IpAddress> theirs = IpAddress::of(theirs_); theirs && theirs->host != ip->host)
-        return {Code::kRailFailed, "its endpoint is at another address than the one it is reached at"};
+        return {Code::kRailFailed, "its endpoint is at another address than the peer itself"};
     } else if (told.empty() || told.size() > kMostAddress ||
                (fabric_->info_->address_format <= abi::kSocketAddressIpv6 && told.size() != own.size())) {
-      return {Code::kRailFailed, "its endpoint's address is none of the kind that this end has"};
+      return {Code::kRailFailed, "its endpoint's address is of another kind than this end's"};
     }
     name.resize(2 * kMostAddress);  // zeros follow the name, which may be too short
     if (const int inserted = table_->ops->insert(table_, name.data(), 1, &peer_, 0, nullptr); inserted != 1)
@@ -203,7 +210,7 @@ class LibfabricEndpoint final : public fabric::Endpoint {
   Result<std::uint64_t> unpack(std::span<const std::byte> key, std::shared_ptr<const void>&) override {
     std::uint64_t number;
     if (key.size() != sizeof number)
-      return Status(Code::kUnsupported, "its keys are not as this version writes them");
+      return Status(Code::kUnsupported, "its keys are not in the format of this version");
     std::memcpy(&number, key.data(), sizeof number);
     return number;
   }
@@ -229,7 +236,11 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     return ready == 0;
   }
 
-  void close() noexcept override { close_object(endpoint_); }
+  void close() noexcept override {
+    // An endpoint does not close while memory is bound to it.
+    if (fabric_->binds_memory() && domain_ != nullptr) fabric_->stop_serving(*domain_);
+    close_object(endpoint_);
+  }
 
   std::string path() const override {
     return fabric_->provider_ + " " + fabric_->device_ + (fd_ < 0 ? ", polled" : "");
@@ -335,6 +346,14 @@ Status LibfabricFabric::refused(const std::string& what, int error) const {
                                  library_.error_string(-error) + found_library::environment("FI_")};
 }
 
+bool LibfabricFabric::binds_memory() const noexcept {
+  return (info_->domain->key_mode & abi::kKeysOfEndpoint) != 0;
+}
+
+bool LibfabricFabric::provides_keys() const noexcept {
+  return (info_->domain->key_mode & abi::kKeysProvided) != 0;
+}
+
 bool LibfabricFabric::follows_routes() const noexcept {
   return provider_.starts_with("tcp") || provider_.starts_with("net");
 }
@@ -342,13 +361,16 @@ bool LibfabricFabric::follows_routes() const noexcept {
 Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(const Library& library,
                                                                               const Options& options) {
   using Info = std::unique_ptr<abi::Info, void (*)(abi::Info*)>;
-  const auto look_for = [&](const std::string& provider, bool with_gpu) {
+  const auto ask = [&](const std::string& provider, bool with_gpu, bool is_bound) {
     const Info hints(library.copy_info(nullptr), library.free_info);
     if (hints == nullptr) return Info(nullptr, library.free_info);
     hints->caps = abi::kRma | abi::kRead | abi::kRemoteRead | (with_gpu ? abi::kGpuMemory : 0);
     hints->mode = abi::kContext | abi::kContext2;
     hints->endpoint->type = abi::kReliableDatagrams;
-    hints->domain->key_mode = abi::kKeysLocal | abi::kKeysVirtual | abi::kKeysAllocated | abi::kKeysProvided |
+    // Memory that is bound to endpoints is registered once for each peer, always with the key that all peers
+    // are told.
+    hints->domain->key_mode = abi::kKeysVirtual | abi::kKeysAllocated |
+                              (is_bound ? abi::kKeysOfEndpoint : abi::kKeysLocal | abi::kKeysProvided) |
                               (with_gpu ? abi::kKeysGpu : 0);
     hints->domain->threading = abi::kThreadSafe;
     // Without threads of the library.
@@ -358,11 +380,15 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
     library.get_info(abi::kApi, nullptr, nullptr, 0, hints.get(), &found);
     return Info(found, library.free_info);
   };
+  const auto look_for = [&](const std::string& provider, bool with_gpu) {
+    Info found = ask(provider, with_gpu, false);
+    return found != nullptr ? std::move(found) : ask(provider, with_gpu, true);
+  };
 
   std::vector<std::string> providers(std::begin(kProviders), std::end(kProviders));
   if (!options.provider.empty()) providers = {options.provider};
   Info infos(nullptr, library.free_info);
-  bool with_gpu = options.gpu >= 0;
+  bool with_gpu = options.gpu != nullptr;
   for (const std::string& provider : providers) {
     if (with_gpu) infos = look_for(provider, true);
     if (infos == nullptr) {
@@ -370,15 +396,15 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
       infos = look_for(provider, false);
     }
     if (infos != nullptr) break;
-    with_gpu = options.gpu >= 0;
+    with_gpu = options.gpu != nullptr;
   }
   if (infos == nullptr)
     return Status(Code::kUnsupported,
                   library.name() + " has no " +
                       (options.provider.empty() ? "provider" : "provider \"" + options.provider + "\"") +
-                      " that reads other processes' memory by endpoints of kind RDM" +
+                      " with remote reads on reliable datagram endpoints (FI_RMA on FI_EP_RDM)" +
                       found_library::environment("FI_") +
-                      ". `fi_info` lists what it has; option libfabric.provider names one");
+                      ". `fi_info` lists its providers; option libfabric.provider chooses one");
 
   std::vector<std::shared_ptr<LibfabricFabric>> made;
   std::string offered;
@@ -401,8 +427,8 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
   if (made.empty() && offered.empty() && any_refused)
     return Status(Code::kUnsupported,
                   "tcp of " + library.name() +
-                      " goes by ofi_rxm, which crashes where a peer ends while it reads: name "
-                      "its provider net instead (of 1.16 and 1.17), or install 1.18 or newer");
+                      " runs over ofi_rxm, which crashes if a peer ends while it reads: set option "
+                      "libfabric.provider to net (in 1.16 and 1.17), or install 1.18 or newer");
   if (made.empty())
     return Status(Code::kInvalidArgument,
                   "libfabric.devices is \"" + options.devices + "\", and the provider has " + offered);
@@ -418,11 +444,13 @@ Status LibfabricFabric::open(const abi::Info& info) {
       std::clamp<std::size_t>(options_.num_reads, 1, std::max<std::size_t>(info_->transmit->size, 1)));
   if (const int opened = library_.open_fabric(info_->fabric, &fabric_, nullptr); opened != 0)
     return refused("a fabric", opened);
-  // Otherwise one key serves all domains.
-  if (follows_routes() && (info_->domain->key_mode & abi::kKeysProvided) == 0) return {};
+  // One key can serve several domains only if it is ours.
+  if (binds_memory() || (follows_routes() && !provides_keys())) return {};
   const Result<abi::Domain*> domain = open_domain();
-  if (domain.ok()) domain_ = domain.value();
-  return domain.status();
+  if (!domain.ok()) return domain.status();
+  domain_ = domain.value();
+  served_.emplace(domain_, nullptr);
+  return {};
 }
 
 Result<abi::Domain*> LibfabricFabric::open_domain() {
@@ -430,25 +458,34 @@ Result<abi::Domain*> LibfabricFabric::open_domain() {
   abi::Domain* domain = nullptr;
   if (const int opened = fabric_->ops->domain(fabric_, info_, &domain, nullptr); opened != 0)
     return refused("a domain on " + device_, opened);
+  return domain;
+}
+
+Status LibfabricFabric::serve(abi::Domain& domain, abi::Endpoint& endpoint) {
+  if (&domain == domain_) return {};
+  abi::Endpoint* const bound_to = binds_memory() ? &endpoint : nullptr;
+  const fabric::GpuContext::Scope scope(options_.gpu.get());
   int added = 0;
   {
     const std::lock_guard lock(mutex_);
-    domains_.insert(domain);
+    served_.emplace(&domain, bound_to);
     for (LibfabricMemory* const memory : registered_)
-      if (added == 0) added = memory->add_to(*domain);
+      if (added == 0) added = memory->add_to(domain, bound_to);
   }
-  if (added == 0) return domain;
-  close_domain(domain);
+  if (added == 0) return {};
+  stop_serving(domain);
   return refused("to register memory for another peer", added);
+}
+
+void LibfabricFabric::stop_serving(abi::Domain& domain) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (LibfabricMemory* const memory : registered_) memory->remove_from(&domain);
+  served_.erase(&domain);
 }
 
 void LibfabricFabric::close_domain(abi::Domain* domain) noexcept {
   if (domain == domain_) return;
-  {
-    const std::lock_guard lock(mutex_);
-    for (LibfabricMemory* const memory : registered_) memory->remove_from(domain);
-    domains_.erase(domain);
-  }
+  stop_serving(*domain);
   close_object(domain);
 }
 
@@ -458,27 +495,35 @@ LibfabricFabric::~LibfabricFabric() {
   if (info_ != nullptr) library_.free_info(info_);
 }
 
+// Where keys are short (cxi: 32 bits), two draws may be the same.
+Status LibfabricFabric::draw_key(std::uint64_t& key) const {
+  const auto is_taken = [&](const LibfabricMemory* each) { return each->number() == key; };
+  do {
+    if (Status filled = fill_random(std::as_writable_bytes(std::span(&key, 1))); !filled.ok()) return filled;
+    if (const std::size_t num = info_->domain->key_nbytes; num < sizeof key)
+      key &= (std::uint64_t{1} << (8 * num)) - 1;
+  } while (std::ranges::any_of(registered_, is_taken));
+  return {};
+}
+
 Result<std::unique_ptr<fabric::Memory>> LibfabricFabric::map(std::byte* memory, std::uint64_t nbytes,
                                                              MemoryKind kind) {
   auto made = std::make_unique<LibfabricMemory>(shared_from_this(), memory, nbytes);
   abi::RegionParams& params = made->params();
   if (kind == MemoryKind::kGpu) {
     params.memory = abi::kCudaMemory;
-    params.device.cuda = options_.gpu;
+    params.device.cuda = options_.gpu->device();
   }
-  const int key_mode = info_->domain->key_mode;
-  if ((key_mode & abi::kKeysProvided) == 0) {
-    if (Status filled = fill_random(std::as_writable_bytes(std::span(&params.key, 1))); !filled.ok())
-      return filled;
-    if (const std::size_t num = info_->domain->key_nbytes; num < sizeof params.key)
-      params.key &= (std::uint64_t{1} << (8 * num)) - 1;
-  }
-  std::uint64_t key = params.key;
+  const fabric::GpuContext::Scope scope(kind == MemoryKind::kGpu ? options_.gpu.get() : nullptr);
+  std::uint64_t key;
   {
     const std::lock_guard lock(mutex_);
-    for (abi::Domain* const domain : domains_)
-      if (const int added = made->add_to(*domain); added != 0) {
-        for (abi::Domain* const each : domains_) made->remove_from(each);
+    if (!provides_keys())
+      if (Status drawn = draw_key(params.key); !drawn.ok()) return drawn;
+    key = params.key;
+    for (const auto& [domain, endpoint] : served_)
+      if (const int added = made->add_to(*domain, endpoint); added != 0) {
+        for (const auto& [each, its_endpoint] : served_) made->remove_from(each);
         return refused("to register " + std::to_string(nbytes) + " bytes" +
                            (kind == MemoryKind::kGpu ? " of a GPU" : ""),
                        added);
@@ -491,7 +536,8 @@ Result<std::unique_ptr<fabric::Memory>> LibfabricFabric::map(std::byte* memory, 
   }
   const auto* const first = reinterpret_cast<const std::byte*>(&key);
   made->key.assign(first, first + sizeof key);
-  if ((key_mode & abi::kKeysVirtual) != 0) made->address = reinterpret_cast<std::uintptr_t>(memory);
+  if ((info_->domain->key_mode & abi::kKeysVirtual) != 0)
+    made->address = reinterpret_cast<std::uintptr_t>(memory);
   return std::unique_ptr<fabric::Memory>(std::move(made));
 }
 

@@ -11,10 +11,14 @@
 // same domain could use one buffer for two purposes. (tcp of 1.17, behind ofi_rxm, crashes the process in
 // that case.)
 //
+// cxi binds memory to an endpoint. So there, too, each peer has a domain of its own, all memory is registered
+// for each peer, and is deregistered before the peer's endpoint closes.
+//
 // Providers that check keys in the source's process (tcp, net) get 64 random bits as a key, so a stranger who
 // finds their port would have to guess the key. Other providers make keys themselves.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -22,6 +26,7 @@
 #include <vector>
 
 #include "transports/fabric/fabric.h"
+#include "transports/fabric/gpu_context.h"
 #include "transports/libfabric/library.h"
 
 namespace kvxfer::libfabric {
@@ -33,7 +38,7 @@ struct Options {
   std::string provider;  // as fi_info names it; "" for the best one available
   std::string devices;  // domains, separated by commas; "" for all of the provider's
   std::uint32_t num_reads = 64;
-  int gpu = -1;  // index of the agent's; -1: none
+  std::shared_ptr<const fabric::GpuContext> gpu;  // the agent's; null: none
 };
 
 class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_from_this<LibfabricFabric> {
@@ -61,11 +66,17 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   friend class LibfabricMemory;
   LibfabricFabric(const Library& library, const Options& options) : library_(library), options_(options) {}
   Status open(const abi::Info& info);
-  // The domain for a peer: its own, with all memory registered in it, or the one that all peers share.
+  // The domain for a peer: its own, or the one that all peers share.
   Result<abi::Domain*> open_domain();
   void close_domain(abi::Domain* domain) noexcept;
+  // Registers all memory in a peer's own domain, now and as it comes. The endpoint is enabled.
+  Status serve(abi::Domain& domain, abi::Endpoint& endpoint);
+  void stop_serving(abi::Domain& domain) noexcept;
+  Status draw_key(std::uint64_t& key) const;  // the caller holds the mutex
   Status refused(const std::string& what, int error) const;  // below 0, as libfabric returns it
   bool follows_routes() const noexcept;
+  bool binds_memory() const noexcept;
+  bool provides_keys() const noexcept;
 
   const Library& library_;
   const Options options_;
@@ -74,7 +85,7 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   abi::Fabric* fabric_ = nullptr;
   abi::Domain* domain_ = nullptr;  // shared by all; null: each peer has its own
   std::mutex mutex_;  // of what follows
-  std::set<abi::Domain*> domains_;
+  std::map<abi::Domain*, abi::Endpoint*> served_;  // and what memory is bound to in it; null: to nothing
   std::set<LibfabricMemory*> registered_;
   MemoryKinds memory_ = MemoryKind::kHost;
   std::uint32_t num_reads_ = 1;

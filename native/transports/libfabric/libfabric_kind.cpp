@@ -1,6 +1,5 @@
 #include <utility>
 
-#include "gpu/gpu_part.h"
 #include "kvxfer/transport_kind.h"
 #include "transports/fabric/fabric_rail.h"
 #include "transports/libfabric/libfabric_fabric.h"
@@ -13,12 +12,12 @@ using Rails = std::vector<std::unique_ptr<Transport>>;
 constexpr TransportOption kOptions[] = {
     {"library", "file of libfabric; empty: the system's", ""},
     {"provider",
-     "libfabric's provider, as `fi_info` names it: efa, verbs;ofi_rxm, tcp, net (what releases before 1.18 "
-     "call the tcp that keeps 0.1 MiB for a peer); empty: the first of these that is there",
+     "libfabric's provider, as `fi_info` names it; empty: the first that is there of efa, cxi, "
+     "verbs;ofi_rxm, "
+     "net (what releases before 1.18 call their lean tcp) and tcp",
      ""},
-    {"devices", "domains with commas between them, as `fi_info` names them; empty: all of the provider's",
-     ""},
-    {"requests", "reads under way for each peer", std::int64_t{64}, 1, 4096},
+    {"devices", "domains, separated by commas, as `fi_info` names them; empty: all of the provider's", ""},
+    {"requests", "reads under way for each peer, at most", std::int64_t{64}, 1, 4096},
 };
 
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
@@ -27,12 +26,16 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   options.provider = values.text("provider");
   options.devices = values.text("devices");
   options.num_reads = static_cast<std::uint32_t>(values.number("requests"));
-  if (!parts.gpus.empty()) options.gpu = parts.gpus.front().device;
+  if (!parts.gpus.empty()) {
+    auto gpu = fabric::GpuContext::create(parts.gpus.front());
+    if (!gpu.ok()) return gpu.status();
+    options.gpu = std::move(gpu).value();
+  }
   if (options.provider == "shm")
     return Status(
         Code::kUnsupported,
-        "libfabric's provider shm is not used: a reader that is killed or stopped within a read keeps "
-        "a lock of the source's, which then spins for ever. Transport shm is kvxfer's own");
+        "libfabric's provider shm is refused: a reader that is killed or stopped within a read keeps a "
+        "lock in the source's memory, and the source then spins forever. Use kvxfer's transport shm");
   const Result<const libfabric::Library*> library = libfabric::Library::load(options.library);
   if (!library.ok()) return library.status();
   auto fabrics = libfabric::LibfabricFabric::create(*library.value(), options);
@@ -51,7 +54,7 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
 extern const TransportKind libfabric_transport;
 constinit const TransportKind libfabric_transport{
     .name = "libfabric",
-    .purpose = "moves pages between hosts through libfabric: EFA on AWS, verbs, tcp",
+    .purpose = "moves pages between hosts through libfabric: EFA on AWS, Slingshot, verbs, tcp",
     .remedy =
         "it needs libfabric, 1.17 or newer: the package libfabric or libfabric1, or AWS's EFA installer",
     .options = kOptions,

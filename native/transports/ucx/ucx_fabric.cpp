@@ -74,7 +74,7 @@ class UcxEndpoint final : public fabric::Endpoint {
 
   Status listen() {
     if (const abi::StatusCode got = library_.worker_get_efd(worker_, &fd_); got != abi::kOk)
-      return fabric_->refused("a worker's event descriptor", got);
+      return fabric_->refused("an event descriptor of a worker", got);
     abi::HandlerParams params;
     params.field_mask = abi::HandlerParams::kId | abi::HandlerParams::kFlags | abi::HandlerParams::kCallback |
                         abi::HandlerParams::kArgument;
@@ -120,8 +120,8 @@ class UcxEndpoint final : public fabric::Endpoint {
     if (created != abi::kUnreachable) return why;
     return {why.code(),
             why.message() +
-                ". Both ends need a transport in common that tells of a peer's death: tcp or one of a "
-                "network, none of shared memory (kvxfer's own shm is for that)"};
+                ". Both ends need a common transport that reports a peer's death: tcp or a network's, not "
+                "shared memory (kvxfer's shm is for that)"};
   }
 
   Result<std::uint64_t> unpack(std::span<const std::byte> key, std::shared_ptr<const void>& holder) override {
@@ -306,8 +306,7 @@ Status UcxFabric::refused(const std::string& what, abi::StatusCode status) const
               found_library::environment("UCX_")};
 }
 
-Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, const Options& options,
-                                                     bool has_gpu) {
+Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, const Options& options) {
   const std::shared_ptr<UcxFabric> made(new UcxFabric(library, options));
   abi::Config* config = nullptr;
   if (const abi::StatusCode read = library.config_read(nullptr, nullptr, &config); read != abi::kOk)
@@ -321,7 +320,7 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
     const std::size_t equals = setting.find('=');
     if (equals == std::string::npos)
       return Status(Code::kInvalidArgument,
-                    "ucx.config has \"" + setting + "\": write NAME=value, with spaces between them");
+                    "ucx.config has \"" + setting + "\": write NAME=value, separated by spaces");
     settings.emplace_back(setting.substr(0, equals), setting.substr(equals + 1));
   }
   for (const auto& [name, value] : settings)
@@ -341,12 +340,12 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
       begun != abi::kOk) {
     made->context_ = nullptr;
     return Status(Code::kUnsupported,
-                  library.name() + " has no transport that it could use" +
+                  library.name() + " has no usable transport" +
                       (options.transports.empty() ? "" : " of \"" + options.transports + "\"") + ": " +
                       library.status_string(begun) + found_library::environment("UCX_") +
-                      ". `ucx_info -d` lists what it has; option ucx.transports names some of them");
+                      ". `ucx_info -d` lists its transports; option ucx.transports chooses among them");
   }
-  if (has_gpu) made->memory_ = MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu;
+  if (options.gpu != nullptr) made->memory_ = MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu;
   return made;
 }
 
@@ -362,6 +361,7 @@ Result<std::unique_ptr<fabric::Memory>> UcxFabric::map(std::byte* memory, std::u
   params.address = memory;
   params.length = nbytes;
   params.memory_type = kind == MemoryKind::kGpu ? abi::MemoryMapParams::kCuda : abi::MemoryMapParams::kHost;
+  const fabric::GpuContext::Scope scope(kind == MemoryKind::kGpu ? options_.gpu.get() : nullptr);
   abi::MemoryHandle* handle = nullptr;
   if (const abi::StatusCode mapped = library_.mem_map(context_, &params, &handle); mapped != abi::kOk)
     return refused("to register " + std::to_string(nbytes) + " bytes" +

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "transports/fabric/fabric.h"
+#include "transports/fabric/gpu_context.h"
 #include "transports/ucx/library.h"
 
 namespace kvxfer::ucx {
@@ -30,12 +31,12 @@ struct Options {
   std::string devices;  // UCX_NET_DEVICES, likewise
   std::string config;  // more of UCX's settings, as "RMA_BW_LANES=2 RC_RX_QUEUE_LEN=1024"
   std::uint32_t num_reads = 64;
+  std::shared_ptr<const fabric::GpuContext> gpu;  // the agent's; null: none
 };
 
 class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_this<UcxFabric> {
  public:
-  static Result<std::shared_ptr<UcxFabric>> create(const Library& library, const Options& options,
-                                                   bool has_gpu);
+  static Result<std::shared_ptr<UcxFabric>> create(const Library& library, const Options& options);
   ~UcxFabric() override;
 
   std::string_view transport() const noexcept override { return "ucx"; }

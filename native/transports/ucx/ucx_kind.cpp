@@ -11,16 +11,15 @@ using Rails = std::vector<std::unique_ptr<Transport>>;
 
 constexpr TransportOption kOptions[] = {
     {"library", "file of libucp; empty: the system's, else that of the wheel libucx", ""},
-    {"transports", "UCX's transports with commas between them, as UCX_TLS; empty: as the environment says",
+    {"transports", "UCX's transports, separated by commas, as UCX_TLS; empty: as the environment says", ""},
+    {"devices", "devices, separated by commas, as UCX_NET_DEVICES; empty: as the environment says", ""},
+    {"config", "more of UCX's settings, without the prefix UCX_, as \"MAX_RMA_RAILS=2 RC_RX_QUEUE_LEN=1024\"",
      ""},
-    {"devices", "devices with commas between them, as UCX_NET_DEVICES; empty: as the environment says", ""},
-    {"config", "more of UCX's settings, without their UCX_, as \"MAX_RMA_RAILS=2 RC_RX_QUEUE_LEN=1024\"", ""},
     {"way",
-     "how pages come: read, send (UCX then serves no peer's reads), or empty: read where UCX's transports "
-     "read "
-     "memory by themselves, as over RDMA, else send",
+     "how pages come: read, send (UCX then serves no peer's reads), or empty: read if UCX's transports read "
+     "memory by themselves, as over RDMA; else send",
      ""},
-    {"requests", "reads and sends under way for each peer", std::int64_t{64}, 1, 4096},
+    {"requests", "reads and sends under way for each peer, at most", std::int64_t{64}, 1, 4096},
 };
 
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
@@ -32,11 +31,16 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   options.num_reads = static_cast<std::uint32_t>(values.number("requests"));
   const std::string& way = values.text("way");
   if (way != "" && way != "read" && way != "send")
-    return Status(Code::kInvalidArgument, "ucx.way is \"" + way + "\": it is read, send or empty");
+    return Status(Code::kInvalidArgument, "ucx.way is \"" + way + "\": use read, send or nothing");
   options.way = way == "read" ? ucx::Way::kRead : way == "send" ? ucx::Way::kSend : ucx::Way::kChosen;
   const Result<const ucx::Library*> library = ucx::Library::load(options.library);
   if (!library.ok()) return library.status();
-  auto fabric = ucx::UcxFabric::create(*library.value(), options, !parts.gpus.empty());
+  if (!parts.gpus.empty()) {
+    auto gpu = fabric::GpuContext::create(parts.gpus.front());
+    if (!gpu.ok()) return gpu.status();
+    options.gpu = std::move(gpu).value();
+  }
+  auto fabric = ucx::UcxFabric::create(*library.value(), options);
   if (!fabric.ok()) return fabric.status();
   auto made = FabricRail::create(parts.reactor, parts.fences, std::move(fabric).value());
   if (!made.ok()) return made.status();
@@ -50,7 +54,7 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
 extern const TransportKind ucx_transport;
 constinit const TransportKind ucx_transport{
     .name = "ucx",
-    .purpose = "moves pages between hosts through UCX, by whichever of its transports both have",
+    .purpose = "moves pages between hosts through UCX, over the UCX transports that both hosts have",
     .remedy = "it needs UCX's libucp, 1.12 or newer: the package ucx or libucx0, or the wheel libucx-cu12",
     .options = kOptions,
     .memory = MemoryKind::kHost,
