@@ -1,5 +1,5 @@
-// Two agents of this process that know each other, with memory of their own, and what tests say to agents and wait for.
-// Agents' own threads do the work.
+// Two agents in this process that have connected to each other, each with its own memory, and what tests do
+// with agents and wait for. The agents' own threads do the work.
 #pragma once
 
 #include <algorithm>
@@ -27,9 +27,10 @@ using namespace kvxfer;
 using block_programs::pages_of;
 
 inline constexpr Time kSecond = 1'000'000'000;
-// What reaches it hangs, on a machine that stands still for seconds and under a sanitizer, too.
+// A wait that takes this long hangs: the bound also covers a sanitizer, and a machine that stands still for
+// seconds.
 inline constexpr Time kBound = 120 * kSecond;
-// Nothing but a wake-up that is due moves agents with it: one that is lost is seen.
+// Agents then move only by wake-ups that are due, so a lost wake-up shows.
 inline constexpr Time kNoHeartbeat = 600 * kSecond;
 
 inline bool await(const std::function<bool()>& is_so) {
@@ -46,7 +47,7 @@ inline bool is_done(const std::shared_ptr<Handle>& handle) {
   return handle->outcome() == Outcome::kDone;
 }
 
-// Of a region: layer after layer.
+// A region's layers lie one after the other.
 struct Layout {
   std::uint32_t num_blocks;
   std::uint64_t block_nbytes;
@@ -60,13 +61,13 @@ struct Layout {
   CopyProgram pages() const { return pages_of(block_nbytes, num_layers, layer_nbytes()); }
 };
 
-// What differs between tests.
+// The options in which tests differ.
 struct Options {
   std::vector<std::string> transports = {};
   Layout layout = {64, 4096};
-  std::size_t num_rails = 0;  // that a pair has then; 0: any
-  bool grants = true;  // each of a pair lets the other read and write all
-  std::optional<MemoryKind> kind = {};  // of the memory; without it a GPU's where there is one
+  std::size_t num_rails = 0;  // how many a pair has then; 0: any number
+  bool grants = true;  // each of a pair grants the other all blocks, to read and to write
+  std::optional<MemoryKind> kind = {};  // by default a GPU's if there is one
   std::optional<GpuPart> gpu = {};  // of agents with cuda_ipc or verbs
   Time heartbeat_ns = kNoHeartbeat, silent_ns = 4 * kNoHeartbeat;
   NamedOptions transport_options = {};
@@ -103,17 +104,17 @@ inline std::shared_ptr<Runtime> create(RuntimeOptions options) {
 inline std::size_t num_transfers(Runtime& runtime) {
   return runtime.with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
 }
-// Of a peer whose session is open.
+// Of a peer; 0 unless its session is open.
 inline std::size_t num_rails(Runtime& runtime, SessionKey peer) {
   const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
   return view && view->state == "open" ? view->rails.size() : 0;
 }
-// The first whose session is open; 0: there is none.
+// The first peer whose session is open; 0 if there is none.
 inline SessionKey first_peer(Runtime& runtime) {
   const auto peers = runtime.with_engine([](Engine& engine, Time) { return engine.open_peers(); });
   return peers.empty() ? 0 : peers.front();
 }
-// All of a region's blocks, for as long as a test may take.
+// Grants all blocks of a region, for longer than any test takes.
 inline LeaseId grant(Runtime& runtime, SessionKey peer, RegionId region, wire::LeaseMode mode) {
   const auto lease = runtime.with_engine([&](Engine& engine, Time now) {
     return engine.grant(now, {peer, region, mode, true, {}, 10 * kBound, true});
@@ -122,8 +123,8 @@ inline LeaseId grant(Runtime& runtime, SessionKey peer, RegionId region, wire::L
   return lease.value();
 }
 
-// Connects two agents with regions, of which dst knows no other, and waits until they have so many rails up at both
-// ends, or any where that is 0. Returns dst, as src calls it, and src, as dst does.
+// Connects two agents with regions; dst may know no other agent. Waits until that many rails are up at both
+// ends, or any number if `rails` is 0. Returns src's number for dst, and dst's number for src.
 inline std::pair<SessionKey, SessionKey> meet(Runtime& src, Runtime& dst, std::size_t rails) {
   const auto called = src.begin_connect(dst.address(), kBound);
   REQUIRE_OK(called);
@@ -140,7 +141,7 @@ inline std::pair<SessionKey, SessionKey> meet(Runtime& src, Runtime& dst, std::s
   return {called.value(), caller};
 }
 
-// An agent with memory for one region, or, as those that derive from it say, for several of one layout.
+// An agent with memory for one region. Derived classes have several regions of one layout.
 template <class Memory = std::vector<std::byte>>
 struct Agent {
   Agent(RuntimeOptions options, const Layout& wished, MemoryKind its_kind = MemoryKind::kHost)
@@ -170,7 +171,7 @@ struct Agent {
     REQUIRE_OK(installed);
     return installed.value();
   }
-  // Of blocks, all by default, to those of the same numbers, in every layer.
+  // Copies blocks (all, by default) to the blocks of the same numbers, in every layer.
   TransferRequest request(SessionKey peer, std::uint32_t program, std::vector<std::uint32_t> blocks = {}) {
     if (blocks.empty()) {
       blocks.resize(layout.num_blocks);
@@ -206,7 +207,7 @@ struct Agent {
   RegionId region = 0;
 };
 
-// Two agents that know each other, whatever regions they have.
+// Two agents with a session between them; their regions are up to the test.
 template <class End>
 struct Meeting {
   Meeting(const Options& at_src, const Options& at_dst) : src("src", at_src), dst("dst", at_dst) {
@@ -218,23 +219,24 @@ struct Meeting {
     for (End* one : {&src, &dst})
       if (one->runtime) one->runtime->close(kBound);
   }
-  // Who begins a write, or a read, of the source's blocks.
+  // The end that posts a write, or a read, of the source's blocks.
   End& end(bool write) { return write ? src : dst; }
   SessionKey peer(bool write) const { return write ? there : here; }
   std::size_t num_transfers() { return src.num_transfers() + dst.num_transfers(); }
   bool quiet() {
     return await([&] { return num_transfers() == 0; });
   }
-  // The other end knows of each, and whatever could move has.
+  // Waits until both ends know of each transfer.
   bool is_told(std::size_t transfers = 1) {
     return await([&] { return num_transfers() == 2 * transfers; });
   }
 
   End src, dst;
-  SessionKey there = 0, here = 0;  // dst, as src calls it, and src, as dst does
+  SessionKey there = 0, here = 0;  // src's number for dst, and dst's number for src
 };
 
-// With a region each, and what it takes to begin a copy from `src` to `dst` at either.
+// Two agents with one region each, and the programs and leases for a copy from `src` to `dst` that either
+// posts.
 template <class End = Agent<>>
 struct Pair : Meeting<End> {
   using Meeting<End>::src, Meeting<End>::dst, Meeting<End>::there, Meeting<End>::here;
@@ -249,7 +251,7 @@ struct Pair : Meeting<End> {
   TransferRequest request(bool write, std::vector<std::uint32_t> blocks = {}) {
     TransferRequest made =
         this->end(write).request(this->peer(write), write ? writes : reads, std::move(blocks));
-    if (!write) made.lease = read_lease;  // dst may not have been told of it yet
+    if (!write) made.lease = read_lease;  // dst may not have heard of it yet
     return made;
   }
   std::shared_ptr<Handle> post(bool write, After after, std::vector<std::uint32_t> blocks = {},
@@ -258,12 +260,12 @@ struct Pair : Meeting<End> {
     made.timeout_ns = timeout_ns;
     return this->end(write).post(std::move(made), std::move(after));
   }
-  // Before whatever the source reads then, whoever asks for it: under the gate, since TSan sees no order in frames that
-  // come through memory which is mapped twice.
+  // Call it before the source reads, whichever end posts. It holds the gate, because TSan sees no order in
+  // frames that come through memory that is mapped twice.
   void fill_source(check::Random& random) {
     src.runtime->with_engine([&](Engine&, Time) { random.fill(src.memory.data(), src.memory.size()); });
   }
-  // Every block, with bytes of its own; whether it arrived, whole.
+  // Writes random bytes into every block and copies all of them; returns whether all arrived.
   bool hand_over(check::Random& random) {
     fill_source(random);
     return is_done(src.post(request(true))) && src.memory == dst.memory;
@@ -279,7 +281,8 @@ struct Pair : Meeting<End> {
   std::uint32_t writes = 0, reads = 0;
 };
 
-// Keeps an agent from moving for as long as it lives, as a stopped process is kept: who holds its gate does.
+// Keeps an agent from moving for as long as this object lives, by holding its gate, as if its process were
+// stopped.
 class Standstill {
  public:
   explicit Standstill(Runtime& runtime)

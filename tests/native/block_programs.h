@@ -13,7 +13,7 @@ namespace block_programs {
 
 using namespace kvxfer;  // as in every test
 
-// Every block of every layer to the block of its pair. A layer's blocks lie side by side.
+// Copies every block of every layer to its pair's block. The blocks of a layer lie side by side.
 inline CopyProgram pages_of(std::uint64_t block_nbytes, std::uint32_t num_layers = 1,
                             std::uint64_t layer_nbytes = 0) {
   CopyLoop loop{};
@@ -27,8 +27,9 @@ inline CopyProgram pages_of(std::uint64_t block_nbytes, std::uint32_t num_layers
   return program;
 }
 
-// For tests of what is checked of programs: 16 tokens a block, two heads of 64 bytes a token, in one layer after the
-// other; the source's pages are two units, the destination's one. Scales of the source's pages lie behind all.
+// For tests that check programs: 16 tokens a block, and two heads of 64 bytes a token, one layer after the
+// other. A page of the source is two units, a page of the destination one. The scales of the source's pages
+// lie behind all pages.
 inline constexpr std::uint32_t kTokens = 16, kBlocks = 8, kLayers = 2;
 inline constexpr std::uint64_t kTokenNbytes = 128, kBlockNbytes = kTokens * kTokenNbytes,
                                kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes,

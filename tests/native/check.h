@@ -1,5 +1,4 @@
-// A test harness in one header, so that a fresh machine with a compiler alone can run the native
-// tests.
+// A test harness in one header, so that a machine that has only a compiler can run the native tests.
 //
 //   #include "check.h"
 //   TEST(write_after_rail_death_completes_on_survivors) {
@@ -38,7 +37,7 @@ struct Case {
   void (*run)();
 };
 
-// What the environment asks for (KVXFER_SEED), so that all tests of a run have one seed.
+// The seed of the environment (KVXFER_SEED), so that all tests of a run have the same one.
 inline std::uint64_t seed_of_run() {
   const char* const wanted = std::getenv("KVXFER_SEED");
   return wanted != nullptr && *wanted != '\0' ? std::strtoull(wanted, nullptr, 0) : 1;
@@ -56,10 +55,10 @@ inline State& state() {
   return the_state;
 }
 
-// Of this run: 1 unless --seed or KVXFER_SEED says otherwise. Derive every random choice of a test from it.
+// The seed of this run: 1 unless --seed or KVXFER_SEED sets it. Derive every random choice of a test from it.
 inline std::uint64_t seed() { return state().seed; }
 
-// splitmix64: the same numbers on every machine, which <random>'s distributions do not promise.
+// splitmix64: it gives the same numbers on every machine, which the distributions of <random> do not promise.
 class Random {
  public:
   explicit Random(std::uint64_t first) : state_(first) {}
@@ -229,7 +228,7 @@ inline int run_all(int argc, char** argv) {
 
 #define CHECK(...) ((__VA_ARGS__) ? void() : ::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__))
 #define CHECK_EQ(a, b) static_cast<void>(::check::check_equal(__FILE__, __LINE__, #a " == " #b, (a), (b)))
-// Of a Status or a Result: prints its code and sentence where it is not ok.
+// Checks a Status or a Result: if it is not ok, prints its code and sentence.
 #define CHECK_OK(...) static_cast<void>(::check::check_ok(__FILE__, __LINE__, #__VA_ARGS__, (__VA_ARGS__)))
 #define FAIL(what) ::check::fail(__FILE__, __LINE__, (what))
 

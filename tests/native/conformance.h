@@ -1,5 +1,5 @@
-// What every transport promises (native/include/kvxfer/transport.h, contracts 1 to 7), as one
-// suite: hand it a Subject, and CONFORMANCE(subject) runs all of it.
+// The contracts that every transport keeps (native/include/kvxfer/transport.h, contracts 1 to 7), as one
+// suite: CONFORMANCE(subject) runs all of it for a Subject.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,8 @@ inline const Shape kShapes[] = {
     {2, 9, 100, {1, 3}, 5000},  // one piece a layer
 };
 
-// Each round draws anew, and each run begins with another seed: half of them where a sanitizer makes them slow.
+// Each round draws new values, and each run begins with another seed. Half as many rounds where a sanitizer
+// makes them slow.
 constexpr int rounds(int plain) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return plain / 2;
@@ -45,7 +46,7 @@ inline void every_byte_arrives_and_no_other_changes(const Subject& subject) {
   }
 }
 
-// Where a rail does not convert, such works end so and nothing of them is written.
+// If a rail does not convert, such works end with that code, and write nothing.
 inline void is_refused(const Subject& subject, Pair& pair, TestTransfer& transfer) {
   transfer.start(transfer.all_pieces());
   REQUIRE(pair.run_until([&] { return pair.dst.all_completed(); }));
@@ -81,8 +82,8 @@ inline void post_accepts_a_prefix_and_the_rest_later(const Subject& subject) {
 }
 
 inline void transfers_in_both_directions_do_not_mix(const Subject& subject) {
-  // What one direction writes the other must not read, or the oracle would have to know the order:
-  // forth lies in the lower part of both regions, back in the upper.
+  // One direction must not read what the other writes; otherwise the expected bytes would depend on the
+  // order. So `forth` lies in the lower part of both regions, and `back` in the upper part.
   Pair pair(subject);
   const Shape shape{2, 20, 3, {4, 2}, 500};
   TestTransfer forth(pair, pair.src, pair.dst, shape);
@@ -94,7 +95,7 @@ inline void transfers_in_both_directions_do_not_mix(const Subject& subject) {
   for (TestTransfer* transfer : {&forth, &also_forth, &back}) transfer->check_pieces();
 }
 
-// The fence of a work is complete with its completion, whenever that comes.
+// The fence of a work is complete when the work completes, early or late.
 inline void a_cancel_is_complete_with_its_completion(const Subject& subject) {
   Pair pair(subject);
   const Shape shapes[] = {
@@ -127,7 +128,7 @@ inline void a_cancel_is_complete_with_its_completion(const Subject& subject) {
     cancel_some(40);  // during
     if (!pair.run_until([&] { return pair.src.all_completed() && pair.dst.all_completed(); }))
       FAIL("a work did not complete");
-    cancel_some(10);  // after: means nothing
+    cancel_some(10);  // after: has no effect
     pair.run_until_quiet();
     pair.dst.on_completed = nullptr;
     for (const auto& [piece, bytes] : at_fence) CHECK(bytes == transfer.piece_bytes(piece));
@@ -152,7 +153,8 @@ inline void a_source_that_cancels_is_never_counted_as_done(const Subject& subjec
   const std::vector<Wish> large = large_wishes();
   for (int round = 0; round < rounds(30); ++round) {
     pair.dst.memory.fill_canary();
-    // The last of the shapes is larger than what a socket holds: the cancel falls in mid-piece.
+    // The last of the shapes is larger than what a socket holds, so the cancel comes in the middle of a
+    // piece.
     const Shape shapes[] = {
         {2, 10, 2, {1, 1}, 64 * 1024}, {1, 30, 10, {4, 4}, 4000}, {1, 2, 2, {1, 1}, 1200 * 1024}};
     TestTransfer transfer =
@@ -161,7 +163,7 @@ inline void a_source_that_cancels_is_never_counted_as_done(const Subject& subjec
     transfer.start(transfer.all_pieces());
     for (std::uint64_t steps = pair.random.below(6); steps != 0; --steps) pair.src.step();
     for (std::uint64_t steps = pair.random.below(3); steps != 0; --steps) pair.step();
-    // From its completion on a work's pages belong to somebody else.
+    // After its completion, a work's pages are no longer the transport's.
     std::map<WorkId, std::uint32_t> cancelled;
     pair.src.on_completed = [&](WorkId id) {
       if (const auto found = cancelled.find(id); found != cancelled.end())
@@ -234,7 +236,7 @@ inline void a_disconnect_is_complete_with_its_completions(const Subject& subject
     CHECK_EQ(pair.dst.post(std::span(&work, 1)).accepted, 0);
     CHECK_EQ(pair.dst.post(std::span(&work, 1)).code, Code::kRailFailed);
     other.transport->disconnect(other.peer);
-    leaver.transport->disconnect(leaver.peer);  // again: means nothing
+    leaver.transport->disconnect(leaver.peer);  // again: has no effect
 
     pair.connect();  // a new rail between the same two
     transfer.finish(may_fail(subject));
@@ -289,7 +291,7 @@ inline void a_fence_that_moved_is_noticed(const Subject& subject) {
       CHECK_EQ(check_fence(slot, generation), Code::kLeaseEnded);
       CHECK_EQ(check_fence(slot, pair.src.fences->generation(slot)), Code::kOk);
     }
-    // A peer's number, never believed: nor are those of other sessions.
+    // Slots that a peer names are checked: those of other sessions are refused.
     for (const std::uint32_t slot : {slots.end(), slots.first - 1, FenceTable::kEnd, UINT32_MAX})
       CHECK(check_fence(slot, 0) != Code::kOk);
   }
@@ -356,7 +358,7 @@ inline void descriptors_are_given_back(const Subject& subject) {
       pair.src.transport->disconnect(pair.src.peer);
       REQUIRE(pair.run_until([&] { return pair.dst.down; }));
       pair.dst.transport->disconnect(pair.dst.peer);
-      // Where memory is mapped each end hears of the other's end first.
+      // With mapped memory, each end has to hear that the other has let go.
       REQUIRE(pair.run_until([&] { return pair.src.has_let_go() && pair.dst.has_let_go(); }));
       pair.connect();
       CHECK(num_descriptors() + subject.num_loose_descriptors >= connected);
@@ -374,7 +376,7 @@ inline void an_idle_rail_asks_for_nothing(const Subject& subject) {
   for (End* end : {&pair.src, &pair.dst}) {
     CHECK(!end->transport->busy());
     CHECK(!end->transport->wants_poll());
-    // The last of what is on its way may come later on a busy machine; what never rests goes on for ever.
+    // On a busy machine the last bytes may come later. A rail that never rests goes on without end.
     int stirred = 0;
     while (stirred < 1000 && end->reactor.run_once(20) != 0) ++stirred;
     CHECK(stirred < 1000);

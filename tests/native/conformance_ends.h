@@ -1,9 +1,8 @@
-// Two ends of a transport with memory between guards, and transfers between them whose every byte is
-// known: what the conformance suite (conformance.h) is made of.
-//
-// Both ends live on one thread and are driven as the core drives them: a transport is polled when wants_poll() says
-// so, and rests when it is not busy and arm() has agreed, until a descriptor tells. So what it forgets to say shows
-// as a hang.
+// Two ends of a transport, with memory between guards, and transfers between them whose every byte is known.
+// The conformance suite (conformance.h) is made of these.
+// Both ends live on one thread, and are driven as the core drives them: a transport is polled when
+// wants_poll() says so. It rests when it is not busy and arm() has agreed, until a descriptor is ready. So a
+// wake-up that it forgets to announce shows as a hang.
 #pragma once
 
 #include <arpa/inet.h>
@@ -42,16 +41,16 @@ struct Subject {
   std::function<std::pair<UniqueFd, UniqueFd>()> sockets;
   bool pool_memory = false;  // the regions lie in PoolMemory
   std::optional<Faults> faults;  // wrapped in a FaultyTransport
-  // Where the regions lie in memory of a GPU, which this process must see as well.
+  // Allocates memory for the regions on a GPU; this process must be able to read it as well.
   std::byte* (*allocate)(std::size_t nbytes) = nullptr;
   void (*release)(std::byte* memory) = nullptr;
-  bool src_on_host = false, dst_on_host = false;  // all the same
-  // Descriptors of a library that come and go by themselves: UCX's ends connect to each other at once, and close one
-  // connection of the two later.
+  bool src_on_host = false, dst_on_host = false;  // in host memory although `allocate` is set
+  // Descriptors that a library opens and closes by itself: UCX's two ends connect to each other at the same
+  // time, and later close one of the two connections.
   std::size_t num_loose_descriptors = 0;
 };
 
-// Back-pressure, late and shuffled completions, works that fail: all within the contract.
+// Back-pressure, late and shuffled completions, works that fail: the contract permits all of them.
 inline Subject with_faults(Subject subject, std::string_view text = "again=0.3,delay=0.3,reorder=0.5") {
   const auto faults = Faults::parse(text);
   REQUIRE_OK(faults);
@@ -90,8 +89,8 @@ inline std::size_t num_descriptors() {
   return count;
 }
 
-// What memory holds before a test, so that a stray store shows wherever it lands: `nbytes` that
-// repeat nowhere near a page. Made once, because the tests fill gigabytes with it.
+// What memory holds before a test, so that a stray store shows at any place: `nbytes` without a repetition at
+// the distance of a page. Made once, because the tests fill gigabytes with it.
 inline const std::byte* canary(std::size_t nbytes) {
   static std::vector<std::byte> pattern;
   while (pattern.size() < nbytes)
@@ -217,7 +216,8 @@ class End {
     CHECK(keys.size() <= kMaxKeyBytes);
   }
 
-  // Polls if there is a reason to, as the core does. False where it rests: nothing happened, and it is armed.
+  // Polls if there is a reason to, as the core does. False if the transport rests: nothing happened, and it
+  // is armed.
   bool step() {
     if (transport == nullptr) return false;
     bool stirred = reactor.run_once(0) != 0;
@@ -248,7 +248,7 @@ class End {
   bool completed(WorkId id) const { return outcomes.contains(id); }
   Code outcome(WorkId id) const { return outcomes.at(id).code; }
   bool all_completed() const { return outcomes.size() == accepted.size(); }
-  // Of every rail: it watches no more descriptors than when it was made.
+  // For all its rails: it watches no more descriptors than when it was made.
   bool has_let_go() const { return reactor.num_handlers() == num_handlers_at_first; }
 
   RemoteRegion remote_region() const {
@@ -271,7 +271,7 @@ class End {
   std::function<void(WorkId)> on_completed;  // at once: a fence is complete
 
  private:
-  // Contract 1, for every completion of every test.
+  // Contract 1, checked for every completion of every test.
   void take(Completion& completion) {
     if (completion.kind == CompletionKind::kWork) {
       if (!accepted.contains(completion.work)) return FAIL("a work completed that was never accepted");
@@ -324,7 +324,7 @@ class Pair {
   bool can_run(const Move& move) const {
     return !move.program->converts() || dst.transport->capabilities().converts;
   }
-  // How the core has a piece brought.
+  // How the core moves a piece.
   WorkKind kind_to_bring(const Move& at_dst, std::uint32_t piece) const {
     if (one_sided() && two_sided()) return dst.transport->choose(dst.peer, at_dst, piece);
     return one_sided() ? WorkKind::kFetch : WorkKind::kReceive;
@@ -349,7 +349,8 @@ class Pair {
     return dst.step() || src_did;
   }
 
-  // A machine under sanitizers with other things to do. A test that passes never waits so.
+  // Long enough for a machine that runs sanitizers and other programs. A test that passes never waits so
+  // long.
   template <class Done>
   bool run_until(Done&& done, std::chrono::milliseconds limit = std::chrono::seconds(60)) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
@@ -360,7 +361,7 @@ class Pair {
     return true;
   }
 
-  // Until neither end has had anything to do for a while: a TCP segment may be on its way.
+  // Waits until neither end has had anything to do for a while: a TCP segment may still be under way.
   void run_until_quiet() {
     for (int idle = 0; idle < 200;) idle = step() ? 0 : idle + 1;
   }
@@ -374,7 +375,7 @@ class Pair {
   const Subject& subject_;
 };
 
-// Pages of one end's region that are to go to the other's by a random program, and what is to arrive
+// A random program that copies pages of one end's region to the other's, and the bytes that have to arrive
 // (program_samples.h).
 class TestTransfer {
  public:
@@ -386,8 +387,8 @@ class TestTransfer {
 
   std::uint32_t num_pieces() const { return at_dst->grid.num_pieces(); }
 
-  // Posts pieces as the core does: of one that is received the destination's work first, the source's
-  // once it was accepted. Back at the caller when all are posted, or a rail is down.
+  // Posts pieces as the core does. For a piece that is received, it posts the destination's work first, and
+  // the source's once that was accepted. Returns when all are posted, or when a rail is down.
   void start(const std::vector<std::uint32_t>& pieces) {
     std::vector<Work> at_dst_works, at_src_works;
     std::vector<std::size_t> receives;  // at_dst_works of at_src_works
@@ -431,7 +432,7 @@ class TestTransfer {
     return found != dst.outcomes.end() && found->second.code == Code::kOk;
   }
 
-  // Moves every piece that is not there yet; works that fail are done again while `may_fail`.
+  // Moves every piece that has not arrived; works that fail are posted again if `may_fail`.
   void finish(bool may_fail) {
     REQUIRE(pair_.run_until([&] { return src.all_completed() && dst.all_completed(); }));
     for (int round = 0; round < 1000; ++round) {
@@ -445,8 +446,8 @@ class TestTransfer {
     FAIL("works kept failing");
   }
 
-  // Pieces that are done hold the source's original bytes; of all others only what they name may
-  // differ; nothing else has changed.
+  // Checks that pieces that are done hold the source's original bytes, that of all others only the bytes that
+  // they name differ, and that nothing else has changed.
   void check_bytes() const {
     std::vector<std::byte> expected = before_;
     for (std::uint32_t piece = 0; piece < num_pieces(); ++piece) {
@@ -464,7 +465,7 @@ class TestTransfer {
     CHECK(src.memory.guards_hold());
   }
 
-  // The pieces alone: for tests in which other transfers write the same region.
+  // Checks the pieces alone, for tests in which other transfers write the same region.
   void check_pieces() const {
     for (std::uint32_t piece = 0; piece < num_pieces(); ++piece) {
       bool same = done(piece);
@@ -496,7 +497,8 @@ class TestTransfer {
   End& src;
   End& dst;
   std::shared_ptr<const Move> at_src, at_dst;
-  std::vector<WorkId> dst_works, src_works;  // by piece, the newest; 0 for none: fetched, or not posted
+  std::vector<WorkId> dst_works,
+      src_works;  // by piece, the newest; 0 if there is none: fetched, or not posted
 
  private:
   TestTransfer(Pair& pair, End& from, End& to, Move move) : pair_(pair), src(from), dst(to) {
@@ -569,8 +571,8 @@ class TestTransfer {
     return offset + layer_stride * shape.num_layers;
   }
 
-  // One post, of some of works[num_posted, end); steps where it met back-pressure. False: the
-  // rail is down.
+  // Makes one post of some of works[num_posted, end), and steps if there is back-pressure. False: the rail is
+  // down.
   bool post_some(End& end, const std::vector<Work>& works, std::size_t& num_posted, std::size_t last,
                  std::vector<WorkId>& by_piece) {
     if (num_posted >= last) return true;
@@ -582,7 +584,7 @@ class TestTransfer {
     return result.code != Code::kRailFailed;
   }
 
-  std::vector<std::byte> original_, before_, after_;  // the source; the destination, and as it is to be
+  std::vector<std::byte> original_, before_, after_;  // the source; the destination, and its expected content
 };
 
 }  // namespace kvxfer::conformance

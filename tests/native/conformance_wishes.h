@@ -1,4 +1,4 @@
-// The programs that every transport is to run: what conformance.h asks program_samples.h for.
+// The programs that every transport has to run: conformance.h asks program_samples.h for them.
 #pragma once
 
 #include <vector>
@@ -10,8 +10,8 @@ namespace kvxfer::conformance {
 using program_samples::Conversions;
 using program_samples::Wish;
 
-// Short runs, pages of unequal sizes, single tokens, conversions: what streams and the kernel's
-// copies gather, convert and scatter.
+// Short runs, pages of unequal sizes, single tokens, conversions: streams and the kernel's copies have to
+// gather, convert and scatter these.
 inline std::vector<Wish> wishes() {
   using Place = ScalePlace;
   const auto wish = [](std::uint32_t num_layers, UnitsPerBlock units, std::uint32_t unit_tokens,
@@ -77,7 +77,7 @@ inline std::vector<Wish> large_wishes() {
             .run_elements = 256,
             .conversions = {}};
   all[2].conversions = Conversions{Dtype::kBf16, Dtype::kF32, ScalePlace::kNone, ScalePlace::kNone, false};
-  // What is scribbled over where one piece was cancelled must not be another's, too.
+  // Scribbles where one piece was cancelled must not hit another piece.
   for (Wish& wish : all) wish.shared_sources = false;
   return all;
 }

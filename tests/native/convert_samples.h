@@ -1,4 +1,4 @@
-// What the tests of conversions convert: elements and scales at which a rounding is most easily wrong.
+// What the tests of conversions convert: elements and scales for which rounding most easily goes wrong.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ inline const char* name_of(Dtype dtype) {
   return names[static_cast<std::size_t>(dtype)];
 }
 
-// While it lives, everything is converted by the kernel of that name; then by the best one again.
+// While this object lives, the kernel of that name makes all conversions; afterwards the best one does again.
 class WithKernel {
  public:
   explicit WithKernel(std::string_view name) : there_(use_convert_kernel(name)) {}
@@ -107,9 +107,9 @@ inline std::vector<Scaling> scalings(check::Random& random) {
   return all;
 }
 
-// Scales at which an inverse is most easily wrong: long and short significands, those beside a short
-// one, those that a page's magnitude gives, those that put x / scale beside a tie; and the ends of
-// the range in which there is an inverse.
+// Scales for which an inverse most easily goes wrong: long and short significands, neighbours of a short one,
+// those that follow from a page's largest magnitude, those that put x / scale beside a tie, and the ends of
+// the range in which an inverse exists.
 inline std::vector<float> hard_scales(check::Random& random, int num_random) {
   std::vector<float> scales = {
       0x1p-60f, 0x1p60f, std::nextafter(0x1p-60f, 0.0f), std::nextafter(0x1p60f, kInf), 1.5f, -1.5f,

@@ -1,4 +1,5 @@
-// How many instructions something takes, by stepping through it: the same on every machine, however busy.
+// Counts the instructions of a call by stepping through it: the count is the same on every machine, however
+// busy it is.
 #pragma once
 
 #include <sys/ptrace.h>
@@ -11,8 +12,8 @@
 
 namespace check {
 
-// Runs body in a copy of this process; what it changes is not seen here. Nothing where tracing is not allowed. A step
-// takes some 30 us: one that passes at_most is not counted further, and that many and one more are returned.
+// Runs body in a copy of this process, so its changes are not visible here. Returns nothing where tracing is
+// not allowed. A step takes some 30 us, so counting ends after at_most steps, and at_most + 1 is returned.
 template <class Body>
 std::optional<std::uint64_t> count_steps(Body&& body, std::uint64_t at_most = UINT64_MAX) {
   const pid_t child = ::fork();

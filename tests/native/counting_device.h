@@ -1,10 +1,11 @@
-// A stand-in for libibverbs in one process: NICs on one network behind the library's table of functions, which check
-// what they are asked as hardware does (states, keys, bounds, queue lengths), count it, and move bytes when they are
-// polled, as many as the seed says. So requests are under way for a while, and nothing is timed.
+// A stand-in for libibverbs in one process: NICs on one network, behind the library's table of functions.
+// They check requests as hardware does (states, keys, bounds, queue lengths), count them, and move bytes when
+// they are polled, as many as the seed says. So requests are under way for a while, and nothing depends on
+// time.
 //
-// A device whose completion queue is armed goes on by itself until one completion has come, and announces it. What may
-// not be asked of the library (an object that still has others, an event that was not acknowledged) is a failure of
-// the test.
+// A device whose completion queue is armed goes on by itself until one completion has come, and announces it.
+// If the caller does what the library forbids (destroys an object that others still use, or does not
+// acknowledge an event), the test fails.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -41,15 +42,16 @@ struct Limits {
   std::uint64_t max_mr_nbytes = std::uint64_t{1} << 40;
   std::uint64_t most_registered_nbytes = UINT64_MAX;  // in all; more is ENOMEM
   abi::LinkLayer link = abi::LinkLayer::kEthernet;
-  bool at_once = false;  // a poll does all that is posted
-  // What is posted has ended, and of its bytes single words alone arrive (fences): what is measured is not the device's.
+  bool at_once = false;  // a poll moves all that is posted
+  // Requests end at once and move only single words (fences), so that measurements do not contain the
+  // device's time.
   bool does_nothing = false;
 };
 
 struct Counts {
   std::uint64_t requests = 0, doorbells = 0, signalled = 0, entries = 0, nbytes = 0, longest_chain = 0;
   std::uint64_t largest_chain_nbytes = 0, completions = 0, notifications = 0;
-  std::array<std::uint64_t, 4> nbytes_of{};  // asked of each of the first devices
+  std::array<std::uint64_t, 4> nbytes_of{};  // moved by each of the first devices
 };
 
 class Fabric {
@@ -69,10 +71,10 @@ class Fabric {
   };
 
  public:
-  // This thread is in the device: what it allocates is no part of what is under test.
+  // Whether this thread is in the device; its allocations are then not those of the code under test.
   static bool is_inside() { return Inside::depth != 0; }
 
-  // From now on libibverbs is this, until it ends. One at a time.
+  // Takes the place of libibverbs until this object ends. There may be one at a time.
   explicit Fabric(const Limits& limits = {}, std::uint64_t seed = check::seed());
   ~Fabric();
   Fabric(const Fabric&) = delete;
@@ -88,28 +90,28 @@ class Fabric {
   }
 
   // ---- faults
-  // Nothing moves while it is held, on all devices or on one; what is flushed is told all the same.
+  // Nothing moves on all devices, or on one, while it is held. Flushed requests are still reported.
   void hold(bool held, int device = -1);
-  // Likewise of queue pairs whose packets have that traffic class alone.
+  // The same for queue pairs whose packets have that traffic class.
   void hold_class(std::uint8_t traffic_class, bool held);
-  // No flush is told either.
+  // Flushed requests are not reported either.
   void hold_flushes(bool held);
-  // The request after so many more on any queue pair ends with that.
+  // After `after` more requests on any queue pair, one ends with that status.
   void fail(abi::WorkStatus status, std::uint64_t after = 0) {
     locked([&] { failure_ = {{status, after}}; });
   }
-  // The next doorbell is refused from that request on.
+  // The next doorbell is refused from its request number `from` on.
   void refuse(std::uint64_t from, int error) {
     locked([&] { refusal_ = {{from, error}}; });
   }
   void announce(int device, abi::EventKind kind);  // of its ports
   void set_port(int device, bool active);
-  // Nothing arrives that is sent from addresses of that place in ports' tables; -1 for none.
+  // Packets from addresses at that index of ports' tables get lost; -1: none do.
   void lose(int gid_index) {
     locked([&] { lost_gid_ = gid_index; });
   }
-  // Nobody answers for a device's addresses: a queue pair that is to be connected to one of them stands still until
-  // it is let go, and then has that error (0: it is connected after all).
+  // No host answers for a device's addresses: connecting a queue pair to one of them blocks until let_go, and
+  // then fails with its error (0: it succeeds after all).
   void stall(int device) {
     locked([&] { stalled_device_ = device; });
   }
@@ -121,29 +123,30 @@ class Fabric {
     });
     let_go_.notify_all();
   }
-  std::size_t num_stalled() const {  // queue pairs that stand still at present
+  std::size_t num_stalled() const {  // queue pairs that are blocked now
     return locked([this] { return num_stalled_; });
   }
-  // No way leads to addresses of that place in ports' tables; -1 for none.
+  // There is no route to addresses at that index of ports' tables; -1: to all there is.
   void lose_way_to(int gid_index) {
     locked([&] { wayless_gid_ = gid_index; });
   }
-  // What is in the middle passes no larger packets on, though ports agree on more.
+  // The network between drops larger packets, although the ports agree on more.
   void narrow(std::uint64_t nbytes) {
     locked([&] { most_passed_nbytes_ = nbytes; });
   }
   void limit_registered(std::uint64_t nbytes) {
     locked([&] { limits_.most_registered_nbytes = nbytes; });
   }
-  void refuse_writable(bool refused) {  // memory may only be read: EFAULT where it is to be written
+  void refuse_writable(
+      bool refused) {  // memory may only be read: registering it for writes fails with EFAULT
     locked([&] { refuses_writable_ = refused; });
   }
   // ---- memory of GPUs
-  // No address that this says is one of a GPU's is registered by itself: no nvidia-peermem.
+  // Addresses for which `is_gpu` returns true cannot be registered directly, as without nvidia-peermem.
   void refuse_addresses(bool (*is_gpu)(std::uint64_t address)) {
     locked([&] { is_gpu_ = is_gpu; });
   }
-  // From now on what lands in memory that came as a dmabuf is seen after a flush.
+  // From now on, writes to memory that came as a dmabuf are visible only after a flush.
   void hold_gpu_writes(bool held) {
     locked([&] { gpu_writes_held_ = held; });
   }
@@ -163,7 +166,7 @@ class Fabric {
     return locked([this] { return regions_.size(); });
   }
   std::uint64_t num_under_way() const;
-  // Of queue pairs that are connected, in the order in which they were made: the device, and how packets travel.
+  // Of connected queue pairs, in the order in which they were made: the device, and the path of the packets.
   std::vector<std::pair<int, abi::AddressHandle>> addresses() const {
     return locked([this] {
       std::vector<std::pair<int, abi::AddressHandle>> all;
@@ -209,7 +212,7 @@ class Fabric {
     abi::QueuePairAttributes attributes{};
     std::deque<Request> requests;
     std::deque<std::uint64_t> receives;
-    std::deque<std::uint64_t> slots;  // of requests whose end has not been seen by a poll
+    std::deque<std::uint64_t> slots;  // of requests whose end no poll has seen yet
     Nic* nic = nullptr;
   };
 

@@ -1,5 +1,5 @@
-// Two agents of this process with caches on an emulated GPU: one of a few layers each, and a stream of the model's; or
-// one there and one in host memory.
+// Two agents in this process with caches on an emulated GPU: each with a cache of a few layers and a stream
+// of the model; or one with a cache on the GPU and one with a cache in host memory.
 #pragma once
 
 #include <signal.h>
@@ -37,7 +37,7 @@ inline GpuPart emulated_gpu(gpu::Kernels kernels = emulated::fast_kernels(),
           .keepalive = {}};
 }
 
-// A GPU for each transport that wants one, and a rail of tcp.
+// A GPU if a transport needs one, and a rail of tcp.
 inline Options with_gpu(Options options) {
   if (!options.gpu) options.gpu = emulated_gpu();
   if (options.transport_options.empty()) options.transport_options = {{"tcp.rails", std::int64_t{1}}};
@@ -53,7 +53,7 @@ class ModelStream {
   void hold(gpu::EventHandle& event) {
     REQUIRE_EQ(emulated::driver().stream_wait_event(stream_, &event, 0), 0);
   }
-  // A kernel, as far as a stream is concerned.
+  // A kernel, as a stream sees it.
   void run(std::function<void()> work) { REQUIRE_EQ(emulated::enqueue(stream_, std::move(work)), 0); }
   bool is_idle() const { return emulated::driver().stream_query(stream_) == 0; }
   void synchronize() { emulated::driver().stream_synchronize(stream_); }
@@ -68,7 +68,7 @@ inline constexpr std::uint32_t kBlocks = 4, kLayers = 3;
 inline constexpr std::uint64_t kBlockNbytes = 4096;
 inline constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes;
 
-// Its memory is shared memory, which serves as the host's as well.
+// Its memory is shared memory, which the host can read as well.
 struct End : Agent<DeviceMemory> {
   End(const std::string& name, Options options) : Agent(name, of_layers(std::move(options))) {
     std::memset(memory.data(), 0, kNbytes);
@@ -94,7 +94,7 @@ struct Ends : Pair<End> {
     return dst.runtime->with_engine(
         [&](Engine&, Time) { return dst.memory.data()[dst.layout.at(block, layer)]; });
   }
-  // The model writes its whole cache, when its stream comes to that.
+  // The model writes its whole cache when its stream reaches this.
   void produce(ModelStream& stream, unsigned char value) {
     REQUIRE_EQ(emulated::driver().memory_set(src.memory.address(), value, kNbytes, stream.get()), 0);
   }
@@ -108,14 +108,15 @@ struct Caches {
   std::vector<std::byte> host;
 };
 
-// Of an agent that has a GPU, that reaches host memory, or both.
+// For an agent that has a GPU, one that reaches host memory, or one that does both.
 struct CachesEnd : Agent<Caches> {
   CachesEnd(const std::string& name, const Options& options)
       : Agent(name, with_gpu(options)),
         has_gpu(options.has("cuda_ipc") || options.has("verbs")),
         has_host(options.transports.size() > (options.has("cuda_ipc") ? 1u : 0u)) {
     check::Random random(check::seed() + static_cast<unsigned char>(name.front()));
-    std::array<std::uint64_t, 512> page;  // alike but for their first words: numbers cost under a sanitizer
+    std::array<std::uint64_t, 512>
+        page;  // equal except for their first words: random numbers are slow under a sanitizer
     for (std::byte* const cache : {memory.gpu->data(), memory.host.data()}) {
       random.fill(page.data(), page.size());
       for (std::uint64_t at = 0; at < layout.nbytes(); at += sizeof page) {
@@ -143,7 +144,7 @@ struct CachesEnd : Agent<Caches> {
   }
   const std::byte* bytes(RegionId id) const { return id == on_gpu ? memory.gpu->data() : memory.host.data(); }
   std::vector<std::byte> copy(RegionId id) const { return {bytes(id), bytes(id) + layout.nbytes()}; }
-  // The first blocks, all by default, to the last ones in reverse.
+  // Copies the first blocks (all, by default) to the last ones, in reverse.
   Result<std::shared_ptr<Handle>> try_post(SessionKey peer, bool write, RegionId from, RegionId to,
                                            std::uint32_t num_blocks = 0, bool integrity = false) {
     if (num_blocks == 0) num_blocks = layout.num_blocks;
@@ -153,8 +154,8 @@ struct CachesEnd : Agent<Caches> {
     made.integrity = integrity;
     return Agent::try_post(std::move(made));
   }
-  // They are there, where another's transfer put them. Who received is asked first: a sanitizer does not follow what
-  // comes through memory.
+  // Whether the bytes are where another's transfer put them. It asks the receiver first, because a sanitizer
+  // does not follow bytes that come through memory.
   bool has(RegionId id, const std::byte* from, std::uint32_t num_blocks = 0) {
     if (num_blocks == 0) num_blocks = layout.num_blocks;
     num_transfers();
@@ -184,8 +185,8 @@ struct CachesEnds : Meeting<CachesEnd> {
   }
 };
 
-// A source in a process of its own, that lets whoever connects read and dies when it is told to. Made while this
-// process has one thread: it forks.
+// A source in another process, which accepts any peer, and dies when it is told to. Make it while this
+// process has one thread, because it forks.
 template <class End>
 class Child {
  public:
@@ -215,7 +216,7 @@ class Child {
   }
   ~Child() { kill(); }
   const std::string& address() const { return address_; }
-  // As soon as somebody has connected.
+  // Returns once a peer has connected.
   LeaseId lease() {
     LeaseId lease = 0;
     REQUIRE_EQ(::recv(ours_.get(), &lease, sizeof lease, MSG_WAITALL), sizeof lease);

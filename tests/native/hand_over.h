@@ -1,4 +1,4 @@
-// Two agents, and a write of which the threads of the destination that copy are in the middle.
+// Two agents, and a write that the destination's copy threads are in the middle of.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct HandOver {
     dst = agent("dst", transport);
     src_region = add(*src, pool->data());
     dst_region = add(*dst, to.data());
-    const auto [there, here] = meet(*src, *dst, 2);  // of shm, a stream beside it for what it cannot reach
+    const auto [there, here] = meet(*src, *dst, 2);  // shm's, and a stream for what shm cannot reach
     lease = grant(*dst, here, dst_region, wire::LeaseMode::kWrite);
     const auto program = src->with_engine([&, peer = there](Engine& engine, Time now) {
       return engine.install_program(now, peer, true, src_region, dst_region, pages_of(kPageNbytes));

@@ -1,5 +1,5 @@
-// Memory in which the threads that copy beside whoever drives are held, each in the middle of its first store to a
-// page, until they are let on. All other threads find it as any memory (userfaultfd).
+// Memory that holds agents' copy threads: each waits in its first store to a page until let_on. The thread
+// that drives, and all others, find it as any memory (userfaultfd).
 #pragma once
 
 #include <fcntl.h>
@@ -28,7 +28,7 @@ namespace kvxfer::testing {
 
 class HeldMemory {
  public:
-  // Where the kernel lets this process hold its own threads, also inside of system calls.
+  // Whether the kernel lets this process hold its own threads, also inside system calls.
   static bool is_possible() { return static_cast<bool>(open()); }
 
   explicit HeldMemory(std::size_t nbytes)
@@ -64,12 +64,12 @@ class HeldMemory {
     const std::lock_guard lock(mutex_);
     return held_.size();
   }
-  // Pages that threads have got.
+  // How many pages threads have got.
   std::size_t num_given() {
     const std::lock_guard lock(mutex_);
     return num_given_;
   }
-  // Those that stand, and from now on all.
+  // Lets the held threads go on, and holds none from now on.
   void let_on() {
     const std::lock_guard lock(mutex_);
     holds_ = false;

@@ -1,9 +1,9 @@
-// A peer over real sockets that speaks the wire truly, until its test has it lie: it proves the secret, answers
-// heartbeats, opens rails with true proofs, and says, sends or withholds whatever the test wants. Beside it a
-// well-behaved agent (Bystander) reads pages of the victim, and must lose nothing.
+// A peer over real sockets that speaks the protocol correctly until its test makes it lie: it proves the
+// secret, answers heartbeats, opens rails with valid proofs, and says, sends or withholds what the test
+// wants. Beside it, a well-behaved agent (Bystander) reads pages of the victim, and must lose nothing.
 //
-// It has no thread: what arrives is read, and heartbeats are answered, inside `hear...` and `serve`. Messages and macs
-// are the core's own (core/control/session, core/control/wire); what a peer *does* with them is left to the test.
+// It has no thread: `hear...` and `serve` read what arrives, and answer heartbeats. Messages and macs are the
+// core's (core/control/session, core/control/wire); the test decides what the peer *does* with them.
 #pragma once
 
 #include <fcntl.h>
@@ -40,7 +40,7 @@ inline void fill_from_urandom(std::span<std::byte> out) {
       .read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size()));
 }
 
-// A blocking end of a stream socket. Sending gives up once the other end reads nothing for kBound.
+// A blocking end of a stream socket. Sending gives up when the other end has read nothing for kBound.
 class Wire {
  public:
   explicit Wire(UniqueFd fd) : fd_(std::move(fd)) {}
@@ -63,12 +63,12 @@ class Wire {
     }
     return true;
   }
-  // As much as goes at once; 0 where nothing does.
+  // Sends as much as the socket takes at once; 0 if it takes nothing.
   std::size_t send_some(wire::ByteSpan bytes) {
     const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return sent > 0 ? static_cast<std::size_t>(sent) : 0;
   }
-  // Bytes with descriptors beside them.
+  // Sends bytes with descriptors.
   bool pass(wire::ByteSpan bytes, std::span<const int> fds) {
     iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
     std::vector<std::byte> control(CMSG_SPACE(fds.size_bytes()));
@@ -84,8 +84,8 @@ class Wire {
     std::memcpy(CMSG_DATA(rights), fds.data(), fds.size_bytes());
     return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
   }
-  // Appends what is there, waiting for it. False: the other end hung up (`hung_up`), or nothing came in time.
-  // Descriptors that came beside it are kept in `descriptors`.
+  // Appends what has come, and waits for it. False: the other end hung up (`hung_up`), or nothing came in
+  // time. Descriptors that came with it are kept in `descriptors`.
   bool receive(wire::Bytes& into, Time timeout_ns) {
     if (!open() || !ready(POLLIN, timeout_ns)) return false;
     std::array<std::byte, 64 * 1024> bytes;
@@ -110,7 +110,7 @@ class Wire {
     into.insert(into.end(), bytes.begin(), bytes.begin() + got);
     return true;
   }
-  // Until the other end hangs up; what it still says is dropped.
+  // Waits until the other end hangs up; drops what it still says.
   bool hears_the_end(Time timeout_ns = kBound) {
     wire::Bytes dropped;
     for (const Time until = Runtime::now() + timeout_ns; !hung_up && Runtime::now() < until; dropped.clear())
@@ -131,11 +131,11 @@ class Wire {
 
 enum class Over { kTcp, kUnix };
 
-// A connected socket to an agent, and not a word said.
+// A connected socket to an agent, on which nothing has been said.
 inline Wire dial(const std::string& address, Over over = Over::kUnix) {
   if (over == Over::kUnix) {
     auto fd = dial_unix(name_beside(address));
-    // Where more wait to be accepted than the listener queues, on a machine that is busy with others.
+    // On a busy machine more callers may wait than the listener queues.
     for (const Time until = Runtime::now() + kBound; !fd.ok() && Runtime::now() < until;) {
       ::poll(nullptr, 0, 1);
       fd = dial_unix(name_beside(address));
@@ -159,8 +159,8 @@ struct PeerOptions {
   std::string secret;
   std::vector<std::string> transports = {"shm", "unix", "tcp"};
   Over over = Over::kUnix;
-  std::string unix_name;  // that it says it listens on
-  std::optional<wire::Id128> host;  // that it says it runs on
+  std::string unix_name;  // where it claims to listen
+  std::optional<wire::Id128> host;  // the host on which it claims to run
 };
 
 class Peer {
@@ -168,14 +168,15 @@ class Peer {
   // Calls an agent.
   explicit Peer(const std::string& address, PeerOptions options = {})
       : Peer(dial(address, options.over), SessionRole::kInitiator, address, options) {}
-  // Answers one that called: `wire` was accepted from a listener of the test's.
+  // Answers an agent that called: the test's listener accepted `wire`.
   Peer(Wire accepted, PeerOptions options) : Peer(std::move(accepted), SessionRole::kAcceptor, "", options) {}
 
-  // Until the session is open at this end and the other's regions are known; it has none to tell. False: refused; see session.reason().
+  // Waits until the session is open at this end and the other end's regions are known; this end has none to
+  // report. False: refused; see session.reason().
   bool shake_hands() {
     return hear_until([&] { return num_heard<wire::RegionsEnd>() != 0; }) && say(wire::RegionsEnd{});
   }
-  // Sealed and numbered as it should be.
+  // Sends a message, correctly sealed and numbered.
   bool say(const wire::Message& message) {
     session.send(Runtime::now(), message);
     return flush();
@@ -188,21 +189,21 @@ class Peer {
     return std::move(frames.front());
   }
 
-  // Reads until that is so. False: it cannot be any more, or not within kBound.
+  // Reads until is_so(). False: it can no longer become so, or did not within kBound.
   bool hear_until(const std::function<bool()>& is_so, Time timeout_ns = kBound) {
     const Time until = Runtime::now() + timeout_ns;
     flush();
     while (!is_so()) {
       const Time left = until - Runtime::now();
       if (left <= 0 || control.hung_up || session.state() == SessionState::kClosed) return is_so();
-      // Woken early enough for our own heartbeats.
+      // Wakes early enough for its own heartbeats.
       if (control.receive(unread_, std::min<Time>(left, 20'000'000))) take_frames();
       static_cast<void>(session.on_time(Runtime::now()));
       flush();
     }
     return true;
   }
-  // Answers heartbeats for so long, and does nothing else.
+  // Answers heartbeats for that time, and does nothing else.
   void serve(Time duration_ns) {
     hear_until([] { return false; }, duration_ns);
   }
@@ -226,13 +227,13 @@ class Peer {
     for (const wire::Message& message : heard) count += std::holds_alternative<T>(message) ? 1 : 0;
     return count;
   }
-  // The other end has ended the session; its words, where it had any.
+  // Waits until the other end has ended the session.
   bool hears_the_end() {
     hear_until([&] { return control.hung_up || session.state() == SessionState::kClosed; });
     return control.hung_up || session.state() == SessionState::kClosed;
   }
 
-  // The initiator's: a rail's socket, proved and welcomed; the transport's own words are the test's.
+  // For an initiator: opens a rail's socket, with proof and welcome; the test speaks as the transport.
   std::optional<Wire> open_rail(std::uint16_t index, std::string_view transport) {
     Wire rail = transport == "tcp" ? dial(address_, Over::kTcp) : dial(address_);
     if (!rail.send(session.rail_hello(index, transport))) return std::nullopt;
@@ -242,7 +243,7 @@ class Peer {
       if (!rail.receive(answer, kBound)) return std::nullopt;
     return rail;
   }
-  // The acceptor's: answers a RAIL_HELLO that came over `rail`, and leaves the rest to the test.
+  // For an acceptor: answers a RAIL_HELLO that came over `rail`, and leaves the rest to the test.
   bool welcome(Wire& rail) {
     wire::Bytes frame;
     for (;;) {
@@ -267,7 +268,7 @@ class Peer {
   const std::string name;
   Wire control;
   Session session;
-  std::deque<wire::Message> heard;  // but heartbeats and the handshake
+  std::deque<wire::Message> heard;  // except heartbeats and the handshake
 
  private:
   Peer(Wire wire, SessionRole role, std::string address, const PeerOptions& options)
@@ -278,7 +279,7 @@ class Peer {
 
   static SessionConfig config_of(const PeerOptions& options) {
     SessionConfig config;
-    config.features = {};  // of an older release
+    config.features = {};  // as of an older release
     config.secret = options.secret;
     config.self.name = options.name;
     fill_from_urandom(config.self.incarnation);
@@ -312,7 +313,7 @@ class Peer {
 inline constexpr std::uint32_t kBlocks = 16;
 inline constexpr std::uint64_t kBlockNbytes = 4096;
 
-// An agent with a region of host memory, whose gate is metered.
+// An agent with a region of host memory; the time that its gate is held is measured.
 struct Agent : agent_pair::Agent<> {
   explicit Agent(RuntimeOptions options) : agent_pair::Agent<>(std::move(options), {kBlocks, kBlockNbytes}) {
     add();
@@ -322,14 +323,15 @@ struct Agent : agent_pair::Agent<> {
 
 inline RuntimeOptions options_of(const std::string& name) {
   RuntimeOptions options = agent_pair::options_of(name, {.transports = {"shm", "unix", "tcp"}});
-  // A peer without a thread of its own is not lost for its silence, and a machine that stands still loses nobody.
+  // The peer has no thread, so it must not be lost for silence; nor must any peer when the machine stands
+  // still.
   options.silent_ns = kNoHeartbeat;
   options.heartbeat_ns = kSecond;
   options.meter_gate = true;
   return options;
 }
 
-// A victim, and a well-behaved third agent that it lets write all blocks.
+// A victim, and a well-behaved third agent, which may write all of its blocks.
 struct Scene {
   explicit Scene(RuntimeOptions of_victim = options_of("victim"),
                  RuntimeOptions of_friend = options_of("friend"))
@@ -339,18 +341,18 @@ struct Scene {
     program = bystander.install(there, true, bystander.region, victim.region);
   }
 
-  // The friend's write of one block arrives, with its bytes.
+  // Whether a write of the friend's arrives, with its bytes.
   bool friend_is_served() {
     const std::uint32_t block = next_block++ % kBlocks;
     std::byte* const page = bystander.memory.data() + block * kBlockNbytes;
     std::memset(page, static_cast<int>(next_block), kBlockNbytes);
     const auto handle = bystander.try_post(bystander.request(there, program, {block}));
     if (!handle.ok() || !is_done(handle.value())) return false;
-    // The bytes were moved under the victim's gate: who has passed it may read them.
+    // The victim's gate was held while the bytes moved; after taking it once, this thread may read them.
     victim.runtime->with_engine([](Engine&, Time) {});
     return std::memcmp(page, victim.memory.data() + block * kBlockNbytes, kBlockNbytes) == 0;
   }
-  // Its session is the one that it began with.
+  // Whether the friend still has its first session.
   bool friend_is_there() {
     return victim.runtime->with_engine([&](Engine& engine, Time) {
       return engine.session(here) != nullptr;
@@ -360,11 +362,11 @@ struct Scene {
   }
 
   Agent victim, bystander;
-  SessionKey there = 0, here = 0;  // the victim as its friend calls it, and the friend as the victim does
+  SessionKey there = 0, here = 0;  // the friend's number for the victim, and the victim's for the friend
   std::uint32_t program = 0, next_block = 0;
 };
 
-// Hers: what a peer with a region of her own asks of the victim's pages, which it may read.
+// A hostile peer with a region, which may read the victim's pages.
 struct Reader {
   Reader(Scene& scene, Peer& its) : peer(its) {
     Runtime& victim = *scene.victim.runtime;
@@ -391,7 +393,7 @@ struct Reader {
   bool tell(const CopyProgram& program) {
     return peer.say(wire::Program{++num_programs, src, kRegion, program});
   }
-  // Reads all blocks by the newest program; its number.
+  // Requests a read of all blocks by the newest program; returns the transfer's id.
   TransferId ask(std::uint8_t flags = 0) {
     wire::Request request;
     request.spec.transfer = next += 2;
@@ -415,7 +417,7 @@ struct Reader {
   TransferId next = 0;
 };
 
-// What an agent has logged since the last call, a line each.
+// What an agent has logged since the last call, line by line.
 inline std::vector<std::string> log_of(Runtime& runtime) {
   std::vector<std::string> lines;
   for (;;) {
