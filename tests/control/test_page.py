@@ -290,16 +290,16 @@ def test_a_request_is_found_by_its_id(page: Page, daemon: Program, pair: Pair) -
 
 def test_a_node_is_drained_once_that_is_confirmed(page: Page, daemon: Program) -> None:
     page.open(daemon.url, daemon.token)
-    page.until(lambda: page.text("drain-state") == "The node takes work.", "the state is not shown")
+    page.until(lambda: page.text("drain-state") == "The node accepts work.", "the state is not shown")
     page.activate(page.element("drain-begin"))
     page.press(Keys.ENTER)  # the focus is on "No"
-    assert "takes work" in page.text("drain-state")
+    assert "accepts work" in page.text("drain-state")
     page.activate(page.element("drain-begin"))
     page.press(Keys.TAB)
     page.press(Keys.ENTER)
     page.until(lambda: "ready to stop" in page.text("drain-state"), "it is not drained")
     page.activate(page.element("drain-end"))
-    page.until(lambda: page.text("drain-state") == "The node takes work.", "the drain is not taken back")
+    page.until(lambda: page.text("drain-state") == "The node accepts work.", "the drain is not taken back")
 
 
 def test_who_may_only_read_gets_no_controls(page: Page, daemon: Program, pair: Pair) -> None:

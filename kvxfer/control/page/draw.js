@@ -143,7 +143,7 @@ export function way(rows) {
     body.append(line);
   }
   const heads = ["At", "Took", "Where", "What", "When"].map((name) => element("th", { scope: "col" }, name));
-  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "The request's way" },
+  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "The request's trace" },
     element("table", { class: "way" }, element("thead", {}, element("tr", {}, ...heads)), body));
 }
 

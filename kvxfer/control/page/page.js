@@ -156,13 +156,13 @@ const PARTS = {
     table("agent", agents, (agent) => agent.id, (row, agent) =>
       cells(row, [
         agent.name,
-        agent.address || "accepts nobody",
+        agent.address || "accepts no peers",
         `${agent.pid} on ${agent.host}`,
         agent.regions,
         agent.peers,
         agent.leases,
         agent.may.join(", ") || "nothing",
-        (agent.draining ? "drains, " : "") + `attached ${since(agent.attached_at_s)}` +
+        (agent.draining ? "draining, " : "") + `attached ${since(agent.attached_at_s)}` +
           (agent.records_dropped ? `, ${agent.records_dropped} records lost` : ""),
       ]));
   },
@@ -173,11 +173,11 @@ const PARTS = {
       cells(row, [
         lease.region_name || `region ${lease.region}`,
         lease.agent_name,
-        lease.holder || (lease.session === null ? "who has the token" : `session ${lease.session}`),
+        lease.holder || (lease.session === null ? "any agent with the token" : `session ${lease.session}`),
         lease.mode,
         lease.num_blocks === null ? "all" : lease.num_blocks,
         lease.state,
-        lease.seconds_left === null ? "no end" : duration(lease.seconds_left * 1e6),
+        lease.seconds_left === null ? "no time limit" : duration(lease.seconds_left * 1e6),
       ]));
   },
   async pools() {
@@ -204,8 +204,8 @@ const PARTS = {
     const drain = await daemon.get("/v1/drain");
     const refused = drain.agents.filter((agent) => agent.refused).map((agent) => `${agent.name}: ${agent.refused}`);
     const left = drain.deadline_at_s ? Math.max(0, drain.deadline_at_s - Date.now() / 1e3) : 0;
-    const state = drain.ready ? "Drained: ready to stop." : `Drains: ${drain.running} transfers run, ${duration(left * 1e6)} left.`;
-    say($("drain-state"), drain.draining ? [state, ...refused].join(" ") : "The node takes work.");
+    const state = drain.ready ? "Drained: ready to stop." : `Draining: ${drain.running} transfers run, ${duration(left * 1e6)} left.`;
+    say($("drain-state"), drain.draining ? [state, ...refused].join(" ") : "The node accepts work.");
     say($("drain-begin"), drain.draining ? "Set another deadline" : "Drain this node");
     $("drain-end").hidden = !drain.draining;
     if (drain.draining && !drain.ready) setTimeout(() => now.dirty.add("drain"), 1000);
@@ -218,7 +218,7 @@ const PARTS = {
     if (turn !== now.endedTurn) return; // a later request's answer will be shown
     const searched = context || state;
     say($("ended-caption"), searched ? `Found: ${items.length}${context ? ` of ${context}` : ""}${state ? `, ${state}` : ""}` : "Just ended");
-    say($("ended-nothing"), searched ? "No transfer that is known fits." : "No transfer has ended yet.");
+    say($("ended-nothing"), searched ? "No known transfer matches." : "No transfer has ended yet.");
     table("ended", items, (transfer) => transfer.id, (row, transfer) =>
       cells(row, [
         ...whoAndWhere(transfer),
@@ -330,7 +330,7 @@ function cancelButton(id) {
     button.disabled = true;
     attempt(async () => {
       const told = await daemon.ask("POST", `/v1/transfers/${encodeURIComponent(id)}/cancel`);
-      tell(told.found ? `Transfer ${id} is cancelled.` : `Transfer ${id} had ended.`);
+      tell(told.found ? `Transfer ${id} is cancelled.` : `Transfer ${id} had already ended.`);
     }).finally(() => {
       button.disabled = false;
       // The transfer's row is removed; if it had the focus, the title gets it.
@@ -359,11 +359,11 @@ async function showDetail(id) {
       ["Trace parent", transfer.trace_parent || "-"],
       ["Tenant", transfer.tenant || "-"],
       ["Size", `${transfer.num_blocks} blocks, ${transfer.num_layers} layers, ${bytes(transfer.nbytes)}`],
-      ["Made by", transfer.created_by || "its agent"],
+      ["Created by", transfer.created_by || "its agent"],
     ]),
     ...(endsOf(transfer).length ? timeline(transfer, Date.now() / 1e3) : []),
   ];
-  if (transfer.context) parts.splice(1, 0, button("Show the request's way", () => showWay(transfer.context)));
+  if (transfer.context) parts.splice(1, 0, button("Show the request's trace", () => showWay(transfer.context)));
   for (const [word, end] of endsOf(transfer)) {
     parts.push(
       element("h3", {}, `${word[0].toUpperCase()}${word.slice(1)}: ${end.agent_name || end.agent}`),
@@ -465,10 +465,10 @@ $("drain-form").addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(async () => {
     const deadline = Number($("deadline").value);
-    if (!(await confirmed(`Refuse new work on this node, and let what runs go on for ${deadline} seconds?`))) return;
+    if (!(await confirmed(`Refuse new work on this node, and let running transfers continue for ${deadline} seconds?`))) return;
     const drain = await daemon.ask("PUT", "/v1/drain", { deadline_s: deadline });
     now.dirty.add("drain");
-    tell(drain.ready ? "The node is drained, and ready to stop." : "The node drains.");
+    tell(drain.ready ? "The node is drained, and ready to stop." : "The node is draining.");
   });
 });
 $("drain-end").addEventListener("click", () =>
@@ -476,7 +476,7 @@ $("drain-end").addEventListener("click", () =>
     await daemon.ask("DELETE", "/v1/drain");
     now.dirty.add("drain");
     $("deadline").focus();
-    tell("The node takes work again.");
+    tell("The node accepts work again.");
   }));
 
 // ---- once a second -------------------------------------------------------------------------------
