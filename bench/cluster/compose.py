@@ -27,9 +27,11 @@ class Compose:
         try:
             import yaml
         except ImportError:
-            raise BenchError("the cluster needs PyYAML, which vLLM brings: make cluster") from None
+            raise BenchError(
+                "the cluster needs PyYAML, which is installed with vLLM: run make cluster"
+            ) from None
         if not _FOLDER.is_dir():
-            raise BenchError(f"no {_FOLDER}: the cluster is started from a checkout, by make cluster")
+            raise BenchError(f"there is no {_FOLDER}: run make cluster in a checkout")
         self._folder = folder
         own = folder / "compose"
         shutil.copytree(_FOLDER / "compose", own, ignore=shutil.ignore_patterns("private"))

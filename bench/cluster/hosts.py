@@ -61,7 +61,7 @@ class Host:
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != "up\n":
             self.end()
-            raise OSError("no namespaces of its own, or none that can be mounted in")
+            raise OSError("its namespaces cannot be made, or nothing can be mounted in them")
 
     @property
     def pid(self) -> int:

@@ -49,13 +49,13 @@ def run(options: ClusterOptions) -> int:
             wrong = cluster.ask(options.prompts)
             cluster.show()
             if not options.once and not wrong:
-                _say("It goes on until Ctrl-C.")
+                _say("The cluster runs until Ctrl-C.")
                 _wait_for_a_signal()
     except BenchError as error:
         _say(f"{error}\nlogs: {folder}")
         return 1
     if wrong:
-        _say(f"{wrong} of {options.prompts} prompts went wrong; logs: {folder}")
+        _say(f"{wrong} of {options.prompts} prompts failed; logs: {folder}")
         return 1
     shutil.rmtree(folder)
     return 0
@@ -117,7 +117,7 @@ class _Cluster:
     def _serve(self, name: str, command: list[str]) -> None:
         """Starts a program of the first host, and waits until it answers."""
         if shutil.which(command[0]) is None:
-            raise BenchError(f"no {command[0]}: install {name}, or name the program (--{name})")
+            raise BenchError(f"{command[0]} is not installed: install {name}, or name the program (--{name})")
         command = [shutil.which(command[0]) or "", *command[1:]]
         process = self._stack.enter_context(
             ProgramProcess(name, [*self._inside(_HUB), *command], self._folder / f"{name}.log")
@@ -197,7 +197,7 @@ class _Cluster:
             if "router" in told and "pages move" in told and told.count("llm_request") == len(_ENGINES):
                 return told
             if time.monotonic() > give_up_s:
-                raise BenchError(f"the request's way is not known: {told or done.stderr}")
+                raise BenchError(f"not all spans of the request arrived: {told or done.stderr}")
             time.sleep(0.5)
 
     def _value(self, query: str) -> str:
@@ -208,7 +208,7 @@ class _Cluster:
             if found := answer["data"]["result"]:
                 return str(found[0]["value"][1])
             time.sleep(0.5)
-        raise BenchError(f"Prometheus has no {query}: {json.dumps(answer)}")
+        raise BenchError(f"Prometheus has no value of {query}: {json.dumps(answer)}")
 
 
 def _request(number: int) -> str:

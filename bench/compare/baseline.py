@@ -77,7 +77,9 @@ def known_baselines() -> tuple[Baseline, ...]:
             "kvxfer.bench.compare.adapters.facade_adapter",
             {transport: f"{transport}, foreign memory" for transport in ("shm", *over_tcp)},
             options={"progress_thread": False, "pause": False},
-            notes=("kvxfer as nixl: the program of the nixl rows, on kvxfer.connectors.nixl",),
+            notes=(
+                "kvxfer as nixl: the program of the nixl rows, with kvxfer.connectors.nixl in NIXL's place",
+            ),
         ),
         made(
             "nixl",
@@ -85,8 +87,9 @@ def known_baselines() -> tuple[Baseline, ...]:
             nixl_paths,
             options={"progress_thread": False, "pause": False},
             notes=(
-                "nixl: no progress thread, both ends poll; over shm it attaches memory as kvxfer does with "
-                "--memory foreign, and reposts one prepared transfer where kvxfer makes each write anew",
+                "nixl: no progress thread, both ends poll; over shm it reads the other process's memory, as "
+                "kvxfer does with --memory foreign; it posts one prepared transfer again, while kvxfer "
+                "makes each write anew",
             ),
         ),
         made(
@@ -96,7 +99,9 @@ def known_baselines() -> tuple[Baseline, ...]:
             # On two cores a caller that spins takes the thread's core; with a pause it is several times
             # faster (bench compare --work latency).
             options={"progress_thread": True, "pause": True},
-            notes=("nixl+thread: its default; a thread at each end progresses, callers pause 20 us a poll",),
+            notes=(
+                "nixl+thread: its default: a progress thread at each end; callers pause 20 us between polls",
+            ),
         ),
         made(
             "mooncake",
@@ -108,7 +113,7 @@ def known_baselines() -> tuple[Baseline, ...]:
             environment={"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535"},
             notes=(
                 "mooncake: by default it fails on batches of more than 2,048 descriptors; its queue is set "
-                "to 65,535, its most, and batches are split at 32,768; its non-CUDA wheel goes over tcp",
+                "to 65,535, its maximum, and batches are split at 32,768; its non-CUDA wheel uses tcp",
             ),
         ),
     )
@@ -120,8 +125,8 @@ def chosen_baselines(software: tuple[str, ...], known: tuple[Baseline, ...]) -> 
     for baseline in chosen:
         if not baseline.is_installed:
             raise BenchError(
-                f"{baseline.software} is not installed: no {baseline.python}; "
-                "`make baselines` installs it, or --against names others"
+                f"{baseline.software} is not installed: there is no {baseline.python}; run `make baselines`, "
+                "or name other software with --against"
             )
     return chosen
 

@@ -176,7 +176,7 @@ class BaselineEnd(End):
             for _ in range(_POLLS):
                 if tag in self.software.notifications():
                     return
-        raise TimeoutError(f"no notification {tag!r} within {self.options['timeout_s']:g} s")
+        raise TimeoutError(f"no notification {tag!r} arrived within {self.options['timeout_s']:g} s")
 
     def _fill_every(self, iteration: int, way: str) -> None:
         if iteration % _CHECK_EVERY == 0:

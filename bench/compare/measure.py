@@ -69,14 +69,18 @@ class CompareOptions:
     against: Annotated[
         tuple[str, ...], Option(f"Other software: {', '.join(SOFTWARE)}.", one_of=SOFTWARE, value="SOFTWARE")
     ] = SOFTWARE
-    work: Annotated[str, Option("What they do.", one_of=tuple(FIGURES))] = "pages"
+    work: Annotated[str, Option("What the systems do.", one_of=tuple(FIGURES))] = "pages"
     rounds: Annotated[
-        int, Option("How many; in each, every system starts afresh, in rotated order.", at_least=1)
+        int,
+        Option(
+            "Number of rounds. In each round, every system starts new processes, in rotated order.",
+            at_least=1,
+        ),
     ] = 3
     transport: Annotated[
         str,
         Option(
-            "shm, tcp, and of ours ucx and libfabric beside the others' tcp.",
+            "shm or tcp; or ucx or libfabric for kvxfer, compared with the others' tcp.",
             one_of=("shm", "tcp", "ucx", "libfabric"),
         ),
     ] = "shm"
@@ -87,7 +91,11 @@ class CompareOptions:
     memory: MemoryKind = "pool"
     nbytes: Nbytes = 4096
     iterations: Annotated[
-        int, Option("Measured in a round after a warm-up; 0: 5, or 500 of latency, 1 of setup.", at_least=0)
+        int,
+        Option(
+            "Iterations measured in a round, after a warm-up. 0: 5, or 500 for latency, 1 for setup.",
+            at_least=0,
+        ),
     ] = 0
     seed: Seed = 1
     timeout_s: Timeout = 30.0
@@ -245,17 +253,17 @@ def parts(result: Message) -> Iterator[Part]:
         yield Words(f"{words}; {settings}" if settings else words)
     yield from (Words(note, "dim") for note in result["notes"])
     for name, words in result["failures"].items():
-        yield Words(f"{name} failed and was left out from there: {words}", "bad")
+        yield Words(f"{name} failed, and was left out from then on: {words}", "bad")
     if result["verified"] and systems and result["work"] == "pages":
         # `latency` checks every fiftieth write; `setup` checks the first one.
-        yield Words("every byte checked where it arrived, in every system and round")
+        yield Words("every byte was checked at its destination, for every system and round")
 
 
 def _title(result: Message) -> str:
     what = {
         "pages": f"{result['op']} of {result['total_mib']} MiB in pages of {result['block_kib']} KiB",
-        "latency": f"a write of {result['nbytes']} bytes and its notification, both ends polling",
-        "setup": "two fresh processes, one agent in each",
+        "latency": f"a write of {result['nbytes']} bytes with a notification, both ends poll",
+        "setup": "two new processes, one agent in each",
     }[result["work"]]
     rounds = f"{len(result['rounds_measured'])} of {result['rounds']} rounds of {result['iterations']}"
     return f"{what}, over {result['transport']}; {rounds}, interleaved"

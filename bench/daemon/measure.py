@@ -22,41 +22,41 @@ from kvxfer.bench.run.stats import MIB, median, median_ratio, percentiles, sprea
 SCENES: Final = {
     "start": {
         "up_s": "from a daemon's start until it answers",
-        "empty_up_s": "until an empty application of the same framework answers",
-        "up_ratio": "of the two, in turns, median",
-        "up_cpu_ratio": "the same of their processor time",
-        "ready_ratio": "until the daemon is ready, its own agent included, beside the same",
+        "empty_up_s": "the same for an empty application of the same framework",
+        "up_ratio": "up_s / empty_up_s, started in turns, median",
+        "up_cpu_ratio": "the same ratio of their processor time",
+        "ready_ratio": "time until the daemon and its own agent are ready, divided by empty_up_s",
     },
     "idle": {
-        "idle_cores": "processor time of a daemon with its own agent and two others in a second, idle",
-        "above_empty_mib": "what is resident of it above an empty application",
-        "empty_mib": "what is resident of that",
+        "idle_cores": "processor time in a second of a daemon with its own agent and two others, idle",
+        "above_empty_mib": "resident memory of the daemon above that of an empty application",
+        "empty_mib": "resident memory of the empty application",
     },
     "requests": {
-        "request_ms": "a control request, while agents move pages at the rate",
-        "quiet_request_ms": "the same while nothing moves",
-        "slowest": "the kind of request whose p99 is the longest under load, and that p99 in ms",
-        "moved_per_s": "transfers of that time",
-        "daemon_cores": "processor time of the daemon in a second of that",
+        "request_ms": "a control request while agents move pages at the given rate",
+        "quiet_request_ms": "a control request while no pages move",
+        "slowest": "the kind of request with the longest p99 under load, and that p99 in ms",
+        "moved_per_s": "transfers in a second under load",
+        "daemon_cores": "processor time of the daemon in a second under load",
     },
     "cost": {
-        "transfer_cpu_us": "processor time of both agents for a transfer at the rate, with no daemon",
-        "attached_cpu_us": "the same attached to a daemon",
-        "cpu_ratio": "of the two, in turns, median",
-        "link_share": "of the latter, what is taken by the threads that talk to the daemon",
+        "transfer_cpu_us": "processor time of both agents for a transfer at the given rate, without a daemon",
+        "attached_cpu_us": "the same with both agents attached to a daemon",
+        "cpu_ratio": "attached_cpu_us / transfer_cpu_us, in turns, median",
+        "link_share": "share of attached_cpu_us in the threads that talk to the daemon",
     },
     "lists": {
-        "page_ms": "one page of a list of all records by a filter that matches few",
-        "pages": "of that list, from its begin to its end",
-        "beside_ms": "a request beside it that needs nothing",
+        "page_ms": "one page of a list of all records, with a filter that matches few",
+        "pages": "number of pages of that list",
+        "beside_ms": "a control request while the list is read",
     },
     "events": {
-        "made_per_s": "events that agents told of, and watchers watched for",
-        "delay_ms": "from the event to its watcher: of the quarter whose topic has one in a hundred of them",
-        "beside_events_ms": "a control request meanwhile",
+        "made_per_s": "events in a second that agents sent and watchers received",
+        "delay_ms": "from an event to its watcher, for watchers of the topic that 1 in 100 events has",
+        "beside_events_ms": "a control request while events are sent",
         "events_daemon_cores": "processor time of the daemon in a second of that",
-        "laggard_missed": "events that a watcher who did not read was told that it missed; the others it got",
-        "grown_mib": "of the daemon's resident memory, from before the first event to after the last",
+        "laggard_missed": "events that a watcher which did not read was told it missed; it got all others",
+        "grown_mib": "growth of the daemon's resident memory from the first event to the last",
     },
 }
 
@@ -70,19 +70,19 @@ class DaemonOptions:
 
     scenes: Annotated[
         tuple[str, ...],
-        Option(f"What is measured: {', '.join(SCENES)}.", one_of=tuple(SCENES), value="SCENE"),
+        Option(f"The scenes to measure: {', '.join(SCENES)}.", one_of=tuple(SCENES), value="SCENE"),
     ] = tuple(SCENES)
     transfers_per_s: Annotated[
-        float, Option("Transfers of the data plane beside requests.", above=0, value="N")
+        float, Option("Rate of transfers while requests are sent.", above=0, value="N")
     ] = 1000.0
-    seconds: Annotated[float, Option("How long each load lasts, and rest.", above=0, value="SECONDS")] = 10.0
-    records: Annotated[int, Option("How long the lists are.", at_least=1)] = 100_000
-    agents: Annotated[int, Option("How many tell of events.", at_least=1)] = 200
-    watchers: Annotated[int, Option("How many read events.", at_least=1)] = 100
-    events_per_s: Annotated[float, Option("How many events there are.", above=0, value="N")] = 10_000.0
-    iterations: Annotated[
-        int, Option("How often each is measured, of what is done in turns.", at_least=1)
-    ] = 7
+    seconds: Annotated[
+        float, Option("Duration of each load, and of each rest.", above=0, value="SECONDS")
+    ] = 10.0
+    records: Annotated[int, Option("Number of records in the lists.", at_least=1)] = 100_000
+    agents: Annotated[int, Option("Number of agents that send events.", at_least=1)] = 200
+    watchers: Annotated[int, Option("Number of watchers that read events.", at_least=1)] = 100
+    events_per_s: Annotated[float, Option("Rate of events.", above=0, value="N")] = 10_000.0
+    iterations: Annotated[int, Option("How often to repeat what is measured in turns.", at_least=1)] = 7
     seed: Seed = 1
 
     def __post_init__(self) -> None:
@@ -258,10 +258,11 @@ def _events(options: DaemonOptions) -> Message:
         seen = watching.call("seen", failed=-(-count // telling_end.FAILED_ONE_IN))
         late = watching.call("read_late", last=last)
         if seen["missed"] or len(set(seen["seen"])) != 1:
-            raise CheckFailedError(f"watchers saw {seen['seen']} events, and missed {seen['missed']}")
+            raise CheckFailedError(f"watchers saw {seen['seen']} events and missed {seen['missed']}")
         if late["seen"] + late["missed"] != last - first:
             raise CheckFailedError(
-                f"a laggard got {late['seen']} events and was told of {late['missed']} of {last - first}"
+                f"a slow watcher got {late['seen']} events and was told that it missed "
+                f"{late['missed']}, of {last - first}"
             )
         return {
             "made_per_s": round(count / elapsed_s, 1),
@@ -334,5 +335,5 @@ def _until(is_so: Callable[[], bool]) -> None:
     until_s = time.monotonic() + 60.0
     while not is_so():
         if time.monotonic() > until_s:
-            raise CheckFailedError("the daemon has not taken in what it was told, for 60 s")
+            raise CheckFailedError("the daemon did not store the events within 60 s")
         time.sleep(0.02)

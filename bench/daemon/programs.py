@@ -62,7 +62,7 @@ class Program:
             except OSError:
                 pass
             if self._process.poll() is not None or time.perf_counter() > until_s:
-                raise BenchError(f"it does not answer: {(self.folder / 'log').read_text()[-2000:]}")
+                raise BenchError(f"the program does not answer: {(self.folder / 'log').read_text()[-2000:]}")
             time.sleep(_LOOK_S)
 
     def client(self) -> Client:

@@ -44,7 +44,7 @@ class TellingEnd(End):
         assert self._thread is not None
         self._thread.join()
         if self._error is not None:
-            raise BenchError(f"records could not be told: {self._error}")
+            raise BenchError(f"records could not be sent: {self._error}")
         return {"records": self._num_told}
 
     async def aclose(self) -> None:
@@ -86,7 +86,7 @@ class TellingEnd(End):
         state = {"t": "state", "peers": [peer], "num_peers": 1, **clocks}
         connected.sendall(json_frame(hello) + json_frame(state))
         if not select.select([connected], [], [], _TIMEOUT_S)[0] or b"welcome" not in connected.recv(4096):
-            raise BenchError(f"agent {number} was not welcome")
+            raise BenchError(f"the daemon did not accept agent {number}")
         return connected
 
     def _run(self, rate: float, count: int) -> None:

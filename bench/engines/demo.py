@@ -27,7 +27,7 @@ _NUM_TOKENS = (20, 33, 64, 150, 400, 900)
 _HOW = ("pull", "push")  # of `DISPATCHES`
 _MAX_TOKENS = 32
 _EQUAL = "equal"
-_COMPUTED_AGAIN = "computed again: nothing was moved"
+_COMPUTED_AGAIN = "computed again: no tokens were moved"
 # SGLang's prefill may hear of the transfer's end after decode's last token.
 _TOLD_S = 10.0
 
@@ -44,9 +44,9 @@ def run(options: DemoOptions) -> int:
     print_parts([Table(("prompt", "moved", "tokens of both", ""), rows)])
     wrong = sum(verdict != _EQUAL for *_, verdict, _ in rows)
     if wrong:
-        _say(f"{wrong} of {len(rows)} prompts went wrong; logs: {folder}")
+        _say(f"{wrong} of {len(rows)} prompts failed; logs: {folder}")
         return 1
-    _say(f"{len(rows)} prompts, the tokens of one engine each; logs: {folder}")
+    _say(f"{len(rows)} prompts gave the same tokens as one engine; logs: {folder}")
     return 0
 
 

@@ -20,15 +20,15 @@ class RouterOptions:
     kvxfer bench router --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
     """
 
-    prefill: Annotated[tuple[str, ...], Option("URLs of engines, repeated or with commas between.")]
-    decode: Annotated[tuple[str, ...], Option("The same of decode engines.")]
-    host: Annotated[str, Option("Where it listens.")] = "127.0.0.1"
+    prefill: Annotated[tuple[str, ...], Option("URLs of prefill engines, separated by commas or repeated.")]
+    decode: Annotated[tuple[str, ...], Option("URLs of decode engines.")]
+    host: Annotated[str, Option("The address at which the router listens.")] = "127.0.0.1"
     port: Annotated[int, Option("Its port.", at_least=0, at_most=65535)] = 8000
     dispatch: Annotated[
         str, Option("sequential: decode pulls; concurrent: prefill pushes.", one_of=DISPATCHES)
     ] = "sequential"
     silence_timeout_s: Annotated[
-        float, Option("How long an engine may say nothing before it has failed.", above=0)
+        float, Option("How long an engine may be silent before the request fails.", above=0)
     ] = 300.0
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class DemoOptions:
     kvxfer bench demo --engine vllm
     """
 
-    engine: Annotated[str, Option("Which engines serve.", one_of=ENGINES)] = ENGINES[0]
+    engine: Annotated[str, Option("The engine to run.", one_of=ENGINES)] = ENGINES[0]
 
     def __post_init__(self) -> None:
         check(self)
@@ -63,9 +63,9 @@ class ClusterOptions:
     kvxfer bench cluster --once --mbit-s 1000
     """
 
-    once: Annotated[bool, Option("End when the prompts are answered.")] = False
-    prompts: Annotated[int, Option("How many prompts are sent.", at_least=1)] = 4
-    mbit_s: Annotated[int, Option("What each node's cable carries; 0 for no bound.", at_least=0)] = 0
+    once: Annotated[bool, Option("Stop when the prompts are answered.")] = False
+    prompts: Annotated[int, Option("Number of prompts to send.", at_least=1)] = 4
+    mbit_s: Annotated[int, Option("Rate limit of each node's cable; 0 for no limit.", at_least=0)] = 0
     etcd: Annotated[str, Option("The program.", value="FILE")] = "etcd"
     prometheus: Annotated[str, Option("The program.", value="FILE")] = "prometheus"
 

@@ -100,7 +100,7 @@ class Engine:
         except httpx.TransportError as error:
             raise self._failed(error) from error
         except (ValueError, AttributeError) as error:
-            raise RouteError(502, f"{self} answered what is no JSON object: {error}", self) from error
+            raise RouteError(502, f"the answer of {self} is not a JSON object: {error}", self) from error
         own = (told or {}).get("kvxfer")
         if isinstance(own, dict) and "ranks" in own:
             self.ranks = own["ranks"]
@@ -162,7 +162,9 @@ class Router:
         handed_over = await prefill.prefill(path, body, headers)
         if not handed_over:
             request = headers["X-Request-Id"]
-            _log.warning("%s handed nothing over for %s; decode computes it", prefill, request)
+            _log.warning(
+                "%s handed nothing over for request %s; decode computes the prompt", prefill, request
+            )
         told = {**body, "kv_transfer_params": handed_over or None}
         return await next(self._decodes).ask(path, told, headers)
 

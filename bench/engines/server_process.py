@@ -73,9 +73,9 @@ class ProgramProcess:
         deadline = time.monotonic() + timeout_s
         while not is_up():
             if self.has_ended():
-                raise BenchError(f"{self.name} ended before it was up; {self.last_words()}")
+                raise BenchError(f"{self.name} ended before it was ready; {self.last_words()}")
             if time.monotonic() > deadline:
-                raise BenchError(f"{self.name} was not up after {timeout_s:g} s; {self.last_words()}")
+                raise BenchError(f"{self.name} was not ready after {timeout_s:g} s; {self.last_words()}")
             time.sleep(0.1)
         return self
 

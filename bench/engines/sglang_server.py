@@ -89,7 +89,9 @@ class SglangServer(EngineServer):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         if importlib.util.find_spec("sglang") is None:
-            raise BenchError("no SGLang here: `make demo-sglang` and `make test-sglang` set up .sglang")
+            raise BenchError(
+                "SGLang is not installed: `make demo-sglang` and `make test-sglang` set up .sglang"
+            )
         self.role = role
         self._bootstrap = reserved_port()
         command = [

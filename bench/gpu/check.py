@@ -74,20 +74,20 @@ class GpuOptions:
     kvxfer bench gpu --only figures --out gpu.json
     """
 
-    device: Annotated[int, Option("Which GPU, by its number.", at_least=0)] = 0
+    device: Annotated[int, Option("Index of the GPU.", at_least=0)] = 0
     total_mib: Annotated[int, Option("Size of a copy of pages.", at_least=1)] = 1024
-    rounds: Annotated[int, Option("How often each is measured.", at_least=1)] = 7
-    seconds: Annotated[float, Option("When everything has ended.", above=0, value="SECONDS")] = 400.0
+    rounds: Annotated[int, Option("How often to measure each figure.", at_least=1)] = 7
+    seconds: Annotated[float, Option("Time limit for everything.", above=0, value="SECONDS")] = 400.0
     only: Annotated[
-        tuple[str, ...], Option("Which parts run: tests, figures.", one_of=("tests", "figures"), value="PART")
+        tuple[str, ...], Option("Parts to run: tests, figures.", one_of=("tests", "figures"), value="PART")
     ] = ("tests", "figures")
     group: Annotated[
-        str, Option("Measure this group of figures alone, in this process.", one_of=("", *GROUPS))
+        str, Option("Measure only this group of figures, in this process.", one_of=("", *GROUPS))
     ] = ""
-    out: Annotated[str, Option("The result as JSON, written there as it comes.", value="FILE")] = ""
-    logs: Annotated[str, Option("What tests and figures print, a file each.", value="DIR")] = (
-        "build/gpu-check-logs"
-    )
+    out: Annotated[str, Option("Write the result there as JSON while it is measured.", value="FILE")] = ""
+    logs: Annotated[
+        str, Option("Directory of the outputs of tests and figures, one file each.", value="DIR")
+    ] = "build/gpu-check-logs"
 
     def __post_init__(self) -> None:
         check(self)

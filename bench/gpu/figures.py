@@ -35,7 +35,7 @@ _DEVICE_COPY, _TO_HOST, _TO_DEVICE = "device to device", "device to host", "host
 _TABLES_NBYTES = 128 * MIB
 _TRIGGER_ROUNDS = 500
 _LITMUS_ROUNDS = 2000
-_BETWEEN = "another process's pages on this GPU, which is no NVLink"
+_BETWEEN = "another process's pages on this GPU (no NVLink)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def host(options: Options) -> None:
                     )
             _rows(copies, options)
         if not engines.has_copy_engines:
-            words = "copy engines: the driver has no batches of copies (CUDA 12.8) for this device"
+            words = "copy engines: the driver does not support batches of copies (CUDA 12.8) on this device"
             say("not run", words=words)
 
 
@@ -191,7 +191,7 @@ def litmus(options: Options) -> None:
     for found in gpu_litmus.run(options.device, _LITMUS_ROUNDS):
         say("litmus", **asdict(found))
         if found.num_wrong and found.is_fenced:
-            raise CheckFailedError(f"the litmus test fails with its fences: {found}")
+            raise CheckFailedError(f"the litmus test fails although its fences are in place: {found}")
 
 
 _MEASURES: Final[tuple[Callable[[Options], None], ...]] = (

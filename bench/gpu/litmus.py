@@ -123,4 +123,4 @@ def _write(stream: Any, address: int, value: int) -> None:
 
 def _check(answer: tuple[Any, ...]) -> None:
     if int(answer[0]) != 0:
-        raise BenchError(f"the driver refuses a stream's wait or store: {answer[0]}")
+        raise BenchError(f"the driver refused a stream's wait or store: {answer[0]}")

@@ -89,7 +89,9 @@ def measure(
 
             read(1)
             if not torch.equal(cache, wanted):
-                raise CheckFailedError(f"what was read from another process ({kind.name}) is not what it has")
+                raise CheckFailedError(
+                    f"the bytes read from another process ({kind.name}) differ from its own"
+                )
             for _ in range(rounds):
                 rates.append(2 * nbytes * _NUM_READS / read(_NUM_READS) / 1e9)
                 ratios.append(rates[-1] / limit())

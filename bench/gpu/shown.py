@@ -24,7 +24,7 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
     missed = sum(_is_below(row) for row in result["row"]) + sum(map(_is_late, result["trigger"]))
     yield from _table(result["tests"], ("tests", "passed", "skipped", "wrong"), _tests)
     if result["row"]:
-        yield Words("GB/s are read + written on the device, moved once to and from the host")
+        yield Words("GB/s count bytes read and written on the device, and bytes moved to or from the host")
     for group, rows_of in groupby(result["row"], key=lambda row: row["group"]):
         head: tuple[str, ...] = (group, "GB/s", "of limit", "from - to", "asked", "submit us")
         yield from _table(list(rows_of), head, _copy)
@@ -81,5 +81,9 @@ def _verdict(result: dict[str, Any], missed: int) -> str:
     if not result["row"]:
         reached = "no copy was measured"
     else:
-        reached = f"{missed} of what was asked is below (*)" if missed else "what was measured is as asked"
+        reached = (
+            f"{missed} figures miss their targets (*)"
+            if missed
+            else "all measured figures reach their targets"
+        )
     return f"{wrong}; {reached}" + (f"; {num_not_run} not run" if num_not_run else "")

@@ -37,20 +37,23 @@ class HandoverOptions:
     kvxfer bench handover --trace my_requests.jsonl --out results
     """
 
-    model: Annotated[str, Option(f"Whose cache: {', '.join(MODELS)}.")] = "Llama-3.1-8B"
+    model: Annotated[str, Option(f"The model whose cache is moved: {', '.join(MODELS)}.")] = "Llama-3.1-8B"
     transport: Annotated[
         str,
         Option(
-            "What carries it: shm, tcp, verbs, ucx, libfabric.",
+            "The transport: shm, tcp, verbs, ucx, libfabric.",
             one_of=("shm", "tcp", "verbs", "ucx", "libfabric"),
         ),
     ] = "shm"
     device: Device = ""
     trace: Trace = traces.SAMPLE
     requests: Requests = 24
-    max_tokens: Annotated[int, Option("Lengths are scaled so that the longest fits.", at_least=1)] = 2048
+    max_tokens: Annotated[
+        int, Option("Tokens of the longest request; all lengths are scaled to it.", at_least=1)
+    ] = 2048
     prefill_ms_per_layer: Annotated[
-        float, Option("Pace of prefill, for each layer; 0: as fast as it can.", at_least=0, value="MS")
+        float,
+        Option("Time that prefill takes for each layer; 0: as fast as possible.", at_least=0, value="MS"),
     ] = 5.0
     seed: Seed = 1
     timeout_s: Timeout = 30.0

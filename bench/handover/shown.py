@@ -19,7 +19,7 @@ def sentences(result: Message) -> Iterator[Part]:
     p50, p99 = (number(ready[name], 2) for name in ("p50", "p99"))
     yield _moved(result)
     yield Words(f"decode was ready {p50} ms after prefill ended (p50; p99 {p99} ms)")
-    yield Words(f"{result['hidden_share']:.0%} of the bytes moved behind prefill (median request)")
+    yield Words(f"{result['hidden_share']:.0%} of the bytes moved while prefill computed (median request)")
     yield Words("every byte checked")
 
 
@@ -40,11 +40,11 @@ def parts(result: Message) -> Iterator[Part]:
         )
     )
     yield Table(("ms before or after prefill ended", *_PERCENTILES, ""), rows)
-    yield Words(f"hidden behind prefill: {result['hidden_share']:.1%} of the bytes (median request)")
+    yield Words(f"moved while prefill computed: {result['hidden_share']:.1%} of the bytes (median request)")
     # A rate is the transfer's own only where prefill's pace does not hold it back.
     if not result["prefill_ms_per_layer"]:
         rate = ", ".join(f"{key} {result['gb_per_s'][key]:.2f}" for key in _PERCENTILES)
-        yield Words(f"GB/s from the first layer movable to the last in place: {rate}")
+        yield Words(f"GB/s from the first layer's release until the last layer is in place: {rate}")
     yield from shown.limits(result)
     yield shown.cost(result)
     memory = ", ".join(f"{role} {mib:.0f} MiB" for role, mib in result["rss_mib"].items())

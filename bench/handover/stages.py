@@ -18,8 +18,8 @@ STAGES = {
     "post": "transfer posted",
     "first_layer": "first layer in place at decode",
     "last_layer": "last layer in place",
-    "notification": "its tag came",
-    "decode_may_start": "decode holds every page and knows it",
+    "notification": "its tag arrived at decode",
+    "decode_may_start": "decode has every page and knows it",
 }
 
 

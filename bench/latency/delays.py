@@ -31,7 +31,7 @@ _AGENTS = {
     "polled": (50, True, (0.001,)),
 }
 
-Rounds = Annotated[int, Option("How often each delay is measured.", at_least=1)]
+Rounds = Annotated[int, Option("How often to measure each delay.", at_least=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TriggerOptions:
     """
 
     rounds: Rounds = 1000
-    wait_s: Annotated[float, Option("How long waiting is measured.", above=0)] = 5.0
+    wait_s: Annotated[float, Option("How long to measure waiting.", above=0)] = 5.0
 
     def __post_init__(self) -> None:
         check(self)
@@ -182,7 +182,7 @@ def parts(result: Message) -> Iterator[Part]:
     ]
     yield Table((result["bench"], "waited us", "p50 us", "p90", "p99"), rows)
     for name, value in result.get("waiting_cores", {}).items():
-        yield Words(f"waiting for {name}: {value:.2%} of a processor")
+        yield Words(f"waiting for {name} takes {value:.2%} of a processor")
     for name, rate in result.get("per_s", {}).items():
         yield Words(f"{name} of a page of {_PAGE_NBYTES} bytes each: {rate:.0f} in a second")
 

@@ -132,7 +132,7 @@ class SocketPath:
         except BlockingIOError:
             return False
         if count == 0:
-            raise BenchError("the other end of the limit is gone")
+            raise BenchError("the other end of the limit closed its stream")
         self._missing = self._missing[count:]
         return not self._missing
 
@@ -196,7 +196,7 @@ class LatencyLimitEnd(PingPong):
             for _ in range(_LOOKS):
                 if self._path.arrived(self._got):
                     return
-        raise BenchError(f"the limit's page did not come within {self._timeout_s:g} s")
+        raise BenchError(f"the limit's page did not arrive within {self._timeout_s:g} s")
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

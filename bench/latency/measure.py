@@ -21,16 +21,21 @@ from kvxfer.bench.run.process import Worker, call_all, receive_any
 
 FIGURES = {
     "min_us": "the fastest",
-    "p50_us": "from before the write to the notification in the far end's hands: half of a round trip",
+    "p50_us": "from before the write until the far end has the notification: half of a round trip",
     "p90_us": "",
     "p99_us": "",
-    "post_us": "of that, the call that posts the write",
-    "limit_us": "the machine's limit, median: Python hands the bytes over and waits alike, with no engine",
+    "post_us": "the call that posts the write, part of p50_us",
+    "limit_us": (
+        "the machine's limit, median: Python hands over the bytes and waits in the same "
+        "way, without an engine"
+    ),
     "limit_ratio": "limit_us / p50_us: 1 is the limit",
-    "wake_us": "of --wait event, a bare wake-up, median: a process asleep in read() of an eventfd, no Python",
+    "wake_us": (
+        "with --wait event: a bare wake-up, median: a process asleep in read() of an eventfd, no Python"
+    ),
     "wake_ups": "p50_us / wake_us: how many bare wake-ups the write takes",
-    "wake_one_us": "wake_us on one processor; for wake_us itself the kernel chooses, as for the write",
-    "wake_two_us": "wake_us from one processor to another",
+    "wake_one_us": "wake_us with both on one processor; in wake_us the kernel chooses, as for the write",
+    "wake_two_us": "wake_us with each on its own processor",
 }
 
 _WORD_NBYTES = 8
@@ -49,13 +54,15 @@ class LatencyOptions:
     kvxfer bench latency --transport tcp --wait event
     """
 
-    transport: Annotated[str, Option("What carries it.", one_of=("shm", "unix", "tcp"))] = "shm"
+    transport: Annotated[str, Option("The transport.", one_of=("shm", "unix", "tcp"))] = "shm"
     nbytes: Nbytes = 4096
     wait: Annotated[
         str,
         Option("poll: both ends poll; event: both sleep until asyncio wakes them.", one_of=("poll", "event")),
     ] = "poll"
-    iterations: Annotated[int, Option("Measured round trips, after a fifth of warm-up.", at_least=1)] = 2000
+    iterations: Annotated[
+        int, Option("Measured round trips; a fifth as many precede as a warm-up.", at_least=1)
+    ] = 2000
     seed: Seed = 1
     timeout_s: Timeout = 30.0
     corrupt: Corrupt = False
@@ -63,7 +70,7 @@ class LatencyOptions:
     def __post_init__(self) -> None:
         check(self)
         if self.nbytes % _WORD_NBYTES:
-            raise BenchError(f"--nbytes is a multiple of {_WORD_NBYTES}, not {self.nbytes}")
+            raise BenchError(f"--nbytes must be a multiple of {_WORD_NBYTES}, not {self.nbytes}")
 
     @property
     def warmup(self) -> int:
@@ -117,7 +124,7 @@ def _measure(options: LatencyOptions, progress: Say) -> Message:
     # Known for sure when it has been used: a path that fails at first gives way to another.
     if ours.paths != {options.transport}:
         found = " and ".join(sorted(ours.paths))
-        raise CheckFailedError(f"asked for {options.transport}, but the bytes went over {found}")
+        raise CheckFailedError(f"{options.transport} was chosen, but the bytes went over {found}")
     figures = ours.figures()
     figures["post_us"] = round(float(np.median(ours.posts_ns)) / 1e3, 2)
     figures["limit_us"] = limit.figures()["p50_us"]

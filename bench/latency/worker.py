@@ -83,7 +83,7 @@ class Latency(PingPong, AgentEnd):
             for _ in range(_POLLS):
                 if self.agent.poll() and self.agent.take_notification() is not None:
                     return
-        raise BenchError(f"no notification came within {self.options.timeout_s:g} s")
+        raise BenchError(f"no notification arrived within {self.options.timeout_s:g} s")
 
     def _fill(self, iteration: int, way: str) -> None:
         if iteration % _CHECK_EVERY == 0:

@@ -34,25 +34,31 @@ from kvxfer.tls import Tls
 MOVED, PLAIN = "moved", "plain"
 
 Total = Annotated[int, Option("Size of one transfer.", at_least=1)]
-BlockKib = Annotated[int, Option("Size of one page; layouts have pages of their own.", at_least=1)]
-Op = Annotated[str, Option("Which verb moves them.", one_of=("write", "read"))]
+BlockKib = Annotated[int, Option("Size of one page; not used with layouts.", at_least=1)]
+Op = Annotated[
+    str, Option("The verb: the source writes, or the destination reads.", one_of=("write", "read"))
+]
 MemoryKind = Annotated[
     str,
-    Option("Whose memory: a pool of kvxfer's, or tensors of an engine's own.", one_of=("pool", "foreign")),
+    Option("Memory: a pool of kvxfer, or tensors that an engine allocated.", one_of=("pool", "foreign")),
 ]
-Integrity = Annotated[bool, Option("Check each page by a checksum, computed at both ends.")]
-Iterations = Annotated[int, Option("How many are measured, after one warm-up.", at_least=1)]
+Integrity = Annotated[bool, Option("Check each page with a checksum computed at both ends.")]
+Iterations = Annotated[int, Option("Measured transfers, after one warm-up.", at_least=1)]
 SrcLayout = Annotated[
-    str, Option(f"How sources hold the cache, names with + between: {NAMES}.", value="LAYOUT")
+    str, Option(f"Layout of the cache at the sources: names joined by +: {NAMES}.", value="LAYOUT")
 ]
-DstLayout = Annotated[str, Option("How the destination holds it, named as above.", value="LAYOUT")]
+DstLayout = Annotated[
+    str, Option("Layout of the cache at the destination, named in the same way.", value="LAYOUT")
+]
 CopyThreads = Annotated[
     tuple[int, ...],
-    Option("Threads that copy at the destination; several numbers give a row each.", at_least=1),
+    Option("Copy threads at the destination; each number gives a row.", at_least=1),
 ]
 WithTls = Annotated[
     bool,
-    Option("Measure certificates and the kernel's TLS (kTLS) beside it; over tcp, pages of one size."),
+    Option(
+        "Also measure with certificates and with the kernel's TLS (kTLS); only over tcp, without layouts."
+    ),
 ]
 # Of one page, after each transfer.
 _PAGE_REPEATS = 200
@@ -71,9 +77,7 @@ class PagesOptions:
     kvxfer bench pages --src-layout tp4 --dst-layout tp2
     """
 
-    transport: Annotated[str, Option(f"What carries them: {', '.join(_TRANSPORTS)}.", one_of=_TRANSPORTS)] = (
-        "shm"
-    )
+    transport: Annotated[str, Option(f"The transport: {', '.join(_TRANSPORTS)}.", one_of=_TRANSPORTS)] = "shm"
     device: Device = ""
     op: Op = "write"
     total_mib: Total = 256
@@ -94,16 +98,18 @@ class PagesOptions:
         check(self)
         require_device(self.transport, self.device)
         if self.transport == "unix" and self.memory == "pool":
-            raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
+            raise BenchError(
+                "--transport unix is for memory that shm cannot map: use it with --memory foreign"
+            )
         if self.tls and (self.transport != "tcp" or self.has_layouts):
-            raise BenchError("--tls is for --transport tcp and pages of one size: all else stays on its host")
+            raise BenchError("--tls needs --transport tcp, and pages without layouts")
         if self.has_layouts:
             for name in ("src_layout", "dst_layout"):
                 if not getattr(self, name):
-                    raise BenchError(f"{flag(name)} is missing: layouts are named at both ends")
+                    raise BenchError(f"{flag(name)} is missing: name the layouts of both ends")
             _ = self.work
         elif self.num_pages < 1:
-            raise BenchError(f"--total-mib {self.total_mib} holds no page of {self.block_kib} KiB")
+            raise BenchError(f"--total-mib {self.total_mib} is too small for a page of {self.block_kib} KiB")
 
     @property
     def has_layouts(self) -> bool:
@@ -309,7 +315,7 @@ def _transfer(
     rails = (passive if options.op == "write" else active)["rails"]
     if set(rails) != {options.transport}:
         went = ", ".join(rails) or "no rail"
-        raise CheckFailedError(f"asked for {options.transport}, but the bytes went over {went}")
+        raise CheckFailedError(f"{options.transport} was chosen, but the bytes went over {went}")
     return {**active, "rails": rails, "cpu_ns": active["cpu_ns"] + passive["cpu_ns"]}
 
 
@@ -385,8 +391,8 @@ def parts(result: Message) -> Iterator[Part]:
         for who, words in (("tls", "with certificates"), ("kernel_tls", "with certificates, by the kernel")):
             if f"{who}_gb_s" in result:
                 yield Words(
-                    f"{words}: {result[f'{who}_gb_s']:.2f} GB/s, {result[f'{who}_ratio']:.2f} of it without, "
-                    f"{result[f'{who}_cpu_s_per_gib']:.3f} CPU s/GiB at both ends"
+                    f"{words}: {result[f'{who}_gb_s']:.2f} GB/s, {result[f'{who}_ratio']:.2f} of the rate "
+                    f"without, {result[f'{who}_cpu_s_per_gib']:.3f} CPU s/GiB at both ends"
                 )
         yield from _shown_rows(result)
         return
@@ -401,16 +407,16 @@ def parts(result: Message) -> Iterator[Part]:
     yield shown.spreads(result)
     yield Words(
         f"plain copy: {result['plain_gb_s']:.2f} GB/s (kvxfer, as many bytes between equal layouts); ratio "
-        f"to it {result['ratio_to_plain']:.2f}"
+        f"to this {result['ratio_to_plain']:.2f}"
     )
     yield from shown.limits(result)
     if "ratio_to_piecewise" in result:
         yield Words(
             f"piece by piece: {result['piecewise_gb_s']:.2f} GB/s (a message for each of "
             f"{result['piecewise_pieces']} pieces, {result['piecewise_nbytes'] / MIB:.1f} MiB, one loopback "
-            f"TCP stream); ratio to it {result['ratio_to_piecewise']:.1f}"
+            f"TCP stream); ratio to this {result['ratio_to_piecewise']:.1f}"
         )
-    yield shown.cost(result, "bytes checked: all after the warm-up, then a layer of each transfer")
+    yield shown.cost(result, "bytes checked: all of the warm-up, then one layer of each transfer")
     yield from _shown_rows(result)
 
 
@@ -418,4 +424,4 @@ def _shown_rows(result: Message) -> Iterator[Part]:
     rows = result.get("rows", [])
     if rows:
         yield Table(tuple(rows[0]), [tuple(number(each) for each in row.values()) for row in rows])
-        yield Words("  limit: a plain non-temporal copy of as many bytes by as many threads", "dim")
+        yield Words("  limit: a plain non-temporal copy of as many bytes with as many threads", "dim")

@@ -30,17 +30,17 @@ from kvxfer.errors import invalid
 from kvxfer.options import default_copy_threads
 
 FIGURES = {
-    "park_gb_s": "an engine's pages into the pool, acknowledged: one call of the pool",
-    "fetch_gb_s": "the same pages out of it, from the asking for a lease to the read's end",
-    "read_gb_s": "the same pages by one read into memory of the engine's own layout, with no pool of pages",
-    "copy_gb_s": "a plain copy of as much of the pool's memory to another part of it, page by page",
-    "copy_nt_gb_s": "the same with non-temporal stores, by as many threads as agents copy with",
-    "park_read_ratio": "park beside the read of the same iteration, median",
-    "fetch_read_ratio": "fetch beside it",
-    "park_ratio": "park beside the plain copy of the same iteration, median",
-    "fetch_ratio": "fetch beside it",
-    "park_nt_ratio": "park beside the copy with non-temporal stores",
-    "fetch_nt_ratio": "fetch beside it",
+    "park_gb_s": "writes an engine's pages into the pool, until acknowledged: one call of the pool",
+    "fetch_gb_s": "reads the same pages from the pool, from the request for a lease to the end of the read",
+    "read_gb_s": "the same pages in one read into memory with the engine's own layout, without a pool",
+    "copy_gb_s": "a plain copy of as many bytes between two parts of the pool's memory, page by page",
+    "copy_nt_gb_s": "the same with non-temporal stores and as many threads as agents copy with",
+    "park_read_ratio": "park / read of the same iteration, median",
+    "fetch_read_ratio": "fetch / read of the same iteration, median",
+    "park_ratio": "park / plain copy of the same iteration, median",
+    "fetch_ratio": "fetch / plain copy of the same iteration, median",
+    "park_nt_ratio": "park / copy with non-temporal stores, median",
+    "fetch_nt_ratio": "fetch / copy with non-temporal stores, median",
 }
 _ORDERS = {"layers": "l2bthd", "blocks": "bl2thd"}
 _SUFFIXES = {"read": "_read", "copy": "", "copy_nt": "_nt"}
@@ -54,26 +54,30 @@ class ParkingOptions:
     kvxfer bench parking --memory foreign --order blocks
     """
 
-    total_mib: Annotated[int, Option("Size of what one call parks.", at_least=1)] = 256
-    layers: Annotated[int, Option("How many the cache has.", at_least=1)] = 32
-    heads: Annotated[int, Option("KV heads of 128 bfloat16, in pages of 16 tokens.", at_least=1)] = 8
-    order: Annotated[str, Option("What is outermost in the engine's memory.", one_of=tuple(_ORDERS))] = (
+    total_mib: Annotated[int, Option("Bytes that one call parks.", at_least=1)] = 256
+    layers: Annotated[int, Option("Layers of the cache.", at_least=1)] = 32
+    heads: Annotated[int, Option("KV heads, each of 128 bfloat16; pages have 16 tokens.", at_least=1)] = 8
+    order: Annotated[str, Option("The outermost axis of the engine's memory.", one_of=tuple(_ORDERS))] = (
         "layers"
     )
     memory: Annotated[
         str,
-        Option("Of the engine: a pool of kvxfer's, or tensors of its own.", one_of=("pool", "foreign")),
+        Option(
+            "The engine's memory: a pool of kvxfer, or tensors that it allocated.", one_of=("pool", "foreign")
+        ),
     ] = "pool"
-    transport: Annotated[str, Option("What carries them.", one_of=("shm", "tcp"))] = "shm"
-    iterations: Annotated[int, Option("How often each is measured, in turns.", at_least=1)] = 7
-    copy_threads: Annotated[int, Option("How many each agent has; 0: its default.", at_least=0)] = 0
-    slabs: Annotated[int, Option("How many of the pool the pages of one call lie in.", at_least=1)] = 1
+    transport: Annotated[str, Option("The transport.", one_of=("shm", "tcp"))] = "shm"
+    iterations: Annotated[int, Option("How often to measure each, in turns.", at_least=1)] = 7
+    copy_threads: Annotated[int, Option("Copy threads of each agent; 0: its default.", at_least=0)] = 0
+    slabs: Annotated[
+        int, Option("Number of the pool's slabs that hold the pages of one call.", at_least=1)
+    ] = 1
     seed: Seed = 1
 
     def __post_init__(self) -> None:
         check(self)
         if self.slabs > self.num_pages:
-            raise invalid(f"{self.num_pages} pages do not lie in {self.slabs} slabs")
+            raise invalid(f"{self.num_pages} pages cannot lie in {self.slabs} slabs: use fewer slabs")
 
     @property
     def page_nbytes(self) -> int:
@@ -186,7 +190,7 @@ async def _once(
     fetched = await asyncio.to_thread(engine.call, "fetch", parts=told)
     took["fetch"] = leased_ns + fetched["elapsed_ns"]
     if engine.call("sums", blocks=into.tolist())["sums"] != sums:
-        raise CheckFailedError("pages that were fetched are not those that were parked")
+        raise CheckFailedError("the fetched pages differ from the parked ones")
     await pool.drop(parked.new)
     remote = await own.remote_region(RemotePlace("engine", "kv", place["address"]))
     started = time.perf_counter_ns()

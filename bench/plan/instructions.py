@@ -21,9 +21,9 @@ from kvxfer.bench.run.options import Option
 
 FIGURES = {
     "per_page_4_kib": "instructions for a page of 4 KiB, both ends together",
-    "per_page_32_kib": "for one of 32 KiB",
-    "per_transfer": "for a transfer of one page",
-    "records_per_transfer": "more, where both ends leave records of it, taken 100 at a time",
+    "per_page_32_kib": "instructions for a page of 32 KiB",
+    "per_transfer": "instructions for a transfer of one page",
+    "records_per_transfer": "additional instructions if both ends write records of it, taken 100 at a time",
 }
 _FEW_PAGES, _MANY_PAGES = 1024, 8192
 _FEW_TRANSFERS, _MANY_TRANSFERS = 10, 410
@@ -42,7 +42,7 @@ class InstructionsOptions:
     kvxfer bench instructions --format json
     """
 
-    program: Annotated[str, Option("The program whose instructions are counted.", value="FILE")] = (
+    program: Annotated[str, Option("The program to run under callgrind.", value="FILE")] = (
         "build/plain/bench/native/move_pages"
     )
 

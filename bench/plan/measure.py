@@ -25,10 +25,10 @@ from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.models import NUM_KV, Shape
 
 FIGURES = {
-    "compile_ms": "layouts to copy program; once for each pair of layouts",
-    "post_ms": "a transfer after the first: one call, with block tables alone",
-    "post_ns_per_page": "the same for each page that is named",
-    "num_pages": "layers x keys and values x blocks, of the destination",
+    "compile_ms": "compiles the copy program; once for each pair of layouts",
+    "post_ms": "posts a later transfer: one call with block tables",
+    "post_ns_per_page": "the same for each page of the transfer",
+    "num_pages": "layers x (keys, values) x blocks of the destination",
 }
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -43,11 +43,11 @@ class PlanOptions:
     kvxfer bench plan --src-layout tp8 --dst-layout tp4
     """
 
-    layers: Annotated[int, Option("How many both caches have.", at_least=1)] = 64
+    layers: Annotated[int, Option("Layers of both caches.", at_least=1)] = 64
     blocks: Annotated[
-        int, Option("How many one transfer names, at random, of twice as many.", at_least=1)
+        int, Option("Blocks of one transfer, chosen at random from twice as many.", at_least=1)
     ] = 512
-    iterations: Annotated[int, Option("How often it compiles, and posts.", at_least=1)] = 50
+    iterations: Annotated[int, Option("How often to compile, and to post.", at_least=1)] = 50
     src_layout: SrcLayout = "tp1"
     dst_layout: DstLayout = "tp1"
     shape: Shape = "Llama-3.1-70B"

@@ -16,9 +16,9 @@ CONFIDENCE = 0.95
 _RESAMPLES = 5000
 
 MULTIPLICITY = (
-    f"Intervals hold the true ratio with {CONFIDENCE:.0%}, each for itself: where nothing changed, about "
-    f"one in {round(1 / (1 - CONFIDENCE))} figures still gets a verdict. Judge by the figure that you meant "
-    "to change."
+    f"Each interval contains the true ratio with {CONFIDENCE:.0%} confidence. If nothing changed, about one "
+    f"in {round(1 / (1 - CONFIDENCE))} figures still gets a verdict. Judge by the figure that you meant to "
+    "change."
 )
 
 Verdict = Literal["faster", "slower", "better", "worse", "cannot tell"]
@@ -62,9 +62,9 @@ def compare_figure(figure: str, first: list[float], second: list[float]) -> Comp
     verdict: Verdict = "cannot tell"
     why, bounds = "", None
     if min(*first, *second) <= 0:
-        why = "not above 0 in every run, so a ratio has no meaning"
+        why = "not above 0 in every run, so the ratio has no meaning"
     elif min(len(first), len(second)) < MIN_RUNS:
-        why = f"{MIN_RUNS} runs of each are needed"
+        why = f"at least {MIN_RUNS} runs of each are needed"
     else:
         bounds = ratio_interval(first, second)
         direction = better(figure)

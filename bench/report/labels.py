@@ -9,7 +9,7 @@ from collections.abc import Iterable
 _WORDS = {
     "cpu_s_per_gib": "processor time",
     "gb_per_s": "rate",
-    "hidden_share": "share hidden behind prefill",
+    "hidden_share": "share moved while prefill computed",
     "idle_cpu_cores": "processor when idle",
     "limit_last_layer_ms": "last layer at the limit's rate",
     "limit_nt": "limit with non-temporal stores",

@@ -108,7 +108,7 @@ def _two(names: Sequence[str], first: Found, second: Found) -> Iterator[Part | P
 
 def _verdict(one: Comparison) -> Words:
     if is_stage(one.figure) and max(one.first_median, one.second_median) < 0:
-        return Words("hidden behind prefill", "dim")
+        return Words("before prefill ended", "dim")
     return Words(one.in_words(), _STYLES.get(one.verdict, "dim"))
 
 

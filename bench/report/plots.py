@@ -66,7 +66,7 @@ def runs(figures: Mapping[str, Sequence[float]]) -> Plot | None:
     return Plot(
         rows,
         axis.ratios(ratios, "run / median of the runs"),
-        "Each run over the median of its figure.",
+        "Each run divided by the median of its figure.",
         1.0,
         {},
     )
@@ -88,7 +88,7 @@ def intervals(found: Sequence[Comparison]) -> Plot | None:
     return Plot(
         rows,
         axis.ratios([*ends, _LEAST_SPREAD], "second / first"),
-        "Ratios of the medians with their intervals; what crosses 1 may be chance.",
+        "Ratios of the medians with their intervals; an interval that contains 1 may be chance.",
         1.0,
         {"good": "faster or better", "bad": "slower or worse", "unclear": "cannot tell"},
     )
@@ -112,7 +112,7 @@ def timeline(stages_ms: Mapping[str, float], num_runs: int) -> list[Plot]:
     whole = Plot(
         [Row("whole push", marks)],
         axis.linear(post, max(ready, 0.0), unit),
-        f"A push at the median stages of {whose}; the line is the end of prefill.",
+        f"A push with the median stages of {whose}; the line marks the end of prefill.",
         0.0,
         legend,
     )

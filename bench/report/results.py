@@ -55,7 +55,7 @@ def keep(folder: Path, result: Message, noise: Message | None) -> None:
             file.write(json.dumps(record).encode() + b"\n")
     except OSError as error:
         raise BenchError(
-            f"the result cannot be kept in {path}: {error.strerror}; name another directory with --out"
+            f"the result cannot be written to {path}: {error.strerror}; name another directory with --out"
         ) from error
 
 
@@ -74,7 +74,7 @@ def read(folder: Path) -> Found:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        words = f"{path}: there are no results; a run keeps its own there with --out {folder}"
+        words = f"{path}: there are no results; a run with --out {folder} writes its result there"
         raise BenchError(words) from error
     except OSError as error:
         raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
@@ -87,7 +87,7 @@ def read(folder: Path) -> Found:
                 found.warnings.append(f"{path}:{number}: left out: {error}")
     if not found.records:
         because = f": {found.warnings[0]}" if found.warnings else ""
-        raise BenchError(f"{path}: holds no result that can be used{because}")
+        raise BenchError(f"{path}: has no usable result{because}")
     return found
 
 
@@ -100,6 +100,6 @@ def _record(line: bytes) -> Record:
     expected = {"version", *(field.name for field in fields(Record))}
     if told.keys() != expected or told.pop("version") != RECORD_VERSION or "bench" not in told["result"]:
         raise ValueError(
-            f"no record of version {RECORD_VERSION}: use the kvxfer that wrote it, or measure again"
+            f"not a record of version {RECORD_VERSION}: use the kvxfer that wrote it, or measure again"
         )
     return Record(**told)

@@ -21,10 +21,10 @@ def spreads(result: Message) -> Table:
 def limits(result: Message) -> Iterator[Part]:
     """Yields a line for each limit, with the ratio to it."""
     # A pushed layer cannot move before it is computed, whoever moves it.
-    paced = ", prefill's pace counted for both" if result["bench"] == "handover" else ""
+    paced = ", both at prefill's pace" if result["bench"] == "handover" else ""
     for key in ("limit", "limit_nt"):
         if key in result:
-            ratio = f"; ratio to it {result[f'{key}_ratio']:.2f}" if f"{key}_ratio" in result else ""
+            ratio = f"; ratio to this {result[f'{key}_ratio']:.2f}" if f"{key}_ratio" in result else ""
             name, rate = result[key]["name"], result[key]["gb_per_s"]
             yield Words(f"limit: {rate:.2f} GB/s ({DESCRIPTIONS[name]}){ratio}{paced if ratio else ''}")
 
@@ -53,5 +53,5 @@ def ratios(result: Message, ours: str, figures: Iterable[str]) -> Iterator[Part]
             (figure.replace("_", " "), *(spread_in_words(of.get(figure)) for of in others.values()))
             for figure in figures
         ]
-        yield Words("how many times better kvxfer is: median (min to max) of the rounds; below 1 it is not")
+        yield Words("how many times better kvxfer is: median (min to max) of the rounds; below 1 it is worse")
         yield Table((f"{ours} beside", *others), rows)

@@ -19,7 +19,7 @@ def self_signed(folder: Path) -> Tls:
         There is no ``openssl`` program, or it is older than 1.1.1.
     """
     if (program := shutil.which("openssl")) is None:
-        raise BenchError("certificates are made by openssl's own program: install openssl")
+        raise BenchError("the openssl program makes the certificates: install openssl")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     command += ["-days", "1", "-subj", "/CN=kvxfer bench", "-keyout", str(key), "-out", str(certificate)]

@@ -48,7 +48,7 @@ class Channel:
         """Returns the next message; raises when the peer is gone, silent for ``timeout_s`` or failed."""
         try:
             if not self._connection.poll(timeout_s):
-                raise BenchError(f"the {self._peer} process said nothing for {timeout_s:g} s")
+                raise BenchError(f"the {self._peer} process sent nothing for {timeout_s:g} s")
             message, num_descriptors = json.loads(self._connection.recv_bytes())
             self.descriptors += [reduction.recv_handle(self._connection) for _ in range(num_descriptors)]
         except (EOFError, OSError) as error:

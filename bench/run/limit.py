@@ -25,11 +25,11 @@ from kvxfer.bench.work.page_data import PageFiller, Words, block_order, page_key
 DESCRIPTIONS = {
     "shared-copy": "plain copy into memory shared with the peer",
     "shared-copy-nt": "the same with non-temporal stores",
-    "process-vm-readv": "process_vm_readv, 1024 pages a call",
+    "process-vm-readv": "process_vm_readv, 1024 pages in a call",
     "tcp-stream": "one loopback TCP stream, writev and readv",
     "unix-stream": "one unix socket stream, writev and readv",
-    "libfabric-loop": "a plain loop of libfabric's own reads, polling, over the same provider",
-    "ucx-loop": "a plain loop of UCX's own gets, polling, over its tcp",
+    "libfabric-loop": "a plain loop of libfabric's own reads over the same provider, polling",
+    "ucx-loop": "a plain loop of UCX's own gets over its tcp, polling",
     "ib-read-bw": "perftest's ib_read_bw, READs of a page on the same device",
 }
 # Of (transport, kind of memory); the one that ratios are taken against first.

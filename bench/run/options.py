@@ -28,7 +28,7 @@ class Option:
     value: str = ""
 
 
-Seed = Annotated[int, Option("Seed of every random order.", at_least=0)]
+Seed = Annotated[int, Option("Seed of all random orders.", at_least=0)]
 #: A transfer that misses its deadline is to be told by its worker, not by that worker's silence.
 Timeout = Annotated[float, Option("Deadline of one transfer.", above=0, at_most=REPLY_TIMEOUT_S - 10.0)]
 Corrupt = Annotated[bool, Option("Flip a byte after arrival, so that the check must fail.", hidden=True)]
@@ -53,7 +53,7 @@ def check(options: Any) -> None:
     for name, (_, option) in declared(type(options)).items():
         given = getattr(options, name)
         if isinstance(given, tuple) and not given:
-            raise BenchError(f"{flag(name)} names nothing; give one or more, with commas between")
+            raise BenchError(f"{flag(name)} is empty; give one or more values, separated by commas")
         for each in given if isinstance(given, tuple) else (given,):
             _check_one(flag(name), each, option)
 
@@ -62,10 +62,10 @@ def _check_one(name: str, given: Any, option: Option) -> None:
     if option.one_of and given not in option.one_of:
         raise BenchError(f"unknown {name} {given!r}; known are {', '.join(option.one_of)}")
     if option.at_least is not None and given < option.at_least:
-        raise BenchError(f"{name} is at least {option.at_least:g}, not {given:g}")
+        raise BenchError(f"{name} must be at least {option.at_least:g}, not {given:g}")
     if option.above is not None and not option.above < given <= min(option.at_most, 1e300):
         most = f" and at most {option.at_most:g}" if option.at_most < float("inf") else ""
-        raise BenchError(f"{name} is above {option.above:g}{most}, unlike {given:g}")
+        raise BenchError(f"{name} must be above {option.above:g}{most}, not {given:g}")
 
 
 def described(options: Any) -> dict[str, Any]:

@@ -23,13 +23,15 @@ _REFUSED: Final = "Couldn't connect"
 _DEVICES: Final = Path("/sys/class/infiniband")
 
 
-Device = Annotated[str, Option("RDMA device of verbs, at both ends; by default the first that is active.")]
+Device = Annotated[
+    str, Option("RDMA device for verbs, used by both ends; the default is the first active one.")
+]
 
 
 def require_device(transport: str, device: str) -> None:
     """Raises `BenchError` where a device is named that nothing goes over, or none is there."""
     if device and transport != "verbs":
-        raise BenchError(f"--device is for --transport verbs, not {transport}")
+        raise BenchError(f"--device needs --transport verbs, not {transport}")
     if transport == "verbs" and not device_of(transport, device):
         raise BenchError("this host has no RDMA device with an active port (`kvxfer doctor` says more)")
 
@@ -56,7 +58,7 @@ def read_rate(device: str, nbytes: int, count: int) -> float:
     for _ in range(_ATTEMPTS):
         if (rate := _read_rate(device, nbytes, count)) > 0:
             return rate
-    raise BenchError(f"{_COMMAND} measured 0 Gb/s {_ATTEMPTS} times: is something else on {device}?")
+    raise BenchError(f"{_COMMAND} measured 0 Gb/s {_ATTEMPTS} times: does another process use {device}?")
 
 
 def _read_rate(device: str, nbytes: int, count: int) -> float:

@@ -129,7 +129,7 @@ def receive_any(workers: Iterable[Worker], timeout_s: float) -> tuple[Worker, Me
     ready = connection.wait(everyone, timeout_s)
     if not ready:
         names = " and ".join(worker.role for worker in everyone.values())
-        raise BenchError(f"{names} said nothing for {timeout_s:g} s")
+        raise BenchError(f"{names} sent nothing for {timeout_s:g} s")
     worker = next(worker for number, worker in everyone.items() if number in ready)
     return worker, worker.reply(timeout_s)
 

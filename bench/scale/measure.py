@@ -27,49 +27,53 @@ SERIES = {
     "prefills": 16,
 }
 _SERVED = {
-    "open": "writes of one agent that its peers had heard of at once",
-    "done": "of all, those that ended as done",
-    "each_us": "from when the peers let them in to the last end, divided",
+    "open": "writes of one agent that were open at its peers at the same time",
+    "done": "writes that ended as done",
+    "each_us": "from the peers' permission to the last end, divided by the number of writes",
 }
 #: series -> its columns -> what they mean.
 COLUMNS = {
     "transfers": {
         "post_us": "one post",
-        "each_us": "a transfer of one page, from the first post to the last end, divided",
+        "each_us": "a transfer of one page: from the first post to the last end, divided by their number",
     },
     "served": _SERVED,
     "served_to_one": {**_SERVED, "open": "the same to one peer, where both ends' options allow as many"},
     "regions": {
         "register_us": "one more region",
-        "connect_ms": "a new peer, which learns of all",
-        "transfer_us": "one page to one of them and back to idle",
+        "connect_ms": "a new peer, which gets the descriptions of all regions",
+        "transfer_us": "one page to one of the regions, from idle to idle",
     },
     "peers": {
         "connect_ms": "one more peer",
         "transfer_us": "one page from one of them, while the others are idle",
-        "idle_cpu_cores": "of the agent with all of them",
-        "private_kib": "of the agent, for each: private memory and page tables",
-        "rss_kib": "of the agent, for each: all that is resident, its mapping of the peer's pool included",
+        "idle_cpu_cores": "processor time in a second of the agent with all peers, idle",
+        "private_kib": "the agent's private memory and page tables, for each peer",
+        "rss_kib": (
+            "all resident memory of the agent, for each peer, including its mapping of the peer's pool"
+        ),
     },
     "standing": {
-        "transfer_us": f"one page, beside so many idle peers with {steps.PARKED_EACH} parked transfers each",
-        "ratio": "of it to the same beside no other peer and no other transfer, in turns",
-        "cpu_us": "processor time of the receiving agent for it",
-        "cpu_ratio": "the same ratio of that",
+        "transfer_us": (
+            f"one page, beside this many idle peers, each with {steps.PARKED_EACH} parked transfers"
+        ),
+        "ratio": "transfer_us divided by the same without other peers and transfers, measured in turns",
+        "cpu_us": "processor time of the receiving agent for that transfer",
+        "cpu_ratio": "the same ratio of cpu_us",
     },
     "blocks": {
-        "end_us": "to expect one block of a region of so many, and to cancel that",
+        "end_us": "makes an expectation of one block in a region of this many, and cancels it",
         "end_us_peers": f"the same with {steps.EXPECTING_PEERS} peers",
     },
     "pages": {
-        "gb_per_s": f"one write of so many pages of {steps.FINE_PAGE_NBYTES} bytes",
-        "hold_ms": "longest processor time for which a thread held an agent's gate, at either end",
-        "long_holds": "of those, how many took more than 2 ms",
+        "gb_per_s": f"one write of this many pages of {steps.FINE_PAGE_NBYTES} bytes",
+        "hold_ms": "the longest processor time for which a thread held an agent's gate, at either end",
+        "long_holds": "how many times a thread held the gate for more than 2 ms",
     },
     "prefills": {
-        "gb_per_s": "of all that write into one decode at once",
-        "fairness": "Jain's index of their rates: 1 where all are equal, 1/n where one has all",
-        "slowest_share": "the slowest one's rate as a share of an equal one",
+        "gb_per_s": "the rate of all prefills that write into one decode at once",
+        "fairness": "Jain's index of their rates: 1 if all are equal, 1/n if one has everything",
+        "slowest_share": "the slowest rate as a share of an equal one",
     },
 }
 
@@ -81,14 +85,14 @@ class ScaleOptions:
     kvxfer bench scale --series peers,prefills --at-most 100
     """
 
-    series: Annotated[tuple[str, ...], Option(f"What grows: {', '.join(SERIES)}.", one_of=tuple(SERIES))] = (
-        tuple(SERIES)
-    )
-    transport: Annotated[str, Option("What carries pages.", one_of=("shm", "tcp"))] = "shm"
-    at_most: Annotated[int, Option("How far each series goes.", at_least=1)] = max(SERIES.values())
-    total_mib: Annotated[int, Option("What all prefills write together.", at_least=1)] = 64
+    series: Annotated[
+        tuple[str, ...], Option(f"The series to measure: {', '.join(SERIES)}.", one_of=tuple(SERIES))
+    ] = tuple(SERIES)
+    transport: Annotated[str, Option("The transport.", one_of=("shm", "tcp"))] = "shm"
+    at_most: Annotated[int, Option("The largest count of each series.", at_least=1)] = max(SERIES.values())
+    total_mib: Annotated[int, Option("Bytes that all prefills write together.", at_least=1)] = 64
     repeats: Annotated[
-        int, Option("How often each step runs, in fresh processes; the median counts.", at_least=1)
+        int, Option("How often to run each step, in new processes; the result is the median.", at_least=1)
     ] = 3
     seed: Seed = 1
 

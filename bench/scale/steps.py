@@ -152,7 +152,7 @@ def _standing(setting: Setting, count: int) -> Figures:
             for name, figures in found.items():
                 figures.append((pair[1][name], pair[1][name] / pair[0][name]))
         if _await_open([hub], count * PARKED_EACH) < count * PARKED_EACH:
-            raise BenchError("transfers that were parked ended meanwhile")
+            raise BenchError("parked transfers ended during the measurement")
         result: Figures = {}
         for name, ratio in (("transfer_us", "ratio"), ("cpu_us", "cpu_ratio")):
             result[name] = median(value for value, _ in found[name])

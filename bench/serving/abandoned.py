@@ -128,8 +128,8 @@ def _post(
 def parts(result: Message) -> Iterator[Part]:
     """Yields how long prefill took with each connector."""
     yield Words(
-        f"abandoned: {result['leave']} of {result['clients']} clients leave when prefill has answered, and "
-        f"decode is never asked for them; {result['prompt_tokens']} prompt tokens each, "
+        f"abandoned: {result['leave']} of {result['clients']} clients leave after prefill's answer, and "
+        f"decode is not asked for them; {result['prompt_tokens']} prompt tokens each, "
         f"{result['prompts_kept']} prompts fill a cache; vLLM on the CPU, model {result['model']}",
         "bold",
     )
@@ -138,11 +138,11 @@ def parts(result: Message) -> Iterator[Part]:
         rows = [
             (label, *(_cell(system[name]) for system in found.values()))
             for name, label in (
-                ("before_ms", "before them: p50 p90 p99"),
+                ("before_ms", "before the clients: p50 p90 p99"),
                 ("wait_ms", "each client: p50 p90 p99"),
                 ("mean_ms", "on average"),
                 ("longest_ms", "longest"),
-                ("next_ms", "who comes next"),
+                ("next_ms", "the next client"),
             )
         ]
         yield Table(("ms until prefill answers", *found), rows)

@@ -27,31 +27,32 @@ class ServingOptions:
     kvxfer bench serving --systems kvxfer-pull,nixl --rounds 5 --out results
     """
 
-    engine: Annotated[str, Option("Which engines serve.", one_of=ENGINES)] = ENGINES[0]
+    engine: Annotated[str, Option("The engine to run.", one_of=ENGINES)] = ENGINES[0]
     systems: Annotated[
         tuple[str, ...],
-        Option(f"Connectors, or {_ALL}: {_SYSTEMS}.", one_of=(_ALL, *systems.NAMES), value="SYSTEM"),
+        Option(f"Systems to measure, or {_ALL}: {_SYSTEMS}.", one_of=(_ALL, *systems.NAMES), value="SYSTEM"),
     ] = (_ALL,)
     trace: Trace = traces.SAMPLE
     requests: Requests = 8
-    max_tokens: Annotated[int, Option("Lengths are scaled so that the longest prompt fits.", at_least=1)] = (
-        1024
-    )
-    max_output_tokens: Annotated[int, Option("Longer answers end there.", at_least=1)] = 16
+    max_tokens: Annotated[
+        int, Option("Tokens of the longest prompt; all lengths are scaled to it.", at_least=1)
+    ] = 1024
+    max_output_tokens: Annotated[int, Option("The most tokens of an answer.", at_least=1)] = 16
     rounds: Annotated[
-        int, Option("How many; in each, every system serves all, in rotated order.", at_least=1)
+        int,
+        Option(
+            "Number of rounds. In each round, every system serves all requests, in rotated order.", at_least=1
+        ),
     ] = 3
-    concurrency: Annotated[int, Option("Requests in hand at once.", at_least=1)] = 2
+    concurrency: Annotated[int, Option("Requests that run at the same time.", at_least=1)] = 2
     seed: Seed = 1
-    timeout_s: Annotated[float, Option("How long a server may say nothing.", above=0)] = 60.0
+    timeout_s: Annotated[float, Option("How long a server may be silent.", above=0)] = 60.0
 
     def __post_init__(self) -> None:
         check(self)
         known = (_ALL, *systems.names_of(self.engine))
         if other := [name for name in self.systems if name not in known]:
-            raise BenchError(
-                f"--systems {','.join(other)}: with --engine {self.engine} there are {', '.join(known)}"
-            )
+            raise BenchError(f"--systems {','.join(other)}: --engine {self.engine} has {', '.join(known)}")
         if self.max_tokens + self.max_output_tokens > tiny_models.MAX_TOKENS:
             raise BenchError(
                 f"--max-tokens {self.max_tokens} and --max-output-tokens {self.max_output_tokens}: "
@@ -81,16 +82,16 @@ class AbandonedOptions:
 
     systems: Annotated[
         tuple[str, ...],
-        Option(f"Connectors: {', '.join(systems.PULLS)}.", one_of=systems.PULLS, value="SYSTEM"),
+        Option(f"Systems to measure: {', '.join(systems.PULLS)}.", one_of=systems.PULLS, value="SYSTEM"),
     ] = (systems.OURS, "nixl")
-    clients: Annotated[int, Option("How many come, one after the other.", at_least=1)] = 100
-    leave: Annotated[int, Option("How many of them give up, chosen at random.", at_least=0)] = 80
-    prompts_kept: Annotated[int, Option("How many prompts fill an engine's cache.", at_least=2)] = 8
+    clients: Annotated[int, Option("Number of clients, one after the other.", at_least=1)] = 100
+    leave: Annotated[int, Option("Number of clients that leave, chosen at random.", at_least=0)] = 80
+    prompts_kept: Annotated[int, Option("Number of prompts that fill an engine's cache.", at_least=2)] = 8
     # Together with an answer, a prompt of this length fits into a tiny engine.
-    prompt_tokens: Annotated[int, Option("How long each prompt is.", above=0, at_most=1000)] = 512
+    prompt_tokens: Annotated[int, Option("Tokens of each prompt.", above=0, at_most=1000)] = 512
     seed: Seed = 1
 
     def __post_init__(self) -> None:
         check(self)
         if self.leave > self.clients:
-            raise BenchError(f"--leave {self.leave} is more than all --clients {self.clients}")
+            raise BenchError(f"--leave {self.leave} is more than --clients {self.clients}")

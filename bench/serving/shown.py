@@ -32,7 +32,7 @@ def parts(result: Message) -> Iterator[Part]:
         yield Words(f"  {_served(result['served'][name])}", "dim")
     yield Words(f"engines' logs: {result['logs']['folder']}", "dim")
     for name, words in result["failures"].items():
-        yield Words(f"{name} was left out from there: {words}", "bad")
+        yield Words(f"{name} was left out from then on: {words}", "bad")
 
 
 def _label(name: str) -> str:
@@ -41,10 +41,10 @@ def _label(name: str) -> str:
 
 def _title(result: Message) -> str:
     return (
-        f"serving: {result['requests']} requests of {result['trace']}, {result['concurrency']} at a time, "
-        f"{result['prompt_tokens']} prompt tokens and up to {result['max_output_tokens']} answered each, "
-        f"{result['rounds']} rounds; {result['engine']} on the CPU, model {result['model']}; while one "
-        "system is measured the engines of the others are stopped"
+        f"serving: {result['requests']} requests of {result['trace']}, {result['concurrency']} at a "
+        f"time, {result['prompt_tokens']} prompt tokens and up to {result['max_output_tokens']} answer "
+        f"tokens each, {result['rounds']} rounds; {result['engine']} on the CPU, model "
+        f"{result['model']}; while one system is measured, the engines of the others are stopped"
     )
 
 

@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 #: stage -> its first and its last event. Together the stages are the time to first token. All but
 #: ``load`` are time of the engines, the router and HTTP.
 STAGES: Final = {
-    "prefill": "the client asks, prefill computes the prompt and its scheduler ends the request",
-    "to_decode": "prefill's answer, the router, decode's server and queue, blocks for the prompt",
-    "order": "decode's scheduler has blocks: its worker hears of them, after the step's forward",
-    "load": "the worker is told to load: it says that the prompt is there (the connector's own)",
+    "prefill": "from the client's request until prefill's scheduler ends the request",
+    "to_decode": "prefill's answer, the router, decode's server and queue, until the prompt has blocks",
+    "order": (
+        "from the blocks of decode's scheduler until its worker gets the order, after the step's forward"
+    ),
+    "load": "from the order until the worker reports that the prompt is there (the connector's own)",
     "resume": "decode's scheduler runs the request, one forward, and the token's way to the client",
 }
 #: The connector's own time in a request's way, besides ``load``.
 OWN: Final = {
-    "decide": "the connector's calls at both schedulers, for this request",
+    "decide": "calls of the connector at both schedulers for this request",
     "load": STAGES["load"],
-    "own": "both together: what this connector, and not another, adds to the time to first token",
-    "hold": "of load, the calls that start it and see its end: the engine's loop, and all its requests, wait",
+    "own": "decide + load: what this connector, and not another, adds to the time to first token",
+    "hold": ("the part of load in calls that start it and see its end, for which the engine's loop waits"),
 }
 _END_OF: Final = {"prefill": "finished", "to_decode": "allocated", "order": "ordered", "load": "loaded"}
 
@@ -59,11 +61,13 @@ class Course:
 
 VLLM: Final = Course(STAGES, _END_OF, OWN, _own_of_vllm)
 _MOVE: Final = (
-    "prefill has computed the last chunk: decode's scheduler finds all of it there (the backend's own)"
+    "from prefill's last computed chunk until decode's scheduler finds the prompt (the backend's own)"
 )
 SGLANG: Final = Course(
     {
-        "prefill": "the client asks, the router, and prefill computes the prompt, which decode waits for",
+        "prefill": (
+            "from the client's request through the router until prefill has computed the prompt; decode waits"
+        ),
         "move": _MOVE,
         "resume": "decode's scheduler runs the request, one forward, and the token's way to the client",
     },

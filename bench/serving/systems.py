@@ -73,7 +73,7 @@ class System:
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         name = _WORDS[self.engine]
         if absent:
-            return f"{', '.join(absent)} is not installed beside {name}: `{SETUP}` installs it"
+            return f"{', '.join(absent)} is not installed in {name}'s environment: `{SETUP}` installs it"
         try:
             self.variables()
         except FileNotFoundError as error:
@@ -145,8 +145,8 @@ def _sglang_nixl(name: str, words: str, *, system: Mapping[str, Any] = _ITSELF) 
 
 
 _KNOWN: Final = (
-    System(ALONE, "one engine does both, and no router stands before it"),
-    System(OURS, "KvxferConnector: decode reads when prefill has ended", _kvxfer()),
+    System(ALONE, "one engine does both, without a router"),
+    System(OURS, "KvxferConnector: decode reads after prefill has ended", _kvxfer()),
     System(
         "kvxfer-push",
         "KvxferConnector: both engines are asked at once, prefill writes layers as it computes them",
@@ -155,22 +155,22 @@ _KNOWN: Final = (
     ),
     _nixl(
         "nixl",
-        "NixlConnector, its progress thread and its pool of threads off: the engine's own calls progress it",
+        "NixlConnector without its progress thread and thread pool: the engine's own calls make progress",
         progress_thread=False,
         num_threads=0,
     ),
     _nixl(
         "nixl+thread",
-        "NixlConnector as it comes: a progress thread, and a pool of 4 threads, in each engine",
+        "NixlConnector with its defaults: a progress thread and a pool of 4 threads in each engine",
     ),
-    _nixl("nixl-facade", "NixlConnector as it comes, on kvxfer in NIXL's place", system=_FACADE),
+    _nixl("nixl-facade", "NixlConnector with its defaults, on kvxfer in NIXL's place", system=_FACADE),
     _nixl(
         "nixl-plugin",
-        "NixlConnector as it comes, on NIXL's agent with kvxfer's plug-in",
+        "NixlConnector with its defaults, on NIXL's agent with kvxfer's plug-in",
         system=_PLUGIN,
         backends=["KVXFER"],
     ),
-    System(ALONE, "one engine does both, and no router stands before it", engine=SGLANG),
+    System(ALONE, "one engine does both, without a router", engine=SGLANG),
     System(
         OURS_OF[SGLANG],
         "kvxfer's transfer backend: prefill writes chunks as they are computed",
@@ -187,7 +187,7 @@ _KNOWN: Final = (
     ),
     System(
         "mooncake",
-        "SGLang's own Mooncake backend, over TCP: without RDMA it has nothing else",
+        "SGLang's own Mooncake backend, over TCP, its only way without RDMA",
         needs=("mooncake",),
         engine=SGLANG,
         backend="mooncake_tcp",
@@ -222,8 +222,8 @@ def enter_environment(options: object) -> None:
     python = tree() / f".{engine}" / "bin" / "python"
     if not python.exists():
         raise BenchError(
-            f"there is no {_WORDS[engine]} beside {sys.executable}, and no {python}: `{SETUP}` sets up "
-            f".{engine} (with .vllm 3.5 GB), for the CPU, with NIXL, in a clone of kvxfer; run this there"
+            f"{sys.executable} has no {_WORDS[engine]}, and there is no {python}: `{SETUP}` in a clone of "
+            f"kvxfer sets up .{engine} for the CPU, with NIXL (3.5 GB with .vllm); run this there"
         )
     # Without PYTHONPATH and the like, it uses the packages of its own environment.
     os.execv(python, [str(python), "-P", "-m", "kvxfer.bench", *_own_arguments()])

@@ -20,14 +20,14 @@ from kvxfer.bench.run.options import Option, check
 from kvxfer.bench.run.stats import spread
 
 FIGURES = {
-    "import_ms": "import kvxfer and all that it offers, above numpy's own; from bytecode, as installed",
-    "create_ms": "the first agent of a process; it listens when this returns",
-    "register_ms": "the first region: its layout, and the modules that only caches need",
-    "connect_ms": "to another process on this host: authenticated, rails up, regions known",
-    "first_write_ms": "the first page of the session, seen done at its source",
-    "idle_cpu_cores": "of the process with one idle session, heartbeats included",
-    "rss_mib": "resident memory above Python with numpy, one agent and one session",
-    "threads": "of the agent",
+    "import_ms": "imports all of kvxfer, above numpy's own import; from bytecode, as installed",
+    "create_ms": "makes the first agent of a process; it listens when this returns",
+    "register_ms": "registers the first region: its layout, and the modules that only caches need",
+    "connect_ms": "connects to another process on this host: authenticated, rails up, regions known",
+    "first_write_ms": "writes the first page of the session, until the source sees it done",
+    "idle_cpu_cores": "processor time in a second of the process with one idle session, heartbeats included",
+    "rss_mib": "resident memory of one agent and one session, above Python with numpy",
+    "threads": "threads of the agent",
 }
 
 _TIMEOUT_S = 60.0
@@ -40,10 +40,10 @@ class SetupOptions:
     kvxfer bench setup --transport tcp --iterations 3
     """
 
-    transport: Annotated[str, Option("What carries pages.", one_of=("shm", "tcp"))] = "shm"
-    iterations: Annotated[int, Option("How many, of two fresh processes each.", at_least=1)] = 5
+    transport: Annotated[str, Option("The transport.", one_of=("shm", "tcp"))] = "shm"
+    iterations: Annotated[int, Option("Number of iterations, each with two new processes.", at_least=1)] = 5
     idle_s: Annotated[
-        float, Option("How long they are watched doing nothing.", above=0, at_most=_TIMEOUT_S / 2)
+        float, Option("How long the idle processes are measured.", above=0, at_most=_TIMEOUT_S / 2)
     ] = 2.0
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ def _once(options: SetupOptions, environment: dict[str, str]) -> dict[str, float
             assert server.stdout is not None
             address = server.stdout.readline().decode().strip()
             if not address:
-                raise BenchError("the process that is to be connected to ended early")
+                raise BenchError("the process to connect to ended early")
             told = {"transport": options.transport, "address": address, "idle_s": options.idle_s}
             measured = subprocess.run(
                 [*command, json.dumps(told)],
@@ -102,7 +102,7 @@ def _once(options: SetupOptions, environment: dict[str, str]) -> dict[str, float
             os.close(theirs)  # the server ends with its standard input
     if measured.returncode != 0:
         last = measured.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise BenchError(f"the process that was to be measured failed: {' '.join(last)}")
+        raise BenchError(f"the measured process failed: {' '.join(last)}")
     result: dict[str, float] = json.loads(measured.stdout)
     return result
 

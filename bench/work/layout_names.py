@@ -41,6 +41,8 @@ class NamedLayout:
             if kind is None:
                 raise BenchError(f"unknown name {name!r} in the layout {text!r}; known are {NAMES}")
             if kind in said:
-                raise BenchError(f"the layout {text!r} says {said[kind]!r} and {name!r}: one {kind} alone")
+                raise BenchError(
+                    f"the layout {text!r} names {said[kind]!r} and {name!r}: name only one {kind}"
+                )
             said[kind], values[kind] = name, _KINDS[kind][name]
         return cls(**values)

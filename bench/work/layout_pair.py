@@ -54,8 +54,8 @@ class LayoutWork:
         num_tokens = nbytes // (row * layers * page) * page
         if not num_tokens:
             raise BenchError(
-                f"{nbytes} bytes hold no {page} tokens in {layers} layers of {row} bytes a token: "
-                "take more with --total-mib"
+                f"{nbytes} bytes are too few for {page} tokens in {layers} layers of {row} bytes a token: "
+                "raise --total-mib"
             )
         return cls.of(src_layout, dst_layout, shape, layers, num_tokens, seed)
 

@@ -14,8 +14,10 @@ from kvxfer.bench.run.options import Option
 SAMPLE = "mooncake"
 _SAMPLE_FILE = Path(__file__).parents[1] / "data" / "mooncake_conversation_trace.jsonl"
 
-Trace = Annotated[str, Option(f"A file of requests, or the sample: {SAMPLE}.", value=f"FILE|{SAMPLE}")]
-Requests = Annotated[int, Option("How many are taken from the start of the trace.", at_least=1)]
+Trace = Annotated[
+    str, Option(f"A file of requests, or the included sample: {SAMPLE}.", value=f"FILE|{SAMPLE}")
+]
+Requests = Annotated[int, Option("Number of requests, from the start of the trace.", at_least=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ def read_trace(name_or_path: str) -> list[TraceRequest]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        words = f"no such trace: {name_or_path!r}, neither {SAMPLE} nor a file: {error}"
+        words = f"the trace {name_or_path!r} is neither {SAMPLE} nor a readable file: {error}"
         raise BenchError(words) from error
     requests = []
     for number, line in enumerate(lines, start=1):
@@ -40,7 +42,7 @@ def read_trace(name_or_path: str) -> list[TraceRequest]:
             told = json.loads(line)
             requests.append(TraceRequest(int(told["input_length"]), int(told["output_length"])))
         except (ValueError, TypeError, KeyError) as error:
-            raise BenchError(f"{path}:{number}: no request: {type(error).__name__}: {error}") from error
+            raise BenchError(f"{path}:{number}: not a request: {type(error).__name__}: {error}") from error
     return requests
 
 
@@ -51,7 +53,7 @@ def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> l
     """
     taken = requests[:num_requests]
     if len(taken) < num_requests:
-        raise BenchError(f"the trace holds {len(taken)} requests, fewer than --requests {num_requests}")
+        raise BenchError(f"the trace has {len(taken)} requests, fewer than --requests {num_requests}")
     factor = min(1.0, max_tokens / max(request.input_tokens for request in taken))
     return [
         replace(

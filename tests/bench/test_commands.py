@@ -105,7 +105,7 @@ def test_pages_by_several_threads_are_reported_side_by_side(more: list[str]) -> 
 
 def test_threads_are_compared_in_words_in_the_order_asked_for() -> None:
     printed = bench(*PAGES, "--copy-threads", "2,1").stdout
-    assert "by as many threads" in printed
+    assert "with as many threads" in printed
 
 
 def test_copy_threads_that_are_no_numbers_are_refused_in_words() -> None:
@@ -240,11 +240,14 @@ def test_corrupted_byte_ends_with_status_1(command: list[str], words: str) -> No
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (PAGES, ("write over shm: 128 pages of 32 KiB", "ratio to it", "every byte checked")),
-        (LAYOUTS, ("layers of Llama-3.1-70B", "plain copy: ", "then a layer of each")),
-        (HANDOVER, ("decode was ready", "of the bytes moved behind prefill", "every byte checked")),
-        ([*HANDOVER, "--details"], ("decode may start", "hidden behind prefill", "every byte checked")),
-        (PLAN, ("compile ms", "a transfer after the first: one call")),
+        (PAGES, ("write over shm: 128 pages of 32 KiB", "ratio to this", "every byte checked")),
+        (LAYOUTS, ("layers of Llama-3.1-70B", "plain copy: ", "then one layer of each")),
+        (HANDOVER, ("decode was ready", "of the bytes moved while prefill computed", "every byte checked")),
+        (
+            [*HANDOVER, "--details"],
+            ("decode may start", "moved while prefill computed", "every byte checked"),
+        ),
+        (PLAN, ("compile ms", "posts a later transfer: one call")),
         (["latency", "--iterations", "60"], ("limit ratio", "1 is the limit")),
     ],
 )
@@ -261,7 +264,7 @@ def test_table_goes_to_stdout_and_progress_to_stderr(command: list[str], words: 
     [
         ([], ("ms after prefill ended (p50; p99", "every byte checked"), ("GB/s", "decode may start", " -")),
         (["--details"], ("before │", "after │", "limit: "), ("GB/s from", " -")),
-        (["--details", "--prefill-ms-per-layer", "0"], ("GB/s from the first layer", "after │"), (" -",)),
+        (["--details", "--prefill-ms-per-layer", "0"], ("GB/s from the first layer's", "after │"), (" -",)),
     ],
 )
 def test_a_handover_has_sentences_and_no_figure_that_looks_like_a_defect(
@@ -277,7 +280,7 @@ def test_a_handover_has_sentences_and_no_figure_that_looks_like_a_defect(
     if not more:
         *_, ready, behind, checked = done.stdout.splitlines()
         assert ready.startswith("decode was ready ")
-        assert "behind prefill" in behind
+        assert "while prefill computed" in behind
         assert checked == "every byte checked"
 
 

@@ -93,7 +93,7 @@ def test_line_of_another_version_is_left_out_in_words(
     with (tmp_path / results.FILE_NAME).open("a") as file:
         file.write(json.dumps({**newer, "version": 9}) + "\n")
     assert cli.main(["bench", "report", str(tmp_path)]) == 0
-    assert "no record of version 1" in capsys.readouterr().out
+    assert "not a record of version 1" in capsys.readouterr().out
 
 
 def test_mistakes_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

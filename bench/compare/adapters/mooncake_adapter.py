@@ -69,7 +69,7 @@ class MooncakeEnd:
             )
             post_ns += time.monotonic_ns() - start_ns
             if batch == 0:
-                raise RuntimeError(f"Mooncake took no batch of {len(near[part])} pages")
+                raise RuntimeError(f"Mooncake refused a batch of {len(near[part])} pages")
             _check(self._engine.get_batch_transfer_status([batch]), f"{op} of {len(near[part])} pages")
         return post_ns
 

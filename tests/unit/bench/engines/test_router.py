@@ -223,8 +223,8 @@ def test_streamed_pieces_pass_while_decode_still_works(client: httpx.Client, dec
         ("prefill", JSONResponse({"error": {"message": "the cache is full"}}, 500), 502, "the cache is full"),
         ("prefill", Response(status_code=503), 502, "answered 503"),
         ("prefill", Response(status_code=429), 429, "answered 429"),
-        ("prefill", Response("<html>"), 502, "no JSON object"),
-        ("prefill", Response("[]"), 502, "no JSON object"),
+        ("prefill", Response("<html>"), 502, "is not a JSON object"),
+        ("prefill", Response("[]"), 502, "is not a JSON object"),
         ("decode", JSONResponse({"error": "out of blocks"}, 500), 502, "out of blocks"),
     ],
 )

@@ -214,4 +214,4 @@ def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None
     assert cells["both, 16 KiB"] == ["2870.5", "0.950", "0.90 - 1.00", "0.90", "181"]
     assert sum(cell.endswith(" *") for row in cells.values() for cell in row) == 2
     assert cells["store, spinning"][0] == "5.1 *"
-    assert verdict == Words("1 WRONG; 2 of what was asked is below (*); 1 not run", "bold")
+    assert verdict == Words("1 WRONG; 2 figures miss their targets (*); 1 not run", "bold")

@@ -48,14 +48,14 @@ def test_record_that_does_not_fit_is_left_out_in_words(tmp_path: Path, change: d
         file.write(json.dumps({**record, **change}) + "\n")
     found = results.read(tmp_path)
     assert len(found.records) == 1
-    assert "no record of version 1: use the kvxfer that wrote it" in found.warnings[0]
+    assert "not a record of version 1: use the kvxfer that wrote it" in found.warnings[0]
 
 
 def test_what_holds_no_results_says_why_and_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"there are no results; .* --out "):
         results.read(tmp_path)
     (tmp_path / results.FILE_NAME).write_text('{"version": 1, "result": {}}\n')
-    words = r"holds no result that can be used.*no record of version 1"
+    words = r"has no usable result.*not a record of version 1"
     with pytest.raises(BenchError, match=words):
         results.read(tmp_path)
 
@@ -65,7 +65,7 @@ def test_directory_that_cannot_be_is_refused_before_the_run(tmp_path: Path) -> N
     file.write_text("")
     with pytest.raises(BenchError, match="is a file; name a directory"):
         results.check_directory(file / "below")
-    with pytest.raises(BenchError, match="cannot be kept"):
+    with pytest.raises(BenchError, match="cannot be written"):
         results.keep(file / "below", RESULT, None)
     results.check_directory(tmp_path / "new" / "deep")
     assert not (tmp_path / "new").exists()

@@ -54,7 +54,7 @@ def test_errors_are_raised_at_the_other_end(pair: tuple[Channel, Channel], kind:
 
 def test_silence_and_the_end_of_the_peer_are_errors(pair: tuple[Channel, Channel]) -> None:
     left, right = pair
-    with pytest.raises(BenchError, match=r"right process said nothing for 0\.01 s"):
+    with pytest.raises(BenchError, match=r"right process sent nothing for 0\.01 s"):
         left.receive(0.01)
     right.close()
     with pytest.raises(BenchError, match="right process"):

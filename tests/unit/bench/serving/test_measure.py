@@ -344,10 +344,10 @@ def test_prompts_differ_by_seed_from_the_first_letters_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--trace", "nowhere"], "no such trace: 'nowhere'"),
+        (["--trace", "nowhere"], "the trace 'nowhere' is neither"),
         (["--requests", "100000"], "fewer than --requests 100000"),
         (["--systems", "tpu"], "unknown --systems 'tpu'; known are all, alone, kvxfer-pull, kvxfer-push"),
-        (["--systems", ","], "--systems names nothing"),
+        (["--systems", ","], "--systems is empty"),
         (["--max-tokens", "5000"], "more than the 4096 tokens of the model"),
     ],
 )
@@ -362,9 +362,9 @@ def test_command_refuses_before_any_engine_is_looked_for(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--leave", "101"], "--leave 101 is more than all --clients 100"),
+        (["--leave", "101"], "--leave 101 is more than --clients 100"),
         (["--systems", "kvxfer-push"], "unknown --systems 'kvxfer-push'; known are kvxfer-pull, nixl"),
-        (["--prompt-tokens", "2000"], "--prompt-tokens is above 0 and at most 1000, unlike 2000"),
+        (["--prompt-tokens", "2000"], "--prompt-tokens must be above 0 and at most 1000, not 2000"),
     ],
 )
 def test_abandoned_refuses_what_cannot_be(
@@ -380,7 +380,7 @@ def test_missing_engine_is_told_with_the_command_that_installs_it(
     monkeypatch.setattr(serving_systems, "tree", lambda: tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert kvxfer(["bench", "serving"]) == 2
-    assert "`make bench-serving-setup` sets up .vllm" in capsys.readouterr().err
+    assert "`make bench-serving-setup` in a clone of kvxfer sets up .vllm" in capsys.readouterr().err
 
 
 def test_both_roles_get_one_connector_and_the_one_engine_none() -> None:

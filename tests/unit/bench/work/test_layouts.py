@@ -32,8 +32,8 @@ def test_names_come_in_any_order_and_the_rest_has_defaults() -> None:
     [
         ({"src_layout": "tp3"}, "known are tp1 tp2 tp4 tp8; nhd hnd; bf16 fp8; p16 p64"),
         ({"src_layout": "tp4+"}, "unknown name ''"),
-        ({"src_layout": "tp2+tp4"}, "says 'tp2' and 'tp4': one tp alone"),
-        ({"dst_layout": ""}, "--dst-layout is missing: layouts are named at both ends"),
+        ({"src_layout": "tp2+tp4"}, "names 'tp2' and 'tp4': name only one tp"),
+        ({"dst_layout": ""}, "--dst-layout is missing: name the layouts of both ends"),
         ({"shape": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
         ({"transport": "unix"}, "use it with --memory foreign"),
     ],

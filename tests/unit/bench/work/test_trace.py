@@ -33,15 +33,15 @@ def test_a_sample_is_carried() -> None:
 def test_wrong_line_is_named(tmp_path: Path, record: Any, words: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n{record if isinstance(record, str) else json.dumps(record)}\n")
-    with pytest.raises(BenchError, match=r"trace\.jsonl:2: no request: ") as caught:
+    with pytest.raises(BenchError, match=r"trace\.jsonl:2: not a request: ") as caught:
         read_trace(str(path))
     assert words in str(caught.value)
 
 
 def test_what_is_no_trace_is_said() -> None:
-    with pytest.raises(BenchError, match="no such trace: 'sharegpt'"):
+    with pytest.raises(BenchError, match="the trace 'sharegpt' is neither"):
         read_trace("sharegpt")
-    with pytest.raises(BenchError, match="holds 1 requests, fewer than --requests 2"):
+    with pytest.raises(BenchError, match="has 1 requests, fewer than --requests 2"):
         scale([TraceRequest(10, 1)], 2, 100)
 
 
