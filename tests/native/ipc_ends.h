@@ -38,14 +38,14 @@ inline LocalRegion region_of(RegionId id, std::byte* base, std::vector<MemorySpa
   return region;
 }
 
-// What a peer hears of a region.
+// A region as its peer hears of it.
 inline RemoteRegion told(CudaIpcTransport& owner, const LocalRegion& region) {
   auto keys = owner.register_memory(region);
   REQUIRE_OK(keys);
   return {region.id, reinterpret_cast<std::uintptr_t>(region.base), region.spans, std::move(keys).value()};
 }
 
-// All blocks of some layers, which are `layer_stride` apart at the source.
+// A move of all blocks of some layers, which are `layer_stride` apart at the source.
 inline std::shared_ptr<const Move> move_of(RegionId src, std::byte* dst, std::uint32_t num_layers,
                                            std::uint64_t layer_stride) {
   CopyProgram program = block_programs::pages_of(kNbytes / kBlocks, num_layers, kNbytes);

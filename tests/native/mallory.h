@@ -1,4 +1,4 @@
-// A peer in the simulation that knows the secret and keeps to nothing else.
+// A peer in the simulation that knows the secret and breaks all other rules.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,10 @@
 
 namespace simulation {
 
-// Its end of the session, driven frame by frame, and an agent whose memory its rails show.
+// Mallory's end of the session, driven frame by frame, and an agent whose memory her rails show.
 class Mallory {
  public:
-  // Of an older release, unless she says what she has.
+  // She has no features, as an older release, unless the test says which.
   Mallory(World& world, Node& victim, std::optional<RailPlan> rail = two_sided_rail(),
           const wire::Features& features = {})
       : world_(world), victim_(victim), body_(world.add("mallory")), region_(body_.add_region(layout)) {
@@ -46,7 +46,7 @@ class Mallory {
     flush();
     world_.run_for(kMillisecond);
   }
-  // Her program from block to block, changed to her liking.
+  // Sends a program that copies block to block, changed by the test.
   template <class Change>
   void tell_program(std::uint32_t id, RegionId theirs, bool write, Change&& change) {
     wire::Program program{id, write ? region_ : theirs, write ? theirs : region_,
@@ -70,7 +70,7 @@ class Mallory {
       if (const T* found = std::get_if<T>(&*it)) return found;
     return nullptr;
   }
-  // What for, which the words begin with where it is no transfer's code.
+  // The code of the last refusal. If it is not the code of a transfer, the words begin with it.
   Code refused_with() const {
     const wire::Fail* const fail = last<wire::Fail>();
     if (fail == nullptr) return Code::kOk;
@@ -110,7 +110,7 @@ class Mallory {
   std::vector<wire::Bytes> early_;
 };
 
-// Honest agents carry on beside her: a copy from start to end.
+// Checks that honest agents still work: a copy from start to end.
 inline void check_undisturbed(Pair& pair) {
   pair.world.after_step = nullptr;
   pair.grant_read(kFrom);

@@ -1,5 +1,5 @@
-// Memory that is not there: replaces operator new of the executable that includes it. What it fails, and where, is its
-// test's: every allocation but those that a plan fails is as ever.
+// Allocations that fail: replaces operator new of the executable that includes it. The test's plan says which
+// allocations fail; all others work as usual.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace memory_failure {
 
-// Asked for each allocation, by whichever thread; true: there is no memory for it. Threads of agents allocate while a
+// Called for each allocation, on any thread; true: the allocation fails. Threads of agents allocate while a
 // test sets it.
 using Fails = bool (*)(std::size_t nbytes) noexcept;
 inline std::atomic<Fails> fails{nullptr};

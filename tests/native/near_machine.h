@@ -1,5 +1,5 @@
-// A machine of two NUMA nodes for counting devices: nic0 is on node 0, nic1 on node 1. A GPU, the emulated one, is
-// behind a switch with nic0.
+// A machine of two NUMA nodes for counting devices: nic0 is on node 0, nic1 on node 1. The emulated GPU is
+// behind the same switch as nic0.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 #include "sysfs_tree.h"
 #include "transports/verbs/sysfs.h"
 
-// This process finds it at /sys, as long as it lives.
+// While this object lives, this process finds that machine in /sys.
 class NearMachine {
  public:
   NearMachine() { kvxfer::verbs::sysfs::replace_root(root_.c_str()); }

@@ -1,4 +1,4 @@
-// Memory of one process that kernels of another store to, for the tests of such kernels.
+// Memory of one process to which kernels of another process store, for the tests of such kernels.
 #pragma once
 
 #include <cstdint>

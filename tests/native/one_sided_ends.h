@@ -1,4 +1,4 @@
-// Two ends of a one-sided rail under test, driven by hand: a transport, its fences and what its
+// Two ends of a one-sided rail under test, driven by hand: for each a transport, its fences, and what its
 // poll reported.
 #pragma once
 
@@ -46,7 +46,7 @@ struct End {
       if (c.kind == kind) return &c;
     return nullptr;
   }
-  // How work ended, once it has; fails the test where it never does.
+  // Returns how a work ended; fails the test if it never does.
   Completion await(WorkId work) {
     REQUIRE(reactor.run_until([this] { step(); }, [&] { return completion_of(work) != nullptr; }));
     return *completion_of(work);
@@ -68,8 +68,8 @@ inline std::pair<UniqueFd, UniqueFd> socket_pair() {
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-// Connects two ends and waits until the rail is up at both. Returns a's number for b and b's for a. `budget` is of
-// b's session at a.
+// Connects two ends and waits until the rail is up at both. Returns a's number for b, and b's for a. `budget`
+// is that of b's session at a.
 template <class T>
 std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b, std::shared_ptr<Budget> budget = nullptr,
                                        const FenceSlotRange& slots = FenceTable::kSlots) {
@@ -84,7 +84,7 @@ std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b, std::shared_ptr<Bud
   return {b_at_a.value(), a_at_b.value()};
 }
 
-// One layer of whole blocks: source block i of `src_ids` to destination block i of `dst_ids`.
+// A move of one layer of whole blocks: block i of `src_ids` to block i of `dst_ids`.
 inline std::shared_ptr<const Move> block_move(RegionId src_region, std::byte* dst, std::uint64_t block_nbytes,
                                               std::vector<std::uint32_t> src_ids,
                                               std::vector<std::uint32_t> dst_ids,
@@ -108,7 +108,7 @@ inline Work fetch_work(WorkId id, std::shared_ptr<const Move> move, std::uint32_
   return work;
 }
 
-// Of a session between ends of this version.
+// Slots of a session between two ends of this version.
 inline constexpr std::uint32_t kFirstSlot = FenceTable::kSlots.first;
 
 inline Work fence_work(WorkId id, std::uint32_t slot, std::uint64_t generation) {

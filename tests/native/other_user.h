@@ -1,5 +1,5 @@
-// A process of another user, for tests of who may connect. It is made before any agent is, while this process has one
-// thread, and does what it is told with an address.
+// A process of another user, for tests of who may connect. Make it before any agent, while this process has
+// one thread. It acts when it is given an address.
 #pragma once
 
 #include <sys/socket.h>
@@ -14,7 +14,7 @@
 
 #include "check.h"
 
-// No other user can be had but by root.
+// Only root can become another user.
 inline bool may_become_another_user() {
   if (::geteuid() == 0) return true;
   std::printf("  skipped: only root can start a process of another user\n");
@@ -23,9 +23,9 @@ inline bool may_become_another_user() {
 
 class OtherUser {
  public:
-  static constexpr uid_t kUid = 65534;  // nobody's, by custom
+  static constexpr uid_t kUid = 65534;  // "nobody", by convention
 
-  // `does`: in the other process, with what ask() was given; returns what it found.
+  // `does` runs in the other process, with the argument of ask(), and returns what ask() returns.
   explicit OtherUser(const std::function<std::string(const std::string&)>& does) {
     int fds[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) == 0);

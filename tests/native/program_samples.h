@@ -1,6 +1,6 @@
-// Random copy programs with all that programs have: pages of unequal sizes, single tokens, slices of
-// heads, conversions and their scales. And what such a program means, element by element, without
-// copy_program.h's walks.
+// Random copy programs with everything that programs can have: pages of unequal sizes, single tokens, slices
+// of heads, conversions and their scales. And the meaning of such a program, element by element, without the
+// walks of copy_program.h.
 #pragma once
 
 #include <algorithm>
@@ -31,18 +31,17 @@ struct Conversions {
   bool saturate = false;
 };
 
-// What a sample is to be like. What is not said here is left to chance: strides, gaps, the order of
-// axes, which blocks.
+// What a test wishes of a sample. Chance decides the rest: strides, gaps, the order of axes, which blocks.
 struct Wish {
   std::uint32_t num_layers = 2;
   UnitsPerBlock units = {1, 1};
   std::uint32_t unit_tokens = 4;
   std::uint32_t num_coarse = 8, num_fine = 0;  // pairs
   std::uint32_t pairs_per_piece = 3;
-  std::uint32_t num_heads = 2;      // that are moved
-  std::uint32_t more_heads = 2;     // that a side holds beside, at most
+  std::uint32_t num_heads = 2;      // that are copied
+  std::uint32_t more_heads = 2;     // the most that a side holds beside these
   std::uint32_t run_elements = 32;  // of one token and head; bytes where nothing is converted
-  std::uint32_t alignment = 1;      // of all places, where run_elements is a multiple of it, too
+  std::uint32_t alignment = 1;      // of all offsets, if run_elements is a multiple of it, too
   bool shared_sources = true;       // two pairs may read one source
   std::optional<Conversions> conversions;
 };
@@ -74,7 +73,7 @@ inline Wish any_wish(check::Random& random) {
   conversions.src_scales = static_cast<ScalePlace>(random.below(3));
   conversions.dst_scales = static_cast<ScalePlace>(random.below(3));
   conversions.saturate = random.chance(30);
-  if (conversions.dst_scales == ScalePlace::kRegion) {  // found: whole pages alone
+  if (conversions.dst_scales == ScalePlace::kRegion) {  // the copy finds them: possible for whole pages only
     wish.units.dst = 1;
     wish.num_fine = 0;
     wish.num_coarse = std::max(wish.num_coarse, 1u);
@@ -118,7 +117,7 @@ class Sample {
     choose_ids();
   }
 
-  // Bytes at random, scales of a reasonable size among them.
+  // Random bytes, with scales of a reasonable size.
   void fill_source(std::byte* bytes) {
     for (std::uint64_t at = src.offset; at < src.end; ++at)
       bytes[at] = static_cast<std::byte>(random_.next());
@@ -128,7 +127,7 @@ class Sample {
 
   const Wish wish;
   Place src, dst;
-  Move move;  // bases are for whoever has the memory
+  Move move;  // the test sets the bases
 
  private:
   std::uint64_t gap() { return random_.chance(50) ? 0 : random_.below(48) * wish.alignment; }
@@ -186,7 +185,7 @@ class Sample {
     out.offset += (heads - wish.num_heads) / 2 * out.head_stride;
     return out;
   }
-  // Layers, keys and values, blocks: in one of three orders. Returns how far it reaches.
+  // Lays out layers, keys and values, and blocks in one of three orders. Returns the end of the memory.
   std::uint64_t lay_out(std::uint64_t chunk, std::uint32_t num_blocks, std::uint64_t& layer,
                         std::uint64_t& kv, std::uint64_t& block) {
     switch (random_.below(3)) {
@@ -283,7 +282,8 @@ class Sample {
   int tokens_axis() const { return tokens_outer_ ? 0 : 1; }
   int heads_axis() const { return tokens_outer_ ? 1 : 0; }
 
-  // Units for the coarse pairs, tokens of others for the fine ones; none twice at the destination.
+  // Chooses units for the coarse pairs, and tokens of other units for the fine ones; no destination occurs
+  // twice.
   void choose_ids() {
     std::vector<std::uint32_t> of_src(src.num_blocks * wish.units.src),
         of_dst(dst.num_blocks * wish.units.dst);
@@ -302,7 +302,7 @@ class Sample {
       move.dst_ids.push_back(dst_tokens[i]);
     }
   }
-  // Of the units that no coarse pair names, in any order.
+  // The tokens of units that no coarse pair names, in any order.
   std::vector<std::uint32_t> tokens_behind(const std::vector<std::uint32_t>& units) {
     std::vector<std::uint32_t> tokens;
     for (std::size_t unit = wish.num_coarse; unit < units.size(); ++unit)
@@ -322,7 +322,7 @@ class Sample {
 struct Run {
   std::uint64_t src, dst, src_nbytes, dst_nbytes;
   const Conversion* conversion;
-  std::uint64_t src_scale, dst_scale;  // places, where the conversion has some
+  std::uint64_t src_scale, dst_scale;  // offsets, if the conversion has scales
 };
 
 inline std::uint64_t scale_place(std::uint64_t offset, std::uint64_t layer_stride, std::uint64_t block_stride,
@@ -331,7 +331,7 @@ inline std::uint64_t scale_place(std::uint64_t offset, std::uint64_t layer_strid
   return offset + layer * layer_stride + block * block_stride + i * strides[0] + j * strides[1];
 }
 
-// Every run of one loop and pair, i outer, j inner.
+// All runs of one loop and pair; i is the outer index, j the inner one.
 inline std::vector<Run> runs_of(const CopyProgram& program, const CopyLoop& loop, std::uint32_t layer,
                                 std::uint32_t src_id, std::uint32_t dst_id) {
   std::vector<Run> runs;
@@ -378,7 +378,7 @@ void for_each_pair(const Move& move, std::uint32_t piece, Visit&& visit) {
   }
 }
 
-// Where scales were found: after the runs, each once, in the order of the runs.
+// Where the copy stores the scales that it finds: after the runs, each once, in the order of the runs.
 inline std::vector<std::uint64_t> found_scales(const std::vector<Run>& runs) {
   std::vector<std::uint64_t> places;
   for (const Run& run : runs)
@@ -396,7 +396,7 @@ inline float scale_at(const CopyProgram& program, ScalePlace where, std::uint64_
   return scale;
 }
 
-// Never inlined: clang makes "multiplied where there is a scale" a multiplication by 1, which changes what NaN it is.
+// Never inlined: clang would turn a missing scale into a multiplication by 1, which changes a NaN's bits.
 [[gnu::noinline]] inline float times(float x, float scale) { return x * scale; }
 [[gnu::noinline]] inline float over(float x, float scale) { return x / scale; }
 
@@ -413,7 +413,7 @@ inline std::vector<float> values_of(const CopyProgram& program, const Run& run, 
   return values;
 }
 
-// One piece as the contract of copy_program.h says it.
+// Copies one piece as the contract of copy_program.h defines it.
 inline void apply(const Move& move, std::uint32_t piece, const std::byte* src, std::byte* dst) {
   const CopyProgram& program = *move.program;
   for_each_pair(move, piece, [&](const CopyLoop&, const std::vector<Run>& runs) {
@@ -448,7 +448,7 @@ inline void apply(const Move& move, std::uint32_t piece, const std::byte* src, s
   });
 }
 
-// The piece as it crosses a stream, read from where it landed.
+// The bytes of the piece as they cross a stream, read from where they landed.
 inline std::vector<std::byte> packed(const Move& move, std::uint32_t piece, const std::byte* dst) {
   std::vector<std::byte> out;
   for_each_pair(move, piece, [&](const CopyLoop&, const std::vector<Run>& runs) {

@@ -1,4 +1,4 @@
-// StreamTransport, and a peer that is only a socket.
+// StreamTransport, with a plain socket as its peer.
 #pragma once
 
 #include <cerrno>
@@ -27,14 +27,15 @@ class RawPeer {
  public:
   static constexpr std::uint32_t kNumBlocks = 16;
 
-  // `run_nbytes`: of the runs that pages are cut into, the second first; 0 for one.
+  // `run_nbytes`: pages are cut into runs of that size, with the second run first; 0: one run.
   explicit RawPeer(std::uint64_t page_nbytes = 4096, bool unix_sockets = false, std::uint64_t run_nbytes = 0)
       : transport(reactor, StreamTransport::Options()),
         page_nbytes_(page_nbytes),
         memory(kNumBlocks * page_nbytes, false) {
     auto [ours, theirs] = unix_sockets ? conformance::unix_sockets() : conformance::tcp_sockets();
     socket = std::move(theirs);
-    // A kernel that grows its buffers can hold a whole piece: what is cancelled then has gone out.
+    // A small buffer: if the kernel could grow it, it would hold a whole piece, and what is cancelled would
+    // have left.
     const int nbytes = 256 * 1024;
     REQUIRE(::setsockopt(ours.get(), SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes) == 0);
     REQUIRE(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVBUF, &nbytes, sizeof nbytes) == 0);
@@ -107,7 +108,7 @@ class RawPeer {
     const PieceTrailer trailer{end, piece};
     send(&trailer, sizeof trailer);
   }
-  // What the transport sends, as it sends it.
+  // Reads what the transport sends, while it sends.
   std::vector<std::byte> receive(std::size_t nbytes) {
     std::vector<std::byte> bytes(nbytes);
     std::size_t have = 0;

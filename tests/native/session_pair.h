@@ -37,7 +37,7 @@ inline SessionConfig config_of(std::string name, std::string secret = "open sesa
   return config;
 }
 
-// One that accepts two.
+// The settings of an agent that accepts two secrets.
 inline SessionConfig config_of(std::string name, std::string secret, std::string second) {
   SessionConfig config = config_of(std::move(name), std::move(secret));
   config.second_secret = std::move(second);
@@ -52,7 +52,7 @@ struct Pair {
 
   Session& other(Session& one) { return &one == &initiator ? acceptor : initiator; }
 
-  // Carries what `from` has to say; the first error ends it.
+  // Delivers the output of `from`; the first error ends it.
   Status carry(Session& from) {
     for (const Bytes& frame : from.take_output()) {
       Result<std::optional<Message>> result = other(from).receive(now, frame);
@@ -102,7 +102,7 @@ inline Session& enter(Pair& pair, const Scene& scene) {
 }
 
 inline Message any_message(check::Random& random) {
-  // Of those that the layer above sends: REGION and all after it.
+  // One of the messages that the layer above sends: REGION and all after it.
   static const std::size_t first = Message(Region()).index();
   return Sampler(random, 6).message(random.between(first, kNumKinds - 1));
 }

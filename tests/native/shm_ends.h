@@ -1,5 +1,5 @@
-// Two ends of an shm rail, driven by hand, with regions of 64 blocks; and a peer that speaks the rail's socket by
-// hand, beside one that keeps the rules.
+// Two ends of an shm rail, driven by hand, with regions of 64 blocks; and a peer whose end of the rail's
+// socket the test writes, beside a peer that keeps the rules.
 #pragma once
 
 #include <fcntl.h>
@@ -97,7 +97,7 @@ inline std::size_t num_open_fds() {
   return count;
 }
 
-// A destination with a peer that keeps the rules and one whose end of the socket the test speaks for.
+// A destination with a peer that keeps the rules, and a peer whose end of the socket the test writes.
 struct Impostor {
   explicit Impostor(std::shared_ptr<Budget> budget = nullptr,
                     const FenceSlotRange& slots = FenceTable::kSlots) {
@@ -113,14 +113,14 @@ struct Impostor {
     peer = connected.value();
     channel.emplace(std::move(right));
   }
-  // Who keeps the rules loses nothing, whatever was said.
+  // The peer that keeps the rules loses nothing.
   ~Impostor() { fetch_all_and_check(destination, bystander_peer, 1); }
 
   void say(const shm::Message& message, int fd = -1) {
     channel->queue(message, fd < 0 ? nullptr : share(UniqueFd(::dup(fd))));
     static_cast<void>(channel->flush());
   }
-  // `readable`: by the kernel, for whoever is let.
+  // `readable`: other processes may read it by the kernel's calls.
   void hello(bool readable = false) {
     shm::Message message;
     message.nbytes = FenceTable::kSlots.nbytes();
@@ -136,7 +136,7 @@ struct Impostor {
     message.nbytes = nbytes;
     return message;
   }
-  // A region that is all of that memfd, as its owner's REGION would tell of it.
+  // A region that fills the whole memfd, as its owner's REGION would describe it.
   RemoteRegion region_in(RegionId id, std::uint64_t nbytes, std::byte* base = nullptr,
                          std::uint64_t memfd_id = 1) const {
     const std::uint64_t words[] = {1, memfd_id, 0, nbytes};
@@ -157,7 +157,7 @@ struct Impostor {
 
 // ---- another process ----
 
-// A source in a child process: one region in a pool (1), one that is not (2), and fence word kFirstSlot + 9.
+// A source in a child process: region 1 in a pool, region 2 in other memory, and fence word kFirstSlot + 9.
 struct ChildSource {
   explicit ChildSource(const Shm::Make& make =
                            [](Reactor& on, const FenceTable& table) {
@@ -168,7 +168,7 @@ struct ChildSource {
         "kvxfer-test-shm-" + std::to_string(::getpid()) + "-" + std::to_string(check::seed());
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, name.data(), name.size());  // abstract
+    std::memcpy(address.sun_path + 1, name.data(), name.size());  // an abstract name
     const auto address_nbytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
     const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), address_nbytes) == 0);
@@ -197,7 +197,7 @@ struct ChildSource {
       REQUIRE(::recv(control.get(), remote.keys.data(), remote.keys.size(), MSG_WAITALL) == 32);
       REQUIRE_OK(destination.transport->attach(peer, remote));
     }
-    // The pool comes over the rail's socket, when the child gets to it: from here on nothing waits for the child.
+    // The child sends the pool over the rail's socket; from here on nothing waits for the child.
     for (const RegionId id : {RegionId{1}, RegionId{2}}) fetch_all_and_check(destination, peer, id);
   }
   ~ChildSource() {

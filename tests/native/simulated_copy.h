@@ -1,6 +1,5 @@
-// One copy of a workload as its judge knows it: who, from where, to where, what is to arrive, and
-// which rights are over. Its parts are transfers: sources that bring some heads each, from pages of
-// sizes of their own.
+// One copy of a workload as its judge knows it: its ends, the bytes that have to arrive, and which rights are
+// over. Its parts are transfers; each part's source brings some heads, from pages of its own size.
 #pragma once
 
 #include <memory>
@@ -20,13 +19,13 @@ struct Part {
   std::string src_name;
   std::size_t src = 0;  // agent
   std::uint64_t src_life = 0;
-  std::pair<SessionKey, SessionKey> sessions;  // the source's number for it, the destination's
+  std::pair<SessionKey, SessionKey> sessions;  // the source's number for the session, and the destination's
   std::shared_ptr<Memory> from;
   Blocks blocks;
   Heads heads;
   std::uint32_t num_fine = 0;
-  std::shared_ptr<Handle> handle;  // of whoever posted
-  bool src_over = false;           // the right to the blocks ended at the source
+  std::shared_ptr<Handle> handle;  // of the end that posted
+  bool src_over = false;  // the right to the blocks ended at the source
   int num_ended = 0;
 
   bool brings(std::uint32_t head) const { return head - heads.first < heads.num; }
@@ -45,10 +44,10 @@ struct Copy {
   std::uint32_t first_layer = 0, num_layers = 0;
   wire::Bytes tag;
   std::vector<Part> parts;
-  bool is_whole = true;  // the parts bring every head
-  std::shared_ptr<Handle> expected;  // of the receiver
+  bool is_whole = true;  // the parts bring all heads together
+  std::shared_ptr<Handle> expected;  // the receiver's
   LeaseId lease = 0;
-  Cells cells;  // what is to arrive
+  Cells cells;  // the bytes that have to arrive
   bool dst_over = false;
   bool dst_done = false;
   int num_expected_ended = 0;
@@ -56,7 +55,7 @@ struct Copy {
 
   bool read() const { return kind == Kind::kUnderReadLease; }
   bool of_bearer() const { return (lease & kBearerBit) != 0; }
-  // Token of the sequence; the block is one of ours.
+  // The token of the sequence at a place; the block has to be one of this copy's.
   std::uint32_t token_at(const Layout::Place& place) const {
     const auto found = std::find(blocks.begin(), blocks.end(), place.block);
     return static_cast<std::uint32_t>(found - blocks.begin()) * to->layout.block_tokens + place.token;

@@ -1,5 +1,5 @@
-// Who may write what, and what was where: the books that a workload's judge keeps, token by token and
-// head by head, and the promises that they are held against after every step.
+// What a workload's judge keeps: which copy may write which blocks, and the expected bytes by token and head.
+// After every step it checks the promises against that.
 #pragma once
 
 #include <set>
@@ -15,8 +15,10 @@ class Judge {
 
   std::size_t num_done() const { return num_done_; }
   std::size_t num_copies() const { return copies_.size(); }
-  std::size_t num_done_together() const { return num_done_together_; }  // by several writers
-  std::size_t num_shared() const { return num_shared_; }  // done under a lease that served another, too
+  std::size_t num_done_together() const { return num_done_together_; }  // with several writers
+  std::size_t num_shared() const {
+    return num_shared_;
+  }  // done under a lease that others used, too  // done under a lease that another copy had used, too
 
  protected:
   using Kind = Copy::Kind;
@@ -28,8 +30,9 @@ class Judge {
     std::map<std::uint32_t, Copy*> landing;  // block -> the copy that may write it
   };
 
-  // What is told to be over, and not before, is its owner's again. It is named again at once, by whichever copy comes next: an offer that is parked, an
-  // offer or a request that is still on its way must not be served under that one's right.
+  // When a right is reported to be over, and not before, its blocks are the owner's again. The next copy may
+  // name them at once: an offer that is parked, or an offer or a request that is still on its way, must not
+  // be served under that copy's right.
   void end_source(Part& part) {
     if (std::exchange(part.src_over, true)) return;
     for (const std::uint32_t block : part.blocks) part.from->fill(block, random_.next());
@@ -49,14 +52,14 @@ class Judge {
     if (agent.node->life() == life && is_current(index, memory))
       agent.free.insert(blocks.begin(), blocks.end());
   }
-  // It lies in the region that the agent has now.
+  // Whether the memory belongs to the region that the agent has now.
   bool is_current(std::size_t index, const std::shared_ptr<Memory>& memory) const {
     const Agent& agent = agents_[index];
     const auto found = agent.node->memories()->find(agent.region);
     return found != agent.node->memories()->end() && found->second == memory;
   }
   std::size_t index_of(const Node& node) const { return static_cast<std::size_t>(node.place()); }
-  // Of the heads that `part` brings, or of all.
+  // Checks the heads that `part` brings, or all heads.
   void check_layer(Copy& copy, const Part* part, std::uint32_t layer, const char* when) {
     for (std::uint32_t token = copy.first_token; token < copy.end_token; ++token)
       for (std::uint32_t head = 0; head < kHeads; ++head) {
@@ -82,7 +85,7 @@ class Judge {
       return copy.of_bearer() && other.get() != &copy && other->lease == copy.lease && other->dst_done;
     });
   }
-  // What failed is named once, and is of the table.
+  // Checks that each failed block is named once, and belongs to the table.
   void check_failed(const Handle& handle, const Blocks& table, const Copy& copy) {
     const Blocks failed = handle.failed_blocks();
     const std::set<std::uint32_t> distinct(failed.begin(), failed.end());
@@ -151,7 +154,7 @@ class Judge {
       return end_destination(copy);
     }
     if (done && copy.kind == Kind::kUnderWriteLease) CHECK(copy.dst_done);
-    // Of what is expected the others may have failed meanwhile, and the blocks be somebody else's.
+    // Other writers of an expectation may have failed meanwhile; the blocks may then serve another copy.
     if (done && copy.kind == Kind::kExpected && !copy.dst_over && !copy.dst_done)
       check_bytes(copy, &part, "a writer is done");
     if (done && copy.kind == Kind::kExpected && copy.parts.size() == 1 && copy.is_whole) CHECK(copy.dst_done);
@@ -160,7 +163,7 @@ class Judge {
   void on_write(Node& node, SessionKey from, Memory& memory, std::uint64_t offset, std::uint64_t nbytes) {
     Agent& agent = agents_[index_of(node)];
     if (&memory != &node.memory(agent.region)) {
-      // Deregistered: until that is told to be complete what is under way goes on.
+      // After deregister, transfers under way may go on until it is reported to be complete.
       if (!memory.registered) FAIL("bytes land in a region that is gone");
       return;
     }

@@ -24,9 +24,9 @@ using Blocks = std::vector<std::uint32_t>;
 struct Layout {
   std::uint32_t num_layers = 4, num_blocks = 16, chunk_nbytes = 64;
   bool block_major = false;
-  std::uint32_t gap_nbytes = 32;  // after each chunk: belongs to nobody
+  std::uint32_t gap_nbytes = 32;  // after each chunk: belongs to no block
   std::uint32_t block_tokens = 1, num_heads = 1;
-  std::uint32_t first_head = 0;   // in the model's numbers: a rank may hold some heads alone
+  std::uint32_t first_head = 0;   // in the model's numbers: a rank may hold some heads only
 
   std::uint64_t token_nbytes() const { return chunk_nbytes / block_tokens; }
   std::uint64_t head_nbytes() const { return token_nbytes() / num_heads; }
@@ -40,7 +40,7 @@ struct Layout {
   struct Place {
     std::uint32_t layer, block, token, head;  // token within the block, head in the model's numbers
   };
-  // Whose byte that is, if it is anyone's.
+  // To which place a byte belongs, if to any.
   std::optional<Place> place_of(std::uint64_t at) const {
     if (at < kFrontNbytes || at - kFrontNbytes >= nbytes()) return {};
     const std::uint64_t within = (at - kFrontNbytes) % chunk_stride();
@@ -51,7 +51,7 @@ struct Layout {
     if (block_major) return Place{index % num_layers, index / num_layers, token, head};
     return Place{index / num_blocks, index % num_blocks, token, head};
   }
-  // Before the first and behind the last: any offset that goes astray lands in sight.
+  // Room before the first block and behind the last, so that stray offsets hit memory that is checked.
   static constexpr std::uint64_t kFrontNbytes = 4096;
 };
 
@@ -62,7 +62,7 @@ inline std::uint32_t unit_tokens(const Layout& src, const Layout& dst) {
 // Heads in the model's numbers.
 struct Heads { std::uint32_t first = 0, num = UINT32_MAX; };
 
-// All heads that both hold and that are wanted. `fine`: with loops of single tokens.
+// Copies the wanted heads that both sides hold. `fine`: with loops of single tokens.
 inline CopyProgram program_between(const Layout& src, const Layout& dst, bool fine = false,
                                    Heads wanted = {}) {
   const auto end = [](const Layout& of) { return of.first_head + of.num_heads; };
@@ -106,8 +106,8 @@ struct Ids {
   std::uint32_t num_fine = 0;
 };
 
-// Ids that move tokens [first, last) of a sequence whose tables these are: whole units, and the rest
-// as single tokens.
+// Ids that move tokens [first, last) of a sequence that lies in these blocks: whole units, and the rest as
+// single tokens.
 inline Ids ids_between(const Layout& src, const Layout& dst, const Blocks& src_blocks,
                        const Blocks& dst_blocks, std::uint32_t first, std::uint32_t last) {
   Ids ids;

@@ -1,5 +1,5 @@
-// What agents' callers send each other beside copies: each message of one way of one session comes once and in
-// its order, and whoever finds no room hears of some.
+// Messages that agents' callers send each other beside copies. In each direction of a session each message
+// arrives once, in order; a sender that finds no room is told when there is some.
 #pragma once
 
 #include <cstring>
@@ -18,7 +18,7 @@ class MessageBook {
   std::size_t num_received() const { return num_received_; }
   std::size_t num_waits() const { return num_waits_; }  // for room
 
-  // Some to one of the node's peers.
+  // Sends some messages to one of the node's peers.
   void send_some(Node& node) {
     const std::vector<SessionKey> peers = node.engine().open_peers();
     if (peers.empty()) return;
@@ -54,7 +54,7 @@ class MessageBook {
     if (node.session_with(node.engine().peer(event.peer)->name) == 0)
       FAIL("a message came of a peer that callers have not heard of");
   }
-  // All agents read, and the network delivers.
+  // Checks that no sender still waits for room. All agents must have read, and the network delivered.
   void check_nobody_waits(Node& node) {
     for (const auto& [place, life, session] : waits_)
       if (place == node.place() && life == node.life())

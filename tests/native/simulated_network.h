@@ -1,5 +1,5 @@
-// A clock and a network that run from a seed: what the engine is driven by where tests need every
-// interleaving, every fault, and the same again.
+// A clock and a network that run from a seed. They drive the engine in tests that need every interleaving and
+// every fault, and have to be repeatable.
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,14 @@ namespace wire = kvxfer::wire;
 
 inline constexpr Time kMicrosecond = 1'000, kMillisecond = 1'000'000, kSecond = 1'000'000'000;
 
-// Runs what was asked for in the order of its time; what is due at one time, in the order of asking.
+// Runs calls in the order of their times; calls for the same time in the order in which they were made.
 class Clock {
  public:
   Time now() const { return now_; }
   void after(Time delay, std::function<void()> run) {
     events_.emplace(std::pair(now_ + std::max<Time>(delay, 0), next_++), std::move(run));
   }
-  // False where nothing is due up to `until`; the time is `until` then.
+  // False if nothing is due up to `until`; the time is then `until`.
   bool step(Time until) {
     if (events_.empty() || events_.begin()->first.first > until) {
       now_ = std::max(now_, until);
@@ -41,7 +41,7 @@ class Clock {
     return true;
   }
 
-  // The last lines of what happened, for a failure's reader.
+  // Keeps the last lines of what happened, for the reader of a failure.
   void note(std::string line) {
     lines_.push_back(std::to_string(now_ / kMicrosecond) + " us  " + std::move(line));
     if (lines_.size() > kMaxLines) lines_.pop_front();
@@ -50,14 +50,14 @@ class Clock {
 
  private:
   static constexpr std::size_t kMaxLines = 150;
-  Time now_ = kSecond;  // not 0: a time that nobody set must not look like one
+  Time now_ = kSecond;  // not 0, so that it differs from a time that was never set
   std::uint64_t next_ = 0;
   std::map<std::pair<Time, std::uint64_t>, std::function<void()>> events_;
   std::deque<std::string> lines_;
 };
 
-// Ways between numbered places. A blocked way keeps what travels on it and delivers it, in order,
-// once it is open again, as TCP does.
+// Connections between numbered places. A blocked direction keeps its frames, and delivers them in order once
+// it is open again, as TCP does.
 class Network {
  public:
   Network(Clock& clock, check::Random& random) : clock_(clock), random_(random) {}
@@ -82,7 +82,7 @@ class Network {
   Clock& clock() { return clock_; }
   check::Random& random() { return random_; }
   std::uint64_t min_latency = 20 * kMicrosecond, max_latency = 200 * kMicrosecond;
-  // Of ten thousand control frames, how many meet it.
+  // How many of ten thousand control frames it happens to.
   unsigned lose = 0, repeat = 0, swap = 0, flip = 0;
 
  private:
@@ -128,17 +128,17 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
       pass(from, std::move(frame));
     }
   }
-  // After what was sent. The far end hears of it, this end hears nothing more.
+  // Closes after what was sent. The far end hears of it; this end hears nothing more.
   void close(int from, std::string why = "closed") {
     open_[1 - from] = false;
     half_close(from, std::move(why));
   }
-  // Nothing more comes from this end, which still listens.
+  // This end sends nothing more, but still listens.
   void half_close(int from, std::string why = "half closed") {
     if (!std::exchange(open_[from], false)) return;
     arrive(from, [this, from, why = std::move(why)](End& to) { to.on_end(keys_[1 - from], why); });
   }
-  // Neither end hears anything more, and nobody is told.
+  // Neither end hears anything more, nor hears of the cut.
   void cut() {
     open_[0] = open_[1] = false;
     cut_ = true;

@@ -25,7 +25,8 @@ using namespace kvxfer;
 
 class Node;
 
-// Whose engine runs, for tests in which it runs out of memory (memory_failure.h); what its host does is not part of it.
+// The node whose engine runs, for tests in which it runs out of memory (memory_failure.h); the host's part
+// does not count.
 inline const Node* running = nullptr;
 class Running {
  public:
@@ -49,12 +50,12 @@ struct Link {
     std::set<RegionId> attached{};
     std::shared_ptr<Memories> memories;
     std::shared_ptr<std::vector<std::uint64_t>> fences;
-    Time last_at = 0;  // arrival of what this end sent last
+    Time last_at = 0;  // when the newest frame of this end arrives
   };
   Capabilities capabilities;
   wire::RailName name;
-  bool muted = false;  // nothing comes over it, and nobody is told
-  Time fetch_ns = 0;  // what one fetch takes, one after the other; 0: each its own time, all at once
+  bool muted = false;  // nothing comes over it, and neither end is told
+  Time fetch_ns = 0;  // for one fetch, one after the other; 0: each has its own time, all run at once
   Time free_at = 0;
   std::size_t num_fetched = 0;
   End ends[2];
@@ -71,19 +72,19 @@ inline RailPlan one_sided_rail(std::uint32_t piece_nbytes = 128) {
 inline RailPlan two_sided_rail(std::uint32_t piece_nbytes = 128) {
   return {{.name = "stream", .two_sided = true, .rank = 1, .window = 4, .piece_nbytes = piece_nbytes}};
 }
-// Fetches one piece and has another sent.
+// A rail that fetches some pieces and has others sent.
 inline RailPlan either_rail(std::uint32_t piece_nbytes = 128) {
   RailPlan plan = one_sided_rail(piece_nbytes);
   plan.capabilities.two_sided = true;
   return plan;
 }
-// A stream that carries pages of GPUs, too.
+// A stream that carries pages of GPUs as well.
 inline RailPlan staged_rail(std::uint32_t piece_nbytes = 128) {
   RailPlan plan = two_sided_rail(piece_nbytes);
   plan.capabilities.memory = MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu;
   return plan;
 }
-// Between memories of GPUs, and better than all others where a rank counts.
+// A rail between memories of GPUs, which ranks before all others.
 inline RailPlan gpu_rail(std::uint32_t piece_nbytes = 256) {
   return {{.name = "kernels",
            .one_sided = true,
@@ -113,7 +114,7 @@ class Node final : public EngineHost {
     engine_ = std::make_unique<Engine>(config, *this);
     note("starts");
   }
-  // The process is gone at once. `heard`: its peers see their connections end.
+  // Ends the process at once. `heard`: its peers see their connections end.
   void crash(bool heard = true) {
     note(heard ? "crashes" : "crashes, unheard");
     engine_.reset();
@@ -139,7 +140,7 @@ class Node final : public EngineHost {
     if (!paused_) return;
     note("goes on");
     paused_ = false;
-    // Nobody says what a process does first when it goes on: look at the clock, or at its sockets.
+    // When a process goes on, it may look at the clock first, or at its sockets.
     if (network_.random().chance(50)) in_engine()->on_time(now());
     for (auto& body : std::exchange(inbox_, {})) {
       if (!engine_ || paused_) return;
@@ -157,13 +158,13 @@ class Node final : public EngineHost {
     arm();
     if (engine_->wants_pump()) run_soon(20 * kMicrosecond, [] {});
   }
-  // `staged`: where it lies on a GPU, streams carry it as well.
+  // `staged`: if the region lies on a GPU, streams carry it as well.
   Status send_message(SessionKey to, wire::Bytes payload) {
     Status status = engine_->send_message(now(), to, std::move(payload));
     settle();
     return status;
   }
-  // As a caller that reads the oldest message.
+  // Reads the oldest message, as a caller does.
   std::optional<Mail> read_message() {
     if (unread_.empty()) return std::nullopt;
     std::optional<Mail> read(std::move(unread_.front()));
@@ -218,7 +219,7 @@ class Node final : public EngineHost {
     pipe->set_key(0, open(SessionRole::kInitiator, pipe, 0, &other, std::move(rails)));
     other.accept(pipe, place_);
   }
-  // An end that a test drives by hand calls.
+  // The caller is an end that a test drives by hand.
   std::shared_ptr<Pipe> accept_from(Pipe::End caller) {
     const int place = caller.place;
     auto pipe = std::make_shared<Pipe>(network_, std::move(caller), pipe_end());
@@ -247,7 +248,7 @@ class Node final : public EngineHost {
     const auto link = found->second.link;
     for (int side : {0, 1}) kill_end(link, side, why);
   }
-  // This end alone finds it broken; the other hears of it as of any that is dropped.
+  // Only this end finds the rail broken; the other end hears of it as of any rail that is dropped.
   void cut_rail_here(RailId id, const std::string& why) {
     drop_rail(id);
     engine_->rail_down(now(), id, why);
@@ -264,7 +265,7 @@ class Node final : public EngineHost {
         out.push_back(id);
     return out;
   }
-  // The session that runs over that connection, if it is open; two agents may have several.
+  // The session that runs over that connection, if it is open; two agents may have several sessions.
   SessionKey session_on(const Pipe& connection) const {
     for (const SessionKey key : engine_->open_peers())
       if (auto found = connections_.find(key);
@@ -284,7 +285,7 @@ class Node final : public EngineHost {
     if (auto found = connections_.find(session); found != connections_.end())
       found->second.pipe->send(found->second.side, std::move(frame));
     else
-      early_.push_back(std::move(frame));  // from within add_session
+      early_.push_back(std::move(frame));  // called within add_session
   }
   void close_session(SessionKey session) override {
     const Running host(nullptr);
@@ -333,27 +334,27 @@ class Node final : public EngineHost {
   std::size_t num_works() const { return jobs_.size(); }
 
   // ---- for tests
-  std::function<void()> before_host;  // may throw what a host that has no memory would
+  std::function<void()> before_host;  // may throw, as a host without memory does
   std::vector<Event> events;
-  bool takes_events = true;  // as a caller that drains at once; else they stay charged to their peers
+  bool takes_events = true;  // events are drained at once; otherwise they stay charged to their peers
   std::function<void(Node&, const Event&)> on_event;
-  // Before bytes land: region's memory, offset and size, and on whose behalf.
+  // Called before bytes land: the peer they come from, the region's memory, offset and size.
   std::function<void(Node&, SessionKey, Memory&, std::uint64_t, std::uint64_t)> on_write;
   std::function<void(Node&, RegionId)> on_region_fenced;
   unsigned again_percent = 0;       // of posts
-  unsigned flip_percent = 0;        // of pieces that land here, one byte each
-  unsigned lost_rail_percent = 0;   // of rails that are to come up
+  unsigned flip_percent = 0;        // of pieces that land here; in each, one byte changes
+  unsigned lost_rail_percent = 0;   // of rails that are dialled
   Time work_ns = 100 * kMicrosecond;  // up to this for each step of a work
-  Time read_ns = 0;                   // up to this a message waits for its reader
-  Time fence_ns = 0;                  // up to this works go on that were told to end; 0: they stop at once
-  std::set<std::string_view> unattachable;  // transports that cannot reach anything here
-  bool takes_rails = true;  // those that others dial
+  Time read_ns = 0;                   // a message waits at most so long for its reader
+  Time fence_ns = 0;  // works that were cancelled go on for at most so long; 0: they stop at once
+  std::set<std::string_view> unattachable;  // transports that cannot reach any memory here
+  bool takes_rails = true;  // whether it accepts rails that others dial
   std::vector<std::pair<Time, wire::RailName>> dials;  // of rails
-  std::map<WorkKind, std::size_t> posted;   // works so far
+  std::map<WorkKind, std::size_t> posted;  // works so far
   std::vector<std::pair<RailId, std::size_t>> cancels;  // calls so far: the rail, and how many works
 
  private:
-  // The engine, which runs while what is called of it does.
+  // Marks the engine as running while one of its functions is called.
   struct InEngine {
     InEngine(const Node* node, Engine* its) : running(node), engine(its) {}
     Engine* operator->() const { return engine; }
@@ -411,7 +412,7 @@ class Node final : public EngineHost {
     });
   }
 
-  // What the progress thread does later, if it is still that process.
+  // Runs body later, as a progress thread does, unless the process has restarted.
   void run_soon(Time delay, std::function<void()> body) {
     network_.clock().after(
         delay, [this, life = life_, body = std::move(body)]() mutable { on_thread(life, std::move(body)); });

@@ -1,4 +1,4 @@
-// Two simulated agents with a region each, and what scenarios do with them.
+// Two simulated agents with one region each, and what scenarios do with them.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ inline const RailSets& rail_sets() {
 
 inline const RailSets kTwoStreams = {{two_sided_rail(), two_sided_rail()}};
 
-// A prefill whose pages a decode gets, connected, with programs for both ways of beginning.
+// A prefill and a decode that gets its pages; they are connected, and have programs for writes and for reads.
 struct Pair {
   static constexpr Time kTimeout = 5 * kSecond;
 
@@ -101,14 +101,14 @@ struct Pair {
     dst.settle();
     return handle.value();
   }
-  // Of every block where none are named.
+  // Grants the named blocks, or all.
   LeaseId grant_write(Blocks blocks = {}, Time ttl = 10 * kSecond, bool renewable = true) {
     return grant(dst, to_src, dst_region, wire::LeaseMode::kWrite, std::move(blocks), ttl, renewable);
   }
   LeaseId grant_read(Blocks blocks = {}, Time ttl = 10 * kSecond, bool renewable = true) {
     return grant(src, to_dst, src_region, wire::LeaseMode::kRead, std::move(blocks), ttl, renewable);
   }
-  // Without a peer it is the bearer's.
+  // Without a peer it is a lease for any peer.
   static LeaseId grant(Node& node, std::optional<SessionKey> to, RegionId region, wire::LeaseMode mode,
                        Blocks blocks, Time ttl, bool renewable) {
     auto lease = node.engine().grant(node.now(), {to, region, mode, blocks.empty(), blocks, ttl, renewable});
@@ -120,7 +120,7 @@ struct Pair {
   bool ends(const std::shared_ptr<Handle>& handle, Time limit = 12 * kSecond) {
     return world.until([&] { return handle->outcome() != Outcome::kPending; }, limit);
   }
-  // Bytes of the pairs are equal, in every layer below `num_layers`.
+  // Whether the bytes of the pairs are equal, in every layer below `num_layers`.
   bool equal(const Blocks& from, const Blocks& to, std::uint32_t first_layer = 0,
              std::uint32_t num_layers = UINT32_MAX) {
     for (std::uint32_t layer = first_layer; layer < std::min(num_layers, src_layout.num_layers); ++layer)
@@ -128,20 +128,20 @@ struct Pair {
         if (source().read(layer, from[i]) != destination().read(layer, to[i])) return false;
     return true;
   }
-  // The destination has the bytes of the pairs as they were until the source reused its pages.
+  // Whether the destination has the bytes that the pairs had before the source reused its pages.
   bool equal_held(const Blocks& from, const Blocks& to) {
     for (std::uint32_t layer = 0; layer < src_layout.num_layers; ++layer)
       for (std::size_t i = 0; i < from.size(); ++i)
         if (held->read(layer, from[i]) != destination().read(layer, to[i])) return false;
     return true;
   }
-  // About a quarter of what `num_blocks` pairs hold has landed.
+  // Runs until about a quarter of what `num_blocks` pairs hold has landed.
   bool until_midway(std::size_t num_blocks) {
     const std::uint64_t all = num_blocks * 2 * src_layout.chunk_nbytes * src_layout.num_layers;
     const std::uint64_t before = bytes_landed;
     return world.until([&] { return bytes_landed >= before + all / 4; });
   }
-  // From here on any byte that changes at the destination is a failure.
+  // From now on, a byte that changes at the destination is a failure.
   void freeze_destination() {
     world.after_step = [memory = dst.memories()->at(dst_region), was = destination().bytes,
                         told = false]() mutable {
@@ -150,7 +150,7 @@ struct Pair {
       FAIL("a byte landed after the right to it had ended");
     };
   }
-  // The source gives the pages to something else; what they held until now is remembered.
+  // The source uses the pages for something else; their former bytes are kept for comparison.
   void reuse_source(const Blocks& blocks) {
     held = std::make_unique<Memory>(source());
     for (const std::uint32_t block : blocks) {
@@ -158,7 +158,7 @@ struct Pair {
       source().reused.insert(block);
     }
   }
-  // Nothing of any transfer is left at either end.
+  // Checks that neither end has anything left of a transfer.
   void check_quiet() {
     world.after_step = nullptr;
     world.run_for(10 * kSecond);
@@ -200,8 +200,8 @@ struct Pair {
 
 inline const Blocks kFrom = {1, 2, 3, 9, 5, 6, 7, 8}, kTo = {4, 5, 6, 0, 1, 9, 11, 15};
 
-// On each of these sets of rails and from either side, where both let each other do all, once a quarter has landed.
-// `handle` is the poster's.
+// Runs a scenario on each of these sets of rails, with a transfer that either side has posted, once a quarter
+// of it has landed. Both ends grant each other everything. `handle` is the poster's.
 inline void in_mid_transfer(const RailSets& sets, std::uint64_t num_seeds,
                             const std::function<void(Pair&, bool write, std::shared_ptr<Handle>)>& scenario,
                             Time timeout_ns = Pair::kTimeout) {

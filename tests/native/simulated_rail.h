@@ -25,7 +25,7 @@ inline Pipe::End Node::pipe_end() {
 inline std::uint32_t Node::session_open(SessionKey session) {
   const Running host(nullptr);
   Connection& connection = connections_.at(session);
-  if (connection.other == nullptr) return 0;  // we were called: the rails come to us
+  if (connection.other == nullptr) return 0;  // this end was called, so the caller dials the rails
   for (std::uint16_t index = 0; index < connection.rails.size(); ++index) dial_rail(session, index);
   return static_cast<std::uint32_t>(connection.rails.size());
 }
@@ -53,7 +53,8 @@ inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
                    other->on_thread(other->life_, [this, link, other, theirs, fails, life, pipe] {
                      if (life != life_) return;
                      if (!other->takes_rails) return fails("it was refused");
-                     // By the pipe, as agents do by the session's id: one that was restarted counts its sessions anew.
+                     // Found by the pipe, not by the session's number: an agent that was restarted counts its
+                     // sessions anew.
                      const auto found = other->connections_.find(theirs);
                      if (found == other->connections_.end() || found->second.pipe != pipe ||
                          other->engine_->session(theirs) == nullptr)
@@ -108,7 +109,7 @@ inline void Node::end_jobs(RailId rail, Code code) {
     if (job->link->ends[job->side].rail == rail && !job->finished) end_job(job, code);
 }
 
-// At once, or as a rail does whose device has begun: for a while its bytes still move, maybe all of them.
+// Stops at once, or as a rail whose device has begun: for a while its bytes still move, maybe all of them.
 inline void Node::end_job(const std::shared_ptr<Job>& job, Code code) {
   const auto stop = [this, job, code] {
     if (job->finished) return;
@@ -134,7 +135,7 @@ inline void Node::drop_rail(RailId rail) {
   });
 }
 
-// One end finds the rail dead: its works fail, and the engine hears of both in any order.
+// One end finds the rail dead: its works fail, and the engine hears of works and rail in any order.
 inline void Node::kill_end(const std::shared_ptr<Link>& link, int side, const std::string& why) {
   Node* node = link->ends[side].node;
   if (node == nullptr) return;
@@ -244,7 +245,7 @@ inline void Node::land(Job& job, std::uint64_t first, std::span<const std::byte>
   }
 }
 
-// One-sided: this node's thread copies, in two steps, from memory that its owner may reuse between.
+// One-sided: this node's thread copies, in two steps; the owner may reuse the memory between them.
 inline void Node::fetch(const std::shared_ptr<Job>& job) {
   const auto copy = [this, job](std::uint64_t first, std::uint64_t last) {
     const Memory& there = *job->link->ends[1 - job->side].memories->at(job->work.move->remote_region);
@@ -281,8 +282,8 @@ inline void Node::check_fence(const std::shared_ptr<Job>& job) {
   });
 }
 
-// Two-sided: the source reads in two steps and ends the piece with a trailer that says whether the
-// right held to the end.
+// Two-sided: the source reads in two steps. It ends the piece with a trailer that says whether the right
+// lasted to the end.
 inline void Node::send_piece(const std::shared_ptr<Job>& job) {
   const std::uint64_t middle = network_.random().below(job->nbytes + 1);
   run_soon(moment(), [this, job, middle] {

@@ -1,5 +1,5 @@
-// Random copies between random agents with pages of random sizes, under random faults: whatever
-// happens, the judge's promises hold after every step.
+// Random copies between random agents with pages of random sizes, under random faults. The judge checks its
+// promises after every step.
 #pragma once
 
 #include "simulated_judge.h"
@@ -106,7 +106,8 @@ class Workload : public Judge {
     if (dice < 640)
       return with_copy([&](Copy& copy) {
         Part& part = any_part(copy);
-        if ((faults_ & 8) != 0 && random_.chance(50)) cut_off(part.src, copy.dst, false);  // nobody is told
+        if ((faults_ & 8) != 0 && random_.chance(50))
+          cut_off(part.src, copy.dst, false);  // neither end is told
         cancel_at_source(copy, part);
       });
     if (dice < 680) return with_copy([&](Copy& copy) { end_at_destination(copy); });
@@ -179,7 +180,7 @@ class Workload : public Judge {
     copies_.push_back(std::move(owned));
 
     grant(copy);
-    // The receiver names its blocks before the first offer, after the last, or between.
+    // The receiver expects its blocks before the first offer, after the last one, or between.
     const std::size_t expected_before = random_.below(copy.parts.size() + 1);
     for (std::size_t i = 0; i <= copy.parts.size(); ++i) {
       if (copy.kind == Kind::kExpected && i == expected_before) expect(copy, timeout);
@@ -188,8 +189,8 @@ class Workload : public Judge {
     }
   }
 
-  // Who brings which heads. What is expected may come from several agents; some of it comes twice,
-  // or never comes.
+  // Chooses the source of each head. An expectation may have several sources; some heads come twice, or
+  // never.
   bool choose_parts(Copy& copy) {
     std::vector<Heads> slices = {{0, kHeads}};
     if (random_.chance(50)) {
@@ -225,7 +226,7 @@ class Workload : public Judge {
     }
     return true;
   }
-  // One more reads what a bearer's lease lets any agent read, while others may still be about it.
+  // One more agent reads under a lease for any peer, while others may still be reading under it.
   bool share_part(Copy& copy, const Heads& heads) {
     for (auto it = copies_.rbegin(); it != copies_.rend(); ++it) {
       const Copy& other = **it;
@@ -262,7 +263,7 @@ class Workload : public Judge {
             part.from->write(layer, part.blocks, token, head, found->second);
         }
   }
-  // Each end's number for the session between the two; 0, 0 where there is none.
+  // Each end's number for the session between them; 0, 0 if there is none.
   std::pair<SessionKey, SessionKey> sessions(std::size_t from, std::size_t to) {
     Node &src = *agents_[from].node, &dst = *agents_[to].node;
     const SessionKey to_dst = src.alive() && dst.alive() ? src.session_with(dst.name()) : 0;
@@ -439,7 +440,7 @@ class Workload : public Judge {
     agent.layout = layout();
     add_region(agent);
   }
-  // Its owner has it for something else.
+  // The owner uses the region's memory for something else.
   void region_is_over(Node& node, RegionId region) {
     const auto memory = node.memories()->at(region);
     for (auto& copy : copies_) {
@@ -477,7 +478,7 @@ class Workload : public Judge {
   MessageBook messages_{random_};
   std::vector<RailPlan> rails_;
   bool integrity_ = false;
-  std::uint64_t faults_ = 0;  // a bit each
+  std::uint64_t faults_ = 0;  // one bit for each kind
   std::size_t num_fine_ = 0;  // transfers with single tokens
 };
 

@@ -1,4 +1,4 @@
-// A seeded world of simulated agents, and the verbs that scenarios are written in.
+// A seeded world of simulated agents, and the functions in which scenarios are written.
 #pragma once
 
 #include <cstdio>
@@ -26,7 +26,7 @@ class World {
     nodes_.push_back(std::make_unique<Node>(network_, static_cast<int>(nodes_.size()), name, config));
     return *nodes_.back();
   }
-  // Both agents know each other, and every rail is up at both ends.
+  // Waits until both agents know each other, and every rail is up at both ends.
   void connect(Node& a, Node& b, std::vector<RailPlan> rails = {one_sided_rail()}) {
     const std::size_t num_rails = rails.size();
     a.call(b, std::move(rails));
