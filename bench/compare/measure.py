@@ -59,9 +59,10 @@ _THEIRS: Mapping[str, Callable[..., Message]] = {
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """Do the same work with other software (`make baselines` installs it), round by round.
+    """Do the same work with kvxfer and other software, in rounds; `make baselines` installs the others.
 
-    Every system starts afresh, warms up, works and ends before the next: an idle agent of some takes a core.
+    Each system starts, warms up, works and ends before the next one starts, because some idle agents use a
+    core.
 
     kvxfer bench compare --work latency --against nixl --transport tcp
     """

@@ -63,7 +63,7 @@ SCENES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """Measure how the node's daemon answers under load, and what it costs when there is none.
+    """Measure how fast a node's daemon answers under load, and what it costs without load.
 
     kvxfer bench daemon --scenes start,idle --seconds 5
     """

@@ -37,10 +37,10 @@ class RouterOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Show disaggregated serving: are the tokens those of one engine? `make demo-vllm`, `make demo-sglang`.
+    """Compare disaggregated serving's tokens with one engine's; `make demo-vllm`, `make demo-sglang`.
 
     With vLLM decode pulls behind one router, and prefill pushes behind another; with SGLang prefill pushes,
-    behind SGLang's router. Status 1 when a token differs, or when decode computed what it was to get.
+    behind SGLang's router. The status is 1 if a token differs, or if decode computed a prompt itself.
 
     kvxfer bench demo --engine vllm
     """
@@ -53,12 +53,12 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Start the nodes of deploy/compose as processes, each in a network of its own. `make cluster`.
+    """Start the nodes of deploy/compose as processes, each in its own network. `make cluster`.
 
-    Two daemons, etcd and Prometheus have the command lines of compose.yaml. Beside one daemon runs a prefill
-    engine, beside the other a decode engine, and a router before both; their spans go to a daemon. Prompts
-    are sent through the router, and one request's way is shown. All goes on until it is interrupted. Status 1
-    when a token differs.
+    Two daemons, etcd and Prometheus have the command lines of compose.yaml. A prefill engine runs beside one
+    daemon and a decode engine beside the other, behind one router; their spans go to a daemon. The command
+    sends prompts through the router and shows the trace of one request. It runs until it is interrupted. The
+    status is 1 if a token differs.
 
     kvxfer bench cluster --once --mbit-s 1000
     """

@@ -67,9 +67,10 @@ _FIGURES_COMMAND = (sys.executable, "-m", "kvxfer.bench.gpu.figures")
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """Say what works on this machine's GPU, and how copies do beside limits of the same run.
+    """Test kvxfer on this machine's GPU, and compare copies with limits of the same run.
 
-    `make gpu-check` runs this. Prints a table last; status 1 where something is wrong, 3 without a GPU.
+    `make gpu-check` runs this. It prints a table at the end. The status is 1 if something is wrong, and 3
+    without a GPU.
 
     kvxfer bench gpu --only figures --out gpu.json
     """

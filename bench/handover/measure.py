@@ -29,8 +29,8 @@ _LIMIT_NBYTES = 256 * MIB
 class HandoverOptions:
     """Push the pages of real requests from a prefill process to a decode process.
 
-    Layers go as they finish. The memory of both processes together is about 2 x max-tokens tokens, and half a
-    GiB at most for the limit.
+    Each layer moves as soon as it is computed. Both processes together need memory for about 2 x max-tokens
+    tokens, and at most half a GiB for the limit.
 
     kvxfer bench handover --transport tcp --details
 

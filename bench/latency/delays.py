@@ -36,9 +36,9 @@ Rounds = Annotated[int, Option("How often to measure each delay.", at_least=1)]
 
 @dataclass(frozen=True, slots=True)
 class TriggerOptions:
-    """Measure how soon a transfer goes once its trigger is satisfied, and what waiting takes.
+    """Measure how soon a transfer starts after its trigger is satisfied, and what waiting costs.
 
-    From the store to the word until the first piece of a read is in place.
+    The delay is from the store to the trigger's word until the first piece of a read is in place.
 
     kvxfer bench trigger --rounds 200 --wait-s 1
     """
@@ -52,9 +52,9 @@ class TriggerOptions:
 
 @dataclass(frozen=True, slots=True)
 class CommandsOptions:
-    """Measure what a command in a ring takes, beside a write that is posted.
+    """Measure the time of a command in a ring, beside that of a posted write.
 
-    From the call that posts it, as a kernel would, until it has ended, which the destination has confirmed.
+    The time is from the call that posts it, as a kernel would, until the destination has confirmed its end.
 
     kvxfer bench commands --rounds 200
     """

@@ -49,7 +49,7 @@ Nbytes = Annotated[int, Option("Bytes of one write.", at_least=_WORD_NBYTES)]
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """Write a page with a notification, seen at the far end: half of a round trip.
+    """Measure a write of a page until the far end has its notification: half of a round trip.
 
     kvxfer bench latency --transport tcp --wait event
     """

@@ -37,7 +37,7 @@ _TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class InstructionsOptions:
-    """Count instructions for each page and each transfer by callgrind; `make instructions` runs this.
+    """Count instructions for each page and each transfer with callgrind; `make instructions` runs this.
 
     kvxfer bench instructions --format json
     """

@@ -38,7 +38,8 @@ _CONNECT_TIMEOUT_S = 10.0
 class PlanOptions:
     """Compile the copy program of a pair of ranks, and post transfers with it.
 
-    A request is of as many blocks of the destination: one post for each source rank that serves it.
+    A request has --blocks blocks of the destination; it takes one post for each source rank that has a part
+    of them.
 
     kvxfer bench plan --src-layout tp8 --dst-layout tp4
     """

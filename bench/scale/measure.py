@@ -80,7 +80,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class ScaleOptions:
-    """Measure what grows with transfers, regions, peers and pages, and with what stands still.
+    """Measure costs that grow with transfers, regions, peers, pages, idle peers or parked transfers.
 
     kvxfer bench scale --series peers,prefills --at-most 100
     """

@@ -19,10 +19,10 @@ _SYSTEMS: Final = "; ".join(f"with {engine} {', '.join(systems.names_of(engine))
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Serve a trace with prefill and decode on real engines, with this connector and with others, in turns.
+    """Serve a trace with real prefill and decode engines, in turns with this connector and with others.
 
-    Needs `make bench-serving-setup`. A minute for each engine pair to start, then the rounds: in each every
-    system serves the same requests once, with prompts that no other round had.
+    Needs `make bench-serving-setup`. Each engine pair takes a minute to start. In each round, every system
+    serves the same requests once, with prompts that no other round has.
 
     kvxfer bench serving --systems kvxfer-pull,nixl --rounds 5 --out results
     """
@@ -72,10 +72,10 @@ class ServingOptions:
 
 @dataclass(frozen=True, slots=True)
 class AbandonedOptions:
-    """Have clients give up behind a router that never asks decode: how long does prefill make others wait?
+    """Measure how long prefill makes others wait if clients leave and the router does not ask decode.
 
-    Needs `make bench-serving-setup`. One connector after the other: clients ask prefill one by one; of most
-    of them decode never hears. A connector that keeps blocks for 30 s keeps a full cache for as long.
+    Needs `make bench-serving-setup`. For each connector in turn, clients ask prefill one by one, and decode
+    is not asked for most of them. A connector that keeps blocks for 30 s keeps the cache full for that time.
 
     kvxfer bench abandoned --systems kvxfer-pull,nixl --clients 20 --leave 16
     """
