@@ -16,9 +16,8 @@ class Judge {
   std::size_t num_done() const { return num_done_; }
   std::size_t num_copies() const { return copies_.size(); }
   std::size_t num_done_together() const { return num_done_together_; }  // with several writers
-  std::size_t num_shared() const {
-    return num_shared_;
-  }  // done under a lease that others used, too  // done under a lease that another copy had used, too
+  // Copies that were done under a lease that another copy had used, too.
+  std::size_t num_shared() const { return num_shared_; }
 
  protected:
   using Kind = Copy::Kind;

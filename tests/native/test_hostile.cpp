@@ -1,4 +1,4 @@
-// Peers that speak the wire truly and lie in what they say, beside an agent that must lose nothing.
+// Peers that speak the protocol correctly and send false values, beside an agent that must lose nothing.
 #include <array>
 #include <atomic>
 #include <string>
@@ -39,7 +39,7 @@ TEST(the_meter_counts_what_a_caller_does_with_the_gate_and_not_how_long_it_waits
         return 0;
       });
     };
-    const auto num_long = [&] {  // of more than 16 ms
+    const auto num_long = [&] {  // holds of more than 16 ms
       const Gate::Histogram holds = agent.runtime->holds();
       return holds.back();
     };
@@ -64,14 +64,15 @@ TEST(the_meter_counts_what_a_caller_does_with_the_gate_and_not_how_long_it_waits
   }
 }
 
-// Processor time, for which others of the machine do not count. Sanitizers make each step ten times as dear.
+// Processor time, so other processes of the machine do not count. Sanitizers make each step ten times as
+// slow.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr Time kMostHold = 100'000'000;
 #else
 constexpr Time kMostHold = 10'000'000;
 #endif
 
-// Loops over each byte of a block by itself, `num` of them: what it moves is said in few bytes.
+// `num` loops over single bytes of a block: few bytes describe much work.
 CopyProgram bytes_of_blocks(std::uint32_t num) {
   CopyProgram program = pages_of(1);
   CopyLoop& loop = program.loops.front();
@@ -147,7 +148,7 @@ TEST(whatever_a_peer_says_the_gate_is_held_for_a_few_milliseconds_and_a_friend_i
     Reader reader(scene, peer);
     REQUIRE(reader.tell(pages_of(kBlockNbytes)));
     reader.ask();
-    REQUIRE(peer.hear<wire::Accept>().has_value());  // what she says is looked at
+    REQUIRE(peer.hear<wire::Accept>().has_value());  // the victim reads her messages
     victim.forget_holds();
     std::atomic<bool> over{false};
     std::thread liar([&] {

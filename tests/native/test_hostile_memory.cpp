@@ -1,5 +1,5 @@
-// A victim that runs out of memory while a peer speaks to it, over real sockets: that peer may lose its session, the
-// process lives, and a third agent is served on.
+// A victim that runs out of memory while a peer talks to it over real sockets: that peer may lose its
+// session, but the process lives, and a third agent is still served.
 #include "memory_failure.h"
 
 #include <sys/syscall.h>
@@ -15,10 +15,10 @@
 namespace hostile {
 namespace {
 
-// Of the thread that drives the victim, whichever agent's it is in truth.
+// The thread that drives the victim, which is not always the victim's own.
 std::atomic<long> victim_thread{0};
 std::atomic<std::uint64_t> countdown{0};  // the allocation that fails; 0: none
-std::atomic<std::size_t> most_nbytes{SIZE_MAX};  // each larger one fails
+std::atomic<std::size_t> most_nbytes{SIZE_MAX};  // larger allocations fail
 std::atomic<std::uint64_t> num_failed{0};
 
 bool fails(std::size_t nbytes) noexcept {
@@ -29,7 +29,7 @@ bool fails(std::size_t nbytes) noexcept {
   return now;
 }
 
-// Agents' threads of this process, the oldest first.
+// The threads of this process's agents, the oldest first.
 std::vector<long> agent_threads() {
   std::vector<long> threads;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -43,7 +43,7 @@ std::vector<long> agent_threads() {
 
 RuntimeOptions quiet(const char* name) {
   RuntimeOptions options = options_of(name);
-  options.heartbeat_ns = kNoHeartbeat;  // nothing of the friend's comes while an allocation is to fail
+  options.heartbeat_ns = kNoHeartbeat;  // the friend sends nothing while an allocation has to fail
   options.transports = {"shm", "unix"};
   return options;
 }
@@ -52,9 +52,9 @@ struct FailingScene {
   FailingScene() : scene(quiet("victim"), quiet("friend")) {
     const std::vector<long> threads = agent_threads();
     REQUIRE_EQ(threads.size(), 2u);
-    victim_thread = threads.front();  // it was made first
+    victim_thread = threads.front();  // it was started first
     memory_failure::fails = &fails;
-    REQUIRE(scene.friend_is_served());  // what it had said has been heard then
+    REQUIRE(scene.friend_is_served());  // so all earlier messages have been read
   }
   ~FailingScene() {
     memory_failure::fails = nullptr;
@@ -76,7 +76,7 @@ LeaseId grant_to_bearers(Scene& scene) {
   return lease.value();
 }
 
-// All that a peer can begin; it goes on whatever becomes of it. True where it heard of its pages.
+// Begins everything that a peer can begin, and goes on after failures. True if its pages were announced.
 bool visit(Scene& scene, Time patience_ns) {
   Peer peer(scene.victim.runtime->address());
   if (!peer.shake_hands()) return false;
@@ -135,7 +135,7 @@ TEST(whichever_allocation_fails_a_peer_loses_its_session_at_most) {
   }
   CHECK(visit(scene, kBound));  // the same without a failure
   CHECK(scene.friend_is_there());
-  // All that went with its session is gone.
+  // All that belonged to its session is gone.
   CHECK(await([&] { return scene.victim.num_transfers() == 0; }));
 }
 

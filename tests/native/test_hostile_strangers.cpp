@@ -1,4 +1,5 @@
-// Strangers, and peers that hold what is scarce: connections, descriptors, and the time of those who connect.
+// Strangers, and peers that hold scarce resources: connections, descriptors, and the time of connecting
+// agents.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,11 +30,11 @@ TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
     REQUIRE(await([&] { return used(victim.strangers()) > 0; }));
     CHECK(used(victim.strangers()) <= most);
   }
-  // As many as there is room for are left, and they are the newest.
+  // The newest are left, as many as there is room for.
   CHECK(silent.front().hears_the_end());
   CHECK(unproved.front()->control.hears_the_end());
   CHECK(await([&] { return used(victim.strangers()) == most; }));
-  // Whoever proves itself comes in, and does not count any more.
+  // A peer that proves itself is accepted, and no longer counts as a stranger.
   Peer newest(victim.address());
   CHECK(newest.shake_hands());
   CHECK(used(victim.strangers()) <= most);
@@ -56,12 +57,12 @@ TEST(what_strangers_say_by_halves_is_charged_to_them_until_they_go) {
     strangers.push_back(dial(victim.address(), num % 2 == 0 ? Over::kUnix : Over::kTcp));
     CHECK(strangers.back().send(wire::Bytes(half)));
     REQUIRE(await([&] { return bytes() >= num * half; }));
-    CHECK(bytes() <= num * 2 * half);  // and not what a read could have brought
+    CHECK(bytes() <= num * 2 * half);  // and not as much as a read could have brought
   }
   Peer peer(victim.address());
   CHECK(peer.shake_hands());
   strangers.clear();
-  CHECK(await([&] { return bytes() == 0; }));  // who proved itself is charged elsewhere
+  CHECK(await([&] { return bytes() == 0; }));  // a proven peer is charged to its own budget
   CHECK(scene.friend_is_served());
 }
 
@@ -86,7 +87,7 @@ TEST(rails_beyond_those_of_a_transport_are_the_peers_own_and_end_with_it) {
   }
   CHECK(await([&] { return budget->used(Resource::kDescriptors) >= 12; }));
   CHECK(scene.friend_is_served());
-  CHECK(!peer->open_rail(3, "unix").has_value());  // a number that had its turn
+  CHECK(!peer->open_rail(3, "unix").has_value());  // a number that was used before
   peer.reset();
   for (Wire& rail : rails) CHECK(rail.hears_the_end());
   CHECK(await([&] { return budget->used(Resource::kDescriptors) == 0; }));
@@ -113,7 +114,7 @@ TEST(rails_of_one_session_are_bounded_and_visible) {
   CHECK(scene.friend_is_there());
 }
 
-// Takes every descriptor that this process may still have.
+// Takes every descriptor that this process can still open.
 struct Shortage {
   Shortage() {
     ::getrlimit(RLIMIT_NOFILE, &before);
@@ -161,7 +162,7 @@ TEST(without_descriptors_the_listener_rests_and_sessions_go_on) {
   for (const std::string& line : log_of(victim))
     num_words += line.find("no descriptor is left") != std::string::npos ? 1 : 0;
   CHECK_EQ(num_words, 1u);
-  // A listener that spins takes all of the 300 ms.
+  // A listener that spins would use all of the 300 ms.
   CHECK(processor_time_ns() - before < 150'000'000);
   callers.clear();
   shortage.reset();
@@ -170,7 +171,7 @@ TEST(without_descriptors_the_listener_rests_and_sessions_go_on) {
   CHECK(scene.friend_is_there());
 }
 
-// A peer that is called, on a TCP and a unix listener of its own.
+// A peer that agents call, on its own TCP and unix listeners.
 struct Called {
   Called() {
     const auto where = TcpAddress::resolve("tcp://127.0.0.1:0");
@@ -245,7 +246,7 @@ TEST(a_peer_that_reads_nothing_of_what_it_is_sent_ends_its_own_session) {
   Scene scene;
   Peer peer(scene.victim.runtime->address());
   REQUIRE(peer.shake_hands());
-  // Each is answered by a frame of its length, which is not read.
+  // Each heartbeat is answered by a frame of the same length, which the peer does not read.
   wire::Bytes beats;
   std::uint64_t number = 0;
   bool taken = true;
@@ -292,8 +293,8 @@ TEST(a_peer_that_floods_frames_has_turns_as_others_have) {
   CHECK(peer.control.open());
   CHECK(num_served > 0);
   CHECK(scene.friend_is_there());
-  // What one read of 8 times 64 KiB brings takes 6 ms at once; a turn's 64 frames take 0.1 ms (test_frame_ring counts
-  // them). Sanitizers make each allocation ten times as dear.
+  // Handling all that one read of 8 times 64 KiB brings takes 6 ms; the 64 frames of a turn take 0.1 ms
+  // (test_frame_ring counts them). Sanitizers make each allocation ten times as slow.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr Time kMost = 40'000'000;
 #else
@@ -309,7 +310,8 @@ TEST(a_forked_child_keeps_no_socket_of_an_agent) {
   REQUIRE(scene.friend_is_served());
   const auto num_sockets = [] {
     int count = 0;
-    for (int fd = 3; fd < 4096; ++fd) {  // by name: fstat of what another thread may close is a race to TSan
+    for (int fd = 3; fd < 4096;
+         ++fd) {  // by name: fstat of a descriptor that another thread may close is a race to TSan
       char target[8] = {};
       const std::string link = "/proc/self/fd/" + std::to_string(fd);
       count += ::readlink(link.c_str(), target, 7) > 0 && std::string(target) == "socket:" ? 1 : 0;

@@ -1,4 +1,5 @@
-// Who may connect, and who gets memory: processes of another user of the host, with and without the secret.
+// Who may connect, and who is handed memory: processes of another user of the host, with and without the
+// secret.
 #include <array>
 #include <string>
 #include <vector>
@@ -23,13 +24,14 @@ RuntimeOptions friend_options(const std::string& secret) {
   return options;
 }
 
-// Whether anything of memory came over a rail that was welcomed. The rail stays open: the last one's end is the peer's.
+// Whether descriptors of memory came over a rail that was welcomed. The rail stays open, because the end of
+// the last rail ends the peer.
 std::string memory_over(const std::optional<Wire>& opened, const char* transport) {
   return (opened ? ", " : ", no ") + std::string(transport) +
          (opened && !opened->descriptors.empty() ? " with descriptors" : "");
 }
 
-// What a process finds that calls the agent: whether it comes in, and what memory it is handed.
+// What a process finds that calls the agent: whether it is accepted, and which memory it is handed.
 std::string call(const std::string& address, const std::string& secret, Over over) {
   PeerOptions options;
   options.secret = secret;
@@ -61,13 +63,13 @@ struct Case {
 TEST(who_comes_in_and_who_is_handed_memory) {
   if (!may_become_another_user()) return;
   const Case cases[] = {
-      // A user's own secret is a user's own, even where another has stolen it.
+      // A user's own secret admits only that user, even if another user has stolen it.
       {"no secret", kUserSecret, false, "", Over::kUnix, "refused unheard", "refused by its secret"},
       {"stolen", kUserSecret, false, kUserSecret, Over::kUnix, "refused unheard",
        "in with a ring, shm with descriptors, unix"},
       {"no secret, by tcp", kUserSecret, false, "", Over::kTcp, "refused by its secret",
        "refused by its secret"},
-      // What does not go to another user goes over the stream.
+      // Pages for another user go over the stream.
       {"shared", kSharedSecret, false, kSharedSecret, Over::kUnix, "in, no shm, unix",
        "in with a ring, shm with descriptors, unix"},
       {"shared, memory too", kSharedSecret, true, kSharedSecret, Over::kUnix,
@@ -90,7 +92,7 @@ TEST(who_comes_in_and_who_is_handed_memory) {
   }
 }
 
-// Listens under an abstract name, and says what it was told by who came within a moment after "look".
+// Listens under an abstract name. After "look" it reports what a caller said within a moment.
 std::string squat(const std::string& name, UniqueFd& listener) {
   if (name == "look") {
     int error = 0;
@@ -133,7 +135,7 @@ TEST(who_took_the_unix_name_beside_an_agent_hears_nothing_of_those_that_call_it)
   REQUIRE_EQ(squatter.ask(name_beside(real.address)), "listens");
   Agent caller(victim_options(kUserSecret));
   REQUIRE_OK(caller.runtime->begin_connect(real.address, kBound));
-  CHECK(real.accept().open());  // it called by TCP
+  CHECK(real.accept().open());  // the caller came by TCP
   CHECK_EQ(squatter.ask("look"), "was told nothing");
 }
 

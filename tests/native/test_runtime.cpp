@@ -1,4 +1,4 @@
-// Two agents alive in one process, with callers on several threads: what TSan is to look at.
+// Two agents in one process, with callers on several threads, for TSan.
 #include <poll.h>
 
 #include <atomic>
@@ -55,7 +55,8 @@ TEST(a_caller_who_sleeps_while_it_drives_is_woken_for_what_another_begins) {
     for (std::uint32_t round = 0; round < 50; ++round) {
       const wire::Bytes tag = {static_cast<std::byte>(round), std::byte{1}};
       const auto handle = write(both, {round % kBlocks}, tag);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // parked there, and the driver asleep
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(1));  // the write is parked there, and the driver sleeps
       const auto expected = both.dst.runtime->with_engine([&](Engine& engine, Time now) {
         return engine.expect(now, tag, both.dst.region, {round % kBlocks}, 0, 1, {}, {}, 2 * kBound);
       });
@@ -69,8 +70,8 @@ TEST(a_caller_who_sleeps_while_it_drives_is_woken_for_what_another_begins) {
   }
 }
 
-// As asyncio's: watches the sockets until they are the thread's again, and the ring all the time. Now and
-// then it is busy with something else, or looks away from the sockets for a while.
+// A loop like asyncio's: it watches the sockets until the thread takes them back, and the ring all the time.
+// Now and then it does something else, or does not watch the sockets for a while.
 void loop_on(Runtime& runtime, const std::atomic<bool>& over, std::uint64_t seed,
              std::vector<wire::Bytes>& heard, std::atomic<std::size_t>& num_heard) {
   check::Random random(seed);
@@ -103,9 +104,9 @@ TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
     bool ended = true;
     for (std::uint32_t round = 0; round < 300 && ended; ++round) {
       sent.push_back({static_cast<std::byte>(round), static_cast<std::byte>(round >> 8)});
-      // What is short is the loop's, what is long the thread's.
+      // The loop handles short transfers, the thread long ones.
       const auto handle = write(both, random.chance(10) ? all : std::vector{round % kBlocks}, sent.back());
-      // A caller who drives beside the loop sleeps on the same sockets: whoever ends it wakes it.
+      // A caller that drives beside the loop sleeps on the same sockets; the end of its transfer wakes it.
       const auto is_over = [&] { return handle->outcome() != Outcome::kPending; };
       ended = random.chance(50) ? ends(handle) : both.src.runtime->wait(is_over, kBound);
       CHECK(ended);
@@ -121,13 +122,12 @@ TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
   }
 }
 
-// Rings of peers that say nothing for a while are not looked at any more, and nothing but what announces a frame then
-// moves these agents.
+// The rings of quiet peers are no longer polled. Then only the announcement of a frame moves these agents.
 TEST(what_many_peers_say_now_and_then_is_heard) {
   constexpr std::size_t kPeers = 20;
   struct Spoke {
     std::unique_ptr<Agent<>> agent;
-    SessionKey hub = 0, here = 0;  // the hub at the peer, the peer at the hub
+    SessionKey hub = 0, here = 0;  // the peer's number for the hub, and the hub's for the peer
   };
   Agent<> hub("hub", over("shm"));
   std::vector<Spoke> peers(kPeers);
@@ -162,7 +162,7 @@ TEST(what_many_peers_say_now_and_then_is_heard) {
   };
   check::Random random(check::seed());
   for (std::uint32_t round = 0; round < 600; ++round) {
-    // All at once, or one of them; those that are heard next were quiet for a while or have just spoken.
+    // All peers send, or one of them; these may have been quiet for a while, or may have sent just before.
     const bool all = random.chance(5);
     const std::size_t one = random.below(kPeers);
     if (random.chance(30)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(4000)));
@@ -186,7 +186,7 @@ void many_callers(const std::string& transport) {
   for (std::size_t i = 0; i < src.memory.size(); ++i)
     src.memory[i] = static_cast<std::byte>(i * 31 + i / 4096);
 
-  // Each thread writes blocks of its own, waits, polls and drains beside the others.
+  // Each thread writes its own blocks, and waits, polls and drains beside the others.
   std::atomic<int> num_done{0};
   std::vector<std::thread> threads;
   for (std::uint32_t t = 0; t < 4; ++t)
@@ -212,7 +212,8 @@ TEST(callers_on_many_threads_share_an_agent_over_loopback) { many_callers("loopb
 TEST(callers_on_many_threads_share_an_agent_over_unix) { many_callers("unix"); }
 TEST(callers_on_many_threads_share_an_agent_over_tcp) { many_callers("tcp"); }
 
-// Each of two sockets breaks once, under its third piece: the second when the first is back, which carries on alone.
+// Each of two sockets breaks once, during its third piece: the second one when the first is back. The first
+// then carries on alone.
 TEST(a_socket_that_breaks_is_dialled_again_and_used) {
   Options at_src = over("tcp"), at_dst = at_src;
   at_src.heartbeat_ns = at_dst.heartbeat_ns = 5 * kSecond;
@@ -255,7 +256,7 @@ TEST(a_listener_beyond_loopback_needs_a_secret) {
 TEST(an_address_is_read_to_its_end) {
   using namespace std::string_literals;
   CHECK(TcpAddress::resolve("tcp://127.0.0.1:7301").ok());
-  // A resolver stops at a byte 0: these would be another host, and another port.
+  // A resolver would stop at a zero byte and find another host, or another port.
   for (const std::string& address : {"tcp://127.0.0.1\0.elsewhere:7301"s, "tcp://127.0.0.1:7301\0"s}) {
     const auto resolved = TcpAddress::resolve(address);
     REQUIRE(!resolved.ok());

@@ -1,4 +1,4 @@
-// Transfers that wait for a word of memory: two agents alive in one process, whoever stores to the word.
+// Transfers that wait for a word of memory, which any thread may store: two agents in one process.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -24,7 +24,7 @@ std::shared_ptr<Trigger> over(std::uint32_t* word, std::shared_ptr<const void> k
   REQUIRE_OK(made);
   return made.value();
 }
-// As another process or a GPU does it: nobody is told.
+// Stores as another process or a GPU does: no agent is told.
 void store(std::uint32_t& word, std::uint32_t value) {
   std::atomic_ref(word).store(value, std::memory_order_release);
 }
@@ -35,7 +35,7 @@ struct Ends : Pair<> {
     check::Random random(check::seed());
     fill_source(random);
   }
-  // Some of the blocks to themselves, in every layer.
+  // Copies some blocks to the same block numbers, in every layer.
   std::shared_ptr<Handle> post(bool write, After after, std::vector<std::uint32_t> blocks = {1, 3, 6},
                                Time timeout_ns = 2 * kBound) {
     return Pair::post(write, std::move(after), std::move(blocks), timeout_ns);
@@ -49,7 +49,7 @@ struct Ends : Pair<> {
   }
 };
 
-// Of each transport, posted by either end.
+// Runs a test on each transport, posted by either end.
 template <class Do>
 void on_all(Do&& run) {
   for (const std::string& transport : kTransports)
@@ -92,7 +92,7 @@ TEST(a_store_that_nobody_announces_is_seen_by_agents_that_sleep) {
 
 TEST(who_sleeps_already_looks_at_the_words_of_what_is_posted_next) {
   on_all([](Ends& both, bool write) {
-    // Its deadline is the next thing that would wake anybody: what is posted later changes nothing of that.
+    // The thread sleeps until the first transfer's deadline. The second one's is later, and wakes nothing.
     const auto first = both.post(write, {Trigger::create()}, {0}, 2 * kBound);
     REQUIRE(both.is_told());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -260,7 +260,8 @@ TEST(a_word_stays_until_the_transfers_that_wait_for_it_have_ended_whoever_lets_i
     REQUIRE(!watched.expired());
     store(there, 1);
     REQUIRE(ends(handle));
-    // It is let go where its owner may want locks of its own: not under the gate, but by who waits next.
+    // The owner may take its own locks when the trigger is released, so that does not happen under the gate:
+    // the next wait releases it.
     const auto next = Trigger::create();
     next->fire(1);
     REQUIRE(await([&] {
@@ -279,7 +280,7 @@ TEST(a_caller_who_sleeps_while_it_drives_sees_what_is_stored_or_fired) {
         std::uint32_t* word = announced ? nullptr : trigger->share();
         const auto handle = both.post(write, {trigger});
         std::atomic<bool> over{false};
-        // The caller drives before and after; the store comes while it may be asleep.
+        // The caller drives before and after the store; it may be asleep when the store comes.
         std::thread driver([&] {
           both.end(write).runtime->wait([&] { return handle->outcome() != Outcome::kPending; }, kBound);
           over = true;
@@ -320,9 +321,9 @@ TEST(words_of_triggers_that_only_fire_are_used_again_and_shared_ones_never) {
     kept.push_back(Trigger::create());
     CHECK_EQ(kept.back()->value(), 0);
   }
-  store(*word, 9);  // as a graph that outlived its trigger
+  store(*word, 9);  // as by a graph that outlived its trigger
   for (const auto& trigger : kept) CHECK_EQ(trigger->value(), 0);
-  // A word for one store is free once that has come.
+  // A word that is shared for one store is free once the store has come.
   std::uint32_t* awaited = Trigger::create()->share_once();
   std::vector<std::uint32_t*> seen;
   const auto comes_back = [&] {

@@ -1,4 +1,4 @@
-// The session: who may speak, in which order, under which key, and how it ends.
+// The session: which frames are valid in which order and under which key, and how it ends.
 #include <algorithm>
 #include <set>
 #include <span>
@@ -20,7 +20,7 @@ TEST(two_agents_open_a_session_and_know_each_other) {
   REQUIRE_OK(pair.carry(pair.initiator));
   CHECK_EQ(pair.acceptor.state(), State::kAwaitProof);
   CHECK_EQ(pair.acceptor.max_body(), kMaxHandshakeBody);
-  CHECK_EQ(pair.acceptor.peer().name, "");  // it has proved nothing yet
+  CHECK_EQ(pair.acceptor.peer().name, "");  // the peer has proved nothing yet
   REQUIRE_OK(pair.carry(pair.acceptor));
   CHECK_EQ(pair.initiator.state(), State::kOpen);
   REQUIRE_OK(pair.carry(pair.initiator));
@@ -85,9 +85,9 @@ TEST(the_initiator_refuses_a_peer_with_another_secret) {
   CHECK(says(status, "\"decode-0\": the peer's secret differs"));
   CHECK(says(status, "give both agents the same secret"));
   CHECK_EQ(pair.initiator.state(), State::kClosed);
-  CHECK(pair.initiator.take_output().empty());  // nothing is proved to a stranger
+  CHECK(pair.initiator.take_output().empty());  // a stranger gets no proof
 
-  // All that the acceptor sees, and no proof of anything: the peer may have given up as well.
+  // The acceptor sees only that, and no wrong proof: the peer may also have given up.
   pair.acceptor.connection_lost();
   CHECK_EQ(pair.acceptor.reason().code(), Code::kPeerLost);
   CHECK(says(pair.acceptor.reason(), "before PROOF"));
@@ -97,7 +97,7 @@ TEST(the_initiator_refuses_a_peer_with_another_secret) {
 struct Accepted { std::string first, second; };
 constexpr std::string_view kSecrets[] = {"old", "new", "third"};
 
-// Every pair of ends that accept one or two of three secrets, in either order.
+// All pairs of ends of which each accepts one or two of three secrets, in either order.
 TEST(two_ends_talk_if_and_only_if_one_accepts_a_secret_that_the_other_accepts) {
   std::vector<Accepted> all;
   for (const std::string_view first : kSecrets) {
@@ -117,7 +117,7 @@ TEST(two_ends_talk_if_and_only_if_one_accepts_a_secret_that_the_other_accepts) {
       CHECK_EQ(pair.initiator.state(), agree ? State::kOpen : State::kClosed);
       if (!agree) continue;
       REQUIRE_EQ(pair.acceptor.state(), State::kOpen);
-      // And they have the same keys.
+      // Both have the same keys.
       pair.initiator.send(pair.now, Done{2});
       pair.acceptor.send(pair.now, Done{3});
       REQUIRE_OK(pair.carry(pair.initiator));
@@ -160,7 +160,7 @@ TEST(the_acceptor_refuses_a_peer_that_cannot_prove_the_secret) {
   for (const char* secret : {"other", "", "open sesam", "open sesame "}) {
     Pair pair;
     REQUIRE_OK(pair.carry(pair.initiator));
-    // An initiator that has another secret and does not mind that ours differs.
+    // An initiator that has another secret, and goes on although ours differs.
     Pair liar(check::seed(), config_of("prefill-0", secret), config_of("decode-0", secret));
     REQUIRE_OK(liar.carry(liar.initiator));
     REQUIRE_OK(liar.carry(liar.acceptor));
@@ -242,7 +242,7 @@ TEST(a_goodbye_tells_the_peer_why) {
     const Status status = pair.carry(pair.initiator);
     CHECK_EQ(status.code(), code == Code::kAuthFailed ? Code::kAuthFailed : Code::kPeerLost);
     CHECK(says(status, "peer \"prefill-0\" said goodbye ("));
-    CHECK(says(status, "maintenance?at noon"));  // one line of a log, whatever a peer says
+    CHECK(says(status, "maintenance?at noon"));  // a peer's words are one line of the log
     CHECK_EQ(pair.acceptor.state(), State::kClosed);
     CHECK(pair.acceptor.take_output().empty());
   }
@@ -349,8 +349,8 @@ TEST(a_rail_of_another_session_index_or_transport_is_refused) {
     CHECK(!with([&](RailHello& m) { m.proof[bit / 8] ^= static_cast<std::byte>(1 << bit % 8); }));
   CHECK(!pair.acceptor.verify_rail_hello(rail_hello(stranger.initiator, 1, "tcp")));
   CHECK(!with([&](RailHello& m) { m.proof = rail_hello(stranger.initiator, 1, "tcp").proof; }));
-  CHECK(!pair.initiator.verify_rail_hello(hello));  // sent back to who sent it
-  CHECK(with([](RailHello&) {}));                   // none of these used it up
+  CHECK(!pair.initiator.verify_rail_hello(hello));  // reflected to its sender
+  CHECK(with([](RailHello&) {}));                   // a wrong one does not use up the right one
 
   CHECK(!pair.initiator.verify_rail_welcome(1, rail_welcome(stranger.acceptor, 1)));
   CHECK(!pair.initiator.verify_rail_welcome(1, rail_welcome(pair.acceptor, 2)));
@@ -391,14 +391,14 @@ TEST(the_table_names_each_pair_once_and_leads_to_closed) {
   }
 }
 
-// Brings about `event` for `session`; false where nothing outside the session can.
+// Causes `event` in `session`; false if nothing outside of the session can.
 bool cause(Event event, Pair& pair, Session& session) {
   Session& peer = pair.other(session);
   switch (event) {
     case Event::kHello:
     case Event::kChallenge:
     case Event::kProof: {
-      // The true frame where it is due, else one of its kind.
+      // The valid frame where it is expected, otherwise another of its kind.
       const FrameType type = event == Event::kHello       ? FrameType::kHello
                              : event == Event::kChallenge ? FrameType::kChallenge
                                                           : FrameType::kProof;
@@ -428,7 +428,7 @@ bool cause(Event event, Pair& pair, Session& session) {
       return true;
     case Event::kViolation: (void)session.receive(pair.now, Bytes(40, std::byte{0xee})); return true;
     case Event::kHandshakeTimeout:
-      // The same clock serves both timers; which one runs is the state's to say.
+      // One clock serves both timers; the state decides which one runs.
     case Event::kSilence:
       for (int i = 0; i < 10 && session.state() != State::kClosed; ++i)
         (void)session.on_time(session.next_deadline());
@@ -448,11 +448,11 @@ TEST(every_pair_of_state_and_event_does_what_the_table_says) {
         return std::ranges::find_if(
             transitions, [&](const SessionTransition& t) { return t.from == scene.state && t.event == e; });
       };
-      // One clock stands for both timers.
+      // One clock serves both timers.
       auto found = listed(event);
       if (timer && found == transitions.end())
         found = listed(event == Event::kSilence ? Event::kHandshakeTimeout : Event::kSilence);
-      // A pair that is not listed: a frame is a violation, and in kClosed nothing happens at all.
+      // If a pair is not listed, a frame is a violation; in kClosed nothing happens.
       const State expected = found != transitions.end() ? found->to : State::kClosed;
 
       Pair pair;

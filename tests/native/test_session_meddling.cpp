@@ -8,11 +8,11 @@ namespace {
 
 using namespace session_pair;
 
-// Frames of a conversation: 0 HELLO, 1 CHALLENGE, 2 PROOF, then messages of both ends in turn.
+// The frames of a conversation: 0 HELLO, 1 CHALLENGE, 2 PROOF, then messages of both ends in turn.
 constexpr int kNumFrames = 9;
 
-// Plays the conversation through `meddle`, which gives for the frame to deliver those that arrive
-// instead. Returns the pair as the first error left it.
+// Plays the conversation. For each frame, `meddle` returns the frames that are delivered in its place.
+// Returns the pair as it is after the first error.
 template <class Meddle>
 std::unique_ptr<Pair> play(Meddle meddle) {
   auto pair = std::make_unique<Pair>();
@@ -31,7 +31,7 @@ std::unique_ptr<Pair> play(Meddle meddle) {
   return pair;
 }
 
-// What was delivered is a prefix of what was sent.
+// Checks that the delivered messages are a prefix of those that were sent.
 void check_only_true_messages(const Pair& pair) {
   for (const bool acceptor : {false, true}) {
     TransferId next = acceptor ? 4 : 3;
@@ -61,7 +61,7 @@ TEST(one_flipped_bit_anywhere_ends_the_session) {
         }
         return std::vector<Bytes>{frame};
       });
-      // A HELLO that was altered and still is a HELLO shows in the transcript: CHALLENGE is refused.
+      // An altered HELLO that is still valid differs in the transcript, so CHALLENGE is refused.
       CHECK(pair->initiator.state() == State::kClosed || pair->acceptor.state() == State::kClosed);
       const bool at_initiator = pair->initiator.state() == State::kClosed;
       const Status& reason = at_initiator ? pair->initiator.reason() : pair->acceptor.reason();
@@ -71,13 +71,13 @@ TEST(one_flipped_bit_anywhere_ends_the_session) {
   }
 }
 
-// With two secrets at the acceptor an initiator may take either of two proofs: one that was spoilt must not make it
-// take the other.
+// If the acceptor has two secrets, the initiator accepts either of two proofs. An altered proof must not make
+// it take the other secret.
 TEST(a_proof_that_was_altered_on_its_way_ends_the_handshake) {
   struct Case {
     SessionConfig initiator;
     bool of_second;
-    SessionState initiator_ends;  // before PROOF, or because the acceptor refuses that
+    SessionState initiator_ends;  // before PROOF, or because the acceptor refuses it
   };
   const SessionConfig acceptor = config_of("decode-0", "new", "old");
   const Case cases[] = {
@@ -142,7 +142,7 @@ TEST(a_duplicated_frame_ends_the_session) {
     });
     const Session& receiver = index % 2 == 0 ? pair->acceptor : pair->initiator;
     CHECK_EQ(receiver.state(), State::kClosed);
-    // A handshake frame has no mac, which is what is missed first once the session is open.
+    // A handshake frame has no mac. In an open session the mac is checked first.
     const bool without_mac = index == 1 || index == 2;
     CHECK_EQ(receiver.reason().code(), without_mac ? Code::kAuthFailed : Code::kProtocol);
     if (!without_mac) CHECK(says(receiver.reason(), "repeated"));
@@ -207,7 +207,7 @@ TEST(a_frame_sent_back_to_its_sender_ends_the_session) {
   }
 }
 
-// Someone without the secret relays an initiator's HELLO to the same agent's own listener.
+// A process without the secret relays an initiator's HELLO to the same agent's own listener.
 TEST(an_agent_proves_nothing_to_its_own_relayed_hello) {
   Session initiator(SessionRole::kInitiator, config_of("prefill-0"), kStart, random_source(1));
   Session listener(SessionRole::kAcceptor, config_of("prefill-0"), kStart, random_source(2));
@@ -229,10 +229,10 @@ TEST(a_frame_that_its_state_does_not_allow_ends_the_session) {
     for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
       const Message message = Sampler(random, 3).message(kind);
       const FrameType type = type_of(message);
-      if (scene.state == State::kAwaitHello && type == FrameType::kHello) continue;  // welcome
+      if (scene.state == State::kAwaitHello && type == FrameType::kHello) continue;  // valid here
       Pair pair;
       Session& session = enter(pair, scene);
-      // The right number, so that only the type (and a proof or mac) can be wrong.
+      // The sequence number is right, so only the type (and a proof or mac) can be wrong.
       const std::uint64_t sequence = scene.state == State::kAwaitProof ? 1 : 0;
       const auto result = session.receive(pair.now, encode(message, sequence));
       CHECK(!result.ok());
@@ -257,7 +257,7 @@ TEST(an_oversized_frame_is_refused_by_its_header) {
     Bytes frame = encode(Done{1}, 0);
     const std::uint32_t body_nbytes = session.max_body() + 1;
     std::memcpy(frame.data(), &body_nbytes, sizeof body_nbytes);
-    // This is what whoever reads the socket asks before it makes room for a body.
+    // The reader of a socket checks this before it makes room for a body.
     CHECK_EQ(decode_header(frame, session.max_body()).status().code(), Code::kProtocol);
     const auto result = session.receive(pair.now, frame);
     CHECK_EQ(result.status().code(), Code::kProtocol);

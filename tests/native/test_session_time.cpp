@@ -1,4 +1,5 @@
-// The session: deadlines, heartbeats, silence, and standstills that are nobody's silence.
+// The session: deadlines, heartbeats, silence, and standstills of the agent itself, which do not count as
+// silence.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -23,7 +24,7 @@ TEST(a_handshake_that_stalls_times_out) {
     CHECK(says(status, "(handshake_timeout_s)"));
     CHECK_EQ(session.state(), State::kClosed);
     CHECK_EQ(session.next_deadline(), kNever);
-    CHECK_OK(session.on_time(deadline + kMs));  // told once
+    CHECK_OK(session.on_time(deadline + kMs));  // reported once
   }
 }
 
@@ -42,7 +43,7 @@ TEST(a_silent_peer_is_lost) {
     Time now = kStart;
     while (session.next_deadline() < lost_at) {
       now = session.next_deadline();
-      REQUIRE_OK(session.on_time(now));  // its own heartbeats are no sign of life of the peer
+      REQUIRE_OK(session.on_time(now));  // its own heartbeats do not show that the peer lives
     }
     CHECK_OK(session.on_time(lost_at - 1));
     session.take_output();
@@ -50,18 +51,18 @@ TEST(a_silent_peer_is_lost) {
     CHECK_EQ(status.code(), Code::kPeerSilent);
     CHECK(says(status, "nothing heard for 2000 ms, the limit is 2000 ms"));
     CHECK_EQ(session.state(), State::kClosed);
-    CHECK_EQ(session.take_output().size(), 1);  // a GOODBYE, in case that it still listens
+    CHECK_EQ(session.take_output().size(), 1);  // a GOODBYE, in case the peer still listens
   }
 }
 
-// Asked late, an agent has stood still itself.
+// If on_time is called late, the agent itself stood still.
 TEST(a_standstill_of_its_own_is_not_the_peers_silence) {
   Pair pair;
   REQUIRE_OK(pair.handshake());
   pair.now += 10'000 * kMs;
   CHECK_OK(pair.initiator.on_time(pair.now));
   CHECK_EQ(pair.initiator.take_output().size(), 1);  // the heartbeat that was due
-  // It is as if it had been asked in time: half a second of silence, a second and a half is left.
+  // As if it had been called in time: half a second of silence has passed, a second and a half is left.
   const Time left = pair.now + 1500 * kMs;
   while (pair.initiator.next_deadline() < left) {
     pair.now = pair.initiator.next_deadline();
@@ -114,7 +115,7 @@ TEST(standstill_after_standstill_does_not_keep_a_dead_peer) {
       status = pair.initiator.on_time(pair.now);
       if (!status.ok()) CHECK_EQ(status.code(), Code::kPeerSilent);
     }
-    CHECK(num_standstills >= 4);  // the fourth is the first that may count
+    CHECK(num_standstills >= 4);  // the fourth is the first that may count as silence
   }
 }
 
@@ -146,19 +147,19 @@ TEST(heartbeats_keep_an_idle_session_open) {
           ++num_frames;
           const auto result = pair.other(*from).receive(pair.now, frame);
           REQUIRE_OK(result);
-          CHECK(!result.value().has_value());  // the layer above hears nothing of it
+          CHECK(!result.value().has_value());  // the layer above does not see it
         }
       }
     }
     CHECK_EQ(pair.initiator.acknowledged_heartbeat_sent_at(), pair.now);
     CHECK_EQ(pair.acceptor.last_heartbeat_at(), pair.now);
   }
-  // 128 heartbeats each way in 60 s, a sixteenth more often than they have to be, and their acknowledgements.
+  // 128 heartbeats each way in 60 s, a sixteenth more than necessary, and their acknowledgements.
   CHECK_EQ(num_frames, 512);
 }
 
-// Whoever has many peers that it let in wakes for all of them at once, and each of those wakes once to answer and to
-// send its own.
+// An agent with many peers that called it wakes for all of them at once. Each of the peers wakes once to
+// answer and to send its own heartbeat.
 TEST(heartbeats_of_many_sessions_are_due_together_and_answered_with_one) {
   check::Random random(check::seed());
   std::deque<Pair> pairs;
@@ -187,7 +188,7 @@ TEST(heartbeats_of_many_sessions_are_due_together_and_answered_with_one) {
     }
   }
   for (const auto& [at, num] : due) CHECK_EQ(at % (500 * kMs / 16), 0);
-  CHECK(due.size() <= 2'400 / 31 + 1);  // and not one for each of the sessions' 800 and more
+  CHECK(due.size() <= 2'400 / 31 + 1);  // not one wake-up for each of the sessions' 800 and more
 }
 
 TEST(heartbeats_go_out_in_time_under_other_traffic) {
@@ -204,7 +205,7 @@ TEST(heartbeats_go_out_in_time_under_other_traffic) {
   }
 }
 
-// A holder counts from the sending, a grantor from the arrival: the holder's right ends first.
+// A holder counts from sending, a grantor from arrival, so the holder's right ends first.
 TEST(a_lease_is_counted_from_the_sending_of_the_heartbeat_that_was_acknowledged) {
   Pair pair;
   pair.now += 5 * kMs;
@@ -244,7 +245,7 @@ TEST(an_acknowledgement_that_comes_after_many_heartbeats_renews_from_no_later_th
   std::vector<Bytes> heartbeats;
   while (sent.size() < 50) {
     pair.now = pair.initiator.next_deadline();
-    pair.acceptor.send(pair.now, Done{1});  // alive, and slow to acknowledge
+    pair.acceptor.send(pair.now, Done{1});  // alive, but slow to acknowledge
     REQUIRE_OK(pair.carry(pair.acceptor));
     REQUIRE_OK(pair.initiator.on_time(pair.now));
     for (Bytes& frame : pair.initiator.take_output()) {
@@ -268,13 +269,14 @@ TEST(a_hurried_heartbeat_goes_out_at_once_and_the_next_when_it_is_acknowledged) 
   CHECK_EQ(pair.initiator.next_heartbeat(), first + 1);
   REQUIRE_OK(pair.carry(pair.initiator));
   pair.now += 10 * kMs;
-  REQUIRE_OK(pair.carry(pair.acceptor));  // the acknowledgement, which sends the one that was hurried since
+  REQUIRE_OK(pair.carry(
+      pair.acceptor));  // the acknowledgement; it also sends the heartbeat that was hurried meanwhile
   CHECK_EQ(pair.initiator.acknowledged_heartbeat(), first);
   CHECK_EQ(pair.initiator.next_heartbeat(), first + 2);
   REQUIRE_OK(pair.carry(pair.initiator));
   REQUIRE_OK(pair.carry(pair.acceptor));
   CHECK_EQ(pair.initiator.acknowledged_heartbeat(), first + 1);
-  CHECK_EQ(pair.initiator.next_heartbeat(), first + 2);  // nobody waits any more
+  CHECK_EQ(pair.initiator.next_heartbeat(), first + 2);  // no lease waits any more
   CHECK(pair.initiator.take_output().empty());
   CHECK_EQ(pair.initiator.acknowledged_heartbeat_sent_at(), pair.now);
 }

@@ -1,4 +1,4 @@
-// The session: agents of unlike versions understand each other or say why not.
+// The session: agents of different versions understand each other, or say why not.
 #include <algorithm>
 #include <span>
 
@@ -9,7 +9,7 @@ namespace {
 
 using namespace session_pair;
 
-// A handshake frame that says these versions.
+// A handshake frame with these versions.
 Bytes as_of(Bytes frame, std::uint16_t newest, std::uint16_t oldest) {
   std::memcpy(frame.data() + kHeaderNbytes, &newest, sizeof newest);
   std::memcpy(frame.data() + kHeaderNbytes + sizeof newest, &oldest, sizeof oldest);
@@ -37,7 +37,7 @@ TEST(versions_without_a_common_one_are_refused_in_words_at_both_ends) {
     CHECK(says(at_acceptor.status(), "HELLO.version: " + std::string(words)));
     CHECK(pair.acceptor.state() == State::kClosed);
 
-    // Its answer tells the caller, whichever version that speaks: the newest comes first for ever.
+    // The answer tells a caller of any version: the newest version is always its first field.
     const std::vector<Bytes> answer = pair.acceptor.take_output();
     REQUIRE_EQ(answer.size(), 1);
     CHECK_EQ(decode_header(answer[0], kMaxHandshakeBody).value().type, FrameType::kChallenge);
@@ -58,7 +58,7 @@ TEST(a_hello_that_is_broken_in_other_ways_is_answered_nothing) {
   CHECK(pair.acceptor.take_output().empty());
 }
 
-// A release to come, on the wire by hand: newer versions, and extensions that nobody here knows.
+// A later release, written by hand: newer versions, and extensions that this release does not know.
 struct Newer {
   Digest prove(std::string_view label) const {
     const std::string_view secret = "open sesame";
@@ -111,7 +111,7 @@ TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
     CHECK_EQ((initiator_has ? pair.acceptor : pair.initiator).peer_features().eager_nbytes, 4096);
     CHECK_EQ((initiator_has ? pair.initiator : pair.acceptor).peer_features().eager_nbytes, 0);
   }
-  // The words of a fence: those that both know, and both say the same of it.
+  // Both ends choose the same range of fence words, from the features that both have.
   for (const std::uint32_t num : {0u, 1u, 65535u, 65536u, 65537u, UINT32_MAX}) {
     SessionConfig other = none;
     other.features.num_fence_slots = num;
@@ -139,7 +139,7 @@ TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
   CHECK_EQ(decode_features({}).eager_nbytes, 0);
 }
 
-// An older release looks at the one proof that it knows.
+// An older release looks only at the first proof.
 TEST(an_older_caller_is_proved_the_first_secret) {
   for (const bool knows_first : {true, false}) {
     Pair pair(check::seed(), config_of("unused"),

@@ -1,4 +1,4 @@
-// Verbs rails on counting devices: what they ask of a device, how they end, and what peers may say.
+// Verbs rails on counting devices: their requests to a device, how they end, and what peers may send.
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -55,7 +55,7 @@ TEST(a_page_takes_a_request_and_chains_few_doorbells_and_completions) {
     const Counts counts = rails.fabric.counts();
     CHECK(counts.requests <= num);
     CHECK_EQ(counts.nbytes, num * page);
-    CHECK(counts.doorbells * 32 <= num);  // some pages may follow each other
+    CHECK(counts.doorbells * 32 <= num);  // some pages may be adjacent
     CHECK(counts.signalled * 32 <= num);
     CHECK_EQ(counts.signalled, counts.doorbells);
     CHECK(counts.longest_chain <= verbs::kMostChained);
@@ -72,7 +72,7 @@ TEST(pages_that_follow_each_other_at_both_ends_are_one_request) {
   std::iota(ids.begin(), ids.end(), 0u);
   rails.fabric.forget_counts();
   rails.finish(rails.works(ids, ids, 128));
-  CHECK_EQ(rails.fabric.counts().requests, 1024u / 128);  // a piece each
+  CHECK_EQ(rails.fabric.counts().requests, 1024u / 128);  // one for each piece
 }
 
 TEST(pages_that_follow_each_other_at_the_source_are_scattered_by_one_request) {
@@ -83,7 +83,7 @@ TEST(pages_that_follow_each_other_at_the_source_are_scattered_by_one_request) {
     std::vector<std::uint32_t> src(1024), dst(1024);
     for (std::uint32_t i = 0; i < 1024; ++i) {
       src[i] = i;
-      dst[i] = i % 2 == 0 ? i / 2 : 512 + i / 2;  // never neighbours
+      dst[i] = i % 2 == 0 ? i / 2 : 512 + i / 2;  // never adjacent
     }
     rails.fabric.forget_counts();
     rails.finish(rails.works(src, dst, 128));
@@ -137,11 +137,11 @@ TEST(a_poll_posts_no_more_than_its_share_however_short_runs_are) {
 TEST(a_region_of_many_registrations_is_read_across_their_ends) {
   Limits limits;
   limits.max_mr_nbytes = FenceTable::kSlots.nbytes();
-  Rails rails(500, {}, limits, 5000);  // no multiple of what a registration holds
+  Rails rails(500, {}, limits, 5000);  // not a multiple of what a registration holds
   rails.finish(rails.some_works(500, 33));
 }
 
-// A device that does all at once and nothing besides, so that what is counted is ours.
+// A device that ends requests at once and does nothing else, so that only our instructions count.
 std::vector<std::uint64_t>& posted_ids() {
   static std::vector<std::uint64_t> ids;
   return ids;
@@ -195,7 +195,7 @@ TEST(a_page_takes_few_instructions) {
 
 struct Failure {
   WorkStatus status;
-  const char* words[2];  // of the library, and what to do
+  const char* words[2];  // the library's, and the advice
 };
 
 TEST(an_error_of_a_request_costs_the_rail_to_that_peer_alone) {
@@ -227,7 +227,7 @@ TEST(an_error_of_a_request_costs_the_rail_to_that_peer_alone) {
     for (const char* words : failure.words) CHECK(says(down, words));
     for (const char* words : {"verbs: the rail to b is down", "nic1 port 1", "READ of layer 0, 32 blocks"})
       CHECK(says(down, words));
-    // Nothing of it is left, and it may be dialled again.
+    // Nothing of the rail is left, and it may be dialled again.
     rails.other_is_undisturbed();
     rails.dst.transport->disconnect(rails.peer);
     REQUIRE(rails.run_until([&] { return rails.src.event(CompletionKind::kRailDown) != nullptr; }));
@@ -299,7 +299,7 @@ TEST(what_is_not_posted_is_cancelled_at_once) {
   rails.step();
   rails.step();
   rails.step();
-  CHECK(rails.dst.completion_of(works.front().id) == nullptr);  // requests of it are under way
+  CHECK(rails.dst.completion_of(works.front().id) == nullptr);  // some of its requests are under way
   for (std::size_t i = 1; i < works.size(); ++i) {
     REQUIRE(rails.dst.completion_of(works[i].id) != nullptr);
     CHECK_EQ(rails.code_of(works[i]), Code::kCancelled);
@@ -310,7 +310,7 @@ TEST(what_is_not_posted_is_cancelled_at_once) {
   CHECK(!rails.is_down(rails.peer));
   rails.fabric.forget_counts();
   rails.finish(rails.some_works(1024, 32));
-  CHECK(rails.fabric.counts().requests <= 1024);  // of the one that was cut nothing more was posted
+  CHECK(rails.fabric.counts().requests <= 1024);  // no more was posted of the cancelled one
 }
 
 TEST(a_cancel_behind_a_queue_that_does_not_move_ends_by_a_reset) {
@@ -324,7 +324,7 @@ TEST(a_cancel_behind_a_queue_that_does_not_move_ends_by_a_reset) {
     rails.dst.cancel(works.front().id);
     rails.step();
     CHECK(rails.dst.completion_of(works.front().id) == nullptr);
-    // Asleep in between: its own timer wakes it.
+    // It sleeps in between; its own timer wakes it.
     REQUIRE(rails.run_until([&] {
       if (!rails.dst.transport->busy()) rails.dst.transport->arm();
       return rails.ended(works);
@@ -399,7 +399,7 @@ TEST(a_fence_word_that_moved_on_ends_the_lease) {
   }
   CHECK_EQ(ask(FenceTable::kEnd, 0).code, Code::kInternal);
   CHECK_EQ(ask(0, 0).code, Code::kInternal);
-  // More questions than there are places for answers.
+  // More questions than places for answers.
   std::vector<Work> many;
   for (int i = 0; i < 2000; ++i)
     many.push_back(
@@ -483,7 +483,7 @@ TEST(too_little_lockable_memory_is_said_with_what_raises_the_limit) {
   for (const char* words :
        {"nic1 port 1", "6 MiB", "8 MiB", "RLIMIT_MEMLOCK", "ulimit -l unlimited", "memlock=-1"})
     CHECK(says(refused, words));
-  CHECK_EQ(rails.fabric.num_regions(), num_regions);  // of the first span nothing is left
+  CHECK_EQ(rails.fabric.num_regions(), num_regions);  // nothing of the first span is left
   rails.fabric.limit_registered(UINT64_MAX);
   const auto prepared = rails.dst.transport->prepare(region);
   REQUIRE_OK(prepared);
@@ -500,7 +500,7 @@ TEST(spans_that_touch_are_registered_as_one_and_empty_ones_not_at_all) {
   region.spans = {{0, 4096}, {4096, 4096}, {10000, 0}, {16384, 4096}};
   const std::size_t before = rails.fabric.num_regions();
   REQUIRE_OK(rails.dst.transport->register_memory(region));
-  CHECK_EQ(rails.fabric.num_regions() - before, 2u * 2);  // two keys each
+  CHECK_EQ(rails.fabric.num_regions() - before, 2u * 2);  // two keys for each device
   rails.dst.transport->deregister_memory(5);
   CHECK_EQ(rails.fabric.num_regions(), before);
 }
@@ -593,7 +593,7 @@ TEST(a_hello_that_is_wrong_ends_the_rail_in_words) {
     liar.say(liar.hello);
     const Status down(Code::kRailFailed, liar.down_words());
     CHECK(says(down, "mallory"));
-    // The kind is looked at after whether it is a hello.
+    // Whether it is a hello is checked before the kind.
     CHECK(says(down, std::string_view(words) == "unknown kind" ? "hello" : words));
     CHECK(liar.victim.event(CompletionKind::kRailUp) == nullptr);
     CHECK_EQ(fabric.num_pairs(), 0u);
@@ -643,7 +643,7 @@ TEST(a_peer_that_names_another_queue_pair_is_not_read_from) {
   CHECK(liar.victim.event(CompletionKind::kRailUp) == nullptr);
 }
 
-// A path that carries nothing costs nobody a transfer, and the port's other addresses are tried.
+// A path that carries nothing does not cost a transfer: the port's other addresses are tried.
 TEST(a_rail_that_carries_nothing_is_not_up_and_takes_another_address_next) {
   Fabric fabric;
   End a(on("nic0")), b(on("nic1"));
@@ -668,12 +668,12 @@ TEST(a_rail_that_carries_nothing_is_not_up_and_takes_another_address_next) {
     REQUIRE(a.reactor.run_until([&] { b.step(), a.step(); }, [&] { return fabric.num_pairs() == 0; }));
     return is_up;
   };
-  fabric.lose(2);  // the likeliest
+  fabric.lose(2);  // the address that is tried first
   CHECK(!meet());
   CHECK(meet());
-  // What has worked is forgotten with what has not: the likeliest may work again.
+  // When all have failed, addresses that worked are forgotten as well: the first one may work again.
   CHECK(!meet());
-  // Where all are lost, they are tried again from the first on.
+  // If all are lost, they are tried again, beginning with the first.
   for (int round = 0; round < 2; ++round)
     for (const int index : {1, 0, 2}) {
       fabric.lose(index);

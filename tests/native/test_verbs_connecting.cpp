@@ -1,5 +1,5 @@
-// Verbs rails that come up, or do not: what connects queue pairs takes as long as the network lets it, and costs nobody
-// else anything; a rail is up once packets of its size have come; and who refuses one says why.
+// Verbs rails that come up, or do not. Connecting queue pairs takes as long as the network needs, and delays
+// nothing else. A rail is up once packets of its size have arrived. A refusal names its reason.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using verbs_ends::Liar;
 using verbs_ends::on;
 using verbs_ends::Rails;
 
-// A destination with two sources at work, and peers on a third device for whose address nobody answers.
+// A destination with two sources at work, and peers on a third device, whose address does not answer.
 struct Scene {
   Scene() { rails.fabric.stall(2); }
   ~Scene() { rails.fabric.let_go(); }
@@ -80,12 +80,12 @@ TEST(an_address_that_nobody_answers_for_costs_its_peer_alone) {
   connect_both(scene.rails.dst, fresh);
   CHECK(!scene.is_told_of(lost));
   CHECK_EQ(scene.rails.dst.transport->path_to(lost), "");
-  // Its queue pairs are in the thread's hands: nobody waits for them.
+  // A thread still holds its queue pairs; nothing waits for them.
   const std::size_t num_pairs = fabric.num_pairs();
   scene.rails.dst.transport->disconnect(lost);
   scene.until([&] { return scene.lost.event(CompletionKind::kRailDown) != nullptr; });
   scene.others_are_undisturbed();
-  CHECK(fabric.num_pairs() >= num_pairs - 4);  // at the other end they are gone
+  CHECK(fabric.num_pairs() >= num_pairs - 4);  // those of the other end are gone
   CHECK(budget->used(Resource::kBytes) > 0);
   CHECK_EQ(fabric.num_stalled(), 1u);
   fabric.let_go();
@@ -100,7 +100,7 @@ TEST(a_set_up_that_took_long_ends_as_any_other) {
     Scene scene;
     const PeerId lost = scene.dial();
     scene.until_stalled(1);
-    for (int i = 0; i < 10; ++i) scene.step();  // the other end has said that it is ready
+    for (int i = 0; i < 10; ++i) scene.step();  // the other end has announced that it is ready
     scene.rails.fabric.let_go(error);
     scene.until([&] { return scene.is_told_of(lost); });
     CHECK_EQ(scene.rails.is_down(lost), error != 0);
@@ -109,7 +109,7 @@ TEST(a_set_up_that_took_long_ends_as_any_other) {
       for (const char* words : {"its nic2 port 1: nic1 port 1: there is no path from GID 2, ", "to RTR"})
         CHECK(says(down, words));
       CHECK(says(down, std::strerror(error)));
-      // The other end hears it.
+      // The other end is told.
       scene.until([&] { return scene.lost.event(CompletionKind::kRailDown) != nullptr; });
       const Status told(Code::kRailFailed, scene.lost.event(CompletionKind::kRailDown)->detail);
       for (const char* words :
@@ -128,7 +128,7 @@ TEST(a_rail_may_end_while_its_queue_pairs_are_being_connected) {
   Scene scene;
   scene.dial();
   scene.dial("another");
-  scene.dial();  // waits for the first, which has its name
+  scene.dial();  // waits for the first dial of the same name
   scene.until_stalled(2);
   const std::size_t num_pairs = scene.rails.fabric.num_pairs();
   {
@@ -167,7 +167,7 @@ TEST(a_peer_that_comes_back_again_and_again_has_one_thread) {
   End fresh(on("nic0"));
   connect_both(scene.rails.dst, fresh);
   CHECK_EQ(scene.rails.fabric.num_stalled(), 1u);
-  // What waits goes at once.
+  // Dials that wait end at once.
   for (const PeerId peer : lost) scene.rails.dst.transport->disconnect(peer);
   scene.until([&] { return scene.rails.fabric.num_pairs() == 6 * 4 + 4; });
   scene.others_are_undisturbed();
@@ -181,8 +181,8 @@ TEST(set_ups_beyond_the_threads_wait_and_none_is_lost) {
   scene.until_stalled(Connector::kMostThreads);
   scene.others_are_undisturbed();
   CHECK_EQ(scene.rails.fabric.num_stalled(), Connector::kMostThreads);
-  scene.rails.dst.transport->disconnect(peers[0]);  // has a thread
-  scene.rails.dst.transport->disconnect(peers.back());  // has none
+  scene.rails.dst.transport->disconnect(peers[0]);  // its dial has a thread
+  scene.rails.dst.transport->disconnect(peers.back());  // its dial has none
   scene.rails.fabric.let_go();
   scene.until([&] {
     return std::all_of(peers.begin() + 1, peers.end() - 1,
@@ -197,7 +197,7 @@ TEST(set_ups_beyond_the_threads_wait_and_none_is_lost) {
 
 TEST(a_path_that_passes_no_packet_of_its_size_is_not_up) {
   struct Case {
-    std::uint32_t mtu;  // of one end's option
+    std::uint32_t mtu;  // the option of one end
     std::uint64_t passed;
     bool is_up;
   };
@@ -215,7 +215,7 @@ TEST(a_path_that_passes_no_packet_of_its_size_is_not_up) {
     const auto both_ended = [&] { return a.event(ending) != nullptr && b.event(ending) != nullptr; };
     REQUIRE(a.reactor.run_until([&] { b.step(), a.step(); }, both_ended));
     if (each.is_up) continue;
-    // Either end may be the first to see it, and tells the other.
+    // Either end may see it first; it then tells the other.
     for (const End* end : {&a, &b})
       for (const char* words : {"first READ over a new connection", "do both ends have the same MTU"})
         CHECK(says({Code::kRailFailed, end->event(CompletionKind::kRailDown)->detail}, words));
@@ -243,7 +243,7 @@ TEST(an_address_that_the_other_end_knows_no_way_to_is_not_tried_next) {
   verbs::Options fixed;
   fixed.gid_index = 0;
   End a(on("nic0", fixed)), b(on("nic1"));
-  fabric.lose_way_to(2);  // b's likeliest
+  fabric.lose_way_to(2);  // b's first choice
   const auto meet = [&] {
     a.completions.clear();
     b.completions.clear();
@@ -278,7 +278,7 @@ TEST(a_peers_words_are_bounded_and_shown_without_what_breaks_a_line) {
     REQUIRE(::send(liar.socket.get(), &words, sizeof words, MSG_NOSIGNAL) ==
             static_cast<ssize_t>(sizeof words));
   for (int i = 0; i < 50; ++i) liar.victim.step();
-  CHECK(liar.victim.event(CompletionKind::kRailDown) == nullptr);  // it may say what it likes
+  CHECK(liar.victim.event(CompletionKind::kRailDown) == nullptr);  // its words do not end the rail
   liar.socket.reset();
   const std::string down = liar.down_words();
   CHECK(says({Code::kRailFailed, down}, "the rail to mallory is down: it closed its end: why??[31m??aaa"));

@@ -1,5 +1,5 @@
-// A verbs rail for which there is no memory, at any of its allocations: what was accepted ends once, at most one peer's
-// rail is lost, and what comes afterwards works.
+// A verbs rail whose allocations fail, one after the other: each accepted work ends once, at most one peer's
+// rail is lost, and later works succeed.
 #include "memory_failure.h"
 
 #include <sys/socket.h>
@@ -16,10 +16,10 @@ namespace verbs_ends {
 namespace {
 
 std::uint64_t countdown = 0;  // the allocation that fails; 0: none
-bool is_asked = false;  // the transport runs
+bool is_asked = false;  // a function of the transport runs
 bool has_failed = false;
 const std::thread::id the_test = std::this_thread::get_id();
-std::atomic<bool> threads_fail{false};  // the transport's own find none at all
+std::atomic<bool> threads_fail{false};  // all allocations of the transport's own threads fail
 
 bool fails(std::size_t) noexcept {
   if (std::this_thread::get_id() != the_test) return threads_fail && !counting_device::Fabric::is_inside();
@@ -28,7 +28,7 @@ bool fails(std::size_t) noexcept {
   return has_failed = true;
 }
 
-// Asks the transport for something, of which allocations may fail. False: it threw.
+// Calls the transport; allocations may fail meanwhile. False: it threw.
 template <class Ask>
 bool ask(Ask&& body) {
   is_asked = true;
@@ -44,7 +44,7 @@ bool ask(Ask&& body) {
 
 struct Scene {
   Rails rails{128};
-  std::map<WorkId, int> ends;  // how often each accepted work was told to have ended
+  std::map<WorkId, int> ends;  // how often the end of each accepted work was reported
 
   void poll() {
     rails.src.step();
@@ -52,7 +52,7 @@ struct Scene {
     rails.dst.reactor.run_once(0);
     Completion out[8];
     std::size_t num = 0;
-    REQUIRE(ask([&] { num = rails.dst.transport->poll(out); }));  // it is noexcept
+    REQUIRE(ask([&] { num = rails.dst.transport->poll(out); }));  // poll is noexcept
     for (std::size_t i = 0; i < num; ++i) {
       if (out[i].kind == CompletionKind::kWork) ++ends.at(out[i].work);
       rails.dst.completions.push_back(std::move(out[i]));
@@ -98,7 +98,7 @@ TEST(whichever_allocation_fails_what_was_accepted_ends_once) {
     for (const auto& [work, num] : scene.ends) CHECK_EQ(num, 1);
     CHECK(!rails.is_down(rails.peer) || !rails.is_down(rails.other_peer));
     num_lost += rails.is_down(rails.peer) || rails.is_down(rails.other_peer) ? 1 : 0;
-    // The rest of its life is as any other's.
+    // A rail that is dialled again works as usual.
     const auto [again, back] = connect_both(rails.dst, rails.src);
     REQUIRE_OK(rails.dst.transport->attach(again, rails.from.remote()));
     rails.finish(rails.some_works(64, 16), again);
@@ -115,7 +115,7 @@ TEST(whichever_allocation_fails_what_was_accepted_ends_once) {
 TEST(queue_pairs_for_whose_connection_there_is_no_memory_cost_that_peer_alone) {
   memory_failure::fails = &fails;
   std::uint64_t num_met = 0, num_lost = 0;
-  for (std::uint64_t n = 0;; ++n) {  // 0: of a thread
+  for (std::uint64_t n = 0;; ++n) {  // 0: an allocation of a thread
     counting_device::Fabric fabric;
     Liar liar;
     End& victim = liar.victim;

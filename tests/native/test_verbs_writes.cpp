@@ -1,4 +1,5 @@
-// Pages that come by WRITE: what is asked of the device, works of which one end ends before the other, and peers that lie.
+// Pages that arrive by WRITE: requests to the device, works that one end ends before the other, and peers
+// that lie.
 #include <sys/socket.h>
 
 #include <chrono>
@@ -29,7 +30,7 @@ struct Writes : Rails {
     REQUIRE_OK(src.transport->attach(back, to.remote()));
     REQUIRE_OK(other.transport->attach(other_back, to.remote()));
   }
-  // The destination's works, and those of the source that send the same pieces.
+  // The destination's works, and the source's works that send the same pieces.
   struct Works { std::vector<Work> receives, sends; };
   Works some_writes(std::uint32_t num_pages_of_it, std::uint32_t pairs_per_piece, RegionId region = 1) {
     Works works{some_works(num_pages_of_it, pairs_per_piece, region), {}};
@@ -105,7 +106,7 @@ TEST(where_the_destination_ends_first_the_source_does_and_writes_nothing) {
     for (const Work& work : works.receives) CHECK_EQ(writes.code_of(work), Code::kCancelled);
     for (const Work& work : works.sends) CHECK_EQ(writes.src.completion_of(work.id)->code, Code::kCancelled);
     CHECK(before == writes.to.memory);
-    // The same transfer's pieces once more, each by works of its own.
+    // The same pieces once more, each by new works.
     auto again = works;
     for (std::size_t i = 0; i < again.sends.size(); ++i)
       again.receives[i].id = writes.next_work++, again.sends[i].id = writes.next_work++;
@@ -119,7 +120,7 @@ TEST(where_the_source_ends_first_the_destination_does) {
     const auto works = writes.some_writes(256, 32);
     if (is_awaited) Writes::post(writes.dst, writes.peer, works.receives);
     for (int i = 0; i < 10; ++i) writes.step();
-    // Queued behind a network that stands still, so none has begun.
+    // Queued behind a network that does not move, so none has begun.
     const bool queued = !is_awaited;
     if (queued) Writes::post(writes.src, writes.back, works.sends);
     if (queued)
@@ -136,7 +137,7 @@ TEST(where_the_source_ends_first_the_destination_does) {
   }
 }
 
-// What is said to it finds that it has hung up, while works of it are still queued.
+// Sending to the peer fails because it has hung up, while works of it are still queued.
 TEST(a_peer_that_hangs_up_while_it_is_told_of_works_that_end_ends_them_all) {
   Writes writes;
   const auto works = writes.some_writes(1024, 4);  // more than are awaited at a time
@@ -210,7 +211,7 @@ TEST(a_peer_that_asks_for_writes_it_may_not_have_loses_its_rail) {
   CHECK(says({Code::kRailFailed, liar.down_words()}, "awaits more pieces than it may"));
 }
 
-// What it gave up and never awaited takes no memory, however often it says so.
+// Works that a peer gave up and never awaited take no memory, however often it sends them.
 TEST(a_peer_that_gives_up_without_end_holds_nothing) {
   Fabric fabric;
   Liar liar(by(verbs::Ways::kWrite));
@@ -221,7 +222,7 @@ TEST(a_peer_that_gives_up_without_end_holds_nothing) {
     message.ticket = {i, 0, i % 3 == 2 ? 0 : i - i % 3 + 1};
     liar.say(message);
     liar.victim.step();
-    // What the victim answers is read, or it would give the rail up.
+    // The victim's answers are read; otherwise the victim would give the rail up.
     Message heard;
     while (::recv(liar.socket.get(), &heard, sizeof heard, MSG_DONTWAIT) > 0) {}
   }
@@ -243,7 +244,7 @@ TEST(the_way_that_is_sooner_is_taken_and_the_other_tried_now_and_then) {
     }
     CHECK_EQ(way.prefers_write(), write_cost < 0.95);
     CHECK_EQ(last_writes, write_cost < 0.95 ? 3200 - 400u : 400u);
-    // Between transfers nothing is measured: a pause is no cost.
+    // Time between transfers is not measured: a pause does not count as cost.
     now += std::chrono::nanoseconds(static_cast<std::int64_t>(4096 * write_cost));
     way.landed(true, 4096, 0, now);
     way.landed(true, 4096, 3, now + std::chrono::seconds(9));
