@@ -111,7 +111,7 @@ def test_threads_are_compared_in_words_in_the_order_asked_for() -> None:
 def test_copy_threads_that_are_no_numbers_are_refused_in_words() -> None:
     done = bench(*PAGES, "--copy-threads", "1,two")
     assert done.returncode != 0
-    assert "--copy-threads takes numbers with commas between" in done.stderr
+    assert "--copy-threads takes numbers separated by commas" in done.stderr
 
 
 @pytest.mark.parametrize(("src", "dst"), [("tp4", "tp2"), ("nhd", "hnd"), ("bf16", "fp8"), ("p16", "p64")])
