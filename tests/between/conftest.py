@@ -22,7 +22,7 @@ BLOCK_TOKENS = 32
 if not all(map(importlib.util.find_spec, ("vllm", "sglang"))):
     collect_ignore_glob = ["test_*.py"]
 else:
-    # What vLLM and torch warn of while they are imported is not ours to answer.
+    # Warnings of vLLM and torch during their import are not about this project.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import kvxfer.connectors.vllm.connector  # noqa: F401
@@ -31,7 +31,7 @@ else:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            # Engines start within the first test that asks for them; what they warn of is not ours to answer.
+            # Engines start within the first test that needs them; their warnings are not about this project.
             item.add_marker(pytest.mark.timeout(600), append=False)
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
 

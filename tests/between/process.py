@@ -1,4 +1,4 @@
-"""An engine in a process of its own that does what a test says, line by line."""
+"""An engine in its own process that runs a test's commands, line by line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EngineProcess:
             self._process.wait()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Has a method of the engine called, and returns what that returned; waits for its start."""
+        """Waits until the engine has started, calls one of its methods and returns the result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -69,7 +69,7 @@ class EngineProcess:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # its log says why it has ended
-        # Not until its output ends: what it was forked from has that, too.
+        # Do not wait for the end of its output: the process that it was forked from has the same output.
         while not select.select([self._process.stdout], [], [], _LOOK_EVERY_S)[0]:
             assert self._process.poll() is None, self._last_words()
         line = self._process.stdout.readline()
@@ -81,9 +81,9 @@ class EngineProcess:
 
 
 def serve(make: Callable[[], Any]) -> None:
-    """Makes an engine, and calls its methods as `EngineProcess.call` says, until no more comes."""
+    """Makes an engine, and calls its methods for `EngineProcess.call`, until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what engines print is no answer
+    os.dup2(2, 1)  # an engine's output is not an answer
     engine = make()
     for line in sys.stdin:
         method, arguments = json.loads(line)

@@ -1,8 +1,8 @@
-"""vLLM's connector with the pages of vLLM's CPU kernels told as rows of tokens, keys apart from values.
+"""vLLM's connector, with the pages of vLLM's CPU kernels described as rows of tokens, keys apart from values.
 
-The connector tells such a page as bytes, which only the same kernels can read. In float32 these kernels lay
-out what a head has in a page as ``[dim, token]`` of keys, and behind that ``[token, dim]`` of values: with
-strides that is a layout like others, and a reader may have another.
+The connector describes such a page as bytes, which only the same kernels can read. In float32 these kernels
+store a head's part of a page as ``[dim, token]`` of keys, followed by ``[token, dim]`` of values. With
+strides this is an ordinary layout, and the reader may have another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ views: dict[str, list[torch.Tensor]] = {}
 
 
 class RowsConnector(KvxferConnector):
-    """Moves as its base does, by leases and receipts of its base."""
+    """Moves pages with the leases and receipts of its base."""
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         (packed,) = memory_of(self._groups, kv_caches, self._cache, self._place)
@@ -35,7 +35,7 @@ class RowsConnector(KvxferConnector):
 
 
 def rows_of(packed: CacheMemory, model: str) -> list[CacheMemory]:
-    """Returns keys and values of a group whose pages the connector tells as bytes."""
+    """Returns keys and values of a group whose pages the connector describes as bytes."""
     num_tokens = packed.group.block_size // packed.pages_per_block
     planes = [pages.unflatten(2, (2, -1)) for pages in packed.tensors]
     views[KEYS] = [plane[:, :, 0].unflatten(2, (-1, num_tokens)) for plane in planes]

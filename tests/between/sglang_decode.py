@@ -1,9 +1,9 @@
-"""SGLang's model runner on the CPU, which goes on with prompts that it has computed, or that were brought.
+"""SGLang's model runner on the CPU; it continues prompts that it computed itself or fetched.
 
     python -m tests.between.sglang_decode WEIGHTS PAGE_TOKENS FOLDER
 
-It has SGLang's batches, allocators and pools, and no scheduler: what a scheduler would have to learn of a
-request that another engine has computed is an argument here.
+It has SGLang's batches, allocators and pools, but no scheduler. What a scheduler would need to know about a
+request that another engine computed is an argument here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.connectors.requests import Request
 
 _NUM_TOKENS: Final = 2048
 _PATIENCE_S: Final = 60.0
-#: What vLLM's connector adds to a prompt's digest where it has neither media nor an adapter.
+#: What vLLM's connector adds to the digest of a prompt without media and adapter.
 _BESIDE: Final = b"[]None"
 
 
@@ -61,7 +61,7 @@ class Decode:
     # ---- what a scheduler would ask for -----------------------------------------------------------
 
     def compute(self, prompt: list[int], first: int, num_steps: int) -> dict[str, Any]:
-        """Computes a prompt and goes on from a token, as one engine does, with the likeliest each time."""
+        """Computes a prompt and continues from a token with the likeliest tokens, as one engine does."""
         batch = self._allocate(prompt)
         answer: dict[str, Any] = {"prompt": self._forward(batch), "pages": self._save(batch, len(prompt))}
         answer["tokens"], answer["steps"] = [first], []
@@ -72,11 +72,11 @@ class Decode:
         return answer
 
     def take_over(self, prompt: list[int], params: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
-        """Reads the pages of a prompt from prefill, and goes on with these tokens: the first is prefill's."""
+        """Reads a prompt's pages from prefill and continues with these tokens; the first is prefill's."""
         batch = self._allocate(prompt)
         pages = self._pages(batch, len(prompt))
         for buffer in self._buffers():
-            buffer[pages] = np.nan  # of a page that is not brought whole, all that is computed is none
+            buffer[pages] = np.nan  # everything computed from a page that is not fetched whole is NaN
         num_read = self._fetch(self._half, self._handover(prompt, params), pages)
         answer = {"num_pages": num_read, "pages": self._save(batch, len(prompt))}
         answer["steps"] = [self._step(batch, token) for token in tokens]
@@ -84,7 +84,7 @@ class Decode:
         return answer
 
     def refusal(self, tokens: list[int], params: dict[str, Any], changed: dict[str, Any]) -> str:
-        """Reads the pages of a prompt where its own layouts say something else; returns what the log says."""
+        """Reads the pages of a prompt with changed layouts of its own; returns the text of the log."""
         memory = [replace(each, layout=replace(each.layout, **changed)) for each in self._memory]
         pages = list(range(1, 1 + -(-len(tokens) // self._page_tokens)))
         said: list[str] = []
@@ -133,7 +133,7 @@ class Decode:
         return Handover.read(params, Request(tokens, params=params, beside=_BESIDE), 1, self._settings)
 
     def _fetch(self, half: WorkerHalf, handover: Handover, pages: list[int]) -> int:
-        """Brings a prompt as decode's worker does it; returns how many pages were read, 0 for a failure."""
+        """Fetches a prompt as decode's worker does; returns how many pages were read, 0 for a failure."""
         self._number += 1
         name = f"request {self._number}"
         half.step(Step(fetches=[FetchOrder(name, handover, (tuple(pages),), 0, handover.num_tokens)]))
@@ -203,7 +203,7 @@ class Decode:
         return [float(each) for each in logits[0]]
 
     def _step(self, batch: Any, token: int) -> list[float]:
-        """Goes on with a token; returns the logits behind it."""
+        """Continues with a token; returns the logits after it."""
         import torch
 
         batch.input_ids = torch.tensor([token])
@@ -218,7 +218,7 @@ class Decode:
         return pages
 
     def _save(self, batch: Any, num_tokens: int) -> str:
-        """Writes what lies in a request's pages, ``[keys and values of layers, token, head, dim]``."""
+        """Writes the contents of a request's pages, ``[keys and values of layers, token, head, dim]``."""
         pages = self._pages(batch, num_tokens)
         path = self._folder / f"pages-{time.monotonic_ns()}.npy"
         rows = [buffer[pages].reshape(-1, *buffer.shape[2:])[:num_tokens] for buffer in self._buffers()]
@@ -231,7 +231,7 @@ class Decode:
 
 
 def _keys_and_values(part: CachePart, page_tokens: int) -> list[CacheMemory]:
-    """Returns SGLang's keys and values as two regions: vLLM's kernels lay out the two in unlike ways."""
+    """Returns SGLang's keys and values as two regions, because vLLM's layouts of the two differ."""
     whole = in_floats(part, MODEL, "")
     layers = tuple(f"layer {layer}" for layer in whole.layers)
     return [

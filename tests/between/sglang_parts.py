@@ -1,4 +1,4 @@
-"""SGLang's part of keys and values, told as vLLM's connector tells its own: elements, and a name."""
+"""SGLang's part of keys and values, described as vLLM's connector describes its own: elements, and a name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import kvxfer
 from kvxfer.connectors.sglang.cache_parts import CachePart
 
 _FLOAT_NBYTES: Final = 4
-# SGLang keeps its first page for tokens that are none, as vLLM does its first block.
+# SGLang reserves its first page for padding tokens, as vLLM does with its first block.
 _NULL_PAGE: Final = 0
 
 

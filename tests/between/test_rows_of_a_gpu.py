@@ -1,4 +1,4 @@
-"""vLLM's caches as they lie on GPUs, read into SGLang's: worker halves on tensors of ours, no engine."""
+"""vLLM's caches in their GPU layout, read into SGLang's: worker halves on our tensors, no engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEAD_DIM = 4
 class SglangWorker(Worker):
     """One rank's cache as SGLang lays it out: ``[page, token, head, dim]`` of keys, and of values.
 
-    Its layout is named as ``told``; without one it is as SGLang's connector tells it.
+    Its layout is ``told``, or by default the one that SGLang's connector describes.
     """
 
     def __init__(self, place: Place, page_tokens: int, told: KVLayout | None) -> None:
@@ -62,7 +62,7 @@ class SglangWorker(Worker):
         super().__init__(place, [CacheMemory(group, part.memory, layout)], {}, **PATIENCE)
 
     def rows(self, pages: tuple[int, ...], num_tokens: int) -> Array:
-        """Returns what lies in some pages: ``[layer, token, head, keys and values]``."""
+        """Returns the contents of some pages: ``[layer, token, head, keys and values]``."""
         both = [
             [each[list(pages)].reshape(-1, *each.shape[2:])[:num_tokens] for each in buffers]
             for buffers in (self.keys, self.values)

@@ -1,7 +1,7 @@
-"""A prompt that vLLM has computed goes on in SGLang: pages and logits are those of SGLang's own prefill.
+"""SGLang continues a prompt that vLLM computed: pages and logits equal those of SGLang's own prefill.
 
-Both engines compute the same float32 model, each in its own order of additions. So what they compute is alike
-within float32's rounding, which layers add up, and no bit more.
+Both engines compute the same float32 model, each in its own order of additions. So their results are equal
+within float32's rounding, which accumulates over layers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from tests.between.process import EngineProcess
 from tests.seeds import next_seed
 
 NUM_STEPS: Final = 4
-# Of the largest element. The most that was seen of hundreds of prompts is 1.2e-5, in pages and in logits.
+# Relative to the largest element. The largest difference seen in hundreds of prompts is 1.2e-5, in pages and
+# in logits.
 TOLERANCE: Final = 5e-5
-# A changed bit shows where logits change by so many times what rounding may change. Seen was 20,000 and more.
+# A changed bit counts as visible if logits change by this many times the tolerance. We saw 20,000 and more.
 MANY: Final = 1000
 
 
@@ -47,9 +48,10 @@ def test_pages_and_logits_are_those_of_one_engine(
     prompt = prompt_of(num_tokens)
     first, params = prefill.call("prefill", prompt)
     own = decode.call("compute", prompt, first, NUM_STEPS)
-    # With the same tokens at both: between two that are alike within rounding each would take its own.
+    # Both continue with the same tokens: of two tokens whose logits are equal within rounding, each engine
+    # might choose another.
     brought = decode.call("take_over", prompt, params, own["tokens"][:NUM_STEPS])
-    # Keys and values are a region each. What was not brought would be NaN.
+    # Keys and values are a region each. Values that were not fetched would be NaN.
     assert brought["num_pages"] == 2 * -(-num_tokens // page_tokens)
     assert max(own["prompt"]) - own["prompt"][first] < TOLERANCE * max(own["prompt"])
     ours, theirs = np.load(brought["pages"]), np.load(own["pages"])
@@ -74,7 +76,7 @@ def test_a_flipped_bit_of_a_page_shows_in_the_logits(prefill: EngineProcess, dec
 
 def test_blocks_come_back_when_they_were_read(prefill: EngineProcess, decode: EngineProcess) -> None:
     prompt = prompt_of(100)
-    # Those of refused requests are kept until nobody can come any more.
+    # The blocks of refused requests are kept until no reader can come any more.
     others = prefill.call("num_blocks_kept")
     first, params = prefill.call("prefill", prompt)
     assert prefill.call("num_blocks_kept") == others + -(-100 // BLOCK_TOKENS)

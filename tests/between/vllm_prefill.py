@@ -27,7 +27,7 @@ class Prefill:
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
-        # Its blocks are given back when it steps, which it does for a request alone.
+        # The engine gives blocks back in a step, and it steps only for a request.
         config = kvxfer_config("kv_producer", model=MODEL, lease_ttl_s=600.0, silent_timeout_s=60.0)
         config.update(kv_connector="RowsConnector", kv_connector_module_path="tests.between.rows_connector")
         self._llm = LLM(
@@ -44,7 +44,7 @@ class Prefill:
         )
 
     def prefill(self, tokens: list[int]) -> tuple[int, dict[str, Any]]:
-        """Computes a prompt; returns the first token behind it, and what a router hands to the reader."""
+        """Computes a prompt; returns the first token after it, and the parameters for the reader."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -60,7 +60,8 @@ class Prefill:
         from tests.between import rows_connector
 
         row = rows_connector.views[rows_connector.VALUES][0][block, 0, token]
-        # Of what is 2 and more this bit is not set; of what is less it is, and would make a trifle of it.
+        # The bit is clear in values of 2 and more. In smaller values it is set, and clearing it would make
+        # them tiny.
         at = int((row.abs() >= 2).nonzero()[0])
         before = float(row[at])
         row[at : at + 1].view(torch.int32).bitwise_xor_(_EXPONENT_BIT)

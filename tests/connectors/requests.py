@@ -1,4 +1,4 @@
-"""Requests of no engine in particular."""
+"""Requests that belong to no particular engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Request:
-    """All that an engine's request has to tell (`kvxfer.connectors.common.engine_request`)."""
+    """All that a connector reads of an engine's request (`kvxfer.connectors.common.engine_request`)."""
 
     tokens: list[int]
     id: str = "request"

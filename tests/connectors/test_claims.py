@@ -1,4 +1,4 @@
-"""Prompts that prefill keeps for a decode that has not come to them yet, or never will."""
+"""Prompts that prefill keeps for a decode that fetches them late, or never."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SRC, DST = (5, 9, 2, 7), (7, 3, 11, 1)
 
 
 class Clock:
-    """Of both engines: it stands still until a test moves it."""
+    """The clock of both engines: it stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -60,7 +60,7 @@ def fetched(handover: Handover) -> Step:
 
 
 def hear_of_it(prefill: list[Worker], decode: list[Worker]) -> None:
-    """Steps both until every worker of prefill has heard that decode knows the request."""
+    """Steps both until every worker of prefill has received the claim of the request."""
     heard = [News() for _ in prefill]
 
     def all_have() -> bool:
@@ -188,7 +188,7 @@ def test_a_push_whose_decode_waits_for_its_turn_is_kept(clock: Clock, is_first: 
 
 
 def is_expected(prefill: list[Worker], decode: list[Worker]) -> bool:
-    """Whether prefill has heard of a push that it has not begun."""
+    """Whether prefill has received a claim of a push that it has not begun."""
     assert not decode[0].half.collect(set()).received
     assert not prefill[0].half.collect(set()).sent
     assert prefill[0].half._pushes is not None

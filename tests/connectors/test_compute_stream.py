@@ -1,7 +1,7 @@
 """Worker halves of engines whose kernels run after their forward has returned, as on a GPU.
 
-The stream here runs what it was given when a test says so. Nothing that is computed, or still overwritten,
-before that may be read, and nothing may land under it.
+The stream here runs its work when a test says so. Until then, pages that the work computes or overwrites must
+not be read, and no bytes may land in them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tests.connectors.workers import (
 )
 
 TOKENS = 100
-#: So long something wrong would have had to happen; what is right does not depend on it.
+#: The time in which an error would have happened. Correct behaviour does not depend on it.
 _MOMENT_S = 0.1
 
 
 class LateStream:
-    """Runs what it was given, in that order, when it is told to."""
+    """Runs its work in the order in which it was given, when a test says so."""
 
     def __init__(self) -> None:
         self._given: deque[tuple[str, Callable[[], None]]] = deque()
@@ -63,7 +63,7 @@ class LateStream:
             self._given.popleft()[1]()
 
     def run_to_record(self) -> None:
-        """Runs up to the first value that it stores behind some work."""
+        """Runs up to the first value that it stores after some work."""
         kinds: list[str] = []
         while kinds[-2:] != ["work", "record"]:
             kind, work = self._given.popleft()
@@ -80,7 +80,7 @@ def late_forward(
     whole: Array,
     succeeds: bool = True,
 ) -> None:
-    """Does one step that computes a chunk, as far as a processor does: its kernels are in the stream."""
+    """Does the processor's part of one step that computes a chunk: the kernels are queued in the stream."""
     prefill[0].half.before_forward(pushed.chunk(first, stop))
     for layer, name in enumerate(LAYERS):
         stream.give(partial(pushed.compute, prefill, layer, first, stop, whole))
@@ -90,7 +90,7 @@ def late_forward(
 
 
 def step_for_a_moment(*sides: list[Worker]) -> None:
-    """Steps engines that have nothing to compute, and sees that nothing is reported."""
+    """Steps engines that have nothing to compute, and asserts that they report nothing."""
     deadline = time.monotonic() + _MOMENT_S
     while time.monotonic() < deadline:
         for side in sides:
@@ -109,7 +109,7 @@ def assert_arrived(pushed: Pushed, decode: list[Worker], whole: Array) -> None:
 
 @pytest.mark.parametrize("registers", ["first", "between", "last"])
 def test_what_is_pushed_waits_for_the_stream(registers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Words of every third step's end are new ones.
+    # Every third step's end gets new words of the stream's memory.
     monkeypatch.setattr(compute_stream, "_MOST", 7)
     stream, whole = LateStream(), some_tokens(TOKENS)
     pushed = Pushed.draw("late", TOKENS)
@@ -130,7 +130,7 @@ def test_what_is_pushed_waits_for_the_stream(registers: str, monkeypatch: pytest
 
 
 def step_until_received(prefill: list[Worker], decode: list[Worker], name: str) -> dict[str, set[int]]:
-    """Steps both until decode has it; returns what failed."""
+    """Steps both until decode has the request; returns the failed ones."""
     failed: dict[str, set[int]] = {}
 
     def has_ended() -> bool:
@@ -237,7 +237,7 @@ def test_a_forward_that_loads_synchronously_waits_in_its_stream(is_lost: bool) -
 
 
 def granted(prefill: list[Worker], pushed: Pushed) -> Handover:
-    """Returns what hands over a request's blocks at prefill, which keeps them."""
+    """Returns the handover of a request whose blocks prefill keeps."""
     lease = kvxfer.LeaseToken.draw()
     prefill[0].half.step(Step(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
     return Handover(pushed.name, (prefill[0].rank,), (lease,), (pushed.src,), (BLOCK_SIZE,), (1,), TOKENS)

@@ -31,7 +31,7 @@ class Engine:
 
 @pytest.fixture
 def engines() -> Iterator[tuple[Engine, Engine]]:
-    """A prefill and a decode that have met, as LMDeploy has them meet."""
+    """A prefill and a decode that are connected in the way LMDeploy does it."""
     spec = importlib.util.spec_from_file_location("lmdeploy_backend", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -56,7 +56,7 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
 
 
 def assignment(pieces: list[tuple[int, int]], length: int = PIECE_NBYTES) -> SimpleNamespace:
-    """Returns what decode is to bring: pairs of pieces, prefill's and its own."""
+    """Returns the pieces that decode fetches: pairs of prefill's piece and its own."""
     batch = []
     for src, dst in pieces:
         places = {"target_offset": src * PIECE_NBYTES, "source_offset": dst * PIECE_NBYTES}

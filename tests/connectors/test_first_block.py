@@ -1,4 +1,4 @@
-"""Caches without a null block: tables call the first block 1, and its bytes go with the others."""
+"""Caches without a null block: tables number the first block 1, and its bytes move like all others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.connectors.workers import (
 )
 
 NUM_BLOCKS = 8
-# All that a cache has, in another order at each end; 1 is the first block.
+# All blocks of a cache, in another order at each end; 1 is the first block.
 SRC, DST = (3, 1, 8), (1, 8, 2)
 NUM_TOKENS = 3 * BLOCK_SIZE - 5
 
@@ -55,7 +55,7 @@ def test_a_pull_brings_the_first_block() -> None:
         decode.half.step(Step(fetches=[FetchOrder("b", source, (DST,), 0, NUM_TOKENS)]))
         assert not decode.until("received", "b").failed
         assert np.array_equal(decode.pages(blocks(DST)), prefill.pages(blocks(SRC)))
-        # The others are as they were.
+        # The other blocks are unchanged.
         others = tuple({*range(NUM_BLOCKS)} - {*blocks(DST)})
         assert not decode.pages(others).any()
         prefill.until("sent", "a", {"a"})
@@ -75,7 +75,7 @@ def test_a_push_brings_the_first_block() -> None:
     with worker_of("prefill") as prefill, worker_of("decode") as decode:
         decode.half.step(pushed.order([prefill]))
         until(lambda: bool(decode.half.collect(set())) and prefill_knows([prefill], pushed), "registration")
-        # What computes and looks counts blocks as memory does.
+        # The helpers that compute and compare count blocks from 0, as memory does.
         own = replace(pushed, src=blocks(SRC), dst=blocks(DST))
         prefill.half.before_forward(pushed.chunk(0, NUM_TOKENS))
         for layer, name in enumerate(LAYERS):

@@ -1,4 +1,4 @@
-"""Sessions that requests ask for: hosts that do not answer, and one agent under many names."""
+"""Sessions that requests need: hosts that do not answer, and one agent with many names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_silent_hosts_do_not_keep_others_from_being_dialled() -> None:
 
 
 def test_one_request_does_not_have_all_diallers() -> None:
-    """Its hosts are many and answer never; another request's host is dialled at once."""
+    """One request names many hosts that never answer; the host of another request is dialled at once."""
     with ExitStack() as stack:
         prefill = stack.enter_context(workers("prefill"))
         decode = stack.enter_context(workers("decode", connect_timeout_s=60.0))
@@ -61,7 +61,7 @@ def test_a_host_that_has_answered_is_dialled_beside_any_number_that_never_do() -
         for request in range(8):
             hosts = [f"127.0.{request + 1}.{number}" for number in range(1, 17)]
             decode[0].half.step(order(f"hostile {request}", *silent(stack, *hosts)))
-        # Another engine of that host, as one that has restarted.
+        # Another engine on that host, as after a restart.
         again = stack.enter_context(workers("prefill"))
         hand_over(again, decode, "second")
 
@@ -77,7 +77,7 @@ def test_requests_for_one_host_leave_diallers_to_others() -> None:
 
 
 def silent(stack: ExitStack, *hosts: str) -> list[Entry]:
-    """Agents that are none: who dials them hears nothing."""
+    """Listeners that are not agents: they never answer a dial."""
     listeners = [stack.enter_context(socket.create_server((host, 0))) for host in hosts]
     return [
         Entry("x", f"tcp://{host}:{each.getsockname()[1]}", bytes(16))

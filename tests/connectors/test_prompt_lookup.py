@@ -158,7 +158,7 @@ def test_absurd_enquiries_cost_nobody_anything(register: PromptRegister, lookup:
         peer = agent.connect_blocking(register.address)
         for payload in absurd:
             peer.send(payload)
-        # A thousand that wait, and no room for more: who comes then is told that there is none.
+        # A thousand enquiries wait, which is the bound: the next one is answered with "none" at once.
         register.coming("a", KEY)
         for number in range(1100):
             try:

@@ -1,4 +1,4 @@
-"""Pushes between worker halves: layers that arrive during a forward, and all that can come between."""
+"""Pushes between worker halves: layers that arrive during a forward, and interruptions of every kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_layer_arrives_while_the_next_is_computed() -> None:
     pushed, whole = Pushed.draw("layers", TOKENS), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode:
         decode[0].half.step(pushed.order(prefill))
-        # Decode's session opens and its registration comes in.
+        # Decode's session opens and its registration arrives.
         until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
         prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
         for layer, name in enumerate(LAYERS):
@@ -58,7 +58,7 @@ def test_a_layer_arrives_while_the_next_is_computed() -> None:
 
 
 def counted(prefill: list[Worker]) -> tuple[int, int]:
-    """Returns how many readers have all, and how many requests were kept in vain."""
+    """Returns how many readers have received everything, and how many requests expired."""
     taken = prefill[0].half.take_statistics()
     assert taken is not None
     return taken.data["receipts"], taken.data["expired"]
@@ -70,7 +70,7 @@ def test_chunks_and_registrations_in_any_order(seed: int) -> None:
     num_tokens = random_.choice([1, 31, 32, 33, 64, 200, random_.randrange(1, 1000)])
     cuts = sorted(random_.sample(range(1, num_tokens), min(random_.randrange(4), num_tokens - 1)))
     pushed, whole = Pushed.draw(f"seed {seed}", num_tokens, seed), some_tokens(num_tokens, seed)
-    # What decode's prefix cache has is whole blocks; it differs from what prefill would send.
+    # Decode's prefix cache holds whole blocks, with other bytes than prefill would send.
     pushed.first_token = random_.randrange(-(-num_tokens // 32)) * 32 if random_.random() < 0.5 else 0
     # Decode may compute the last token itself.
     pushed.num_wanted = num_tokens - (random_.random() < 0.3 and num_tokens > pushed.first_token + 1)
@@ -83,7 +83,7 @@ def test_chunks_and_registrations_in_any_order(seed: int) -> None:
         received: list[set[str]] = [set() for _ in decode]
 
         def decode_steps() -> None:
-            # It may have all that it wants before prefill's last chunk.
+            # Decode may have all tokens that it wants before prefill's last chunk.
             for at, worker in enumerate(decode):
                 result = worker.half.collect(set())
                 assert not result.failed
@@ -154,7 +154,7 @@ def test_a_forward_that_does_not_end_is_not_taken_for_a_cache(how: str) -> None:
             prefill[0].half.before_forward(Step(withdrawn=["broken"]))
         (result,) = collected(decode)
         assert result.received == result.failed.keys() == {"broken"}
-        # Nothing is read from its pages any more.
+        # From here on, nothing reads its pages.
         for cache in prefill[0].caches.values():
             cache.fill(7)
         prefill[0].half.after_forward(whole=True)
@@ -240,7 +240,7 @@ def test_engines_that_share_a_push_all_have_it_before_it_is_given_back(how: str)
 def stepped_until(
     prefill: Worker, decode: Worker, finished: set[str] | None = None
 ) -> tuple[set[str], set[str]]:
-    """Steps both until decode has received something; returns what prefill has sent, and that."""
+    """Steps both until decode has received something; returns the sent and the received requests."""
     sent: set[str] = set()
     received: set[str] = set()
 
@@ -256,14 +256,14 @@ def stepped_until(
 
 
 def may_go(prefill: Worker, pushed: Pushed) -> bool:
-    """Steps once; whether all are said to have it who are known to come."""
+    """Steps once; returns whether prefill reports that all known readers have it."""
     assert not prefill.half.collect(set()).sent
     news = prefill.half.take_news()
     return news is not None and pushed.name in news.read
 
 
 def has_claim(prefill: Worker, pushed: Pushed) -> bool:
-    """Whether one waits for a prompt that is to come."""
+    """Whether a claim waits for a prompt that is not computed yet."""
     assert prefill.half._pushes is not None
     return pushed.key in prefill.half._pushes._claimed
 
@@ -315,12 +315,12 @@ def test_a_write_that_has_failed_is_not_taken_for_a_reader_that_has_all() -> Non
     with workers("prefill", load_timeout_s=0.2) as prefill, workers("decode") as decode:
         decode[0].half.step(pushed.order(prefill))
         until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
-        decode[0].half.step(Step(abandoned=["lost"]))  # its word of that comes later
+        decode[0].half.step(Step(abandoned=["lost"]))  # its note about that arrives later
         forward(prefill, pushed, 0, TOKENS, whole)
         assert prefill[0].half._pushes is not None
         reader = prefill[0].half._pushes._pushes[pushed.key].readers["decode", 0]
         until(lambda: reader.writes.state == "failed", "the write's end")
-        # So it may end right after it was looked after.
+        # So the reader may end right after it was checked.
         assert not reader.has_ended
         assert collected(prefill, {"lost"})[0].sent == {"lost"}
         assert prefill[0].half.take_statistics() is None  # nobody has all
@@ -385,7 +385,7 @@ def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
         prefill[0].half.before_forward(pushed.chunk(0, 64))
         sleeper = prefill[0] if who == "prefill" else decode[0]
         sleeper.half.sleep()
-        # Its memory is another's now.
+        # Its memory now belongs to another program.
         for cache in sleeper.caches.values():
             cache.fill(7)
         prefill[0].half.after_forward(whole=True)
@@ -397,7 +397,7 @@ def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
             assert not any((cache == 7).any() for cache in decode[0].caches.values())
         sleeper.half.wake()
         assert collected(prefill, {"asleep"})[0].sent == {"asleep"}
-        # Regions that come back are announced.
+        # Regions that are registered again are announced.
         others = [prefill[0].half._agent, decode[0].half._agent]
         until(lambda: all("kv.0" in peer.regions for agent in others for peer in agent.peers), "its region")
         again = Pushed.draw("awake", TOKENS, seed=3, beside=pushed)
@@ -419,7 +419,7 @@ def test_pages_that_are_needed_are_let_go_first() -> None:
         prefill[0].half.before_forward(Step(preempted=["preempted"]))
         for cache in prefill[0].caches.values():
             cache.fill(7)
-        # It comes again with other blocks, and computes from the start.
+        # The request runs again with other blocks, and is computed from the start.
         again = Pushed.draw("preempted", TOKENS, seed=5, beside=pushed)
         again.key, again.dst = pushed.key, pushed.dst
         forward(prefill, again, 0, 70, whole)
@@ -431,7 +431,7 @@ def test_pages_that_are_needed_are_let_go_first() -> None:
 
 
 def test_what_another_request_computes_in_this_step_is_not_pushed_before_it_is_there() -> None:
-    """The scheduler lets a prompt go on from blocks that another computes in this very forward."""
+    """The scheduler may continue a prompt from blocks that another request computes in this same forward."""
     pushed, whole = Pushed.draw("b", TOKENS), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode:
         half = prefill[0].half
@@ -444,7 +444,7 @@ def test_what_another_request_computes_in_this_step_is_not_pushed_before_it_is_t
         for _ in range(20):
             half.collect(set())
             decode[0].half.collect(set())
-            time.sleep(0.005)  # what was posted as computed would be there by now
+            time.sleep(0.005)  # a write that was posted as computed would have landed by now
         assert not any(cache.any() for cache in decode[0].caches.values())
         for layer, name in enumerate(LAYERS):
             pushed.compute(prefill, layer, 0, TOKENS, whole)
@@ -461,7 +461,7 @@ def test_a_reader_that_comes_while_its_request_is_preempted_has_nobody_elses_byt
     with workers("prefill") as prefill, workers("decode") as decode:
         half = prefill[0].half
         forward(prefill, pushed, 0, 64, whole)
-        # Its blocks are another request's, which overwrites them in this very step.
+        # Its blocks now belong to another request, which overwrites them in this step.
         half.before_forward(Step(preempted=["late"]))
         for cache in prefill[0].caches.values():
             cache.fill(-1.0)
@@ -477,7 +477,7 @@ def test_a_reader_that_comes_while_its_request_is_preempted_has_nobody_elses_byt
 
 
 def served(prefill: list[Worker], pushed: Pushed) -> bool:
-    """Whether a reader has registered at every worker of prefill, and was served what is computed."""
+    """Whether a reader has registered at every worker of prefill and was sent all computed tokens."""
     for worker in prefill:
         worker.half.collect(set())
         assert worker.half._pushes is not None
@@ -510,7 +510,8 @@ def test_a_push_that_goes_on_after_sleep_is_given_back_once() -> None:
         half.wake()
         half.before_forward(Step(preempted=["kept"]))
         forward(prefill, pushed, 0, TOKENS, whole)
-        # It has finished; what nobody fetches comes back with its time, and not before.
+        # The request has finished; if no reader fetches it, its blocks are given back at its deadline, not
+        # before.
         assert not half.collect({"kept"}).sent
         assert collected(prefill)[0].sent == {"kept"}
         time.sleep(0.6)

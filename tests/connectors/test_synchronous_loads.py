@@ -37,7 +37,7 @@ def test_a_forward_waits_for_the_layer_that_it_needs_and_no_other() -> None:
             assert np.array_equal(pushed.arrived(decode, layer), whole[layer])
         forward.join(20)
         results = decode[0].half.collect(set())
-        # Nobody waits to hear of it: the request runs.
+        # The load is not reported, because the request already runs.
         assert not results.received
         assert not results.failed
 

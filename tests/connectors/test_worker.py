@@ -42,7 +42,7 @@ def worker_of(name: str, num_blocks: int = NUM_BLOCKS, **settings: Any) -> Worke
     random = np.random.default_rng(seed_of(name))
     caches = {}
     for layer in LAYERS:
-        # Of memory for which nobody has asked for huge pages, as numpy does.
+        # Memory without madvise for huge pages, which numpy would give.
         memory = mmap.mmap(-1, num_blocks * _PAGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         caches[layer] = np.frombuffer(memory, np.float32).reshape(shape)
         random.random(out=caches[layer], dtype=np.float32)
@@ -92,7 +92,8 @@ def test_what_prefill_granted_is_read_and_given_back(prefill: Worker, decode: Wo
 def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: Worker) -> None:
     handover = granted(prefill, "decode")
     with worker_of("decode-2") as other:
-        # It found all of it in a router's log; it neither reads nor has the blocks given back.
+        # It copied all parameters from a router's log; it can neither read the blocks nor have them given
+        # back.
         other.half.step(order(handover))
         assert other.until("received", "a").failed == {"a": set(DST)}
         assert counted(other)["failures"] == {"pull": {"not-permitted": 1}}
@@ -123,14 +124,14 @@ def test_engines_that_share_a_handover_all_read_before_it_is_given_back(
 
 
 def not_sent(prefill: Worker, handover: Handover) -> bool:
-    """Steps once; nothing comes back of what is still to be read."""
+    """Steps once, and asserts that the unread request is not given back; always False."""
     assert not prefill.half.collect({handover.request_id}).sent
     return False
 
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_what_a_sample_has_read_waits_for_samples_at_other_engines(decode: Worker, comes: bool) -> None:
-    """Nobody has said that there are any: only that there may be."""
+    """The samples are not announced: there only may be some."""
     with worker_of("prefill", lease_ttl_s=60.0) as prefill, worker_of("decode-2") as other:
         handover = replace(granted(prefill), may_be_shared=True)
         decode.half.step(order(handover))
@@ -164,7 +165,7 @@ def test_what_a_routers_log_prints_opens_nothing_without_the_secret(
         other["secret_file"] = tmp_path / "theirs"
     with (
         worker_of("prefill", **knows) as prefill,
-        # It calls itself what it likes, as the engine that is meant.
+        # It uses the name of the named reader's engine.
         worker_of("decode", **other) as stranger,
         worker_of("decode", **knows) as decode,
     ):
@@ -174,7 +175,7 @@ def test_what_a_routers_log_prints_opens_nothing_without_the_secret(
             read = Handover.read(json.loads(printed), request, 1, Settings())
             before = stranger.pages(DST)
             key = read.request_id
-            # It neither reads, nor has the blocks kept for longer or given back, nor a push.
+            # It can neither read, nor prolong or end the keeping of the blocks, nor get a push.
             stranger.half.step(Step(claimed=[Claimed(key, read)]))
             stranger.half.step(order(read, key))
             assert stranger.until("received", key).failed == {key: set(DST)}
@@ -280,7 +281,7 @@ def test_a_prefill_that_stands_still_is_said_to_not_answer(caplog: pytest.LogCap
 
 
 def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decode: Worker) -> None:
-    # Each fails while the engine asks for it; where that looked twice, some failed in between.
+    # Each fails while the engine checks it. If the engine checked twice, some would fail between the checks.
     for number in range(1000):
         handover = granted(prefill)
         prefill.half.before_forward(Step(withdrawn=[handover.request_id]))
@@ -289,7 +290,7 @@ def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decod
 
 
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has every engine's steps take 20 s, as far as it knows."""
+    """Makes every engine believe that its steps take 20 s."""
     monkeypatch.setattr(StepPace, "ended", lambda self, now_s, num_running: self._taken.append(20.0))
 
 
@@ -301,7 +302,7 @@ def test_what_is_expected_at_once_is_seen_in_its_step(
         for name in "abc":
             handover = granted(prefill)
             patient.half.step(order(handover, name))
-            # How long the first takes nobody knows, and nobody waits for it.
+            # The duration of the first load is unknown, so the engine does not wait for it.
             results = patient.half.collect(set()) if name != "a" else patient.until("received", name)
             assert results.received == {name}
             assert not results.failed
@@ -330,7 +331,7 @@ def test_a_prefill_that_slept_hands_over_again(prefill: Worker, decode: Worker) 
     prefill.half.wake()
     prefill.half.wake()
     again = granted(prefill)
-    # Over the session of before.
+    # Over the same session as before.
     decode.half.step(order(again, "b"))
     assert not decode.until("received", "b").failed
     assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
@@ -358,14 +359,14 @@ def test_a_sleeping_prefill_fails_who_reads(prefill: Worker, decode: Worker) -> 
 
 @pytest.fixture
 def slow_word(prefill: Worker) -> Iterator[Proxy]:
-    """What prefill says passes here, and can be held back."""
+    """A proxy that passes prefill's messages on, and can hold them back."""
     with Proxy(prefill.rank.address) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
-    """A decode that has read from prefill before, over nothing but that."""
+    """A decode that has read from prefill through that proxy only."""
     with worker_of("decode", transports=("tcp",), silent_timeout_s=10.0, connect_timeout_s=15.0) as worker:
         handover = through(slow_word, granted(prefill))
         worker.half.step(order(handover))
@@ -396,7 +397,7 @@ def test_a_step_does_not_wait_on_for_what_was_expected_and_does_not_come(
 def test_who_reads_before_it_has_heard_that_prefill_is_awake_reads_again(
     prefill: Worker, far_decode: Worker, slow_word: Proxy, heard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_EARLY_S", 30.0)  # word may take longer than a second where cores are few
+    monkeypatch.setattr(fetch, "_EARLY_S", 30.0)  # the announcement may take seconds on few cores
     if heard == "that it slept":
         prefill.half.sleep()
         (peer,) = far_decode.half._agent.peers
@@ -431,7 +432,7 @@ def test_a_decode_that_falls_asleep_is_written_into_by_nobody(prefill: Worker, d
     handover = granted(prefill)
     decode.half.step(order(handover))
     decode.half.sleep()
-    # The fence: whatever was under way, nothing lands from here on.
+    # The fence: no running transfer may write from here on.
     for tensor in decode.caches.values():
         tensor.fill(0)
     assert "a" in decode.half.collect(set()).received

@@ -28,7 +28,7 @@ from tests.seeds import seed_of
 
 NUM_HEADS, BLOCK_SIZE, NUM_LAYERS = 4, 32, 3
 BOUND_S = 20.0
-# Where a dozen agents share two cores, a silence of seconds is nobody's death.
+# If a dozen agents share two cores, a peer that is silent for seconds is not lost.
 PATIENCE: dict[str, Any] = {"connect_timeout_s": 15.0, "silent_timeout_s": 10.0}
 LAYERS = tuple(f"layers.{layer}" for layer in range(NUM_LAYERS))
 
@@ -66,7 +66,7 @@ class Worker:
         return np.stack([cache[list(blocks)] for cache in self.caches.values()])
 
     def until(self, what: str, request_id: str, finished: set[str] | None = None) -> StepResults:
-        """Steps as an engine does until a request is among the ``"sent"`` or ``"received"``."""
+        """Steps as an engine does until a request is among the ``"sent"`` or ``"received"`` ones."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             results = self.half.collect(finished or set())
@@ -126,7 +126,7 @@ def workers(
 
 @dataclass
 class Pushed:
-    """One prompt on its way from the workers of prefill to those of decode."""
+    """One prompt that moves from the workers of prefill to those of decode."""
 
     name: str
     src: tuple[int, ...]
@@ -148,7 +148,7 @@ class Pushed:
         block_sizes: tuple[int, int] = (BLOCK_SIZE, BLOCK_SIZE),
         beside: Pushed | None = None,
     ) -> Pushed:
-        """Returns one with scattered blocks, none of which another has that is under way as well."""
+        """Returns a prompt with scattered blocks that no other running prompt has."""
         random_ = random.Random(seed_of("pushed", seed))
         taken = ((), ()) if beside is None else (beside.src, beside.dst)
         src, dst = (
@@ -170,7 +170,7 @@ class Pushed:
         waits: bool = False,
         may_be_shared: bool = False,
     ) -> Step:
-        """Returns the step in which decode asks for it."""
+        """Returns the step in which decode requests it."""
         source = Appointment(self.key, tuple(worker.rank for worker in prefill), prompt, may_be_shared)
         stop = self.num_wanted or self.num_tokens
         table = self.dst[: -(-stop // self.block_sizes[1])]
@@ -187,7 +187,7 @@ class Pushed:
                 cache[block, :, within] = whole[layer, token, first_head : first_head + cache.shape[1]]
 
     def arrived(self, decode: list[Worker], layer: int) -> Array:
-        """Returns a layer of all of its tokens as decode's blocks hold it: [token, head, content]."""
+        """Returns one layer of all its tokens from decode's blocks: [token, head, content]."""
         ranks = [worker.caches[LAYERS[layer]] for worker in decode if LAYERS[layer] in worker.caches]
         pages = [np.concatenate([cache[block] for cache in ranks]) for block in self.dst]
         return np.concatenate([page.swapaxes(0, 1) for page in pages])[: self.num_tokens]
@@ -248,7 +248,7 @@ def collected(workers: list[Worker], finished: set[str] | None = None) -> list[S
 
 
 def order_of(pushed: Pushed, prefill: list[Worker]) -> Step:
-    """Grants what prefill's blocks hold, and returns the step in which decode is told to read it."""
+    """Grants leases of prefill's blocks, and returns the step in which decode reads them."""
     lease = LeaseToken.draw()
     for worker in prefill:
         worker.half.step(Step(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
@@ -266,7 +266,7 @@ def order_of(pushed: Pushed, prefill: list[Worker]) -> Step:
 
 
 def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
-    """Hands it over; returns when decode has it and prefill has its blocks back."""
+    """Hands the prompt over; returns when decode has it and prefill has its blocks back."""
     step = order_of(pushed, prefill)
     for worker in decode:
         worker.half.step(step)

@@ -1,7 +1,7 @@
 """A random program of calls, run on whatever ``nixl`` is: what it returned, raised and moved, as JSON lines.
 
 Run as a script by NIXL's own environment (arguments: seeds, a backend), and called by the tests on kvxfer's.
-Both agents are of one process, and are asked in turn, so that neither needs a thread.
+Both agents are in one process and are called in turn, so neither needs a thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Pair:
         return np.array(rows, np.uint64).reshape(-1, 3)
 
     def wait(self, name: str, handle: Any) -> Any:
-        """Polls both ends until a transfer has ended; what the other end is told meanwhile is kept."""
+        """Polls both ends until a transfer has ended; keeps the other end's notifications."""
         until = time.monotonic() + BOUND_S
         while time.monotonic() < until:
             state = outcome(lambda: self.agents[name].check_xfer_state(handle))

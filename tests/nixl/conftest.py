@@ -1,4 +1,4 @@
-"""Where NIXL itself is, for those tests that hold kvxfer's facade to it."""
+"""Finds NIXL itself, for the tests that compare kvxfer's facade with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def real_nixl() -> Callable[..., str]:
             check=False,
         )
         found_lines = [line for line in done.stdout.splitlines() if line[:1] in ("[", "{")]
-        # What it said before it crashed counts, too.
+        # Its output before a crash counts, too.
         assert found_lines, done.stdout[-2000:] + done.stderr[-2000:]
         return "\n".join(found_lines)
 

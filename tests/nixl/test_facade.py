@@ -1,4 +1,4 @@
-"""The facade by itself: what it is stricter in than NIXL, and how it ends."""
+"""The facade alone: where it is stricter than NIXL, and how it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOUND_S = 60.0
 
 
 class End:
-    """An agent with some memory that is registered."""
+    """An agent with some registered memory."""
 
     def __init__(self, name: str, nbytes: int = NBYTES, **config: Any) -> None:
         self.agent = nixl_agent(name, nixl_agent_config(**config))

@@ -1,4 +1,4 @@
-"""Metadata by names alone, in a real etcd: who withdraws, dies, comes back, and etcd that is away."""
+"""Metadata by name in a real etcd: agents that withdraw, die and return, and an etcd that is away."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_it_is_fetched_once_it_is_there_and_followed(end: Callable[[str], End]) 
     until(lambda: one.knows("other"))
     assert one.read(other.piece(1), "other") == "DONE"
     assert (one.memory[0] == len("other")).all()
-    # What is sent again is taken in without being fetched again.
+    # Metadata that are sent again are added without another fetch.
     more = np.zeros(NBYTES, np.uint8)
     registered = other.agent.register_memory([(more.ctypes.data, NBYTES, 0, "")], "DRAM")
     assert not one.knows("other", registered.trim())
@@ -185,7 +185,7 @@ def test_etcd_that_is_away_harms_no_transfer(end: Callable[[str], End], etcd: Me
     one.agent.fetch_remote_metadata("other")
     until(lambda: one.knows("other"))
     assert one.read(other.piece(0), "other") == "DONE"
-    # It comes back with nothing: keys are written again, and meanwhile nobody is forgotten who is there.
+    # etcd restarts empty: agents write their keys again, and no living agent is forgotten meanwhile.
     etcd.kill()
     with pytest.raises(_bindings.nixlRemoteDisconnectError, match="etcd does not answer"):
         one.agent.send_local_metadata()

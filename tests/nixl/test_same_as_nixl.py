@@ -1,4 +1,4 @@
-"""What kvxfer's facade is held to: NIXL 1.5.1 itself, by its names and by random programs of calls."""
+"""Compares kvxfer's facade with NIXL 1.5.1: its names, and random programs of calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ IMPORTED = {
     "os",
     "logging",
 }
-IMPORTED |= {"LOGGING_CONFIG"}  # a whole configuration of the program's loggers, which a library leaves alone
+IMPORTED |= {"LOGGING_CONFIG"}  # configures all of the program's loggers; a library should not
 
 
 def test_every_public_name_is_there(real_nixl: Callable[..., str]) -> None:
