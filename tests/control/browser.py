@@ -1,4 +1,4 @@
-"""A real browser without a screen, and what tests look for in a page."""
+"""A headless browser, and helpers with which tests read a page."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Page:
     def open(self, url: str, token: str) -> None:
         """Loads the page, and signs in."""
         self.driver.get(url)
-        # What another test left of its daemon's.
+        # Remove what another test's daemon left.
         self.script("sessionStorage.clear()")
         self.driver.get(url)
         self.sign_in(token)
         self.until(lambda: self.text("connection") == "Live", "the page is not connected")
 
     def sign_in(self, token: str) -> None:
-        """Types a token where the page asks for one."""
+        """Enters a token in the page's form."""
         self.until(self.element("token").is_displayed, "the page asks for no token")
         self.element("token").send_keys(token, Keys.ENTER)
 
@@ -67,7 +67,7 @@ class Page:
         return self.element(id_).text
 
     def rows(self, name: str) -> list[str]:
-        """Returns what stands in the rows of a table."""
+        """Returns the texts of a table's rows."""
         found: list[str] = self.script(
             "return Array.from(document.querySelectorAll(arguments[0]), row => row.textContent)",
             f"#{name}-rows tr",
@@ -75,7 +75,7 @@ class Page:
         return found
 
     def row(self, name: str, words: str) -> str:
-        """Returns the row with these words, once it is there."""
+        """Waits for a row with these words, and returns it."""
 
         def found() -> str | None:
             return next((row for row in self.rows(name) if words in row), None)
@@ -86,19 +86,19 @@ class Page:
         return self.driver.execute_script(code, *arguments)
 
     def log(self) -> list[dict[str, Any]]:
-        """Returns what the browser has logged since it was asked last."""
+        """Returns what the browser has logged since the last call."""
         return list(self.driver.get_log("browser"))  # type: ignore[no-untyped-call]
 
     def press(self, *keys: str) -> None:
-        """Presses keys where the focus is."""
+        """Presses keys at the element with the focus."""
         self.driver.switch_to.active_element.send_keys(*keys)
 
     def activate(self, button: WebElement) -> None:
-        """Presses a button by keyboard: a row that is added above moves what a pointer was aimed at."""
+        """Presses a button by keyboard: a row added above would move it away from a pointer."""
         button.send_keys(Keys.ENTER)
 
     def until(self, met: Callable[[], T | None], words: str) -> T:
-        """Waits for something, and returns it."""
+        """Waits until a check returns something, and returns it."""
         wait = WebDriverWait(
             self.driver, BOUND_S, poll_frequency=0.1, ignored_exceptions=[StaleElementReferenceException]
         )
@@ -107,7 +107,7 @@ class Page:
         return found
 
     def wear(self, scheme: str) -> None:
-        """Has the page believe that its reader likes ``light`` or ``dark``."""
+        """Makes the browser report that the reader prefers ``light`` or ``dark``."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 

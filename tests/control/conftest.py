@@ -1,4 +1,4 @@
-"""Engines and daemons that end with their test."""
+"""Fixtures for engines and daemons; they end with their test."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ async def daemon() -> AsyncIterator[Callable[..., Daemon]]:
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    """A daemon that serves on the test's own loop, without agents."""
+    """A daemon without agents that serves on the test's own loop."""
     async with serving(tmp_path) as found:
         yield found

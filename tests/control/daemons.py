@@ -1,4 +1,4 @@
-"""A daemon's side of the attachment, on a loop of its own thread: agents and tests block as they like."""
+"""A daemon's side of the attachment, on its own loop and thread, so that agents and tests may block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Daemon:
-    """Accepts agents in a folder of its own, and remembers what it was told; `stop` it and `start` it."""
+    """Accepts agents in its own folder, and keeps what they report; `stop` and `start` control it."""
 
     def __init__(self, folder: Path | None = None, **options: Any) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="kvxfer")  # short enough for a socket's path
@@ -75,7 +75,7 @@ class Daemon:
         return self.do(self.attachments.call(self.agent(name).incarnation, verb, args, BOUND_S))
 
     def agent(self, name: str) -> Attached:
-        """Returns the agent of that name once it is attached and has told its state."""
+        """Waits until the agent of that name is attached and has reported its state, and returns it."""
         until(lambda: self.find(name) is not None, f"{name} is not attached")
         found = self.find(name)
         assert found is not None

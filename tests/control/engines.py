@@ -24,7 +24,7 @@ from kvxfer.lease import Lease
 # Layers, K and V, blocks, tokens, heads, dim.
 SHAPE = (3, 2, 24, 8, 4, 32)
 SALT = Salt("tenant", "model", "1")
-#: Nobody is lost for being slow.
+#: No agent is lost because it is slow.
 PATIENT: Mapping[str, Any] = {"silent_timeout_s": 60.0, "heartbeat_interval_s": 0.2, "secret": b""}
 BOUND_S = 30.0
 LARGE = (8, 2, 64, 32, 4, 128)  # 32 MiB
@@ -34,14 +34,14 @@ SMALL_SLABS = {"slab_nbytes": SLAB}
 
 
 def options(transport: str | None = None, **changes: Any) -> AgentOptions:
-    """Returns options of a patient agent; a transport stands for an agent that has that one alone."""
+    """Returns options of a patient agent; with a transport, of an agent that has only that one."""
     if transport is not None:
         changes["transports"] = (transport,)
     return AgentOptions(**{**PATIENT, **changes})
 
 
 async def until(is_over: Callable[[], object]) -> None:
-    """Waits until something is so."""
+    """Waits until a condition is true."""
     async with asyncio.timeout(BOUND_S):
         while True:
             if is_over():
@@ -50,7 +50,7 @@ async def until(is_over: Callable[[], object]) -> None:
 
 
 class Engine:
-    """An agent with a cache that others read and write, in this process."""
+    """An agent in this process, with a cache that others read and write."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Engine:
         **held: Any,
     ) -> None:
         self.agent = Agent(name, agent_options or options())
-        #: In the canonical order of axes, whatever the memory's is.
+        #: In the canonical order of axes, whatever the order in memory is.
         self.cache: NDArray[np.uint16]
         order = ["l2bthd".index(axis) for axis in axes]
         memory = np.zeros([shape[axis] for axis in order], np.uint16)
@@ -79,11 +79,11 @@ class Engine:
 
     @property
     def place(self) -> RemotePlace:
-        """How a request names the cache."""
+        """Returns how a request names the cache."""
         return RemotePlace(self.agent.name, "kv", self.agent.address)
 
     def keys(self, names: Sequence[str], salt: Salt = SALT) -> list[PageKey]:
-        """Returns keys of pages of its layout."""
+        """Returns keys of pages in the engine's layout."""
         return [PageKey(*salt, layout_digest(self.layout), name) for name in names]
 
     async def fetch(self, part: LeasedPages, blocks: Sequence[int] | None = None) -> list[int]:
@@ -101,7 +101,7 @@ class Engine:
 
 @dataclass
 class AttachedEngine:
-    """What a daemon knows of an engine that is attached."""
+    """What a daemon knows of an attached engine."""
 
     engine: Engine
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class AttachedEngine:
 
 
 class Attached:
-    """Engines that grant leases when they are asked, without the socket in between."""
+    """Engines that grant leases on request, without a socket in between."""
 
     def __init__(self, *engines: Engine, deaf_to: str = "") -> None:
         self.deaf_to = deaf_to
@@ -144,7 +144,7 @@ class Attached:
 
 
 class Daemon:
-    """An agent of a daemon's and its pool."""
+    """A daemon's agent and its pool."""
 
     def __init__(
         self, node: str = "n", nbytes: int = 1 << 22, agent_options: AgentOptions | None = None, **more: Any
@@ -180,7 +180,7 @@ def names(count: int, first: int = 0) -> list[str]:
 
 
 async def parked(daemon: Daemon, engine: Engine, count: int, first: int = 0, salt: Salt = SALT) -> Parked:
-    """Parks blocks of an engine under names of their numbers."""
+    """Parks blocks of an engine under their numbers as keys."""
     lease = engine.region.grant(daemon.own.name, ttl_s=BOUND_S)
     async with lease:
         return await daemon.pool.park(

@@ -1,4 +1,4 @@
-"""A process without an agent that hands memory over, and does what its standard input says; tests kill it."""
+"""A process without an agent that hands memory over and obeys commands on stdin; tests kill it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that reads leased pages and holds on to its lease; its test kills it."""
+"""A process that reads leased pages and keeps its lease; its test kills it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Either end of the attachment by hand, which says what no agent and no daemon says, or nothing."""
+"""Either end of the attachment by hand: it can send what a real end never sends, or nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RawEnd:
         self.socket.sendall(message if isinstance(message, bytes) else json_frame(message))
 
     def hear(self, *, records_too: bool = False) -> dict[str, Any]:
-        """Returns the next message, or ``{"records": bytes}``; `EOFError` where the other end has left."""
+        """Returns the next message, or ``{"records": bytes}``; raises `EOFError` at the end."""
         while True:
             while self._heard:
                 kind, payload = self._heard.pop(0)
@@ -63,13 +63,13 @@ class RawEnd:
             self._heard += self._reader.feed(data)
 
     def hear_reply(self) -> dict[str, Any]:
-        """Returns the next reply, whatever is told before."""
+        """Returns the next reply, and skips other messages."""
         while (message := self.hear())["t"] != "reply":
             pass
         return message
 
     def is_left(self) -> bool:
-        """Whether the other end leaves, whatever it says before."""
+        """Whether the other end disconnects, whatever it sends before."""
         try:
             while True:
                 self.hear()
@@ -80,7 +80,7 @@ class RawEnd:
 
 
 class RawAgent(RawEnd):
-    """An agent's end, connected to the daemon of a folder."""
+    """An agent's end, connected to the daemon in a folder."""
 
     def __init__(self, folder: Path) -> None:
         connected = socket.socket(socket.AF_UNIX)
@@ -120,7 +120,7 @@ class RawDaemon:
 
 
 def until(is_so: Any, what: str = "") -> None:
-    """Blocks until something is so that another thread or process brings about."""
+    """Blocks until another thread or process makes a condition true."""
     deadline = time.monotonic() + BOUND_S
     while not is_so():
         assert time.monotonic() < deadline, what or "it never came to be so"

@@ -1,4 +1,4 @@
-"""Records as agents tell them."""
+"""Records as agents report them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvxfer.session.records import Record
 
 
 def record(**more: Any) -> Record:
-    """Returns a record of a read that is done, but for what is named."""
+    """Returns a record of a completed read, with the named fields changed."""
     plain: dict[str, Any] = {
         "session": 1,
         "transfer": 1,
@@ -39,7 +39,7 @@ def record(**more: Any) -> Record:
 
 
 def attached(incarnation: str, name: str, **more: Any) -> Attached:
-    """Returns an agent as it told."""
+    """Returns an agent as it reported itself."""
     plain: dict[str, Any] = {
         "address": "tcp://127.0.0.1:1",
         "pid": 1,

@@ -1,4 +1,4 @@
-"""A daemon in this process or in another, and clients of it."""
+"""A daemon in this process or in another, and its clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOUND_S = 60.0
 
 
 def options(folder: Path, **more: object) -> ServeOptions:
-    """Those of a daemon on a port that the system draws, without an agent of its own."""
+    """Options of a daemon on any free port, without its own agent."""
     plain = ServeOptions(
         state=folder / "state",
         runtime=folder / "run",
@@ -80,7 +80,7 @@ def _client(url: str, token: str | None, transport: httpx.AsyncBaseTransport) ->
 
 
 def read_token(folder: Path) -> str:
-    """Returns the secret that a daemon's first start wrote."""
+    """Returns the token's secret that a daemon's first start wrote."""
     return (folder / "state/admin.token").read_text().strip()
 
 
@@ -105,7 +105,7 @@ async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
 
 
 def says_ready(line: str) -> bool:
-    """Returns whether a line of a daemon's says that it serves, as plain words or in JSON."""
+    """Returns whether a line of the daemon's log, plain or JSON, says that it serves."""
     return line == "ready" or '"message": "ready"' in line
 
 
@@ -148,7 +148,7 @@ def program(
     )
     assert process.stderr is not None
     said: list[str] = []
-    # A full pipe would hold it up.
+    # A full pipe would block the daemon.
     rest = threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True)
     try:
         for line in process.stderr:

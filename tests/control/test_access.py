@@ -1,4 +1,4 @@
-"""Who may do what: each endpoint, for each role and kind of token."""
+"""Permissions: each endpoint, with each role and kind of token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOVE = {
     "dst_blocks": [2],
 }
 
-# Each endpoint, who may use it (None: everybody), and a request that passes its schema.
+# Each endpoint, the role that it needs (None: no role), and a request that passes its schema.
 ENDPOINTS: dict[tuple[str, str], tuple[str | None, Any]] = {
     ("GET", "/healthz"): (None, None),
     ("GET", "/readyz"): (None, None),
@@ -94,7 +94,7 @@ async def test_each_endpoint_has_a_row(served: Served) -> None:
 
 
 async def status(served: Served, token: str | None, method: str, path: str, body: Any) -> tuple[int, str]:
-    """Returns the status and the problem's code; of a stream its beginning alone is read."""
+    """Returns the status and the problem's code; of a stream, only the beginning is read."""
     path = path.replace("{", "").replace("}", "")
     async with served.tcp(token) as client, client.stream(method, path, json=body) as answer:
         if answer.headers.get("content-type", "").startswith("text/event-stream"):
@@ -118,7 +118,7 @@ async def test_every_endpoint_for_every_token(served: Served) -> None:
     revoked = await served.make_token("admin")
     async with served.unix() as client:
         assert (await client.delete(f"/v1/tokens/{revoked.split('_')[1]}")).status_code == 200
-    await asyncio.sleep(0.01)  # until the token's end: nothing else may let it in
+    await asyncio.sleep(0.01)  # until the token ends: nothing else may permit the request
     nobody = {
         "none": None,
         "wrong": "kvx_0000000000000000_x",
@@ -167,7 +167,7 @@ async def test_tenants_are_kept_apart(served: Served) -> None:
     everybody = await served.make_token("transfer")
     async with served.tcp(token) as client, served.tcp(everybody) as other:
         pin = {**SALT, "layout": DIGEST}
-        # No pool here: who gets as far is told that.
+        # There is no pool here: a permitted request is answered so.
         assert (await client.post("/v1/pages/pin", json={**pin, "tenant": "red"})).status_code == 404
         for tenant in ("", "blue", "Red"):
             answer = await client.post("/v1/pages/pin", json={**pin, "tenant": tenant})
@@ -259,7 +259,7 @@ async def test_a_token_that_was_drawn_elsewhere_holds_while_the_daemon_is_starte
     file = tmp_path / "prometheus"
     file.write_text(f"{secret}\n")
     async with serving(tmp_path, tokens=(("read", file),)) as served:
-        assert served.token  # the first admin's, as ever
+        assert served.token  # the first admin's token, as before
         async with served.tcp(secret) as client:
             assert (await client.get("/metrics")).status_code == 200
             assert (await client.put("/v1/drain", json={})).status_code == 403

@@ -1,4 +1,4 @@
-"""The agent's side: what it tells of itself, and what it does for the daemon, as far as its owner lets it."""
+"""The agent's side of the attachment: what it reports, and what it does for the daemon within its options."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_draining_is_asked_and_taken_back(daemon: Daemon, pair: Pair) -> None:
 
 
 def test_pages_are_moved_both_ways_and_tables_are_checked(daemon: Daemon, pair: Pair) -> None:
-    """The daemon asks; the agents connect, and a lease of the other lets it."""
+    """At the daemon's request, the agents connect, and move blocks under a lease of the peer."""
     pair.memory[1][:] = np.arange(8, dtype=np.uint8)[:, None]
     token = daemon.call("there", "grant.grant", region="kv", holder="here", blocks=[5, 6])["token"]
     moved: dict[str, Any] = {
@@ -371,7 +371,7 @@ def test_what_does_not_fit_is_refused_in_words(
 
 
 def test_a_call_under_way_ends_with_the_agent(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dial that hangs, here, holds up neither the link nor the agent's close."""
+    """A dial that hangs delays neither the link nor the agent's close."""
     entered, release = threading.Event(), threading.Event()
 
     def hang(self: Agent, target: str, timeout_s: float | None = None) -> Peer:
@@ -394,7 +394,7 @@ def test_a_call_under_way_ends_with_the_agent(daemon: Daemon, monkeypatch: pytes
         for each in asking:
             each.start()
         assert entered.wait(BOUND_S)
-        until(lambda: ended)  # of 17 at a time the last is refused
+        until(lambda: ended)  # of 17 concurrent calls the last is refused
         assert isinstance(ended[0], CallRefused)
         assert ended[0].code == "exhausted"
         daemon.call("here", "drain", deadline_s=1)
@@ -412,14 +412,15 @@ def test_an_agent_that_is_dropped_is_gone(daemon: Daemon) -> None:
     thread = link_thread(agent)
     assert thread is not None
     del agent
-    # The link holds the agent while it tells of it, and what it held then is only found by the next look.
+    # The link holds a reference to the agent while it reports, so the garbage collector may need a second
+    # look.
     until(lambda: bool(gc.collect() + 1) and not thread.is_alive())
     until(lambda: daemon.find("dropped") is None)
 
 
 def test_closing_leaves_no_descriptor_and_no_thread(daemon: Daemon) -> None:
     with Pair(daemon):
-        pass  # what is made once
+        pass  # made only once
     gc.collect()
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The daemon's side: agents come and go, and one that is slow or lies ends alone."""
+"""The daemon's side of the attachment: agents come and go; a slow or malicious one ends alone."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_another_users_agent_is_refused_unless_it_is_named() -> None:
     with Daemon() as daemon:
         daemon.folder.parent.chmod(0o755)
         assert "Permission denied" in other(daemon.folder)
-        # Though somebody let it into the folder.
+        # Even if the folder's permissions admit it.
         daemon.folder.chmod(0o755)
         (daemon.folder / "agents.sock").chmod(0o666)
         assert other(daemon.folder) == "refused"
@@ -192,7 +192,7 @@ def test_another_users_agent_is_refused_unless_it_is_named() -> None:
     ids=["records", "messages"],
 )
 def test_a_flood_is_read_as_fast_as_is_fair_and_others_are_served(flood: bytes, daemon: Daemon) -> None:
-    """More waits in the flooder's socket than is taken from it at once, and nothing of it in the daemon."""
+    """Most of a flood waits in the sender's socket, and not in the daemon."""
     with RawAgent(daemon.folder) as flooder, RawAgent(daemon.folder) as other:
         flooder.greet()
         other.greet(name="raw-other", incarnation="1" * 32)
@@ -236,7 +236,7 @@ def test_a_call_is_answered_or_refused(daemon: Daemon) -> None:
         first, second = asked(daemon), asked(daemon)
         calls = [agent.hear(), agent.hear()]
         assert [(call["verb"], call["args"]) for call in calls] == 2 * [("show.state", {"a": 1})]
-        # In any order, and what nobody asked for, or no more, is passed over.
+        # Replies may come in any order; a reply without a waiting call is ignored.
         agent.say({"t": "reply", "id": 77, "answer": {}})
         agent.say({"t": "reply", "id": calls[1]["id"], "code": "not-permitted", "words": "no"})
         agent.say({"t": "reply", "id": calls[0]["id"], "answer": {"x": 1}})
@@ -376,7 +376,7 @@ def test_a_folder_of_others_is_refused(spoil: str, error: type[OSError], tmp_pat
 
 
 def test_many_records_are_taken_in_pieces_and_in_order(daemon: Daemon) -> None:
-    """Of one frame as long as there are, and of the frames behind it."""
+    """A frame of the greatest length, and the frames after it."""
     with RawAgent(daemon.folder) as agent:
         agent.greet()
         told = [record(transfer=number) for number in range(3000)]

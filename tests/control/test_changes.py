@@ -14,7 +14,7 @@ from tests.control.serving import Served, program, serving
 from tests.control.test_access import ENDPOINTS, MOVE
 
 KEY = {"Idempotency-Key": "one"}
-# What changes nothing and is no GET: it has something go on.
+# Neither GETs nor changes: they keep something going.
 KEEP = {"/v1/directory/keep", "/v1/traces"}
 
 
@@ -160,7 +160,7 @@ async def test_a_full_disk_refuses_changes_and_nothing_else(
         for (method, path), (_, body) in ENDPOINTS.items():
             path = path.replace("{", "").replace("}", "")
             if (method == "GET" and path != "/v1/events") or path in KEEP:
-                # 415 and 422: what is sent here is no protobuf, and names no request.
+                # 415 and 422: the body here is not protobuf, and names no request.
                 status = (await client.request(method, path, json=body)).status_code
                 assert status in (200, 404, 415, 422), path
             elif method != "GET":

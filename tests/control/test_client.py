@@ -1,4 +1,4 @@
-"""The clients: of one description of the operations, held to the daemon's own, and over real sockets."""
+"""The clients: their description of the operations equals the daemon's, and they work over real sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvxfer.errors import UsageError
 from tests.control.serving import Served, program, serving
 
 BOUND_S = 60.0
-# httpcore leaves a unix socket that was refused to the collector, which is to come within the test.
+# httpcore leaves a refused unix socket to the garbage collector, which must run within the test.
 refused_sockets = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
@@ -40,7 +40,7 @@ CALLS: dict[str, Callable[..., Call[Any]]] = {
     for name, made in inspect.getmembers(client_calls, inspect.isfunction)
     if not name.startswith("_") and made.__module__ == client_calls.__name__
 }
-# Streams have no single answer: clients have an iterator.
+# Streams have no single answer: clients return an iterator.
 STREAMS = {"watch_events": "events"}
 SALT: dict[str, Any] = {"model": "m", "keys": ["k"]}
 SAMPLES: dict[type, Any] = {
@@ -199,7 +199,7 @@ BUSY = problem("rate-limited", 429, **{"Retry-After": "1"})
         (POST, [problem("exhausted", 429)], "exhausted"),
         (POST, [problem("rate-limited", 429, **{"Retry-After": "60"})], "rate-limited"),
         (DELETE, [NOBODY, answer(200, ENDED)], "answer"),
-        (DELETE, [BROKEN], "unreachable"),  # it may be done; a second one would say that it was not there
+        (DELETE, [BROKEN], "unreachable"),  # it may be carried out; a second one would answer not-found
     ],
 )
 def test_what_is_safe_is_sent_again_a_bounded_number_of_times(
@@ -274,7 +274,7 @@ async def test_events_come_as_they_happen(served: Served) -> None:
         assert isinstance(event, schema.Event)
         assert event.topic == "drain.begun"
         await events.aclose()
-        # From an index on, what happened before is told as well.
+        # From an index on, earlier events are sent as well.
         again = client.events(topic=["drain"], after=event.index - 1)
         assert await asyncio.wait_for(anext(again), BOUND_S) == event
         await again.aclose()
@@ -288,7 +288,7 @@ async def test_a_watcher_that_is_refused_is_told(served: Served) -> None:
 
 @refused_sockets
 def test_a_watcher_outlives_its_daemon(tmp_path: Path) -> None:
-    """Killed and started again: events go on above all indexes of before; what lies between is missed."""
+    """After a kill and a restart, events continue above all earlier indexes; those in between are missed."""
 
     def drain(client: Client) -> None:
         client.begin_drain(deadline_s=5)

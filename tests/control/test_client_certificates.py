@@ -1,4 +1,4 @@
-"""Clients that are known by their certificates: real ones of an authority's, over real TLS."""
+"""Clients that authenticate by real certificates of an authority, over real TLS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def openssl(folder: Path, *arguments: str) -> None:
 
 @dataclass
 class Authority:
-    """An authority of a folder, which signs certificates."""
+    """An authority with its files in a folder; it signs certificates."""
 
     folder: Path
 
@@ -66,7 +66,7 @@ def uri_der(text: bytes) -> str:
 
 @dataclass
 class Place:
-    """A daemon that wants certificates, and two authorities of which it trusts one."""
+    """A daemon that requires certificates, and two authorities, of which it trusts one."""
 
     daemon: Program
     trusted: Authority
@@ -80,7 +80,7 @@ class Place:
         return httpx.Client(base_url=self.daemon.url, headers=headers, verify=context, timeout=BOUND_S)
 
     def status(self, files: tuple[str, str] | None, token: str | None = None) -> int:
-        """Returns what whoami answers; 0 where the handshake fails."""
+        """Returns what whoami answers; 0 if the handshake fails."""
         with self.client(files, token) as client:
             try:
                 return client.get("/v1/whoami").status_code
@@ -120,7 +120,7 @@ def test_a_certificate_has_the_role_and_tenants_of_its_token_until_that_is_revok
         pin = {"model": "m", "keys": ["k"], "layout": "0" * 64, "tenant": "red"}
         assert client.post("/v1/pages/pin", json=pin).status_code == 404, "no pool: it got as far"
         assert client.post("/v1/pages/pin", json={**pin, "tenant": "blue"}).status_code == 403
-        # A renewed one of the same name is let in by itself.
+        # A renewed certificate with the same name is accepted without a change.
         renewed = place.trusted.sign("renewed", "/CN=ignored", f"URI:{SPIFFE}")
         assert place.status(renewed) == 200
         with client.stream("GET", "/v1/events") as stream:
@@ -128,7 +128,7 @@ def test_a_certificate_has_the_role_and_tenants_of_its_token_until_that_is_revok
             assert next(lines).startswith(": events from")
             place.revoke(made)
             assert not [line for line in lines if line.startswith("data")], "the stream ends"
-        # On a connection that is open as well.
+        # Also on a connection that is already open.
         assert client.get("/v1/whoami").status_code == 401
     line = json.loads((place.daemon.folder / "state/audit.log").read_text().splitlines()[-3])
     digest = ssl.PEM_cert_to_DER_cert(Path(mine[0]).read_text())
@@ -175,7 +175,7 @@ def test_names_that_name_no_client_let_nobody_in(place: Place) -> None:
         ("another kind", "DNS:x.example,email:a@a.example", 401),
     ):
         assert place.status(files("x", "/CN=a.example", alternative)) == status, name
-    # Two common names are none.
+    # Two common names count as none.
     made.append(place.make("CN:one"))
     assert place.status(files("x", "/CN=one/CN=two")) == 401
     for each in made:
@@ -256,6 +256,6 @@ def test_a_certificate_that_expires_is_nobodys_from_then_on() -> None:
         assert (caller is not None) == is_let_in, (until_s, now_s)
     for secret in ("", f"kvx_{'1' * 16}_", f"kvx_{'1' * 16}_x"):
         assert tokens.find(secret, 1.0) is None, "it has no secret"
-    # A token from before there were certificates.
+    # A token stored by a version without certificates.
     old = {name: value for name, value in kept.to_dict().items() if name != "certificate"}
     assert TokenRecord.from_dict(old).certificate is None

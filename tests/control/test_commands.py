@@ -49,7 +49,7 @@ def run(*arguments: str, daemon: str = "", **environment: str) -> subprocess.Com
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
     if daemon:
         environment["KVXFER_DAEMON_URL"] = daemon
-    # -P: the installed package, whatever the working folder holds.
+    # -P: use the installed package, whatever the working folder contains.
     return subprocess.run(
         [sys.executable, "-P", "-m", "kvxfer", *arguments],
         capture_output=True,
@@ -61,7 +61,7 @@ def run(*arguments: str, daemon: str = "", **environment: str) -> subprocess.Com
 
 
 def told(*arguments: str, daemon: str) -> list[Any]:
-    """Returns what a command prints with --json, which succeeds."""
+    """Runs a command with --json, which must succeed, and returns what it prints."""
     done = run(*arguments, "--json", daemon=daemon)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -69,7 +69,7 @@ def told(*arguments: str, daemon: str) -> list[Any]:
 
 @dataclass
 class Node:
-    """A daemon with an agent that has a region of 16 blocks, each full of its number and what is added."""
+    """A daemon with an agent whose region has 16 blocks, each filled with its number plus an offset."""
 
     daemon: Program
     agent: kvxfer.Agent
@@ -141,10 +141,10 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
     assert (filled[1].memory[:, :, 3] == -97).all()
     for node in filled:
         with Client(node.place) as client:
-            # It was for this transfer alone.
+            # The lease was only for this transfer.
             until(lambda: not list(client.leases()), "the lease stays")
     at = filled[0 if push else 1].place
-    # Both ends are known by one id, and each tells its stages to its own daemon.
+    # Both ends have one id, and each reports its stages to its own daemon.
     assert transfer["source"]["agent_name"] == "prefill-0"
     assert transfer["destination"]["agent_name"] == HOSTILE
     for node in filled:
@@ -162,7 +162,7 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
 
 @pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
 def test_memory_that_was_handed_over_moves_without_an_agent(tmp_path: Path, push: bool) -> None:
-    """The smallest cluster: two daemons, and a program at each that has memory and no agent."""
+    """The smallest cluster: two daemons, each with a program that has memory but no agent."""
     folders = [tmp_path / "a", tmp_path / "b"]
     with (
         program(folders[0], "--node", "node-a", agent=True),
@@ -228,7 +228,7 @@ def test_what_agents_call_themselves_does_not_reach_the_terminal(nodes: list[Nod
 
 def test_a_transfer_is_cancelled_by_its_id(nodes: list[Node]) -> None:
     with Client(nodes[0].place) as client:
-        # Nobody grants what it waits for.
+        # No lease is granted, so it waits.
         made = client.create_transfer(
             schema.TransferRequest(
                 agent="prefill-0",

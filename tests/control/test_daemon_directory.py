@@ -1,4 +1,4 @@
-"""A directory at a real daemon: what every directory does, over kills and restarts of the daemon."""
+"""A directory at a real daemon behaves as every directory, also when the daemon is killed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_agents_find_each_other_with_a_token_over_tcp(daemon: Program) -> None:
 
 @pytest.mark.parametrize("role", ["", "read"])
 def test_who_may_not_publish_is_told_so(daemon: Program, role: str) -> None:
-    """Without a token that is known, or with one of the wrong role."""
+    """Without a known token, or with a token of the wrong role."""
     token: str | None = "kvxfer-wrong"
     if role:
         with Client(api(daemon)) as client:
@@ -90,7 +90,7 @@ def test_who_may_not_publish_is_told_so(daemon: Program, role: str) -> None:
 
 
 def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
-    """Agents go on meanwhile; who went meanwhile is forgotten with its time, and a successor has its name."""
+    """Agents continue while the daemon is down; entries of ended agents expire; a successor has its name."""
     with program(tmp_path) as first:
         stays, goes = DaemonDirectory(api(first)), DaemonDirectory(api(first))
         stays.publish(entry("stays"))
@@ -105,7 +105,7 @@ def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
         goes.close()
     with program(tmp_path) as second, stays:
         with Client(api(second)) as client:
-            # At once, before any agent has said that it is there.
+            # At once, before any agent has published itself again.
             assert {each.name for each in client.list_entries().items} >= {"goes", "old", "stays"}
             client.publish_entry(_published(entry("old", 2)))
         until("it is heard again", lambda: not stays.away)
@@ -139,7 +139,7 @@ def test_a_daemon_that_stops_is_given_up_and_comes_back(tmp_path: Path) -> None:
     ("changes", "status", "words"),
     [
         ({"address": "nowhere"}, 422, "address"),
-        ({"address": "tcp://0.0.0.0:1"}, 409, "every address of a host"),
+        ({"address": "tcp://0.0.0.0:1"}, 409, "all addresses of a host"),
         ({"address": "tcp://a:65536"}, 409, "tcp://host:port"),
         ({"metadata": {"a": "x" * 4096}}, 409, "4096"),
     ],

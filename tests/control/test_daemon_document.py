@@ -1,4 +1,4 @@
-"""docs/daemon.md is held to the daemon: codes, figures, topics, options."""
+"""docs/daemon.md agrees with the daemon: codes, figures, topics, options."""
 
 from __future__ import annotations
 

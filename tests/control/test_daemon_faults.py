@@ -1,4 +1,4 @@
-"""A daemon that hangs, dies, lies or is another's changes nothing for transfers; an idle link sleeps."""
+"""A daemon that hangs, dies, lies or is another user's does not disturb transfers; an idle link sleeps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attached(folder: Path, **changes: Any) -> AgentOptions:
 
 
 class Traffic:
-    """Transfers one after the other, on a thread, until `stop`, which returns how many went well: all."""
+    """Transfers one after the other on a thread until `stop`, which returns their number."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -71,7 +71,7 @@ class Traffic:
 
 
 def move(pair: Pair, count: int) -> None:
-    """Moves a page, so often; each has to arrive."""
+    """Moves a page so many times; each must arrive."""
     source, remote = pair.prefill, pair.prefill.remote
     for _ in range(count):
         source.agent.write(source.region, remote, [1], [2]).wait(BOUND_S)
@@ -87,21 +87,21 @@ def link_of(agent: Agent) -> Any:
 
 @pytest.fixture
 def pair(folder: Path) -> Iterator[Pair]:
-    """A pair of agents that are attached to whatever answers in the folder, and may write to each other."""
+    """Two agents that attach to whatever answers in the folder, and may write to each other."""
     with connected_pair(attached(folder)) as made:
         made.decode.region.grant(made.decode.peer, mode="write", ttl_s=3600).wait(BOUND_S)
         yield made
 
 
 def test_a_daemon_that_reads_nothing_is_told_nothing_more(folder: Path, pair: Pair) -> None:
-    """Its records are dropped and counted, the agent keeps a bounded part, and each transfer arrives."""
+    """Records are dropped and counted, the agent keeps a bounded part, and each transfer arrives."""
     with RawDaemon(folder) as daemon:
         ends = [daemon.accept() for _ in range(2)]
         while not pair.prefill.agent.stats()["records_dropped"]:
             move(pair, 200)
         connection = link_of(pair.prefill.agent)._connection
         assert 0 < connection._queued_nbytes < 1 << 20
-        # Now it reads: what was kept, and from then on what comes.
+        # Now the daemon reads: first the kept records, then new ones.
         found: list[Any] = []
         while not found or found[-1].context != "the last":
             if not found:
@@ -124,7 +124,7 @@ def test_a_daemon_that_is_stopped_changes_nothing(folder: Path, pair: Pair) -> N
 
     with DaemonProcess(folder) as daemon:
         until(lambda: set(daemon.told()) == {"prefill", "decode"})
-        # An agent keeps records once it has read that it is welcome, which may be later.
+        # An agent keeps records only after it has read its welcome, which may be later.
         until(is_told_of_transfers)
         num_before = pair.prefill.agent.stats()["transfers_done"]
         daemon.stop()
@@ -282,7 +282,7 @@ def test_a_daemon_of_another_user_is_not_obeyed(folder: Path, caplog: pytest.Log
 
 
 def test_a_forked_child_holds_no_end_of_the_link(folder: Path) -> None:
-    """The daemon hears of the parent's end though its child lives on, and the child does as it likes."""
+    """The daemon notices the parent's end although its child lives on."""
     with Daemon(folder) as daemon:
         agent = Agent("parent", attached(folder))
         daemon.agent("parent")
@@ -324,17 +324,17 @@ def test_200_agents_are_attached_at_once_and_again(folder: Path) -> None:
 
 
 def switches(thread: threading.Thread) -> int:
-    """How often a thread has slept or was put aside: as often as it ran."""
+    """How often a thread was switched out, which is how often it ran."""
     lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
 
 def rested(count: Callable[[], int]) -> int:
-    """Returns by how much something grows in 2 s in which nothing happens, at the best of some tries."""
+    """Returns by how much a count grows in 2 idle seconds; the least of several tries."""
     least = 1 << 30
     for _ in range(5):
         before = count()
-        time.sleep(2.0)  # of doing nothing; not of waiting for something
+        time.sleep(2.0)  # idle time; not a wait for a condition
         least = min(least, count() - before)
         if least == 0:
             break

@@ -1,4 +1,4 @@
-"""A daemon that is killed at any moment under load keeps what it acknowledged, and disturbs no agent."""
+"""A daemon killed at any moment under load keeps what it acknowledged, and does not disturb agents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEVER = "never-parked"
 #: Blocks of each cache: `Traffic` writes 1 to 2; what REST moves goes from 3 to 0; the rest is for pages.
 MOVED, INTO = 3, 0
 PAGES = range(4, 16)
-#: Of leases and transfers: what the daemon began has ended soon after it.
+#: Of leases and transfers: those that the daemon began end soon after it.
 TTL_S = 5.0
 _MOST_TOKENS = 24
 _REPLAYED = 6
@@ -38,27 +38,27 @@ _REPLAYED = 6
 
 @dataclass
 class Kept(Generic[T]):
-    """What the daemon has to answer: after a change that was not acknowledged, either of two things."""
+    """The expected answer of the daemon: after a change without an acknowledgement, one of two values."""
 
     value: T
     asked: T | None = None
 
     def change(self, value: T, send: Callable[[], bool]) -> None:
-        """Has `send` change it, which returns whether that is acknowledged; by an error, it is not known."""
+        """Changes it by `send`, which returns whether it was acknowledged; after an error that is unknown."""
         self.asked = value
         if send():
             self.value = value
         self.asked = None
 
     def see(self, found: T) -> None:
-        """Takes what it was found to be."""
+        """Takes the value that the daemon answered."""
         assert found == self.value or (self.asked is not None and found == self.asked), (found, self)
         self.value, self.asked = found, None
 
 
 @dataclass
 class Token:
-    """One that was made."""
+    """A token that was made."""
 
     id: str
     secret: str
@@ -76,7 +76,7 @@ class Post:
 
 
 class Load:
-    """What is asked of a daemon until it is killed, and what it has promised by then.
+    """The requests to a daemon until it is killed, and what it has acknowledged by then.
 
     `park`, `administer` and `move` are each for one thread; what is said of them here is read in between.
     """
@@ -86,7 +86,7 @@ class Load:
         self.draw = draw
         self._socket = socket
         self.layout = ""
-        #: Of this life: which block stands under a key, which are acknowledged, and which may be.
+        #: Of this run: the block under each key, which keys are acknowledged, and which may be.
         self.blocks: dict[str, int] = {}
         self.attempted: set[str] = set()
         self.tokens: dict[str, Token] = {}
@@ -101,7 +101,7 @@ class Load:
         )
 
     def client(self, secret: str = "") -> httpx.Client:
-        """Returns a client over the unix socket: an admin, or who has the token."""
+        """Returns a client over the unix socket: as an admin, or with the token."""
         transport = httpx.HTTPTransport(uds=str(self._socket), verify=False)
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         return httpx.Client(base_url="http://node", transport=transport, timeout=BOUND_S, headers=headers)
@@ -109,7 +109,7 @@ class Load:
     # ---- requests ----------------------------------------------------------------------------------
 
     def post(self, client: httpx.Client, draw: random.Random, path: str, body: dict[str, Any]) -> Any:
-        """Returns the answer, or None where it was refused, which a node that drains does."""
+        """Returns the answer, or None if it was refused, as a draining node does."""
         sent = Post(path, body, f"{draw.getrandbits(64):x}")
         self.posts.append(sent)
         answer = send(client, sent)
@@ -144,7 +144,7 @@ class Load:
                 assert client.post("/v1/pages/drop", json=which).is_success
 
     def take_parked(self, blocks: list[int], answer: dict[str, Any]) -> None:
-        """Takes that pages of these blocks were acknowledged."""
+        """Notes that pages of these blocks were acknowledged."""
         self.layout = answer["layout"]
         for block, page in zip(blocks, answer["pages"], strict=True):
             assert page["state"] == ("present" if page["key"] in self.blocks else "parked")
@@ -191,7 +191,7 @@ class Load:
         self.counts["drained"] += on
 
     def look_at_events(self, client: httpx.Client, after: int | None = None) -> None:
-        """Indexes only grow, over restarts too; `after` for those of a new life."""
+        """Checks that indexes only grow, across restarts too; `after` is for those of a new run."""
         since = self.last_index if after is None else after
         answer = client.get("/v1/events/recent", params={"after": since, "limit": 250}).json()
         for event in answer["items"]:
@@ -214,7 +214,7 @@ class Load:
             client.delete(f"/v1/leases/{lease['id']}")
 
     def until_killed(self, step: Callable[[httpx.Client, random.Random], None], seed: int) -> None:
-        """Takes one step after the other until nobody answers."""
+        """Repeats a step until the daemon no longer answers."""
         draw = random.Random(seed)
         with self.client() as client:
             try:
@@ -228,7 +228,7 @@ class Load:
     # ---- after a restart -----------------------------------------------------------------------------
 
     def check(self, client: httpx.Client) -> None:
-        """Holds a new life to what the last one acknowledged."""
+        """Checks that a new run keeps what the last one acknowledged."""
         assert client.get("/healthz").status_code == 200
         self._check_node(client)
         self._check_tokens(client)
@@ -243,7 +243,7 @@ class Load:
         self.drain.see(client.get("/v1/drain").json()["draining"])
         until(lambda: regions(client) >= {"prefill", "decode"}, "the agents are not attached")
         assert client.get("/readyz").status_code == (503 if self.drain.value else 200)
-        # Agents hear of what they missed.
+        # Agents learn what they missed.
         agents = (self.pair.prefill.agent, self.pair.decode.agent)
         until(
             lambda: all((agent.draining is not None) is self.drain.value for agent in agents),
@@ -301,13 +301,13 @@ class Load:
             if again.is_success and "idempotent-replay" not in again.headers:
                 self._take_late(client, post, again.json())
             elif not again.is_success:
-                # What a late transfer was to use may be over.
+                # What a late transfer needs may have ended.
                 refused(again, "conflict", *(["lease-ended"] if post.path == "/v1/transfers" else []))
         del self.posts[:]
         self.posts += answered[-50:]
 
     def _take_late(self, client: httpx.Client, post: Post, answer: dict[str, Any]) -> None:
-        """Takes what was done only now."""
+        """Takes what has been carried out only now."""
         if post.path == "/v1/pages/park":
             self.attempted.update(post.body["keys"])
             self.take_parked(post.body["blocks"], answer)
@@ -315,7 +315,7 @@ class Load:
             assert client.delete(f"/v1/tokens/{answer['id']}").is_success
 
     def _check_new_pages(self, client: httpx.Client) -> None:
-        """What is parked now comes back, byte for byte."""
+        """Checks that pages parked now are fetched byte for byte."""
         keys = self.draw.sample(NAMES, 4)
         self.attempted.update(keys)
         blocks = self.draw.sample(PAGES, 4)
@@ -358,9 +358,9 @@ def num_fds() -> int:
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Any:
-    """Two agents that call the daemon again soon, and may write to each other."""
+    """Two agents that reconnect to the daemon quickly, and may write to each other."""
     monkeypatch.setattr("kvxfer.attachment.link._LONGEST_RETRY_S", 0.2)
-    # Neither is lost to the other where all this leaves one of them no processor for seconds.
+    # Neither loses the other if one of them gets no processor time for seconds.
     options = AgentOptions(daemon=str(tmp_path / "run"), daemon_may=MAY, silent_timeout_s=BOUND_S)
     with connected_pair(options) as made:
         random_bytes = np.random.default_rng(seed)
@@ -371,7 +371,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Any:
 
 
 ROUNDS = [
-    pytest.param(20, marks=pytest.mark.timeout(900)),  # beside much else a round takes ten seconds, alone two
+    pytest.param(20, marks=pytest.mark.timeout(900)),  # under load a round takes ten seconds, otherwise two
     pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
 
@@ -416,13 +416,13 @@ def test_what_was_acknowledged_outlives_kills_under_load(
 
 
 def quiet_fds(agents: Collection[Any]) -> int:
-    """Returns how many descriptors there are once the agents know of nobody but each other."""
+    """Waits until the agents have no other peers, and returns the number of descriptors."""
     until(lambda: all(len(agent.peers) == 1 for agent in agents), "they know a daemon that is dead")
     return num_fds()
 
 
 def rests(client: httpx.Client) -> bool:
-    """Whether neither agent of the pair has a transfer open, or a lease but the pair's own."""
+    """Whether neither agent of the pair has an open transfer, or a lease other than the pair's own."""
     leases = client.get("/v1/leases").json()["items"]
     open_ = client.get("/v1/open-transfers").json()["items"]
     granted = [lease["mode"] for lease in leases if lease["agent_name"] in ("prefill", "decode")]
@@ -430,14 +430,14 @@ def rests(client: httpx.Client) -> bool:
 
 
 def test_an_agent_that_missed_the_end_of_a_drain_hears_of_it(tmp_path: Path, pair: Pair) -> None:
-    """A daemon that is killed when the end of a drain is kept, and not told to agents yet."""
+    """A daemon is killed after it stored the end of a drain, and before it told the agents."""
     load = Load(pair, tmp_path / "run/api.sock", random.Random(0))
     with program(tmp_path) as daemon, load.client() as client:
         until(lambda: regions(client) == {"prefill", "decode"}, "the agents are not attached")
         load.set_drain(client, True)
         assert pair.prefill.agent.draining is not None
         daemon.process.kill()
-    # Of the next daemon's state, the drain is over.
+    # In the next daemon's state the drain has ended.
     (tmp_path / "state").rename(tmp_path / "before")
     with program(tmp_path):
         until(lambda: pair.prefill.agent.draining is None, "it drains for ever")

@@ -1,4 +1,4 @@
-"""Events by index: what watchers see, what they missed, and what they cost."""
+"""Events by index: what watchers see, what they miss, and what they cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fill(log: EventLog, count: int, topic: str = "transfers.done", tenant: str |
 
 
 def read_all(log: EventLog, after: int, wanted: Wanted = ALL, most: int = 7) -> tuple[list[int], int]:
-    """Returns indexes of all that is wanted, and how many were missed."""
+    """Returns the indexes of all wanted events, and how many were missed."""
     found: list[int] = []
     missed = 0
     while after < log.last:
@@ -135,7 +135,7 @@ def test_the_collector_looks_at_no_event() -> None:
     log = EventLog()
     fill(log, 10)
     log.append_packed("a", 1.0, ("id", ("agent", 1, b"record")))
-    for _ in range(2):  # of a tuple in a tuple it first sees that of the inner one
+    for _ in range(2):  # in nested tuples it sees the inner one first
         gc.collect()
     assert not any(gc.is_tracked(row) for row in log._ring)
 

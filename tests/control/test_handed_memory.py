@@ -1,4 +1,4 @@
-"""Memory of processes without an agent: handed over, moved by the daemons' agents, taken back."""
+"""Memory of processes without an agent: handed over, moved by the daemons' agents, and taken back."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.control.engines import BOUND_S, SALT, Daemon, options, until
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (3, 2, 24, 8, 4, 32)
-LARGE = (8, 2, 64, 64, 4, 128)  # 64 MiB: long enough under way to be interrupted
+LARGE = (8, 2, 64, 64, 4, 128)  # 64 MiB: the transfer takes long enough to be interrupted
 
 
 class Memory:
-    """An agent of a daemon's that takes memory, in a folder of its own."""
+    """A daemon's agent that accepts memory, in its own folder."""
 
     def __init__(self, folder: Path, node: str, **more: Any) -> None:
         folder.mkdir(mode=0o700)
@@ -46,11 +46,11 @@ class Memory:
 
     @property
     def own(self) -> OwnAgent:
-        """Whose regions they are."""
+        """The agent that has the regions."""
         return self.handed.agent
 
     async def until(self, count: int) -> None:
-        """Waits until so many memories are handed over."""
+        """Waits until this number of memories is handed over."""
         await until(lambda: len(self.handed._names) == count)
 
     async def aclose(self) -> None:
@@ -89,7 +89,7 @@ class Process:
 
 @pytest.fixture
 async def memory(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
-    """Makes daemons' agents that take memory."""
+    """Makes daemons' agents that accept memory."""
     made: list[Memory] = []
 
     async def make(node: str = "n", **more: Any) -> Memory:
@@ -162,7 +162,7 @@ async def test_pages_move_between_two_programs_that_have_no_agent(
     assert await there.sums(range(10, 12)) == await here.sums(range(2))
     with pytest.raises(KvxferError):
         await one.own.write(here.region, remote, range(2), range(12, 14), lease=lease.token)
-    await one.own.revoke(lease.number)  # of another agent, and unknown here
+    await one.own.revoke(lease.number)  # a region of another agent, unknown here
     await two.own.revoke(lease.number)
     assert not two.own.leases
 
@@ -170,7 +170,7 @@ async def test_pages_move_between_two_programs_that_have_no_agent(
 async def test_a_program_without_an_agent_parks_its_pages(
     memory: Callable[..., Any], process: Callable[..., Any], daemon: Callable[..., Daemon], seed: int
 ) -> None:
-    """A daemon has two agents, of which one has the pool and the other what is handed over."""
+    """A daemon has two agents: one has the pool, the other has handed-over memory."""
     node, taken = daemon("node"), await memory("node")
     program = await process(taken, seed=seed)
     lease = taken.own.grant(program.region, node.own.name, ttl_s=BOUND_S)
@@ -253,7 +253,7 @@ async def test_a_process_that_is_killed_in_the_middle_ends_its_transfers_alone(
     remote = await one.own.remote_region(there.place)
     lease = two.own.grant(there.region, one.own.name, ttl_s=BOUND_S)
     transfer = None
-    for round_ in range(100):  # until one is met in its middle
+    for round_ in range(100):  # until a transfer is interrupted in its middle
         transfer = one.own.read(
             here.region, remote, range(64), range(64), lease=lease.token, timeout_s=BOUND_S, priority=round_
         )
@@ -262,7 +262,7 @@ async def test_a_process_that_is_killed_in_the_middle_ends_its_transfers_alone(
             break
         await transfer
     assert transfer is not None
-    # What the read had not brought by then it does not bring: there is no region any more.
+    # Bytes that the read had not moved by then are not moved, because the region has gone.
     with contextlib.suppress(KvxferError):
         await transfer
     await there.kill()
@@ -281,7 +281,7 @@ async def test_a_process_that_is_killed_in_the_middle_ends_its_transfers_alone(
 async def test_what_the_writer_was_handed_goes_in_the_middle_of_a_push(
     memory: Callable[..., Any], process: Callable[..., Any], seed: int
 ) -> None:
-    """The end that posts loses its memory: its transfer ends as region-gone."""
+    """The end that posted loses its memory: its transfer ends with region-gone."""
     one, two = await memory("one"), await memory("two")
     here, there = await process(one, shape=LARGE), await process(two, shape=LARGE, seed=seed)
     remote = await one.own.remote_region(there.place)
@@ -411,7 +411,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], int], str]] = {
     ),
 }
 HEX = "ab" * 64
-# Handles of a GPU's memory, of the 4096 bytes that the layout spans: what is read of them.
+# Handles of a GPU's memory for the 4096 bytes that the layout spans, and what is read from them.
 GPU_LINES: dict[str, tuple[dict[str, Any], dict[str, Any] | str]] = {
     "a descriptor": ({"kind": "descriptor", "allocated_nbytes": 4096}, {"num_descriptors": 1}),
     "a fabric handle": (
@@ -444,7 +444,7 @@ GPU_LINES: dict[str, tuple[dict[str, Any], dict[str, Any] | str]] = {
 
 
 def ask(path: Path, payload: bytes, fds: list[int]) -> dict[str, Any]:
-    """Sends what may be anything, and returns the answer; {} where the daemon just ended the connection."""
+    """Sends any bytes, and returns the answer; {} if the daemon only closed the connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(BOUND_S)
         connection.connect(str(path))
@@ -540,7 +540,7 @@ async def test_a_handle_that_cannot_be_mapped_is_refused_and_leaves_nothing(
     memory: Callable[..., Any], tmp_path: Path, handle: dict[str, Any], make: Any, said: str
 ) -> None:
     taken = await memory()
-    taken.handed._gpu = 0  # as far as a machine without one can go
+    taken.handed._gpu = 0  # as far as a machine without a GPU can go
     fds = [] if make is None else [make(tmp_path)]
     before = num_descriptors()
     line = json.dumps({"name": "cache", "layout": document(), "cuda_handle": handle}).encode() + b"\n"
@@ -550,7 +550,7 @@ async def test_a_handle_that_cannot_be_mapped_is_refused_and_leaves_nothing(
     for fd in fds:
         os.close(fd)
     assert not taken.own.agent.regions
-    # The name is free, for memory of the host as well.
+    # The name is free again, for host memory too.
     mine = await handed(taken)
     await asyncio.to_thread(mine.close)
 
@@ -584,7 +584,7 @@ async def test_lines_that_are_none_are_refused(
 
 
 async def test_a_line_without_an_end_is_not_kept(memory: Callable[..., Any]) -> None:
-    """A gibibyte is sent, and the daemon reads a part of a mebibyte."""
+    """A gibibyte is sent; the daemon reads less than a mebibyte."""
     taken = await memory()
 
     def flood() -> int:
@@ -610,7 +610,7 @@ async def test_who_says_nothing_or_too_little_holds_nothing_for_long(
     monkeypatch.setattr(handed_memory, "_LINE_TIMEOUT_S", 0.1)
     for payload in (b"", b'{"name": '):
         assert "no line" in words(await asked(taken, payload, []) if payload else await _silent(taken))
-    with socket.socket(socket.AF_UNIX) as connection:  # and goes
+    with socket.socket(socket.AF_UNIX) as connection:  # and closes
         connection.connect(str(taken.handed.path))
     await until(lambda: not taken.handed._connections)
 
@@ -695,7 +695,7 @@ async def test_parts_of_arrays_and_memfds_are_handed_over(memory: Callable[..., 
     with mmap.mmap(fd, 4096) as bytes_of_fd:
         bytes_of_fd[:4] = b"four"
     os.close(fd)
-    # Both are regions of one agent: a second one reads them.
+    # Both are regions of one agent; a second agent reads them.
     reader = await memory("reader")
     for region, layout_, wanted in ((mine.region, layout, 4), (other.region, None, ord("f"))):
         del layout_

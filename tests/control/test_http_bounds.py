@@ -1,4 +1,4 @@
-"""Clients that are slow, large, odd or many; and addresses that are not to be dialled."""
+"""Clients that are slow, large, odd or many; and addresses that must not be dialled."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_who_is_refused_reads_why_though_the_body_comes_later(served: Serv
         asked = head(served, "PUT", "/v1/drain", "Content-Type: application/json", "Content-Length: 2")
         writer.write(asked.replace(served.token.encode(), b"kvxfer-wrong"))
         await asyncio.sleep(0.05)
-        # It waits for the body: had it answered and closed, these bytes would be answered by a reset.
+        # It waits for the body: if it had answered and closed, these bytes would cause a reset.
         assert not reader.at_eof()
         writer.write(b"{}")
         async with asyncio.timeout(BOUND_S):
@@ -161,7 +161,7 @@ async def test_bodies_are_bounded(served: Served, is_told: bool) -> None:
         try:
             answer = await client.post("/v1/transfers", content=body if is_told else chunks())
         except httpx.TransportError:
-            return  # it had answered, and closed
+            return  # it had answered and closed
         assert (answer.status_code, answer.json()["code"]) == (413, "too-large")
         assert (await client.get("/v1/node")).status_code == 200
 
@@ -341,7 +341,7 @@ async def test_a_body_that_is_not_said_to_be_json_is_told_so(
         if status == 415:
             assert answer.json()["code"] == "unsupported-media-type"
             assert "Content-Type: application/json" in answer.json()["detail"]
-        # Where there is no body, that is what is wrong.
+        # If the body is missing, that is the error.
         assert (await client.post("/v1/tokens", headers=headers)).status_code == 422
 
 

@@ -1,4 +1,4 @@
-"""How leases ended, as agents tell it and /metrics counts it."""
+"""How leases ended, as agents report it and /metrics counts it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE, OTHER = "a" * 32, "b" * 32
 
 
 def counted(*told: tuple[str, dict[str, int]]) -> dict[str, int]:
-    """Returns what is counted of what agents tell, where it is not 0."""
+    """Returns the counts of what agents report, without zeros."""
     counts = LeaseCounts()
     for agent, each in told:
         counts.take(agent, each)

@@ -1,4 +1,4 @@
-"""The daemon's log: lines that programs read, and one for a lost peer."""
+"""The daemon's log: lines for programs, and one line for a lost peer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_lost_peer_is_one_line_and_not_one_for_each_transfer(tmp_path: Path) -
             survivor.close()
             victim.finish()
         assert daemon.end() == 0
-    # On a machine that stands still what the agent tells may come in two parts.
+    # On a stalled machine the agent's report may come in two parts.
     lines = [line for line in map(json.loads, daemon.said) if "transfers" in line]
     assert len(lines) <= 2
     assert sum(line["transfers"] for line in lines) == len(survivor.all)

@@ -1,4 +1,4 @@
-"""A daemon with agents that are attached: what REST shows of them, and has them do."""
+"""A daemon with attached agents: what REST shows of them, and what it makes them do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Node:
         return answer.json()
 
     async def until(self, path: str, is_so: Callable[[Any], bool], **params: Any) -> Any:
-        """Returns what a path answers once that is so."""
+        """Waits until a path's answer passes a check, and returns it."""
         async with asyncio.timeout(BOUND_S):
             while True:
                 if is_so(found := await self.get(path, **params)):
@@ -117,12 +117,12 @@ async def test_pages_are_moved_by_rest_under_a_lease(node: Node) -> None:
     assert whole["destination"]["ended_after_us"] > 0
     assert whole["destination"]["region_name"] == whole["source"]["region_name"] == "kv"
     assert whole["nbytes"] == 2048
-    # What was made, and both ends know by one id of their own: either finds it.
+    # A transfer has the id of its creation and the one that both ends know: either finds it.
     assert (whole["made_id"], whole["id"] != made["id"]) == (made["id"], True)
     assert await node.get(f"/v1/transfers/{whole['id']}") == whole
     events = (await node.get("/v1/events/recent", topic="transfers.done"))["items"]
     assert {each["data"]["id"] for each in events} == {whole["id"]}
-    # The other end may tell first, when it is not known yet that it is this one.
+    # The other end may report first, before its id is known to be this transfer's.
     assert [each["data"]["made_id"] for each in events if each["data"]["name"] == "here"] == [made["id"]]
     for one, other in (("source", "destination"), ("destination", "source")):
         assert whole[one]["peer"] == whole[other]["agent"]
@@ -153,14 +153,14 @@ async def test_what_agents_move_by_themselves_is_joined(node: Node) -> None:
 
 
 async def test_a_transfer_that_waits_is_shown_open_and_cancelled(node: Node) -> None:
-    """A write with a tag that nobody expects yet."""
+    """A write with a tag that is not expected yet."""
     await node.here.connect(node.there.address)
     made = (await node.move(verb="write", notify="tag", context="waits", timeout_s=120.0)).json()
     assert made["state"] == "pending"
     open_ = await node.until("/v1/open-transfers", lambda found: found["items"], agent="here")
     assert open_["items"][0]["context"] == "waits"
     assert (await node.get("/v1/drain"))["running"] == 1
-    # It is known by the id that both ends have and by the one that its making answered, with its stage.
+    # It is found by the id that both ends have and by the one that its creation answered, with its stage.
     found = await node.until(f"/v1/transfers/{made['id']}", lambda found: found["id"] != made["id"])
     assert (found["made_id"], found["source"]["state"], found["source"]["peer_name"]) == (
         made["id"],
@@ -247,7 +247,7 @@ async def test_settings_of_an_agent_hold_for_its_name_over_restarts_of_both_ends
         assert [(rail["transport"], rail["state"]) for rail in off["items"]] == [("unix", "off")]
         detail = await node.get("/v1/agents/here")
         assert detail["limits"]["there"] == {"max_bytes_per_s": 5000, "least_priority": 2}
-    async with node_of_agents(tmp_path) as node:  # another daemon, and other processes of that name
+    async with node_of_agents(tmp_path) as node:  # another daemon, and other processes with that name
         await node.until("/v1/rails", lambda found: found["items"], agent="here")
         assert node.here.limits["there"].least_priority == 2
         assert not node.there.limits
@@ -260,7 +260,7 @@ async def test_settings_of_an_agent_hold_for_its_name_over_restarts_of_both_ends
         assert (refused.status_code, refused.json()["code"]) == (409, "unsupported")
         assert "'there'" in refused.json()["detail"]
         assert (await node.get("/v1/settings"))["agents"]["here"]["rails"] == {"unix": "off"}
-        # By id; what is left of one that is gone can be forgotten, too.
+        # By id; the settings of an agent that has gone can be removed, too.
         by_id = {node.here.incarnation.hex(): {"peers": {"there": None}}}
         await node.client.patch("/v1/settings", json={"agents": by_id})
         assert not node.here.limits
@@ -399,7 +399,7 @@ async def test_pages_are_parked_leased_fetched_pinned_and_dropped(tmp_path: Path
         fetch = {**which, "agent": "there", "region": "kv", "blocks": [6]}
         write = await node.lease("there", blocks=[6])
         fetched = await node.client.post("/v1/pages/fetch", json=fetch)
-        # The pool writes: the agent's owner expects the tag, or lets it by a lease to write.
+        # The pool writes: the agent's owner expects the tag, or grants a lease to write.
         assert fetched.status_code in (200, 403), fetched.text
         await node.client.delete(f"/v1/leases/{write['id']}")
         answer = await node.client.post("/v1/pages/lease", json={**which, "keys": ["k1", "k2"]})
@@ -413,7 +413,7 @@ async def test_pages_are_parked_leased_fetched_pinned_and_dropped(tmp_path: Path
         assert (page["key"], page["holds"]) == ("k1", 1)
         assert (await node.get("/v1/pools"))["items"][0]["pages"] == 1
         assert (await node.client.delete(f"/v1/pages/lease/{leased.id}")).status_code == 200
-        # What a tenant parks and fetches counts into one rate.
+        # A tenant's parks and fetches share one rate.
         await node.client.patch("/v1/settings", json={"tenant_bytes_per_s": {"red": 1}})
         for path, asked, status in (
             ("park", {**park, "keys": ["k3"]}, 200),

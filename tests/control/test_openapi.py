@@ -1,4 +1,4 @@
-"""Requests that the OpenAPI allows, and others, against a daemon: every answer is one that it promises."""
+"""Requests that the OpenAPI document allows, and others: the daemon gives only documented answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"
 )
 
-# A stream has no end; a node that drains refuses the rest with 503, as it should; no protobuf is made here.
+# Left out: a stream has no end; a draining node refuses the rest with 503; no protobuf is made here.
 _LEFT_OUT = ("watch_events", "begin_drain", "add_spans")
 
 
@@ -38,7 +38,7 @@ def run(folder: Path, seed: int, time_s: int) -> subprocess.CompletedProcess[str
     return done
 
 
-# By day the same requests each time: what other seeds find at night stops no change that is not its cause.
+# By day, the same requests each time: what other seeds find at night does not stop unrelated changes.
 @pytest.mark.parametrize(
     ("time_s", "is_fresh"),
     [(45, False), pytest.param(600, True, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],

@@ -1,4 +1,4 @@
-"""The daemon's own agent: whom it dials, and its name."""
+"""The daemon's own agent: which hosts it dials, and its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.control.engines import MakeDaemon, MakeEngine, options, parked
 
 
 async def test_agents_of_two_nodes_with_other_models_meet(engine: MakeEngine, daemon: MakeDaemon) -> None:
-    """Regions of both are numbered alike; two agents refuse each other over unlike regions of one name."""
+    """Both number their regions alike; two agents refuse each other if regions of one name differ."""
     one, two = daemon("one"), daemon("two")
     await parked(one, engine("a"), 1)
     await parked(two, engine("b", shape=(3, 2, 24, 8, 4, 64)), 1)

@@ -1,4 +1,4 @@
-"""The page for people in a real Chromium, over a real daemon with real agents."""
+"""The web page in a real Chromium, with a real daemon and real agents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOLDER = Path(kvxfer.__file__).parent / "control/page"
 MOST_NBYTES = 100 * 1024
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 SHAPE = (4, 2, 64, 16, 2, 8)  # [layers, keys and values, blocks, tokens, heads, dims]
-# Of text and its ground: https://www.w3.org/TR/WCAG22/#contrast-minimum
+# Contrast of text with its background: https://www.w3.org/TR/WCAG22/#contrast-minimum
 LEAST_CONTRAST = 4.5
 
 
@@ -46,7 +46,7 @@ def page() -> Iterator[Page]:
 
 @dataclass
 class Pair:
-    """Two agents that are attached, one of which calls itself what no page should obey."""
+    """Two attached agents; the name of one is hostile HTML."""
 
     source: kvxfer.Agent
     destination: kvxfer.Agent
@@ -81,7 +81,7 @@ def pair(daemon: Program) -> Iterator[Pair]:
         regions[1].grant(destination.accept_blocking(), mode="write", ttl_s=600)
         remote = peer.region_blocking("kv", BOUND_S)
         with Client(daemon.folder / "run") as client:
-            # What ends before an agent is attached is told to nobody.
+            # A transfer that ends before its agent is attached is not reported.
             until(lambda: len(list(client.regions())) == 2, "the agents are not attached")
         yield Pair(source, destination, regions[0], remote)
 
@@ -100,7 +100,7 @@ def test_a_transfer_is_shown_while_it_runs_and_when_it_has_ended(
     row = page.row("ended", "req-held")
     assert "done" in row
     page.until(lambda: "req-held" not in "".join(page.rows("open")), "it is still shown as in flight")
-    # Its stages, as an image with words, and whole in a dialog.
+    # Its stages, as an image with a label, and in full in a dialog.
     assert page.all("#ended-rows svg[aria-label*='source: '][aria-label*='destination: ']")
     page.activate(page.all("#ended-rows button")[0])
     page.until(lambda: page.element("detail").is_displayed(), "the dialog is not shown")
@@ -128,7 +128,7 @@ def test_a_request_s_way_is_shown_and_saved(page: Page, daemon: Program, pair: P
     page.activate(page.all("#detail-body button")[0])
     page.until(lambda: page.script("return window.saved ? window.saved.size : 0") > 500, "nothing is saved")
     page.press(Keys.ESCAPE)
-    # What nobody has heard of is said so.
+    # For an unknown request the page says so.
     page.element("context").send_keys("req-unknown")
     page.activate(page.element("way"))
     page.until(lambda: "is not known (any more)" in page.text("said"), "it is not said")
@@ -185,7 +185,7 @@ def test_every_control_is_reached_by_keyboard_and_shows_it(page: Page, daemon: P
     held = pair.write("req-held", hold=True)
     page.row("open", "req-held")
     page.until(lambda: page.element("drain-begin").is_displayed(), "the page is not whole")
-    page.activate(page.element("hold"))  # rows that come would take the focus along
+    page.activate(page.element("hold"))  # new rows would move the focus
     wanted = set(
         page.script(
             """window.numbers = new Map();
@@ -313,7 +313,7 @@ def test_who_may_only_read_gets_no_controls(page: Page, daemon: Program, pair: P
     assert not page.element("drain-begin").is_displayed()
     with Client(daemon.folder / "run") as client:
         client.revoke_token(reader.id)
-    # Its stream ends, and the page asks for another.
+    # The token's stream ends, and the page asks for another token.
     page.until(lambda: page.element("sign-in").is_displayed(), "it shows what it may not see")
     assert not page.element("main").is_displayed()
     held.cancel()
@@ -341,10 +341,10 @@ def test_nothing_comes_from_elsewhere(page: Page, daemon: Program) -> None:
     asked = page.script("return performance.getEntriesByType('resource').map((each) => each.name)")
     assert asked
     assert all(url.startswith(f"{daemon.url}/") for url in asked)
-    # A policy that is broken, and a script that fails, are said there.
+    # The browser logs violations of the policy, and failing scripts, there.
     said = [each["message"] for each in page.log() if "401" not in each["message"]]
     assert said == []
-    # What is put into the page does not run.
+    # Injected code does not run.
     page.script(
         """const made = document.createElement("script");
         made.textContent = "document.title = 'owned'";

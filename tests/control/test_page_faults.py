@@ -1,4 +1,4 @@
-"""Parking that fails, is given up, or is at odds with another call; and the end of the pool."""
+"""Parking that fails, is abandoned, or conflicts with another call; and closing the pool."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.fault.node import Worker
 
 
 def node_pattern(seed: int, count: int) -> NDArray[np.uint64]:
-    """What `Node.fill` writes."""
+    """Returns what `Node.fill` writes."""
     with np.errstate(over="ignore"):
         return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15 + 2 * seed)
 
@@ -52,7 +52,7 @@ async def test_a_park_that_is_cancelled_leaves_its_pages_to_the_next(
         for blocks in [[0, 1]] * 2
     )
     await begun.wait()
-    for _ in range(50):  # the second finds that the first is at it
+    for _ in range(50):  # the second finds that the first is under way
         await asyncio.sleep(0)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -62,7 +62,7 @@ async def test_a_park_that_is_cancelled_leaves_its_pages_to_the_next(
 
 
 def made_slowly(node: Daemon, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, threading.Event]:
-    """Has regions of a pool made when the second is set; the first says that one is wanted."""
+    """Delays the making of a pool's regions until the second event is set; the first reports a request."""
     begun, go_on, register = asyncio.Event(), threading.Event(), node.own.register
     loop = asyncio.get_running_loop()
 
@@ -170,7 +170,7 @@ async def test_the_source_goes_in_the_middle(engine: MakeEngine, daemon: MakeDae
 async def test_the_source_is_killed_in_the_middle(
     engine: MakeEngine, daemon: MakeDaemon, transport: str, seed: int
 ) -> None:
-    """What is acknowledged is whole; of the rest nothing stays, and the pool goes on."""
+    """Acknowledged pages are complete, nothing stays of the others, and the pool still works."""
     node = daemon(nbytes=1 << 27, slab_nbytes=1 << 24, agent_options=options(transport, silent_timeout_s=3.0))
     source = await asyncio.to_thread(Worker, "prefill", transport, LARGE, silent_timeout_s=3.0)
     try:
@@ -206,7 +206,7 @@ async def test_the_source_is_killed_in_the_middle(
 async def test_a_source_that_stands_still_costs_its_call_alone(
     engine: MakeEngine, daemon: MakeDaemon, seed: int
 ) -> None:
-    """The read ends by its time, its places serve others, and nothing lands there when the source goes on."""
+    """The read ends by its deadline, its slots serve others, and no late byte arrives there."""
     node = daemon(nbytes=1 << 25, slab_nbytes=1 << 22, agent_options=options("tcp"))
     other, reader = engine("other", shape=LARGE), engine("decode", shape=LARGE)
     other.fill(seed)
@@ -256,7 +256,7 @@ async def test_an_attached_agent_that_goes_while_it_is_asked(
 async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
     engine: MakeEngine, daemon: MakeDaemon
 ) -> None:
-    """Pages are not durable: a pool begins empty, and its owner compares what it was told."""
+    """Pages are not durable: a pool begins empty, and its owner compares what was reported."""
     node, source = daemon(), engine("prefill")
     done = await parked(node, source, 3)
     assert node.there == names(3)
@@ -307,7 +307,7 @@ async def test_what_ends_with_the_pool(engine: MakeEngine, daemon: MakeDaemon) -
     await node.own.connect("prefill", source.place.address)
     done = await parked(node, source, 2)
     node.pool.lease(done.new)
-    # Of a lease that was never granted it waits until its deadline.
+    # For a lease that was never granted, it waits until its deadline.
     waits = asyncio.create_task(node.pool.push(done.new, source.place, [0, 1], notify=b"none"))
     parks = asyncio.create_task(node.pool.park(SALT, source.place, range(9), names(9, 5), lease=lease.token))
     await asyncio.sleep(0.01)

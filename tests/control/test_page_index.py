@@ -1,4 +1,4 @@
-"""Keys, places, pins, quotas, and what gives way first."""
+"""Keys, slots, pins, quotas, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def names(found: list[PageKey]) -> str:
 
 
 def park(index: PageIndex, wanted: list[PageKey], now: float) -> str:
-    """Parks at once, and returns what had to give way."""
+    """Parks at once, and returns the evicted pages."""
     reserved = index.reserve(wanted, PAGE, now)
     index.commit(reserved.pages, now)
     return names(reserved.evicted)
@@ -109,7 +109,7 @@ def test_a_slab_of_another_layout_gives_way_when_its_newest_page_is_older() -> N
     reserved = index.reserve(keys("j"), PAGE, 6)
     assert names(reserved.evicted) == "efgh"
     assert index.layouts == {"L": 2}
-    # A slab that is empty is taken before anything gives way.
+    # An empty slab is used before any page is evicted.
     index.abort(reserved.pages)
     reserved = index.reserve(keys("k", layout="M"), PAGE, 7)
     assert not reserved.evicted
@@ -137,7 +137,7 @@ def test_pages_that_are_being_filled_are_of_their_tenants_quota_and_give_way_to_
     filling = index.reserve(keys("abc"), PAGE, 0).pages
     with pytest.raises(ExhaustedError, match="quota of tenant 'a'"):
         index.reserve(keys("d"), PAGE, 1)
-    index.set_quota("a", 10)  # holds from the next parking on
+    index.set_quota("a", 10)  # applies from the next parking on
     index.commit(filling, 2)
     assert index.stats().used_nbytes == 30
     assert park(index, keys("d"), 3) == "abc"
@@ -217,7 +217,7 @@ def test_pages_lie_on_one_grid_and_reach_over_no_slabs_end(page_nbytes: int, num
     for page in pages:
         begin = page.block * page_nbytes
         assert page.slab * 40 <= begin < begin + page_nbytes <= (page.slab + 1) * 40
-    # A slab in which no page of a layout has room is left alone for another's.
+    # A slab without room for a page of one layout is left to another layout.
     index.abort(pages)
     assert len(index.reserve(keys("abcdefghijklmnop", layout="K"), PAGE, 1).pages) == 16
 
@@ -226,7 +226,7 @@ SIZES = {"L": PAGE, "K": 7, "M": 13}
 
 
 def test_its_books_are_right_whatever_happens(seed: int) -> None:
-    """Places are given once, and figures are what they are counted to be."""
+    """Each slot is given once, and the figures equal a recount."""
     chance = random.Random(seed)
     index = PageIndex(4, 40, quotas={"b": 60}, max_pinned_nbytes=50)
     parking: list[list[Page]] = []
@@ -267,7 +267,7 @@ def test_its_books_are_right_whatever_happens(seed: int) -> None:
 
 
 def _check_books(index: PageIndex, busy: list[Page]) -> None:
-    pages = {*index._pages.values(), *busy}  # those that were dropped and are held are in the latter alone
+    pages = {*index._pages.values(), *busy}  # dropped pages that are still held are only in the latter
     taken = Counter(byte for page in pages for byte in _bytes_of(page))
     assert not taken or max(taken.values()) == 1, "no two pages, of whichever layouts, have one byte"
     assert index.stats().used_nbytes == len(taken)

@@ -1,4 +1,4 @@
-"""What a page holds, and how slabs of pages lie."""
+"""The contents of a page, and the layout of slabs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_page_is_one_piece_of_the_slab_and_has_the_same_contents(name: str) ->
     assert slab.nbytes <= 5 * page_nbytes(source)
     assert pool_layout(slab, 5) == slab
     assert pool_layout(source, 1).num_blocks == 1
-    # Between slabs a page goes in one run (and its scales).
+    # Between slabs a page is copied in one run (and its scales).
     loops = compile_program(slab, pool_layout(slab, 7)).loops
     assert len(loops) <= 2
 
@@ -83,7 +83,7 @@ def test_a_page_is_one_piece_of_the_slab_and_has_the_same_contents(name: str) ->
     ("slab_nbytes", "num_pages"), [(1.0, 1), (1.9, 1), (2.5, 2), (3.2, 2), (4.3, 4), (25.6, 25)], ids=str
 )
 def test_few_large_pages_fill_a_slab(slab_nbytes: float, num_pages: int) -> None:
-    """All slabs have one grid: a page that would reach over a slab's end is lost, at most one of each."""
+    """All slabs have one grid: each loses at most one page, which would extend beyond the slab's end."""
     least = page_nbytes(layout())
     slab = round(slab_nbytes * least) // 256 * 256
     apart = page_nbytes(layout(), slab)
@@ -130,6 +130,6 @@ def test_other_contents_have_other_digests(change: dict[str, Any]) -> None:
 
 
 def test_a_digest_is_as_it_was() -> None:
-    """Keys of pages outlive a daemon, and are compared between nodes."""
+    """Keys of pages outlive a daemon, and are compared across nodes."""
     assert layout_digest(layout()) == "8708e11805c8fb9ea909d129b82d1dbdbce9b980063675e7998692cc36f2586a"
     assert layout_digest(replace(layout(), model="m")) != layout_digest(layout())

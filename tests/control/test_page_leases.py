@@ -1,4 +1,4 @@
-"""Which pages give way, which do not, and how long a reader keeps them."""
+"""Which pages are evicted, which are not, and how long a reader keeps them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_slabs_go_from_one_layout_to_another(engine: MakeEngine, daemon: M
 async def test_parks_leases_and_drops_at_once_never_show_other_bytes(
     engine: MakeEngine, daemon: MakeDaemon, seed: int
 ) -> None:
-    """Eviction races with fetches, slabs go between two layouts: what a lease covers is what was parked."""
+    """While eviction races with fetches and slabs change their layout, a lease covers what was parked."""
     node = daemon(nbytes=3 * SLAB, **SMALL_SLABS)
     shapes = SHAPE, (5, *SHAPE[1:])
     sources = [engine(f"prefill-{number}", shape=shape) for number, shape in enumerate(shapes)]
@@ -97,7 +97,7 @@ async def test_parks_leases_and_drops_at_once_never_show_other_bytes(
     async def fetches(which: int, reader: Engine) -> None:
         while parking:
             leased = node.pool.lease(reader.keys(chance.sample(names(24), 3)), reader.agent.name)
-            for _ in range(chance.randrange(60)):  # others want its places meanwhile
+            for _ in range(chance.randrange(60)):  # others need its slots meanwhile
                 await asyncio.sleep(0)
             for part in leased.parts:
                 try:
@@ -195,7 +195,7 @@ async def test_a_reader_that_is_killed_gives_its_pages_back_with_its_leases_time
 async def test_a_reader_that_stands_still_is_fenced_and_never_shows_other_pages(
     engine: MakeEngine, daemon: MakeDaemon, transport: str, seed: int
 ) -> None:
-    """Its pages are dropped, and others lie in their places before it goes on."""
+    """Its pages are dropped, and other pages take their slots before it resumes."""
     node = daemon(nbytes=SLAB, agent_options=options(transport), **SMALL_SLABS)
     source = engine("prefill", agent_options=options(transport))
     source.fill(seed)

@@ -1,4 +1,4 @@
-"""Pages that agents park, and that others fetch."""
+"""Pages that agents park and others fetch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.control.engines import (
 async def test_what_one_agent_parks_another_fetches(
     engine: MakeEngine, daemon: MakeDaemon, transport: str, axes: str, seed: int
 ) -> None:
-    """Also in another order of axes, and as from another node (tcp alone)."""
+    """Also with another order of axes, and as from another node (only tcp)."""
     node = daemon(agent_options=options(transport), **SMALL_SLABS)
     first, second = (
         engine("prefill", agent_options=options(transport)),
@@ -43,7 +43,7 @@ async def test_what_one_agent_parks_another_fetches(
     assert done == Parked(first.keys(names(12, 3)), [])
     assert node.there == names(12, 3)
     wanted = dict(zip(done.new, first.sums(range(3, 15)), strict=True))
-    first.fill(seed + 1)  # the engine goes on with its blocks
+    first.fill(seed + 1)  # the engine reuses its blocks
     leased = node.pool.lease([*done.new, *first.keys(["none"])], "decode")
     assert leased.missing == first.keys(["none"])
     assert len({page.slab for page in node.pool.pages()}) == 3
@@ -98,7 +98,7 @@ async def test_pages_of_every_kind_of_cache_come_back_as_they_were(
             raw = array.reshape(-1).view(np.uint8)
             raw[:] = random_bytes.integers(0, 256, raw.size, np.uint8)
     wanted = [np.take(array, range(1, 5), axis).tobytes() for array, axis in arrays]
-    node = daemon(slab_nbytes=2 * page_nbytes(layout) + 128)  # pages lie further apart than they have to
+    node = daemon(slab_nbytes=2 * page_nbytes(layout) + 128)  # pages lie further apart than necessary
     with Agent("engine", options()) as agent:
         region = agent.register("kv", memory, layout)
         lease = region.grant(node.own.name, ttl_s=BOUND_S)
@@ -144,7 +144,7 @@ async def test_pages_are_pushed_into_an_agents_region(
         await node.pool.push([done.new[0], *source.keys(["none"])], target.place, [0, 1], notify=b"x")
     with pytest.raises(TransferError) as refused:
         await node.pool.push(done.new[:1], target.place, [0], notify=b"other", timeout_s=0.2)
-    assert refused.value.code in ("deadline", "not-permitted")  # by whichever end looks first
+    assert refused.value.code in ("deadline", "not-permitted")  # by the end that looks first
     assert node.pool.stats().pages.num_held == 0
 
 
@@ -157,7 +157,7 @@ async def test_an_attached_agent_is_asked_for_the_lease(
     node = daemon(granter=attached)
     done = await node.pool.park(SALT, RemotePlace("prefill", "kv"), range(4), names(4), pin=True)
     (asked,) = attached.agents.values()
-    await until(lambda: not asked.leases)  # it is given back behind the answer
+    await until(lambda: not asked.leases)  # it is given back after the answer
     assert node.pool.stats().pages.pinned_nbytes == sum(page.nbytes for page in node.pool.pages())
     again = await node.pool.park(SALT, RemotePlace(asked.incarnation, "kv"), range(5), names(5))
     assert again.present == done.new

@@ -1,4 +1,4 @@
-"""Bounds of each caller."""
+"""Rate limits of each caller."""
 
 from __future__ import annotations
 

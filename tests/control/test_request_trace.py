@@ -1,4 +1,4 @@
-"""A request's way, by what agents tell: found by any of its names, and bounded."""
+"""A request's trace from the agents' reports: found by any of its names, and bounded."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def test_spans_are_found_by_trace_and_request_and_the_oldest_give_way() -> None:
         assert len(table) == min(number + 1, 10)
     assert [len(table.of(f"trace-{number}")) for number in range(13)] == [0] * 7 + [1] + [2] * 4 + [1]
     assert [list(table.traces_of(f"request-{number}")) for number in (6, 12)] == [[], ["trace-12"]]
-    # A name is forgotten with the last span that has it, whichever span of its trace that is.
+    # A name is forgotten with the last span that has it.
     table = SpanTable(capacity=4)
     for number in range(20):
         table.add([span(f"t{number}", 0, "again", f"r{number}"), span(f"t{number}", 1)])
     assert list(table.traces_of("again")) == ["t18", "t19"]
     assert [bool(list(table.traces_of(f"r{number}"))) for number in range(20)] == [False] * 18 + [True] * 2
-    # Spans are bounded by what they take, too.
+    # Spans are bounded by their size, too.
     table = SpanTable(most_nbytes=10_000)
     table.add(span(f"t{number}") for number in range(100))
     assert 5 < len(table) < 12
-    # One trace cannot take the place of all others.
+    # One trace cannot displace all others.
     table = SpanTable()
     table.add(span("endless", number) for number in range(2 * MOST_OF_A_TRACE))
     assert len(table) == MOST_OF_A_TRACE
@@ -45,7 +45,7 @@ def test_spans_are_found_by_trace_and_request_and_the_oldest_give_way() -> None:
 
 @pytest.fixture
 def traced(served: Served) -> Served:
-    """A daemon that was told of both ends of one request's transfer, and of another request's."""
+    """A daemon that knows both ends of one request's transfer, and a transfer of another request."""
     stages = {"posted_ns": 1_000, "begun_ns": 3_000, "first_piece_ns": 4_000, "ended_ns": 9_000}
     for one, other, role in ((A, B, "source"), (B, A, "destination")):
         peers = [{"session": 1, "incarnation": other, "name": f"agent-{other[0]}", "rails": ["tcp"]}]

@@ -1,4 +1,4 @@
-"""The daemon as a program: where it listens, what it refuses, how it ends."""
+"""The daemon as a program: where it listens, what it refuses, how it stops."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_required_transport_that_cannot_be_had_is_a_reason(tmp_path: Path) -> 
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Returns a certificate of 127.0.0.1 that signed itself, and its key."""
+    """Returns a self-signed certificate of 127.0.0.1, and its key."""
     done = subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
@@ -237,7 +237,7 @@ FULL = 3 * 1024 * 1024
 
 
 def test_with_no_room_on_the_disk_reads_go_on_and_changes_are_refused(tmp_path: Path) -> None:
-    """Files may grow no further, as on a full disk; later they may again."""
+    """Files cannot grow, as on a full disk; later they can again."""
     import resource
 
     with program(tmp_path) as daemon, daemon.client() as client:

@@ -1,4 +1,4 @@
-"""Thousands of clients that are slow: those who are not are answered, and descriptors are bounded."""
+"""With thousands of slow clients, other clients are answered, and descriptors are bounded."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kvxfer.control.http_protocol import ACCEPTED_AT_ONCE, MOST_CONNECTIONS
 from tests.control.serving import BOUND_S, Program, program
 from tests.control.waiting import until
 
-#: Of each listener; and how many a daemon with few descriptors has.
+#: Connections of each listener; and how many a daemon with few descriptors has.
 COUNT = 1500
 FEW, PLENTY = 512, 8192
-OWN_FDS = 60  # of a daemon that nobody has called
+OWN_FDS = 60  # of a daemon without clients
 
 HEAD = "Host: localhost\r\nAuthorization: Bearer {token}\r\n"
 BODY = "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
@@ -57,7 +57,7 @@ def places(daemon: Program) -> list[tuple[socket.AddressFamily, str | tuple[str,
 
 
 async def call(family: socket.AddressFamily, place: str | tuple[str, int], sent: bytes) -> socket.socket:
-    """Connects and sends, as far as the daemon takes it; it may leave at any time."""
+    """Connects, and sends as much as the daemon reads; the daemon may disconnect at any time."""
     loop = asyncio.get_running_loop()
     client = socket.socket(family)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -69,7 +69,7 @@ async def call(family: socket.AddressFamily, place: str | tuple[str, int], sent:
             while True:
                 if client.connect_ex(place) != errno.EAGAIN:
                     break
-                await asyncio.sleep(0.005)  # its backlog is full, which asyncio takes for a connection
+                await asyncio.sleep(0.005)  # its backlog is full, which looks like a connection to asyncio
         await loop.sock_sendall(client, sent)
     except ConnectionError:
         pass
@@ -93,7 +93,7 @@ async def slow_clients(daemon: Program, kind: str) -> AsyncIterator[None]:
 async def test_others_are_answered_and_descriptors_bounded(tmp_path: Path, kind: str, limit: int) -> None:
     under = ("prlimit", f"--nofile={limit}:{limit}")
     with program(tmp_path, under=under) as daemon, daemon.client() as admin:
-        # Those that have just come, and those whose place they took, are there for a moment.
+        # New connections, and those that they displaced, coexist for a moment.
         most = 2 * (min(MOST_CONNECTIONS, limit // 8) + 2 * ACCEPTED_AT_ONCE) + OWN_FDS
         token = admin.post("/v1/tokens", json={"name": "other", "role": "read"}).json()["secret"]
         async with slow_clients(daemon, kind):

@@ -1,4 +1,4 @@
-"""What outlives the daemon, and what becomes of changes on a full disk."""
+"""What outlives the daemon, and what happens to changes on a full disk."""
 
 from __future__ import annotations
 

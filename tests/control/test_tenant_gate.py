@@ -1,4 +1,4 @@
-"""Rates of tenants: what is asked for waits for its turn, and keeps its time."""
+"""Rates of tenants: a request waits for its turn, and keeps its deadline."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_requests_of_a_tenant_go_in_their_order_and_others_at_once() -> No
     assert await gate.enter("blue", 10**9, 5.0) == 5.0
     await asyncio.sleep(0.05)  # none goes
     assert not order
-    # One that is cancelled leaves the others their places; whose limit is lifted goes at once.
+    # A cancelled request leaves the others' order unchanged; without a limit, requests go at once.
     waiting[1].cancel()
     gate.set_rates({})
     await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
@@ -68,7 +68,7 @@ async def test_what_has_no_turn_in_time_is_refused_in_words_that_say_when() -> N
     assert caught.value.code == "rate-limited"
     assert caught.value.retry_after_s is not None
     assert 5 < caught.value.retry_after_s <= 99
-    # Behind one that waits it is its own time that ends it.
+    # A request behind a waiting one ends by its own deadline.
     first = asyncio.create_task(gate.enter("red", 1, 600.0))
     await asyncio.sleep(0)
     with pytest.raises(Refusal) as caught:

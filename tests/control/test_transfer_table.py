@@ -236,7 +236,7 @@ def test_stages_are_counted_as_far_as_they_are_known() -> None:
     assert sums == {"right": 100, "first_piece": 100, "moving": 1000, "total": 1200 + 2_000_000_000}
     total = counts.stages["destination", "write", "total"]
     assert sum(total.counts) == 2
-    # An example in each bucket that has any, of the newest.
+    # Each bucket that is not empty has its newest example.
     assert [each[:3] for each in total.examples if each] == [
         ("first", "cmpl-1", 1200),
         ("second", "", 2_000_000_000),

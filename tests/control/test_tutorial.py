@@ -1,4 +1,4 @@
-"""docs/daemon-tutorial.md works as it is pasted: its blocks run in one bash, in their order."""
+"""docs/daemon-tutorial.md works when it is pasted: its blocks run in one bash, in order."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def free_ports() -> list[str]:
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """A path that leaves room for a unix socket's name, which pytest's folders may not."""
+    """A path short enough for a unix socket's name, which pytest's folders may not be."""
     with tempfile.TemporaryDirectory(prefix="tutorial-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def paste(folder: Path) -> tuple[int, list[str], str]:
-    """Types the blocks into a bash; returns its status, what each block printed, and its errors."""
+    """Sends the blocks to a bash; returns its status, what each block printed, and its errors."""
     port_a, port_b = free_ports()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
     bash = subprocess.Popen(
@@ -101,7 +101,7 @@ def test_the_tutorial_works_as_it_is_pasted() -> None:
 
 
 def told(start: str) -> str:
-    """Returns the block of expected output that begins so."""
+    """Returns the block of expected output with this beginning."""
     found = re.search(rf"^```\n({re.escape(start)}.*?)^```", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     assert found is not None, start
     return found[1].strip()

@@ -1,4 +1,4 @@
-"""Event streams: resumed, filtered, late, many, and cut."""
+"""Event streams: resumed, filtered, late, many, and cut off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.control.serving import BOUND_S, Served
 
 @asynccontextmanager
 async def watching(client: httpx.AsyncClient, **asked: Any) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-    """Opens a stream; what it yields are its events, as fields of server-sent events."""
+    """Opens a stream, and yields its events as fields of server-sent events."""
     async with client.stream("GET", "/v1/events", **asked) as answer:
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -51,7 +51,7 @@ def note(served: Served, count: int, topic: str = "test.done", tenant: str | Non
 
 
 async def until(served: Served, streams: int) -> None:
-    """Waits until so many streams are open."""
+    """Waits until this number of streams is open."""
     async with asyncio.timeout(BOUND_S), served.unix() as client:
         while True:
             text = (await client.get("/metrics")).text
@@ -105,7 +105,7 @@ async def test_a_laggard_is_told_how_many_it_missed(served: Served) -> None:
 
 
 async def test_who_does_not_read_costs_a_bounded_buffer_and_is_told_later(served: Served) -> None:
-    """Its stream stands still while others go on; what it did not take is overwritten in one ring for all."""
+    """A stream stalls while others continue; events that it did not read are overwritten."""
     host, port = served.url.removeprefix("http://").split(":")
     ask = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {served.token}\r\n\r\n"
     with socket.socket() as laggard:
@@ -182,7 +182,7 @@ async def test_streams_of_each_caller_are_bounded(served: Served) -> None:
 
 
 async def test_a_hundred_watchers_of_ten_thousand_events(served: Served) -> None:
-    """Each of ten groups watches a topic of its own, and sees all of it once."""
+    """Each of ten groups watches its own topic, and sees all of it once."""
 
     async def watch(group: int) -> list[int]:
         async with served.unix() as client, watching(client, params={"topic": f"group{group}"}) as events:

@@ -1,4 +1,4 @@
-"""Waiting for what comes by itself."""
+"""Waiting for a condition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def until(met: Callable[[], T | None], words: str) -> T:
-    """Asks until the answer is true, and returns it."""
+    """Repeats a question until the answer is true, and returns it."""
     end_s = time.monotonic() + BOUND_S
     while not (found := met()):
         assert time.monotonic() < end_s, words

@@ -1,4 +1,4 @@
-"""A daemon with a command line as deploy/ has it."""
+"""A daemon with a command line from deploy/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.control.serving import BOUND_S, says_ready
 
 @contextmanager
 def serving(arguments: Sequence[str]) -> Iterator[None]:
-    """Runs ``kvxfer ARGUMENTS`` once it is ready, and ends it as service managers do, in order."""
+    """Runs ``kvxfer ARGUMENTS``, waits until it is ready, and stops it as service managers do."""
     with subprocess.Popen(
         [sys.executable, "-m", "kvxfer", *arguments], stderr=subprocess.PIPE, text=True
     ) as process:

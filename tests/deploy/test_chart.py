@@ -1,4 +1,4 @@
-"""The chart: rendered by Helm, held to Kubernetes' schemas, and its daemon run with its own command line."""
+"""The chart: rendered by Helm, checked against Kubernetes' schemas; its daemon runs with its command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 VERSIONS = ("1.29", "1.34")
-# Of operators; no schema of theirs is at hand.
+# Objects of operators; their schemas are not available here.
 UNKNOWN = {"PodMonitor", "PrometheusRule", "LeaderWorkerSet"}
 
 ENGINES = {"engines": {"enabled": True}}
@@ -100,7 +100,7 @@ def test_pods_are_confined() -> None:
             own = container["securityContext"]
             assert own["capabilities"]["drop"] == ["ALL"]
             assert own["allowPrivilegeEscalation"] is False
-            # An engine of another's image writes where that wants to.
+            # An engine from a foreign image writes where that image wants to.
             assert own.get("readOnlyRootFilesystem", False) is (document["kind"] == "DaemonSet")
 
 
@@ -124,7 +124,7 @@ def test_services_and_budgets_find_their_pods() -> None:
     ids=["daemon", "engines"],
 )
 def test_an_upgrade_restarts_no_other_pods(change: dict[str, Any], restarted: set[str]) -> None:
-    """docs/operations.md says which. Kubernetes restarts pods whose template has changed."""
+    """docs/operations.md lists them. Kubernetes restarts pods whose template has changed."""
     before, after = (
         {
             each["metadata"]["name"]: each["spec"]["template"]
@@ -155,7 +155,7 @@ def test_the_daemon_starts_so_and_the_probes_find_it(tmp_path: Path, tls: tuple[
     (tmp_path / "secret").write_text("s" * 32)
     token = f"kvx_{'2e' * 8}_{'p' * 43}"
     (tmp_path / "token").write_text(token)
-    # What Kubernetes puts in, and where it mounts.
+    # What Kubernetes substitutes, and where it mounts.
     places = {
         "$(NODE)": "node-7",
         "$(POD_IP)": "127.0.0.1",
@@ -170,7 +170,7 @@ def test_the_daemon_starts_so_and_the_probes_find_it(tmp_path: Path, tls: tuple[
     for ours, theirs in places.items():
         arguments = [each.replace(ours, theirs) for each in arguments]
     context = ssl.create_default_context(cafile=str(tls[2]))
-    context.check_hostname = False  # kubelets look at no name either
+    context.check_hostname = False  # kubelets do not check the name either
     url = f"https://127.0.0.1:{port}"
     with serving(arguments), httpx.Client(base_url=url, verify=context, timeout=BOUND_S) as client:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard: Prometheus' own checks, and a real Prometheus beside a real daemon."""
+"""Alert rules and dashboard: Prometheus' own checks, and a real Prometheus that scrapes a real daemon."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_prometheus_own_checks_pass(arguments: tuple[str, ...]) -> None:
 
 
 def test_what_is_asked_for_is_there(daemon: Program) -> None:
-    """Each name in rules and dashboard is one of a running daemon's."""
+    """A running daemon exports each name in the rules and the dashboard."""
     with daemon.client(SECRET) as client:
         text = client.get("/metrics").text
     known = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
@@ -98,14 +98,14 @@ def test_panels_lie_side_by_side_and_their_expressions_are_read() -> None:
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
     expressions += [each["expr"] for each in dashboard["annotations"]["list"]]
     for expression in expressions:
-        # What Grafana puts in.
+        # What Grafana substitutes.
         filled = expression.replace("$__rate_interval", "1m").replace("$instance", ".+")
         rules = {"groups": [{"name": "g", "rules": [{"record": "r", "expr": filled}]}]}
         promtool("check", "rules", "/dev/stdin", given=json.dumps(rules))
 
 
 class Prometheus:
-    """The distribution's, with a configuration in its folder, but for shorter times."""
+    """The distribution's Prometheus, with a folder's configuration and shorter times."""
 
     def __init__(self, folder: Path, config: str) -> None:
         self._folder = folder
@@ -151,7 +151,7 @@ def test_a_daemon_that_dies_is_an_alert(tmp_path: Path) -> None:
         at = daemon.url.partition("//")[2]
         (tmp_path / "targets.yaml").write_text(json.dumps([{"targets": [at]}]))
         with Prometheus(tmp_path, (RULES.parent / "prometheus.yaml").read_text()) as prometheus:
-            # A scrape that a busy machine was late with is one that failed, for a second.
+            # A scrape that is late on a busy machine counts as failed for a second.
             until(
                 lambda: prometheus.value("kvxfer_daemon_ready and on (instance) up == 1") == "1", "no scrape"
             )
@@ -163,7 +163,7 @@ def test_a_daemon_that_dies_is_an_alert(tmp_path: Path) -> None:
 
 
 def test_the_nodes_of_compose_are_scraped(tmp_path: Path) -> None:
-    """The command lines of its nodes, the secrets that prepare makes, and its configuration of Prometheus."""
+    """The nodes' command lines, the secrets of prepare, and Prometheus' configuration work together."""
     yaml = pytest.importorskip("yaml")
     shutil.copytree(DEPLOY / "compose", tmp_path / "compose", ignore=shutil.ignore_patterns("private"))
     subprocess.run([tmp_path / "compose" / "prepare"], check=True, timeout=BOUND_S)
@@ -193,7 +193,7 @@ def test_the_nodes_of_compose_are_scraped(tmp_path: Path) -> None:
             for ours, theirs in places.items():
                 arguments = [each.replace(ours, theirs) for each in arguments]
             stack.enter_context(serving(arguments))
-            # Names of a network that is not here.
+            # Names of a network that does not exist here.
             config = config.replace(f"{node}:7380", f"localhost:{port}")
         with Prometheus(tmp_path, config) as prometheus:
             until(lambda: prometheus.value("count(kvxfer_daemon_ready == 1)") == "2", "no scrape")

@@ -1,4 +1,4 @@
-"""Files that other programs read, held to those programs' own schemas."""
+"""Files that other programs read, checked against those programs' own schemas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_is_as_its_schema_has_it(tmp_path: Path, schema: tuple[str, ...], pat
 
     done = check(ROOT / path)
     assert done.returncode == 0, done.stdout + done.stderr
-    # And one that is not is found.
+    # And a wrong one is found.
     wrong = tmp_path / Path(path).name
     wrong.write_text((ROOT / path).read_text().replace("services:", "servces:").replace("jobs:", "job:"))
     if wrong.suffix == ".json":
@@ -41,7 +41,7 @@ def test_it_is_as_its_schema_has_it(tmp_path: Path, schema: tuple[str, ...], pat
 
 
 def test_grafana_knows_each_field_of_the_dashboard() -> None:
-    """Read by Grafana's own models and written again: what they do not know is lost on the way."""
+    """Reads by Grafana's own models and writes again: unknown fields are lost."""
     from grafana_foundation_sdk.cog import plugins
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -52,14 +52,14 @@ def test_grafana_knows_each_field_of_the_dashboard() -> None:
         return json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(dashboard)))
 
     told = json.loads((ROOT / "deploy/grafana/kvxfer.json").read_text())
-    # Of the data source's own annotations, which the models have no type for.
+    # Of the data source's own annotations, for which the models have no type.
     assert set(lost(told, read(told))) == {"titleFormat", "textFormat"}
     told["panels"][1]["fieldConfig"]["defaults"]["unitt"] = "s"
     assert "unitt" in lost(told, read(told))
 
 
 def lost(told: Any, read: Any) -> Iterator[str]:
-    """Yields names of fields that are not there any more, or are different."""
+    """Yields names of fields that are missing or different."""
     if isinstance(told, dict):
         for name, value in told.items():
             if not isinstance(read, dict) or name not in read:

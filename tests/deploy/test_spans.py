@@ -32,7 +32,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Collector:
-    """Takes OTLP by HTTP, and keeps spans; or answers as it is told."""
+    """Accepts OTLP over HTTP, and keeps spans; or answers as configured."""
 
     def __init__(self) -> None:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -46,7 +46,7 @@ class Collector:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.asked += 1
-                if outer.status == 0:  # it takes them and never answers
+                if outer.status == 0:  # it accepts them and never answers
                     outer.released.wait(BOUND_S)
                 elif outer.status == 200:
                     request = ExportTraceServiceRequest.FromString(body)
@@ -92,7 +92,7 @@ def pair(tmp_path: Path, collector: Collector) -> Iterator[Pair]:
             until(lambda: len(client.get("/v1/agents").json()["items"]) == 2, "not attached")
             (tmp_path / "said").write_text("\n".join(daemon.said))
             yield made
-        # Whatever the collector does.
+        # Whatever the collector does, the daemon stops in time.
         begun = time.monotonic()
         assert daemon.end() == 0
         assert time.monotonic() - begun < BOUND_S
@@ -112,10 +112,10 @@ def test_both_ends_are_spans_of_the_request(pair: Pair, collector: Collector) ->
         assert told["kvxfer.context"].startswith("cmpl-7 ")
         assert {told["kvxfer.agent"], told["kvxfer.peer"]} == {"prefill", "decode"}
         assert told["kvxfer.outcome"] == "done"
-        # The clock of this host, since 1970.
+        # This host's clock, since 1970.
         assert abs(span.end_time_unix_nano / 1e9 - time.time()) < BOUND_S
         stages = [each for _, each in collector.spans if each.parent_span_id == span.span_id]
-        # A source whose pages are fetched hears of no piece before the end.
+        # A source whose pages are read does not learn of pieces before the end.
         reached = "moving" if told["kvxfer.role"] == "destination" else "right"
         assert reached in {each.name for each in stages}
         for stage in stages:
@@ -128,7 +128,7 @@ def of_ends(collector: Collector) -> list[Any]:
 
 
 def test_what_fails_says_why_and_what_is_not_sampled_is_not_told(pair: Pair, collector: Collector) -> None:
-    with pytest.raises(KvxferError):  # nobody has granted it
+    with pytest.raises(KvxferError):  # it was not granted
         read(pair, f"cmpl-3 00-{TRACE}-{SPAN}-01", timeout_s=0.3)
     pair.prefill.region.grant(pair.prefill.peer, ttl_s=BOUND_S)
     for context in ("cmpl-1", f"cmpl-2 00-{TRACE}-{SPAN}-00"):
@@ -174,7 +174,7 @@ def test_no_address_is_refused_in_words(tmp_path: Path) -> None:
 def test_a_request_s_way_has_spans_of_engines_and_router(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Told by OpenTelemetry's own exporter, also compressed; shown by the command, and as a file."""
+    """Spans sent by OpenTelemetry's own exporter, also compressed; shown by the command, and as a file."""
     from opentelemetry.exporter.otlp.proto.http import Compression
 
     pair.prefill.region.grant(pair.prefill.peer, ttl_s=BOUND_S)
@@ -196,7 +196,7 @@ def test_a_request_s_way_has_spans_of_engines_and_router(
         names = [("router", "POST /v1/completions"), ("vllm.llm_engine", "llm_request")]
         names += [("decode", "takes pages from prefill"), ("prefill", "sends pages to decode")]
         at = [rows[name]["started_at_s"] for name in names]
-        # An agent's clock is compared with the time of day once, and the latter may be set meanwhile.
+        # An agent's clock is compared with the time of day once; the time may be set meanwhile.
         assert begun_s - SLACK_S <= at[0] <= at[1] <= at[2] + SLACK_S
         assert rows[names[1]]["details"]["gen_ai.request.id"] == "cmpl-5-0"
     out = tmp_path / "trace.json"
@@ -209,7 +209,7 @@ def test_a_request_s_way_has_spans_of_engines_and_router(
 
 
 def rows_of(daemon: str, request: str, capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], Any]:
-    """Returns rows by process and name, once all of both ends and both spans are told of."""
+    """Waits until both ends and both spans are reported, and returns the rows by process and name."""
 
     def asked() -> list[Any]:
         main(["trace", request, "--daemon", daemon, "--json"])
@@ -221,7 +221,7 @@ def rows_of(daemon: str, request: str, capsys: pytest.CaptureFixture[str]) -> di
 
 @contextmanager
 def tracer(url: str, token: str, service: str, compression: Any) -> Iterator[Any]:
-    """Returns a program's tracer whose spans go to the daemon, and are there at the end of the block."""
+    """Returns a program's tracer; at the end of the block its spans have reached the daemon."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

@@ -1,4 +1,4 @@
-"""The systemd unit: systemd's own check, and the daemon with the command line that it has."""
+"""The systemd unit: systemd's own check, and a daemon with the unit's command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_systemd_reads_it(tmp_path: Path) -> None:
     if analyze is None:
         pytest.skip("no systemd-analyze")
     text = UNIT.read_text()
-    # Which is not installed here.
+    # This path is not installed here.
     (tmp_path / "kvxfer.service").write_text(text.replace("/opt/kvxfer/bin/kvxfer", sys.executable))
     done = subprocess.run(
         [analyze, "verify", "--man=no", tmp_path / "kvxfer.service"],

@@ -1,4 +1,4 @@
-"""docs/errors.md has cause and cure of each code, in the order of the codes."""
+"""docs/errors.md has the cause and the cure of each code, in the order of the codes."""
 
 from __future__ import annotations
 

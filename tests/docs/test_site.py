@@ -1,4 +1,4 @@
-"""The documentation's site: it builds without a warning, and has every page and no address of elsewhere."""
+"""The documentation's site builds without a warning, has every page, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("mkdocs", reason="what builds the site is not installed: mak
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 200.0
-#: What a browser fetches by itself, and by which attribute it is named.
+#: Elements that a browser fetches by itself, and the attribute with the address.
 FETCHED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 
 
@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Tags(HTMLParser):
-    """Collects what a page has the browser fetch, where its links lead, and its ids."""
+    """Collects what the browser fetches for a page, the targets of its links, and its ids."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_names_of_the_package_are_on_the_page_of_the_api(site: Path) -> None:
     ids = Tags(site / "api.html").ids
     missing = [name for name in kvxfer.__all__ if not any(one.endswith(f".{name}") for one in ids)]
     assert missing == []
-    # And what is inherited by what their classes have.
+    # And the names that their classes inherit.
     kinds = (kvxfer.Agent, kvxfer.Group, kvxfer.Incoming, kvxfer.Lease, kvxfer.Peer, kvxfer.Region)
     for kind in (*kinds, kvxfer.Transfer):
         names = {name for name in dir(kind) if not name.startswith("_")}

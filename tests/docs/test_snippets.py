@@ -1,4 +1,4 @@
-"""Python in documents: each block is Python, its options of agents exist, and what stands alone runs."""
+"""Python in documents: each block is Python, its agent options exist, and complete programs run."""
 
 from __future__ import annotations
 

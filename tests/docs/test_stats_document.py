@@ -16,7 +16,7 @@ UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "TiB": 2**40}
 
 
 def keys(heading: str) -> list[str]:
-    """Returns what stands first in the rows of a section's table."""
+    """Returns the first cells of the rows of a section's table."""
     section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", DOCUMENT, re.DOTALL | re.MULTILINE)
     assert section is not None, heading
     return re.findall(r"^\| `([\w ]+)` \|", section[1], re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Each example runs as a reader runs it, prints what its page says, and has a page."""
+"""Each example has a page, runs as a reader runs it, and prints what its page says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fault.cable import Cable, Host, why_not
 ROOT: Final = Path(__file__).parents[2]
 EXAMPLES: Final = ROOT / "examples"
 TUTORIALS: Final = ROOT / "docs" / "tutorials"
-# What reaches it hangs, on a machine that stands still for seconds.
+# A program that takes longer hangs; a machine may stall for seconds.
 BOUND_S: Final = 120.0
 
 
@@ -40,9 +40,7 @@ class Example:
         The document that explains it, in ``docs``.
     lines
         What it prints: a pattern for each line, in any order, since processes print side by side.
-    dies
-        The same for each argument of ``--dies``.
-    needs
+    dies The same lines for each argument of ``--dies``. needs
         Packages without which it is not run.
     """
 
@@ -122,7 +120,7 @@ GPU_PAIR: Final = Example(
     ),
     needs=("torch",),
 )
-# Others: run by tests below, and hand_over.c by tests/control/test_handed_memory.py.
+# Other examples are run by tests below, and hand_over.c by tests/control/test_handed_memory.py.
 OTHERS: Final = {
     "hand_over.c": "pages.md",
     "two_hosts/prefill.py": "tutorials/two-hosts.md",
@@ -137,9 +135,8 @@ PAGES: Final = {**{example.name: example.page for example in (*RUN, GPU_PAIR)}, 
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Returns this one without settings of kvxfer's; no daemon of this machine is meant.
-
-    Unbuffered, two processes that print at once would mix their lines.
+    """Returns this environment without kvxfer's settings, so that no daemon of this machine is used. Without
+    buffers, two processes that print at once would mix their lines.
     """
     kept = {
         name: value
@@ -153,7 +150,7 @@ def environment(**changes: str) -> dict[str, str]:
 def started(
     *command: str | Path, folder: Path, stdin: int | None = None, **changes: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs a program in a process group of its own, and kills the group afterwards."""
+    """Runs a program in its own process group, and kills the group afterwards."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -175,7 +172,7 @@ def started(
 
 
 def require_run(example: Example, folder: Path, lines: tuple[str, ...], *arguments: str) -> None:
-    """Runs an example in an empty folder: it ends with 0, prints these lines alone, and leaves nothing."""
+    """Runs an example in an empty folder: it ends with 0, prints only these lines, and leaves no files."""
     for package in example.needs:
         pytest.importorskip(package)
     with started(sys.executable, EXAMPLES / example.name, *arguments, folder=folder) as process:
@@ -204,7 +201,7 @@ def test_the_process_that_is_left_ends_by_itself(example: Example, dies: str, tm
 
 
 def test_unequal_ranks_of_torch_tensors(tmp_path: Path) -> None:
-    """Where torch is: ``.vllm/bin/python -m pytest tests/examples``."""
+    """Runs if torch is installed: ``.vllm/bin/python -m pytest tests/examples``."""
     pytest.importorskip("torch")
     (example,) = (example for example in RUN if example.name == "unequal_tp.py")
     require_run(example, tmp_path, tuple(line.replace("float16|", "") for line in example.lines))
@@ -224,7 +221,7 @@ def test_a_pair_of_gpu_caches(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A host that a half of the hand-over runs on; None: this one, by loopback."""
+    """A host on which one half of the hand-over runs; None: this host, over loopback."""
 
     host: Host | None
 
@@ -233,7 +230,7 @@ class Place:
         return self.host.ipv4 if self.host else "127.0.0.1"
 
     def command(self, line: str, **variables: str) -> list[str]:
-        """Returns a command line of the shell, as it is run there."""
+        """Returns the shell's command line that runs on that host."""
         within = ("nsenter", "-t", str(self.host.pid), "-n", "-m") if self.host else ()
         settings = [f"{name}={value}" for name, value in variables.items()]
         return [*within, "env", *settings, "sh", "-c", f"exec {line}"]

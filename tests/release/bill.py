@@ -1,10 +1,10 @@
-"""A wheel's bill of materials in CycloneDX 1.7: what it asks for, what is linked in or grafted by auditwheel.
+"""A wheel's bill of materials in CycloneDX 1.7: its requirements, and what is linked in or grafted.
 
     python -m tests.release.bill dist/*.whl
 
 writes ``WHEEL.cdx.json`` beside each. nanobind's version is that of the environment in which this runs:
-builds and it have the pins of ``tests/constraints.txt``. Libraries that are opened at run time (libibverbs,
-UCX, libfabric, OpenSSL, CUDA) are no part of a wheel.
+builds and this script use the pins of ``tests/constraints.txt``. Libraries that are opened at run time
+(libibverbs, UCX, libfabric, OpenSSL, CUDA) are not part of a wheel.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cyclonedx.output.json import JsonV1Dot7
 from packageurl import PackageURL
 from packaging.requirements import Requirement
 
-#: Of no installation: tests and checkers.
+#: Extras for tests and checkers, which no installation has.
 UNSHIPPED: Final = {"dev"}
 _EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
 
 
 def bill_of(wheel: Path) -> Bom:
-    """Returns the bill, the same for the same wheel: its number is drawn of the wheel's digest."""
+    """Returns the bill; its number comes from the wheel's digest, so the same wheel has the same bill."""
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     with ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -74,7 +74,7 @@ def bill_of(wheel: Path) -> Bom:
 
 
 def _asked(told: Message) -> Iterator[Component]:
-    """Yields the Python packages that an installation brings, by the ranges that the wheel allows."""
+    """Yields the Python packages that an installation adds, with the version ranges of the wheel."""
     ranges: dict[str, set[str]] = {}
     extras: dict[str, set[str]] = {}
     for line in told.get_all("Requires-Dist") or ():

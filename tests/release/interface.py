@@ -1,7 +1,7 @@
-"""What others rely on of a release, by name: Python, commands, REST, metrics, error codes, what is spoken.
+"""The public interface of a release, by name: Python, commands, REST, metrics, error codes, protocols.
 
-`make interface` writes down that of this version (interface.json). test_interface.py holds later versions to
-it, by the rules of docs/versions.md.
+`make interface` records this version's (interface.json). test_interface.py checks later versions against it,
+by the rules of docs/versions.md.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ROOT: Final = Path(__file__).parents[2]
 RECORDED: Final = Path(__file__).parent / "interface.json"
 
 #: name -> its parts; the part "is" says what it is, the others what it takes or has. A part that ends in
-#: "required" has to be given.
+#: "required" must be given.
 Interface = dict[str, dict[str, str]]
 
-#: Public modules, and what is public of those that do not say it themselves (``__all__``).
+#: Public modules, and the public names of those without ``__all__``.
 MODULES: Final[dict[str, tuple[str, ...]]] = {
     "kvxfer": (),
     "kvxfer.control": (
@@ -50,18 +50,18 @@ MODULES: Final[dict[str, tuple[str, ...]]] = {
     "kvxfer.plan": (),
     "kvxfer.testing": (),
 }
-#: Classes whose instances verbs return: how they are made is nobody else's concern.
+#: Classes whose instances verbs return: their constructors are private.
 RETURNED: Final = {
     *("Cache", "CommandRing", "CopyProgram", "HandedOver", "Incoming", "Lease", "LeaseToken", "Message"),
     *("Missed", "Notification", "Pair", "Peer", "Region", "RegionDescriptor", "Share", "StoreOffer"),
     *("Transfer", "Trigger"),
 }
-#: Measures and changes with what is measured.
+#: Measures, and changes with its measurements.
 UNSTABLE_COMMANDS: Final = {"bench"}
 
 
 def collect() -> Interface:
-    """Returns that of this version, sorted. Starts a daemon in this process."""
+    """Returns this version's interface, sorted. Starts a daemon in this process."""
     document, families = asyncio.run(_of_a_daemon())
     found: Interface = {}
     for name, parts in (*_python(), *_commands(), *_rest(document), *_metrics(families), *_others()):
@@ -71,7 +71,7 @@ def collect() -> Interface:
 
 
 def breaks(recorded: Interface, current: Interface) -> Iterator[tuple[str, str]]:
-    """Yields what whoever relies on `recorded` trips over in `current`: the name, and what became of it."""
+    """Yields what breaks users of `recorded` in `current`: the name, and what happened to it."""
     for name, had in recorded.items():
         has = current.get(name)
         if has is None:
@@ -79,7 +79,7 @@ def breaks(recorded: Interface, current: Interface) -> Iterator[tuple[str, str]]
             continue
         for part, value in had.items():
             now = has.get(part)
-            # What had to be given may be left out now.
+            # A required part may become optional.
             is_eased = value.endswith("required") and str(now).startswith(value.removesuffix("required"))
             if now is None:
                 yield name, f"{part} is gone"
@@ -100,7 +100,7 @@ def violations(recorded: dict[str, Any], current: Interface, version: str, notes
     version
         Of `current`.
     notes
-        The newest section of the changelog, which names what broke.
+        The newest section of the changelog, which names the breaks.
     """
     found = list(breaks(recorded["interface"], current))
     if not may_break(recorded["version"], version):
@@ -114,7 +114,7 @@ def violations(recorded: dict[str, Any], current: Interface, version: str, notes
 
 
 def may_break(recorded: str, version: str) -> bool:
-    """Whether the major number was raised, before 1.0 the minor one."""
+    """Whether the major number was raised; before 1.0, the minor number."""
     (old_major, old_minor), (major, minor) = (
         tuple(map(int, each.split(".")[:2])) for each in (recorded, version)
     )
@@ -314,14 +314,14 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def main() -> int:
-    """Writes down the interface of this version, unless that breaks what it may not break."""
+    """Records the interface of this version, unless it has breaks that are not allowed."""
     current = collect()
     if RECORDED.exists():
         recorded = json.loads(RECORDED.read_text())
         if found := violations(recorded, current, version(), newest_notes()):
             print(*found, "see docs/versions.md", sep="\n", file=sys.stderr)
             return 1
-    # A name a line: what a release changes is read off the difference.
+    # One name per line, so that a diff shows what a release changes.
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(parts)}" for name, parts in current.items())
     made = f'{{"version": {json.dumps(version())}, "interface": {{\n{lines}\n}}}}\n'
     RECORDED.write_text(made)

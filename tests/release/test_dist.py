@@ -1,4 +1,4 @@
-"""What `make release` has made in dist/: whole, small, portable; it runs where no other kvxfer is."""
+"""The result of `make release` in dist/: complete, small, portable; it runs without another kvxfer."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_source_distribution_has_all_that_a_build_needs() -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"CMakeLists.txt", "pyproject.toml", "PKG-INFO", "LICENSE", *sources()} - names == set()
     assert sum(CUBINS.fullmatch(name) is not None for name in names) >= 12
-    # What cibuildwheel builds by.
+    # The configuration of cibuildwheel.
     assert "tests/constraints.txt" in names
 
 
@@ -112,7 +112,7 @@ def test_it_installs_beside_nothing_and_demonstrates(wheel: Path, tmp_path: Path
     folder = tmp_path / "empty"
     folder.mkdir()
     bin_ = tmp_path / "bare/bin"
-    # No other kvxfer than the wheel: neither of an index nor of this tree.
+    # Only the wheel's kvxfer: neither an index's nor this tree's.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     outside["PATH"] = f"{bin_}{os.pathsep}{os.environ['PATH']}"
     install = ("-m", "pip", "install", "--quiet", "-c", CONSTRAINTS, f"{wheel}[vllm]")

@@ -1,4 +1,4 @@
-"""Nothing that a release has given others to rely on goes or changes without a word (docs/versions.md)."""
+"""No part of a released interface disappears or changes without notice (docs/versions.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_the_last_release_had_is_there(recorded: dict[str, Any], current: I
     assert violations(recorded, current, version(), newest_notes()) == []
 
 
-# What another release would have made of this one's interface: without a part, or with another.
+# Interfaces that another release could have: this one's without a part, or with another.
 BROKEN: dict[str, tuple[str, str, str | None]] = {
     "a name is gone": ("kvxfer.use_huge_pages", "", None),
     "a verb is gone": ("kvxfer.Agent.read", "", None),

@@ -1,4 +1,4 @@
-"""The changelog's newest section is this version's, and says what its readers look for."""
+"""The changelog's newest section is this version's, and has what readers need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADINGS = ["Safety", "Performance", "Features", "Internals"]
 
 def test_the_newest_section_is_of_this_version() -> None:
     heading, *lines = newest_notes().splitlines()
-    # A section that grows has no date yet; a tag is refused without one (.github/workflows/release.yml).
+    # An unfinished section has no date yet; a tag is refused without one (.github/workflows/release.yml).
     named = re.fullmatch(r"## (\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d|not released)\)", heading)
     assert named, heading
     assert named[1] == version() == kvxfer.__version__
