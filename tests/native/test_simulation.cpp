@@ -1,4 +1,4 @@
-// What the engine promises while nothing but time and order is against it, on every set of rails.
+// What the engine promises when only time and order vary, on every set of rails.
 #include "simulated_pair.h"
 
 namespace simulation {
@@ -17,7 +17,7 @@ TEST(write_under_a_lease_completes_and_its_bytes_are_right) {
     CHECK(pair.equal(kFrom, kTo));
     CHECK(pair.notified(pair.dst, "req-1"));
     CHECK_EQ(pair.num_ended(pair.src, handle), 1);
-    // What was not named is as it was.
+    // Blocks that were not named are unchanged.
     Memory memory(pair.dst_layout);
     memory.bytes = pair.destination().bytes;
     for (const std::uint32_t block : kTo)
@@ -70,7 +70,8 @@ TEST(layers_are_released_one_by_one_and_reported_when_confirmed) {
       for (std::uint32_t layer = 0; layer < 4; ++layer)
         CHECK_EQ(expected->layer_arrived(layer), layer < ready);
       CHECK_EQ(handle->outcome(), Outcome::kPending);
-      pair.src.engine().layers_ready(pair.src.now(), handle->id(), ready);  // says nothing new
+      pair.src.engine().layers_ready(pair.src.now(), handle->id(),
+                                     ready);  // a repetition, which changes nothing
       pair.src.engine().layers_ready(pair.src.now(), handle->id(), ready + 1);
       pair.src.settle();
       pair.world.until([&] { return expected->layer_arrived(ready); }, kSecond);
@@ -94,11 +95,12 @@ TEST(a_reader_asks_for_no_layer_before_its_caller_has_released_it) {
     for (std::uint32_t layer = 0; layer < 4; ++layer) CHECK(!handle->watch_layer(layer));
     for (std::uint32_t ready = 0; ready < 4; ++ready) {
       pair.world.run_for(20 * kMillisecond);
-      CHECK_EQ(pair.src.engine().num_transfers(), 1);  // it was asked at once
+      CHECK_EQ(pair.src.engine().num_transfers(), 1);  // it asked at once
       for (std::uint32_t layer = 0; layer < 4; ++layer) CHECK_EQ(handle->layer_arrived(layer), layer < ready);
       const std::uint64_t each = 2 * pair.src_layout.chunk_nbytes * kFrom.size();
       CHECK_EQ(pair.bytes_landed, ready * each);
-      pair.dst.engine().layers_ready(pair.dst.now(), handle->id(), ready);  // says nothing new
+      pair.dst.engine().layers_ready(pair.dst.now(), handle->id(),
+                                     ready);  // a repetition, which changes nothing
       pair.dst.engine().layers_ready(pair.dst.now(), handle->id(), ready + 1);
       pair.dst.settle();
       pair.world.until([&] { return handle->layer_arrived(ready); }, kSecond);
@@ -172,7 +174,7 @@ TEST(an_offer_may_come_before_what_expects_it) {
     CHECK_EQ(handle->outcome(), Outcome::kDone);
     CHECK_EQ(expected->outcome(), Outcome::kDone);
     CHECK(pair.equal(kFrom, kTo));
-    CHECK(!pair.notified(pair.dst, "req"));  // the expectation's handle says it
+    CHECK(!pair.notified(pair.dst, "req"));  // the expectation's handle reports it instead
   });
 }
 
@@ -329,7 +331,7 @@ TEST(a_receiver_serves_many_sources_in_turn) {
       src.engine().layers_ready(src.now(), handles[i]->id(), layout.num_layers);
       src.settle();
     }
-    // When the first is done, the last is well on its way too.
+    // When the first transfer is done, the last has made progress too.
     REQUIRE(world.until([&] {
       return std::any_of(handles.begin(), handles.end(),
                          [](auto& handle) { return handle->outcome() != Outcome::kPending; });
@@ -381,7 +383,7 @@ TEST(an_expectation_of_other_blocks_or_of_another_peer_permits_nothing) {
     REQUIRE(pair.ends(write));
     CHECK_EQ(pair.bytes_landed, 0);
     CHECK(write->outcome() == Outcome::kFailed);
-    // At once: no time would help it.
+    // At once, because waiting could not help.
     CHECK_EQ(write->status().code(), Code::kRefused);
     CHECK(write->status().message().find("is not among the 3 that were named") != std::string::npos);
     CHECK(other_blocks->outcome() == Outcome::kPending);

@@ -1,5 +1,5 @@
-// Leases of no peer in particular: whoever names one may read under it, several at once and again, and
-// whoever does not is kept out. Their end is a fence for all of them.
+// Leases for any peer: a peer that names one may read under it, together with others and repeatedly; without
+// it, a peer is refused. The end of such a lease is a fence for all of its readers.
 #include <functional>
 
 #include "simulated_pair.h"
@@ -66,7 +66,7 @@ struct Readers {
   bool ends(const std::shared_ptr<Handle>& handle) {
     return world.until([&] { return handle->outcome() != Outcome::kPending; }, 12 * kSecond);
   }
-  // About a quarter of what each reads has landed.
+  // Runs until about a quarter of what each reader reads has landed.
   bool until_midway() {
     const std::uint64_t all = kFrom.size() * 2 * layout.chunk_nbytes * layout.num_layers;
     return world.until([&] {
@@ -74,7 +74,7 @@ struct Readers {
                          [&](const auto& reader) { return reader->bytes_landed >= all / 4; });
     });
   }
-  // The reader has what the pages hold, or what they held until they were used again.
+  // Whether the reader has what the pages hold, or what they held before they were used again.
   bool equal(const Reader& reader, Memory& from) const {
     Memory& to = reader.node->memory(reader.region);
     for (std::uint32_t layer = 0; layer < layout.num_layers; ++layer)
@@ -117,7 +117,7 @@ void on_every_rail(const std::function<void(Readers&)>& scenario, int count = 2)
 TEST(peers_that_name_it_read_under_it_at_once_and_again) {
   on_every_rail([](Readers& all) {
     const LeaseId lease = all.grant();
-    all.add("latecomer");  // nobody knew of it when the lease was granted
+    all.add("latecomer");  // it was unknown when the lease was granted
     for (int round = 0; round < 2; ++round) {
       std::vector<std::shared_ptr<Handle>> handles;
       for (auto& reader : all.readers) handles.push_back(all.read(*reader, lease));
@@ -143,7 +143,7 @@ TEST(who_does_not_name_it_is_refused) {
     const LeaseId lease = all.grant(), few = all.grant({1, 2});
     Readers::Reader& reader = *all.readers[0];
     CHECK_EQ(all.code_of(reader, 0), Code::kNotPermitted);
-    // A lease of the reader's own covers a part: the bearer's does not help it out.
+    // The reader's own lease covers a part; a lease for any peer does not cover the rest.
     all.src.engine().revoke(all.world.now(), few);
     const SessionKey key = all.src.session_with(reader.node->name());
     const LeaseId held = Pair::grant(all.src, key, all.region, wire::LeaseMode::kRead, {1, 2}, kSecond, true);
@@ -152,7 +152,7 @@ TEST(who_does_not_name_it_is_refused) {
     for (const LeaseId guess : {lease - 1, lease + 1, lease ^ kBearerBit, kBearerBit, few, held + 1,
                                 LeaseId{1}, UINT64_MAX, lease | LeaseId{1} << 63})
       CHECK(guess == held || all.code_of(reader, guess) == Code::kLeaseEnded);
-    // What is one peer's is nobody else's, though it be named.
+    // A lease of one peer does not serve another peer, even if that peer names it.
     CHECK_EQ(all.code_of(*all.readers[1], held), Code::kLeaseEnded);
     CHECK_EQ(reader.bytes_landed + all.readers[1]->bytes_landed, 0);
     CHECK_EQ(all.code_of(reader, lease), Code::kOk);
@@ -176,7 +176,7 @@ TEST(a_lease_of_a_name_is_worth_nothing_to_others) {
               .value();
         };
         const LeaseId one = grant("decode-1"), engine = grant("decode-2/*");
-        Readers::Reader& later = all.add("decode-2/0");  // connected when the lease was there
+        Readers::Reader& later = all.add("decode-2/0");  // it connected after the lease was granted
         for (const auto& [lease, holder] :
              {std::pair{one, all.readers[1].get()}, std::pair{engine, &later}}) {
           for (auto& reader : all.readers) {
@@ -192,10 +192,10 @@ TEST(a_lease_of_a_name_is_worth_nothing_to_others) {
           CHECK_EQ(all.code_of(*holder, lease), Code::kOk);
           holder->bytes_landed = 0;
         }
-        // A stranger that guesses is not told whose it is.
+        // A stranger that guesses a number does not learn whose lease it is.
         all.src.engine().revoke(all.world.now(), one);
         CHECK_EQ(all.code_of(*all.readers[0], one), Code::kLeaseEnded);
-        // Its process starts again, under the same name: it was handed the number, too.
+        // The reader's process restarts under the same name; the new one has the lease's number, too.
         Readers::Reader& victim = *all.readers[0];
         const LeaseId again = grant(victim.node->name());
         victim.node->crash(true);
@@ -250,7 +250,7 @@ TEST(ids_are_of_their_own_kind_and_do_not_repeat) {
     any |= id, all_of_them &= id;
   }
   CHECK_EQ(ids.size(), 200);
-  // Every other bit is random.
+  // All other bits are random.
   CHECK_EQ(any, (kBearerBit << 1) - 1);
   CHECK_EQ(all_of_them, kBearerBit);
 }
@@ -279,8 +279,8 @@ TEST(whoever_told_its_number_before_brings_it) {
 
 // ---- its end ------------------------------------------------------------------------------------
 
-// While two read, the right ends and the pages are used again at once: neither is done with what came
-// after. One of them may be stopped, or not be heard.
+// While two agents read, the right ends and the pages are used again at once: neither read is done with later
+// bytes. One reader may be stopped, or cut off.
 enum class First { kListens, kStopped, kCutOff };
 void all_reads_are_fenced(const std::function<void(Readers&, LeaseId)>& end, const std::vector<Code>& codes,
                           Time ttl = 10 * kSecond, Time work_ns = 100 * kMicrosecond) {
@@ -307,7 +307,7 @@ void all_reads_are_fenced(const std::function<void(Readers&, LeaseId)>& end, con
       }
       for (std::size_t i = 0; i < handles.size(); ++i) {
         REQUIRE(all.ends(handles[i]));
-        if (handles[i]->outcome() == Outcome::kDone) {  // it had read all, and looked at the fence, before
+        if (handles[i]->outcome() == Outcome::kDone) {  // it had read all and checked the fence before
           CHECK(all.equal(*all.readers[i], held));
           continue;
         }
@@ -321,7 +321,7 @@ void all_reads_are_fenced(const std::function<void(Readers&, LeaseId)>& end, con
       CHECK_EQ(all.src.engine().num_transfers(), 0);
       CHECK(all.src.engine().lease_state(lease) != LeaseState::kActive);
     });
-  CHECK(num_failed >= 90);  // of 120: done is the exception
+  CHECK(num_failed >= 90);  // of 120: few are done
 }
 
 TEST(its_revocation_fences_all_its_readers) {
@@ -363,7 +363,7 @@ TEST(nobodys_heartbeats_renew_it_and_a_reader_counts_what_is_left) {
                                    /*renewable=*/true);
     all.world.run_for(900 * kMillisecond);
     for (const auto& node : all.world.nodes()) node->work_ns = 20 * kMillisecond;
-    // The reader stops by itself, before its grantor has to.
+    // The reader stops by itself, before the grantor has to.
     auto late = all.read(*all.readers[0], lease);
     REQUIRE(all.ends(late));
     CHECK_EQ(late->status().code(), Code::kLeaseEnded);
@@ -393,7 +393,7 @@ TEST(a_reader_that_is_lost_ends_its_own_reads_alone) {
       CHECK(all.equal(*all.readers[1], all.source()));
       REQUIRE(all.world.until([&] { return all.src.engine().num_transfers() == 0; }));
       CHECK(all.src.engine().lease_state(lease) == LeaseState::kActive);
-      // Its successor was handed the number, too.
+      // Its successor has the lease's number, too.
       if (way == 2) {
         REQUIRE(all.ends(lost));
       } else {

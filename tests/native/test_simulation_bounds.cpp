@@ -1,5 +1,5 @@
-// What a peer may make an agent hold or compute: she is refused in words, or loses her session, and a third agent
-// loses nothing.
+// Bounds on what a peer can make an agent hold or compute: the peer is refused in words, or loses its
+// session, and a third agent loses nothing.
 #include <numeric>
 
 #include "mallory.h"
@@ -7,8 +7,7 @@
 namespace simulation {
 namespace {
 
-// Of the victim, which holds no more than these for her.
-// 0 of a session that has ended.
+// What the victim holds for a session; 0 if the session has ended.
 std::uint64_t held_by(Node& node, SessionKey session, Resource resource) {
   const std::shared_ptr<Budget> budget = node.engine().budget(session);
   return budget == nullptr ? 0 : budget->used(resource);
@@ -32,7 +31,7 @@ struct Bounded {
     mallory.send(wire::Program{program, pair.dst_region, mallory.region(),
                                program_between(mallory.layout, mallory.layout)});
   }
-  // Asks to read; how that is refused, kOk where it is not.
+  // Sends a REQUEST; returns the code of the refusal, or kOk.
   Code ask(std::uint32_t program, Blocks from) {
     mallory.received.clear();
     mallory.send(wire::Request{mallory.spec(id += 2, program, from, from)});
@@ -47,7 +46,8 @@ TEST(fence_slots_are_shared_and_a_refusal_says_whose_they_are) {
   Bounded bounded(Resource::kFenceSlots, 2);
   bounded.tell(1);
   const std::size_t before = bounded.pair.dst.engine().load().fences;
-  for (int i = 0; i < 100; ++i) CHECK_EQ(bounded.ask(1, {}), Code::kOk);  // nothing to read: no slot
+  for (int i = 0; i < 100; ++i)
+    CHECK_EQ(bounded.ask(1, {}), Code::kOk);  // nothing to read, so it takes no slot
   CHECK_EQ(bounded.pair.dst.engine().load().fences, before);
   CHECK_EQ(bounded.ask(1, {1}), Code::kOk);
   CHECK_EQ(bounded.ask(1, {2}), Code::kOk);
@@ -59,7 +59,7 @@ TEST(fence_slots_are_shared_and_a_refusal_says_whose_they_are) {
   check_undisturbed(bounded.pair);
 }
 
-// Writes that nobody expects, more than there are fence slots of that kind of sessions.
+// Writes without an expectation, more than there are fence slots for such sessions.
 void one_peer_leaves_slots_to_others(const FenceSlotRange& slots) {
   EngineConfig limits;
   limits.max_open_transfers = 2 * slots.num;
@@ -83,7 +83,7 @@ void one_peer_leaves_slots_to_others(const FenceSlotRange& slots) {
     parked.push_back(pair.src.engine().post(pair.src.now(), std::move(request)).value());
   }
   CHECK_EQ(pair.src.engine().load().fences, share);
-  // To another peer, and as many as it likes while a slot is free.
+  // To another peer, as many as it likes while a slot is free.
   const auto lease = other.engine().grant(
       other.now(),
       {other.session_with("prefill"), region, wire::LeaseMode::kWrite, true, {}, 100 * kSecond, true});
@@ -100,7 +100,7 @@ void one_peer_leaves_slots_to_others(const FenceSlotRange& slots) {
     REQUIRE(pair.ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kDone);
   }
-  // Those that wait get theirs as others end.
+  // Transfers that wait get slots as others end.
   for (std::uint32_t i = 0; i < share; ++i) pair.src.engine().cancel(pair.src.now(), parked[i]->id());
   pair.src.settle();
   auto expected = pair.expect("parked " + std::to_string(slots.num - 1), {1});
@@ -114,7 +114,7 @@ TEST(one_older_peer_with_parked_writes_leaves_slots_to_others) {
   one_peer_leaves_slots_to_others(FenceTable::kOldSlots);
 }
 
-// Reads of as many as both ends' options allow.
+// As many reads as both ends' options allow.
 TEST(forty_thousand_reads_of_one_peer_are_served_at_once) {
   constexpr std::uint32_t kNum = 40'000;
   EngineConfig limits;
@@ -141,7 +141,7 @@ TEST(forty_thousand_reads_of_one_peer_are_served_at_once) {
   CHECK(pair.world.until([&] { return pair.src.engine().load().fences == 0; }));
 }
 
-// Each is told slots that it knows, and may tell no others.
+// Each peer gets slots that it knows, and must not use others.
 TEST(an_older_peer_and_a_newer_one_have_slots_of_their_own) {
   const wire::Features newer{.num_fence_slots = FenceTable::kSlots.num};
   for (const auto& [features, slots] :
@@ -199,7 +199,7 @@ TEST(tables_are_charged_to_the_peer_and_given_back_with_their_transfer) {
 TEST(a_transfer_without_a_right_is_refused_before_its_program_is_looked_at) {
   Bounded bounded(Resource::kEvents, 1000, false);
   bounded.mallory.tell_program(1, bounded.pair.dst_region, true, [](CopyProgram& program) {
-    program.loops[0].dst_offset += 8;  // of other blocks
+    program.loops[0].dst_offset += 8;  // other blocks than the ids name
   });
   bounded.mallory.send(wire::Offer{bounded.mallory.spec(2, 1, {1}, {99}), 4, 0, 0});
   CHECK_EQ(bounded.mallory.refused_with(), Code::kNotPermitted);
@@ -211,7 +211,7 @@ TEST(credits_over_rails_that_are_not_there_are_kept_as_pieces_of_one_transfer_at
   bounded.tell(1);
   CHECK_EQ(bounded.ask(1, {1, 2}), Code::kOk);
   const std::uint32_t num_pieces = 2 * bounded.mallory.layout.num_layers;
-  bounded.mallory.send(wire::Credit{bounded.id, 7, 0, num_pieces});  // it may still come up
+  bounded.mallory.send(wire::Credit{bounded.id, 7, 0, num_pieces});  // the rail may still come up
   CHECK(!bounded.mallory.ended);
   bounded.mallory.send(wire::Credit{bounded.id, 8, 0, 1});
   CHECK(bounded.mallory.ended);
@@ -248,7 +248,7 @@ TEST(what_was_found_of_a_program_holds_for_its_regions_and_no_others) {
   const std::uint64_t kept = used();
   for (int i = 0; i < 20; ++i) CHECK_EQ(offer(), refused);
   CHECK_EQ(used(), kept);
-  announce(whole);  // as a repetition, it changes nothing
+  announce(whole);  // a repetition, which changes nothing
   CHECK_EQ(offer(), refused);
   mallory.send(wire::RegionGone{100});
   announce(whole);
@@ -263,7 +263,7 @@ TEST(what_was_found_of_a_program_holds_for_its_regions_and_no_others) {
 TEST(pieces_asked_for_here_and_there_are_charged_once_they_are_many) {
   for (const bool only_sums : {false, true}) {
     Bounded bounded(Resource::kBytes, 64 * 1024);
-    bounded.pair.dst.again_percent = 100;  // her rail takes nothing, as she does not read
+    bounded.pair.dst.again_percent = 100;  // her rail accepts nothing, because she does not read
     bounded.tell(1);
     Blocks from(bounded.mallory.layout.num_blocks);
     std::iota(from.begin(), from.end(), 0u);
@@ -302,7 +302,7 @@ TEST(regions_that_come_and_go_wait_for_a_caller_up_to_a_bound) {
     bounded.mallory.send(region);
     bounded.mallory.send(wire::RegionGone{region.id});
   };
-  for (int i = 0; i < 100; ++i) comes_and_goes();  // to a caller that takes them
+  for (int i = 0; i < 100; ++i) comes_and_goes();  // the caller takes the events
   CHECK(!bounded.mallory.ended);
   victim.takes_events = false;
   for (int i = 0; i < 5; ++i) comes_and_goes();
@@ -332,7 +332,8 @@ TEST(notifications_that_nobody_reads_are_refused_in_words_until_somebody_does) {
   const Status refused = writes();
   CHECK_EQ(refused.code(), Code::kRefused);
   CHECK(refused.message().find("notifications are unread at the peer") != std::string::npos);
-  const auto expected = pair.expect("read me", kTo);  // a tag that is expected becomes none, but might
+  // An expected tag becomes no notification, but it could, so it needs room as well.
+  const auto expected = pair.expect("read me", kTo);
   CHECK_EQ(writes().code(), Code::kRefused);
   pair.dst.events.clear();
   CHECK_OK(writes());
@@ -356,7 +357,7 @@ TEST(what_is_told_of_regions_is_charged_and_given_back_with_them) {
   };
   bounded.mallory.send(region(100, 0));
   CHECK(used() - before > 60'000);
-  bounded.mallory.send(region(100, 0));  // nothing new
+  bounded.mallory.send(region(100, 0));  // a repetition
   CHECK(used() - before < 62'000);
   bounded.mallory.send(region(100, 1));
   CHECK(used() - before > 120'000);
@@ -371,7 +372,7 @@ TEST(what_is_told_of_regions_is_charged_and_given_back_with_them) {
   check_undisturbed(bounded.pair);
 }
 
-// However long silence is borne.
+// This also holds with a long silent_timeout_s.
 TEST(a_name_whose_process_hangs_is_taken_over_after_four_heartbeats) {
   EngineConfig patient;
   patient.session.silent_ns = 600 * kSecond;
@@ -386,7 +387,7 @@ TEST(a_name_whose_process_hangs_is_taken_over_after_four_heartbeats) {
   CHECK_EQ(newcomer.engine().open_peers().size(), 1);
 }
 
-// A process that restarted and gets in, stands in test_simulation_faults.cpp.
+// For a process that has restarted, see test_simulation_faults.cpp.
 TEST(a_name_whose_process_answers_is_not_taken_over) {
   for (const bool newcomer_calls : {true, false}) {
     Pair pair;
@@ -398,7 +399,7 @@ TEST(a_name_whose_process_answers_is_not_taken_over) {
     CHECK(pair.dst.engine().session(pair.to_src) != nullptr);
     CHECK(newcomer.engine().open_peers().empty());
     CHECK_EQ(pair.dst.engine().open_peers().size(), 1);
-    auto handle = pair.read(kFrom, kTo);  // under the lease of before
+    auto handle = pair.read(kFrom, kTo);  // under the earlier lease
     REQUIRE(pair.ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kDone);
     CHECK(pair.equal(kFrom, kTo));

@@ -1,18 +1,18 @@
-// What the engine does costs what it is about, and not what stands still beside it: peers, parked transfers, leases,
-// expectations, blocks of the region. Counted in instructions, of an engine on a simulated network.
+// The cost of an event does not depend on idle things: peers, parked transfers, leases, expectations, blocks
+// of the region. Counted in instructions of an engine on a simulated network.
 #include "count_steps.h"
 #include "simulation.h"
 
 namespace simulation {
 namespace {
 
-// What stands still. A prefill and a decode have so many sessions with each other, as if with so many peers.
+// Idle things. A prefill and a decode have this many sessions with each other, in place of so many peers.
 struct Crowd {
   std::size_t num_sessions = 1;
   std::uint32_t num_blocks = 16;  // of the decode's region
-  std::size_t num_parked = 0;  // writes of tags that nobody expects
-  std::size_t num_expected = 0;  // tags that nobody writes
-  std::size_t num_leases = 0;  // of a block each, with a read under way that waits for its layers
+  std::size_t num_parked = 0;  // writes of tags without an expectation
+  std::size_t num_expected = 0;  // tags without a write
+  std::size_t num_leases = 0;  // of one block each, with a read under way that waits for its layers
 };
 
 class Costs {
@@ -60,7 +60,7 @@ class Costs {
   std::shared_ptr<Handle> write(SessionKey to, const std::string& tag, std::uint32_t block) {
     return post(src_, to, writes_.at(to), tag, block, 0, 1);
   }
-  // Of which no layer is released.
+  // A read of which no layer is released.
   std::shared_ptr<Handle> read(SessionKey from, LeaseId lease) {
     return post(dst_, from, reads_.at(from), "", 1, lease, 0);
   }
@@ -91,7 +91,7 @@ class Costs {
   static EngineConfig limits() {
     EngineConfig config;
     config.max_open_transfers = 1'000'000;
-    config.session.silent_ns = 1000 * kSecond;  // no heartbeat comes while something is counted
+    config.session.silent_ns = 1000 * kSecond;  // no heartbeat is due while instructions are counted
     config.session.heartbeat_ns = 250 * kSecond;
     config.peer_budget = peer_budget(config.max_open_transfers, config.max_open_pairs);
     for (std::uint64_t& limit : config.peer_budget) limit = UINT64_MAX;
@@ -127,8 +127,8 @@ class Costs {
 
 struct Case {
   const char* name;
-  // Makes ready, and returns what is counted. For the first, and once more for the one that is counted: what memory
-  // keeps of what was built up is in order then.
+  // Prepares, and returns what is counted. It runs once before the run that is counted, so that memory kept
+  // from building up is in order.
   std::function<std::function<void()>(Costs&, const std::string& tag)> act;
 };
 
@@ -165,11 +165,11 @@ const Case kCases[] = {
 #endif
 };
 
-// Each of the cases, beside that crowd.
+// Counts each of the cases beside that crowd.
 void cost_nothing_beside(const Crowd& crowd, std::span<const Case> cases) {
   for (const Case& each : cases) {
-    // At most so many, in the first of three tries that takes no more: once in a while malloc puts in order what was
-    // freed before.
+    // Returns a count of at most `at_most` if one of three tries has it: once in a while malloc tidies up
+    // memory that was freed before.
     const auto count = [&](const Crowd& beside, std::uint64_t at_most) {
       Costs costs(beside);
       each.act(costs, "first")();
@@ -203,7 +203,7 @@ TEST(what_stands_still_costs_nothing) {
                       kCases);
 }
 
-// That names none, under the newest lease that its poster was told of.
+// A read that names no lease uses the newest lease that its poster was told of.
 TEST(other_leases_of_its_peer_cost_a_read_nothing) {
   const Case read = {"a page is read", [](Costs& all, const std::string&) {
                        all.grant_read(0);

@@ -1,4 +1,5 @@
-// Small writes whose bytes go with their OFFER: where they may, under the rights of any write, and never twice.
+// Small writes whose bytes go with their OFFER: where this is possible, under the rights of any write, and
+// never twice.
 #include "mallory.h"
 #include "simulated_pair.h"
 
@@ -11,7 +12,7 @@ EngineConfig taking(std::uint32_t nbytes) {
   return config;
 }
 
-// Of a write from kFrom to kTo.
+// The bytes of a write from kFrom to kTo.
 std::uint32_t nbytes_of_all() {
   const Layout layout;
   return static_cast<std::uint32_t>(kFrom.size()) * 2 * layout.chunk_nbytes * layout.num_layers;
@@ -35,7 +36,7 @@ TEST(a_small_write_lands_with_its_offer_where_both_ends_take_it) {
                          {streams, 0, 8192, false},
                          {streams, 8192, 0, false},
                          {{two_sided_rail(32), two_sided_rail()}, 8192, 8192, true},
-                         // The peer fetches as soon.
+                         // With a one-sided rail the peer fetches just as soon.
                          {{one_sided_rail()}, 8192, 8192, false},
                          {{two_sided_rail(), one_sided_rail()}, 8192, 8192, false}})
     for (const bool expected : {false, true}) {
@@ -82,7 +83,7 @@ TEST(what_is_not_ready_or_summed_goes_over_a_rail) {
   over_a_rail([](TransferRequest& request) { request.integrity = true; });
 }
 
-// Whose processor could neither pack nor land them.
+// The processor could neither pack nor land pages of a GPU.
 TEST(pages_on_a_gpu_go_over_a_rail) {
   for (const bool at_src : {true, false}) {
     Pair pair({staged_rail()}, check::seed(), taking(8192));

@@ -1,4 +1,4 @@
-// What the engine promises when processes die, stop and come back, and when paths break.
+// What the engine promises when processes die, stop and go on, and when paths break.
 #include <functional>
 
 #include "simulated_pair.h"
@@ -21,7 +21,7 @@ TEST(a_peer_that_crashes_ends_what_it_was_part_of) {
         Node& left = source_dies ? pair.dst : pair.src;
         REQUIRE(pair.world.until([&] { return left.engine().num_transfers() == 0; }, 4 * kSecond));
         if (!poster_dies) {
-          // Its pages stay mapped: what had been copied may still be confirmed.
+          // Its pages stay mapped, so what was copied may still be confirmed.
           if (handle->outcome() == Outcome::kDone)
             CHECK(pair.equal(kFrom, kTo));
           else
@@ -86,7 +86,7 @@ TEST(a_restarted_peer_is_a_new_one_and_what_the_old_one_held_is_over) {
         REQUIRE(pair.world.until([&] { return left.engine().num_transfers() == 0; }, kSecond));
         if (source_restarts != write && handle->outcome() != Outcome::kDone)
           CHECK(is_one_of(handle->status().code(), {Code::kPeerRestarted, Code::kPeerLost, Code::kNoPath}));
-        // And the new one is as good as the first was.
+        // The new process works as the first one did.
         pair.to_dst = pair.src.session_with("decode");
         pair.to_src = pair.dst.session_with("prefill");
         pair.connect({one_sided_rail()});
@@ -181,12 +181,12 @@ TEST(another_secret_opens_no_session) {
     CHECK(node->engine().open_peers().empty());
     CHECK_EQ(node->engine().load().timers, 0);
   }
-  // Who is called sees a caller that hangs up.
+  // The agent that was called sees the caller hang up.
   CHECK(a.engine().peer(1)->reason.code() == Code::kAuthFailed);
   CHECK(b.engine().peer(1)->reason.code() == Code::kPeerLost);
 }
 
-// The end that is called has a limit for strangers; the one that calls reads of it, however far it had come.
+// The called agent has a limit for strangers; the caller's error names it, at any point of the handshake.
 TEST(both_ends_name_the_limit_of_a_handshake) {
   for (const auto& [limit, awaited] :
        {std::pair(50 * kMicrosecond, "HELLO"), std::pair(250 * kMicrosecond, "PROOF")}) {
@@ -365,7 +365,7 @@ TEST(regions_come_and_go_thousands_of_times_in_one_session) {
 TEST(a_gone_region_of_one_agent_leaves_the_programs_of_the_others_region_with_its_number) {
   for (const bool source : {false, true}) {
     Pair pair;
-    // Region 2 here and region 1 there: `source` says whose 1 goes.
+    // Number 1 is registered at the other end, too: `source` says whose region 1 goes.
     const RegionId src = pair.src.add_region(pair.src_layout), dst = pair.dst.add_region(pair.dst_layout);
     pair.world.run_for(kSecond);
     pair.src.memory(source ? src : 1).fill(3, 4711);

@@ -1,4 +1,5 @@
-// When a right ends, at either end and in mid-transfer: what lands no more, what is never done.
+// When a right ends, at either end and in the middle of a transfer: which bytes no longer land, and which
+// transfers are never done.
 #include <functional>
 #include <set>
 
@@ -9,8 +10,8 @@ namespace {
 
 // ---- rights that end at the destination -------------------------------------------------------
 
-// In mid-transfer `end` ends the right. From when the owner is told that it has on no byte changes, on rails that
-// stop at once and on those that do not; and the writer fails typed.
+// In the middle of a transfer, `end` ends the right. Once the owner is told that it has ended, no byte
+// changes, on rails that stop at once and on those that do not. The writer fails with one of the codes.
 void write_is_fenced(const std::function<void(Pair&)>& begin, const std::function<void(Pair&)>& end,
                      const std::function<bool(Pair&)>& is_told, std::vector<Code> codes) {
   std::size_t num_late = 0;
@@ -20,7 +21,7 @@ void write_is_fenced(const std::function<void(Pair&)>& begin, const std::functio
       auto handle = pair.write(kFrom, kTo, "req");
       REQUIRE(pair.until_midway(kFrom.size()));
       pair.dst.fence_ns = fence_ns;
-      if (end) end(pair);  // else time does
+      if (end) end(pair);  // otherwise its time ends it
       const std::uint64_t at_end = pair.bytes_landed;
       REQUIRE(pair.world.until([&] { return is_told(pair); }));
       pair.freeze_destination();
@@ -32,7 +33,7 @@ void write_is_fenced(const std::function<void(Pair&)>& begin, const std::functio
       CHECK_EQ(handle->failed_blocks(), kFrom);
       pair.world.run_for(kSecond);
     });
-  CHECK(num_late >= 3);  // of 20: else nobody would have noticed who tells too soon
+  CHECK(num_late >= 3);  // of 20: otherwise a report that comes too soon would not show
 }
 bool has_drained(Pair& pair) { return pair.dst.engine().num_transfers() == 0; }
 
@@ -165,7 +166,7 @@ TEST(works_under_a_right_that_ends_are_cancelled_once_for_each_rail) {
 
 // ---- rights that end at the source ------------------------------------------------------------
 
-// In mid-transfer the source ends the right and reuses the pages at once: never done.
+// In the middle of a transfer the source ends the right and reuses the pages at once: the read is never done.
 enum class Reader { kListens, kStopped, kCutOff };
 void read_is_fenced(const std::function<void(Pair&)>& begin, const std::function<void(Pair&)>& end,
                     Reader reader, std::vector<Code> codes) {
@@ -175,7 +176,7 @@ void read_is_fenced(const std::function<void(Pair&)>& begin, const std::function
     auto handle = pair.read(kFrom, kTo, "fetched");
     REQUIRE(pair.until_midway(kFrom.size()));
     if (reader == Reader::kStopped) pair.dst.pause();
-    // Frames are held up on their way, but what is mapped stays in sight.
+    // Frames are held back, but mapped memory stays visible.
     if (reader == Reader::kCutOff) pair.world.partition(pair.src, pair.dst, false);
     end(pair);
     pair.reuse_source(kFrom);
@@ -184,7 +185,7 @@ void read_is_fenced(const std::function<void(Pair&)>& begin, const std::function
       pair.dst.resume();
     }
     REQUIRE(pair.ends(handle));
-    if (handle->outcome() == Outcome::kDone) {  // it had read all, and looked at the fence, before
+    if (handle->outcome() == Outcome::kDone) {  // it had read all and checked the fence before
       CHECK(pair.equal_held(kFrom, kTo));
       return;
     }
@@ -194,7 +195,7 @@ void read_is_fenced(const std::function<void(Pair&)>& begin, const std::function
     pair.world.run_for(kSecond);
     CHECK(!pair.src.alive() || !pair.notified(pair.src, "fetched"));
   });
-  CHECK(num_failed >= 15);  // of 20: done is the exception
+  CHECK(num_failed >= 15);  // of 20: few are done
 }
 const std::vector<Code> kAnyLoss = {Code::kLeaseEnded,   Code::kRegionGone, Code::kPeerLost,
                                     Code::kPeerSilent,   Code::kDeadline,   Code::kNoPath,
@@ -293,7 +294,8 @@ TEST(a_write_that_its_source_ends_is_never_done_with_other_bytes) {
       });
 }
 
-// What is on its way when its right ends, and finds the next right to the same blocks in its place.
+// A transfer is on its way when its right ends, and arrives when the next right to the same blocks is in
+// place.
 TEST(what_is_late_is_not_served_under_the_next_lease) {
   for (const bool write : {false, true})
     for (const bool named : {false, true})
@@ -320,7 +322,7 @@ TEST(what_is_late_is_not_served_under_the_next_lease) {
         CHECK_OK(told->status());
         grantor.revoke(second);
         pair.world.run_for(100 * kMillisecond);
-        // The lease's number came another way, and outran it.
+        // The lease's number came by another path, and faster.
         auto outran = post(grant());
         REQUIRE(pair.ends(outran));
         CHECK_EQ(outran->status().code(), named ? Code::kOk : Code::kLeaseEnded);
@@ -339,8 +341,9 @@ TEST(what_is_late_for_an_expectation_is_not_served_under_a_lease) {
   });
 }
 
-// Of an expectation that ended: of anybody, or of one writer. Who was there then and writes under the next right before
-// it has heard of it is refused; who came later, or could not have written, has lost nothing.
+// An expectation has ended: one for any writer, or for one writer. A writer that could have used it, and
+// writes under the next right before it has heard of it, is refused. A writer that came later, or could not
+// have used it, loses nothing.
 TEST(rights_that_ended_are_ended_for_those_that_had_them) {
   enum class Ended { kOfAll, kOfPrefill };
   enum class Writes { kPrefill, kAnother, kNewcomer };
@@ -400,7 +403,7 @@ TEST(both_ends_may_end_a_transfer_at_the_same_time) {
     CHECK_EQ(handle->outcome(), Outcome::kCancelled);
     REQUIRE(pair.ends(expected));
     CHECK_EQ(expected->outcome(), Outcome::kCancelled);
-    pair.src.cancel(handle);  // too late: nothing happens
+    pair.src.cancel(handle);  // too late, so it has no effect
     CHECK_EQ(pair.num_ended(pair.src, handle), 1);
   });
 }

@@ -1,5 +1,5 @@
-// A peer that knows the secret and keeps to nothing else: it may lose its own session, and no other peer loses
-// anything.
+// A peer that knows the secret and breaks all other rules: it may lose its own session, and no other peer
+// loses anything.
 #include <functional>
 
 #include "mallory.h"
@@ -40,13 +40,14 @@ TEST(programs_that_leave_their_blocks_are_refused) {
       change(program.loops[0]);
     });
     mallory.send(wire::Offer{mallory.spec(2, 1, {1, 2}, {3, 4}), 4, 0, 0});
-    // One that cannot be for any region, as it moves bytes more than once, ends her session when it is told.
+    // A program that no region can have, because it moves bytes more than once, ends her session when it
+    // arrives.
     CHECK(mallory.ended || mallory.refused_with() != Code::kOk);
     check_undisturbed(pair);
   }
 }
 
-// Nothing but a processor could send them or sum them.
+// Only a processor could send or sum them.
 TEST(pages_on_a_gpu_are_neither_sent_nor_summed_for_whoever_asks) {
   for (const bool sum : {false, true}) {
     Pair pair;
@@ -54,7 +55,7 @@ TEST(pages_on_a_gpu_are_neither_sent_nor_summed_for_whoever_asks) {
     Mallory mallory(pair.world, pair.dst, two_sided_rail());
     pair.grant(pair.dst, mallory.key(), on_gpu, wire::LeaseMode::kRead, {}, 10 * kSecond, true);
     mallory.layout = pair.dst_layout;
-    // Hers is in host memory, and then one that says it is not.
+    // Her region is in host memory; then one that claims not to be.
     const auto ask = [&](TransferId transfer, std::uint32_t program, RegionId into, bool integrity) {
       mallory.send(wire::Program{program, on_gpu, into, program_between(mallory.layout, mallory.layout)});
       auto spec = mallory.spec(transfer, program, {1, 2}, {3, 4});
@@ -86,7 +87,7 @@ TEST(pages_on_a_gpu_are_neither_sent_nor_summed_for_whoever_asks) {
 TEST(a_program_that_was_good_for_an_offer_is_not_therefore_good_for_a_request) {
   Pair pair;
   Mallory mallory(pair.world, pair.dst);
-  REQUIRE_EQ(mallory.region(), pair.dst_region);  // one number, two regions
+  REQUIRE_EQ(mallory.region(), pair.dst_region);  // one number for two regions
   const Memory before(pair.destination());
   pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kRead, {1, 2}, 10 * kSecond, true);
   pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kWrite, {9}, 10 * kSecond, true);
@@ -94,7 +95,8 @@ TEST(a_program_that_was_good_for_an_offer_is_not_therefore_good_for_a_request) {
     mallory.layout = pair.dst_layout;
     mallory.tell_program(1, pair.dst_region, true, [&](CopyProgram& program) {
       CopyLoop& loop = program.loops[0];
-      (offer_first ? loop.src_offset : loop.dst_offset) = 0;  // in bounds of hers, nobody's in ours
+      (offer_first ? loop.src_offset : loop.dst_offset) =
+          0;  // within her region, and outside of the blocks in ours
       (offer_first ? loop.src_layer_stride : loop.dst_layer_stride) = 8;
       (offer_first ? loop.src_block_stride : loop.dst_block_stride) = 8;
     });
@@ -146,7 +148,7 @@ TEST(transfers_that_do_not_fit_are_refused) {
   check_undisturbed(pair);
 }
 
-// Blocks of four tokens in two units: hers, and the victim's.
+// Her region and the victim's: blocks of four tokens in two units.
 struct Units {
   Units() : mallory(pair.world, pair.dst) {
     pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kWrite, {3, 4}, 10 * kSecond, true);
@@ -161,7 +163,7 @@ struct Units {
       change(program);
     });
   }
-  // Offers these; how they are refused, kOk where they are not. `num_fine`: of the last ids.
+  // Sends an OFFER; returns the code of the refusal, or kOk. The last `num_fine` ids are tokens.
   Code offer(std::uint32_t program, Blocks from, Blocks to, std::uint32_t num_fine) {
     wire::Offer offer{mallory.spec(id += 2, program, std::move(from), std::move(to)), 0, 0, 0};
     offer.spec.grid.num_fine = num_fine;
@@ -181,7 +183,7 @@ TEST(units_and_tokens_that_do_not_fit_are_refused) {
   Units units;
   units.hers.chunk_nbytes = units.theirs.chunk_nbytes / 2;  // tokens of one size
   units.tell(1);
-  units.tell(2, [](CopyProgram& program) {  // whole units alone
+  units.tell(2, [](CopyProgram& program) {  // whole units only
     program.units[kFine] = {0, 0};
     program.loops.resize(1);
   });
@@ -200,7 +202,7 @@ TEST(units_and_tokens_that_do_not_fit_are_refused) {
   CHECK_EQ(units.offer(1, {16}, {6}, 0), Code::kOutOfRange);
   CHECK_EQ(units.offer(1, {32}, {12}, 1), Code::kOutOfRange);
   CHECK_EQ(units.offer(1, {UINT32_MAX}, {12}, 1), Code::kOutOfRange);
-  // What of a block is hers to write is of a block that was let to her.
+  // She may write units and tokens of leased blocks only.
   CHECK_EQ(units.offer(1, {0}, {5}, 0), Code::kNotPermitted);
   CHECK_EQ(units.offer(1, {0}, {10}, 0), Code::kNotPermitted);
   CHECK_EQ(units.offer(1, {0}, {11}, 1), Code::kNotPermitted);
@@ -244,7 +246,7 @@ TEST(programs_whose_units_scales_or_heads_cannot_be_are_refused) {
       [](CopyProgram& p) { convert(p).src_scales = ScalePlace::kProgram; },
       [](CopyProgram& p) { convert(p).dst_scales = ScalePlace::kProgram; },
       [](CopyProgram& p) { convert(p).dst_scales = ScalePlace::kRegion; },
-      [](CopyProgram& p) {  // of whole blocks, into bytes that are nobody's
+      [](CopyProgram& p) {  // for whole blocks, into bytes that belong to no block
         Conversion& conversion = convert(p);
         conversion.dst_scales = ScalePlace::kRegion;
         conversion.dst_block_stride = p.loops[0].dst_block_stride;
@@ -271,9 +273,11 @@ TEST(programs_whose_units_scales_or_heads_cannot_be_are_refused) {
 TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
   using Break = void (*)(Mallory&, Pair&);
   constexpr Break kBreaks[] = {
-      [](Mallory& m, Pair&) { m.send(wire::Offer{m.spec(3, 1, {1}, {3}), 4, 0, 0}); },  // not her number
+      [](Mallory& m, Pair&) {
+        m.send(wire::Offer{m.spec(3, 1, {1}, {3}), 4, 0, 0});
+      },  // not one of her numbers
       [](Mallory& m, Pair&) { m.send(wire::Request{m.spec(3, 2, {1}, {3})}); },
-      [](Mallory& m, Pair&) {  // one number twice
+      [](Mallory& m, Pair&) {  // one number for two transfers
         wire::Offer offer{m.spec(2, 1, {1}, {3}), 0, 0, 0};
         m.send(offer);
         m.send(offer);
@@ -282,7 +286,7 @@ TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
         m.send(wire::Offer{m.spec(2, 1, {1}, {3}), 0, 0, 0});
         m.send(wire::Request{m.spec(2, 2, {1}, {3})});
       },
-      [](Mallory& m, Pair&) {  // pieces that are not there
+      [](Mallory& m, Pair&) {  // pieces that do not exist
         m.send(wire::Request{m.spec(2, 2, {1}, {3})});
         m.send(wire::Credit{2, 0, 4, 1});
       },
@@ -290,7 +294,7 @@ TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
         m.send(wire::Request{m.spec(2, 2, {1}, {3})});
         m.send(wire::Credit{2, 0, 3, 2});
       },
-      [](Mallory& m, Pair&) {  // the same over and over, for a rail that never comes
+      [](Mallory& m, Pair&) {  // the same message again and again, for a rail that never comes
         m.send(wire::Request{m.spec(2, 2, {1}, {3})});
         for (int i = 0; i < 100 && !m.ended; ++i) m.send(wire::Credit{2, 7, 0, 4});
       },
@@ -308,7 +312,7 @@ TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
         m.tell_program(3, 1, true, [](CopyProgram& p) { p.loops[0].num_layers = 99; });
       },
       [](Mallory& m, Pair&) { m.tell_program(3, 1, true, [](CopyProgram& p) { p.loops[0].counts[1] = 0; }); },
-      [](Mallory& m, Pair&) {  // a region and another and another
+      [](Mallory& m, Pair&) {  // regions without end
         for (RegionId id = 100; id < 5000 && !m.ended; ++id) {
           wire::Region region;
           region.id = id;
@@ -344,7 +348,7 @@ TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
     }
 }
 
-// What her victim writes to her, or reads from her.
+// A request of the victim's, to write to her or to read from her.
 TransferRequest request_of(Pair& pair, const Mallory& mallory, bool write, Blocks from, Blocks to) {
   Node& victim = write ? pair.src : pair.dst;
   const auto program = victim.engine().install_program(
@@ -437,7 +441,7 @@ TEST(done_before_the_last_piece_was_sent_stops_the_sending) {
   mallory.send(wire::Done{id});
   REQUIRE(pair.ends(handle));
   CHECK_EQ(handle->outcome(), Outcome::kDone);
-  pair.reuse_source(kFrom);  // a send that goes on is a failure from here
+  pair.reuse_source(kFrom);  // from now on, a send that goes on is a failure
   CHECK_OK(pair.src.deregister(pair.src_region));
   pair.check_quiet();
 }
@@ -479,7 +483,7 @@ TEST(random_messages_disturb_nobody_else) {
     pair.grant(pair.dst, key, pair.dst_region, wire::LeaseMode::kWrite, {3, 4}, 10 * kSecond, true);
     Memory before(pair.destination());
     wire_samples::Sampler sampler(pair.world.random(), 20);
-    // The first handshake and rail frames apart, whatever there is, with small numbers in places.
+    // Any message except those of the handshake and of rails, with small numbers in places.
     for (int i = 0; i < 300 && !mallory.ended; ++i) {
       wire::Message message = sampler.message(5 + pair.world.random().below(wire_samples::kNumKinds - 5));
       const auto type = wire::type_of(message);

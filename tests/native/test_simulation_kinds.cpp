@@ -1,11 +1,11 @@
-// Which rails carry what: each region goes over those of its kind of memory, and nothing waits for one that
-// cannot come.
+// Which rails carry what: each region goes over rails for its kind of memory, and transfers do not wait for a
+// rail that cannot come.
 #include "simulated_pair.h"
 
 namespace simulation {
 namespace {
 
-// A pair that has caches on GPUs beside those in host memory.
+// A pair with caches on GPUs beside those in host memory.
 struct GpuPair : Pair {
   explicit GpuPair(std::vector<RailPlan> rails, std::uint64_t seed = check::seed(), bool staged = false)
       : Pair(std::move(rails), seed),
@@ -21,7 +21,7 @@ struct GpuPair : Pair {
     grant(dst, to_src, dst_gpu, wire::LeaseMode::kWrite, {}, 30 * kSecond, true);
     world.run_for(kSecond);
   }
-  // From one region to another, whatever they lie in.
+  // Posts a copy between two regions, in any kind of memory.
   Result<std::shared_ptr<Handle>> try_post(bool write, RegionId from, RegionId to, bool integrity = false) {
     Node& node = write ? src : dst;
     const auto program = node.engine().install_program(node.now(), write ? to_dst : to_src, write, from, to,
@@ -144,8 +144,8 @@ TEST(pieces_of_one_transfer_are_fetched_and_sent_over_one_rail) {
       }
 }
 
-// Both have caches on GPUs and no rail between them, as on two hosts. Who called knows at once, the other
-// as soon as it is told.
+// Both have caches on GPUs and no rail between these, as on two hosts. The caller knows that at once, the
+// other end when it is told.
 TEST(caches_on_gpus_without_a_rail_between_them_are_refused_before_the_deadline) {
   GpuPair pair({one_sided_rail()});
   CHECK_EQ(pair.try_post(true, pair.src_gpu, pair.dst_gpu).status().code(), Code::kUnsupported);
@@ -194,7 +194,7 @@ TEST(what_converts_goes_over_rails_that_do_and_ends_with_the_last_of_them) {
         pair.world.run_for(kSecond);
         Node& node = write ? pair.src : pair.dst;
         CopyProgram converting = program_between(pair.src_layout, pair.dst_layout);
-        Conversion conversion{};  // the simulation's bytes stay as they are
+        Conversion conversion{};  // the simulation does not convert bytes
         conversion.src_dtype = Dtype::kBf16;
         conversion.dst_dtype = Dtype::kF16;
         converting.conversions = {conversion};

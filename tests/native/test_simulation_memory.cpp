@@ -1,5 +1,5 @@
-// An agent that runs out of memory while it serves two peers: the session that the memory was for may end, the process
-// goes on, and what the other peer has of it comes to its end untouched.
+// An agent that runs out of memory while it serves two peers: the session that needed the memory may end, the
+// process goes on, and the other peer's transfers end untouched.
 #include "memory_failure.h"
 
 #include <set>
@@ -11,11 +11,11 @@
 namespace simulation {
 namespace {
 
-// Allocations of one engine that fail, the first counted from when it was armed; 0: none.
+// Allocations of one engine that fail; the first is counted from when this is armed; 0: none.
 struct Failing {
   const Node* node = nullptr;
   std::uint64_t countdown = 0, in_a_row = 1;
-  std::size_t beyond_nbytes = SIZE_MAX;  // every one of more bytes than this
+  std::size_t beyond_nbytes = SIZE_MAX;  // larger allocations fail
   std::uint64_t num_failed = 0;
 
   bool fails(std::size_t nbytes) noexcept {
@@ -31,7 +31,7 @@ struct Failing {
 };
 Failing failing;
 
-// A decode that one peer (`pair.src`) works with, in all ways, while memory fails, and a third agent beside it.
+// A decode that works with one peer (`pair.src`) in all ways while memory fails, and a third agent.
 struct Scene {
   explicit Scene(const std::vector<RailPlan>& rails, std::uint64_t seed)
       : pair(rails, seed), third(pair.world.add("third")) {
@@ -78,7 +78,7 @@ struct Scene {
     return true;
   }
 
-  // No end that was taken up again left a second record.
+  // An end that was handled again left no second record.
   void check_records() {
     std::vector<Record> taken(64);
     taken.resize(records.take(taken));
@@ -97,8 +97,8 @@ struct Scene {
   std::uint32_t program = 0;
 };
 
-// Writes, reads and expectations of one peer from their beginning to their end, of which the n-th allocation of the
-// victim's engine fails, and those after it. Returns whether there was one.
+// Runs writes, reads and expectations of one peer from beginning to end. The n-th allocation of the victim's
+// engine fails, and those after it. Returns whether there was an n-th one.
 bool fail_the_nth(const std::vector<RailPlan>& rails, std::uint64_t n, std::uint64_t in_a_row) {
   Scene scene(rails, check::seed());
   Pair& pair = scene.pair;
@@ -117,8 +117,7 @@ bool fail_the_nth(const std::vector<RailPlan>& rails, std::uint64_t n, std::uint
   CHECK(pair.ends(theirs));
   const bool met = failing.num_failed != 0;
   failing = {};
-  // It was one of the two that the memory was for. The other's session is the one that it began with, and nothing of
-  // it is missing.
+  // At most one of the two sessions ended. The other peer still has its first session, and misses nothing.
   const bool kept_theirs = pair.dst.session_with("third") == scene.to_third;
   const bool kept_its = pair.dst.session_with("prefill") == pair.to_src;
   CHECK(kept_theirs || kept_its || in_a_row > 1);
@@ -126,7 +125,7 @@ bool fail_the_nth(const std::vector<RailPlan>& rails, std::uint64_t n, std::uint
     CHECK_EQ(theirs->outcome(), Outcome::kDone);
     CHECK(scene.third_is_whole());
     CHECK(pair.notified(pair.dst, "theirs"));
-    const auto again = scene.third_writes();  // and the victim serves on
+    const auto again = scene.third_writes();  // the victim goes on serving
     REQUIRE(pair.ends(again));
     CHECK_EQ(again->outcome(), Outcome::kDone);
   }
@@ -144,11 +143,11 @@ TEST(whichever_allocation_fails_one_session_ends_at_most_and_the_other_loses_not
   for (const auto& rails : rail_sets()) {
     std::uint64_t n = 1;
     while (fail_the_nth(rails, n, 1) && check::state().num_failures == 0) ++n;
-    CHECK(n > 100);  // there were some
+    CHECK(n > 100);  // enough allocations were tried
   }
 }
 
-// The end of the session finds none either.
+// The end of the session runs out of memory as well.
 TEST(where_several_fail_in_a_row_the_process_lives_and_nothing_is_left) {
   for (const auto& rails : rail_sets()) {
     for (const std::uint64_t in_a_row : {2, 5, 30}) {

@@ -1,4 +1,4 @@
-// Messages: in their order, as many as there is room for, and at nobody else's expense.
+// Messages: in order, as many as there is room for, and without a cost to other peers.
 #include "mallory.h"
 #include "simulated_messages.h"
 
@@ -60,7 +60,7 @@ TEST(a_reader_that_stalls_costs_a_window_and_reading_gives_room_back) {
     CHECK(full.message().find("peer.sendable()") != std::string::npos);
     CHECK_EQ(unread_at(pair.dst, pair.to_src), wire::kMessageWindow);
     CHECK(!pair.src.engine().has_room(pair.world.now(), pair.to_dst, 0).value());
-    // Room comes back by quarters, and is told once.
+    // Room is reported once, after a quarter of the window has been read.
     for (std::uint64_t i = 1; i < num_most / 4; ++i) CHECK(pair.dst.read_message().has_value());
     pair.world.run_for(kMillisecond);
     CHECK_EQ(count(pair.src, EventKind::kRoom), 0u);
@@ -69,7 +69,7 @@ TEST(a_reader_that_stalls_costs_a_window_and_reading_gives_room_back) {
     CHECK_EQ(count(pair.src, EventKind::kRoom), 1u);
     for (std::uint64_t i = 0; i < num_most / 4; ++i) CHECK_OK(send());
     CHECK_EQ(send().code(), Code::kExhausted);
-    // Whoever has read all has told so much that the longest finds room.
+    // After everything was read, the longest message finds room.
     pair.world.run_for(kMillisecond);
     while (pair.dst.read_message()) {}
     pair.world.run_for(kMillisecond);
@@ -112,7 +112,7 @@ TEST(a_session_that_ends_takes_its_window_with_it) {
   pair.connect({one_sided_rail()});
   CHECK_OK(pair.src.send_message(pair.to_dst, {}));
   pair.world.run_for(kMillisecond);
-  // What the first session left is read before, and told to nobody.
+  // Messages of the first session are read first, and no peer is told of them.
   for (std::uint64_t i = 0; i < kNumLeast; ++i) CHECK(pair.dst.read_message()->peer != pair.to_src);
   CHECK_EQ(pair.dst.read_message()->peer, pair.to_src);
   pair.world.run_for(kMillisecond);
@@ -128,7 +128,7 @@ TEST(a_peer_that_is_cut_off_while_its_sender_waits_for_room_is_lost_in_time) {
   CHECK_EQ(pair.src.send_message(pair.to_dst, {}).code(), Code::kPeerSilent);
 }
 
-// The agent that is called has its peer before the one that called, whose rails are still to come up.
+// The called agent has its peer before the caller has, whose rails still have to come up.
 TEST(messages_come_after_their_peer_does) {
   std::size_t num_early = 0;
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
@@ -158,7 +158,7 @@ TEST(more_than_the_window_ends_her_session_alone) {
     mallory.send(wire::AgentMessage{});
     CHECK(mallory.ended);
     CHECK_EQ(pair.dst.engine().peer(key)->reason.code(), Code::kProtocol);
-    // What she was allowed is read all the same.
+    // The messages within her window are still read.
     for (std::uint64_t i = 0; i < num_most; ++i) CHECK(pair.dst.read_message().has_value());
     CHECK(!pair.dst.read_message().has_value());
     pair.dst.takes_events = true;
@@ -170,7 +170,7 @@ TEST(what_was_read_is_told_once_for_a_quarter_of_the_window) {
   Pair pair;
   Mallory mallory(pair.world, pair.dst);
   for (std::uint64_t i = 0; i < 4 * kNumLeast; ++i) mallory.send(wire::AgentMessage{});
-  // A thread that took a message that tells, and comes late: another has told of it.
+  // A thread that has to announce room comes late: another thread has done so.
   for (int i = 0; i < 2; ++i) pair.dst.engine().message_taken(pair.world.now(), mallory.key());
   pair.world.run_for(kMillisecond);
   std::vector<std::uint64_t> told;
@@ -183,7 +183,7 @@ TEST(what_was_read_is_told_once_for_a_quarter_of_the_window) {
 
 TEST(a_reader_that_lies_about_what_it_took_loses_its_session_alone) {
   struct Lie {
-    std::vector<std::uint64_t> told;  // of two messages that were sent: the last is the lie
+    std::vector<std::uint64_t> told;  // for two messages that were sent; the last value is false
   };
   const std::uint64_t one = wire::kLeastMessageCharge;
   for (const Lie& lie :
@@ -224,7 +224,7 @@ TEST(a_lease_is_told_within_round_trips_and_not_at_the_next_heartbeat) {
     pair.src.settle();
     return told;
   };
-  // The first is asked for alone, the others while its heartbeat is under way; none is told twice.
+  // The first query sends a heartbeat; the others come while it is under way. Each is answered once.
   CHECK(!ask(leases[0]));
   CHECK(!ask(leases[0]));
   const LeaseId later = pair.grant_read({2});
@@ -243,7 +243,7 @@ TEST(nobody_is_told_who_does_not_ask) {
   const LeaseId lease = pair.grant_read({1});
   pair.world.run_for(2 * kSecond);
   CHECK(told_at(pair.src).empty());
-  CHECK(pair.src.engine().await_told(pair.world.now(), lease));  // by the heartbeats since
+  CHECK(pair.src.engine().await_told(pair.world.now(), lease));  // confirmed by the heartbeats since
   const LeaseId bearer =
       Pair::grant(pair.src, std::nullopt, pair.src_region, wire::LeaseMode::kRead, {1}, kSecond, false);
   CHECK(pair.src.engine().await_told(pair.world.now(), bearer));

@@ -1,5 +1,5 @@
-// A peer that is limited to a rate: its transfers move at it and no faster, end as all others do while they wait, and
-// cost no other peer anything.
+// A peer with a rate: its transfers move at that rate and no faster, end as usual while they wait, and cost
+// other peers nothing.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -21,7 +21,7 @@ void limit(Node& node, const std::string& peer, std::uint64_t max_bytes_per_s) {
   node.settle();
 }
 
-// What has landed since it was made never outruns the rate.
+// Checks that the bytes that have landed since it was made never exceed the rate.
 struct Meter {
   Meter(Pair& its_pair, std::uint64_t rate)
       : pair(its_pair), from(pair.world.now()), before(pair.bytes_landed) {
@@ -40,7 +40,7 @@ struct Meter {
   bool told = false;
 };
 
-// On every set of rails and from either side, while most of it waits for its turn.
+// Runs a scenario on every set of rails and from either side, while most of the transfer waits for its turn.
 void in_mid_pace(const std::function<void(Pair&, std::shared_ptr<Handle>)>& scenario,
                  Time timeout_ns = Pair::kTimeout, std::uint64_t num_seeds = 5) {
   for (const auto& rails : rail_sets())
@@ -78,7 +78,7 @@ TEST(a_limited_peer_moves_at_its_rate_and_no_faster) {
             CHECK_OK(handle->status());
           }
           CHECK(pair.equal(kFrom, kTo));
-          // All of the rate is there for it.
+          // The transfer gets the whole rate.
           CHECK(pair.world.now() - meter.from <
                 static_cast<Time>(2 * kAllNbytes * kSecond / kRate) + 100 * kMillisecond);
         }
@@ -86,7 +86,7 @@ TEST(a_limited_peer_moves_at_its_rate_and_no_faster) {
       }
 }
 
-// A hundred thousand pieces' worth of rate: several go at one wake-up, and none of it is lost.
+// At a rate of a hundred thousand pieces a second several go at one wake-up, and none of the rate is lost.
 TEST(a_rate_of_many_pieces_a_wake_up_is_reached) {
   for (std::uint64_t i = 0; i < 5; ++i) {
     Pair pair({one_sided_rail()}, check::seed() * 1000 + i);
@@ -109,7 +109,7 @@ TEST(what_waits_for_its_turn_can_be_cancelled) {
     for (Node* node : {&pair.src, &pair.dst}) node->cancel(handle);  // one of them posted it
     REQUIRE(pair.ends(handle, kSecond));
     CHECK_EQ(handle->status().code(), Code::kCancelled);
-    // What is posted next begins where the rate is.
+    // The next transfer begins at the rate's current state.
     const auto next = pair.read(kFrom, kTo);
     REQUIRE(pair.ends(next));
     CHECK_OK(next->status());
@@ -124,7 +124,7 @@ TEST(a_right_that_ends_meanwhile_is_fenced_at_once) {
         if (node->engine().lease_state(lease)) node->revoke(lease);
     REQUIRE(pair.ends(handle, kSecond));
     CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
-    pair.world.run_for(kSecond / 10);  // what was under way
+    pair.world.run_for(kSecond / 10);  // until pieces under way have landed
     pair.freeze_destination();
     pair.world.run_for(2 * kSecond);
   });
@@ -138,7 +138,7 @@ TEST(a_peer_that_dies_meanwhile_is_lost_as_any) {
     REQUIRE(pair.world.until([&] { return stays.engine().num_transfers() == 0; }, 2 * kSecond));
     CHECK(stays.engine().open_peers().empty());
     if (&stays == &pair.dst) {
-      // Back under its name it is limited as before, and a session of another name is not.
+      // When it is back under its name it is limited as before; a session of another name is not.
       dies.start();
       CHECK_EQ(stays.engine().peer_limits().size(), 1);
     }
@@ -179,7 +179,7 @@ TEST(a_limit_that_changes_holds_for_what_is_under_way) {
   });
 }
 
-// A piece in two seconds, where silence of half a second ends a session and gives up a rail.
+// One piece in two seconds, although silence of half a second ends a session and a rail.
 TEST(waiting_is_no_silence) {
   EngineConfig hasty;
   hasty.session.heartbeat_ns = kSecond / 10;
@@ -221,8 +221,8 @@ TEST(layers_that_are_released_meanwhile_go_in_their_turn) {
   }
 }
 
-// Two prefills write to one decode, which limits one of them: the other's pages take what they take alone, and while
-// all that is left waits a round has nothing to do.
+// Two prefills write to one decode, which limits one of them. The other's pages take as long as they take
+// alone. While only limited pieces wait, a round has nothing to do.
 TEST(other_peers_are_not_slowed) {
   const auto others_time = [](bool is_limited, std::uint64_t seed) {
     Pair pair({one_sided_rail()}, seed);
@@ -271,7 +271,7 @@ TEST(other_peers_are_not_slowed) {
   CHECK(beside < alone * 5 / 4);
 }
 
-// Sessions of one name have one bucket.
+// Sessions of one name share one bucket.
 TEST(a_peer_with_two_sessions_has_the_rate_once) {
   Pair pair({one_sided_rail()}, check::seed());
   const SessionKey first = pair.to_src;
@@ -303,7 +303,7 @@ TEST(a_peer_with_two_sessions_has_the_rate_once) {
   }
 }
 
-// Pages of a small write come with its OFFER, which no rate can hold: what follows waits for them.
+// The bytes of a small write come with its OFFER, which no rate can delay; later transfers wait for them.
 TEST(pages_that_come_unasked_are_counted) {
   EngineConfig eager;
   eager.session.features.eager_nbytes = 4096;
@@ -324,7 +324,7 @@ TEST(pages_that_come_unasked_are_counted) {
   pair.check_quiet();
 }
 
-// By its number as both ends know it, of what was posted while the floor was there.
+// The priority of transfers that are posted while the limit is set, as both ends know it.
 TEST(transfers_with_a_peer_go_no_earlier_than_its_least_priority) {
   Pair pair({one_sided_rail()}, check::seed());
   const auto priorities = [](Node& node) {

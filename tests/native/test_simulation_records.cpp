@@ -1,4 +1,5 @@
-// Records of transfers: each end of one leaves one when it ends, however it ends, and those of both ends join.
+// Records of transfers: each end leaves one record when it ends, in whatever way, and the records of both
+// ends join.
 #include "memory_failure.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace {
 
 using Of = Engine::OpenPlace::Of;
 
-// A pair of which both ends are watched.
+// A pair with records at both ends.
 struct Watched {
   explicit Watched(const std::vector<RailPlan>& rails, std::uint64_t seed) : pair(rails, seed) {
     REQUIRE(at_src.resize(64).ok() && at_dst.resize(64).ok());
@@ -66,12 +67,12 @@ bool cancel(Node& node, const Record& record) {
 
 struct End {
   Outcome outcome;
-  std::optional<Code> code;  // none: any, where two ends may be first
+  std::optional<Code> code;  // none: any code, where either end may be first
 };
 struct Ending {
   const char* name;
   bool write;
-  // Posts one transfer, and sees to its end.
+  // Posts one transfer and brings about its end.
   std::function<void(Pair&)> run;
   End src, dst;
 };
@@ -86,7 +87,7 @@ std::shared_ptr<Handle> halfway(Pair& pair, bool write) {
 
 const End kDone{Outcome::kDone, Code::kOk};
 End failed(Code code) { return {Outcome::kFailed, code}; }
-// Of a source that cancels the destination hears, or finds first that its right is over.
+// If the source cancels, the destination hears of it, or first finds that its right has ended.
 const End kAnyFailure{Outcome::kFailed, std::nullopt};
 const End kCancelled{Outcome::kCancelled, Code::kCancelled};
 
@@ -225,7 +226,7 @@ TEST(of_a_peer_that_died_this_end_leaves_its_record) {
   });
 }
 
-// Of what never comes to its end without that: the agent's transports are gone.
+// Transfers that would otherwise never end: the agent's transports are gone.
 TEST(what_is_abandoned_leaves_its_record_too) {
   on_every_watched([](Watched& watched) {
     Pair& pair = watched.pair;
@@ -337,7 +338,7 @@ TEST(a_held_write_is_seen_and_is_cancelled_by_its_number_once) {
 
 std::atomic<std::uint64_t> num_allocated{0};
 
-// Of the same world, watched or not.
+// Allocations in the same world, with records or without.
 std::uint64_t allocations(const std::vector<RailPlan>& rails, bool watched, bool write) {
   RecordRing at_src, at_dst;
   Pair pair(rails, check::seed());

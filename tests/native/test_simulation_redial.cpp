@@ -1,4 +1,4 @@
-// Rails that are lost while their session goes on are dialled again, and brought back.
+// Rails that are lost while their session goes on: they are dialled again, and come back.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -22,7 +22,7 @@ RailId rail_1(Pair& pair) {
   return *found;
 }
 
-// Dials of rail 1 by the end that called, after the first.
+// When the caller dialled rail 1, after the first time.
 std::vector<Time> redials(Pair& pair) {
   std::vector<Time> times;
   for (const auto& [at, rail] : pair.src.dials)
@@ -49,7 +49,7 @@ TEST(a_rail_that_was_lost_comes_back_and_is_used) {
       CHECK_EQ(node->engine().stats().rails_redialled, 1);
       CHECK_EQ(note_of_rail(pair, *node), std::string());
     }
-    // The one that came back brings all of it alone.
+    // The rail that came back carries everything alone.
     pair.world.run_for(kSecond);
     pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[0], "cut");
     pair.src.takes_rails = pair.dst.takes_rails = false;
@@ -62,11 +62,11 @@ TEST(a_rail_that_was_lost_comes_back_and_is_used) {
   });
 }
 
-// "stream" is required by both ends, "mapped" would carry the pages without it.
+// Both ends require "stream"; "mapped" could carry the pages without it.
 TEST(a_session_goes_on_without_no_transport_that_is_required) {
   EngineConfig strict;
   strict.required_transports = {"stream"};
-  for (const bool here : {true, false}) {  // who requires it
+  for (const bool here : {true, false}) {  // which end requires it
     Pair pair({one_sided_rail(), two_sided_rail(), two_sided_rail()}, check::seed(),
               here ? strict : EngineConfig{}, here ? EngineConfig{} : strict);
     REQUIRE(pair.world.until([&] { return whole(pair, 3); }));
@@ -96,15 +96,15 @@ TEST(rails_that_fall_at_random_are_all_back_when_they_fall_no_more) {
       const bool write = random.chance(50);
       auto handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
       pair.world.run_for(static_cast<Time>(random.below(5'000)) * kMicrosecond);
-      // The first carries on: without any the session would be over. One end sees it, or both do at moments of their
-      // own, or neither: a rail that says nothing any more.
+      // The first rail carries on; without any rail the session would end. One end sees the loss, both see it
+      // at different times, or neither does: the rail is silent.
       Node& node = random.chance(50) ? pair.src : pair.dst;
       const auto alive = node.rails_with(&node == &pair.src ? pair.to_dst : pair.to_src);
       for (const RailId id : alive)
         if (node.link(id)->name.index != 0 && random.chance(50)) {
           switch (random.below(3)) {
             case 0: node.cut_rail(id, "cut"); break;
-            case 1: node.link(id)->muted = i % 2 == 0; break;  // what is mapped needs nobody's word
+            case 1: node.link(id)->muted = i % 2 == 0; break;  // mapped memory needs no message
             default: node.cut_rail_here(id, "cut here");
           }
         }
@@ -113,7 +113,7 @@ TEST(rails_that_fall_at_random_are_all_back_when_they_fall_no_more) {
       CHECK_OK(handle->status());
       CHECK(pair.equal(kFrom, kTo));
     }
-    // A silent rail is found out where pieces are due on it.
+    // A silent rail shows when pieces are due on it.
     REQUIRE(pair.world.until(
         [&] {
           auto handle = pair.read(kFrom, kTo);
@@ -159,7 +159,7 @@ TEST(a_peer_whose_listener_is_gone_is_dialled_at_growing_intervals) {
   CHECK_EQ(pair.src.engine().peer(pair.to_dst)->notes.size(), 1);
   pair.dst.takes_rails = true;
   REQUIRE(pair.world.until([&] { return whole(pair, 2); }, 40 * kSecond));
-  // It stays, so the next loss begins with the first wait.
+  // It stays up, so after the next loss the first wait is short again.
   pair.world.run_for(Redials::kLongestWait);
   before = pair.src.now();
   pair.src.cut_rail(rail_1(pair), "cut");
@@ -203,7 +203,7 @@ TEST(a_rail_that_did_not_come_up_is_dialled_again) {
     pair.src.dials.clear();
     pair.src.call(pair.dst, std::vector<RailPlan>(4, two_sided_rail()));
     const auto up = [&] { return pair.src.session_with("decode") != 0; };
-    if (!pair.world.until(up, kSecond)) continue;  // none of the first came up
+    if (!pair.world.until(up, kSecond)) continue;  // none of the first rails came up
     REQUIRE(pair.world.until(
         [&] { return !up() || pair.src.rails_with(pair.src.session_with("decode")).size() == 4; },
         600 * kSecond));
@@ -216,7 +216,7 @@ TEST(a_rail_that_did_not_come_up_is_dialled_again) {
   CHECK(num_tries > 40);
 }
 
-// The end that called notices first, and the other still holds the rail for up: the new one takes its place.
+// The caller notices the loss first. The other end still takes the old rail for up; the new one replaces it.
 TEST(a_rail_dialled_anew_ends_the_one_that_its_peer_still_holds) {
   in_mid_transfer(kTwoStreams, 10, [](Pair& pair, bool, std::shared_ptr<Handle> handle) {
     const auto link = pair.src.link(pair.src.rails_with(pair.to_dst)[1]);
@@ -232,7 +232,7 @@ TEST(a_rail_dialled_anew_ends_the_one_that_its_peer_still_holds) {
   });
 }
 
-// Of a rail that one end gave up in silence the other hears by RAIL_DOWN, whichever end called.
+// If one end gives up a silent rail, the other hears of it by RAIL_DOWN, whichever end called.
 TEST(a_silent_rail_is_given_up_at_both_ends_and_comes_back) {
   in_mid_transfer(
       kTwoStreams, 1,
@@ -255,7 +255,7 @@ struct TwoRails {
 
   // Piece by piece, rail by rail.
   TwoRails(Time first_ns, Time second_ns) {
-    pair.src.takes_rails = false;  // what is lost stays lost
+    pair.src.takes_rails = false;  // lost rails stay lost
     pair.src.work_ns = pair.dst.work_ns = kMicrosecond;
     const Layout layout{.num_layers = kLayers, .num_blocks = kBlocks};
     from = pair.src.add_region(layout);
@@ -281,7 +281,7 @@ struct TwoRails {
     began = pair.world.clock().now();
     handle = Pair::post(pair.dst, std::move(request));
   }
-  // In microseconds since it was posted.
+  // Microseconds from posting to the end.
   double took() {
     REQUIRE(pair.ends(handle));
     CHECK_OK(handle->status());
@@ -301,7 +301,7 @@ struct TwoRails {
 TEST(rails_bring_pieces_in_proportion_to_their_speed_to_the_end) {
   for (const unsigned ratio : {1u, 2u, 6u}) {
     TwoRails rails(100 * kMicrosecond, ratio * 100 * kMicrosecond);
-    // What both bring together, and one piece of the slow one.
+    // The time with both rails at full rate, and one piece of the slow rail.
     const double ideal = 100 * TwoRails::kPieces * ratio / (1 + ratio), took = rails.took();
     std::printf("  1 to %u: %.0f us, ideal %.0f, pieces %zu and %zu\n", ratio, took, ideal,
                 rails.links[0]->num_fetched, rails.links[1]->num_fetched);
@@ -319,7 +319,7 @@ TEST(of_two_rails_one_that_is_lost_costs_a_transfer_its_share_and_little_more) {
   REQUIRE(rails.handle->outcome() == Outcome::kPending);
   const auto id = rails.pair.dst.rails_with(rails.pair.to_src)[1];
   rails.pair.dst.cut_rail(id, "cut");
-  // 10 ms by both; the rest by one. What was under way on the lost one is done again.
+  // Both rails for 10 ms, then one. Pieces under way on the lost rail are moved again.
   const double alone = 100 * (TwoRails::kPieces - 2 * 100);
   const double took = rails.took();
   std::printf("  %.0f us, of which one rail took %.0f\n", took, alone);

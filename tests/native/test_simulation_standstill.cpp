@@ -1,5 +1,5 @@
-// What the engine promises when its own agent stands still: stopped, starved of the processor, or with
-// its whole machine paused. It must not take that for its peers' silence, and must not be fooled by it.
+// What the engine promises when its own agent stands still: stopped, starved of the processor, or with its
+// whole machine paused. It must not take that for silence of its peers, and must still notice real silence.
 #include <functional>
 
 #include "simulated_pair.h"
@@ -16,11 +16,12 @@ EngineConfig hears_for(Time silent) {
   return limits;
 }
 
-// One agent has little patience, the other much. On every set of rails, either way, in mid-transfer.
+// One agent has a short silent time, the other a long one. On every set of rails, in either direction, in the
+// middle of a transfer.
 struct Scene {
   Pair& pair;
   Node &hasty, &other;
-  std::shared_ptr<Handle> handle;  // who posted it the seed says
+  std::shared_ptr<Handle> handle;  // the seed says which end posted it
 };
 void in_mid_transfer(const std::function<void(Scene)>& scenario) {
   for (const auto& rails : rail_sets())
@@ -71,7 +72,7 @@ TEST(agents_whose_machine_was_paused_keep_each_other) {
     other.pause();
     pair.world.run_for(between(pair, kShort, kLong / 2));
     hasty.resume();
-    pair.world.run_for(between(pair, 0, kShort / 3));  // one comes back a little later
+    pair.world.run_for(between(pair, 0, kShort / 3));  // one goes on a little later than the other
     other.resume();
     pair.world.run_for(2 * kShort);
     REQUIRE(!has_lost(hasty));
@@ -87,10 +88,10 @@ TEST(a_peer_that_died_meanwhile_is_found_out_within_the_limit) {
     auto& [pair, hasty, other, handle] = scene;
     hasty.pause();
     pair.world.run_for(between(pair, 0, 3 * kShort));
-    other.crash(false);  // nobody says so
+    other.crash(false);  // its peers do not see the end
     pair.world.run_for(between(pair, 0, 3 * kShort));
     hasty.resume();
-    // The whole limit again, where something of it was still to be read.
+    // The whole limit counts again if frames were still unread.
     REQUIRE(pair.world.until([&hasty = hasty] { return has_lost(hasty); }, kShort + kMillisecond));
     CHECK_EQ(reason_at(hasty).code(), Code::kPeerSilent);
     REQUIRE(pair.world.until([&hasty = hasty] { return hasty.engine().num_transfers() == 0; }, kSecond));
@@ -111,7 +112,7 @@ TEST(standstills_cannot_keep_a_dead_peer_for_ever) {
       hasty.resume();
       if (!has_lost(hasty)) pair.world.run_for(between(pair, 0, kShort / 100));
     }
-    CHECK_EQ(num_standstills, 4);  // three are not held against it
+    CHECK_EQ(num_standstills, 4);  // the first three do not count as silence
     CHECK_EQ(reason_at(hasty).code(), Code::kPeerSilent);
     CHECK(reason_at(hasty).message().find("in which this agent itself stood still") != std::string::npos);
   });
@@ -120,14 +121,14 @@ TEST(standstills_cannot_keep_a_dead_peer_for_ever) {
 TEST(an_agent_that_its_peers_gave_up_meanwhile_learns_why) {
   in_mid_transfer([](Scene scene) {
     auto& [pair, hasty, other, handle] = scene;
-    other.pause();  // here the one with much patience stands still
+    other.pause();  // here the agent with the long silent time stands still
     REQUIRE(pair.world.until([&hasty = hasty] { return has_lost(hasty); }, 2 * kShort));
     CHECK_EQ(reason_at(hasty).code(), Code::kPeerSilent);
     pair.world.run_for(between(pair, kShort, 2 * kLong));
     other.resume();
     REQUIRE(pair.world.until([&other = other] { return has_lost(other); }, kSecond));
     CHECK_EQ(reason_at(other).code(), Code::kPeerLost);
-    // Rails have ways of their own here, on which their end may overtake the goodbye.
+    // Rails have their own connections here, whose end may overtake the goodbye.
     const std::string why = reason_at(other).message();
     CHECK(why.find("said goodbye (peer-silent): nothing heard for") != std::string::npos ||
           why.find("the last rail to") != std::string::npos);
@@ -146,7 +147,7 @@ TEST(a_rail_is_not_given_up_for_a_standstill_of_our_own) {
       request.timeout_ns = 300 * kSecond;
       auto handle = Pair::post(write ? pair.src : pair.dst, request);
       REQUIRE(pair.until_midway(kFrom.size()));
-      pair.dst.pause();  // pieces are due to it
+      pair.dst.pause();  // it has to move pieces
       pair.world.run_for(between(pair, 2 * kShort, kLong / 2));
       pair.dst.resume();
       REQUIRE(pair.ends(handle));

@@ -1,5 +1,5 @@
-// Rails that are switched off and on while a session goes on: what they had under way is redone on others, they come
-// back when they are on, and a session is never without one for it.
+// Rails that are switched off and on while a session goes on. Others move their pieces again; they come back
+// when they are switched on; a session always keeps a rail.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -47,7 +47,7 @@ TEST(a_rail_that_is_switched_off_in_mid_transfer_is_replaced_and_comes_back) {
     REQUIRE(pair.world.until([&] { return has(pair, name, 0); }, kSecond));
     CHECK(says(notes(pair, node), "switched off here"));
     CHECK_EQ(node.engine().rails_off().size(), 1);
-    // It stays off, however often the other end dials, and who called does not.
+    // It stays off although the other end dials; the caller does not dial.
     pair.src.dials.clear();
     pair.world.run_for(20 * kSecond);
     CHECK(has(pair, name, 0));
@@ -57,7 +57,7 @@ TEST(a_rail_that_is_switched_off_in_mid_transfer_is_replaced_and_comes_back) {
     REQUIRE(pair.ends(next));
     CHECK(pair.equal(kFrom, kTo));
     CHECK_OK(turn(node, name, true));
-    // At once where this end dials; else with the peer's next dial.
+    // At once if this end dials, otherwise with the peer's next dial.
     REQUIRE(pair.world.until([&] { return has(pair, name, 1); },
                              &node == &pair.src ? 50 * kMillisecond : 40 * kSecond));
     CHECK_EQ(notes(pair, node), std::string());
@@ -73,7 +73,7 @@ TEST(what_would_end_a_session_is_refused_in_words) {
     CHECK(says(status.message(), node == &pair.src ? "'decode'" : "'prefill'"));
     CHECK(node->engine().rails_off().empty());
   }
-  CHECK_OK(turn(pair.src, "mapped", false));  // it has none
+  CHECK_OK(turn(pair.src, "mapped", false));  // it has no such rail
   CHECK(has(pair, "stream", 2));
   EngineConfig strict;
   strict.required_transports = {"stream"};
@@ -81,7 +81,7 @@ TEST(what_would_end_a_session_is_refused_in_words) {
   CHECK(says(turn(other.src, "stream", false).message(), "requires stream"));
   CHECK_OK(turn(other.src, "mapped", false));
   REQUIRE(other.world.until([&] { return has(other, "mapped", 0); }, kSecond));
-  // And now it is the last.
+  // Now it is the last rail.
   CHECK_EQ(turn(other.dst, "stream", false).code(), Code::kUnsupported);
 }
 
@@ -121,7 +121,8 @@ TEST(rails_that_are_switched_at_random_under_load_lose_no_byte) {
       for (int turns = 0; turns < 3; ++turns) {
         pair.world.run_for(static_cast<Time>(random.below(1'500)) * kMicrosecond);
         Node& node = random.chance(50) ? pair.src : pair.dst;
-        // Refused where it would be the last; both ends may still cross, and then a session may end.
+        // Refused if it would be the last rail. Both ends may switch at the same time; then a session may
+        // end.
         if (random.chance(50)) std::ignore = turn(node, "mapped", random.chance(50));
       }
       REQUIRE(pair.ends(handle));

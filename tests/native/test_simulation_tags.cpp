@@ -1,4 +1,4 @@
-// Whose request it is, at both ends; and what is over is told at once to who comes later with the same tag.
+// Contexts of requests, at both ends; and tags that are over, of which a later call is told at once.
 #include <map>
 
 #include "mallory.h"
@@ -23,13 +23,13 @@ TEST(each_end_keeps_its_own_context_and_else_has_the_others) {
       CHECK_EQ(written->outcome(), Outcome::kDone);
       CHECK_EQ(wire::text_of(written->context()), at_src);
       CHECK_EQ(wire::text_of(expected->context()), at_dst);
-      // The same where it ends badly: an expectation of other blocks refuses.
+      // The same for a failure: the blocks of the expectation differ.
       expected = pair.expect("req", {1}, Pair::kTimeout, of_expect);
       written = pair.write(kFrom, kTo, "req", of_write);
       REQUIRE(pair.ends(written));
       CHECK_EQ(written->status().code(), Code::kRefused);
       CHECK_EQ(wire::text_of(written->context()), at_src);
-      CHECK_EQ(wire::text_of(expected->context()), of_expect);  // it is not over, and nobody's yet
+      CHECK_EQ(wire::text_of(expected->context()), of_expect);  // it is not over, and has no writer yet
       pair.dst.cancel(expected);
     }
   });
@@ -54,7 +54,7 @@ TEST(notifications_say_whose_request_they_are_of) {
   });
 }
 
-// Of several writers it is the one that failed, not the one that came first or last.
+// Among several writers, the one that failed is named, not the first or the last.
 TEST(an_expectation_that_fails_names_the_writer_that_failed) {
   on_every_rail([](Pair& pair) {
     auto expected = pair.expect("req", {4, 5, 6});
@@ -93,7 +93,7 @@ TEST(a_write_of_a_tag_that_was_given_up_is_refused_at_once) {
       CHECK_EQ(written->status().code(), by_time ? Code::kDeadline : Code::kCancelled);
       CHECK(says(written->status(), "the expectation of its tag had ended (context 'its request')"));
       CHECK_EQ(wire::text_of(written->context()), "its request");
-      // Expected anew, the tag begins anew; and what was done may be written once more before it is expected.
+      // A new expectation begins the tag anew. What was done may be written again before it is expected.
       for (int i = 0; i < 2; ++i) {
         if (i == 0) expected = pair.expect(tag, kTo);
         written = pair.write(kFrom, kTo, tag);
@@ -106,10 +106,10 @@ TEST(a_write_of_a_tag_that_was_given_up_is_refused_at_once) {
         CHECK_EQ(expected->outcome(), Outcome::kDone);
       }
     }
-    // A lease is a right of its own.
+    // A lease gives the right without the tag.
     pair.dst.cancel(pair.expect("leased", kTo));
     pair.grant_write(kTo);
-    pair.world.run_for(10 * kMillisecond);  // the writer hears of it
+    pair.world.run_for(10 * kMillisecond);  // until the writer has heard of it
     auto written = pair.write(kFrom, kTo, "leased");
     REQUIRE(pair.ends(written));
     CHECK_EQ(written->outcome(), Outcome::kDone);
@@ -123,7 +123,7 @@ TEST(a_parked_write_begins_with_the_last_right_that_it_lacks) {
                                         {{4, 5}, {6}},   {{6, 5, 4}},     {{}}};  // {}: all blocks
   on_every_rail([&](Pair& pair) {
     for (const std::vector<Blocks>& grants : orders) {
-      pair.write({9}, {9}, "another");  // stays
+      pair.write({9}, {9}, "another");  // it goes on waiting
       auto written = pair.write({1, 2, 3}, {4, 5, 6}, "req");
       pair.world.run_for(10 * kMillisecond);
       pair.grant_write({0, 7});
@@ -135,7 +135,7 @@ TEST(a_parked_write_begins_with_the_last_right_that_it_lacks) {
       REQUIRE(ends_at_once(pair, written));
       CHECK_EQ(written->outcome(), Outcome::kDone);
       CHECK(pair.equal({1, 2, 3}, {4, 5, 6}));
-      // What has ended once takes no part in the next round; nothing is left to write under.
+      // What has ended takes no part in the next round: no right is left to write under.
       pair.dst.end_session_with(pair.to_src);
       pair.world.run_for(kSecond);
       pair.connect({one_sided_rail()});
@@ -143,7 +143,7 @@ TEST(a_parked_write_begins_with_the_last_right_that_it_lacks) {
   });
 }
 
-// A lease that covers some of its blocks is none that it needs.
+// A lease that covers only some of its blocks does not serve the write.
 TEST(a_write_that_is_expected_outlives_leases_on_its_blocks) {
   on_every_rail([](Pair& pair) {
     auto request = pair.request(true, {1, 2}, {4, 5}, "req");
@@ -169,7 +169,7 @@ TEST(parked_writes_of_one_tag_are_let_in_as_they_came) {
     pair.world.run_for(10 * kMillisecond);
     auto expected = pair.expect("req", {4, 5});
     REQUIRE(pair.ends(second));
-    CHECK_EQ(second->status().code(), Code::kRefused);  // another brings that block
+    CHECK_EQ(second->status().code(), Code::kRefused);  // another write brings that block
     auto third = pair.write({3}, {5}, "req");
     REQUIRE(pair.ends(first) && pair.ends(third) && pair.ends(expected));
     CHECK_EQ(first->outcome(), Outcome::kDone);
@@ -200,7 +200,7 @@ TEST(who_expects_a_write_that_ended_before_is_told_at_once) {
                  "the write with its tag by 'prefill' had ended before the tag was expected"));
       CHECK_EQ(wire::text_of(expected->context()), "its request");
       CHECK(expected->failed_blocks().size() == kTo.size());
-      // It is told once: the next one waits.
+      // It is reported once: the next write waits.
       CHECK_EQ(pair.dst.engine().load().tags_remembered, 0);
       expected = pair.expect("req", kTo);
       CHECK(!ends_at_once(pair, expected));
@@ -229,7 +229,7 @@ TEST(a_new_write_of_its_tag_begins_anew) {
   });
 }
 
-// The other end's write is no answer to who expects only this one's.
+// The other end's write does not satisfy an expectation of this end's only.
 TEST(only_writes_that_were_meant_count) {
   Pair pair({two_sided_rail()});
   auto written = pair.write(kFrom, kTo, "req");
@@ -241,16 +241,16 @@ TEST(only_writes_that_were_meant_count) {
   auto expected = pair.expect("req", kTo, Pair::kTimeout, "", pair.dst.session_with("other"));
   CHECK(!ends_at_once(pair, expected));
   pair.dst.cancel(expected);
-  // That cancelled one meant the other's alone: this write waits to be expected.
+  // The cancelled expectation was for the other end's writes only, so this write waits.
   written = pair.write(kFrom, kTo, "req");
   CHECK(!ends_at_once(pair, written));
   pair.check_quiet();
 }
 
-// Any order of both ends' calls, step by step, against what a reader of the docstring would say.
+// Random orders of both ends' calls, compared step by step with what the docstring says.
 TEST(any_order_of_both_ends_is_as_documented) {
   struct Tag {
-    std::shared_ptr<Handle> written, expected;  // that wait
+    std::shared_ptr<Handle> written, expected;  // those that wait
     bool given_up = false, lost = false;
   };
   for (std::uint64_t i = 0; i < 20; ++i) {
@@ -261,7 +261,7 @@ TEST(any_order_of_both_ends_is_as_documented) {
       const std::string name(1, static_cast<char>('a' + random.below(3)));
       Tag& tag = tags[name];
       const std::uint32_t block = static_cast<std::uint32_t>(name[0] - 'a');
-      std::shared_ptr<Handle> ended;  // now
+      std::shared_ptr<Handle> ended;  // by this call
       Outcome outcome = Outcome::kDone;
       switch (random.below(4)) {
         case 0:
@@ -322,14 +322,14 @@ TEST(tags_that_were_given_up_are_forgotten_the_oldest_first) {
   CHECK(!ends_at_once(pair, forgotten));
   auto remembered = pair.write({1}, {1}, "1");
   CHECK(ends_at_once(pair, remembered));
-  // Long ones are fewer.
+  // Fewer long tags are remembered.
   const std::string filler(wire::kMaxNotify - 8, 'x');
   for (std::size_t i = 0; i < 1000; ++i) pair.dst.cancel(pair.expect(filler + std::to_string(i), {1}));
   CHECK(pair.dst.engine().load().tags_remembered <= TagMemory::kMaxNbytes / wire::kMaxNotify);
   pair.check_quiet();
 }
 
-// Mallory's writes are charged to her, push out her own alone, and are as few when she comes again and again.
+// Mallory's writes are charged to her, displace only her own, and stay as few when she comes again.
 TEST(a_peer_fills_its_own_memory_alone) {
   Pair pair;
   auto written = pair.write(kFrom, kTo, "honest");

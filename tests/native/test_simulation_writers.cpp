@@ -1,5 +1,5 @@
-// Several writers fill what one receiver expects: some heads each, some tokens each, from pages of
-// other sizes than the receiver's. Done is what all of them brought, and nothing less.
+// Several writers fill one receiver's expectation: each some heads and some tokens, from pages of other sizes
+// than the receiver's. It is done when all parts have arrived, and not before.
 #include <functional>
 
 #include "simulated_pair.h"
@@ -23,14 +23,14 @@ bool each_once(const Blocks& blocks) {
   return std::set<std::uint32_t>(blocks.begin(), blocks.end()).size() == blocks.size();
 }
 
-// Two prefills with half of the heads each, in pages of half and of twice the decode's.
+// Two prefills, each with half of the heads, in pages of half and of twice the size of the decode's.
 struct Writers {
   struct Writer {
     Node* node;
     Layout layout;
     RegionId region;
     SessionKey to_dst;
-    Blocks blocks;  // of the sequence, from its token 0
+    Blocks blocks;  // of the sequence, from token 0 on
   };
 
   explicit Writers(const std::vector<RailPlan>& rails, std::uint64_t seed = check::seed())
@@ -51,7 +51,7 @@ struct Writers {
 
   Memory& destination() { return dst.memory(region); }
   CopyProgram program(const Writer& writer) const { return program_between(writer.layout, layout, true); }
-  // Some tokens of the sequence; `change` may break the request and the program.
+  // Copies some tokens of the sequence.
   TransferRequest request(const Writer& writer, std::uint32_t first, std::uint32_t last) const {
     const Ids ids = ids_between(writer.layout, layout, writer.blocks, blocks, first, last);
     TransferRequest out;
@@ -103,7 +103,7 @@ struct Writers {
         if (!token_arrived(index, layer, token)) return false;
     return true;
   }
-  // Bytes of tokens outside of the range are as they were: zeros.
+  // Whether the bytes of tokens outside of the range are still zeros.
   bool untouched_outside(std::uint32_t first, std::uint32_t last) {
     for (std::uint32_t layer = 0; layer < layout.num_layers; ++layer)
       for (std::uint32_t token = 0; token < kNumTokens; ++token)
@@ -212,7 +212,7 @@ TEST(one_writer_that_fails_fails_what_is_expected_and_names_the_blocks) {
     all.writers[upper_first].node->cancel(failing);
     REQUIRE(all.ends(expected));
     CHECK_EQ(expected->outcome(), Outcome::kFailed);
-    CHECK_EQ(expected->failed_blocks(), all.blocks);  // of the others half of the heads never came
+    CHECK_EQ(expected->failed_blocks(), all.blocks);  // half of the heads of the others never came
     REQUIRE(all.ends(failing));
     CHECK(each_once(failing->failed_blocks()));
     for (std::uint32_t layer = 0; layer < 3; ++layer) CHECK(!expected->layer_arrived(layer));
@@ -222,7 +222,7 @@ TEST(one_writer_that_fails_fails_what_is_expected_and_names_the_blocks) {
 TEST(blocks_that_were_brought_in_full_are_not_among_those_that_failed) {
   on_every_rail([](Writers& all, bool upper_first) {
     auto expected = all.expect();
-    // All heads of tokens 0 to 19, and half of those behind: block 2 is half full.
+    // All heads of tokens 0 to 19, and half of the heads of later tokens: block 2 is half full.
     for (const std::size_t index : {upper_first, !upper_first}) {
       auto handle = all.write(index, 0, index == 0 ? 20 : Writers::kNumTokens);
       REQUIRE(all.ends(handle));
@@ -253,7 +253,8 @@ TEST(a_writer_that_dies_fails_what_is_expected) {
     });
 }
 
-// Where units stick out on both sides: tokens 5 to 26 of pages of 8, from pages of 4 and of 16.
+// A range that begins and ends within units at both ends: tokens 5 to 26, from pages of 4 and of 16 into
+// pages of 8.
 TEST(a_range_of_tokens_arrives_and_nothing_beside_it) {
   on_every_rail([](Writers& all, bool upper_first) {
     auto expected = all.expect(5, 27);
@@ -291,7 +292,7 @@ TEST(a_range_in_parts_is_done_with_its_last_token) {
 
 TEST(more_than_was_asked_for_may_come_and_is_not_waited_for) {
   on_every_rail([](Writers& all, bool upper_first) {
-    auto expected = all.expect(9, 12);  // of the second block alone
+    auto expected = all.expect(9, 12);  // of the second block only
     auto first = all.write(upper_first, 9, 12);
     auto second = all.write(!upper_first, 8, 16);
     for (auto& handle : {first, second, expected}) {
@@ -379,7 +380,7 @@ TEST(a_writer_of_another_layout_is_refused_and_the_others_go_on) {
   constexpr Change kChanges[] = {
       [](CopyProgram& program) { program.dst_heads.total = 2 * kHeads; },
       [](CopyProgram& program) { program.dst_heads = {0, 2, 2}; },
-      // Three units of a token each in place of two of four: inside the block, and not its units.
+      // Three units of one token each instead of two of four: within the block, but not its units.
       [](CopyProgram& program) {
         program.units[kCoarse].dst = 3;
         program.units[kFine] = {0, 0};
@@ -413,12 +414,12 @@ TEST(a_writer_of_another_layout_is_refused_and_the_others_go_on) {
       });
 }
 
-// A second writer whose source lost its right in mid-transfer would spoil what the first has brought.
+// If a second writer's source lost its right in the middle, it would spoil what the first has brought.
 TEST(what_one_writer_brings_no_other_may) {
   on_every_rail([](Writers& all, bool upper_first) {
     auto expected = all.expect(5, 27);
     auto early = all.write(upper_first, 5, 14);
-    if (upper_first) REQUIRE(all.ends(early));  // on its way, or there already
+    if (upper_first) REQUIRE(all.ends(early));  // otherwise it is still on its way
     for (const auto& [first, last] : {std::pair(5u, 14u), std::pair(13u, 20u), std::pair(5u, 6u)}) {
       auto twice = all.write(upper_first, first, last);
       REQUIRE(all.world.until([&] { return twice->outcome() != Outcome::kPending; }, kSecond));
