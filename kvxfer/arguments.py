@@ -38,7 +38,7 @@ def check_kind(
     shown = f"a {type(value).__name__}" if is_secret else repr(value)
     if len(shown) > _MOST_SHOWN:
         shown = f"{shown[:_MOST_SHOWN]}..."
-    raise invalid(f"{name} is {what}, not {shown}")
+    raise invalid(f"{name} must be {what}, not {shown}")
 
 
 def flag(value: object, name: str) -> bool:

@@ -358,7 +358,7 @@ def loss_of(info: dict[str, Any], name: str) -> KvxferError:
 
 
 def _check_region_name(name: object) -> None:
-    check_kind(name, "name", str, "text, as the peer registered the region")
+    check_kind(name, "name", str, "a text, the name under which the peer registered the region")
 
 
 def _nbytes(nbytes: object) -> int:

@@ -284,9 +284,9 @@ class Region:
         check_kind(allow, "allow", str, 'a pattern, such as "acme/decode-*/*"')
         check_kind(renewable, "renewable", bool | None, "True, False or None")
         if mode not in ("read", "write"):
-            raise invalid(f'mode is "read" or "write", not {mode!r}')
+            raise invalid(f'mode must be "read" or "write", not {mode!r}')
         if not (ttl_s := seconds(ttl_s, "ttl_s")):
-            raise invalid("ttl_s is a positive number of seconds, not 0")
+            raise invalid("ttl_s must be a positive number of seconds, not 0")
         if peer is None and renewable:
             raise invalid(
                 "a lease for a name, or for any peer, has no heartbeats that renew it: leave renewable out, "
@@ -369,8 +369,8 @@ class Region:
         """Returns the number of a token that is to be granted."""
         if not isinstance(token, LeaseToken) or not token._is_drawn or peer is not None:
             raise invalid(
-                "token is what LeaseToken.draw() returned, for a lease for a name or for any peer: leave it "
-                "out for a Peer, and send lease.token after the grant"
+                "token must be a result of LeaseToken.draw(), for a lease for a name or for any peer: leave "
+                "it out for a Peer, and send lease.token after the grant"
             )
         own = self._descriptor.agent, self._descriptor.incarnation
         if token.incarnation not in (b"", own[1]):
@@ -414,4 +414,4 @@ def _check_holder(holder: object, peer: Peer | None) -> None:
     except UnicodeEncodeError:
         nbytes = 0
     if not 0 < nbytes <= _MAX_NAME_NBYTES:
-        raise invalid(f"holder is an agent's name, of 1 to {_MAX_NAME_NBYTES} bytes, not {holder!r}")
+        raise invalid(f"holder must be an agent's name of 1 to {_MAX_NAME_NBYTES} bytes, not {holder!r}")

@@ -51,22 +51,27 @@ class Entry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < _nbytes(self.name) <= MAX_NAME_NBYTES:
-            raise invalid(f"an agent's name has 1 to {MAX_NAME_NBYTES} bytes, not {self.name!r:.300}")
+            raise invalid(f"an agent's name must have 1 to {MAX_NAME_NBYTES} bytes, not {self.name!r:.300}")
         if self.address != "" and Address.parse(self.address, "an agent's address").is_wildcard:
-            raise invalid(f"an agent's address is {self.address!r}, which stands for every address of a host")
+            raise invalid(
+                f"an agent's address must be one address, not {self.address!r}, which stands for all "
+                "addresses of a host"
+            )
         if not isinstance(self.incarnation, bytes) or len(self.incarnation) != INCARNATION_NBYTES:
             raise invalid(
-                f"an agent's incarnation has {INCARNATION_NBYTES} bytes, not {self.incarnation!r:.300}"
+                f"an agent's incarnation must have {INCARNATION_NBYTES} bytes, not {self.incarnation!r:.300}"
             )
         items = dict(self.metadata) if isinstance(self.metadata, Mapping) else {"": None}
         if not all(isinstance(part, str) and part for part in items) or not all(
             isinstance(value, str) for value in items.values()
         ):
-            raise invalid(f"an agent's metadata is a mapping of names to texts, not {self.metadata!r:.300}")
+            raise invalid(
+                f"an agent's metadata must be a mapping of names to texts, not {self.metadata!r:.300}"
+            )
         nbytes = sum(_nbytes(key) + _nbytes(value) for key, value in items.items())
         if len(items) > MAX_METADATA_ITEMS or nbytes > MAX_METADATA_NBYTES:
             raise invalid(
-                f"an agent's metadata has at most {MAX_METADATA_ITEMS} items and {MAX_METADATA_NBYTES} "
+                f"an agent's metadata may have at most {MAX_METADATA_ITEMS} items and {MAX_METADATA_NBYTES} "
                 f"bytes, not {len(items)} and {nbytes}"
             )
         object.__setattr__(self, "metadata", MappingProxyType(items))

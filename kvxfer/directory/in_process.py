@@ -60,7 +60,7 @@ class InProcessDirectory:
         """Makes `entry` the one of its name, and wakes its waiters."""
         # `not >` also refuses NaN.
         if ttl_s is not None and not ttl_s > 0:
-            raise invalid(f"ttl_s is {ttl_s!r}, not a positive number of seconds")
+            raise invalid(f"ttl_s must be a positive number of seconds, not {ttl_s!r}")
         with self._lock:
             now = self._forget_ended()
             held = self._held.get(entry.name)

@@ -107,7 +107,7 @@ class MirroredDirectory:
         """Makes `entry` the one of its name at the remote end and in the copy."""
         # `not >`: NaN is no time either.
         if ttl_s is not None and not ttl_s > 0:
-            raise invalid(f"ttl_s is {ttl_s!r}, not a positive number of seconds")
+            raise invalid(f"ttl_s must be a positive number of seconds, not {ttl_s!r}")
         return self._call(self._publish(entry, ttl_s, replace))
 
     def withdraw(self, name: str, incarnation: bytes) -> None:

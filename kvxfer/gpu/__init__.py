@@ -65,7 +65,7 @@ def store_ring_nbytes(num_stages: int = 4) -> int:
         Fewer than two stages: one is stored while others are loaded.
     """
     if num_stages < 2:
-        raise ValueError(f"a ring has two stages or more, and this is {num_stages}")
+        raise ValueError(f"a ring needs two stages or more, not {num_stages}")
     # Equals sizeof (native/include/kvxfer/bulk_ring.h): the stages, and a barrier and a place for each.
     return num_stages * 8192 + sum(-(-num_stages * nbytes // 128) * 128 for nbytes in (8, 16))
 

@@ -56,7 +56,7 @@ def availability(index: int = 0) -> Availability:
     if found.failure:
         return Availability(f"{found.failure}: {found.change}", driver_version=found.version)
     if not 0 <= index < len(found.devices):
-        reason = f"there is no GPU {index}: the driver serves {len(found.devices)} to this process"
+        reason = f"there is no GPU {index}: the driver offers {len(found.devices)} to this process"
         return Availability(reason, driver_version=found.version)
     return of_device(found.devices[index], found.version)
 
@@ -65,8 +65,8 @@ def of_device(device: driver.Device, driver_version: tuple[int, int]) -> Availab
     """Returns the same as `availability`, for a known device."""
     if sm_of(device.architecture) < LEAST_SM:
         reason = (
-            f"{device.name} has compute capability {'.'.join(map(str, device.capability))}, and the kernels "
-            f"need {LEAST_SM // 10}.{LEAST_SM % 10}: take a newer GPU"
+            f"{device.name} has compute capability {'.'.join(map(str, device.capability))}, but the kernels "
+            f"need {LEAST_SM // 10}.{LEAST_SM % 10}: use a newer GPU"
         )
         return Availability(reason, device, driver_version)
     origins = []

@@ -175,12 +175,17 @@ def _measure(device_index: int, kernels: tuple[int, int, int]) -> tuple[Calibrat
         cta_samples, samples, no_engines = _native.gpu_calibrate(device_index, kernels)
     except _native.NativeError as error:
         logger().info(
-            "how GPU %d copies to and from host memory is not known, so copies go by kernels of %d CTAs: %s",
+            "copies between GPU %d and host memory could not be measured, so kernels of %d CTAs make them: "
+            "%s",
             *(device_index, Calibration().num_ctas, error.args[1]),
         )
         return Calibration(), False
     if no_engines is not None:
-        logger().info("copies between GPU %d and host memory go by kernels: %s", device_index, no_engines)
+        logger().info(
+            "kernels make the copies between GPU %d and host memory, not copy engines: %s",
+            device_index,
+            no_engines,
+        )
     # A driver without copy engines stays so, but a lack of time may be temporary.
     is_whole = bool(cta_samples) and (bool(samples) or no_engines is not None)
     return Calibration(tuple(samples), tuple(cta_samples)), is_whole
@@ -240,8 +245,8 @@ def _store(device: driver.Device, driver_version: tuple[int, int], measured: Cal
         cubin_cache.write_whole(path, b"%08x\n%s" % (zlib.crc32(body), body))
     except OSError as error:
         logger().info(
-            "the calibration of copies is not kept, so every process takes a second for one: %s; name a "
-            "folder that can be written with KVXFER_CACHE_DIR",
+            "the calibration of copies cannot be stored, so every process takes a second to measure again: "
+            "%s; set KVXFER_CACHE_DIR to a folder that can be written",
             error,
         )
 

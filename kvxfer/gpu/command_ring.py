@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _EVERY_LAYER = 2**32 - 1
 _MOST = 2**32 - 1
 _MOST_COMMANDS = 2**64 - 1
-_PREPARE = "pass what prepare_write() of this ring returned"
+_PREPARE = "pass a result of this ring's prepare_write()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,12 @@ class CommandRing:
         src, dst = as_ids(src_blocks), as_ids(dst_blocks)
         if len(src) != len(dst):
             raise UsageError(
-                f"src_blocks names {len(src)} blocks, dst_blocks {len(dst)}", code="length-mismatch"
+                f"src_blocks names {len(src)} blocks, but dst_blocks names {len(dst)}", code="length-mismatch"
             )
         for ids, end in ((src, region), (dst, remote_region)):
             if len(ids) and int(ids.max()) >= end.num_blocks:
                 raise UsageError(
-                    f"block {int(ids.max())} is none of region {end.name!r}, which has {end.num_blocks}",
+                    f"block {int(ids.max())} is outside region {end.name!r}, which has {end.num_blocks}",
                     code="out-of-range",
                 )
         try:
@@ -229,11 +229,11 @@ class CommandRing:
             ``unsupported``: the ring is a GPU's. ``invalid-argument``: `prepared` belongs to another ring or
             agent.
         """
-        check_kind(prepared, "prepared", PreparedWrite, "what prepare_write() returned")
+        check_kind(prepared, "prepared", PreparedWrite, "a result of prepare_write()")
         if prepared._completions is not self._completions:
             raise foreign(self._completions, prepared, repr(prepared), _PREPARE)
         if prepared._ring is not self._ring:
-            raise invalid(f"{prepared!r} is of another ring: {_PREPARE}")
+            raise invalid(f"{prepared!r} belongs to another ring: {_PREPARE}")
         pair = count(pair, "pair", 0, _MOST)
         layer = _EVERY_LAYER if layer is None else count(layer, "layer", 0, _EVERY_LAYER - 1)
         num_pairs = count(num_pairs, "num_pairs", 0, _MOST)
@@ -309,7 +309,7 @@ class CommandRing:
             raise self._fewer(num, timeout_s)
 
     def _fewer(self, num_commands: int, timeout_s: float | None) -> TimeoutError:
-        return TimeoutError(f"{self!r}: not {num_commands} after {timeout_s} s")
+        return TimeoutError(f"{self!r}: fewer than {num_commands} commands ended within {timeout_s} s")
 
     # ---- lifetime -------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class CommandRing:
 
 def ring_of(core: AgentCore, completions: Completions, poster: Poster, num_commands: int) -> CommandRing:
     """Returns a ring with room for `num_commands`, as `Agent.command_ring` says."""
-    size = count(num_commands, "num_commands", 0, _MOST, "a power of two, 2**20 at most")
+    size = count(num_commands, "num_commands", 0, _MOST, "a power of two of at most 2**20")
     completions.check()
     try:
         return CommandRing(core.command_ring(size), completions, poster)

@@ -15,7 +15,7 @@ from kvxfer.gpu.kernels import Kernel, check_runs_on
 #: Options for every kernel; part of every cache key. With ``-v`` ptxas reports registers and spills.
 OPTIONS: Final = "std=c++20 ptxas=-v"
 #: How to install missing packages. The driver's CUDA version, as `nvidia-smi` shows it, decides which.
-INSTALL: Final = "pip install kvxfer[gpu], or kvxfer[gpu-cu12] where the driver is for CUDA 12"
+INSTALL: Final = "pip install kvxfer[gpu], or kvxfer[gpu-cu12] if the driver is for CUDA 12"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def check_installed() -> None:
         import cuda.core  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"cuda-core is not installed ({error}), which compiles and loads GPU kernels: {INSTALL}",
+            f"cuda-core, which compiles and loads GPU kernels, is not installed ({error}): {INSTALL}",
             code="unsupported",
         ) from error
 
@@ -56,7 +56,7 @@ def check_knows(architecture: str) -> None:
     known = [int(sm) for sm in _ask("nvrtcGetSupportedArchs")[0]]
     if sm_of(architecture) not in known:
         raise UsageError(
-            f"NVRTC {major}.{minor} does not know {architecture}; the newest that it knows is "
+            f"NVRTC {major}.{minor} does not know {architecture}; the newest one that it knows is "
             f"sm_{max(known)}: {INSTALL}, with --upgrade",
             code="unsupported",
         )
@@ -92,8 +92,8 @@ def compile_kernel(kernel: Kernel, architecture: str) -> Compilation:
             program.close()
     except Exception as error:  # cuda.core has an error class for each library, but no common one
         raise UsageError(
-            f"NVRTC does not compile the GPU kernel {kernel.name} for {architecture}: {error}\n"
-            f"{_plain(log.getvalue())}",
+            f"NVRTC could not compile the GPU kernel {kernel.name} for {architecture}: "
+            f"{error}\n{_plain(log.getvalue())}",
             code="unsupported",
         ) from error
     cubin = Cubin(kernel.name, architecture, source_key, version(), bytes(code))
@@ -109,10 +109,10 @@ def _ask(name: str) -> tuple[Any, ...]:
         status, *values = getattr(nvrtc, name)()
     except RuntimeError as error:  # the library is loaded with the first call
         raise UsageError(
-            f"NVRTC is not found, which compiles GPU kernels: {INSTALL}", code="unsupported"
+            f"NVRTC, which compiles GPU kernels, was not found: {INSTALL}", code="unsupported"
         ) from error
     if int(status) != 0:
-        raise UsageError(f"NVRTC fails in {name}: {status}", code="unsupported")
+        raise UsageError(f"NVRTC failed in {name}: {status}", code="unsupported")
     return tuple(values)
 
 

@@ -103,7 +103,7 @@ def _refuse(place: str, why: str) -> None:
     if place not in _refused:
         _refused.add(place)
         logger().warning(
-            "compiled GPU kernels are not kept, so every process compiles them anew: %s; name a folder that "
-            "can be written with KVXFER_CACHE_DIR",
+            "compiled GPU kernels cannot be stored, so every process compiles them again: %s; set "
+            "KVXFER_CACHE_DIR to a folder that can be written",
             why,
         )

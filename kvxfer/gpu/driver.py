@@ -67,9 +67,11 @@ def look() -> Driver:
         library = ctypes.CDLL(_NAME)
     except OSError as error:
         if "No such file" not in str(error):
-            return Driver(failure=f"{_NAME} does not load: {error}", change="install NVIDIA's driver again")
+            return Driver(
+                failure=f"{_NAME} cannot be loaded: {error}", change="install NVIDIA's driver again"
+            )
         return Driver(
-            failure=f"{_NAME} is not found, so there is no NVIDIA driver",
+            failure=f"{_NAME} was not found, so there is no NVIDIA driver",
             change="install NVIDIA's driver, or start the container with --gpus all",
         )
     version = (0, 0)
@@ -83,7 +85,7 @@ def look() -> Driver:
     except _FailedError as error:
         if error.status == _NO_DEVICE:
             return _without_devices(version)
-        return Driver(version, failure=str(error), change="see whether nvidia-smi works, and what it says")
+        return Driver(version, failure=str(error), change="run nvidia-smi and see what it reports")
     if not devices:
         return _without_devices(version)
     return Driver(version, devices)
@@ -109,8 +111,8 @@ def device_of(address: int) -> int | None:
 def _without_devices(version: tuple[int, int]) -> Driver:
     return Driver(
         version,
-        failure="the NVIDIA driver serves no GPU to this process",
-        change="see CUDA_VISIBLE_DEVICES, the container's --gpus and nvidia-smi",
+        failure="the NVIDIA driver offers no GPU to this process",
+        change="check CUDA_VISIBLE_DEVICES, the container's --gpus and nvidia-smi",
     )
 
 
@@ -137,4 +139,4 @@ def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> None:
     except AttributeError as error:
         raise _FailedError(f"the NVIDIA driver is too old: {error}") from error
     what = (words.value or b"no words for it").decode(errors="replace")
-    raise _FailedError(f"the NVIDIA driver fails in {name} with {status}: {what}", status)
+    raise _FailedError(f"the NVIDIA driver failed in {name} with {status}: {what}", status)

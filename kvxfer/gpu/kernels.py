@@ -61,6 +61,7 @@ def check_runs_on(kernel: Kernel, architecture: str) -> None:
     """Raises `UsageError` (``unsupported``) if a kernel cannot run on an architecture."""
     if not kernel.runs_on(architecture):
         raise UsageError(
-            f"the GPU kernel {kernel.name} is for sm_{kernel.least_sm} and later, and this is {architecture}",
+            f"the GPU kernel {kernel.name} needs sm_{kernel.least_sm} or later, but this GPU is "
+            f"{architecture}",
             code="unsupported",
         )

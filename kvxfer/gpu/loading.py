@@ -117,5 +117,5 @@ def _checked(result: tuple[Any, ...]) -> Any:
     """
     status, *values = result
     if int(status) != 0:
-        raise UsageError(f"the NVIDIA driver fails to load a kernel: {status.name}", code="unsupported")
+        raise UsageError(f"the NVIDIA driver could not load a kernel: {status.name}", code="unsupported")
     return values[0] if values else None

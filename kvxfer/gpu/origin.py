@@ -46,14 +46,14 @@ def look(
     try:
         version = compiler.version()
     except UsageError as error:
-        lacking = "is for a newer driver" if found else "did not come with this installation"
+        lacking = "is for a newer driver" if found else "is not part of this installation"
         raise UsageError(
             f"the GPU kernel {kernel.name} for {architecture} {lacking}, and {error.args[0]}", code=error.code
         ) from error
     if not _is_loaded_by(version, driver_version):
         raise UsageError(
-            f"NVRTC {version[0]}.{version[1]} makes what this driver does not load: update the driver, "
-            "or pip install kvxfer[gpu-cu12] where it is for CUDA 12 (nvidia-smi says so)",
+            f"NVRTC {version[0]}.{version[1]} makes kernels that this driver does not load: update the "
+            "driver, or pip install kvxfer[gpu-cu12] if it is for CUDA 12 (nvidia-smi shows that)",
             code="unsupported",
         )
     if (found := cubin_cache.load(kernel.name, architecture, key, version)) is not None:

@@ -69,7 +69,7 @@ class PeerPages:
         """Address of its first byte, for kernels (``kvxfer::PageStores``, ``store_page``, ``arrive``)."""
         address = self._mapping.address
         if address == 0:
-            raise ValueError("the peer's pages are not mapped any more")
+            raise ValueError("the peer's pages are no longer mapped")
         return address + self._offset
 
     def close(self) -> None:

@@ -21,26 +21,26 @@ def device_of(region: str, views: list[TensorView], options: AgentOptions) -> in
     names = sorted({_name(index) for index in placed})
     if len(names) > 1:
         raise _unsupported(
-            f"region {region!r} would lie on {' and '.join(names)}, and a region lies in one memory: "
-            "register one for each"
+            f"region {region!r} would lie on {' and '.join(names)}, but a region must lie in one memory: "
+            "register one region for each"
         )
     device = options.device
     if device is None:
         reason = availability.availability(max(placed[0] or 0, 0)).reason
         if reason:
             raise _unsupported(
-                f"region {region!r} would lie on {names[0]}, and GPU kernels cannot run here: {reason}"
+                f"region {region!r} would lie on {names[0]}, but GPU kernels cannot run here: {reason}"
             )
         _check_known(region, placed[0])
         raise _unsupported(
-            f"region {region!r} would lie on {names[0]}, which this agent does not reach: make it with "
+            f"region {region!r} would lie on {names[0]}, but this agent has no GPU: make it with "
             f"AgentOptions(gpu={placed[0]}), or register a cache in host memory"
         )
     _check_known(region, placed[0])
     if placed[0] != device:
         raise _unsupported(
-            f"region {region!r} would lie on {names[0]}, and this agent's GPU is {device}: an agent has "
-            f"one for now, so make another with AgentOptions(gpu={placed[0]})"
+            f"region {region!r} would lie on {names[0]}, but this agent's GPU is {device}, and an agent has "
+            f"only one: make another agent with AgentOptions(gpu={placed[0]})"
         )
     return device
 
@@ -48,8 +48,8 @@ def device_of(region: str, views: list[TensorView], options: AgentOptions) -> in
 def _check_known(region: str, index: int | None) -> None:
     if index == UNTOLD_GPU:
         raise _unsupported(
-            f"region {region!r} would lie at an address of which the driver knows no GPU: it was freed, or "
-            "is another process's; register tensors that this process has allocated"
+            f"region {region!r} would lie at an address that belongs to no GPU by the driver: the memory was "
+            "freed, or is another process's; register tensors that this process has allocated"
         )
 
 

@@ -66,7 +66,7 @@ def _pool(device: int) -> tuple[Any, Any]:
         import torch
     except ImportError as error:
         raise UsageError(
-            f"shareable_memory() is where torch allocates, and torch does not import ({error}): install it",
+            f"shareable_memory() needs torch, which cannot be imported ({error}): install it",
             code="unsupported",
         ) from None
     if not hasattr(torch.cuda, "MemPool"):

@@ -40,7 +40,7 @@ def files_of(kernel: Kernel) -> dict[str, bytes]:
             found[name] = (ROOT / name).read_bytes()
         except OSError as error:
             raise UsageError(
-                f"the source of the GPU kernel {kernel.name} cannot be read ({error}): install kvxfer again",
+                f"the source of the GPU kernel {kernel.name} cannot be read ({error}): reinstall kvxfer",
                 code="unsupported",
             ) from error
         for quote, included in _INCLUDE.findall(found[name].decode(errors="replace")):

@@ -44,13 +44,15 @@ def offer_stores(memory: Any) -> StoreOffer:
     seen = view(memory)
     if seen.gpu is None:
         raise UsageError(
-            "stores are offered into memory of a GPU, and this is the host's: share that by kvxfer.Pool",
+            "stores can be offered only into GPU memory, and this is host memory: share it with kvxfer.Pool",
             code="unsupported",
         )
     nbytes = seen.itemsize
     for size, stride in zip(reversed(seen.shape), reversed(seen.strides), strict=True):
         if size > 1 and stride != nbytes:
-            raise invalid("stores are offered into contiguous memory: pass the tensor whose part this is")
+            raise invalid(
+                "stores can be offered only into contiguous memory: pass the tensor that this is a view of"
+            )
         nbytes *= size
     try:
         kind, base, allocated, handle, fd = _native.gpu_export(seen.address)
@@ -58,8 +60,8 @@ def offer_stores(memory: Any) -> StoreOffer:
         raise translate(error) from None
     if kind == IPC:
         raise UsageError(
-            "this memory is cudaMalloc's, which another process cannot hold while it is freed here: allocate "
-            "it in kvxfer.gpu.shareable_memory()",
+            "this memory is from cudaMalloc, and another process cannot keep it while this one frees it: "
+            "allocate it in kvxfer.gpu.shareable_memory()",
             code="unsupported",
         )
     offset = seen.address - base
@@ -67,7 +69,8 @@ def offer_stores(memory: Any) -> StoreOffer:
         if fd >= 0:
             os.close(fd)
         raise UsageError(
-            "this tensor lies in more than one allocation: offer parts that lie in one", code="unsupported"
+            "this tensor lies in more than one allocation: offer parts that each lie in one",
+            code="unsupported",
         )
     return StoreOffer(kind, allocated, offset, nbytes, handle, fd)
 
@@ -133,7 +136,7 @@ class StoreOffer:
             magic, kind, allocated, offset, nbytes, handle = _MESSAGE.unpack(message)
             if magic != _MAGIC:
                 raise UsageError(
-                    f"what came is no offer of this version of kvxfer: it begins with {magic!r}",
+                    f"the message is not an offer of this version of kvxfer: it begins with {magic!r}",
                     code="unsupported",
                 )
             if (
@@ -143,8 +146,8 @@ class StoreOffer:
                 or offset > allocated - nbytes
             ):
                 raise invalid(
-                    f"what came is no offer: kind {kind} with {len(fds)} descriptors, {nbytes} bytes from "
-                    f"{offset} on of {allocated}"
+                    f"the message is not a valid offer: kind {kind} with {len(fds)} descriptors, {nbytes} "
+                    f"bytes at offset {offset} of {allocated}"
                 )
         except BaseException:
             for fd in fds:

@@ -64,5 +64,6 @@ def check_device(what: Any, gpu: int) -> None:
     if index is not None and index != gpu:
         kind = "event" if handle_of(what) is None else "stream"
         raise invalid(
-            f"the {kind} is of GPU {index}, the agent's is GPU {gpu}: pass one of that GPU, or use a trigger"
+            f"the {kind} is on GPU {index}, but the agent's GPU is {gpu}: pass one on that GPU, or use a "
+            "trigger"
         )

@@ -103,7 +103,7 @@ class Trigger:
         handle = handle_of(stream)
         if handle is None:
             raise invalid(
-                f"a trigger is recorded in a torch or cuda.core stream, not in a {type(stream).__name__}"
+                f"a trigger must be recorded in a torch or cuda.core stream, not in a {type(stream).__name__}"
             )
         try:
             self._completions.core.record(self._word, handle, _value(value))
@@ -165,7 +165,7 @@ def trigger_of(completions: Completions, memory: Any) -> Trigger:
     except NativeError as error:
         raise translate(error) from None
     except (TypeError, BufferError, ValueError) as error:
-        raise invalid(f"memory is 4 writable bytes, as of a numpy array: {error}") from None
+        raise invalid(f"memory must be 4 writable bytes, e.g. a numpy array: {error}") from None
 
 
 def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
@@ -178,7 +178,9 @@ def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
     if isinstance(after, Threshold):
         trigger = after._trigger
         if trigger._completions is not completions:
-            instead = "make one there by trigger(), over the same memory where both are to wait for one word"
+            instead = (
+                "make one with this agent's trigger(), over the same memory if both must wait for one word"
+            )
             raise foreign(completions, trigger, repr(trigger), instead)
         return After(trigger._word, after._first, after._step)
     if hasattr(after, "add_done_callback"):
@@ -194,8 +196,8 @@ def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
     except NativeError as error:
         raise translate(error) from None
     raise invalid(
-        "after is a Trigger, a stream or an event of torch or cuda.core, or a future, "
-        f"not a {type(after).__name__}"
+        "after must be a Trigger, a stream or an event of torch or cuda.core, or a future, not a "
+        f"{type(after).__name__}"
     )
 
 
@@ -207,8 +209,9 @@ def _check_no_capture() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise invalid(
-            "an event is waited for while the current stream is captured into a graph, which runs later or "
-            "many times: make a trigger with agent.trigger(), record() it in the stream, and wait for that"
+            "the transfer waits for an event, but the current stream is being captured into a graph, which "
+            "runs later or many times: make a trigger with agent.trigger(), record() it in the stream, and "
+            "wait for that"
         )
 
 
@@ -222,7 +225,7 @@ def _event(event: Any) -> int | None:
         return None
     if not handle or not int(handle):
         raise invalid(
-            "the event was never recorded: record it in the stream that writes the pages, then pass it"
+            "the event was never recorded: record it in the stream that writes the pages before you pass it"
         )
     return int(handle)
 

@@ -34,10 +34,11 @@ class Axes:
             ``invalid-argument`` when the letters do not fit its shape.
         """
         if not isinstance(cast(object, axes), str):
-            raise invalid(f'axes are a letter for each axis, e.g. "l2bthd", not {axes!r}')
+            raise invalid(f'axes must be a text with a letter for each axis, e.g. "l2bthd", not {axes!r}')
         if len(axes) != len(seen.shape):
             raise invalid(
-                f'axes "{axes}" name {len(axes)} axes, the tensor has {len(seen.shape)} (shape {seen.shape})'
+                f'axes "{axes}" name {len(axes)} axes, but the tensor has {len(seen.shape)} (shape '
+                f"{seen.shape})"
             )
         if unknown := [letter for letter in axes if letter not in _LETTERS]:
             raise invalid(
@@ -46,18 +47,22 @@ class Axes:
         if len(set(axes)) != len(axes):
             raise invalid(f'axes "{axes}" name an axis twice')
         if "b" not in axes or ("d" in axes) == ("c" in axes):
-            raise invalid(f'axes "{axes}" need b, and one of d and c')
+            raise invalid(f'axes "{axes}" need b, and either d or c')
         if "c" in axes and "2" in axes:
-            raise invalid(f'axes "{axes}" tell keys from values twice: c holds both, and so does 2')
+            raise invalid(
+                f'axes "{axes}" have both c and 2: each of them holds keys and values, so use only one'
+            )
         part = cls()
         for letter, count, stride in zip(axes, seen.shape, seen.strides, strict=True):
             if count < 1:
                 raise invalid(f"axis {letter} of the tensor is empty (shape {seen.shape})")
             if letter == "2" and count != 2:
-                raise invalid(f"axis 2 is keys and values, but has {count} elements (shape {seen.shape})")
+                raise invalid(
+                    f"axis 2 must be keys and values, but has {count} elements (shape {seen.shape})"
+                )
             if letter == "c":
                 if count % 2:
-                    raise invalid(f"axis c is keys then values of equal size, but has {count} elements")
+                    raise invalid(f"axis c must be keys then values of equal size, but has {count} elements")
                 part.put("d", count // 2, stride)
                 part.put("2", 2, count // 2 * stride)
             else:
@@ -106,7 +111,7 @@ def read_many(
     first = rows[0][0]
     for i, row in enumerate(rows):
         if len(row) != len(rows[0]):
-            raise invalid(f"layer {i} is not a pair as layer 0 is")
+            raise invalid(f"layer {i} has another number of tensors than layer 0")
         for seen in row:
             _require_alike(first, seen, i)
     part = Axes.of_view(first, axes)
@@ -147,7 +152,7 @@ def _fields(
     if scales is not None:
         views = [view(item) for item in flatten(scales)]
         if not views:
-            raise invalid("scales are an empty list: leave them out where there are none")
+            raise invalid("scales are an empty list: leave them out if there are none")
         lowest = min(base, *(item.address for item in views))
         # The region begins at the lowest registered byte.
         table = table + (base - lowest)
@@ -156,7 +161,7 @@ def _fields(
             views, scale_axes, base=lowest, counts=counts, saturate=saturate
         )
     elif scale_axes or saturate:
-        raise invalid("scale_axes and saturate say how scales are read, but no scales were given")
+        raise invalid("scale_axes and saturate describe scales, but no scales were given")
     return {
         "dtype": seen.dtype if dtype is None else dtype_name(dtype),
         "itemsize": seen.itemsize,
@@ -193,7 +198,7 @@ def _require_alike(first: TensorView, seen: TensorView, layer: int) -> None:
         ours, theirs = getattr(first, name), getattr(seen, name)
         if ours != theirs:
             raise UsageError(
-                f"{name} of layer {layer} is {theirs}, of layer 0 {ours}: layers of one region are alike; "
-                "register a region for each group",
+                f"{name} of layer {layer} is {theirs}, but of layer 0 {ours}: layers of one region must be "
+                "alike; register a region for each group",
                 code="layout-mismatch",
             )

@@ -117,18 +117,20 @@ def vllm_group(
     group = config.kv_cache_groups[index]
     order = order or getattr(config, "kv_cache_layout", None)
     if order is None:
-        raise invalid(f"this config names no kv_cache_layout: pass order=, one of {', '.join(VLLM_ORDERS)}")
+        raise invalid(f"this config has no kv_cache_layout: pass order=, one of {', '.join(VLLM_ORDERS)}")
     places = {name: (item, i) for item in config.kv_cache_tensors for i, name in enumerate(item.layers)}
     if missing := [name for name in group.layer_names if name not in places]:
-        raise invalid(f"layers {', '.join(missing[:8])} of group {index} are in none of the kv_cache_tensors")
+        raise invalid(
+            f"layers {', '.join(missing[:8])} of group {index} are not in any of the kv_cache_tensors"
+        )
     spec = group.kv_cache_spec
     if (each := getattr(spec, "kv_cache_specs", None)) is not None:
         specs = [each[name] for name in group.layer_names]
         for name, other in zip(group.layer_names, specs, strict=True):
             if other != specs[0]:
                 raise invalid(
-                    f"layer {name} of group {index} has another spec than {group.layer_names[0]}: layers "
-                    "of one region are alike, so make a layout for each kind with vllm"
+                    f"layer {name} of group {index} has another spec than {group.layer_names[0]}: layers of "
+                    "one region must be alike, so make a layout for each kind with vllm"
                 )
         spec = specs[0]
     where = [places[name] for name in group.layer_names]
@@ -147,7 +149,7 @@ def _vllm(
 ) -> KVLayout:
     """Makes the layout; `where` gives for each layer its tensor, and its index among that tensor's layers."""
     if order not in VLLM_ORDERS:
-        raise invalid(f"order {order!r} is none of {', '.join(VLLM_ORDERS)}")
+        raise invalid(f"order {order!r} is not one of {', '.join(VLLM_ORDERS)}")
     parts = []
     size = min(int(tensor.size) for tensor, _ in where)
     for tensor in {id(tensor): tensor for tensor, _ in where}.values():
@@ -163,8 +165,8 @@ def _vllm(
     for other in parts:
         if other.strides != first.strides:
             raise invalid(
-                f"layers of one group have strides {first.strides} and {other.strides} bytes: "
-                "layers of one region are alike, so make a layout for each tensor with vllm"
+                f"layers of one group have strides {first.strides} and {other.strides} bytes: layers of one "
+                "region must be alike, so make a layout for each tensor with vllm"
             )
     table = np.array([[t.offset + i * t.layer_stride] for t, i in where], np.int64)
     num_kv = first.counts["2"]
@@ -173,7 +175,7 @@ def _vllm(
     if layout.elements_nbytes > size:
         raise invalid(
             f"pages of {len(where)} layers × {num_blocks} blocks end at byte {layout.elements_nbytes}, but "
-            f"the tensor has {size} (block_stride {first.strides['b']}): is {order} its order?"
+            f"the tensor has {size} (block_stride {first.strides['b']}): check whether {order} is its order"
         )
     return layout
 
@@ -268,7 +270,8 @@ def sglang(
     num_kv = 1 if latent else 2
     if len(data_ptrs) % num_kv:
         raise invalid(
-            f"{len(data_ptrs)} buffers are not keys and values of some layers: is the cache latent?"
+            f"{len(data_ptrs)} buffers cannot be keys and values of whole layers: check whether the cache is "
+            "latent"
         )
     wanted = page_size * num_heads * head_dim * itemsize
     if item_lens[0] != wanted:
@@ -314,11 +317,11 @@ def _num_items(ptrs: Sequence[int], lens: Sequence[int], item_lens: Sequence[int
     for i, (nbytes, item) in enumerate(zip(lens, item_lens, strict=True)):
         if item != item_lens[0] or nbytes != lens[0]:
             raise invalid(
-                f"buffer {i} has {nbytes} bytes in items of {item}, buffer 0 has {lens[0]} in items of "
-                f"{item_lens[0]}: layers of one region are alike, so make a layout for each group"
+                f"buffer {i} has {nbytes} bytes in items of {item}, but buffer 0 has {lens[0]} in items of "
+                f"{item_lens[0]}: layers of one region must be alike, so make a layout for each group"
             )
     if item_lens[0] < 1 or lens[0] < item_lens[0]:
-        raise invalid(f"a buffer of {lens[0]} bytes has no item of {item_lens[0]}")
+        raise invalid(f"a buffer of {lens[0]} bytes does not hold an item of {item_lens[0]} bytes")
     return int(lens[0] // item_lens[0])
 
 

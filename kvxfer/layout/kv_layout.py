@@ -265,8 +265,8 @@ class KVLayout:
             scales = len(self.quantization.scales) if self.quantization else 0
             raise invalid(
                 f"this layout takes {len(encoded)} bytes to send ({len(self.offsets)} offsets, {scales} "
-                f"scales), the bound is {MAX_ENCODED_NBYTES}: allocate the layers in one tensor, so that "
-                "their offsets are regular, and keep one scale for each layer rather than each head"
+                f"scales), but the limit is {MAX_ENCODED_NBYTES}: allocate the layers in one tensor, so that "
+                "their offsets are regular, and use one scale for each layer instead of each head"
             )
         return encoded
 
@@ -299,8 +299,8 @@ def complete(read: dict[str, Any], held: Held) -> dict[str, Any]:
     """
     if held.get("quantization") is not None and "quantization" in read:
         raise invalid(
-            f"scales per {read['quantization'].per} were read off a tensor, and a quantization was "
-            "given as well: pass one of the two"
+            f"scales per {read['quantization'].per} were read off a tensor, but a quantization was given as "
+            "well: pass only one of the two"
         )
     done: dict[str, Any] = {"first_layer": 0, "first_head": 0, **held, **read}
     for what in ("layers", "heads"):

@@ -89,11 +89,11 @@ class Quantization:
         if self.in_memory:
             if self.scales:
                 raise invalid(
-                    f"quantization per {self.per} reads its scales from the region, "
-                    f"yet {len(self.scales)} static scales are given"
+                    f"quantization per {self.per} reads its scales from the region, but {len(self.scales)} "
+                    "static scales are given"
                 )
             if self.per == "page" and self.head_stride:
-                raise invalid(f'head_stride of scales per page is {self.head_stride}, not 0: say "page_head"')
+                raise invalid(f'head_stride of scales per page is {self.head_stride}, not 0: use "page_head"')
             return
         if not self.scales:
             raise invalid(f"quantization per {self.per} has no scales")
@@ -102,8 +102,8 @@ class Quantization:
         refused = np.flatnonzero(~(np.isfinite(rounded) & (rounded > 0)))
         if len(refused):
             raise invalid(
-                f"scale {refused[0]} of {len(rounded)} is {rounded[refused[0]]} as float32, "
-                "and a scale is finite and above 0"
+                f"scale {refused[0]} of {len(rounded)} is {rounded[refused[0]]} as float32, but a scale must "
+                "be finite and above 0"
             )
 
     # ---- making one -------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Quantization:
         try:
             scales = (float(scale),)
         except (TypeError, ValueError):
-            raise invalid(f"scale is a number above 0, not {scale!r}") from None
+            raise invalid(f"scale must be a number above 0, not {scale!r}") from None
         return cls("tensor", scales, saturate=saturate)
 
     @classmethod
@@ -155,16 +155,16 @@ class Quantization:
         seen = views[0]
         for index, other in enumerate(views):
             if other.dtype != "float32":
-                raise invalid(f"scales are float32, but tensor {index} of the scales is {other.dtype}")
+                raise invalid(f"scales must be float32, but tensor {index} of the scales is {other.dtype}")
             if (other.shape, other.strides) != (seen.shape, seen.strides):
                 raise invalid(
-                    f"scales of layer {index} have shape {other.shape} and strides {other.strides}, "
+                    f"scales of layer {index} have shape {other.shape} and strides {other.strides}, but "
                     f"those of layer 0 {seen.shape} and {seen.strides}"
                 )
         if len(axes) != len(seen.shape) or len(set(axes)) != len(axes) or set(axes) - set(_NAMES):
             raise invalid(
-                f'scale_axes "{axes}" do not fit a tensor of shape {seen.shape}: '
-                "one of the letters l 2 b h for each axis, each once"
+                f'scale_axes "{axes}" do not fit a tensor of shape {seen.shape}: write one of the letters l '
+                "2 b h for each axis, each once"
             )
         strides = dict.fromkeys(_NAMES, 0)
         shape = dict.fromkeys(_NAMES, 1)
@@ -173,20 +173,23 @@ class Quantization:
         if len(views) > 1:
             if "l" in axes:
                 raise invalid(
-                    f'{len(views)} tensors of scales, one for each layer, cannot have axis l ("{axes}")'
+                    f"{len(views)} tensors of scales are one for each layer, so they cannot have axis l "
+                    f'("{axes}")'
                 )
             shape["l"], strides["l"] = len(views), views[1].address - seen.address
             gaps = {b.address - a.address for a, b in itertools.pairwise(views)}
             if gaps != {strides["l"]} or strides["l"] < 0:
                 raise invalid(
-                    f"scales of {len(views)} layers do not lie evenly apart upwards ({min(gaps)} to "
-                    f"{max(gaps)} bytes from one to the next): allocate those of all layers in one tensor"
+                    f"scales of {len(views)} layers do not lie at equal steps in ascending order "
+                    f"({min(gaps)} to {max(gaps)} bytes from one to the next): allocate the scales of all "
+                    "layers in one tensor"
                 )
         for letter, name in _NAMES.items():
             if shape[letter] != counts[letter] and (letter != "h" or "h" in axes):
                 raise invalid(
-                    f"scales have {shape[letter]} along axis {letter}, the layout has {counts[letter]} "
-                    f'{name}s: the scales\' shape is {seen.shape}, scale_axes are "{axes}"'
+                    f"scales have {shape[letter]} along axis {letter}, but the layout has {counts[letter]} "
+                    f"{name}s: the scales' shape is {seen.shape}, scale_axes are "
+                    f'"{axes}"'
                 )
         return cls(
             "page_head" if "h" in axes else "page",
@@ -218,7 +221,7 @@ class Quantization:
         wanted = self.num_scales(num_layers, num_kv, num_heads)
         if len(self.scales) != wanted:
             raise invalid(
-                f"{len(self.scales)} scales are given per {self.per}, {wanted} are needed for "
+                f"{len(self.scales)} scales are given per {self.per}, but {wanted} are needed for "
                 f"{num_layers} layers × {num_kv} kv" + (f" × {num_heads} heads" if self.per == "head" else "")
             )
         shape = {"tensor": (1, 1, 1), "layer": (num_layers, num_kv, 1)}.get(
@@ -237,7 +240,7 @@ class Quantization:
 def _numbers(scales: ArrayLike, per: str, words: str, ndim: int) -> tuple[float, ...]:
     array = np.asarray(scales, np.float64)
     if array.ndim != ndim:
-        raise invalid(f"scales per {per} are an array {words}, not of shape {array.shape}")
+        raise invalid(f"scales per {per} must be an array {words}, but have shape {array.shape}")
     return tuple(array.ravel().tolist())
 
 
@@ -259,7 +262,7 @@ def _read_scales(value: Any) -> tuple[float, ...]:
         decoded = base64.b64decode(text(value), validate=True)
         return tuple(np.frombuffer(decoded, "<f4").tolist())
     except ValueError:  # binascii's error is one
-        raise ValueError("is no base64 of float32 numbers") from None
+        raise ValueError("is not base64 of float32 numbers") from None
 
 
 QUANTIZATION_SCHEMA: Final = Schema(

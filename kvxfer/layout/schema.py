@@ -127,7 +127,9 @@ class Schema(NamedTuple):
         version = values.pop(self.key, None)
         if type(version) is not int or not 1 <= version < _MAX_VERSION:
             said = repr(version)[:32]
-            raise invalid(f"{self.what} has no version: field {self.key} is {said}, not a number from 1 on")
+            raise invalid(
+                f"{self.what} has no version: field {self.key} is {said}, not a number of at least 1"
+            )
         needs = self._needs(values.pop("needs", []))
         within = within or {}
         known = {field.name for field in self.fields}
@@ -136,7 +138,8 @@ class Schema(NamedTuple):
         if strange := [name for name in needs if name not in known]:
             raise invalid(
                 f"{self.what} of version {version} needs {_list(strange)}, which this kvxfer (version "
-                f"{self.version}) does not know: upgrade kvxfer at this end, or do without it at the other"
+                f"{self.version}) does not know: upgrade kvxfer at this end, or do not use that feature at "
+                "the other end"
             )
         for name in needs:
             outer, _, inner = name.partition(".")
@@ -152,7 +155,7 @@ class Schema(NamedTuple):
             or not all(isinstance(name, str) and 0 < len(name) <= _MAX_NAME for name in value)
         ):
             raise invalid(
-                f"{self.what} field needs is no list of at most {_MAX_NEEDS} names of at most {_MAX_NAME} "
+                f"{self.what} field needs is not a list of at most {_MAX_NEEDS} names of at most {_MAX_NAME} "
                 "letters"
             )
         return value
@@ -204,7 +207,7 @@ def decode_object(encoded: bytes, max_nbytes: int, what: str) -> dict[str, Any]:
     try:
         values = json.loads(encoded, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:  # JSONDecodeError and bad UTF-8 are ValueErrors
-        raise invalid(f"{what} is no JSON: {error}") from None
+        raise invalid(f"{what} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise invalid(f"{what} is a JSON {type(values).__name__}, not an object")
     return values
@@ -223,7 +226,7 @@ def integer(value: Any) -> int:
 def integers(value: Any) -> tuple[int, ...]:
     """Reads a list of integers."""
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise ValueError("is no list of integers")
+        raise ValueError("is not a list of integers")
     return tuple(value)
 
 
@@ -239,7 +242,7 @@ def hexadecimal(value: Any) -> bytes:
     try:
         return bytes.fromhex(text(value))
     except ValueError:
-        raise ValueError("is no string of hexadecimal digits") from None
+        raise ValueError("is not a string of hexadecimal digits") from None
 
 
 def flag(value: Any) -> bool:

@@ -19,7 +19,7 @@ def heads_of(total_heads: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
         ``invalid-argument`` unless `total_heads` divides `tp_size` or the reverse.
     """
     if total_heads < 1 or not 0 <= tp_rank < tp_size:
-        raise invalid(f"tp_rank {tp_rank} of tp_size {tp_size} holds no slice of {total_heads} heads")
+        raise invalid(f"tp_rank {tp_rank} of tp_size {tp_size} does not hold a slice of {total_heads} heads")
     if tp_size >= total_heads and tp_size % total_heads == 0:
         return tp_rank * total_heads // tp_size, 1
     if total_heads % tp_size:
@@ -50,12 +50,14 @@ def layers_of(
         ``invalid-argument``: no such stage, no even division, or a partition of another size.
     """
     if total_layers < 1 or not 0 <= pp_rank < pp_size:
-        raise invalid(f"pp_rank {pp_rank} of pp_size {pp_size} holds no slice of {total_layers} layers")
+        raise invalid(
+            f"pp_rank {pp_rank} of pp_size {pp_size} does not hold a slice of {total_layers} layers"
+        )
     if partition is None:
         if total_layers % pp_size:
             raise invalid(
-                f"{total_layers} layers cannot be divided evenly among pp_size {pp_size} stages: "
-                "pass partition=, the layers of each stage as the engine divides them"
+                f"{total_layers} layers cannot be divided evenly among pp_size {pp_size} stages: pass "
+                "partition=, the number of layers that the engine gives each stage"
             )
         partition = [total_layers // pp_size] * pp_size
     if len(partition) != pp_size or sum(partition) != total_layers or min(partition) < 1:

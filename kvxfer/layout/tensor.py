@@ -40,8 +40,8 @@ _DTYPE_ALIASES: Final = {
 
 UNTOLD_GPU: Final = -1
 _READ_ONLY: Final = (
-    "this memory is read-only, and a peer's pages could never land in it: "
-    "pass writable memory (a copy would not be the cache)"
+    "this memory is read-only, so a peer could not write pages to it: pass writable memory (a copy would not "
+    "be the cache)"
 )
 # DLPack's device types.
 _CPU, _CUDA = 1, 2
@@ -220,7 +220,7 @@ def _of_torch(tensor: Any) -> TensorView:
     if kind not in ("cpu", "cuda"):
         raise UsageError(
             f"this tensor is on {tensor.device}, and no transport of this version reaches its memory: "
-            "register a cache on the CPU, or on a GPU of CUDA's",
+            "register a cache on the CPU, or on a CUDA GPU",
             code="unsupported",
         )
     itemsize = int(tensor.element_size())
@@ -269,17 +269,17 @@ def _of_dlpack(tensor: Any) -> TensorView:
     device_type, _ = tensor.__dlpack_device__()
     if int(device_type) != _CPU:
         raise UsageError(
-            f"this {type(tensor).__name__} is on DLPack device {device_type}, not on the CPU (1), and memory "
-            "of a GPU is seen through __cuda_array_interface__, which it does not have: "
-            "pass a torch tensor that shares its memory, as torch.from_dlpack makes",
+            f"this {type(tensor).__name__} is on DLPack device {device_type}, not on the CPU (1). GPU "
+            "memory is read through __cuda_array_interface__, which it does not have: pass a torch tensor "
+            "that shares its memory, e.g. from torch.from_dlpack",
             code="unsupported",
         )
     try:
         array = np.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError) as error:
         raise UsageError(
-            f"numpy cannot import this {type(tensor).__name__} by DLPack ({error}): "
-            "view it as uint8 or uint16 and name the dtype in the layout",
+            f"numpy cannot import this {type(tensor).__name__} through DLPack ({error}): view it as uint8 "
+            "or uint16 and name the dtype in the layout",
             code="unsupported",
         ) from error
     return _of_array(array, tensor)
@@ -290,6 +290,6 @@ def _checked(tensor: TensorView) -> TensorView:
         if n > 1 and stride <= 0 and 0 not in tensor.shape:
             raise invalid(
                 f"axis {axis}, of {n} elements, has a stride of {stride} bytes: flipped and broadcast "
-                "tensors cannot be registered, register the tensor that they are a view of"
+                "tensors cannot be registered; register the tensor that they are a view of"
             )
     return tensor

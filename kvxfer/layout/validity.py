@@ -87,7 +87,7 @@ def validate(layout: KVLayout) -> None:
     for name, low, high in _BOUNDS:
         value = getattr(layout, name)
         if not low <= value <= high:
-            raise invalid(f"layout field {name} is {value}, not in {low} to {high}")
+            raise invalid(f"layout field {name} is {value}, but must be {low} to {high}")
     nbytes = SCALABLE_NBYTES.get(layout.dtype, layout.itemsize)
     if layout.itemsize != nbytes:
         raise invalid(f"an element of {layout.dtype} has {nbytes} bytes, but itemsize is {layout.itemsize}")
@@ -103,7 +103,7 @@ def validate(layout: KVLayout) -> None:
     if layout.quantization is not None:
         _check_quantization(layout)
     if layout.nbytes > _MAX_NBYTES:
-        raise invalid(f"the layout spans {layout.nbytes} bytes, the bound is {_MAX_NBYTES}")
+        raise invalid(f"the layout spans {layout.nbytes} bytes, but the limit is {_MAX_NBYTES}")
 
 
 def block_axes(layout: KVLayout) -> list[tuple[str, int, int]]:
@@ -144,7 +144,9 @@ def _check_names(layout: KVLayout) -> None:
         if not isinstance(value, str):
             raise invalid(f"layout field {name} is a {type(value).__name__}, not a name")
         if not low <= len(value) <= high or not value.isprintable():
-            raise invalid(f"layout field {name} is {value[:64]!a}, not {low} to {high} printable letters")
+            raise invalid(
+                f"layout field {name} is {value[:64]!a}, but must be {low} to {high} printable letters"
+            )
     if not layout.dtype.isascii():
         raise invalid(f"dtype {layout.dtype!a} is not in ASCII letters")
 
@@ -154,7 +156,7 @@ def _check_offsets(layout: KVLayout) -> None:
         return
     if len(layout.offsets) != layout.num_layers * layout.num_kv:
         wanted = f"{layout.num_layers} layers × {layout.num_kv} kv"
-        raise invalid(f"{len(layout.offsets)} offsets are listed for {wanted}")
+        raise invalid(f"{len(layout.offsets)} offsets are listed, but the layout has {wanted}")
     if layout.offset or layout.layer_stride or layout.kv_stride:
         raise invalid("offsets are listed, so offset, layer_stride and kv_stride must be 0")
     if min(layout.offsets) < 0 or max(layout.offsets) > _MAX_NBYTES:
@@ -166,14 +168,14 @@ def _check_alignment(layout: KVLayout) -> None:
     for axis in _STRIDES:
         if (stride := getattr(layout, f"{axis}_stride")) % item:
             raise invalid(
-                f"{axis}s are {stride} bytes apart, which is no multiple of the {item} bytes of "
-                f"an element ({layout.dtype})"
+                f"{axis}s are {stride} bytes apart, which is not a multiple of the {item} bytes of an "
+                f"element ({layout.dtype})"
             )
     for offset in layout.offsets or (layout.offset,):
         if offset % item:
             raise invalid(
-                f"a layer begins at byte {offset}, which is no multiple of the {item} bytes of "
-                f"an element ({layout.dtype})"
+                f"a layer begins at byte {offset}, which is not a multiple of the {item} bytes of an element "
+                f"({layout.dtype})"
             )
 
 
@@ -198,18 +200,18 @@ def _check_nested(nbytes: int, axes: list[tuple[str, int, int]], prefix: str) ->
     for name, count, stride in sorted((axis for axis in axes if axis[1] > 1), key=lambda axis: axis[2]):
         if stride < inside:
             raise invalid(
-                f"{prefix}{name}s overlap: {stride} bytes from one to the next, {inside} bytes each"
+                f"{prefix}{name}s overlap: {stride} bytes from one to the next, but {inside} bytes each"
             )
         inside += (count - 1) * stride
 
 
 def _check_tokens(layout: KVLayout) -> None:
     if layout.null_block >= layout.num_blocks:
-        raise invalid(f"null_block is {layout.null_block}, the blocks are 0 to {layout.num_blocks - 1}")
+        raise invalid(f"null_block is {layout.null_block}, but the blocks are 0 to {layout.num_blocks - 1}")
     if layout.cp_rank >= layout.cp_size:
         raise invalid(
-            f"cp_rank is {layout.cp_rank}, the ranks of cp_size {layout.cp_size} are "
-            f"0 to {layout.cp_size - 1}"
+            f"cp_rank is {layout.cp_rank}, but the ranks of cp_size {layout.cp_size} are 0 to "
+            f"{layout.cp_size - 1}"
         )
     if layout.cp_size * layout.cp_interleave > _MAX_COUNT:
         raise invalid(
@@ -223,8 +225,8 @@ def _check_quantization(layout: KVLayout) -> None:
         raise invalid(f"layout field quantization is a {type(scales).__name__}, not a Quantization")
     if layout.dtype not in SCALABLE_NBYTES:
         raise invalid(
-            f"elements of dtype {layout.dtype} cannot be scaled ({', '.join(SCALABLE_NBYTES)} can): "
-            "name the dtype that they mean, or leave the quantization out and they are copied as bytes"
+            f"elements of dtype {layout.dtype} cannot be scaled ({', '.join(SCALABLE_NBYTES)} can): name the "
+            "dtype of the numbers, or leave the quantization out to copy them as bytes"
         )
     if not scales.in_memory:
         scales.table(layout.num_layers, layout.num_kv, layout.num_heads)  # refuses a wrong number
@@ -232,10 +234,11 @@ def _check_quantization(layout: KVLayout) -> None:
     for name in ("offset", "layer_stride", "kv_stride", "block_stride", "head_stride"):
         value = getattr(scales, name)
         if not 0 <= value <= _MAX_NBYTES:
-            raise invalid(f"quantization field {name} is {value}, not in 0 to {_MAX_NBYTES}")
+            raise invalid(f"quantization field {name} is {value}, but must be 0 to {_MAX_NBYTES}")
         if value % SCALE_NBYTES:
             raise invalid(
-                f"quantization field {name} is {value}, no multiple of the {SCALE_NBYTES} bytes of a scale"
+                f"quantization field {name} is {value}, which is not a multiple of the {SCALE_NBYTES} bytes "
+                "of a scale"
             )
     axes = scale_axes(layout)
     _check_nested(SCALE_NBYTES, axes, "scales of ")
@@ -248,8 +251,8 @@ def _check_quantization(layout: KVLayout) -> None:
         raise invalid(
             f"scales overlap elements: scales lie in bytes {scales.offset} to "
             f"{scales.offset + extent(SCALE_NBYTES, axes) - 1}, elements in {int(_starts(layout).min())} to "
-            f"{layout.elements_nbytes - 1}, and strides do not keep them apart (register the scales with "
-            "the cache and read both offsets off the same tensors)"
+            f"{layout.elements_nbytes - 1}, and their strides do not separate them (register the scales with "
+            "the cache, and read both offsets off the same tensors)"
         )
 
 

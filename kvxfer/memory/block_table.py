@@ -69,8 +69,8 @@ class BlockTable:
         twice = self.duplicates()
         if len(twice):
             raise UsageError(
-                f"block {twice[0]} is named more than once ({len(twice)} ids are): "
-                "a destination block can receive one source block only",
+                f"block {twice[0]} is named more than once ({len(twice)} ids are): a destination block can "
+                "receive only one source block",
                 code="duplicate-block",
             )
 
@@ -98,19 +98,19 @@ def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint
         array = _from_iterable(blocks)
     if array.ndim != 1:
         raise invalid(
-            f"a block table has one dimension, this array has {array.ndim} (shape {array.shape}): "
+            f"a block table must have one dimension, but this array has {array.ndim} (shape {array.shape}): "
             "pass the ids of one request and one cache group"
         )
     if array.dtype.kind not in "iu":
         if array.size == 0:
             return np.empty(0, np.uint32)
-        raise invalid(f"block ids are integers, not {array.dtype.name}")
+        raise invalid(f"block ids must be integers, not {array.dtype.name}")
     if array.size:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > _MAX_ID:
             raise UsageError(
-                f"block id {low if low < 0 else high} is not in 0 to {_MAX_ID}: "
-                "padding entries (-1) must be cut off first",
+                f"block id {low if low < 0 else high} is not in 0 to {_MAX_ID}: cut off padding entries "
+                "(-1) first",
                 code="out-of-range",
             )
     return np.ascontiguousarray(array, dtype=np.uint32)
@@ -118,7 +118,7 @@ def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint
 
 def _from_iterable(blocks: Iterable[int]) -> NDArray[Any]:
     if isinstance(blocks, (str, bytes)):
-        raise invalid(f"block ids are integers, not {type(blocks).__name__}")
+        raise invalid(f"block ids must be integers, not {type(blocks).__name__}")
     try:
         items = blocks if isinstance(blocks, (list, tuple)) else list(blocks)
         return np.asarray(items)

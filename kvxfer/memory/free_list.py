@@ -27,7 +27,7 @@ class BlockFreeList:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 0:
-            raise invalid(f"a pool has 0 or more blocks, not {num_blocks}")
+            raise invalid(f"a pool must have 0 or more blocks, not {num_blocks}")
         self._owner = np.full(num_blocks, _FREE, np.int32)  # [num_blocks] index in _names
         self._num_free = num_blocks
         self._names: dict[str, int] = {}
@@ -54,11 +54,12 @@ class BlockFreeList:
             Not enough are free; the message names the largest owners.
         """
         if num_blocks < 0:
-            raise invalid(f"{num_blocks} blocks were asked for")
+            raise invalid(f"allocate() was called for {num_blocks} blocks")
         if num_blocks > self._num_free:
             raise ExhaustedError(
-                f"{num_blocks} blocks for {owner!r}, {self._num_free} of {self.num_blocks} are free "
-                f"(held by {self._largest() or 'nobody'}): free some, or make a larger pool",
+                f"{num_blocks} blocks were requested for {owner!r}, but only {self._num_free} of "
+                f"{self.num_blocks} are free (held by {self._largest() or 'nobody'}): free some, or make a "
+                "larger pool",
                 code="exhausted",
             )
         ids = np.flatnonzero(self._owner == _FREE)[:num_blocks].astype(np.uint32)
@@ -87,9 +88,7 @@ class BlockFreeList:
         ids = as_ids(table)
         owners = self._owner[ids]
         if (owners == _FREE).any():
-            raise invalid(
-                f"block {ids[owners == _FREE][0]} was freed, but is free already: it was freed twice"
-            )
+            raise invalid(f"block {ids[owners == _FREE][0]} was freed twice")
         self._owner[ids] = _FREE
         self._num_free += len(ids)
         for index, count in zip(*np.unique(owners, return_counts=True), strict=True):

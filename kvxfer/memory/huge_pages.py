@@ -48,7 +48,7 @@ def use_huge_pages(memory: Any) -> int:
     views = [view(tensor) for tensor in flatten(memory)]
     if any(seen.gpu is not None for seen in views):
         raise UsageError(
-            "this memory lies on a GPU, whose pages are its driver's: pass memory of the host",
+            "this memory lies on a GPU, where the driver chooses the pages: pass host memory",
             code="unsupported",
         )
     spans = covering_spans(views)

@@ -147,7 +147,8 @@ class Pool:
             if nbytes > left:
                 raise ExhaustedError(
                     f"an array of {nbytes} bytes (shape {shape}, {kind.name}) does not fit in the {left} "
-                    f"bytes left of pool {self._name!r}: make it for all blocks of all arrays",
+                    f"bytes left of pool {self._name!r}: make the pool large enough for all blocks of all "
+                    "arrays",
                     code="exhausted",
                 )
             part = self._bytes[start : start + nbytes]
@@ -221,7 +222,7 @@ class Pool:
             count = sum(len(ids) for ids in leaks.values())
             named = ", ".join(f"{owner} ({len(ids)})" for owner, ids in list(leaks.items())[:8])
             warnings.warn(
-                f"pool {self._name!r} was closed with {count} blocks not freed, of: {named}",
+                f"pool {self._name!r} was closed with {count} blocks still allocated, by: {named}",
                 ResourceWarning,
                 stacklevel=2,
             )
@@ -253,7 +254,7 @@ def _check_room(name: str, nbytes: int, huge_pages: bool) -> None:
     for most, whose in bounds:
         if nbytes > most:
             raise ExhaustedError(
-                f"pool {name!r} of {nbytes} bytes does not fit in the {most} bytes that {whose}: make it of "
-                "fewer blocks, or raise what there is",
+                f"pool {name!r} of {nbytes} bytes does not fit in the {most} bytes that {whose}: make it "
+                "with fewer blocks, or raise that limit",
                 code="exhausted",
             )

@@ -59,14 +59,16 @@ def compile_program(
     found = _differences(src, dst, layers, wanted)
     if not layers:
         found.append(
-            f"no layer is common: {_span(src.layers)} at the source, {_span(dst.layers)} at the destination"
+            f"the two ends have no layer in common: {_span(src.layers)} at the source, {_span(dst.layers)} "
+            "at the destination"
         )
     if not wanted:
         found.append(
-            f"no head is common: {_head_words(src)} at the source, {_head_words(dst)} at the destination"
+            f"the two ends have no head in common: {_head_words(src)} at the source, {_head_words(dst)} at "
+            "the destination"
         )
     if found:
-        raise _mismatch("no copy program leads from one layout to the other: " + "; ".join(found))
+        raise _mismatch("no copy program can convert one layout to the other: " + "; ".join(found))
     how = crossing(src, dst, layers, wanted)
     if fine:
         _require_static_scales(dst, how)
@@ -151,8 +153,8 @@ def _wanted_heads(src: KVLayout, dst: KVLayout, heads: Iterable[int]) -> range:
         held = _heads(layout)
         if heads.start < held.start or heads.stop > held.stop:
             raise UsageError(
-                f"heads {_span(heads)} were named, the {end} holds {_head_words(layout)} "
-                "(numbered model-wide)",
+                f"heads {_span(heads)} were named, but the {end} holds {_head_words(layout)} (numbered "
+                "model-wide)",
                 code="out-of-range",
             )
     return heads
@@ -162,8 +164,8 @@ def _require_static_scales(dst: KVLayout, how: Crossing) -> None:
     """Refuses to move single tokens if the scale of their page would have to change with them."""
     if how.dst.place == IN_REGION or how.moved is not None:
         raise _mismatch(
-            f"tokens cannot move one by one into pages of {dst.block_tokens} tokens that have scales of "
-            "their own, because a scale holds for its whole page: move whole pages, or declare static scales"
+            f"tokens cannot move one by one into pages of {dst.block_tokens} tokens that have their own "
+            "scales, because a scale applies to its whole page: move whole pages, or declare static scales"
         )
 
 
@@ -237,15 +239,15 @@ def _require_few(parts: list[LoopPart]) -> None:
     """Refuses programs with too many loops, before any loop is made."""
     if any(part.num_unrolled == 0 for part in parts):
         raise _mismatch(
-            "scales of pages are found in one loop over what shares one, but tokens, heads and dims lie so "
-            "differently at the two ends that they take more: keep head_dim contiguous at both ends, or a "
-            "scale for each head"
+            "elements that share a page scale must be copied in one loop, but tokens, heads and dims lie so "
+            "differently at the two ends that they need more: keep head_dim contiguous at both ends, or use "
+            "a scale for each head"
         )
     num_loops = sum(part.num_stretches * part.num_unrolled for part in parts)
     if num_loops > MAX_LOOPS:
         first = parts[0]
         raise _mismatch(
             f"the copy program would need {num_loops} loops ({first.num_stretches} irregular stretches of "
-            f"layers × {first.num_unrolled}), the bound is {MAX_LOOPS}: allocate the layers in one tensor "
-            "at one end at least"
+            f"layers × {first.num_unrolled}), but the limit is {MAX_LOOPS}: allocate the layers in one "
+            "tensor at one end or both"
         )

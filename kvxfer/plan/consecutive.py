@@ -34,7 +34,9 @@ def consecutive(numbers: Iterable[int], name: str, *, may_be_empty: bool = False
         found = range(first, first + len(items))
         has_gaps = items != list(found)
     if has_gaps:
-        raise invalid(f"{name} of one transfer are consecutive and ascending: post one transfer for each run")
+        raise invalid(
+            f"{name} of one transfer must be consecutive and ascending: post one transfer for each run"
+        )
     if not found and not may_be_empty:
         raise invalid(f"no {name} were named: leave {name} out for all")
     return found
@@ -50,5 +52,5 @@ def _whole_numbers(numbers: Any, name: str) -> list[int]:
         return [operator.index(item) for item in items]
     except TypeError:
         raise invalid(
-            f"{name} is consecutive whole numbers, e.g. range(0, 4), or None for all, not {numbers!r}"
+            f"{name} must be consecutive whole numbers, e.g. range(0, 4), or None for all, not {numbers!r}"
         ) from None

@@ -98,7 +98,7 @@ def obstacles(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> list
         if unknown:
             return [
                 _differ("dtype", src.dtype, dst.dtype)
-                + f" ({' and '.join(unknown)} can be copied as bytes alone; dtypes that convert are "
+                + f" ({' and '.join(unknown)} can only be copied as bytes; dtypes that can be converted are "
                 f"{', '.join(_DTYPE_NUMBERS)})"
             ]
     found = []
@@ -118,14 +118,14 @@ def obstacles(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> list
 def describe(src: KVLayout, dst: KVLayout, crossing: Crossing) -> str:
     """Returns a sentence, without its full stop, on what happens to the elements."""
     if crossing.moved is not None:
-        return "Bytes go as they are, and the scales of the pages with them"
+        return "Bytes are copied unchanged, together with the scales of the pages"
     if not crossing.converts:
-        return "Bytes go as they are"
-    found = " found on the way" if crossing.dst.place == IN_REGION else ""
+        return "Bytes are copied unchanged"
+    found = " computed on the way" if crossing.dst.place == IN_REGION else ""
     saturate = dst.quantization is not None and dst.quantization.saturate
     return (
-        f"Numbers change from {src.dtype} ({_words(src)}) to {dst.dtype} ({_words(dst)}{found}"
-        f"{', saturating' if saturate else ''})"
+        f"Numbers are converted from {src.dtype} ({_words(src)}) to {dst.dtype} "
+        f"({_words(dst)}{found}{', saturating' if saturate else ''})"
     )
 
 
@@ -137,17 +137,18 @@ def _page_obstacles(
     if unit_tokens(src, dst) != dst.block_tokens:
         found.append(
             f"tokens of a block: {src.block_tokens} at the source, {dst.block_tokens} at the destination, "
-            f"which has a scale for each page and so takes whole pages, not units of "
-            f"{unit_tokens(src, dst)} tokens"
+            f"which has a scale for each page and so needs whole pages, not units of {unit_tokens(src, dst)} "
+            "tokens"
         )
     if quantization.per == "page" and 0 < len(heads) < dst.num_heads:
         found.append(
             f"heads: {heads[0]} to {heads[-1]} would move, but the destination has one scale for a page of "
-            f'its {dst.num_heads} heads: all of them, or scales per "page_head"'
+            f'its {dst.num_heads} heads: move all of them, or use scales per "page_head"'
         )
     if not same and dst.dtype not in _FOUND_SCALES:
         found.append(
-            f"quantization: scales of pages are found for {', '.join(_FOUND_SCALES)}, not for {dst.dtype}"
+            f"quantization: scales of pages can be computed for {', '.join(_FOUND_SCALES)}, not for "
+            f"{dst.dtype}"
         )
     return found
 

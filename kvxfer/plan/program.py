@@ -178,7 +178,7 @@ class CopyProgram:
         if np.all(self.loops["num_layers"] == len(self.layers)):
             shared = "All layers share their loops"
         else:
-            shared = "Layers lie irregularly and need loops of their own"
+            shared = "Layers lie irregularly and need separate loops"
         neighbours = "merge into longer runs" if self._blocks_touch() else "stay apart"
         sentences = (
             f"{_count(len(self.loops), 'loop')} for layers {first} to {last} ({len(self.layers)} of the "
@@ -186,8 +186,8 @@ class CopyProgram:
             f"{self.heads[-1]} ({num_heads} of the {total_heads} there)",
             shared,
             f"A unit is {_count(self.unit_tokens, 'token')}: {self.src_units} in a block of the source, "
-            f"{self.dst_units} in one of the destination",
-            "What is no whole unit moves token by token" if self.src_tokens else "",
+            f"{self.dst_units} in a block of the destination",
+            "Tokens that do not fill a unit move one by one" if self.src_tokens else "",
             f"A pair of units moves {self.pair_nbytes} bytes a layer in {_count(runs, 'run')}, the "
             f"smallest of {self.smallest_run_nbytes} bytes: {_count(self.rows_per_pair, 'row')} of "
             f"one head merged {self.rows_per_pair / runs:.4g} to a run; adjacent blocks {neighbours}",
@@ -213,8 +213,8 @@ class CopyProgram:
         wanted = self.layers if layers is None else consecutive(layers, "layers")
         if wanted[0] < self.layers[0] or wanted[-1] > self.layers[-1]:
             raise UsageError(
-                f"layers {wanted[0]} to {wanted[-1]} were named, both ends hold "
-                f"{self.layers[0]} to {self.layers[-1]} (numbered model-wide)",
+                f"layers {wanted[0]} to {wanted[-1]} were named, but both ends hold only {self.layers[0]} "
+                f"to {self.layers[-1]} (numbered model-wide)",
                 code="out-of-range",
             )
         return wanted[0] - self.origin, len(wanted)
@@ -223,15 +223,13 @@ class CopyProgram:
         ends = []
         if self.gathers_src:
             why = (
-                "they change on the way"
-                if len(self.conversions)
-                else f"{self._mean_stretch('src')} bytes each"
+                "converted on the way" if len(self.conversions) else f"{self._mean_stretch('src')} bytes each"
             )
             ends.append(f"gathered at the source ({why})")
         if self.scatters_dst:
             ends.append(f"scattered at the destination ({self._mean_stretch('dst')} bytes each)")
         if not ends:
-            return f"Direct: what lies side by side has {GATHER_BELOW_NBYTES} bytes or more at both ends"
+            return f"Direct: contiguous pieces have {GATHER_BELOW_NBYTES} bytes or more at both ends"
         return (
             f"Direct where the destination maps the source's memory; on streams runs are {' and '.join(ends)}"
         )

@@ -119,7 +119,7 @@ def _loads(load: Sequence[float] | None, num_srcs: int) -> list[float]:
         return [0.0] * num_srcs
     if len(load) != num_srcs or not all(math.isfinite(value) and value >= 0 for value in load):
         raise invalid(
-            f"load {list(load)} does not fit {num_srcs} sources: one finite number for each, from 0 on"
+            f"load {list(load)} does not fit {num_srcs} sources: pass a finite number of at least 0 for each"
         )
     return [float(value) for value in load]
 
@@ -163,15 +163,15 @@ def _require_one_cache(srcs: Sequence[KVLayout], dsts: Sequence[KVLayout]) -> No
                 if number != first:
                     raise _mismatch(
                         f"{what} of the model: {first} at source 0, {number} at {end} {index}: all ranks "
-                        "are of one model and cache group"
+                        "must belong to one model and cache group"
                     )
     parallel = [(src.cp_size, src.cp_interleave if src.cp_size > 1 else 1) for src in srcs]
     for index, pair in enumerate(parallel):
         if pair != parallel[0]:
             raise _mismatch(
-                f"tokens: source 0 is one of {parallel[0][0]} context-parallel ranks of {parallel[0][1]} "
-                f"tokens in turn, source {index} one of {pair[0]} of {pair[1]}: the sources of a request "
-                "divide its tokens in one way"
+                f"tokens: source 0 is one of {parallel[0][0]} context-parallel ranks that take "
+                f"{parallel[0][1]} tokens in turn, but source {index} is one of {pair[0]} that take "
+                f"{pair[1]}: the sources of a request must divide its tokens in one way"
             )
 
 
@@ -187,7 +187,8 @@ def _require_equal_or_apart(holders: dict[_Slice, list[int]]) -> None:
                 ours, theirs = getattr(one, axis), getattr(other, axis)
                 raise _mismatch(
                     f"{axis} overlap: source {holders[one][0]} holds {_span(ours)}, source "
-                    f"{holders[other][0]} holds {_span(theirs)}; slices are equal (replicated) or apart"
+                    f"{holders[other][0]} holds {_span(theirs)}; slices must be equal (replicated) or must "
+                    "not overlap"
                 )
 
 

@@ -64,9 +64,9 @@ def oversized(layout: KVLayout, unit: int, side: str) -> str:
     if layout.num_blocks * units < _ID_BOUND:
         return ""
     return (
-        f"pages have no common multiple in range: units of {unit} tokens make {units} a block of "
+        f"the page sizes have too small a common unit: units of {unit} tokens make {units} a block of "
         f"{layout.block_tokens} tokens, × {layout.num_blocks} blocks at the {side} are "
-        f"{layout.num_blocks * units} ids, the bound is {_ID_BOUND}"
+        f"{layout.num_blocks * units} ids, but the limit is {_ID_BOUND}"
     )
 
 
@@ -159,7 +159,7 @@ def sequence_tokens(named: Iterable[int], *, may_be_empty: bool = False) -> rang
     tokens = consecutive(named, "tokens", may_be_empty=may_be_empty)
     if tokens.start < 0 or tokens.stop < 0:
         raise invalid(
-            f"tokens are counted from token 0 of the sequence on, not from {min(tokens.start, tokens.stop)}"
+            f"tokens are numbered from 0 in the sequence, so {min(tokens.start, tokens.stop)} is not a token"
         )
     return tokens
 
@@ -217,9 +217,9 @@ def _common_tokens(ends: tuple[_End, _End], local: bool) -> int:
         page = max(_page_span(end.layout) for end in ends)
     if abs(lengths[0] - lengths[1]) >= page:
         raise UsageError(
-            f"tables of different length: {ends[0].words()} have room for {lengths[0]} tokens, "
-            f"{ends[1].words()} for {lengths[1]}, which differ by a page of {page} or more: "
-            "pass the blocks of the same tokens, or name the tokens to move",
+            f"tables of different length: {ends[0].words()} have room for {lengths[0]} tokens, but "
+            f"{ends[1].words()} for {lengths[1]}, a difference of a page of {page} or more: pass the blocks "
+            "of the same tokens, or name the tokens to move",
             code="length-mismatch",
         )
     return min(lengths)
@@ -286,8 +286,9 @@ def _paired(ends: tuple[_End, _End], src_index: _Index, dst_index: _Index, token
         at = int(src_null.argmax())
         raise UsageError(
             f"the null block {ends[0].layout.null_block} of the source holds no tokens, but block "
-            f"{int(dst_ids[at]) * tokens // ends[1].layout.block_tokens} of the destination is to be filled "
-            f"from it ({int(src_null.sum())} pairs are): put the destination's null block in its place",
+            f"{int(dst_ids[at]) * tokens // ends[1].layout.block_tokens} of the destination would be filled "
+            f"from it ({int(src_null.sum())} pairs are affected): put the destination's null block in its "
+            "place",
             code="out-of-range",
         )
     return src_ids, dst_ids

@@ -69,7 +69,7 @@ def raises(code: str, call: Callable[[], object]) -> None:
         call()
     except UsageError as error:
         raised = error
-    assert raised is not None, f"nothing was raised, {code} was due"
+    assert raised is not None, f"no error was raised, but {code} was expected"
     assert raised.code == code, f"{raised} is not {code}"
     assert len(str(raised)) > 20, "an error says what, where and what to do"
 

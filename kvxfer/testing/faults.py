@@ -37,9 +37,9 @@ class FaultPlan:
     def __post_init__(self) -> None:
         for name in ("again", "delay", "reorder", "fail"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise invalid(f"fault {name} is a rate between 0 and 1, not {getattr(self, name)}")
+                raise invalid(f"fault {name} must be a rate between 0 and 1, not {getattr(self, name)}")
         if self.seed < 0 or self.down_after < 0:
-            raise invalid("seed and down_after are 0 or more")
+            raise invalid("seed and down_after must be 0 or more")
 
     def __str__(self) -> str:
         """Returns the form that `AgentOptions.faults` takes."""

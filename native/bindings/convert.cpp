@@ -73,7 +73,7 @@ bool is_bool(nb::handle value) {
     while (cut > 0 && (shown[cut] & 0xC0) == 0x80) --cut;  // not within a character of UTF-8
     shown = shown.substr(0, cut) + "...";
   }
-  raise({Code::kInvalidArgument, std::string(name) + " is " + std::string(what) + ", not " + shown});
+  raise({Code::kInvalidArgument, std::string(name) + " must be " + std::string(what) + ", not " + shown});
 }
 
 }  // namespace

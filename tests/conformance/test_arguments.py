@@ -243,7 +243,7 @@ def test_what_is_no_time_is_refused_and_changes_nothing(kept: Ends, name: str) -
     verb = {**TIMED, **ENDING, **POSITIVE}[name]
     before = kept.state()
     for value in NO_TIMES:
-        with pytest.raises(UsageError, match=r"(timeout_s|ttl_s) is seconds, not ") as caught:
+        with pytest.raises(UsageError, match=r"(timeout_s|ttl_s) must be seconds, not ") as caught:
             call(verb, kept, value)
         assert caught.value.code == "invalid-argument"
     assert kept.state() == before
@@ -275,14 +275,16 @@ def test_what_is_of_another_kind_is_refused_by_the_arguments_name(kept: Ends, na
     verb, argument, values = KINDS[name]
     before = kept.state()
     for value in values:
-        with pytest.raises(UsageError, match=f"^{argument} is ") as caught:
+        with pytest.raises(UsageError, match=f"^{argument} must be ") as caught:
             call(verb, kept, value)
         assert caught.value.code == "invalid-argument"
     assert kept.state() == before
 
 
 def test_what_is_long_is_shown_in_part(kept: Ends) -> None:
-    with pytest.raises(UsageError, match=r"^region is a region .*\.\.\. \[invalid-argument\]$") as caught:
+    with pytest.raises(
+        UsageError, match=r"^region must be a region .*\.\.\. \[invalid-argument\]$"
+    ) as caught:
         moved(kept, "write", "region", list(range(10_000)))
     assert len(str(caught.value)) < 500
     # Cut between characters, wherever their bytes fall.
@@ -304,7 +306,7 @@ def test_layers_heads_and_tokens_are_named_alike(ends: Ends, name: str, kind: Ca
 @pytest.mark.parametrize("name", ["layers", "heads", "tokens"])
 def test_layers_heads_and_tokens_have_no_gaps(kept: Ends, name: str) -> None:
     for numbers in ([0, 2], range(0, 4, 2), [1, 0], [0, 0], [0, 1 << 62]):
-        with pytest.raises(UsageError, match=f"^{name} of one transfer are consecutive and ascending"):
+        with pytest.raises(UsageError, match=f"^{name} of one transfer must be consecutive and ascending"):
             moved(kept, "write", name, numbers)
     for numbers in () if name == "tokens" else ([], range(0)):
         with pytest.raises(UsageError, match=f"^no {name} were named: leave {name} out for all"):
@@ -353,7 +355,7 @@ def test_who_waits_for_ever_is_woken(ends: Ends, value: Any) -> None:
 def test_none_is_no_time_to_close(ends: Ends) -> None:
     """Its memory is served on as long as the agent is not closed."""
     for close in (ends.there.close, ends.there.aclose):
-        with pytest.raises(UsageError, match="timeout_s is seconds, not None"):
+        with pytest.raises(UsageError, match="timeout_s must be seconds, not None"):
             call(lambda _, t, close=close: close(t), ends, None)  # type: ignore[misc]
     assert not ends.there.closed
     ends.here.write(ends.source, ends.remote, [4], [5]).wait(10)

@@ -140,7 +140,7 @@ def test_a_token_is_worth_nothing_to_other_names(make: Callable[[str], End], hol
 
 @pytest.mark.parametrize("holder", ["", "x" * 129, "\udcff", 3, b"decode", "ä" * 65])
 def test_what_cannot_hold_a_lease_is_refused(make: Callable[[str], End], holder: Any) -> None:
-    with pytest.raises(UsageError, match="holder is ") as caught:
+    with pytest.raises(UsageError, match="holder must be ") as caught:
         make("prefill").region.grant(holder, IDS)
     assert caught.value.code == "invalid-argument"
 

@@ -163,7 +163,7 @@ def test_a_command_is_of_the_ring_that_it_was_prepared_in(process: Process) -> N
     mine = process.mine
     another = mine.agent.command_ring(8)
     another.prepare_write(mine.region, mine.remotes[0], [5], [6])
-    with pytest.raises(UsageError, match="of another ring"):
+    with pytest.raises(UsageError, match="to another ring"):
         another.start(mine.prepared, 0)
     assert another.num_taken == 0
 

@@ -86,7 +86,7 @@ def test_notifications_and_errors_say_whose_request(ends: Ends) -> None:
     assert caught.value.context == "w-3"
     for wrong in ("x" * 257, "\N{EURO SIGN}" * 86, b"\xff", "\ud800", 7, None):
         for verb in (ends.write, ends.expect):
-            with pytest.raises(UsageError, match="context is up to 256 bytes of UTF-8"):
+            with pytest.raises(UsageError, match="context must be up to 256 bytes of UTF-8"):
                 verb(b"tag", wrong)  # type: ignore[arg-type]
 
 

@@ -54,5 +54,5 @@ def test_kernels_are_unloaded_and_loaded_again() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no GPU 99: the driver serves"):
+    with pytest.raises(UsageError, match="there is no GPU 99: the driver offers"):
         loading.load("copy_vectors", 99)

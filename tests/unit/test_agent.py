@@ -327,23 +327,25 @@ def test_what_is_no_region_is_named(ends: Ends) -> None:
     agent, region, remote = ends.agent, ends.region, ends.remote
     wrong: Any
     for wrong in ("kv", None, remote):
-        with pytest.raises(UsageError, match=r"^region is a region that this agent's register\(\) returned"):
+        with pytest.raises(
+            UsageError, match=r"^region must be a region that this agent's register\(\) returned"
+        ):
             agent.write(wrong, remote, [1], [2])
     for wrong in ("kv", None, region, ends.peer):
-        with pytest.raises(UsageError, match=r"^remote_region is peer.regions\[name\]"):
+        with pytest.raises(UsageError, match=r"^remote_region must be peer.regions\[name\]"):
             agent.write(region, wrong, [1], [2])
     wrong = remote
-    with pytest.raises(UsageError, match="holder is a Peer"):
+    with pytest.raises(UsageError, match="holder must be a Peer"):
         region.grant(wrong, [1])
     wrong = "decode"
-    with pytest.raises(UsageError, match=r"peer is a Peer.*or None for any peer, not 'decode'"):
+    with pytest.raises(UsageError, match=r"peer must be a Peer.*or None for any peer, not 'decode'"):
         agent.expect(b"tag", [1], region, peer=wrong)
     wrong = "l2bthd"
-    with pytest.raises(UsageError, match="layout is a KVLayout"):
+    with pytest.raises(UsageError, match="layout must be a KVLayout"):
         agent.register("other", ends.array, wrong)
     wrong = "kv"
     with pytest.raises(
-        UsageError, match=r"^region is a region that this agent's register\(\) returned, not 'kv'"
+        UsageError, match=r"^region must be a region that this agent's register\(\) returned, not 'kv'"
     ):
         agent.expect(b"tag", [1], wrong)
     assert not ends.core.called("post")
@@ -388,9 +390,9 @@ def test_a_region_that_a_peer_has_not_says_which_it_has(ends: Ends) -> None:
 
 async def test_what_is_no_address_is_shown(ends: Ends) -> None:
     wrong: Any = ends.agent
-    with pytest.raises(UsageError, match=r'^target is an address .*, not <Agent'):
+    with pytest.raises(UsageError, match=r"^target must be an address .*, not <Agent"):
         await ends.agent.connect(wrong)
-    with pytest.raises(UsageError, match=r'^target is an address .*, not <Agent'):
+    with pytest.raises(UsageError, match=r"^target must be an address .*, not <Agent"):
         ends.agent.connect_blocking(wrong)
 
 

@@ -150,7 +150,7 @@ def test_streams_wait_for_the_end_and_for_layers(incoming: tuple[Any, Incoming])
 @pytest.mark.parametrize(
     ("stream", "layer", "code", "words"),
     [
-        (stream_of(77, 1), None, "invalid-argument", "the stream is of GPU 1, the agent's is GPU 0"),
+        (stream_of(77, 1), None, "invalid-argument", "the stream is on GPU 1, but the agent's GPU is 0"),
         (77, None, "invalid-argument", "a torch or cuda.core stream can wait for a transfer, not a int"),
         (stream_of(77, 0), 9, "out-of-range", "layer 9 is not among layers 4 to 6"),
     ],

@@ -97,7 +97,7 @@ def test_nothing_is_left_of_those_who_came_and_went() -> None:
 
 @pytest.mark.parametrize("ttl_s", [0, -1.0, math.nan])
 def test_a_time_to_live_is_positive(ttl_s: float) -> None:
-    with pytest.raises(UsageError, match="ttl_s is"):
+    with pytest.raises(UsageError, match="ttl_s must be"):
         InProcessDirectory().publish(entry("a"), ttl_s)
 
 
@@ -135,13 +135,13 @@ def test_an_entry_is_read_only() -> None:
         ({"address": "tcp://10.0.0.7"}, 'write "tcp://host:port"'),
         ({"address": "tcp://10.0.0.7:65536"}, 'write "tcp://host:port"'),
         ({"address": "tcp://user@10.0.0.7:1"}, 'write "tcp://host:port"'),
-        ({"address": "tcp://0.0.0.0:7301"}, "every address of a host"),
-        ({"address": "tcp://0:7301"}, "every address of a host"),
-        ({"address": "tcp://[::]:7301"}, "every address of a host"),
-        ({"address": "tcp://[0:0::0]:7301"}, "every address of a host"),
-        ({"address": "tcp://[::ffff:0.0.0.0]:7301"}, "every address of a host"),
+        ({"address": "tcp://0.0.0.0:7301"}, "all addresses of a host"),
+        ({"address": "tcp://0:7301"}, "all addresses of a host"),
+        ({"address": "tcp://[::]:7301"}, "all addresses of a host"),
+        ({"address": "tcp://[0:0::0]:7301"}, "all addresses of a host"),
+        ({"address": "tcp://[::ffff:0.0.0.0]:7301"}, "all addresses of a host"),
         ({"incarnation": "00" * 15}, "16 bytes"),
-        ({"incarnation": "xx"}, "no string of hexadecimal digits"),
+        ({"incarnation": "xx"}, "not a string of hexadecimal digits"),
         ({"metadata": []}, "is a list, not an object"),
         ({"metadata": {"role": 1}}, "names to texts"),
         ({"metadata": {"": "x"}}, "names to texts"),

@@ -122,29 +122,31 @@ def test_this_machine_is_usable_or_says_why_not() -> None:
 def test_a_driver_without_a_gpu(libcuda: Path) -> None:
     for environment in ({"FAKE_COUNT": "0"}, {"FAKE_STATUS": "100"}):
         _, reason, version, _ = ask(driver(libcuda, **environment))
-        assert reason.startswith("the NVIDIA driver serves no GPU to this process: see CUDA_VISIBLE_DEVICES")
+        assert reason.startswith(
+            "the NVIDIA driver offers no GPU to this process: check CUDA_VISIBLE_DEVICES"
+        )
         assert version == [13, 5]
 
 
 def test_a_driver_that_fails_is_quoted(libcuda: Path) -> None:
     _, reason, _, _ = ask(driver(libcuda, FAKE_STATUS="803"))
-    assert "fails in cuInit with 803: out of smoke: see whether nvidia-smi works" in reason
+    assert "failed in cuInit with 803: out of smoke: run nvidia-smi" in reason
 
 
 def test_a_driver_that_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("no library")
     _, reason, _, _ = ask({"LD_LIBRARY_PATH": str(tmp_path)})
-    assert re.search(r"libcuda\.so\.1 does not load: .*install NVIDIA's driver again", reason)
+    assert re.search(r"libcuda\.so\.1 cannot be loaded: .*install NVIDIA's driver again", reason)
 
 
 def test_a_gpu_that_is_not_there(libcuda: Path) -> None:
     _, reason, _, _ = ask(driver(libcuda), index=1)
-    assert reason == "there is no GPU 1: the driver serves 1 to this process"
+    assert reason == "there is no GPU 1: the driver offers 1 to this process"
 
 
 def test_a_gpu_that_is_too_old(libcuda: Path) -> None:
     _, reason, _, _ = ask(driver(libcuda, FAKE_SM="75"))
-    assert reason == "Fake 70 has compute capability 7.5, and the kernels need 8.0: take a newer GPU"
+    assert reason == "Fake 70 has compute capability 7.5, but the kernels need 8.0: use a newer GPU"
 
 
 def test_with_compiler_and_driver_kernels_are_usable(libcuda: Path, tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_with_compiler_and_driver_kernels_are_usable(libcuda: Path, tmp_path: Pa
 
 def test_a_driver_older_than_the_compiler(libcuda: Path) -> None:
     _, reason, _, _ = ask(driver(libcuda, FAKE_VERSION="11080"))
-    assert "makes what this driver does not load: update the driver" in reason
+    assert "makes kernels that this driver does not load: update the driver" in reason
 
 
 def test_without_cuda_core(libcuda: Path, packages: Path, tmp_path: Path) -> None:
@@ -167,15 +169,16 @@ def test_without_cuda_core(libcuda: Path, packages: Path, tmp_path: Path) -> Non
         if not path.name.startswith("cuda"):
             (tmp_path / path.name).symlink_to(path.resolve())
     _, reason, _, _ = ask(driver(libcuda, PYTHONPATH=f"{tmp_path}:{ROOT}"), "-S")
-    assert reason.startswith("cuda-core is not installed")
-    assert reason.endswith(": pip install kvxfer[gpu], or kvxfer[gpu-cu12] where the driver is for CUDA 12")
+    assert reason.startswith("cuda-core, which compiles and loads GPU kernels, is not installed")
+    assert reason.endswith(": pip install kvxfer[gpu], or kvxfer[gpu-cu12] if the driver is for CUDA 12")
 
 
 def test_without_nvrtc_and_without_a_prebuilt_cubin(libcuda: Path, packages: Path) -> None:
     # There is no such GPU, so no kernel was prebuilt for it.
     _, reason, _, _ = ask(driver(libcuda, PYTHONPATH=f"{packages}:{ROOT}", FAKE_SM="99"), "-S")
     assert reason.startswith(
-        "the GPU kernel copy_vectors for sm_99a did not come with this installation, and NVRTC is not found"
+        "the GPU kernel copy_vectors for sm_99a is not part of this installation, and NVRTC, which "
+        "compiles GPU kernels, was not found"
     )
     assert ": pip install kvxfer[gpu]" in reason
 
@@ -193,9 +196,9 @@ def test_doctor_names_every_gpu_and_where_its_kernels_are_from(libcuda: Path, tm
 def test_doctor_says_what_a_gpu_lacks_and_what_to_do(libcuda: Path) -> None:
     old = doctor(driver(libcuda, FAKE_SM="75"))["GPU 0 kernels"]
     assert "kernels cannot run: Fake 70 has compute capability 7.5" in old["found"]
-    assert old["change"] == "take a newer GPU"
+    assert old["change"] == "use a newer GPU"
     failing = doctor(driver(libcuda, FAKE_STATUS="803"))["GPU kernels"]
-    assert failing["found"].endswith("fails in cuInit with 803: out of smoke")
+    assert failing["found"].endswith("failed in cuInit with 803: out of smoke")
     assert "nvidia-smi" in failing["change"]
 
 
@@ -212,7 +215,7 @@ def test_gpu_check_ends_with_3_and_a_sentence_before_anything_is_built(libcuda: 
         check=False,
     )
     assert done.returncode == 3
-    assert done.stderr.startswith("gpu-check: nothing was run: the NVIDIA driver serves no GPU")
+    assert done.stderr.startswith("gpu-check: nothing was run: the NVIDIA driver offers no GPU")
     assert done.stderr.count("\n") == 1
     assert set(tmp_path.iterdir()) == before
 

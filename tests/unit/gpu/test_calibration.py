@@ -270,7 +270,7 @@ def test_where_nothing_can_be_measured_copies_go_by_kernels(
     measured = measure(error=(92, "in these words"))
     with caplog.at_level(logging.INFO, "kvxfer"):
         assert calibration.shared(0) == Calibration()
-    assert "by kernels of 4 CTAs: in these words" in caplog.text
+    assert "kernels of 4 CTAs make them: in these words" in caplog.text
     assert anew() == Calibration()
     assert measured == [0, 0]  # what passes is tried again by the next process
 
@@ -281,7 +281,7 @@ def test_where_there_are_no_engines_ctas_are_kept_and_the_log_says_why(
     measured = measure(samples=(), no_engines="in these words")
     with caplog.at_level(logging.INFO, "kvxfer"):
         assert calibration.shared(0) == Calibration((), CTA_SAMPLES)
-    assert "go by kernels: in these words" in caplog.text
+    assert "not copy engines: in these words" in caplog.text
     assert anew() == Calibration((), CTA_SAMPLES)
     assert measured == [0]
 

@@ -234,7 +234,7 @@ def test_what_came_with_the_package_is_used_while_its_sources_are_the_same(
     assert found[0] is Origin.PREBUILT
     assert not cache.exists()
     # A driver of an earlier CUDA does not load it; nor what NVRTC of this version makes.
-    with pytest.raises(UsageError, match=r"makes what this driver does not load.*gpu-cu12"):
+    with pytest.raises(UsageError, match=r"makes kernels that this driver does not load.*gpu-cu12"):
         origin.find(COPY, "sm_80", (11, 8))
     before = path.stat().st_mtime_ns
     assert path in prebuilt.build(no_prebuilt, ("sm_80",))
@@ -264,6 +264,6 @@ def test_a_source_that_does_not_compile_is_told_with_the_compilers_words(
     (tmp_path / "gpu").mkdir()
     (tmp_path / COPY.source).write_text("__global__ void f() { nonsense }\n")
     monkeypatch.setattr(sources, "ROOT", tmp_path)
-    with pytest.raises(UsageError, match=r"(?s)does not compile.*\"nonsense\" is undefined") as caught:
+    with pytest.raises(UsageError, match=r"(?s)could not compile.*\"nonsense\" is undefined") as caught:
         origin.find(COPY, "sm_80")
     assert caught.value.code == "unsupported"

@@ -135,10 +135,14 @@ def test_of_an_array_that_does_not_say_where_it_is_the_driver_is_asked(
     monkeypatch.setattr(driver, "device_of", lambda address: found.pop(0))
     registrable.device_of("kv", [view(CudaArray())], WITH_GPU)
     assert "GPU 1" in refusal([view(CudaArray())], WITH_GPU)
-    assert "of which the driver knows no GPU: it was freed" in refusal([view(CudaArray())], WITH_GPU)
+    assert "that belongs to no GPU by the driver: the memory was freed" in refusal(
+        [view(CudaArray())], WITH_GPU
+    )
     no_kernels(monkeypatch, "")
     found.append(None)
-    assert "of which the driver knows no GPU: it was freed" in refusal([view(CudaArray())], AgentOptions())
+    assert "that belongs to no GPU by the driver: the memory was freed" in refusal(
+        [view(CudaArray())], AgentOptions()
+    )
 
 
 def test_kernels_are_loaded_for_an_agent_and_its_regions_are_told_to_be_on_the_gpu(

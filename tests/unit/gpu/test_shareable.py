@@ -132,7 +132,7 @@ def test_without_what_it_needs_it_is_refused_before_the_block(
     del torch.cuda.MemPool
     assert "has no torch.cuda.MemPool" in refused()
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "torch does not import" in refused()
+    assert "needs torch, which cannot be imported" in refused()
 
 
 def test_what_torch_calls_fails_in_words_and_frees_nothing_that_is_not_ours(without_driver: None) -> None:

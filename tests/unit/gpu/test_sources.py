@@ -87,7 +87,7 @@ def test_where_the_sources_are_is_not_in_the_key(tree: Path, monkeypatch: pytest
 
 def test_a_source_that_is_missing_is_an_installation_to_be_mended(tree: Path) -> None:
     (tree / COPY.source).unlink()
-    with pytest.raises(UsageError, match=r"copy_vectors cannot be read .*: install kvxfer again") as caught:
+    with pytest.raises(UsageError, match=r"copy_vectors cannot be read .*: reinstall kvxfer") as caught:
         key()
     assert caught.value.code == "unsupported"
 

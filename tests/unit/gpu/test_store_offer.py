@@ -109,7 +109,7 @@ def test_what_is_sent_is_mapped_at_the_other_end(
             device, how, nbytes, handle, fd = gpu.mapped[-1].arguments
             assert (device, how, nbytes, handle) == (3, kind, ALLOCATED, HANDLE)
             assert is_open(fd) if kind == 2 else fd == -1
-        with pytest.raises(ValueError, match="not mapped any more"):
+        with pytest.raises(ValueError, match="no longer mapped"):
             pages.address  # noqa: B018
         assert kind == 1 or not is_open(fd)
     if kind == 2:
@@ -159,7 +159,7 @@ def test_memory_by_cudamalloc_is_refused(gpu: SimpleNamespace) -> None:
 
 
 def test_what_is_not_in_one_piece_on_a_gpu_is_refused(gpu: SimpleNamespace) -> None:
-    with pytest.raises(UsageError, match=r"this is the host's: share that by kvxfer\.Pool"):
+    with pytest.raises(UsageError, match=r"this is host memory: share it with kvxfer\.Pool"):
         offer_stores(np.zeros(4))
     with pytest.raises(UsageError, match="contiguous"):
         offer_stores(Tensor(BASE, (4, 4), (16, 2)))
@@ -206,7 +206,7 @@ def test_what_is_no_offer_is_refused_and_its_descriptors_are_closed(
     stray = os.open(os.devnull, os.O_RDONLY)
     socket.send_fds(pair[0], [message(**changed)], [stray] if changed.get("kind") != 2 else [])
     os.close(stray)
-    with pytest.raises(UsageError, match="no offer"):
+    with pytest.raises(UsageError, match="not an? (valid )?offer"):
         StoreOffer.receive(pair[1])
     assert num_open() == before
 

@@ -50,7 +50,7 @@ def test_a_value_only_grows_until_it_is_reset(alone: Agent) -> None:
 def test_what_is_no_value_is_refused(alone: Agent, value: Any) -> None:
     trigger = alone.trigger()
     for verb in (trigger.fire, trigger.at, trigger.by_layer):
-        with pytest.raises(UsageError, match="a trigger's value is 1 to 4294967295") as raised:
+        with pytest.raises(UsageError, match="a trigger's value must be 1 to 4294967295") as raised:
             verb(value)
         assert raised.value.code == "invalid-argument"
     trigger.fire(2**32 - 1)
@@ -160,10 +160,10 @@ def test_streams_and_events_are_known_by_their_protocols(
 @pytest.mark.parametrize(
     ("waited", "words"),
     [
-        (TorchStream(77, 1), "the stream is of GPU 1, the agent's is GPU 0"),
-        (CoreStream(78, 2), "the stream is of GPU 2, the agent's is GPU 0"),
-        (TorchEvent(79, 3), "the event is of GPU 3, the agent's is GPU 0"),
-        (CoreEvent(80, 4), "the event is of GPU 4, the agent's is GPU 0"),
+        (TorchStream(77, 1), "the stream is on GPU 1, but the agent's GPU is 0"),
+        (CoreStream(78, 2), "the stream is on GPU 2, but the agent's GPU is 0"),
+        (TorchEvent(79, 3), "the event is on GPU 3, but the agent's GPU is 0"),
+        (CoreEvent(80, 4), "the event is on GPU 4, but the agent's GPU is 0"),
         (TorchEvent(0, None), "the event was never recorded"),
         (object(), "or a future, not a object"),
         ("now", "not a str"),
@@ -297,7 +297,7 @@ def test_several_agents_wait_for_one_word_by_a_trigger_each(two: Two) -> None:
     word = np.zeros(1, np.uint32)
     triggers = [two.trigger(write, word) for write in (True, False)]
     transfers = [two.post(write, triggers[not write]) for write in (True, False)]
-    with pytest.raises(UsageError, match="make one there by trigger"):
+    with pytest.raises(UsageError, match="make one with this agent's trigger"):
         two.post(True, triggers[1])
     assert not two.landed.any()
     triggers[0].fire()

@@ -211,14 +211,14 @@ def test_vllm_groups_that_no_layout_has() -> None:
         [Tensor(1 << 20, ["a"], 0, 512), Tensor(1 << 20, ["b"], 0, 1024, 1 << 16)],
         [Group(["a", "b"], Spec())],
     )
-    with pytest.raises(UsageError, match="layers of one region are alike"):
+    with pytest.raises(UsageError, match="layers of one region must be alike"):
         vllm_group(mixed, 0, "LBHNC")
 
 
 @pytest.mark.parametrize(
     ("tensor", "order", "words"),
     [
-        (Tensor(1 << 20, ["a", "b"], 4096, 512), "LBNCH", "none of LBHNC"),
+        (Tensor(1 << 20, ["a", "b"], 4096, 512), "LBNCH", "not one of LBHNC"),
         (Tensor(1 << 20, ["a", "b"], 4096, 200), "LBHNC", "blocks overlap: 200 bytes"),
         (Tensor(1 << 20, ["a", "b"], 512, 512), "LBHNC", "overlap: 512 bytes"),
         (Tensor(5000, ["a", "b"], 4096, 512), "LBHNC", "end at byte 6400, but the tensor has 5000"),
@@ -283,7 +283,7 @@ def test_sglang_states_are_rows() -> None:
         ({"item_lens": [128, 128, 128, 256]}, "buffer 3 has 4096 bytes in items of 256"),
         ({"item_lens": [64] * 4}, "a page has 64 bytes, but 4 tokens × 1 heads × 16 dim"),
         ({"dtype": "float24"}, "size of an element of dtype 'float24' is not known"),
-        ({"data_lens": [100] * 4}, "has no item"),
+        ({"data_lens": [100] * 4}, "does not hold an item"),
         ({"data_ptrs": [0, 4096, 8192, 8192 + 64]}, "overlap"),
     ],
 )
@@ -300,7 +300,7 @@ def test_sglang_descriptions_that_do_not_fit(changes: dict[str, Any], words: str
     }
     with pytest.raises(UsageError, match=words):
         sglang(**arguments)
-    with pytest.raises(UsageError, match="is the cache latent"):
+    with pytest.raises(UsageError, match="whether the cache is latent"):
         sglang([0, 1, 2], [9] * 3, [3] * 3, page_size=1, num_heads=1, head_dim=3, dtype="int8")
 
 

@@ -102,7 +102,7 @@ def test_slices_are_kept() -> None:
         ((2, 3), "lt", "need b"),
         ((2, 3, 4), "bdc", "need b"),
         ((3, 2, 4), "2bd", "3 elements"),
-        ((2, 2, 4), "2bc", "twice"),
+        ((2, 2, 4), "2bc", "both c and 2"),
         ((2, 3), "bc", "3 elements"),
         ((0, 3), "bd", "empty"),
     ],
@@ -138,7 +138,7 @@ def test_what_memory_does_not_tell_is_kept() -> None:
 def test_strides_are_of_whole_elements() -> None:
     raw = np.zeros(4096, np.uint8)
     tokens = np.ndarray((4, 8), np.float16, buffer=raw.data, strides=(17, 2))
-    with pytest.raises(UsageError, match="blocks are 17 bytes apart, which is no multiple of the 2 bytes"):
+    with pytest.raises(UsageError, match="blocks are 17 bytes apart, which is not a multiple of the 2 bytes"):
         KVLayout.from_tensor(tokens, "bd")
     layers = [np.ndarray((4, 8), np.float16, buffer=raw.data, offset=at) for at in (0, 65, 130)]
     with pytest.raises(UsageError, match="layers are 65 bytes apart"):
@@ -189,10 +189,10 @@ def damaged(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("encoded", "words"),
     [
-        (b"", "no JSON"),
-        (b"\xff", "no JSON"),
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
         (b"[]", "not an object"),
-        (b"[" * 50_000, "no JSON"),
+        (b"[" * 50_000, "not JSON"),
         (b" " * 70_000, "over the bound"),
         (b'{"a":1,"a":2}', "twice"),
         (b'{"kvxfer_layout":NaN}', "version"),
@@ -220,18 +220,18 @@ def damaged(**changes: Any) -> bytes:
         (damaged(offsets=[0, 9, 18, 20], layer_stride=0), "overlap"),
         (damaged(offsets=[0, 9, 18, 30]), "must be 0"),
         (damaged(first_layer=1), "not within"),
-        (damaged(num_blocks=1 << 31, block_stride=1 << 50), "bound"),
+        (damaged(num_blocks=1 << 31, block_stride=1 << 50), "limit"),
         (damaged(dtype="float16"), "an element of float16 has 2 bytes, but itemsize is 1"),
         (damaged(dtype="a\n"), "printable"),
         (damaged(dtype="é"), "ASCII"),
         (damaged(model="x" * 257), "model"),
         (damaged(model="\ud800"), "model"),
         (damaged(group=3), "group is a int, not a name"),
-        (damaged(null_block=2), "null_block is 2, the blocks are 0 to 1"),
-        (damaged(null_block=-2), "null_block is -2, not in -1"),
+        (damaged(null_block=2), "null_block is 2, but the blocks are 0 to 1"),
+        (damaged(null_block=-2), "null_block is -2, but must be -1"),
         (damaged(cp_size=0), "cp_size is 0"),
-        (damaged(cp_size=5000), "cp_size is 5000, not in 1 to 4096"),
-        (damaged(cp_rank=2, cp_size=2), "cp_rank is 2, the ranks of cp_size 2 are 0 to 1"),
+        (damaged(cp_size=5000), "cp_size is 5000, but must be 1 to 4096"),
+        (damaged(cp_rank=2, cp_size=2), "cp_rank is 2, but the ranks of cp_size 2 are 0 to 1"),
         (damaged(cp_rank=-1, cp_size=2), "cp_rank is -1"),
         (damaged(cp_interleave=0), "cp_interleave is 0"),
         (damaged(cp_size=4096, cp_interleave=1 << 30), "tokens exceed"),
@@ -239,8 +239,8 @@ def damaged(**changes: Any) -> bytes:
         (damaged(quantization=1), "quantization is a int, not an object"),
         (damaged(quantization={}), "lacks quantization.per"),
         (damaged(quantization={"per": "tensor"}), "no scales"),
-        (damaged(quantization={"per": "tensor", "scales": [1.0]}), "quantization.scales is no base64"),
-        (damaged(quantization={"per": "tensor", "scales": "AAA"}), "quantization.scales is no base64"),
+        (damaged(quantization={"per": "tensor", "scales": [1.0]}), "quantization.scales is not base64"),
+        (damaged(quantization={"per": "tensor", "scales": "AAA"}), "quantization.scales is not base64"),
         (damaged(quantization={"per": "tensor", "scales": "AACAPw=="}), "dtype uint8 cannot be scaled"),
         (damaged(quantization={"per": "tensor", "scales": "AADAfw=="}, dtype="int8"), "is nan as float32"),
         (damaged(quantization={"per": "page", "saturate": 1}), "quantization.saturate is a int"),
@@ -281,8 +281,8 @@ def test_too_many_listed_offsets_are_refused_when_sent(seed: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"axes": 5}, "axes are a letter for each axis"),
-        ({"axes": None}, "axes are a letter for each axis"),
+        ({"axes": 5}, "axes must be a text with a letter for each axis"),
+        ({"axes": None}, "axes must be a text with a letter for each axis"),
         ({"first_layer": "0"}, "layout field first_layer is a str, not an integer"),
         ({"first_head": None}, "layout field first_head is a NoneType, not an integer"),
         ({"quantization": 0.5}, "layout field quantization is a float, not a Quantization"),

@@ -106,7 +106,7 @@ def test_scales_of_each_layer_in_a_tensor() -> None:
     scales = np.ones((3, 5, 2), np.float32)
     layout = KVLayout.from_tensors(layers, "bthc", scales=list(scales), scale_axes="b2")
     assert layout == KVLayout.from_tensors(layers, "bthc", scales=scales, scale_axes="lb2")
-    with pytest.raises(UsageError, match="evenly apart"):
+    with pytest.raises(UsageError, match="at equal steps"):
         KVLayout.from_tensors(layers, "bthc", scales=[scales[0], scales[2], scales[1]], scale_axes="b2")
 
 
@@ -129,7 +129,7 @@ def test_latent_cache_needs_no_axis_for_values() -> None:
         (lambda: Quantization.per_tensor(1e60), "is inf as float32"),
         (lambda: Quantization.per_layer([[1.0, 1.0], [1.0, -2.0]]), "scale 3 of 4 is -2"),
         (lambda: Quantization.per_layer([1.0, 1.0]), r"shape \(2,\)"),
-        (lambda: Quantization.per_head([[1.0]]), r"num_heads\], not of shape \(1, 1\)"),
+        (lambda: Quantization.per_head([[1.0]]), r"num_heads\], but have shape \(1, 1\)"),
         (lambda: Quantization("row", (1.0,)), "'row', not one of"),  # type: ignore[arg-type]
         (lambda: Quantization("tensor"), "has no scales"),
         (lambda: Quantization("layer", (1.0,), block_stride=4), "block_stride must be 0"),
@@ -157,9 +157,9 @@ def test_absurd_scales(make: Any, words: str) -> None:
         ),
         (Quantization.per_head(np.ones((3, 2, 4))), "int8", "24 scales.*12 .*× 2 heads"),
         (Quantization("tensor", (1.0, 1.0)), "int8", "2 scales.*1 are needed"),
-        (Quantization("page", offset=2), "int8", "offset is 2, no multiple"),
-        (Quantization("page", offset=-4), "int8", "offset is -4, not in 0"),
-        (Quantization("page", block_stride=6), "int8", "block_stride is 6, no multiple"),
+        (Quantization("page", offset=2), "int8", "offset is 2, which is not a multiple"),
+        (Quantization("page", offset=-4), "int8", "offset is -4, but must be 0"),
+        (Quantization("page", block_stride=6), "int8", "block_stride is 6, which is not a multiple"),
         (Quantization("page", offset=4096), "int8", "scales of .*s overlap: 0 bytes"),
         (
             Quantization("page", offset=4096, layer_stride=40, kv_stride=20, block_stride=4),
@@ -169,14 +169,14 @@ def test_absurd_scales(make: Any, words: str) -> None:
         (
             Quantization("page", offset=4096, layer_stride=40, kv_stride=16, block_stride=4),
             "int8",
-            "scales of kvs overlap: 16 bytes from one to the next, 20 bytes",
+            "scales of kvs overlap: 16 bytes from one to the next, but 20 bytes",
         ),
         (
             Quantization("page", offset=960, layer_stride=40, kv_stride=20, block_stride=4),
             "int8",
             "scales overlap elements: scales lie in bytes 960 to 1079, elements in 0 to 1919",
         ),
-        (Quantization("page", offset=1 << 57), "int8", "not in 0 to"),
+        (Quantization("page", offset=1 << 57), "int8", "but must be 0 to"),
     ],
 )
 def test_scales_that_do_not_fit_the_layout(quantization: Quantization, dtype: str, words: str) -> None:
@@ -195,9 +195,9 @@ def test_scales_that_do_not_fit_the_layout(quantization: Quantization, dtype: st
         (np.ones((3, 2, 5), np.float32), "l2", "do not fit"),
         (np.ones((3, 2, 5), np.float32), "l2t", "do not fit"),
         (np.ones((3, 2, 5), np.float32), "llb", "do not fit"),
-        (np.ones((3, 2, 6), np.float32), "l2b", "6 along axis b, the layout has 5 blocks"),
-        (np.ones((3, 5), np.float32), "lb", "1 along axis 2, the layout has 2 kvs"),
-        (np.ones((3, 2, 5, 3), np.float32), "l2bh", "3 along axis h, the layout has 2 heads"),
+        (np.ones((3, 2, 6), np.float32), "l2b", "6 along axis b, but the layout has 5 blocks"),
+        (np.ones((3, 5), np.float32), "lb", "1 along axis 2, but the layout has 2 kvs"),
+        (np.ones((3, 2, 5, 3), np.float32), "l2bh", "3 along axis h, but the layout has 2 heads"),
         ([], "l2b", "empty list"),
         (None, "l2b", "no scales were given"),
         ([np.ones((1, 2, 5), np.float32)] * 3, "l2b", "cannot have axis l"),
@@ -211,7 +211,7 @@ def test_scale_tensors_that_do_not_fit(scales: Any, axes: str, words: str) -> No
 
 
 def test_scales_and_a_quantization_are_one_too_many() -> None:
-    with pytest.raises(UsageError, match="pass one of the two"):
+    with pytest.raises(UsageError, match="pass only one of the two"):
         KVLayout.from_tensor(
             np.zeros(SHAPE, np.int8),
             AXES,
@@ -223,5 +223,5 @@ def test_scales_and_a_quantization_are_one_too_many() -> None:
 
 @pytest.mark.parametrize("scale", [None, "a", [1.0], b"a"])
 def test_a_scale_is_a_number(scale: Any) -> None:
-    with pytest.raises(UsageError, match=r"^scale is a number above 0, not "):
+    with pytest.raises(UsageError, match=r"^scale must be a number above 0, not "):
         Quantization.per_tensor(scale)

@@ -128,13 +128,13 @@ def test_region_descriptors_of_other_versions() -> None:
     ("changes", "words"),
     [
         ({"kvxfer_region": 0}, "has no version"),
-        ({"incarnation": "xx"}, "incarnation is no string of hexadecimal digits"),
-        ({"incarnation": 3}, "incarnation is no string"),
-        ({"incarnation": "00"}, "incarnation has 16 bytes"),
+        ({"incarnation": "xx"}, "incarnation is not a string of hexadecimal digits"),
+        ({"incarnation": 3}, "incarnation is not a string"),
+        ({"incarnation": "00"}, "incarnation must have 16 bytes"),
         ({"address": 7}, "address is a int"),
-        ({"address": "tcp://0.0.0.0:7"}, "every address of a host"),
+        ({"address": "tcp://0.0.0.0:7"}, "all addresses of a host"),
         ({"address": "http://10.0.0.7"}, "an agent's address is"),
-        ({"agent": ""}, "name has 1 to 128 bytes"),
+        ({"agent": ""}, "name must have 1 to 128 bytes"),
         ({"layout": {}}, "layout is a dict"),
         ({"layout": "\ud800"}, "layout is no text"),
         ({"id": "7"}, "id is a str"),
@@ -152,12 +152,12 @@ def test_damaged_region_descriptors(changes: dict[str, Any], words: str) -> None
 @pytest.mark.parametrize(
     ("needs", "words"),
     [
-        ("null_block", "needs is no list"),
-        ([1], "needs is no list"),
-        ([""], "needs is no list"),
-        (["x" * 65], "needs is no list"),
-        (["x"] * 65, "needs is no list"),
-        (None, "needs is no list"),
+        ("null_block", "needs is not a list"),
+        ([1], "needs is not a list"),
+        ([""], "needs is not a list"),
+        (["x" * 65], "needs is not a list"),
+        (["x"] * 65, "needs is not a list"),
+        (None, "needs is not a list"),
         (["model"], "needs model, but has no such field"),
         (["quantization.scales"], r"needs quantization\.scales, but has no such field"),
     ],
@@ -180,10 +180,10 @@ def test_bounds_of_a_document() -> None:
     for encoded, words in (
         (b'{"v":4,"n":12}', "of 14 bytes is over the bound of 13"),
         (b'{"v":4,"n":1}}', "over the bound"),
-        (b'{"v":4,"n":1', "no JSON"),
+        (b'{"v":4,"n":1', "not JSON"),
         (b'{"n":1,"n":1}', "twice"),
         (b'{"v":4}', "thing lacks n"),
-        (b'{"v":4,"n":[]}'[:13], "no JSON"),
+        (b'{"v":4,"n":[]}'[:13], "not JSON"),
     ):
         with pytest.raises(UsageError, match=words):
             schema.decode(encoded, 13)

@@ -43,7 +43,9 @@ def test_leaks_are_named_once() -> None:
     pool = Pool(8, 64, name="kv", huge_pages=False)
     array = pool.array(64)
     pool.allocate(2, "req-7")
-    with pytest.warns(ResourceWarning, match=r"'kv' was closed with 2 blocks not freed, of: req-7 \(2\)"):
+    with pytest.warns(
+        ResourceWarning, match=r"'kv' was closed with 2 blocks still allocated, by: req-7 \(2\)"
+    ):
         assert pool.close() == {"req-7": [0, 1]}
     assert pool.close() == {}
     array[0] = 1  # the memory outlives the pool

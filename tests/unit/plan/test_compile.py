@@ -145,7 +145,7 @@ def test_interleaved_tokens_make_units_of_their_turn() -> None:
 def test_unit_ids_beyond_32_bits_are_refused() -> None:
     src = cache("btlh2d", tokens=4096, num_blocks=1 << 20)
     dst = cache("btlh2d", tokens=4097)
-    never(src, dst, "no common multiple in range", "4096", "1048576", "4294967296")
+    never(src, dst, "too small a common unit", "4096", "1048576", "4294967296")
 
 
 # ---- irregular layers -----------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_too_many_loops_are_refused_before_they_are_made(seed: int) -> None:
         ({"total_layers": 3}, ("layers of the model", "2 at the source", "3 at the destination")),
         ({"model": "other"}, ("model", "some", "other")),
         ({"group": "sliding"}, ("cache group", "full", "sliding")),
-        ({"dtype": "uint8"}, ("dtype", "float16", "uint8 can be copied as bytes alone", "float8_e4m3fn")),
+        ({"dtype": "uint8"}, ("dtype", "float16", "uint8 can only be copied as bytes", "float8_e4m3fn")),
     ],
 )
 def test_fields_that_differ_are_named(theirs: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -235,10 +235,10 @@ def test_strides_and_pages_are_no_difference() -> None:
 def test_no_common_layer_or_head_is_refused_but_no_difference() -> None:
     low, high = cache(heads=range(2)), cache(heads=range(2, 4))
     assert differences(low, high) == []
-    refused(low, high, "no head is common", "0 to 1 of 4", "2 to 3 of 4")
+    refused(low, high, "no head in common", "0 to 1 of 4", "2 to 3 of 4")
     low, high = cache(layers=range(1)), cache(layers=range(1, 2))
     assert differences(low, high) == []
-    refused(low, high, "no layer is common", "0 to 0", "1 to 1")
+    refused(low, high, "no layer in common", "0 to 0", "1 to 1")
 
 
 def test_heads_that_an_end_does_not_hold_are_refused() -> None:
@@ -283,13 +283,13 @@ def test_explain_says_what_moves_and_how() -> None:
         "2 loops",
         "layers 1 to 1 (1 of the 1 at the destination)",
         "heads 1 to 2 (2 of the 4 there)",
-        "A unit is 4 tokens: 1 in a block of the source, 2 in one of the destination",
-        "token by token",
+        "A unit is 4 tokens: 1 in a block of the source, 2 in a block of the destination",
+        "move one by one",
         # 4 tokens × 2 of K and V, each 2 heads of 16 bytes.
         "moves 256 bytes a layer in 8 runs, the smallest of 32 bytes",
         "16 rows of one head merged 2 to a run",
         "adjacent blocks stay apart",
-        "Bytes go as they are",
+        "Bytes are copied unchanged",
         "gathered at the source",
         "scattered at the destination",
     ):
@@ -302,7 +302,7 @@ def test_long_runs_move_directly() -> None:
     assert program.smallest_run_nbytes == 4096 >= GATHER_BELOW_NBYTES
     assert not program.gathers_src
     assert not program.scatters_dst
-    assert "Direct: what lies side by side has 512 bytes or more" in program.explain()
+    assert "Direct: contiguous pieces have 512 bytes or more" in program.explain()
     assert "adjacent blocks merge" in program.explain()
 
 

@@ -160,7 +160,7 @@ def test_a_missing_rank_of_context_parallelism_is_a_gap() -> None:
 
 
 def test_sources_that_divide_tokens_differently_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"tokens: source 0 is one of 2 .* source 1 one of 4"):
+    with pytest.raises(UsageError, match=r"tokens: source 0 is one of 2 .* source 1 is one of 4"):
         route([parallel(0, 2), parallel(1, 4)], [rank()])
 
 

@@ -198,13 +198,13 @@ def test_ids_of_no_block_are_refused_before_they_wrap(src_tokens: int, dst_token
 def test_unit_ids_that_need_more_than_32_bits_are_refused() -> None:
     src, dst = pages(1 << 12, num_blocks=1 << 20), pages((1 << 12) + 1, num_blocks=8)
     with pytest.raises(
-        UsageError, match=r"no common multiple in range.* 4096 .* 1048576 .* 4294967296"
+        UsageError, match=r"too small a common unit.* 4096 .* 1048576 .* 4294967296"
     ) as caught:
         pair_units(src, dst, table(0), table(0), None)
     assert caught.value.code == "layout-mismatch"
     equal = pages(1 << 12, num_blocks=1 << 20)
     assert listed(pair_units(equal, equal, table(5), table(6), None)) == ([5], [6], 0)
-    with pytest.raises(UsageError, match="no common multiple in range"):  # single tokens do not fit
+    with pytest.raises(UsageError, match="too small a common unit"):  # single tokens do not fit
         pair_units(equal, equal, table(5), table(6), range(3))
 
 
