@@ -1,5 +1,5 @@
-// Pages that kernels store in bulk (kvxfer::PageStores), over emulated bulk copies that come as late as they
-// may.
+// Pages that kernels store in bulk (kvxfer::PageStores), over emulated bulk copies that arrive as late as
+// they may.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -23,14 +23,14 @@ using namespace offered_memory;
 constexpr unsigned kForever = ~0u - 1;
 constexpr std::size_t kStage = kStoreStageNbytes;
 
-// A page that a kernel stores: where from, where to, how many bytes.
+// A page that a kernel stores: source, destination, number of bytes.
 struct Page {
   bool from_shared;
   std::size_t from_at, to_at, nbytes;
 };
 
-// Pages of any length, behind each other and on any boundaries at the destination. Those from shared memory
-// are behind each other there, too: it holds `shared_nbytes`.
+// Pages of any length, one after the other, and at any alignment at the destination. Pages from shared memory
+// (`shared_nbytes`) lie one after the other there, too.
 std::vector<Page> any_pages(check::Random& random, std::size_t num_pages, std::size_t shared_nbytes,
                             std::size_t from_nbytes) {
   constexpr std::size_t kAlignments[] = {1, 4, 16, 16, 16, 16, 64};
@@ -116,8 +116,8 @@ TEST(where_there_are_no_bulk_copies_it_is_the_same_source_and_the_same_bytes) {
     check_any_pages<PageStores<kStoreStages, false>>(random, random.chance(50));
 }
 
-// Pages that are computed one after the other in room for kButLast + 1 of them, each where it has been read
-// before, and stored; with a ring that goes round many times.
+// Pages that are computed one after the other and stored. There is room for kButLast + 1 of them, so each is
+// computed where an earlier page has been read; the ring goes round many times.
 template <class Stores, int kButLast>
 void check_waits(std::size_t page_nbytes, bool computed_in_shared) {
   constexpr unsigned kPages = 24, kThreads = 4, kRoom = kButLast + 1;
@@ -187,7 +187,7 @@ TEST(a_page_that_is_empty_or_on_no_boundary_counts_among_the_last) {
 
 TEST(what_is_stored_behind_an_arrival_is_told_by_the_next) {
   constexpr unsigned kRounds = 8;
-  constexpr std::size_t kPage = 3 * kStage + 7;  // the last bytes by threads themselves
+  constexpr std::size_t kPage = 3 * kStage + 7;  // threads store the last bytes themselves
   constexpr std::size_t kRoom = (kPage + 15) / 16;
   std::vector<uint4> ours(kRounds * kRoom), theirs(ours.size());
   check::Random(check::seed()).fill(reinterpret_cast<unsigned*>(ours.data()), ours.size() * 4);
@@ -225,7 +225,7 @@ TEST(warps_store_by_themselves_and_the_others_go_their_own_way) {
   unsigned word = 0, num_seeing = 0;
   cuda_threads::launch(1, (kStoring + 1) * cuda_threads::kWarp, kStoring * kOwn, [&] {
     const unsigned warp = threadIdx.x / cuda_threads::kWarp;
-    if (warp == kStoring) {  // comes to no barrier before the pages are there
+    if (warp == kStoring) {  // reaches no barrier before the pages have arrived
       const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
       while (!wait_for(&word, kStoring, 0) && std::chrono::steady_clock::now() < end)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -256,7 +256,7 @@ TEST(warps_store_by_themselves_and_the_others_go_their_own_way) {
   CHECK_EQ(num_seeing, cuda_threads::kWarp);
 }
 
-// Another process's pages, and a word there that tells of them.
+// Another process's pages, and a word there that announces them.
 class Theirs {
  public:
   Theirs() : theirs_(shareable()), mapped_(map(exported(theirs_))) { REQUIRE_OK(mapped_); }

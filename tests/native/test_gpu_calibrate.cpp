@@ -1,5 +1,5 @@
-// How many CTAs copy between a GPU and the host, by samples of any kind; and what a calibration measures, in
-// which order, and what it does without engines, time or memory. Over an emulated driver.
+// The choice of how many CTAs copy between a GPU and the host, for any samples; and calibration: what it
+// measures, in which order, and what it does without engines, time or memory. Over an emulated driver.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -57,12 +57,12 @@ TEST(the_fewest_ctas_that_are_near_the_best_both_ways_are_taken) {
 }
 
 TEST(ladders_that_fall_again_are_judged_number_by_number) {
-  // One CTA more than is enough may cost time; a dip in the middle is none of its neighbours'.
+  // More CTAs than necessary may cost time; a dip at one number does not speak for its neighbours.
   const Ladder falls = {{1, 2000}, {2, 1000}, {4, 3000}, {8, 3000}};
   CHECK_EQ(staging_ctas_of(samples_of(falls, falls)), 2);
   const Ladder dips = {{1, 2000}, {2, 1000}, {4, 3000}, {8, 1000}};
   CHECK_EQ(staging_ctas_of(samples_of(dips, {{1, 9000}, {2, 2000}, {4, 1000}, {8, 1000}})), 8);
-  // Each direction wants another number: the one whose worse direction is best.
+  // The directions want different numbers: the number with the best worse direction is chosen.
   const Ladder few = {{1, 1000}, {2, 1300}, {4, 2000}, {8, 4000}};
   const Ladder many = {{1, 4000}, {2, 1400}, {4, 1200}, {8, 1000}};
   CHECK_EQ(staging_ctas_of(samples_of(few, many)), 2);
@@ -71,7 +71,7 @@ TEST(ladders_that_fall_again_are_judged_number_by_number) {
 
 TEST(samples_that_are_missing_or_come_twice_or_differ_in_length_are_no_harm) {
   const Ladder whole = {{1, 3200}, {2, 1600}, {4, 1500}, {8, 1500}};
-  CHECK_EQ(staging_ctas_of(samples_of(whole, {})), 4);  // a direction without samples has no say
+  CHECK_EQ(staging_ctas_of(samples_of(whole, {})), 4);  // a direction without samples is ignored
   CHECK_EQ(staging_ctas_of(samples_of({}, whole)), 4);
   CHECK_EQ(staging_ctas_of(samples_of({{8, 1}}, {})), 8);
   CHECK_EQ(staging_ctas_of(samples_of(whole, {{1, 3200}, {8, 1500}})), 8);  // 4 was not measured both ways
@@ -79,7 +79,7 @@ TEST(samples_that_are_missing_or_come_twice_or_differ_in_length_are_no_harm) {
 
   std::vector<CtaSample> twice = samples_of(whole, whole);
   for (const Direction direction : {Direction::kToHost, Direction::kToDevice})
-    twice.push_back({direction, 1, kMiB, 1500});  // the best of them counts
+    twice.push_back({direction, 1, kMiB, 1500});  // the best of several samples counts
   CHECK_EQ(staging_ctas_of(twice), 1);
   // Twice the time for twice the bytes.
   const CtaSample longer[] = {{Direction::kToHost, 1, 2 * kMiB, 2000}, {Direction::kToHost, 8, kMiB, 1000}};
@@ -100,7 +100,8 @@ TEST(what_cannot_have_been_measured_has_no_say) {
   CHECK_EQ(staging_ctas_of(extremes), 2);
 }
 
-// By another way of counting: no number below it will do, and it does, or none does and none is better.
+// Checked in another way: the chosen number is good enough and no smaller one is; or none is, and none is
+// better.
 TEST(any_samples_give_a_number_that_was_measured) {
   check::Random random(check::seed());
   for (int round = 0; round < 2000; ++round) {
@@ -110,7 +111,7 @@ TEST(any_samples_give_a_number_that_was_measured) {
         if (random.chance(60)) ladders[direction][num] = 1000 + random.below(1000);
     std::vector<CtaSample> samples = samples_of(ladders[Direction::kToHost], ladders[Direction::kToDevice]);
     std::erase_if(ladders, [](const auto& each) { return each.second.empty(); });
-    // How far from the best it is; nothing where it was not measured.
+    // How far a number is from the best; nothing if it was not measured.
     const auto excess = [&](std::uint32_t num) -> std::optional<double> {
       double worst = 0;
       for (const auto& [direction, ladder] : ladders) {
@@ -137,11 +138,11 @@ TEST(any_samples_give_a_number_that_was_measured) {
 
 // ---- the calibration ----
 
-constexpr std::uint64_t kLong = 600'000'000'000;  // a quarter of it for CTAs, under any sanitizer
+constexpr std::uint64_t kLong = 600'000'000'000;  // a quarter of it goes to CTAs, enough under any sanitizer
 constexpr std::size_t kPiecesOfRound = gpu::kBenchNbytes / (512 * 1024);
 
-// CTAs of launches, in their order; the number of those that are not slowed down; and whether bytes are
-// copied, of which a sanitizer makes a minute.
+// The CTAs of launches, in order; how many of them are not slowed down; and whether bytes are copied, which
+// takes a minute under a sanitizer.
 struct Launched {
   std::mutex mutex;
   std::vector<unsigned> ctas;
@@ -207,12 +208,12 @@ std::set<std::uint32_t> numbers_of(const std::vector<CtaSample>& samples, Direct
 TEST(ctas_are_measured_round_by_round_in_both_directions) {
   Bench bench;
   gpu::Driver older = driver();
-  older.copy_batch = nullptr;  // so that nothing follows
+  older.copy_batch = nullptr;  // so that calibration ends here
   const gpu::Measured measured = Bench::take(bench.calibrate(kLong, older));
   CHECK_EQ(measured.ctas.size(), 8);
   for (const Direction direction : {Direction::kToHost, Direction::kToDevice})
     CHECK_EQ(numbers_of(measured.ctas, direction), (std::set<std::uint32_t>{1, 2, 4, 8}));
-  // Pieces of half a MiB have work for all CTAs that a launch is given, and each round has every number.
+  // Pieces of half a MiB have work for all CTAs of a launch, and each round tries every number.
   const std::vector<unsigned> ctas = launched().taken();
   constexpr std::size_t kLaunches = 6 * 4 * 2 * kPiecesOfRound;
   REQUIRE(ctas.size() == kLaunches);
@@ -251,7 +252,7 @@ TEST(both_ways_are_measured_with_the_number_that_was_found) {
   CHECK(device().num_batches > batches);
   CHECK(device().num_2d_copies > rows);
 
-  // What comes after the CTAs' rounds: pieces of 256 KiB, which have work for four, or more if they are not
+  // After the CTAs' rounds come pieces of 256 KiB, which have work for four CTAs, or for more if they are not
   // aligned.
   const std::vector<unsigned> ctas = launched().taken();
   const std::uint32_t chosen = staging_ctas_of(measured.ctas);
@@ -268,7 +269,7 @@ TEST(without_engines_ctas_are_measured_all_the_same_and_it_says_why) {
   drivers[0].copy_batch = nullptr;
   drivers[1].stream_write_64 = nullptr;
   for (std::size_t k = 0; k < drivers.size(); ++k) {
-    if (k == 2) device().engine_error = gpu::kNotSupported;  // has the calls and refuses them
+    if (k == 2) device().engine_error = gpu::kNotSupported;  // the driver has the calls, and refuses them
     const gpu::Measured measured = Bench::take(bench.calibrate(kLong, drivers[k]));
     CHECK_EQ(measured.ctas.size(), 8);
     CHECK(measured.ways.empty());
@@ -283,7 +284,7 @@ TEST(without_time_nothing_is_found_and_nothing_is_wrong) {
   CHECK(none.ctas.empty() && none.ways.empty());
   CHECK(none.engines.ok());
   CHECK(launched().taken().empty());
-  // However long it was given, no direction is without a number that the other has.
+  // With any time limit, both directions have the same numbers measured.
   for (std::uint64_t most_ns = 1'000'000; most_ns < 200'000'000; most_ns *= 3) {
     const gpu::Measured some = Bench::take(bench.calibrate(most_ns));
     CHECK(some.ctas.empty() || some.ctas.size() == 8);
@@ -295,7 +296,7 @@ TEST(without_time_nothing_is_found_and_nothing_is_wrong) {
 
 TEST(a_device_that_fails_meanwhile_ends_it_in_words) {
   Bench bench;
-  // Among the CTAs' launches, and among those of ways and copies by engines.
+  // The failure comes among the CTAs' launches, or among those of ways and copies by engines.
   for (const int launches : {0, 40, 384, 400, 600}) {
     device().launches_until_failure = launches;
     const Result<gpu::Measured> failed = bench.calibrate();

@@ -1,5 +1,5 @@
-// Agents while an engine captures a graph, in the mode that forbids all threads of the process to allocate, free,
-// map, ask or wait for anything on the GPU.
+// Agents while an engine captures a graph, in the mode that forbids all threads of the process to allocate,
+// free, map, query or wait for anything on the GPU.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -18,7 +18,7 @@ namespace {
 using namespace gpu_ends;
 using emulated::device;
 
-// Somebody else's, from its beginning to its end.
+// Another program's capture, from its beginning to its end.
 class Capture {
  public:
   Capture() {
@@ -48,7 +48,7 @@ TEST(a_thread_minds_captures_again_behind_a_scope) {
   std::thread([] { CHECK_EQ(emulated::capture_mode(), 0); }).join();
 }
 
-// From an agent's making to its end: handles are opened, copies launched, streams and events waited for.
+// The whole life of an agent: handles are opened, copies launched, streams and events waited for.
 void moves_pages(const Options& at_src, const Options& at_dst) {
   ModelStream stream;
   gpu::EventHandle event;

@@ -1,4 +1,4 @@
-// Transfers that kernels start: commands in a ring, over an emulated driver, whoever writes there and whatever.
+// Transfers that kernels start: commands in a ring, over an emulated driver, with correct and wrong writers.
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace gpu_ends;
 
-// Looks that no kernel of these tests comes to the end of while the agent lives.
+// More looks than a kernel of these tests makes while the agent lives.
 constexpr unsigned kForever = ~0u - 1;
 
 // Two agents and a ring of the source's.
@@ -29,7 +29,7 @@ struct Posting : Ends {
     const auto opened = src.runtime->open_command_ring(num_commands);
     REQUIRE_OK(opened);
     reader = opened.value();
-    // Device memory is this process's.
+    // Device memory is memory of this process.
     ring = reinterpret_cast<CommandRing*>(reader->address());
     for (std::uint64_t at = 0; at < kNbytes; ++at)
       src.memory.data()[at] = static_cast<std::byte>(1 + at / kBlockNbytes);
@@ -64,7 +64,7 @@ struct Posting : Ends {
   std::uint64_t bytes_in() {
     return dst.runtime->with_engine([](Engine& engine, Time) { return engine.stats().bytes_in; });
   }
-  // The one failure that there is.
+  // Returns the only failure.
   CommandReader::Failure failure() {
     std::vector<CommandReader::Failure> failures = reader->take_failures();
     REQUIRE_EQ(failures.size(), 1u);
@@ -83,7 +83,7 @@ struct Posting : Ends {
 
 // ---- what goes ------------------------------------------------------------------------------------
 
-// As a launch passes them to the example's kernel.
+// The arguments of a launch of the example's kernel.
 struct PostPages {
   unsigned* pages;
   unsigned num_words;
@@ -208,7 +208,7 @@ TEST(a_full_ring_says_so_instead_of_hanging_and_loses_nothing) {
   Posting both(2);
   {
     const Standstill still(*both.dst.runtime);
-    // As many are under way as the ring has room for, and as many again wait in it.
+    // As many commands are under way as the ring has room for, and as many again wait in it.
     for (int i = 0; i < 4; ++i) REQUIRE(both.post(0, 0));
     CHECK(await([&] { return both.reader->counts().taken == 2; }));
     CHECK(!both.reader->has_news());
@@ -335,13 +335,14 @@ TEST(a_lease_that_ended_fails_the_command_that_came_behind_it_and_no_other) {
   REQUIRE(both.post(0));
   REQUIRE(both.ended(2));
   const CommandReader::Failure failure = both.failure();
-  // As a write that is posted then: its end may have been heard of, or not.
+  // As for a write that is posted then, the end of the right may be known or not.
   const Code code = failure.status.code();
   CHECK(code == Code::kLeaseEnded || code == Code::kNotPermitted);
   CHECK_EQ(failure.index, 1u);
   CHECK_EQ(both.bytes_in(), before);
   both.dst.grant(both.here, wire::LeaseMode::kWrite);
-  // The grant may be heard of later than the next command: until then that is refused, as a write is.
+  // The agent may hear of the grant later than of the next command; until then that command is refused, as a
+  // write would be.
   std::uint64_t count = 2;
   REQUIRE(await([&] {
     REQUIRE(both.post(0));
@@ -368,7 +369,7 @@ TEST(a_peer_that_goes_fails_what_is_under_way_and_what_comes_later) {
   REQUIRE(both.ended(kBlocks + 1));
   CHECK_EQ(both.failure().status.code(), Code::kPeerSilent);
   CHECK_EQ(both.reader->counts().failed, kBlocks + 1);
-  // Another peer may be written to by the same ring.
+  // The same ring may still write to another peer.
   CHECK_OK(both.src.runtime->check_alive());
 }
 
@@ -411,7 +412,7 @@ TEST(a_ring_that_is_closed_takes_no_more_while_kernels_still_post) {
     REQUIRE(await([&] { return both.reader->counts().ended >= 20; }));
     both.src.runtime->close_command_ring(*both.reader);
     const std::uint64_t taken = both.reader->counts().taken;
-    REQUIRE(both.ended(taken));  // what was posted still ends
+    REQUIRE(both.ended(taken));  // transfers that were posted still end
     const unsigned full = num_full;
     REQUIRE(await([&] { return num_full > full; }));
     CHECK_EQ(both.reader->counts().taken, taken);
@@ -419,7 +420,7 @@ TEST(a_ring_that_is_closed_takes_no_more_while_kernels_still_post) {
     PreparedWrite write;
     CHECK_EQ(both.reader->prepare(std::move(write)).status().code(), Code::kClosed);
   }
-  // Nor does the end of its agent take the memory away.
+  // The end of its agent does not take the memory away either.
   const unsigned full = num_full;
   CHECK(await([&] { return num_full > full + 10; }));
   over = true;

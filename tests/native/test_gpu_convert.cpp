@@ -1,5 +1,5 @@
-// The GPU's conversions, run by threads (emulated/cuda_threads.h), with instructions that give what the PTX
-// ISA says (emulated/gpu/rounding.cuh): bit for bit what the processor's give.
+// The GPU's conversions, run by threads (emulated/cuda_threads.h), with instructions that behave as the PTX
+// ISA says (emulated/gpu/rounding.cuh): their results equal the processor's bit for bit.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -49,7 +49,7 @@ gpu::Run run_of(const Scaling& scaling) {
   return run;
 }
 
-// What the processor makes of elements, and whether something else is that, too.
+// The processor's conversion of elements, for comparison with another.
 class Expected {
  public:
   Expected(Dtype from, Dtype to, const Scaling& scaling, std::vector<std::uint32_t> patterns)
@@ -61,10 +61,10 @@ class Expected {
 
   const std::vector<std::uint32_t>& patterns() const { return patterns_; }
 
-  // The first few that are not are told.
+  // Prints the first few that differ.
   void check(std::size_t index, std::uint32_t found) {
     std::uint32_t expected = element_at(expected_, to_, index);
-    // A scale that is NaN: which of two NaNs a multiplication returns is the processor's choice.
+    // If a scale is NaN, the processor chooses which of two NaNs a multiplication returns.
     if (std::isnan(scaling_.src) || std::isnan(scaling_.dst)) {
       CHECK_EQ(std::isnan(to_float(to_, found)), to_ != Dtype::kInt8);
       if (std::isnan(to_float(from_, patterns_[index])) || to_ == Dtype::kF32) return;
@@ -116,7 +116,7 @@ Vector vector_at(const std::vector<std::byte>& elements, std::size_t index) {
   return vector;
 }
 
-// Every vector that says that it is right has to be. Returns how many do.
+// Every vector that reports a valid result has to be right. Returns how many do.
 template <Dtype kFrom, Dtype kTo>
 std::size_t check_vectors(const Scaling& scaling, const std::vector<std::uint32_t>& patterns) {
   Expected expected(kFrom, kTo, scaling, patterns);
@@ -138,7 +138,7 @@ std::size_t check_vectors(const Scaling& scaling, const std::vector<std::uint32_
   return num_right;
 }
 
-// Those that the kernel has, by a function of the two dtypes.
+// Calls visit for the pairs of dtypes that the kernel has vectors for.
 template <class Visit>
 void for_each_vector_pair(Visit&& visit) {
   const auto both = [&]<Dtype kWide, Dtype kNarrow>() {
@@ -163,16 +163,16 @@ TEST(every_vector_that_is_right_is_what_the_processor_makes_of_it) {
   for (const float scale : hard)
     all_scalings.push_back({.dst = scale, .has_dst = true, .saturate = random.chance(50)});
   for_each_vector_pair([&]<Dtype kFrom, Dtype kTo>() {
-    std::vector<std::uint32_t> patterns = all_patterns(kFrom, random);  // neighbours, so alike
+    std::vector<std::uint32_t> patterns = all_patterns(kFrom, random);  // neighbours, which are alike
     for (const Scaling& scaling : all_scalings) {
-      // From one byte to two only the source's scale is a vector's affair.
+      // From one byte to two, vectors handle only the source's scale.
       if (itemsize(kFrom) == 1 && scaling.has_dst && !scaling.has_src && !scaling.saturate) {
         check_vectors<kFrom, kTo>({.src = scaling.dst, .has_src = true}, patterns);
         continue;
       }
       check_vectors<kFrom, kTo>(scaling, patterns);
     }
-    random.shuffle(patterns);  // others beside each other
+    random.shuffle(patterns);  // different values side by side
     for (int i = 0; i < 8; ++i)
       check_vectors<kFrom, kTo>(all_scalings[random.below(all_scalings.size())], patterns);
   });
@@ -232,10 +232,10 @@ TEST(amax_of_a_vector_is_that_of_its_elements) {
 
 struct Grid { unsigned num_ctas = 1, num_warps = 1; };
 
-// What was launched for a program.
+// The kinds of launches that a program led to.
 struct Seen { bool by_cta = false, in_vectors = false, by_elements = false; };
 
-// Does the whole move by the kernel, and holds the destination to what the executor makes of it.
+// Runs the whole move by the kernel, and compares the destination with the executor's.
 Seen check_conversion(check::Random& random, const Move& move, Memory& src, Memory& dst, Grid grid) {
   random.fill(dst.data(), dst.size());
   std::vector<std::byte> expected(dst.data(), dst.data() + dst.size());
@@ -271,7 +271,7 @@ Wish any_conversion(check::Random& random) {
     wish.alignment = 16;
     wish.run_elements = (wish.run_elements + 15) / 16 * 16;
   }
-  if (random.chance(60)) {  // what caches are kept in
+  if (random.chance(60)) {  // the dtypes of caches
     constexpr Dtype kWide[] = {Dtype::kBf16, Dtype::kF16};
     wish.conversions->src = kWide[random.below(2)];
     wish.conversions->dst = kNarrow[random.below(3)];
@@ -305,8 +305,7 @@ TEST(programs_convert_as_the_executor_does) {
 
 struct Granule { std::uint32_t tokens, heads, elements; };
 
-// From a part of a run's worth to several parts for each warp of a CTA, with runs of a few elements and of
-// thousands.
+// From less than a run to several parts for each warp of a CTA, with runs of a few elements and of thousands.
 TEST(scales_of_granules_of_any_size_are_found) {
   check::Random random(check::seed());
   Seen all;
@@ -349,7 +348,7 @@ TEST(scales_of_granules_of_any_size_are_found) {
   CHECK(all.in_vectors);
 }
 
-// Runs that lie on whole atoms and do not end with one: what is behind their ends stays as it is.
+// Runs that begin on whole atoms and do not end on one: bytes behind their ends must not change.
 TEST(the_ends_of_runs_are_converted_by_elements) {
   check::Random random(check::seed());
   for (const std::uint32_t elements : {1u, 7u, 9u, 20u, 133u, 4999u})

@@ -1,5 +1,5 @@
-// The GPU's copy kernels, run by threads (emulated/cuda_threads.h): every byte that a part of a transfer
-// moves, no other one, and all of them before the end is told.
+// The GPU's copy kernels, run by threads (emulated/cuda_threads.h): they move every byte of a part of a
+// transfer and no other, all before the end is announced.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -26,7 +26,7 @@ using gpu::CopyJob;
 using gpu::Launch;
 using gpu::Part;
 
-// Some layers and some pairs in a row of a transfer: a move of its own.
+// Some consecutive layers and pairs of a transfer, as a move.
 Move any_part(check::Random& random, const Move& whole) {
   Move part = whole;
   const PieceGrid& grid = whole.grid;
@@ -52,12 +52,12 @@ void launch(const Launch& launch, Grid grid) {
                        bulk ? kvxfer_copy_bulk : kvxfer_copy_vectors, launch.job);
 }
 
-// What launches tell their ends by, and who looks there.
+// The words by which launches announce their ends, and a reader of them.
 struct Ends {
   std::uint32_t arrivals = 0;
   std::uint64_t done = 0;
 
-  // Waits for done == last, and looks at the destination at once. Gives up when `over`.
+  // Waits for done == last, and compares the destination at once. Gives up when `over` is set.
   bool come_after(std::uint64_t last, const std::byte* dst, const std::vector<std::byte>& expected,
                   const std::atomic<bool>& over) {
     for (bool was_over = false; std::atomic_ref(done).load(std::memory_order_acquire) != last;) {
@@ -71,7 +71,7 @@ struct Ends {
 
 enum class Way { kVectors, kBulk, kBulkOfShortRuns };
 
-// A job of vectors of 16 bytes, each run of which becomes one bulk copy, however short.
+// Turns a launch of 16-byte vectors into one in which each run is one bulk copy, however short.
 void make_bulk(Launch& launch) {
   launch.kernel = gpu::Kernel::kCopyBulk;
   launch.job.num_slices = 0;
@@ -91,7 +91,7 @@ void make_bulk(Launch& launch) {
   }
 }
 
-// Launches all that the part needs, and holds the destination to what the program means.
+// Launches all that the part needs, and compares the destination with what the program means.
 void check_copies(check::Random& random, const Move& part, Memory& src, Memory& dst, Grid grid, Way way) {
   random.fill(dst.data(), dst.size());
   std::vector<std::byte> expected(dst.data(), dst.data() + dst.size());
@@ -129,7 +129,7 @@ void check_copies(check::Random& random, const Move& part, Memory& src, Memory& 
   REQUIRE(std::memcmp(dst.data(), expected.data(), expected.size()) == 0);
 }
 
-// Without conversions, and aligned to anything up to what the fastest loads want.
+// A wish without conversions, aligned to at most what the fastest loads need.
 Wish any_copy(check::Random& random) {
   Wish wish = any_wish(random);
   wish.conversions.reset();
@@ -152,7 +152,7 @@ TEST(vectors_move_what_the_program_says_before_they_tell) {
   }
 }
 
-// Of runs that bulk copies take, a few.
+// A wish of a few runs that bulk copies accept.
 Wish any_bulk_copy(check::Random& random) {
   constexpr std::uint32_t kRuns[] = {
       gpu::kLeastBulkNbytes, gpu::kLeastBulkNbytes + 16, 4096,     5008, 8192, 8208,
@@ -254,7 +254,7 @@ TEST(a_launch_that_nobody_waits_for_tells_nobody) {
   for (Launch& one : launches.value()) {
     one.job.src_ids = sample.move.src_ids.data();
     one.job.dst_ids = sample.move.dst_ids.data();
-    launch(one, {2, 1});  // would end at a null pointer
+    launch(one, {2, 1});  // announcing an end would store to a null pointer
   }
 }
 

@@ -1,5 +1,5 @@
-// Copies between a GPU and the host's memory by copy engines: which way runs go, what arrives, how ends are
-// told, and what happens when the driver lacks the calls or they fail. Over an emulated driver.
+// Copies between a GPU and the host's memory by copy engines: which way runs take, what arrives, how ends are
+// announced, and what happens if the driver lacks the calls or they fail. Over an emulated driver.
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -47,9 +47,9 @@ TEST(a_device_s_own_memory_is_never_for_engines) {
 
 TEST(runs_go_by_engines_from_the_length_on_that_was_found) {
   Calibration calibration;
-  calibration.least_run_nbytes[0][0][0] = 16 * kKiB;   // to the host, runs, aligned
-  calibration.least_run_nbytes[0][0][1] = 4 * kKiB;    // aligned to less
-  calibration.least_run_nbytes[1][1][0] = 64 * kKiB;   // to the device, rows, aligned
+  calibration.least_run_nbytes[0][0][0] = 16 * kKiB;  // to the host, runs, aligned
+  calibration.least_run_nbytes[0][0][1] = 4 * kKiB;  // less alignment
+  calibration.least_run_nbytes[1][1][0] = 64 * kKiB;  // to the device, rows, aligned
   const auto way = [&](Direction direction, std::uint64_t nbytes, std::uint64_t num, std::uint32_t alignment,
                        Form form = Form::kRuns) {
     return gpu::way_of(direction, Runs{nbytes, num, alignment, form}, calibration);
@@ -62,7 +62,7 @@ TEST(runs_go_by_engines_from_the_length_on_that_was_found) {
   CHECK(way(Direction::kToHost, 64 * kKiB, 100, 16, Form::kRows) == Way::kKernel);
   CHECK(way(Direction::kToDevice, 64 * kKiB, 100, 16, Form::kRows) == Way::kCopyEngine);
   CHECK(way(Direction::kToDevice, 64 * kKiB, 100, 16) == Way::kKernel);
-  // So few bytes were not measured.
+  // Copies this small were not measured.
   CHECK(way(Direction::kToHost, 16 * kKiB, 15, 16) == Way::kKernel);
   CHECK(way(Direction::kToHost, Calibration::kLeastCopyNbytes, 1, 16) == Way::kCopyEngine);
   CHECK(way(Direction::kToHost, UINT64_MAX / 2, 4, 16) == Way::kCopyEngine);  // a product beyond 2^64
@@ -164,7 +164,7 @@ std::vector<std::byte> expected_of(const Move& move, const std::byte* src, const
   return expected;
 }
 
-// A transfer between two caches, and what it leaves.
+// A transfer between two caches, and the expected result.
 struct Transfer {
   Transfer(check::Random& random, const Wish& wish)
       : sample(random, wish), src(sample.src.end), dst(sample.dst.end) {
@@ -197,7 +197,7 @@ TEST(programs_of_every_kind_arrive_by_engines_and_what_converts_by_kernels) {
   CHECK(device().num_2d_copies > rows);
 }
 
-// Blocks that lie side by side at one end, of one layer.
+// Blocks of one layer, some of which are adjacent at one end.
 Move blocks(const std::vector<std::uint32_t>& src_ids, const std::vector<std::uint32_t>& dst_ids,
             std::uint64_t nbytes) {
   Move move;
@@ -236,7 +236,7 @@ TEST(more_copies_than_a_batch_holds_are_several_and_neighbours_are_one) {
   CHECK_EQ(device().num_copies - copies, 1);
 }
 
-// What is short apart and long together is judged as it lies.
+// Short runs that are adjacent count as one long run.
 TEST(the_choice_counts_neighbours_as_one_run) {
   constexpr std::uint32_t kNum = 128;
   constexpr std::uint64_t kNbytes = 4 * kKiB;
@@ -328,7 +328,7 @@ TEST(a_call_that_fails_says_so_and_nothing_follows) {
     CHECK_EQ(failed.status().code(), Code::kSystem);
     CHECK(failed.status().message().find(at_word ? "cuStreamWriteValue64" : "cuMemcpyBatchAsync") !=
           std::string::npos);
-    // Nor by kernels: whether some of it is under way nobody knows.
+    // Kernels do not copy them either: it is unknown whether some of the copy is under way.
     CHECK_EQ(bench.submit(transfer.sample.move, transfer.src, transfer.dst).status().code(), Code::kSystem);
     CHECK_EQ(bench.stream->check().code(), Code::kSystem);
   }

@@ -1,5 +1,5 @@
-// Rights that end while a device has a copy under way: nobody stands in the fence, others go on meanwhile, and
-// nothing is told to be complete before the copy has ended. An emulated driver holds the copy.
+// Rights that end while a device has a copy under way: no thread blocks in the fence, other transfers go on,
+// and no fence is reported complete before the copy has ended. An emulated driver holds the copy.
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -21,8 +21,8 @@ namespace {
 using namespace gpu_ends;
 using emulated::launches;
 
-// Which copy is held: one that fetches from the peer's GPU, one that scatters what a stream brought, one that
-// gathers what a stream is to take.
+// Which copy is held: one that fetches from the peer's GPU, one that scatters bytes from a stream, or one
+// that gathers bytes for a stream.
 enum class Copy { kFetch, kScatter, kGather };
 constexpr Copy kCopies[] = {Copy::kFetch, Copy::kScatter, Copy::kGather};
 
@@ -36,7 +36,8 @@ After at_once() {
 }
 After never() { return {Trigger::create()}; }
 
-// Two agents, one of which (the holder) has a copy on its GPU that does not end, and a third that it talks to.
+// Two agents, of which one (the holder) has a copy on its GPU that does not end; and a third that it talks
+// to.
 class Scene {
  public:
   explicit Scene(Copy copy)
@@ -75,7 +76,7 @@ class Scene {
     return handle;
   }
 
-  // Bytes come from the third, a deadline passes, heartbeats are heard.
+  // Bytes arrive from the third agent, a deadline passes, heartbeats are answered.
   void others_go_on() {
     std::memset(third_.memory.data(), 7, kNbytes);
     const auto done = read_third(at_once(), 2 * kBound);
@@ -88,7 +89,7 @@ class Scene {
     const Time heard = last_heartbeat();
     CHECK(await([&] { return last_heartbeat() > heard; }));
   }
-  // What lands in the holder's cache, or is read of it, may not do so any more: it is somebody else's.
+  // The holder's cache; after the fence, no copy may write to it or read from it.
   std::vector<std::byte> cache() const { return {holder.memory.data(), holder.memory.data() + kNbytes}; }
   template <class F>
   auto ask(F&& f) const {
@@ -98,7 +99,7 @@ class Scene {
  private:
   static Options options(Copy copy, bool on_gpu) {
     launches().reset();
-    // Streams carry what GPUs cannot read from each other, or is on none.
+    // Streams carry what GPUs cannot read from each other, or whose other end is not on a GPU.
     return {
         .transports = on_gpu ? std::vector<std::string>{"cuda_ipc", "tcp"} : std::vector<std::string>{"tcp"},
         .num_rails = copy == Copy::kFetch ? 2u : 1u,
@@ -137,7 +138,7 @@ class Scene {
   std::uint32_t reads_ = 0;
 };
 
-// A call that returns when a fence is complete, by a thread of its own.
+// A call that returns when a fence is complete, on its own thread.
 class Caller {
  public:
   explicit Caller(std::function<void()> call)
@@ -157,7 +158,7 @@ TEST(a_lease_that_is_revoked_is_told_to_have_ended_when_the_copy_under_it_has) {
   for (const Copy copy : kCopies) {
     Scene scene(copy);
     const auto handle = scene.post_under_lease();
-    CHECK(!scene.holder.runtime->revoke(scene.lease, 0));  // no time to wait for it
+    CHECK(!scene.holder.runtime->revoke(scene.lease, 0));  // without waiting for it
     const auto state = [&] {
       return scene.ask([&](Engine& engine) { return *engine.lease_state(scene.lease); });
     };
@@ -237,7 +238,7 @@ TEST(a_peer_that_is_lost_ends_transfers_when_their_copies_have_ended) {
     Scene scene(copy);
     const auto handle = scene.post_own();
     {
-      // Its memory is let go here when the copy has ended.
+      // The agent releases its memory when the copy has ended.
       const Caller closer([&] { scene.far.runtime->close(kBound); });
       REQUIRE(await(
           [&] { return scene.ask([&](Engine& engine) { return engine.session(scene.peer) == nullptr; }); }));
@@ -264,7 +265,7 @@ TEST(an_agent_is_closed_when_its_copies_have_ended) {
           at_close = scene.cache();
         });
         REQUIRE(await([&] { return scene.holder.runtime->closed() && scene.far.num_transfers() == 0; }));
-        // Whoever asks meanwhile does not stand in the fence either.
+        // Callers that query meanwhile do not block either.
         CHECK_EQ(scene.holder.num_transfers(), 1);
         CHECK_EQ(handle->outcome(), Outcome::kPending);
         CHECK(!closer.returned());

@@ -1,5 +1,5 @@
-// cuda_ipc beyond the contracts that all transports keep (test_gpu_conformance.cpp): memory in several
-// allocations, owners that take it back, a device that fails, and peers that lie.
+// cuda_ipc beyond the contracts of all transports (test_gpu_conformance.cpp): memory in several allocations,
+// owners that take it back, a device that fails, and peers that lie.
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -55,7 +55,7 @@ TEST(a_region_in_two_allocations_is_fetched_from_both) {
   CHECK_EQ(dst.transport->num_mappings(), 0);
 }
 
-// Four pieces in each of two layers: how many launches copy them, with room for so many bytes of tables.
+// Returns how many launches copy four pieces in each of two layers, with tables of so many bytes.
 std::int64_t launches_of_pieces(std::uint32_t tables_nbytes) {
   const auto with_room = [&](Reactor& reactor, const FenceTable& fences) {
     auto made = CudaIpcTransport::create(reactor, fences, emulated::driver(),
@@ -96,7 +96,7 @@ TEST(pieces_of_a_layer_that_follow_each_other_are_one_launch) {
 }
 
 TEST(pieces_are_not_put_together_beyond_the_room_for_tables) {
-  // Of a piece's two pairs on both sides, aligned, and not of two pieces.
+  // Room for the two pairs of one piece on both sides, aligned, but not for those of two pieces.
   CHECK_EQ(launches_of_pieces(2 * 16), 8);
 }
 
@@ -117,7 +117,7 @@ TEST(memory_that_its_owner_takes_back_is_unmapped_and_its_work_ends) {
   CHECK(dst.await(2).code == Code::kRailFailed);
 }
 
-// Of a legacy IPC handle nobody may free the memory while another process has it open.
+// Memory with a legacy IPC handle must not be freed while another process has it open.
 TEST(memory_is_held_until_peers_say_that_they_have_unmapped_it) {
   Ends src(make), dst(make);
   const PeerId src_at_dst = connect_ends(src, dst).second;
@@ -169,7 +169,8 @@ TEST(memory_registered_again_at_its_address_is_another) {
     CHECK(std::memcmp(arrived.data(), memory.data() + (kBlocks - 1) * (kNbytes / kBlocks),
                       kNbytes / kBlocks) == 0);
     src.transport->deregister_memory(id);
-    // The next is told of before the peer has answered: one answer does not stand for the other.
+    // The next region is announced before the peer has answered: one answer must not count for the other
+    // region.
     CHECK(src.transport->lender()->held_by_peers(id));
   }
   REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
@@ -187,7 +188,7 @@ TEST(a_peer_that_does_not_answer_loses_its_rail_and_nobody_waits_for_it_again) {
   REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(), other.step(); },
                                 [&] { return dst.transport->num_mappings() == 1; }));
   src.transport->deregister_memory(1);
-  // The other one answers, which is not enough.
+  // The other peer answers, which is not enough.
   for (int step = 0; step < 10; ++step) other.step(), src.step();
   CHECK(src.transport->lender()->held_by_peers(1));
   CHECK_EQ(src.transport->lender()->give_up_holders(1), std::vector<std::string>{"b"});
@@ -200,7 +201,7 @@ TEST(a_peer_that_does_not_answer_loses_its_rail_and_nobody_waits_for_it_again) {
   src.transport->deregister_memory(2);
   REQUIRE(src.reactor.run_until([&] { src.step(), other.step(); },
                                 [&] { return !src.transport->lender()->held_by_peers(2); }));
-  // It runs again, meets the end of the rail and lets go.
+  // It runs again, sees the end of the rail, and unmaps.
   dst.await(CompletionKind::kRailDown);
   CHECK_EQ(dst.transport->num_mappings(), 0);
 }
@@ -238,14 +239,14 @@ TEST(a_peer_whose_rail_ended_holds_memory_until_it_has_met_that_end) {
   CHECK_EQ(src.reactor.num_handlers(), 0);
 }
 
-// A transport is polled when it is busy and not otherwise.
+// A transport is polled when it is busy, and not otherwise.
 TEST(work_behind_some_whose_memory_is_still_to_come_is_not_left_lying) {
   Ends src(make), dst(make);
   const PeerId src_at_dst = connect_ends(src, dst).second;
   DeviceMemory memory(kNbytes), arrived(kNbytes);
   RemoteRegion ready = told(*src.transport, region_of(1, memory.data())), awaited = ready;
   awaited.id = 2;
-  const std::uint64_t later = 99;  // its last allocation, of which nobody has told
+  const std::uint64_t later = 99;  // its last allocation, which has not been announced
   std::memcpy(awaited.keys.data() + 8, &later, sizeof later);
   REQUIRE(dst.transport->attach(src_at_dst, ready).ok());
   REQUIRE(dst.transport->attach(src_at_dst, awaited).ok());
@@ -281,20 +282,20 @@ TEST(a_region_that_is_refused_leaves_nothing_behind) {
   check::Random random(check::seed());
   random.fill(memory.data(), kNbytes);
   told(*src.transport, region_of(1, memory.data()));
-  // Its first allocation could be shared, the second is none.
+  // Its first allocation can be shared; the second is not an allocation.
   const auto apart = static_cast<std::uint64_t>(elsewhere.data() - other.data());
   const auto refused =
       src.transport->register_memory(region_of(2, other.data(), {{0, kNbytes}, {apart, kNbytes}}));
   CHECK(!refused.ok() && refused.status().code() == Code::kUnsupported);
   src.transport->deregister_memory(2);
   CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
-  // Peers wait for no memory that they are never told of.
+  // Peers do not wait for memory that is never announced to them.
   REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(3, memory.data()))).ok());
   const Work works[] = {fetch_work(1, move_of(3, arrived.data(), 1, 0), 0)};
   CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, 1);
   CHECK(dst.await(1).code == Code::kOk);
   CHECK(std::memcmp(arrived.data() + kNbytes - kNbytes / kBlocks, memory.data(), kNbytes / kBlocks) == 0);
-  // The first of two regions there held it, too.
+  // The first of the two regions had held it as well.
   src.transport->deregister_memory(3);
   CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
   src.transport->deregister_memory(1);
@@ -323,7 +324,7 @@ TEST(a_device_that_fails_ends_its_rails_and_no_work_stays) {
   CHECK(!dst.transport->connect(socket_pair().first, {true, 0, "later"}).ok());
 }
 
-// A sticky error comes in the middle of a kernel: nothing is ever told to be done.
+// A sticky error in the middle of a kernel: no completion is ever reported.
 TEST(a_device_that_falls_silent_with_an_error_is_found_out) {
   Ends src(make), dst(make);
   const PeerId src_at_dst = connect_ends(src, dst).second;
@@ -358,7 +359,7 @@ TEST(a_peer_that_lies_loses_its_rail) {
   CHECK(says({{4, 9}}).find("did not begin with a hello") != std::string::npos);
 }
 
-// A peer made by hand, which has said hello.
+// A peer that the test drives by hand; it has said hello.
 struct Liar {
   explicit Liar(Ends& end) : fences(Ends::make_fences()), channel(open(end), kMessageNbytes) {
     say(1, 0, share_copy_of(fences->fill(FenceTable::kSlots).value()));
@@ -376,7 +377,7 @@ struct Liar {
     std::memcpy(message.data() + 4, &kind, sizeof kind);
     std::memcpy(message.data() + 8, &memory_id, sizeof memory_id);
     std::memcpy(message.data() + 24, &nbytes, sizeof nbytes);
-    const std::uint32_t by_ipc = 3;  // of memory alone
+    const std::uint32_t by_ipc = 3;  // a handle's kind; only messages of memory have one
     std::memcpy(message.data() + 32, &by_ipc, sizeof by_ipc);
     channel.queue(message, std::move(fd));
     REQUIRE(channel.flush().ok());
@@ -428,7 +429,7 @@ TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
     Liar liar(end);
     liar.say(kUnmapped, 1);  // it is still registered
     CHECK(down(end).find("unmapped memory that it was not asked to unmap") != std::string::npos);
-    // Its word is worth nothing any more: it holds the memory until its socket ends.
+    // Its messages no longer count: it holds the memory until its socket ends.
     end.transport->deregister_memory(1);
     CHECK(end.transport->lender()->held_by_peers(1));
     liar.channel = MessageChannel(UniqueFd(), Liar::kMessageNbytes);

@@ -1,5 +1,5 @@
-// cuda_ipc while its kernels do not end: what they read stays mapped, who waits for that and who does not, and
-// how much is under way at a time.
+// cuda_ipc while its kernels do not end: what they read stays mapped, who waits for that, and how much is
+// under way at a time.
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,7 +31,7 @@ Ends::Make holding(std::uint64_t most_flying_nbytes = cuda_ipc::Flights::kMostNb
   };
 }
 
-// A destination whose fetch of a source's region is held on its device.
+// A destination whose device holds its fetch of a source's region.
 struct Scene {
   Scene() : src(make), dst(holding()), memory(kNbytes), arrived(kNbytes) {
     launches().reset();
@@ -95,7 +95,7 @@ TEST(a_peer_that_is_given_up_while_kernels_read_its_memory_is_not_waited_for_aga
   DeviceMemory first(kNbytes), second(kNbytes);
   told(*held.dst.transport, region_of(5, first.data()));
   told(*held.dst.transport, region_of(6, second.data()));
-  held.dst.transport->deregister_memory(5);  // src is not asked to answer
+  held.dst.transport->deregister_memory(5);  // src does not have to answer
   CHECK(held.dst.transport->lender()->held_by_peers(5));
   CHECK_EQ(held.dst.transport->lender()->give_up_holders(5), std::vector<std::string>{"a"});
   CHECK(!held.dst.transport->lender()->held_by_peers(kEveryRegion));
@@ -110,7 +110,7 @@ TEST(no_more_than_so_many_bytes_are_under_way_and_what_ended_makes_room) {
   constexpr std::uint32_t kLayers = 12;
   launches().reset();
   launches().let(0);
-  // Launches of two layers, and the next when less than four are under way.
+  // Launches cover two layers each; the next one goes when fewer than four are under way.
   Ends src(make), dst(holding(4 * kNbytes));
   const PeerId src_at_dst = connect_ends(src, dst).second;
   DeviceMemory memory(kLayers * kNbytes), arrived(kLayers * kNbytes);
@@ -124,7 +124,7 @@ TEST(no_more_than_so_many_bytes_are_under_way_and_what_ended_makes_room) {
   REQUIRE_EQ(dst.transport->post(src_at_dst, works).accepted, kLayers);
   REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); }, [] { return launches().num_begun() == 1; }));
   for (int step = 0; step < 10; ++step) dst.step();
-  // What is not launched can still be stopped: all but the first four.
+  // Works that are not launched can still be stopped: all but the first four.
   std::vector<WorkId> ids;
   for (const Work& work : works) ids.push_back(work.id);
   dst.transport->cancel(ids);

@@ -1,4 +1,5 @@
-// A cuda_ipc rail whose peer lies of its memory's length, or passes more than it may, beside one that keeps the rules.
+// A cuda_ipc rail whose peer lies about the length of its memory, or passes more than it may, beside a peer
+// that keeps the rules.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -22,7 +23,7 @@ using testing::fetch_work;
 using testing::socket_pair;
 using namespace ipc_ends;
 
-// A destination with a peer that keeps the rules and one whose end of the socket the test speaks for.
+// A destination with a peer that keeps the rules, and a peer whose end of the socket the test writes.
 struct Impostor {
   explicit Impostor(std::shared_ptr<Budget> budget = nullptr) {
     bystander_peer = connect_ends(end, bystander).first;
@@ -39,7 +40,7 @@ struct Impostor {
     say(hello, share_copy_of(fences->fill(FenceTable::kSlots).value()));
     end.await(CompletionKind::kRailUp);
   }
-  // Who keeps the rules loses nothing.
+  // The peer that keeps the rules loses nothing.
   ~Impostor() {
     std::memset(theirs.data(), 0x3c, kNbytes);
     const Work works[] = {fetch_work(1000, move_of(1, arrived.data(), 1, 0), 0)};
@@ -51,7 +52,7 @@ struct Impostor {
     channel->queue(message, std::move(fd));
     REQUIRE(channel->flush().ok());
   }
-  // Tells of memory, and that it has `nbytes`; a region is all of that.
+  // Announces memory of `nbytes`, and attaches a region that fills it.
   Status attach(const std::byte* data, std::uint64_t nbytes, std::uint64_t id = 1) {
     Result<gpu::ExportedMemory> exported =
         gpu::export_memory(emulated::driver(), reinterpret_cast<gpu::Address>(data));

@@ -1,5 +1,5 @@
-// The litmus test over an emulated driver: under TSan every round shows that stores of a kernel's lanes come
-// by the host to a kernel of another stream. What that says of threads, hardware has yet to say of itself.
+// The litmus test over an emulated driver: under TSan every round shows that the stores of a kernel's lanes
+// reach a kernel of another stream by way of the host. This holds for threads; hardware has not shown it yet.
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -28,7 +28,7 @@ using kvxfer::gpu::Stream;
 constexpr unsigned kCtas = 3, kThreads = 32, kWords = 512, kRounds = 20;
 constexpr double kBound_s = 120;
 
-// What launches pass; the emulation hands on one argument.
+// The arguments of a launch; the emulation passes one argument.
 struct Say {
   unsigned* pages;
   unsigned* said;
@@ -94,7 +94,7 @@ TEST(what_many_lanes_store_comes_by_the_host_to_a_kernel_of_another_stream) {
   CHECK_EQ(wrong.reply, 0u);
 }
 
-// That the test can fail: what was said for another round is all wrong, at both ends.
+// The test can fail: the values of another round count as wrong, at both ends.
 TEST(what_is_of_another_round_is_counted) {
   std::vector<unsigned> pages(kWords), said(kWords), reply(kWords);
   unsigned arrivals = 0;
@@ -111,7 +111,7 @@ TEST(what_is_of_another_round_is_counted) {
   cuda_threads::launch(kCtas, kThreads, 0, kvxfer_litmus_see, pages.data(), reply.data(), kWords, 3u, &wrong);
   CHECK_EQ(wrong.pages, kWords);
   CHECK_EQ(wrong.reply, kWords);
-  // And one that does not come to its end lets streams go.
+  // A relay that does not end releases the streams.
   CHECK(!kvxfer::bench::relay({&done, &word, said.data(), reply.data(), kWords}, 5, 0.01).has_value());
   CHECK_EQ(word, 5u);
 }

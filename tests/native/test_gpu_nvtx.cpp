@@ -1,4 +1,4 @@
-// The ranges that a tool sees of transfers: over sockets, over shared memory and on an emulated GPU.
+// The ranges of transfers that a tool sees: over sockets, over shared memory and on an emulated GPU.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -33,7 +33,7 @@ std::string recorded() {
   return read();
 }
 
-// What began since it was made: how often each name, and whether all of that has ended.
+// The ranges that began since this was made: how often each name, and whether all have ended.
 class Recording {
  public:
   Recording() : skipped_((listen(), recorded().size())) {}
@@ -65,13 +65,13 @@ class Recording {
   const std::size_t skipped_;
 };
 
-// The first, while nobody has looked for a tool: from here on one listens.
+// It has to be the first, before anything has looked for a tool; from here on a tool listens.
 TEST(without_a_tool_a_range_is_nothing_and_a_tool_is_let_in_once) {
   CHECK(nvtx::tool() == nullptr);
   { const nvtx::Range range("unheard", 1); }
   ::unsetenv(nvtx::kPathVariable);
   {
-    // A range of before a tool ends unheard, too.
+    // A range that began before the tool also ends without a report.
     const nvtx::Range early("early", 2);
     listen();
   }
@@ -156,7 +156,7 @@ TEST(a_stream_that_waits_and_a_transfer_that_fails_end_their_ranges) {
     both.dst.runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
     REQUIRE(ends(handle));
     REQUIRE(await([&] { return stream.is_idle(); }));
-    // The transfer's end as such; the trigger was never fired.
+    // Ends the transfer; the trigger was never fired.
     both.dst.runtime->close(kBound);
   }
   CHECK(recording.all_ended());

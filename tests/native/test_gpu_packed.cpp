@@ -1,5 +1,5 @@
-// A piece on its way to and from the form in which it crosses a stream, as a copy program of its own: held to
-// the processor's Packer, byte for byte, run by the processor and by kernels.
+// A piece that is converted to the form in which it crosses a stream, and back, as a copy program: compared
+// byte for byte with the processor's Packer, run by the processor and by kernels.
 #include <cstring>
 #include <memory>
 #include <span>
@@ -22,7 +22,7 @@ using namespace gpu_memory;
 using namespace program_samples;
 
 constexpr std::byte kUntouched{0xa5};
-constexpr std::uint64_t kBehind = 64;  // bytes behind a packed piece that nobody may touch
+constexpr std::uint64_t kBehind = 64;  // bytes behind a packed piece that must not change
 
 struct PieceOf {
   const Move& move;
@@ -62,7 +62,7 @@ void by_kernels(const PackedProgram& packed, std::span<const std::uint32_t> src_
   REQUIRE_EQ(stream.value()->done(), ticket.value());
 }
 
-// Every piece there and back, a layer and a grain as it comes.
+// Packs and unpacks every piece, layer by layer and grain by grain.
 void check_sample(check::Random& random, const Wish& wish, Copy copy) {
   Sample sample(random, wish);
   std::vector<std::byte> src(sample.src.end), before(sample.dst.end);

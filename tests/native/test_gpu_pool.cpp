@@ -1,4 +1,4 @@
-// The pool that an engine's cache is allocated from: what it gives, what stays of it, and that other agents
+// The pool in which an engine allocates its cache: what it returns, what it keeps, and that other agents
 // reach it by every kind of handle.
 #include <cstring>
 #include <vector>
@@ -26,7 +26,7 @@ std::unique_ptr<MemoryPool> make_pool() {
   return std::move(pool).value();
 }
 
-// What the driver would have to be given back.
+// What the driver has not got back.
 struct Kept {
   std::size_t num_blocks;
   int num_handles, num_reserved;
@@ -53,7 +53,7 @@ TEST(memory_is_rounded_up_usable_and_given_back) {
     CHECK(bytes[2 * emulated::kGranularity - 1] == std::byte{7});
     CHECK_EQ(pool->nbytes(), 2 * emulated::kGranularity);
   }
-  CHECK(kept() == before);  // the second was not freed before the pool went
+  CHECK(kept() == before);  // the second block was not freed before the pool was
 }
 
 TEST(memory_that_is_not_the_pools_is_left_alone_and_that_is_said) {
@@ -105,7 +105,7 @@ TEST(a_step_that_fails_undoes_those_before_it) {
   CHECK_EQ(MemoryPool::create(emulated::driver(), 1).status().code(), Code::kSystem);
 }
 
-// Over cuda_ipc, to an end that maps it by its handle and copies out of it.
+// Copies over cuda_ipc, by an end that maps the pool by its handle.
 void carries(gpu::HandleKind kind) {
   constexpr std::size_t kBlocks = 8, kBlockNbytes = 4096, kNbytes = kBlocks * kBlockNbytes;
   const Kept before = kept();
@@ -157,7 +157,7 @@ TEST(memory_goes_to_other_agents_by_fabric_handle_where_there_is_a_fabric) {
   device().fabric = false;
 }
 
-// As where the fabric manager goes away after the memory was made.
+// The fabric manager goes away after the memory was made.
 TEST(memory_made_for_a_fabric_that_is_gone_goes_by_descriptor) {
   const auto pool = make_pool();
   device().fabric = true;

@@ -34,7 +34,7 @@ Options over(const Transports& transports, std::size_t num_rails = 0) {
   launches().reset();
   GpuPart gpu =
       gpu_ends::emulated_gpu({{&held_copy, nullptr, &emulated::convert}}, 0);  // test_gpu_staged_runtime.cpp
-  // Room for one piece's tables: the others wait for its end, unlaunched.
+  // Room for one piece's tables: other pieces wait for its end before they are launched.
   gpu.stream.tables_nbytes = 2 * kPieceBlocks * sizeof(std::uint32_t);
   return {.transports = transports, .layout = {kBlocks, kBlockNbytes}, .num_rails = num_rails, .gpu = gpu};
 }
@@ -46,7 +46,7 @@ struct Ends : CachesEnds {
   explicit Ends(const Options& options = over({"shm", "cuda_ipc", "tcp"}, 3))
       : CachesEnds(options, options) {}
   ~Ends() { launches().let_all(); }  // closing waits for them
-  // The caches on the GPUs.
+  // Writes between the caches on the GPUs.
   std::shared_ptr<Handle> write(std::uint32_t num_blocks = 0) {
     return post(true, src.on_gpu, dst.on_gpu, num_blocks);
   }
@@ -68,7 +68,7 @@ std::size_t num_allocations() {
   return emulated::device().blocks.size();
 }
 
-// The first, while this process has one thread: it forks.
+// It has to be the first, while this process has one thread, because it forks.
 TEST(a_peer_that_dies_while_its_memory_is_mapped_is_lost_and_the_memory_unmapped) {
   const Options options = over({"unix", "cuda_ipc"});
   gpu_ends::Child<CachesEnd> child(options);
@@ -78,13 +78,13 @@ TEST(a_peer_that_dies_while_its_memory_is_mapped_is_lost_and_the_memory_unmapped
   const auto called = dst.runtime->begin_connect(child.address(), 60 * kSecond);
   REQUIRE_OK(called);
   REQUIRE(await([&] { return num_rails(*dst.runtime, called.value()) == 2; }));
-  // Its one region on the GPU is the first that it registered.
+  // The child's only region on the GPU has number 1.
   const auto read = [&](std::uint32_t num_blocks) {
     auto handle = dst.try_post(called.value(), false, 1, dst.on_gpu, num_blocks);
     REQUIRE_OK(handle);
     return std::move(handle).value();
   };
-  child.lease();  // until it is there the peer refuses
+  child.lease();  // until the lease exists the peer refuses
   REQUIRE(is_done(read(1)));
   CHECK(num_allocations() > own);
 
@@ -155,7 +155,7 @@ TEST(after_a_destination_revoked_no_byte_lands_and_no_kernel_begins) {
   const auto handle = both.write();
   launches().await_held(2);
 
-  // The kernel ends once revoke() is certain to have begun.
+  // The kernel ends after revoke() has certainly begun.
   std::thread device([&] {
     await([&] {
       return both.dst.runtime->with_engine(
@@ -183,8 +183,8 @@ TEST(what_was_read_under_a_lease_that_ended_is_never_done) {
   launches().let(1);
   const auto handle = both.read();
   launches().await_held(2);
-  CHECK(both.src.runtime->revoke(lease));  // nothing is under way here: the kernel is the reader's
-  std::memset(both.src.memory.gpu->data(), 0xee, kNbytes);  // its owner's again
+  CHECK(both.src.runtime->revoke(lease));  // nothing is under way at this end: the kernel is the reader's
+  std::memset(both.src.memory.gpu->data(), 0xee, kNbytes);  // the owner may use its memory again
   launches().let_all();
   REQUIRE(ends(handle));
   CHECK_EQ(handle->outcome(), Outcome::kFailed);
@@ -196,7 +196,7 @@ TEST(a_region_deregistered_in_mid_transfer_is_not_touched_afterwards) {
   const std::size_t before = num_allocations();
   Ends both;
   both.grant_write();
-  // Each has a region and its stream's two, and maps the other's region.
+  // Each end has its region and two allocations of its stream, and maps the other's region.
   REQUIRE(await([&] { return num_allocations() == before + 2 * 4; }));
   launches().let(1);
   const auto handle = both.write();
@@ -213,7 +213,7 @@ TEST(a_region_deregistered_in_mid_transfer_is_not_touched_afterwards) {
   device.join();
   REQUIRE(ends(handle));
   CHECK(both.quiet());
-  // The source takes its own back, too: each has unmapped the other's.
+  // The source takes its memory back as well: each end has unmapped the other's.
   CHECK_OK(both.src.runtime->deregister_region(both.src.on_gpu));
   CHECK(await([&] { return num_allocations() == before + 5; }));
 }
@@ -225,7 +225,7 @@ TEST(when_deregister_returns_no_peer_has_the_memory_mapped) {
   CHECK_OK(both.src.runtime->deregister_region(both.src.on_gpu));
   CHECK_EQ(num_allocations(), before + 2 * 4 - 1);
   both.src.memory.gpu.reset();
-  // The rail is there for the next.
+  // The rail is still up for the next transfer.
   both.src.memory.gpu.emplace(kNbytes);
   both.src.on_gpu = both.src.add(both.src.memory.gpu->data(), "gpu", MemoryKind::kGpu);
   both.grant_write();
@@ -241,9 +241,9 @@ TEST(a_closed_agent_has_nothing_open_and_its_peers_have_nothing_of_it_mapped) {
   Ends both;
   REQUIRE(await([&] { return num_allocations() == before + 2 * 4; }));
   both.src.runtime->close(60 * kSecond);  // the object lives on
-  // Its memory, which is its owner's, and the peer's with the stream's two.
+  // Its own memory, which belongs to its owner, and three allocations of the peer.
   CHECK_EQ(num_allocations(), before + 1 + 3);
-  // The peer's: of its transport, and of the streams that it could wait for.
+  // Two contexts of the peer: its transport's, and that of streams that it could wait for.
   CHECK_EQ(emulated::device().num_contexts, contexts + 2);
   CHECK_EQ(both.src.runtime->deregister_region(both.src.on_gpu).code(), Code::kOk);
 }
@@ -257,13 +257,13 @@ TEST(a_peer_that_stands_still_does_not_keep_a_caller_from_its_memory) {
   REQUIRE(await([&] { return num_allocations() == before + 2 * 4; }));
   std::optional<Standstill> stopped(*both.dst.runtime);
   CHECK_OK(both.src.runtime->deregister_region(both.src.on_gpu));
-  CHECK(num_allocations() >= before + 7);  // it is still mapped there, and that is said
+  CHECK(num_allocations() >= before + 7);  // the peer still has it mapped, and the log says so
   std::string said;
   for (const Event& event : both.src.runtime->ring().drain(1000, false))
     if (event.kind == EventKind::kLog) said += event.message;
   CHECK(said.find("GPU memory of region 'gpu' may still be mapped by peer 'dst'") != std::string::npos);
   CHECK(num_rails(*both.src.runtime, both.there) < 3);
-  // The agent goes on: what nobody has mapped is taken away at once.
+  // The agent goes on: memory that no peer has mapped is deregistered at once.
   const RegionId again = both.src.add(both.src.memory.gpu->data(), "gpu", MemoryKind::kGpu);
   CHECK_OK(both.src.runtime->deregister_region(again));
   stopped.reset();

@@ -1,5 +1,5 @@
 // Streams that carry pages of a GPU through pinned memory, over a driver whose device is this process: the
-// suite of conformance.h, and what a rail does where slots run out, kernels do not end, or the device fails.
+// suite of conformance.h, and what a rail does when slots run out, kernels do not end, or the device fails.
 #include "conformance.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
@@ -30,7 +30,7 @@ std::unique_ptr<StagedTransport> make_rail(Reactor& reactor, std::shared_ptr<Sta
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable&) {
   return make_rail(reactor, make_staging(64 * kMiB));
 }
-// Of the suite's largest piece, 4.8 MB, a peer has room for one each way.
+// A peer has room for one of the suite's largest pieces (4.8 MB) each way.
 std::unique_ptr<Transport> make_small(Reactor& reactor, const FenceTable&) {
   return make_rail(reactor, make_staging(40 * kMiB));
 }
@@ -96,7 +96,7 @@ TEST(slots_do_not_overlap_and_all_come_back) {
   check::Random random(check::seed());
   constexpr std::uint64_t kCapacity = 64 * Slots::kAlignment;
   const std::vector<SlotHolder> all = holders(5);
-  Slots slots(kCapacity + 100);  // what is no whole page is nobody's
+  Slots slots(kCapacity + 100);  // a rest that is not a whole page is not used
   CHECK_EQ(slots.capacity(), kCapacity);
   std::vector<Slot> taken;
   for (int round = 0; round < 4000; ++round) {
@@ -107,7 +107,7 @@ TEST(slots_do_not_overlap_and_all_come_back) {
       continue;
     }
     const std::uint64_t nbytes = random.between(1, kCapacity / 4);
-    // Whether there is a gap, looked for page by page.
+    // Looks for a gap, page by page.
     std::vector<bool> used(kCapacity / Slots::kAlignment);
     for (const Slot& each : taken)
       for (std::uint64_t at = each.offset; at < each.offset + each.nbytes; at += Slots::kAlignment)
@@ -213,7 +213,7 @@ struct Two {
   bool run_until(Done&& done) {
     return src.end.reactor.run_until([&] { step(); }, done);
   }
-  // Both ends of one block, from the source's cache of a kind to the destination's.
+  // One end's work for one block, from the source's cache of a kind to the destination's.
   static Work work_of(Agent& agent, WorkKind kind, MemoryKind memory, std::uint32_t block,
                       TransferId transfer = 1, std::uint64_t nbytes = kBlockNbytes) {
     std::byte* const base = memory == MemoryKind::kGpu ? agent.gpu.data() : agent.host.data();
@@ -255,11 +255,11 @@ TEST(a_gather_that_is_cancelled_completes_with_its_kernel_and_the_peer_is_told) 
   CHECK_EQ(two.src.staging->sends().slots.used(), 0);
 }
 
-// Sockets that nobody reads: of the first piece a part goes out, and the others wait behind it.
+// Sockets that the peer does not read: a part of the first piece goes out, and the other pieces wait.
 TEST(rails_of_one_session_whose_peer_reads_nothing_leave_room_for_others) {
   Two two(16 * kMiB);  // 8 MiB for sends, 2 MiB of them a peer's
   const auto session = std::make_shared<Budget>(Budget::Amounts{});
-  constexpr std::uint64_t kPieceNbytes = kMiB;  // twice what a socket takes
+  constexpr std::uint64_t kPieceNbytes = kMiB;  // twice as much as a socket holds
   std::vector<UniqueFd> unread;
   std::vector<WorkId> stuck;
   for (std::uint16_t rail = 0; rail < 3; ++rail) {
@@ -294,7 +294,7 @@ TEST(a_rail_whose_peer_brings_nothing_leaves_room_for_others) {
     if (result.accepted == 0) CHECK_EQ(result.code, Code::kAgain);
   }
   CHECK_EQ(accepted, kMiB / kBlockNbytes);
-  // Another rail of the agent's, over the same arena.
+  // Another rail of the same agent, with the same arena.
   Agent other(two.dst.staging, check::seed() + 2);
   Agent far(held_staging(8 * kMiB), check::seed() + 3);
   std::tie(other.peer, far.peer) = testing::connect_ends(other.end, far.end);
@@ -310,7 +310,7 @@ TEST(a_rail_whose_peer_brings_nothing_leaves_room_for_others) {
   CHECK_EQ(other.end.completion_of(receive.id)->code, Code::kOk);
   CHECK(std::memcmp(other.gpu.data() + 5 * kBlockNbytes, far.host.data() + 5 * kBlockNbytes, kBlockNbytes) ==
         0);
-  // What the rail held is free when the rail goes.
+  // The rail's slots are free when the rail is gone.
   two.dst.rail().disconnect(two.dst.peer);
   two.run_until([&] { return !two.dst.rail().busy(); });
   CHECK_EQ(two.dst.staging->receives().slots.used(), 0);
@@ -350,7 +350,7 @@ TEST(a_device_that_fails_under_way_ends_works_of_its_pages_alone) {
   emulated::hang_launches() = true;
   const Work send = Two::work_of(two.src, WorkKind::kSend, MemoryKind::kGpu, 1, 1);
   const Work receive = Two::work_of(two.src, WorkKind::kReceive, MemoryKind::kGpu, 2, 2);
-  REQUIRE_EQ(two.post(two.src, receive).accepted, 1);  // nobody sends it
+  REQUIRE_EQ(two.post(two.src, receive).accepted, 1);  // the peer does not send it
   REQUIRE_EQ(two.post(two.src, send).accepted, 1);
   two.step();
   emulated::device().stream_error = emulated::kLaunchFailed;

@@ -1,5 +1,5 @@
-// Agents that move pages between a GPU and memory that no GPU rail reaches, from a caller's post to the bytes:
-// two Runtimes whose streams stage, over an emulated driver.
+// Agents that move pages between a GPU and memory that no GPU rail reaches, from a caller's post to the
+// bytes: two Runtimes whose streams stage, over an emulated driver.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -29,9 +29,9 @@ constexpr std::uint32_t kBlocks = 24;
 constexpr std::uint64_t kBlockNbytes = 256 * 1024;  // two of them are a piece, and a launch
 constexpr std::uint32_t kPieceBlocks = 2;
 constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
-// As options may have it: of kernels of cuda_ipc, and of staging's.
+// Options for the CTAs of cuda_ipc's kernels, and of staging's.
 constexpr std::uint32_t kIpcCtas = 5, kStagingCtas = 3;
-constexpr std::uint64_t kOnePieceEachWay = 4 * 1024 * 1024;  // an arena in which a peer has room for that
+constexpr std::uint64_t kOnePieceEachWay = 4 * 1024 * 1024;  // an arena with that much room for a peer
 
 struct Plan {
   Transports src = {"cuda_ipc", "tcp"}, dst = {"cuda_ipc", "tcp"};
@@ -55,7 +55,7 @@ Options options_of(const Plan& plan, const Transports& transports) {
           .transport_options = {{"tcp.rails", plan.tcp_rails}}};
 }
 
-// Two agents that let each other do everything.
+// Two agents that grant each other everything.
 struct Ends : CachesEnds {
   explicit Ends(const Plan& plan = {})
       : CachesEnds(options_of(plan, plan.src), options_of(plan, plan.dst)),
@@ -67,7 +67,7 @@ struct Ends : CachesEnds {
     emulated::device().launches_until_failure = -1;
     emulated::device().most_host_nbytes = SIZE_MAX;
   }
-  // The copy that is held under one of them ends when all rights have.
+  // The copy that is held under one of the leases ends after all leases have ended.
   static void revoke_while_held(CachesEnd& end, const std::vector<LeaseId>& leases) {
     end.runtime->with_engine([&](Engine& engine, Time now) {
       for (const LeaseId lease : leases) engine.revoke(now, lease);
@@ -84,7 +84,7 @@ TEST(pages_go_between_a_gpu_and_host_memory_over_every_stream) {
   const std::vector<std::pair<Plan, std::string>> plans = {
       {{.src = {"cuda_ipc", "tcp"}, .dst = {"cuda_ipc", "tcp"}, .rails = 2}, "tcp"},
       {{.src = {"shm", "cuda_ipc"}, .dst = {"shm", "cuda_ipc"}, .rails = 3}, "unix"},
-      {{.src = {"cuda_ipc", "tcp"}, .dst = {"tcp"}, .rails = 1}, "tcp"}};  // one has no GPU
+      {{.src = {"cuda_ipc", "tcp"}, .dst = {"tcp"}, .rails = 1}, "tcp"}};  // one end has no GPU
   for (const auto& [plan, rail] : plans) {
     Ends both(plan);
     const auto written = both.write(both.src.on_gpu, both.dst.on_host);
@@ -120,7 +120,7 @@ TEST(staging_has_its_own_number_of_ctas) {
   CHECK_EQ(launches().ctas(), std::set<unsigned>{kIpcCtas});
 }
 
-// As between two hosts; and of one host where the driver will not map a peer's memory.
+// As between two hosts, or on one host where the driver does not map a peer's memory.
 TEST(gpus_that_do_not_reach_each_other_stage_at_both_ends) {
   emulated::device().refuses_imports = true;
   Ends both;
@@ -159,13 +159,13 @@ TEST(more_pieces_than_an_arena_holds_take_turns) {
   CHECK(both.quiet());
 }
 
-// Each holds slots for what it waits for from the other, and needs one to send what the other waits for.
+// Each end holds slots for pieces that it waits for, and needs one more to send what the other waits for.
 TEST(two_agents_that_write_to_each_other_through_small_arenas_do_not_wait_for_each_other) {
   emulated::device().refuses_imports = true;
   Ends both({.staging_nbytes = kOnePieceEachWay});
   const std::vector<std::byte> from_src = both.src.copy(both.src.on_gpu),
                                from_dst = both.dst.copy(both.dst.on_gpu);
-  // From one's GPU to the other's host memory and GPU, and the same back.
+  // From one end's GPU to the other's host memory and GPU, and back.
   std::vector<std::shared_ptr<Handle>> handles;
   const auto post = [&](CachesEnd& end, SessionKey peer, RegionId from, RegionId to) {
     auto handle = end.try_post(peer, true, from, to, kBlocks / 2);
@@ -214,7 +214,7 @@ TEST(after_a_source_revoked_no_kernel_reads_its_pages_and_nothing_of_them_is_don
   launches().await_held(3);
   both.revoke_while_held(both.src, both.src_leases);
   const int begun = launches().num_begun();
-  std::memset(both.src.memory.gpu->data(), 0xee, kNbytes);  // its owner's again
+  std::memset(both.src.memory.gpu->data(), 0xee, kNbytes);  // the owner may use its memory again
   REQUIRE(ends(handle));
   CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
   CHECK(both.quiet());
@@ -237,7 +237,7 @@ TEST(a_transfer_that_is_cancelled_gives_its_slots_back) {
     REQUIRE(ends(handle));
     CHECK_EQ(handle->status().code(), Code::kCancelled);
     REQUIRE(both.quiet());
-    // A peer has room for one piece each way: had one been lost, this would not end.
+    // A peer has room for one piece each way. If that were lost, this would not end.
     std::memset(both.dst.memory.gpu->data(), 0, kNbytes);
     REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_gpu)));
     CHECK(both.dst.has(both.dst.on_gpu, both.src.bytes(both.src.on_gpu)));
@@ -292,7 +292,7 @@ TEST(a_peer_that_is_lost_in_mid_transfer_leaves_its_slots_to_others) {
   third.runtime->close(5 * kSecond);
 }
 
-// It has been asked for pieces over four rails, each of which finds a place for one in what others need.
+// The peer owes pieces over four rails, and each rail holds room for one that other peers need.
 TEST(a_peer_that_stands_still_in_mid_transfer_leaves_room_for_others) {
   emulated::device().refuses_imports = true;
   Ends both({.rails = 5, .staging_nbytes = kOnePieceEachWay, .tcp_rails = 4});
@@ -331,7 +331,7 @@ TEST(a_gpu_that_fails_ends_what_it_stages_in_words_and_host_memory_goes_on) {
     REQUIRE(is_done(both.write(both.src.on_host, both.dst.on_host)));
     CHECK(both.dst.has(both.dst.on_host, both.src.bytes(both.src.on_host)));
     CHECK(both.quiet());
-    // Nor does it begin anew.
+    // No new transfer with it begins either.
     const auto later = at_source ? both.src.try_post(both.there, true, both.src.on_gpu, both.dst.on_host)
                                  : both.dst.try_post(both.here, false, both.src.on_host, both.dst.on_gpu);
     if (later.ok()) {
@@ -356,7 +356,7 @@ TEST(without_an_arena_pages_of_a_gpu_stay_on_gpus_and_checksums_are_refused) {
   const auto summed = both.src.try_post(both.there, true, both.src.on_gpu, both.dst.on_host, 1, true);
   REQUIRE(!summed.ok());
   CHECK(summed.status().message().find("integrity=False") != std::string::npos);
-  // Where the other end has the GPU it is the other end that says so.
+  // If the other end has the GPU, the other end refuses.
   const auto there = both.src.try_post(both.there, true, both.src.on_host, both.dst.on_gpu, 1, true);
   REQUIRE_OK(there);
   REQUIRE(ends(there.value()));
@@ -364,14 +364,14 @@ TEST(without_an_arena_pages_of_a_gpu_stay_on_gpus_and_checksums_are_refused) {
 }
 
 TEST(of_pinned_memory_that_is_not_there_a_part_will_do_and_none_is_said_in_the_regions_notes) {
-  emulated::device().most_host_nbytes = 5 * 1024 * 1024;  // of 8 MiB the half
+  emulated::device().most_host_nbytes = 5 * 1024 * 1024;  // enough for half of the 8 MiB
   {
     Ends both;
     REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_host)));
     CHECK(both.dst.has(both.dst.on_host, both.src.bytes(both.src.on_gpu)));
   }
   emulated::device().most_host_nbytes = 2 * 1024 * 1024;
-  // Over what needs no pinned memory it is reached all the same, and says why not over the other.
+  // The rail that needs no pinned memory comes up, and the notes say why the other does not.
   CachesEnd other("other", options_of(Plan(), {"cuda_ipc", "tcp"}));
   other.add();
   const std::vector<std::string> notes =

@@ -82,7 +82,7 @@ TEST(who_waits_in_vain_is_told) {
   CHECK_EQ(sum, 0u);
 }
 
-// Stores a page in bulk, and tells of it by a word behind it.
+// Stores a page in bulk, and announces it by a word behind it.
 void check_stored_in_bulk(gpu::Address there) {
   alignas(16) const unsigned char page[64] = {4, 5, 6};
   unsigned* const word = at<unsigned>(there + 1024);

@@ -1,5 +1,6 @@
 // Copies that are submitted to a GPU, over a driver whose device is this process (emulated_driver.h): what
-// arrives, in which order ends are told, and what happens when tables run out of room or the device fails.
+// arrives, in which order ends are announced, and what happens when tables run out of room or the device
+// fails.
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -31,7 +32,7 @@ std::unique_ptr<CopyStream> make_stream(std::uint32_t tables_nbytes = 64 * 1024)
   return std::move(stream).value();
 }
 
-// Where copies may go both ways (emulated::by_engines); what does not say so goes by kernels.
+// For copies that may take either way (emulated::by_engines); otherwise kernels copy.
 constexpr gpu::Direction kAnyWay = gpu::Direction::kToHost;
 
 gpu::Part whole(const Move& move) {
@@ -77,7 +78,7 @@ TEST(copies_end_in_order_and_their_bytes_are_there) {
   }
 }
 
-// A wish of one layout at both ends whose layers can be moved apart.
+// The layout is the same at both ends, and its layers can lie apart.
 TEST(layers_in_memory_of_their_own_arrive_as_from_one) {
   check::Random random(check::seed());
   constexpr std::uint64_t kLayerNbytes = 1 << 16, kNbytes = 96;
@@ -102,7 +103,7 @@ TEST(layers_in_memory_of_their_own_arrive_as_from_one) {
   std::vector<std::uint32_t> src_ids(kPairs), dst_ids(kPairs);
   for (std::uint32_t k = 0; k < kPairs; ++k) src_ids[k] = kPairs + k, dst_ids[k] = kPairs - 1 - k;
 
-  // The first two layers lie together, the third as far away as if they did, the others anywhere.
+  // The first two layers lie together, the third at the same distance, the others anywhere.
   DeviceMemory together(2 * kLayerNbytes), a(kLayerNbytes), b(kLayerNbytes), c(kLayerNbytes), d(kLayerNbytes);
   const DeviceMemory* apart[] = {&a, &b, &c, &d};
   std::vector<gpu::Extent> extents = {{0, 2 * kLayerNbytes, together.address()}};
@@ -128,7 +129,7 @@ TEST(layers_in_memory_of_their_own_arrive_as_from_one) {
   wait_until(*stream, ticket.value());
   CHECK(std::memcmp(dst.data(), expected.data(), expected.size()) == 0);
 
-  extents[3].nbytes = 1024 * (2 * kPairs - 1);  // the last block's end is not there
+  extents[3].nbytes = 1024 * (2 * kPairs - 1);  // the end of the last block is missing
   const auto refused = stream->submit(program, {0, kLayers, kPairs, 0}, src_ids, dst_ids,
                                       gpu::Placement(extents), gpu::Placement(dst.address()), kAnyWay);
   CHECK_EQ(refused.status().code(), Code::kOutOfRange);
@@ -249,7 +250,7 @@ TEST(memory_goes_to_another_mapping_and_back) {
   };
   DeviceMemory plain(kNbytes);
   check_shared(plain.address(), gpu::HandleKind::kIpc);
-  // Fabric handles are allowed and the machine has no fabric: the next kind.
+  // Fabric handles are permitted, but the machine has no fabric: the next kind is used.
   const Address pages = emulated::allocate_pages(kNbytes, gpu::kPosixFdHandle | gpu::kFabricHandle);
   check_shared(pages, gpu::HandleKind::kPosixFd);
   emulated::release(pages);

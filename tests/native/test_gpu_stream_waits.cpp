@@ -1,5 +1,5 @@
-// Streams of a GPU that wait for transfers, over an emulated driver: what runs behind the wait sees the bytes,
-// and no end of a transfer leaves a stream behind.
+// Streams of a GPU that wait for transfers, over an emulated driver: kernels behind the wait see the bytes,
+// and every end of a transfer lets the stream go on.
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -26,13 +26,13 @@ using emulated::launches;
 
 constexpr unsigned char kPage = 7;
 
-// Launches of the agents' copies begin when a test lets them; the words of streams are none of theirs.
+// Launches of the agents' copies begin when a test lets them; writes to streams' words are not held.
 Options held() {
   launches().reset();
   return {.gpu = emulated_gpu({{&held_copy, nullptr, &emulated::convert}}, 0)};
 }
 
-// What a layer holds when a kernel that stands behind a wait looks; -1 before it has.
+// The value of a layer when a kernel behind the wait reads it; -1 before.
 class Seen {
  public:
   void look_in(ModelStream& stream, const End& end, std::uint32_t layer) {
@@ -49,7 +49,7 @@ class Seen {
   std::atomic<int> value_{-1};
 };
 
-// Of a trigger that a test fires, so that layers go when it says so.
+// A trigger that a test fires to release layers.
 struct Held {
   std::shared_ptr<Trigger> trigger = Trigger::create();
   After all() const { return {trigger}; }
@@ -68,7 +68,7 @@ bool goes_on(ModelStream& stream) {
   return await([&] { return stream.is_idle(); });
 }
 
-// The first, while this process has one thread: it forks.
+// It has to be the first, while this process has one thread, because it forks.
 TEST(a_stream_goes_on_when_the_process_that_it_waits_for_dies) {
   const Options options{.transports = {"unix", "cuda_ipc"}, .gpu = emulated_gpu(emulated::fast_kernels(), 0)};
   Child<End> child(options);
@@ -120,14 +120,14 @@ TEST(what_runs_behind_a_wait_sees_the_bytes_and_does_not_run_before_they_are_the
     if (seen.value() != kPage) FAIL(what);
     CHECK_EQ(wait->outcome(), Outcome::kDone);
     CHECK_EQ(*wait->outcome_address(), 1u);
-    // The host is not told later than the stream.
+    // The host hears of the end no later than the stream.
     CHECK_EQ(handle->outcome(), Outcome::kDone);
   }
 }
 
 TEST(pages_that_come_staged_through_host_memory_are_waited_for_alike) {
   ModelStream stream;
-  // The source's cache lies in host memory, so that no rail of GPUs reaches both.
+  // The source's cache lies in host memory, so no rail of GPUs reaches both.
   Ends both({.transports = {"tcp"}}, {.transports = {"cuda_ipc", "tcp"}});
   std::memset(both.src.memory.data(), kPage, kNbytes);
   Held held;
@@ -187,7 +187,7 @@ TEST(an_expectation_is_waited_for_as_well_and_so_is_the_end_of_a_write) {
   request.notify = {std::byte{9}};
   Held held;
   const auto written = both.src.post(std::move(request), held.all());
-  // Its pages may be overwritten then.
+  // After the wait, its pages may be overwritten.
   const auto wait = waiting(*both.src.runtime, at_src, written);
   CHECK(!at_src.is_idle());
   held.trigger->fire(1);
@@ -251,7 +251,7 @@ TEST(however_a_transfer_fails_the_stream_goes_on_and_sees_it) {
     const auto last = waiting(*both.dst.runtime, stream, handle, kLayers - 1);
     const auto whole = waiting(*both.dst.runtime, stream, handle);
     held.trigger->fire(1);
-    // Under a deadline it may have been too late for the first.
+    // With a deadline, the first transfer may already have failed.
     REQUIRE(await([&] { return first->outcome() != Outcome::kPending; }));
     way.fail(both, *handle);
     if (!goes_on(stream)) FAIL(way.name);
@@ -262,7 +262,7 @@ TEST(however_a_transfer_fails_the_stream_goes_on_and_sees_it) {
   }
 }
 
-// As where the driver puts two streams into one queue: the copy begins when the model's stream has gone on.
+// The driver may put two streams into one queue: the copy then begins only when the model's stream goes on.
 TEST(a_fence_that_waits_for_a_kernel_behind_the_waiting_stream_does_not_hang) {
   for (const char* how : {"cancel", "peer", "close"}) {
     ModelStream stream;
@@ -300,7 +300,7 @@ TEST(a_transfer_that_waits_for_the_stream_that_waits_for_it_ends_by_its_deadline
   Held held;
   const auto first = both.read(held.all(), {0}, kSecond / 20);
   const auto wait = waiting(*both.dst.runtime, stream, first);
-  // It is to go when the stream has run all, and the stream waits for what comes after it.
+  // The second read begins when the stream has run everything, including its wait for the first.
   auto behind = both.dst.runtime->after_stream(stream.get());
   REQUIRE_OK(behind);
   const auto second = both.read(std::move(behind).value(), {1});
@@ -337,7 +337,7 @@ TEST(a_stream_may_come_to_its_wait_long_after_everything_is_gone) {
     both.dst.runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
     REQUIRE(ends(handle));
   }
-  // Its word has been others' since, who are pending now.
+  // Its word has been reused by transfers that are pending now.
   ModelStream others;
   Ends both;
   Held held;
@@ -364,7 +364,7 @@ TEST(words_are_used_again) {
     REQUIRE(goes_on(stream));
     CHECK_EQ(wait->outcome(), Outcome::kDone);
   }
-  CHECK(words.size() <= 5 * 64);  // a page, and what the tests before this one had taken
+  CHECK(words.size() <= 5 * 64);  // a page, and those that earlier tests took
   CHECK(words.size() < 300);
 }
 
@@ -405,7 +405,7 @@ TEST(what_cannot_be_waited_for_is_refused_in_words_and_nothing_is_enqueued) {
 }
 
 TEST(where_a_device_flushes_remote_writes_a_wait_asks_for_it) {
-  // The emulated driver refuses the flag where the device does not say that it can.
+  // The emulated driver refuses the flag if the device does not report the capability.
   for (const bool flushes : {false, true}) {
     emulated::device().flushes_remote_writes = flushes;
     ModelStream stream;

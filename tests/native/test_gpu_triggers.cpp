@@ -127,7 +127,7 @@ TEST(a_stream_may_store_long_after_its_transfer_and_its_agent_are_gone) {
     REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kCancelled);
   }
-  // Nobody gets that word before the stream has stored to it.
+  // The word is not reused before the stream has stored to it.
   Ends both;
   std::vector<std::shared_ptr<Trigger>> others;
   for (int i = 0; i < 200; ++i) {
@@ -141,7 +141,7 @@ TEST(a_stream_may_store_long_after_its_transfer_and_its_agent_are_gone) {
   for (const auto& trigger : others) CHECK_EQ(trigger->value(), 0u);
 }
 
-// As a launch passes them to a kernel.
+// The arguments of a launch.
 struct LayerArguments {
   unsigned* layer;
   unsigned num_words, seed;
@@ -172,7 +172,7 @@ TEST(kernels_let_layer_after_layer_go_from_inside) {
                0);
     if (layer == 0) stream.hold(between);
   }
-  // Of layers whose kernels have not run nothing moves, though the one before is there.
+  // Nothing of a layer moves before its kernel has run, although the layer before it has arrived.
   const auto words_of = [&](unsigned layer) {
     return both.dst.runtime->with_engine([&](Engine&, Time) {
       std::vector<unsigned> words(kLayerNbytes / sizeof(unsigned));
@@ -186,7 +186,8 @@ TEST(kernels_let_layer_after_layer_go_from_inside) {
       if (words[at] != 1000 * (layer + 1) + at) return false;
     return true;
   };
-  // Nobody looks at memory to which a copy may be under way: the agent says when a layer is in.
+  // The test does not read memory to which a copy may be under way: the agent reports when a layer has
+  // arrived.
   REQUIRE(await([&] {
     return both.dst.runtime->with_engine([](Engine& engine, Time) { return engine.stats().pieces_in; }) == 1;
   }));

@@ -39,7 +39,7 @@ struct Ends : CachesEnds {
     src.grant_all(there);
     dst.grant_all(here);
   }
-  // Whether the pages of a region came to the other's.
+  // Whether the pages of a region arrived in the other's.
   bool move(RegionId from, RegionId to, bool write) {
     std::memset(const_cast<std::byte*>(dst.bytes(to)), 0, kNbytes);
     return is_done(post(write, from, to)) && dst.has(to, src.bytes(from));
@@ -53,7 +53,7 @@ struct Ends : CachesEnds {
   }
 };
 
-// The emulated device as others are to find it.
+// Restores the emulated device for later tests.
 struct Restored {
   ~Restored() {
     emulated::device().writes_ordering = gpu::kSeenByOwner;
@@ -69,7 +69,7 @@ TEST(a_nic_moves_pages_between_gpus_and_between_gpus_and_hosts) {
   const Restored restored;
   Fabric fabric;
   Ends both;
-  CHECK_EQ(fabric.num_dmabufs(), 4u);  // of two agents, with two devices
+  CHECK_EQ(fabric.num_dmabufs(), 4u);  // of each of two agents, for two devices
   for (const RegionId from : {both.src.on_gpu, both.src.on_host})
     for (const RegionId to : {both.dst.on_gpu, both.dst.on_host})
       for (const bool write : {true, false}) {
@@ -128,7 +128,7 @@ TEST(a_flush_that_fails_tells_nobody_that_pages_are_there) {
   const auto handle = both.write(both.src.on_gpu, both.dst.on_gpu);
   REQUIRE(ends(handle));
   CHECK(handle->outcome() == Outcome::kFailed);
-  CHECK(both.move(both.src.on_gpu, both.dst.on_host, true));  // which takes none
+  CHECK(both.move(both.src.on_gpu, both.dst.on_host, true));  // a write to host memory needs none
 }
 
 TEST(what_no_nic_may_write_is_staged_and_read_by_nics_all_the_same) {
@@ -169,7 +169,7 @@ TEST(memory_goes_as_a_dmabuf_or_by_its_address_or_staged_with_the_reason) {
     }
 }
 
-// Two allocations that were mapped side by side, of which a region has all but some bytes at either end.
+// Two allocations that are mapped side by side; a region has all of them except for some bytes at each end.
 TEST(a_span_over_several_allocations_has_a_registration_in_each) {
   const Restored restored;
   Fabric fabric;
