@@ -1,4 +1,4 @@
-"""``kvxfer agents``, ``regions`` and ``peers``: what is attached, and to whom it is connected."""
+"""``kvxfer agents``, ``regions`` and ``peers``: attached agents, their regions and their sessions."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def peers(
 
 
 def _id_of(client: Client, agent: str) -> str:
-    """Returns an agent's id: a name may hold what a path may not."""
+    """Returns an agent's id: a name may contain characters that a path may not."""
     named = [each.id for each in client.agents() if agent in (each.id, each.name)]
     if len(named) > 1:
         raise invalid(f"{len(named)} agents are called {agent!r}: name one by its id (kvxfer agents)")

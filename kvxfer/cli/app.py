@@ -41,7 +41,7 @@ def _add_bench() -> None:
     try:
         from kvxfer.cli import bench
     except ImportError as error:
-        # The doctor does without native modules: that they do not load is what it says then.
+        # The doctor works without native modules, and reports that they do not load.
         words = f"benchmarks need native modules that do not load ({error}): kvxfer doctor says what to do"
 
         @app.command("bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -90,7 +90,7 @@ def _common(
 
 
 def run(arguments: list[str] | None) -> int:
-    """Runs one command; known errors become one line of words and a status."""
+    """Runs one command; known errors become one line on stderr and a status."""
     try:
         app(args=arguments, prog_name="kvxfer")
     except (BenchError, KvxferError) as error:

@@ -1,4 +1,4 @@
-"""What commands that ask a daemon have in common: which one, how its answers are shown, what errors say."""
+"""Shared by commands that ask a daemon: which daemon, how answers are shown, and what errors say."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: one object
 AgentOption = Annotated[str, typer.Option(metavar="AGENT", help="Only of this agent: its id or name.")]
 LimitOption = Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")]
 
-#: Exit status: what was asked for was not reached. 2 is "could not run as asked" (app.py).
+#: Exit status: the goal was not reached. 2 is "could not run as asked" (app.py).
 FAILED = 1
-# Of tables in files and pipes, where nobody says how wide a line may be.
+# Width of tables in files and pipes, which have no width.
 _WIDTH = 160
 # Columns of ids.
 _WHOLE = frozenset({"ID", "TRANSFER", "LEASE"})
-# What to do next, where the daemon's words do not say so.
+# What to do next, for errors whose detail does not say it.
 _HINTS = {
     "unauthorized": "name a file with a token: --token-file, or KVXFER_TOKEN_FILE",
     "forbidden": "ask an admin for a token with that right (kvxfer tokens --help)",
@@ -51,12 +51,12 @@ Row = TypeVar("Row", bound="BaseModel")
 
 
 def lists_alone(context: typer.Context) -> bool:
-    """Whether a noun is named without a verb, which lists its things.
+    """Whether a noun stands without a verb, which lists its things.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: options stand before the verb, where they would say nothing.
+        ``invalid-argument``: options stand before the verb, where they would have no effect.
     """
     if context.invoked_subcommand is None:
         return True
@@ -72,12 +72,12 @@ def lists_alone(context: typer.Context) -> bool:
 
 @contextmanager
 def asking(daemon: str, token_file: str, ca_file: str = "") -> Iterator[Client]:
-    """Lends a client; its errors get a word on what to do next.
+    """Lends a client; its errors get a hint on what to do next.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: what was asked with it is none that a daemon takes.
+        ``invalid-argument``: a request made with it is not one that a daemon accepts.
     """
     from pydantic import ValidationError
 
@@ -112,7 +112,7 @@ def print_rows(
     as_json: bool,
     nothing: str,
 ) -> None:
-    """Prints a list as a table, or as JSON lines; where there is nothing, says so on stderr."""
+    """Prints a list as a table, or as JSON lines; an empty table is reported on stderr."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -122,7 +122,7 @@ def print_rows(
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, _ in columns:
-        # Ids are copied into the next command: they stay in one piece, and other columns give way.
+        # Ids are copied into the next command, so they stay on one line, and other columns shrink.
         table.add_column(name, overflow="fold", justify="left", no_wrap=name in _WHOLE)
     for row in rows:
         table.add_row(*(Text(plain(read(row))) for _, read in columns))
@@ -133,7 +133,7 @@ def print_rows(
 
 
 def print_one(shown: Any, as_json: bool) -> None:
-    """Prints one thing, a field on a line, or as JSON."""
+    """Prints one thing, one field per line, or as JSON."""
     if as_json:
         print_json(shown)
         return
@@ -146,7 +146,7 @@ def print_one(shown: Any, as_json: bool) -> None:
 
 
 def console() -> Any:
-    """Returns where tables are printed."""
+    """Returns the console on which tables are printed."""
     from rich.console import Console
 
     found = Console(highlight=False, markup=False, emoji=False)
@@ -154,7 +154,7 @@ def console() -> Any:
 
 
 def plain(value: object) -> str:
-    """Returns text that a terminal shows and does not obey, whatever an agent calls itself."""
+    """Returns text without control characters, whatever an agent's name contains."""
     if value is None:
         return "-"
     if isinstance(value, list | tuple):

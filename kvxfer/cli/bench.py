@@ -1,6 +1,7 @@
 """``kvxfer bench``: options in, progress and a table or a line of JSON out.
 
-A command is a dataclass of options (`kvxfer.bench.run.options`), what runs it, and what shows its result.
+A command is a dataclass of options (`kvxfer.bench.run.options`), a function that runs it, and one that shows
+its result.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from kvxfer.cli.help_text import is_unit, value_name
 _CHECK_FAILED = 1
 _BASELINE_FAILED = 2
 
-# Choices that stand beside an option as its value.
+# Up to this length, choices stand beside an option as its value.
 _SHORT_CHOICES = 24
 
 app = typer.Typer(
@@ -80,7 +81,7 @@ _OUT = Annotated[
 class _Command:
     """``run`` and ``parts`` are ``module:function``, of modules that are loaded when it runs.
 
-    ``run`` takes the options and what is told of progress, and returns the result. Without ``parts`` it takes
+    ``run`` takes the options and a callback for progress, and returns the result. Without ``parts`` it takes
     the options and returns an exit status.
     """
 
@@ -90,7 +91,7 @@ class _Command:
     parts: str = ""
     #: Shown instead of ``parts`` where ``--details`` is not asked for.
     sentences: str = ""
-    #: What is to be done with the options before it is loaded.
+    #: Called with the options before ``run`` is loaded.
     prepare: str = ""
 
 
@@ -145,7 +146,7 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _parameters(command: _Command) -> Iterator[inspect.Parameter]:
-    """Yields what typer makes options of."""
+    """Yields the parameters from which typer makes options."""
     known = declared(command.options)
     for field in fields(command.options):
         kind, option = known[field.name]
@@ -171,7 +172,7 @@ def _parameters(command: _Command) -> Iterator[inspect.Parameter]:
 
 
 def _value_name(name: str, kind: Any, option: Option) -> str | None:
-    """Returns what help calls a value: the choices where they are few, else a noun."""
+    """Returns what the help calls a value: the choices if they are few, else a noun."""
     if kind is bool:
         return None
     several = get_origin(kind) in (list, tuple)
@@ -189,7 +190,7 @@ def _completing(option: Option) -> Callable[[str], list[str]] | None:
         return None
 
     def complete(incomplete: str) -> list[str]:
-        # Of several with commas between, the last is completed.
+        # Of several values separated by commas, the last is completed.
         before, comma, begun = incomplete.rpartition(",")
         return [before + comma + choice for choice in option.one_of if choice.startswith(begun)]
 
@@ -197,7 +198,7 @@ def _completing(option: Option) -> Callable[[str], list[str]] | None:
 
 
 def _items(name: str, kind: type[Any], told: list[str]) -> tuple[Any, ...]:
-    """Returns what an option names, with commas between or more than once."""
+    """Returns an option's values, separated by commas or given more than once."""
     texts = [each.strip() for text in told for each in text.split(",") if each.strip()]
     try:
         return tuple(kind(text) for text in texts)
@@ -229,7 +230,7 @@ def _add(command: _Command) -> None:
 
 
 def _measure(command: _Command, options: Any, *, details: bool, format: Format, out: Path | None) -> None:
-    """Runs one benchmark under watch (its progress, the noise beside it), keeps and shows its result."""
+    """Runs one benchmark, shows its progress, measures the noise, and keeps and shows the result."""
     if out is not None:
         results.check_directory(out)
     if command.prepare:
@@ -238,7 +239,7 @@ def _measure(command: _Command, options: Any, *, details: bool, format: Format, 
     before = noise.Sample.take()
     with _watching(command.name) as progress:
         result: Message = run(options, progress)
-    # A benchmark that ends servers of its own looks before it does.
+    # A benchmark that ends its own servers measures the noise before that.
     beside = result.pop("noise", None) or noise.between(before, noise.Sample.take())
     if out is not None:
         results.keep(out, result, beside)
@@ -257,7 +258,7 @@ def _shown(
 ) -> Iterator[document.Part]:
     warning = noise.in_words(beside)
     if command.sentences and not details and warning:
-        # Before the sentences, which are the end.
+        # Before the sentences, which come last.
         yield Words(warning, "warn")
         warning = ""
     if result["verified"] or "systems" in result:
@@ -270,7 +271,7 @@ def _shown(
 
 @contextmanager
 def _watching(title: str) -> Iterator[Say]:
-    """Shows progress on stderr: a bar on a terminal, a line a step elsewhere."""
+    """Shows progress on stderr: a bar on a terminal, otherwise one line per step."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as ProgressBar

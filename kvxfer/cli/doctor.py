@@ -23,9 +23,9 @@ from kvxfer.options import AgentOptions
 from kvxfer.shared_secret import FILE_VARIABLE, find_secrets
 from kvxfer.tls import Tls
 
-# Something blocks what was asked for; 2 is "could not run as asked" (app.py).
+# A finding blocks; 2 is "could not run as asked" (app.py).
 _BLOCKED = 1
-# A minute tells what a path can do; for load, use kvxfer bench.
+# A minute is enough to measure a path; for load, use kvxfer bench.
 _MAX_MEASURE_S = 60.0
 _ANY_PORT = "tcp://127.0.0.1:0"
 
@@ -105,7 +105,7 @@ def doctor(
     if not 0 < timeout_s < math.inf:
         raise invalid(f"--timeout-s must be a positive number of seconds, not {timeout_s:g}")
     if peer:
-        # Mistakes in what was asked for end it before anything is examined.
+        # Wrong options are refused before anything is examined.
         replace(_options(willing), connect_timeout_s=timeout_s).to_native()
     report = report_of.examine(required)
     if peer:
@@ -125,7 +125,7 @@ def doctor(
 
 
 def _listening(listen: str) -> str:
-    """Returns the address; refuses one that others reach before they need a secret."""
+    """Returns the address; refuses one that other hosts reach if there is no secret."""
     address = peer_reach.complete_address(listen, "--listen")
     is_open = not find_secrets(None).accepted and Tls.of_environment() is None
     if is_open and not Address.parse(address, "--listen").is_loopback:

@@ -12,10 +12,10 @@ from rich.text import Text
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.report import Report
 
-# Of tables in files and pipes, where nobody says how wide a line may be.
+# Width of tables in files and pipes, which have no width.
 _WIDTH = 120
 _STYLES = {State.GOOD: "green", State.NOTE: "dim", State.LIMITS: "yellow", State.BLOCKS: "bold red"}
-# Of what to do first; a reader who has done so much looks again.
+# Steps that are shown; after these, run the doctor again.
 _MOST_STEPS = 5
 
 
@@ -25,7 +25,7 @@ def problems(findings: list[Finding]) -> list[Finding]:
 
 
 def print_report(report: Report, *, problems_alone: bool) -> None:
-    """Prints the verdict and the first steps, then all findings or the problems; the verdict is the end."""
+    """Prints the verdict and the first steps, then all findings or only problems; ends with the verdict."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
@@ -58,14 +58,14 @@ def _print_steps(console: Console, found: list[Finding]) -> None:
         steps.setdefault(each.change, each)
     for number, (change, finding) in enumerate(itertools.islice(steps.items(), _MOST_STEPS), start=1):
         line = Text(f"{number}. {finding.subject}, {finding.name}: ", _STYLES[finding.state])
-        # A command is copied from here: it stays on one line.
+        # Commands are copied from here, so they stay on one line.
         console.print(line.append(change, "default"), soft_wrap=True)
     if len(steps) > _MOST_STEPS:
         console.print(f"{len(steps) - _MOST_STEPS} more: kvxfer doctor --problems")
 
 
 def _print_findings(console: Console, findings: list[Finding], *, beside_subjects: bool = False) -> None:
-    """What is good stands in one line, the rest with its reason and its remedy."""
+    """Prints good findings in one line, others with their reason and their remedy."""
     for subject, of_subject in itertools.groupby(findings, key=lambda finding: finding.subject):
         if beside_subjects:
             console.print()

@@ -1,4 +1,4 @@
-"""``kvxfer drain``: has a node refuse new work, waits until it is ready to stop, takes that back."""
+"""``kvxfer drain``: makes a node refuse new work, waits until it is ready to stop, or ends the drain."""
 
 from __future__ import annotations
 

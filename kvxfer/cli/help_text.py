@@ -1,4 +1,4 @@
-"""What ``--help`` says of every command: values by name and not by type, examples, exit statuses."""
+"""The ``--help`` of every command: values by name and not by type, examples, exit statuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXIT_STATUSES = (
     "Exit status: 0: done. 1: it ran, but a check failed or the goal was not reached. "
     "2: it could not run as asked; one line says why and what to do. 130: interrupted."
 )
-# What the end of an option's name says of its value.
+# The unit of a value, by the end of the option's name.
 _UNITS = {
     "s": "SECONDS",
     "ms": "MS",
@@ -35,7 +35,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The same of a group of commands."""
+    """The same for a group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Returns options and arguments, the option for help too."""
@@ -43,7 +43,7 @@ class Group(TyperGroup):
 
 
 def complete(app: typer.Typer) -> None:
-    """Has all commands of an app name values; moves the examples of a docstring behind its options.
+    """Makes all commands of an app name values, and moves examples from docstrings behind the options.
 
     An example is a paragraph that begins with ``kvxfer``. A second call changes nothing.
     """
@@ -99,7 +99,7 @@ def _epilog(told: str | None, examples: Iterable[str]) -> str | None:
 def _named(params: list[Any]) -> list[Any]:
     for param in params:
         if param.param_type_name == "argument":
-            # Its name is the value's.
+            # Its name names the value.
             param.display_type_rich = lambda ctx: None
         elif param.metavar is None:
             param.metavar = "" if param.is_flag else value_name(param.name)

@@ -1,4 +1,4 @@
-"""``kvxfer leases``: lists those that hold; grants one, has it last longer, ends it."""
+"""``kvxfer leases``: lists open leases; grants, extends or revokes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvxfer move``: blocks of a region at one daemon into a region at another, by REST alone."""
+"""``kvxfer move``: copies blocks from a region at one daemon to a region at another, only by REST."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 Request = dict[str, object]
 Say = Callable[[str], None]
 
-# The daemon answers by then that it has not ended, and is asked again.
+# The daemon answers after this time that the transfer has not ended, and is asked again.
 _WAIT_S = 20.0
-# After its deadline a transfer drains; then its record is told.
+# After its deadline a transfer drains; then its record is reported.
 _GRACE_S = 20.0
 _LOOK_S = 0.05
-# Agents tell of an end within half a second.
+# Agents report an end within half a second.
 _TOLD_S = 2.0
 
 
@@ -110,7 +110,7 @@ def move(
 
 @contextmanager
 def _pull(begin: PlacedRegion, end: PlacedRegion, request: Request, say: Say) -> Iterator[tuple[Client, str]]:
-    """Has the destination's agent read, under a lease of the source's."""
+    """Makes the destination's agent read, under a lease of the source's agent."""
     from kvxfer.control import schema
 
     lease = begin.client.grant_lease(
@@ -133,10 +133,10 @@ def _pull(begin: PlacedRegion, end: PlacedRegion, request: Request, say: Say) ->
 
 @contextmanager
 def _push(begin: PlacedRegion, end: PlacedRegion, request: Request, say: Say) -> Iterator[tuple[Client, str]]:
-    """Has the source's agent write, under a lease of the destination's for the session of both."""
+    """Makes the source's agent write, under a lease of the destination's agent for their session."""
     with right_to_write(end, begin.client, begin.agent, _ttl_s(request)) as token:
         say(f"lease to write {end.words}")
-        # Not by its address, which a session that the other end began does not have.
+        # Not by its address: a session that the other end began has no address.
         made = _create(begin, end, "write", {**request, "lease": token}, end.agent.id)
         say(f"transfer {made} by {begin.agent.name} at {begin.client.place}")
         with _cancelled(begin.client, made):
@@ -145,7 +145,7 @@ def _push(begin: PlacedRegion, end: PlacedRegion, request: Request, say: Say) ->
 
 @contextmanager
 def _cancelled(client: Client, transfer: str) -> Iterator[None]:
-    """Cancels the transfer where what is done about it does not come to its end."""
+    """Cancels the transfer if the block raises."""
     try:
         yield
     except BaseException:
@@ -183,7 +183,7 @@ def _ended(client: Client, transfer: str, timeout_s: float) -> schema.Transfer:
 
 
 def _with_both_ends(transfer: schema.Transfer, *clients: Client) -> schema.Transfer:
-    """Returns a transfer with the end that another daemon knows; one that is not told in time stays out."""
+    """Returns a transfer with the end that another daemon knows, if that is reported in time."""
     from kvxfer.control.client_error import ControlError
 
     until_s = time.monotonic() + _TOLD_S
@@ -192,7 +192,7 @@ def _with_both_ends(transfer: schema.Transfer, *clients: Client) -> schema.Trans
             try:
                 told = client.get_transfer(transfer.id)
             except ControlError:
-                continue  # the end was not told yet; and what moved has moved
+                continue  # the end is not reported yet; the bytes have moved
             ends = {"source": transfer.source or told.source}
             ends["destination"] = transfer.destination or told.destination
             transfer = transfer.model_copy(update=ends)
@@ -210,7 +210,7 @@ def _print(transfer: schema.Transfer) -> None:
 
 
 def _ttl_s(request: Request) -> float:
-    """A lease outlasts its transfer, and is revoked when that has ended."""
+    """Returns a lease's duration: it outlasts its transfer, and is revoked after it."""
     return float(str(request["timeout_s"])) + _GRACE_S
 
 

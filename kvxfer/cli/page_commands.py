@@ -1,4 +1,4 @@
-"""``kvxfer pages``: lists those of the host pool; parks, fetches, pins and drops them."""
+"""``kvxfer pages``: lists pages of the host pool; parks, fetches, pins and drops them."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def fetch(
     with asking(wanted.daemon or daemon, token_file, ca_file) as client:
         destination = PlacedRegion.find(client, wanted)
         which = _which(client, keys, layout, model, revision, tenant)
-        # A tag that the agent expects is a right as well.
+        # An expected tag also permits the write.
         with nullcontext(lease) if lease or notify else _right(destination, timeout_s) as token:
             asked = schema.FetchRequest(
                 **which.model_dump(),
@@ -225,7 +225,7 @@ def drop(
 
 
 def _right(destination: PlacedRegion, timeout_s: float) -> AbstractContextManager[str]:
-    """Returns a lease to write for the daemon's own agent, which has the pool."""
+    """Returns a lease to write for the daemon's own agent, which owns the pool."""
     client = destination.client
     own = client.get_node().agent
     writer = next((agent for agent in client.agents() if agent.id == own), None)
@@ -237,7 +237,7 @@ def _right(destination: PlacedRegion, timeout_s: float) -> AbstractContextManage
 def _which(
     client: Client, keys: list[str], layout: str, model: str, revision: str, tenant: str
 ) -> schema.PagesRequest:
-    """Returns which pages are meant; the layout is looked up by its beginning, or by the keys alone."""
+    """Returns the meant pages; the layout is looked up by its beginning, or only by the keys."""
     from kvxfer.control import schema
 
     if _DIGEST.fullmatch(layout) is None:

@@ -26,7 +26,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Reads one; blocks are e.g. ``0-7,12``, and all of the region's where they are left out."""
+        """Parses one; blocks are e.g. ``0-7,12``, or all of the region's if they are left out."""
         daemon, mark, rest = text.partition("#")
         if not mark:
             daemon, rest = "", text
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRegion:
-    """A region as its daemon knows it, and which of its blocks are meant."""
+    """A region as its daemon knows it, and the meant blocks."""
 
     client: Client
     agent: schema.Agent
@@ -59,12 +59,12 @@ class PlacedRegion:
 
     @property
     def words(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return f"{len(self.blocks)} blocks of {self.region.name} of {self.agent.name}"
 
 
 def find_region(client: Client, place: Place) -> tuple[schema.Agent, schema.Region]:
-    """Returns the agent and the region that a place names; ``/region`` is one of the daemon's own."""
+    """Returns the agent and the region that a place names; ``/region`` is a region of the daemon itself."""
     node = client.get_node()
     agents = {agent.id: agent for agent in client.agents()}
     own = agents[node.agent].name if node.agent in agents else ""
@@ -81,7 +81,7 @@ def find_region(client: Client, place: Place) -> tuple[schema.Agent, schema.Regi
 
 
 def _names(agent: schema.Agent, region: schema.Region, own: str) -> set[str]:
-    """Returns how a region may be written; the agent of handed memory is called after the daemon's own."""
+    """Returns a region's names; the agent of handed memory is named after the daemon's own agent."""
     names = {f"{agent.name}/{region.name}", f"{agent.id}/{region.name}"}
     is_own = own and (agent.name == own or agent.name.startswith(f"{own}/"))
     return names | {f"/{region.name}"} if is_own else names

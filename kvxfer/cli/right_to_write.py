@@ -1,4 +1,4 @@
-"""A lease to write blocks, granted for one command to the session of two agents, which it opens."""
+"""A lease to write blocks, granted for one command to a session of two agents, which is opened if needed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from kvxfer.control.client import Client
 
 _LOOK_S = 0.05
-# Agents tell of a session within half a second.
+# Agents report a session within half a second.
 _TOLD_S = 15.0
 
 
 @contextmanager
 def right_to_write(into: PlacedRegion, client: Client, writer: schema.Agent, ttl_s: float) -> Iterator[str]:
-    """Lends the token of a lease to write blocks, which ends with the block.
+    """Lends the token of a lease to write blocks; the lease ends with the ``with`` block.
 
     Parameters
     ----------
     into
         The region, and which of its blocks.
     client, writer
-        The agent that is to write, and the daemon to which it is attached.
+        The daemon, and the attached agent that will write.
     """
     from kvxfer.control import schema
 
@@ -50,7 +50,7 @@ def right_to_write(into: PlacedRegion, client: Client, writer: schema.Agent, ttl
 
 
 def revoke_quietly(client: Client, lease: str) -> None:
-    """Ends a lease; where that fails, says so on stderr."""
+    """Ends a lease; reports a failure on stderr."""
     from kvxfer.control.client_error import ControlError
 
     try:

@@ -1,4 +1,4 @@
-"""``kvxfer settings``: what is changed while a daemon and its agents run."""
+"""``kvxfer settings``: shows and changes the settings of a running daemon and its agents."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def settings(
 def _of_agent(
     kept: schema.AgentSettings, rate: list[str] | None, least: list[str] | None, rails: list[str] | None
 ) -> dict[str, Any]:
-    """Returns the change of an agent: of a peer both limits are told, and the one that is not named stays."""
+    """Returns the change of an agent: of both limits of a peer, the unnamed one keeps its value."""
     peers: dict[str, dict[str, Any]] = {}
 
     def limit_of(peer: str) -> dict[str, Any]:

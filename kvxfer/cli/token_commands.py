@@ -1,4 +1,4 @@
-"""``kvxfer tokens``: lists them, makes one, revokes one."""
+"""``kvxfer tokens``: lists tokens, makes one, revokes one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def tokens(
 def _create_token(client: Client, asked: schema.TokenRequest, out: str, *, as_json: bool) -> None:
     made = None
     if out:
-        # Before the token is made: one whose secret can be written nowhere is of no use.
+        # Before the token is made: without a file for its secret it would be useless.
         try:
             file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:

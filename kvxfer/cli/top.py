@@ -1,4 +1,4 @@
-"""``kvxfer top``: what a node does, as a screen that is drawn anew each second."""
+"""``kvxfer top``: what a node does, on a screen that is redrawn each second."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_OPEN = 12
 
 
 class Watch:
-    """What events have told, which a thread of its own takes."""
+    """The content of events, which its own thread reads."""
 
     def __init__(self, client: Client) -> None:
         from kvxfer.control.live_rates import LiveRates
@@ -46,7 +46,7 @@ class Watch:
         self._rates = LiveRates(time.monotonic())
         self._missed = 0
         self._ended: deque[schema.Event] = deque(maxlen=_MOST_ENDED)
-        #: Why no events come any more.
+        #: Why the event stream has ended; "" while it is open.
         self.error = ""
         threading.Thread(target=self._run, name="kvxfer-top", daemon=True).start()
 
@@ -73,7 +73,7 @@ class Watch:
             self._ended.appendleft(event)
 
     def look(self) -> tuple[list[LinkRate], list[schema.Event], int]:
-        """Returns rates, what ended last, and how many events were missed."""
+        """Returns rates, the last ended transfers, and the number of missed events."""
         with self._lock:
             return self._rates.links(time.monotonic()), list(self._ended), self._missed
 
@@ -95,7 +95,7 @@ def top(
     kvxfer top --json --count 10 --interval-s 5
     """
     with asking(daemon, token_file, ca_file) as client:
-        # Mistakes of the place or the token end it before a screen is there.
+        # A wrong address or token is reported before the screen is drawn.
         client.get_node()
         watch = Watch(client)
         if json or not sys.stdout.isatty():
@@ -112,12 +112,12 @@ def top(
 
 
 def _print_plain(client: Client, watch: Watch, interval_s: float, count: int, *, as_json: bool) -> None:
-    """Prints as lines what would be drawn."""
+    """Prints the screen's content as lines."""
     from kvxfer.cli.asking import console
 
     printed = 0
     while not count or printed < count:
-        time.sleep(interval_s)  # before the first, too: rates are of some time
+        time.sleep(interval_s)  # before the first, too: rates need some time
         found = _look(client, watch)
         if as_json:
             print_json(found)
@@ -127,7 +127,7 @@ def _print_plain(client: Client, watch: Watch, interval_s: float, count: int, *,
 
 
 def _look(client: Client, watch: Watch) -> dict[str, Any]:
-    """Returns what a daemon answers and its events told; what it does not answer is left out, with a word."""
+    """Returns the daemon's answers and the content of its events; failed answers are left out."""
     from kvxfer.control.client_error import ControlError
 
     links, ended, missed = watch.look()

@@ -1,4 +1,4 @@
-"""``kvxfer trace``: one request's way through router, engines and both ends of its transfers."""
+"""``kvxfer trace``: one request's course through router, engines and both ends of its transfers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvxfer.cli.asking import (
 if TYPE_CHECKING:
     from kvxfer.control import schema
 
-# Of a table, which is not to be wider than a screen.
+# Details in the table, which must not be wider than a screen.
 _DETAILS = ("blocks", "bytes", "rails", "gen_ai.request.id", "gen_ai.usage.prompt_tokens")
 
 
@@ -68,7 +68,7 @@ def trace(
 
 
 def _ask(request: str, daemons: list[str], token_file: str, ca_file: str) -> list[schema.TraceRow]:
-    """Returns rows of all daemons; what two of them know is there once."""
+    """Returns rows of all daemons, without duplicates."""
     from kvxfer.control.client_error import ControlError
 
     found: dict[tuple[str, str, str, float], schema.TraceRow] = {}

@@ -1,4 +1,4 @@
-"""``kvxfer transfers``: lists them, shows one with its stages, cancels it."""
+"""``kvxfer transfers``: lists transfers, shows one with its stages, cancels one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvxfer.control import schema
     from kvxfer.control.client import Client
 
-# Of one page of a list, as the daemon has it.
+# The daemon's limit for one page of a list.
 _MOST_OPEN = 250
 
 
@@ -104,7 +104,7 @@ def _print_transfer(client: Client, id_: str, as_json: bool) -> None:
     try:
         transfer = client.get_transfer(id_)
     except ControlError as error:
-        # An end that is open and was not made by REST is known to its agents alone.
+        # Only the agents know an open end that was not made by REST.
         found = [each for each in client.list_open_transfers(limit=_MOST_OPEN).items if each.id == id_]
         if error.code != "not-found" or not found:
             raise
@@ -153,7 +153,7 @@ def told_of(transfer: schema.Transfer) -> list[str]:
 
 
 def took_us(transfer: schema.Transfer) -> float | None:
-    """Returns how long a transfer took, as the end has it that began it."""
+    """Returns a transfer's duration, as measured by the end that began it."""
     ends = [end for end in (transfer.source, transfer.destination) if end is not None]
     ends.sort(key=lambda end: not end.began_it)
     return next((end.ended_after_us for end in ends if end.ended_after_us is not None), None)
@@ -166,7 +166,7 @@ def _state(text: str) -> Any:
 
 
 def _end(end: schema.TransferEnd | None, other: schema.TransferEnd | None) -> str | None:
-    """Returns what an end is called; of one that is attached elsewhere, as the other end calls it."""
+    """Returns an end's name; for an end attached elsewhere, the name that the other end has for it."""
     if end is not None:
         return f"{end.agent_name or end.agent[:8]}/{end.region_name or end.region}"
     if other is None or not other.peer:

@@ -1,4 +1,4 @@
-"""Who may connect to agents of this user, and read their pages."""
+"""Which processes may connect to agents of this user, and read their pages."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _INHERITED = Finding(
 
 
 def kernel_tls() -> tuple[str, str]:
-    """What the kernel offers, and why it is nothing."""
+    """Returns what the kernel offers for TLS, and why it offers nothing."""
     try:
         found: tuple[str, str] = importlib.import_module("kvxfer._native").kernel_tls()
-    except ImportError as error:  # another finding says it
+    except ImportError as error:  # another finding reports it
         return "nothing", str(error)
     return found
 
 
 def _who_encrypts(tls: Tls) -> Finding:
-    """Says it of pages over TCP."""
+    """Says whether the kernel or the process encrypts pages over TCP."""
     offer, why = kernel_tls()
     what = "who encrypts pages over TCP"
     if tls.kernel == "always" and offer == "nothing":
@@ -64,7 +64,7 @@ def _who_encrypts(tls: Tls) -> Finding:
 
 
 def examine(root: Path) -> list[Finding]:
-    """Says it of agents that are made in this environment without options; makes no secret."""
+    """Examines agents that are made in this environment without options; does not make a secret."""
     try:
         given, own, tls = find_secrets(None), existing_secret(), Tls.of_environment()
         if tls is not None and given.accepted:

@@ -1,4 +1,4 @@
-"""Which transports carry pages on this machine, and what the others would find here."""
+"""Which transports carry pages on this machine, and what the others lack here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHY_DEVICES = (
 
 
 def check_names(names: tuple[str, ...], what: str = "") -> None:
-    """Raises `UsageError` for a name that is no transport, unless the registry cannot be read.
+    """Raises `UsageError` for an unknown transport, unless the registry cannot be read.
 
     ``what`` begins the message: the option that named it.
     """
@@ -34,12 +34,12 @@ def check_names(names: tuple[str, ...], what: str = "") -> None:
 
 
 def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
-    """Tries every transport of host memory, and looks for what the others need.
+    """Tries every transport of host memory, and checks what the others need.
 
     Parameters
     ----------
     root
-        Where ``proc`` and ``sys`` are. The trials are of this machine whatever it is.
+        Where ``proc`` and ``sys`` are. The trials always use this machine.
     required
         Transports without which the answer is `State.BLOCKS`.
     """
@@ -49,13 +49,13 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
         return [Finding(SUBJECT, "all", State.BLOCKS, failure, why, "reinstall kvxfer: see software")]
     lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in kinds}
     findings = [_written(kind, lacking[kind.name]) for kind in kinds.values() if not kind.needs_gpu]
-    # Not having what agents use only where it is named limits nobody who did not ask for it.
+    # A missing transport that agents use only on request is not a limit unless it is required.
     unasked = [name for name, kind in kinds.items() if not kind.is_default and name not in required]
     findings = [
         replace(each, state=State.NOTE) if each.name in unasked and each.state is not State.GOOD else each
         for each in findings
     ]
-    # Where no agent can move a page by any means, that was asked for whatever was required.
+    # If no transport can move a page, that always blocks.
     if all(finding.state is not State.GOOD for finding in findings):
         findings = [replace(finding, state=State.BLOCKS) for finding in findings]
     on_gpu = [_on_gpu(kind, lacking[kind.name]) for kind in kinds.values() if kind.needs_gpu]
@@ -94,6 +94,6 @@ def _on_gpu(kind: TransportKind, lacking: State) -> Finding:
         )
         return Finding(SUBJECT, kind.name, State.NOTE, found, kind.purpose)
     found = f"GPU kernels cannot run here: {able.missing}"
-    # Not having a GPU limits nobody who did not ask for one.
+    # A missing GPU is not a limit unless it is required.
     state = lacking if lacking is State.BLOCKS else State.NOTE
     return Finding(SUBJECT, kind.name, state, found, kind.purpose, able.change)

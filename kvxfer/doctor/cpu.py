@@ -12,19 +12,19 @@ from kvxfer.memory import control_group, topology
 
 SUBJECT = "processor"
 
-# What the copy kernels are written for, best first.
+# Instruction sets of the copy kernels, best first.
 _COPY_FLAGS = ("avx512f", "avx2")
-# One for each of two processes that poll; with fewer they take turns.
+# One core for each of two processes that poll; with fewer they take turns.
 _ENOUGH_CORES = 2
 
 
 def model(root: Path) -> str:
-    """Returns the processor's name, or the machine's architecture where the kernel gives none."""
+    """Returns the processor's name, or the machine's architecture if the kernel gives no name."""
     return read_fields(root / "proc/cpuinfo").get("model name") or platform.machine() or "unknown"
 
 
 def isa(root: Path) -> list[str]:
-    """Returns those of the instruction sets that copies are written for which this machine has."""
+    """Returns the instruction sets of the copy kernels that this machine has."""
     flags = read_fields(root / "proc/cpuinfo").get("flags", "").split()
     return [flag for flag in _COPY_FLAGS if flag in flags]
 
@@ -69,7 +69,7 @@ def cores(root: Path) -> Finding:
 
 
 def numa(root: Path) -> Finding:
-    """Says how many NUMA nodes there are, and whether this process keeps to one."""
+    """Says how many NUMA nodes there are, and whether this process runs on only one."""
     nodes = {node: cpus for node, cpus in topology.numa_nodes(root / "sys").items() if cpus}
     why = "a copy goes slower when its memory lies at another node's controller"
     if len(nodes) <= 1:

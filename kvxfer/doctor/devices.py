@@ -1,4 +1,4 @@
-"""RDMA devices and GPUs, as the kernel and the NVIDIA driver tell of them, and what runs on the GPUs."""
+"""RDMA devices and GPUs, as the kernel and the NVIDIA driver report them, and what runs on the GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBJECT = "devices"
 _NVIDIA = "0x10de"
 # PCI's class of display controllers: VGA (0300) and 3D (0302), which GPUs of servers are.
 _DISPLAY = "0x03"
-# native/gpu/copy_way.h: what is less aligned was measured by itself.
+# native/gpu/copy_way.h: less aligned runs were measured separately.
 _KERNEL_ALIGNMENT = 16
 _ORIGINS = {
     Origin.PREBUILT: "is prebuilt",
@@ -28,7 +28,7 @@ _ORIGINS = {
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """One port of an RDMA device; ``rate`` and ``state`` are the kernel's words."""
+    """One port of an RDMA device; ``rate`` and ``state`` are the kernel's texts."""
 
     device: str
     port: str
@@ -44,7 +44,7 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One NVIDIA GPU; ``model`` is ``""`` where no driver names it."""
+    """One NVIDIA GPU; ``model`` is ``""`` if no driver serves it."""
 
     address: str
     model: str
@@ -92,7 +92,7 @@ def gpus(root: Path) -> list[Gpu]:
 def examine(root: Path) -> list[Finding]:
     """Finds RDMA ports and GPUs, and says what kvxfer does with them in this version.
 
-    Whether kernels can run is of this machine, wherever ``root`` is.
+    Whether kernels can run is tried on this machine, wherever ``root`` is.
     """
     return [*_rdma(root), *_gpus(root), *gpu_kernels()]
 
@@ -160,7 +160,7 @@ def _gpus(root: Path) -> list[Finding]:
 def gpu_kernels() -> list[Finding]:
     """Says of every GPU that the driver serves whether kernels can run on it, and where they come from.
 
-    Starts the driver in this process where there is one, and imports cuda-core where it has a GPU.
+    Starts the driver in this process if there is one, and imports cuda-core if it has a GPU.
     """
     why = (
         "the transport cuda_ipc launches kernels that gather, scatter and convert pages on a GPU; so "
@@ -180,14 +180,14 @@ def gpu_kernels() -> list[Finding]:
 
 
 def host_copies(device: driver.Device, driver_version: tuple[int, int], kept: Calibration | None) -> Finding:
-    """Says how pages go between a GPU and host memory, and what that was found from; measures nothing.
+    """Says how pages are copied between a GPU and host memory, and by which measurements; measures nothing.
 
     Parameters
     ----------
     device, driver_version
-        Whose, as `kvxfer.gpu.driver` has them.
+        The GPU and its driver, as `kvxfer.gpu.driver` returns them.
     kept
-        Its calibration; None: there is none yet.
+        Its calibration; None if it has none yet.
     """
     why = (
         "staging copies pages between the GPU and pinned memory: by kernels, whose CTAs "
@@ -215,7 +215,7 @@ def host_copies(device: driver.Device, driver_version: tuple[int, int], kept: Ca
 
 
 def _ctas_of(kept: Calibration) -> str:
-    """How many CTAs kernels have, and what was copied by each number of them."""
+    """Returns the number of CTAs, and the rates by number of CTAs."""
     ctas = f"kernels of {kept.num_ctas} CTA{'s' if kept.num_ctas > 1 else ''}"
     rates = kept.rates()
     if not rates:
@@ -229,7 +229,7 @@ def _gb(rate: float | None) -> str:
 
 
 def _way_of(kept: Calibration, to_host: bool) -> str:
-    """Which way is taken in a direction, from which run on, and the rates of aligned runs."""
+    """Returns the way of copying in a direction, from which size of run on, and the rates of aligned runs."""
     taken = []
     for choice in kept.choices():
         if choice.to_host != to_host or choice.least_nbytes is None:

@@ -33,7 +33,7 @@ def read_fields(path: Path) -> dict[str, str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Returns what a folder holds, sorted; nothing where there is no such folder."""
+    """Returns the names in a folder, sorted; none if the folder does not exist."""
     try:
         return sorted(path.name for path in folder.iterdir())
     except OSError:

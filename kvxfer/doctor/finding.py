@@ -1,4 +1,4 @@
-"""One thing that was looked at: what was found, whether it is good, why it matters, what to change."""
+"""One examined thing: what was found, whether it is good, why it matters, what to change."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class State(enum.StrEnum):
     """What a finding means for kvxfer."""
 
     GOOD = "good"
-    #: A plain fact, or one that could not be found out.
+    #: A plain fact, or something that could not be examined.
     NOTE = "note"
-    #: It works, slower or with less than this machine could have.
+    #: It works, but slower or with less than this machine could have.
     LIMITS = "limits"
-    #: What was asked for cannot work.
+    #: A requirement cannot work.
     BLOCKS = "blocks"
 
 
@@ -37,7 +37,7 @@ class Finding:
     why
         Why it matters for kvxfer.
     change
-        The command or setting that makes it better; ``""`` when nothing is to be changed.
+        The command or setting that makes it better; ``""`` if nothing needs a change.
     """
 
     subject: str
@@ -57,7 +57,7 @@ Probe = Callable[[Path], list[Finding]]
 
 
 def run_probe(subject: str, probe: Probe, root: Path) -> list[Finding]:
-    """Runs a probe; one that trips over this machine becomes a note instead of an exception."""
+    """Runs a probe; an exception becomes a note."""
     try:
         return probe(root)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Whether a process may read another's memory: how shm reaches what is not in a pool."""
+"""Whether a process may read another's memory, as shm does for memory outside a pool."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PROBE_TIMEOUT_S = 10.0
 _PROBE_NBYTES = 16
 _NOT_TRIED = "not tried"
 
-# Run by the child: reads its parent, not the other way round, for Yama lets every process read
-# its own children, and the engines are not each other's.
+# Run by the child, which reads its parent and not the other way round: Yama permits every process to read its
+# own children, but engines are not each other's children.
 _CHILD = """
 import ctypes, sys
 class iovec(ctypes.Structure):
@@ -50,7 +50,7 @@ _SCOPES = {
 
 
 def examine(root: Path) -> list[Finding]:
-    """Tries to read another process's memory, and names the settings that decide on it."""
+    """Tries to read another process's memory, and names the settings that permit or forbid it."""
     return [readv(), yama(root), process(root)]
 
 
@@ -119,7 +119,7 @@ def yama(root: Path) -> Finding:
 
 
 def process(root: Path) -> Finding:
-    """Says what of this process itself lets others read it: its user, dumpable, capabilities."""
+    """Says which properties of this process permit others to read it: its user, dumpable, capabilities."""
     fields = read_fields(root / "proc/self/status")
     uids = fields.get("Uid", "").split()
     dumpable = _dumpable()

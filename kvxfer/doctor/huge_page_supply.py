@@ -1,4 +1,4 @@
-"""Huge pages: which are reserved, whether the kernel makes them by itself, what a pool gets."""
+"""Huge pages: how many are reserved, whether the kernel makes them by itself, what a pool gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUBJECT = "huge pages"
 
 # The size that pools ask for (native/core/system/pool_memory.cpp).
 _POOL_PAGE_KIB = 2048
-# Enough that most of it can be mapped by huge pages, too little to disturb anybody.
+# Enough for huge pages, and too little to disturb other processes.
 _TRIAL_NBYTES = 8 << 20
 _WHY = (
     "with base pages, a pool's maker and every peer that maps it take a page fault for each 4 KiB, "
@@ -25,7 +25,7 @@ _NOT_NEEDED = "the pool above got huge pages without it, so nothing is lost"
 def examine(root: Path) -> list[Finding]:
     """Reads what is reserved and what is automatic, and makes a pool to see what it gets."""
     trial = pool()
-    # Two ways lead to huge pages: where a pool finds one of them, the other limits nobody.
+    # Two ways lead to huge pages: if a pool uses one of them, the other is not a limit.
     lacking = State.NOTE if trial.state is State.GOOD else State.LIMITS
     return [trial, *reserved(root, lacking), *transparent(root, lacking)]
 
@@ -78,7 +78,7 @@ def reserved(root: Path, lacking: State = State.LIMITS) -> list[Finding]:
 
 
 def _lacking(label: str, state: State, found: str, change: str) -> Finding:
-    """One of the two ways to huge pages that is not there; where a pool found the other, nothing changes."""
+    """Returns the finding for a missing way to huge pages; a note if a pool uses the other."""
     if state is State.NOTE:
         return Finding(SUBJECT, label, state, found, _NOT_NEEDED)
     return Finding(SUBJECT, label, state, found, _WHY, change)

@@ -12,18 +12,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What the dynamic linker made of a name.
+    """The result of loading a library by its name.
 
     Attributes
     ----------
     name
-        As it was asked for, e.g. ``"libcuda.so.1"``.
+        The requested name, e.g. ``"libcuda.so.1"``.
     path
-        The file that was loaded; ``""`` when none was, or where the kernel does not tell.
+        The loaded file; ``""`` if none was loaded, or if the kernel does not name it.
     version
-        As the library or its file's name says; ``""`` for unknown.
+        As reported by the library or its file's name; ``""`` if unknown.
     failure
-        The linker's words; ``""`` when it was loaded.
+        The linker's message; ``""`` if it was loaded.
     """
 
     name: str
@@ -53,7 +53,7 @@ def load(name: str, version_of: Callable[[ctypes.CDLL], str] | None = None) -> L
         try:
             version = version_of(handle)
         except (AttributeError, OSError, ValueError):
-            pass  # an older or newer one that does not tell it so
+            pass  # an older or newer library without this function
     return Library(name, path, version or _version_in(path))
 
 

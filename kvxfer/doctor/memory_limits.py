@@ -31,7 +31,7 @@ def examine(root: Path) -> list[Finding]:
 
 
 def seals() -> Finding:
-    """Makes a memfd, seals it as a pool does, and tries what the seals are to prevent."""
+    """Makes a memfd, seals it as a pool does, and tries what the seals must prevent."""
     name = "memfd seals"
     why = (
         "a pool's memory is a sealed memfd: it cannot shrink while peers map it, and with "
@@ -42,7 +42,7 @@ def seals() -> Finding:
     except OSError as error:
         found = f"a memfd cannot be made or sealed: {error.strerror} (errno {error.errno})"
         change = "use Linux 5.1 or newer, and a container runtime that allows memfd_create"
-        # An agent's own fences lie in one, whatever the transport.
+        # An agent's own fences lie in a memfd, whatever the transport.
         return Finding(SUBJECT, name, State.BLOCKS, found, why, change)
     if failures:
         found = f"works, but {' and '.join(failures)}"
@@ -111,7 +111,7 @@ def amount(root: Path) -> Finding:
 
 
 def shm_folder(root: Path) -> Finding:
-    """Says how large /dev/shm is, for those who expect it to matter."""
+    """Says how large /dev/shm is, because readers expect it to matter."""
     why = (
         "kvxfer does not use it: pools are memfds, which the size of /dev/shm does not limit. Engines "
         "(torch, NCCL) may need it"

@@ -22,7 +22,7 @@ _IFF_UP = 1
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One network interface; what the kernel does not tell is None or ``""``."""
+    """One network interface; what the kernel does not report is None or ``""``."""
 
     name: str
     state: str
@@ -73,7 +73,7 @@ def examine(root: Path) -> list[Finding]:
 
 
 def interfaces(root: Path) -> list[Finding]:
-    """Says what each network card offers; virtual ones stand in one line."""
+    """Says what each network card offers; virtual interfaces share one finding."""
     everyone = nics(root)
     findings = [_card(nic) for nic in everyone if nic.physical]
     others = [nic for nic in everyone if not nic.physical]

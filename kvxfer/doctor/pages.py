@@ -1,6 +1,6 @@
-"""The pages that a doctor lets others read: where they lie, and what every word of them is.
+"""The pages that a doctor lets others read: their geometry, and the value of every word.
 
-Both ends know the words, so a reader checks every byte without asking for anything else.
+Both ends know the words, so a reader checks every byte without further messages.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 Indices = NDArray[np.uint32]
 
-#: The region's name tells the geometry and the words of this version; another has another name.
+#: The region's name stands for the geometry and the words of this version; another version has another name.
 REGION: Final = "kvxfer-doctor-pages-1"
-#: 64 MiB in pages of 32 KiB: beyond a core's caches, and nothing that a host would notice.
+#: 64 MiB in pages of 32 KiB: larger than a core's caches, small for a host.
 NUM_PAGES: Final = 2048
 PAGE_NBYTES: Final = 32 << 10
 TOTAL_NBYTES: Final = NUM_PAGES * PAGE_NBYTES
 
-#: One block so small that reading it costs the way there and back, and nothing else.
+#: One block so small that reading it costs only the round trip.
 PING_REGION: Final = "kvxfer-doctor-ping-1"
 PING_NBYTES: Final = 64
 

@@ -17,14 +17,14 @@ from kvxfer.session import transport_registry as registry
 
 SUBJECT = "peer"
 
-# Of a doctor's lease to come, after the session is open (serve.py looks every 50 ms).
+# How long to wait for a doctor's lease after the session is open (serve.py looks every 50 ms).
 _LEASE_WAIT_S = 3.0
 _LEASE_RETRY_S = 0.02
 _NUM_PINGS = 200
-# Checking what came takes several times as long as its coming: of all that, no longer than this much.
+# Checking pages takes several times as long as reading them: the whole takes at most this multiple.
 _MAX_CHECKED = 5.0
 _TRANSFER_TIMEOUT_S = 10.0
-# The order of pages, as after a day of serving: seeded, so that two runs read alike.
+# The order of pages is random, as after a day of serving, but seeded, so that two runs read alike.
 _SEED = 1
 
 _WHY_SESSION = (
@@ -47,7 +47,7 @@ def complete_address(address: str, option: str) -> str:
     Raises
     ------
     UsageError
-        ``invalid-argument``: it is no address.
+        ``invalid-argument``: it is not an address.
     """
     return str(Address.parse(SCHEME + address.removeprefix(SCHEME), option))
 
@@ -66,13 +66,13 @@ def examine(
     address
         ``"tcp://host:port"``. The secret is the environment's.
     transports
-        Kinds of rails that this end is willing to use.
+        Kinds of rails that this end may use.
     required
         When any are named, a path over another transport is `State.BLOCKS`.
     connect_timeout_s
         How long connecting may take.
     measure_s
-        How long pages are read; the whole takes up to five times as long, for every byte is checked.
+        How long pages are read; the whole takes up to five times as long, because every byte is checked.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def examine(
     Raises
     ------
     UsageError
-        The options do not fit. A peer that is not there or not willing is a finding.
+        The options do not fit. A peer that is absent or refuses is a finding.
     """
     options = kvxfer.AgentOptions(listen="", transports=transports, connect_timeout_s=connect_timeout_s)
     figures: dict[str, Any] = {"address": address, "connected": False}
@@ -144,7 +144,7 @@ def _connected(
         ]
         return findings, figures
     findings += _measured(agent, peer, figures, measure_s)
-    # After the measurement: what carried the bytes, not what was meant to.
+    # After the measurement: the rails that carried the bytes, not those that were meant to.
     figures.setdefault("path", remote.path)
     figures |= _rails_of(peer)
     findings.insert(1, _path(figures, required))
@@ -156,7 +156,7 @@ def _rails_of(peer: kvxfer.Peer) -> dict[str, list[str]]:
 
 
 def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
-    """Names the path in use, and what was tried and is not."""
+    """Names the path in use, and the tried paths that are not used."""
     path, rails, notes = figures["path"], figures["rails"], figures["notes"]
     why = "when a faster path does not work, kvxfer uses a slower one without an error"
     found = f"{path or 'none'} (rails: {', '.join(rails) or 'none'})"
@@ -179,7 +179,7 @@ def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
 
 
 def _foreign_region(region: kvxfer.RegionDescriptor) -> Finding:
-    """Says over what a region of the peer would be moved."""
+    """Says over which path a region of the peer would be moved."""
     found = f"{region.num_blocks} blocks, {region.nbytes} bytes, path {region.path or 'none'}"
     if region.notes:
         found += f"; {'; '.join(region.notes)}"
@@ -194,7 +194,7 @@ def _fits(remote: kvxfer.RegionDescriptor) -> bool:
 def _measured(
     agent: kvxfer.Agent, peer: kvxfer.Peer, figures: dict[str, Any], measure_s: float
 ) -> list[Finding]:
-    """Reads the doctor's pages over and over, and checks every byte of every reading."""
+    """Reads the doctor's pages repeatedly, and checks every byte of every reading."""
     why = "the rate of kvxfer between the two ends; kvxfer bench pages compares it with the machine's limits"
     try:
         with kvxfer.Pool(1, pages.TOTAL_NBYTES + pages.PING_NBYTES, name="kvxfer-doctor") as pool:
@@ -237,7 +237,7 @@ def _measured(
 
 
 def _ping(agent: kvxfer.Agent, local: kvxfer.Region, remote: kvxfer.RegionDescriptor) -> float:
-    """Returns the median time of reading one small block, in microseconds, once the lease is there."""
+    """Returns the median time of reading one small block, in microseconds, once the lease is granted."""
     deadline = time.monotonic() + _LEASE_WAIT_S
     while True:
         try:
@@ -268,7 +268,7 @@ def _read(
     while not elapsed_ns or (
         sum(elapsed_ns) < measure_s * 1e9 and time.monotonic() - begun < measure_s * _MAX_CHECKED
     ):
-        # Another order each time: what an earlier reading left would be wrong in this one.
+        # Another order each time, so that pages left by an earlier reading are wrong in this one.
         src_blocks, dst_blocks = (random.permutation(pages.NUM_PAGES).astype(np.uint32) for _ in range(2))
         started = time.monotonic_ns()
         transfer = agent.read(local, remote, src_blocks, dst_blocks, timeout_s=_TRANSFER_TIMEOUT_S)
@@ -281,6 +281,6 @@ def _read(
         wrong += pages.count_wrong(cache, src_blocks, dst_blocks)
         if wrong:
             break
-    # Nothing was measured where the first reading was wrong already.
+    # Nothing was measured if the first reading was already wrong.
     rate = pages.TOTAL_NBYTES / float(np.median(elapsed_ns)) if elapsed_ns else 0.0
     return rate, len(elapsed_ns), ", ".join(rails), wrong

@@ -1,4 +1,4 @@
-"""Everything that was found of one machine, in order, and whether it is ready."""
+"""All findings of one machine, in order, and whether it is ready."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Report:
     Attributes
     ----------
     findings
-        Those of one subject stand together.
+        Findings of one subject are adjacent.
     machine
         Facts for comparing machines: names, counts, versions.
     peer
-        Figures of a peer, where one was asked for (`kvxfer.doctor.peer_reach`).
+        Figures of a peer, if one was named (`kvxfer.doctor.peer_reach`).
     """
 
     findings: list[Finding]
@@ -48,11 +48,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing blocks what was asked for."""
+        """Whether no finding blocks."""
         return all(finding.state is not State.BLOCKS for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON's types; ``peer`` is there when one was asked for."""
+        """Returns it as JSON's types; ``peer`` is included if one was named."""
         shown: dict[str, Any] = {
             "findings": [finding.to_dict() for finding in self.findings],
             "ok": self.ok,
@@ -71,13 +71,13 @@ def examine(required: tuple[str, ...] = (), root: Path = ROOT) -> Report:
     required
         Transports that must work.
     root
-        Where ``proc``, ``sys`` and ``dev`` are. What is tried (transports, seals, rights, a pool) is
-        of this machine whatever it is.
+        Where ``proc``, ``sys`` and ``dev`` are. Trials (transports, seals, rights, a pool) always use this
+        machine.
 
     Raises
     ------
     UsageError
-        A required name is no transport. Nothing else: a probe that fails is a finding.
+        A required name is not a transport. Nothing else is raised: a failing probe is a finding.
     """
     available_transports.check_names(required)
     probes: dict[str, Probe] = {
@@ -99,7 +99,7 @@ def examine(required: tuple[str, ...] = (), root: Path = ROOT) -> Report:
 
 
 def machine(root: Path = ROOT) -> dict[str, Any]:
-    """Returns the facts of a machine, as JSON's types; None for one that cannot be found out."""
+    """Returns the facts of a machine, as JSON's types; None for unknown ones."""
     facts: dict[str, Callable[[], Any]] = {
         "host": platform.node,
         "cpu": lambda: cpu.model(root),
@@ -120,4 +120,4 @@ def _fact(find: Callable[[], Any]) -> Any:
     try:
         return find()
     except Exception:
-        return None  # what stands in its way is told by the finding of the same subject
+        return None  # the finding of the same subject reports the cause

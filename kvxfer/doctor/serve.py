@@ -10,7 +10,7 @@ from kvxfer.doctor import pages
 from kvxfer.errors import PeerError
 
 _NAME = "kvxfer-doctor"
-# Renewed by the reader's heartbeats, and over with its session.
+# Renewed by the reader's heartbeats; ends with its session.
 _LEASE_S = 10.0
 # How soon a new peer gets its lease; a reader asks again for longer than that.
 _LOOK_INTERVAL_S = 0.05
@@ -22,16 +22,16 @@ def serve(
     on_address: Callable[[str], None],
     on_peer: Callable[[str], None],
 ) -> None:
-    """Serves until ``stop`` is set; whoever connects may read the doctor's pages and nothing else.
+    """Serves until ``stop`` is set; every peer may read the doctor's pages and nothing else.
 
     Parameters
     ----------
     options
-        Of the agent; its ``listen`` and secret decide who can come.
+        The agent's options; ``listen`` and the secret decide which peers can connect.
     on_address
         Called once, with the address at which others reach it, when peers can connect.
     on_peer
-        Called with one sentence when a peer has come, and when it has gone.
+        Called with one sentence when a peer has connected or disconnected.
 
     Raises
     ------
@@ -57,4 +57,4 @@ def serve(
                     for region in regions:
                         region.grant(peer, mode="read", ttl_s=_LEASE_S)
                 except PeerError:
-                    pass  # gone already; the next look says so
+                    pass  # it has already gone; the next look reports that

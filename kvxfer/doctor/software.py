@@ -1,4 +1,4 @@
-"""Versions of kvxfer and of what stands around it, without importing any of it."""
+"""Versions of kvxfer and of related software, without importing it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvxfer.doctor.finding import Finding, State
 
 SUBJECT = "software"
 
-#: distribution -> what it is to kvxfer.
+#: distribution -> how kvxfer uses it.
 OTHERS = {
     "torch": "tensors are registered without a copy; those on a GPU need agents that name the transport "
     "cuda_ipc",
@@ -22,9 +22,9 @@ OTHERS = {
     "--kv-transfer-config (0.32, 0.33)",
     "sglang": "kvxfer has a connector for it: --disaggregation-transfer-backend kvxfer (0.5.23)",
 }
-# MADV_POPULATE_WRITE and MADV_POPULATE_READ came with it.
+# The first with MADV_POPULATE_WRITE and MADV_POPULATE_READ.
 _GOOD_KERNEL = (5, 14)
-# F_SEAL_FUTURE_WRITE came with it.
+# The first with F_SEAL_FUTURE_WRITE.
 _LEAST_KERNEL = (5, 1)
 
 
@@ -42,9 +42,9 @@ def kernel_release(root: Path) -> str:
 
 
 def copy_kernel() -> str:
-    """Returns the copy that the native module chose, ``""`` where the module does not load.
+    """Returns the copy that the native module chose, ``""`` if the module does not load.
 
-    By name, for here it is one more library that may be missing: nothing of it is called.
+    The module is imported by name, because it may be missing here; nothing of it is called.
     """
     try:
         return str(importlib.import_module("kvxfer._native").COPY_KERNEL)
@@ -53,7 +53,7 @@ def copy_kernel() -> str:
 
 
 def versions(root: Path) -> dict[str, str | None]:
-    """Returns every version by name; None for what is not installed."""
+    """Returns every version by name; None if it is not installed."""
     return {
         "kvxfer": kvxfer.__version__,
         "python": platform.python_version(),
@@ -85,7 +85,7 @@ def examine(root: Path) -> list[Finding]:
 
 
 def native_module() -> Finding:
-    """Says whether the compiled half loads, and which copies it chose."""
+    """Says whether the native module loads, and which copy it chose."""
     why = "it moves all bytes, and chooses the fastest copy that the processor has when it loads"
     try:
         module = importlib.import_module("kvxfer._native")

@@ -1,4 +1,4 @@
-"""Two agents of this process move pages over one transport: whether it works here, really tried."""
+"""Tries a transport: two agents of this process move pages over it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-# By its lazy names: where the native module does not load, that is what a trial finds.
+# By its lazy names: if the native module does not load, a trial reports that.
 import kvxfer
 from kvxfer.errors import KvxferError
 from kvxfer.log import logger
@@ -25,7 +25,7 @@ def try_transport(name: str) -> str:
 
     Takes some milliseconds, two agents and two pools of 256 KiB.
     """
-    # UCX would write its warnings to the standard output, which is the report's.
+    # UCX would write its warnings to standard output, where the report goes.
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
     try:
         with _unlogged():
@@ -36,7 +36,7 @@ def try_transport(name: str) -> str:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keeps out of the log what the trial's agents say: what failed is the finding's to tell."""
+    """Keeps messages of the trial's agents out of the log, because the finding reports failures."""
 
     def is_of_others(record: logging.LogRecord) -> bool:
         return not any(name in record.getMessage() for name in _AGENTS)
@@ -50,7 +50,7 @@ def _unlogged() -> Iterator[None]:
 
 
 def _move(name: str) -> str:
-    # A secret of its own: whatever the environment says, this is nobody else's session.
+    # Its own secret: whatever the environment says, no other process can join.
     options = kvxfer.AgentOptions(transports=(name,), secret=os.urandom(32), connect_timeout_s=_TIMEOUT_S)
     pages = np.frombuffer(os.urandom(NUM_PAGES * PAGE_NBYTES), np.uint8).reshape(NUM_PAGES, PAGE_NBYTES)
     blocks = range(NUM_PAGES)
