@@ -26,12 +26,12 @@ HERE = Path(__file__).parent
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
-    # What vLLM and torch warn of while they are imported is not ours to answer.
+    # Warnings of vLLM and torch during their import are not about this project.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import kvxfer.connectors.vllm.connector  # noqa: F401
 
-#: They take seconds, and engines take longer: what is broken here fails first.
+#: These tests take seconds and run before those with engines, so that errors here show first.
 WITHOUT_ENGINES = (
     *("test_cache_orders", "test_declared_model", "test_engine_interface", "test_kept_requests"),
     *("test_layer_shapes", "test_metrics", "test_multi_connector", "test_request"),
@@ -42,8 +42,8 @@ WITHOUT_ENGINES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            # Engines start within the first test that asks for them, on machines of any speed; vLLM's
-            # own warnings are not ours to answer.
+            # Engines start within the first test that needs them, on machines of any speed; vLLM's own
+            # warnings are not about this project.
             item.add_marker(pytest.mark.timeout(600), append=False)
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
     items.sort(key=lambda item: item.path.stem not in WITHOUT_ENGINES and HERE in item.path.parents)
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def forks(request: pytest.FixtureRequest) -> None:
-    """What engines are forked from imports vLLM beside the tests that need none."""
+    """The process from which engines are forked imports vLLM while tests without engines run."""
     if any(item.path.stem not in WITHOUT_ENGINES for item in request.session.items):
         fork_server.start(vllm_forked.__name__)
 
@@ -61,7 +61,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """The engines of a small Llama with grouped heads: alone, and as a pair with a router."""
     folder = tmp_path_factory.mktemp("engines")
     with server("alone", tiny_models.save("llama", folder / "model"), folder) as alone:
-        # What a refused request leaves at prefill comes back while the tests run, and who waits for a
+        # Prefill gives back the blocks of refused requests while the tests run, and a decode that waits for a
         # prefill that was never asked gives up.
         settings: dict[str, Any] = {"lease_ttl_s": 10.0, "push_timeout_s": 10.0}
         with start_engines("llama", folder, alone, **settings) as engines:
@@ -74,7 +74,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama, of which only the configuration is read."""
+    """A small Llama; only its configuration is read."""
     return tiny_models.save("llama", tmp_path_factory.mktemp("stepped") / "model")
 
 

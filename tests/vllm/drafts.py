@@ -1,7 +1,7 @@
-"""What drafts for a tiny model: heads made of its own weights, so that much of what they guess is right.
+"""Draft heads for a tiny model, made of its own weights, so that many of their drafts are right.
 
-A head sees each token one place ahead of the model, and what the model made of the one before. These look
-at the token alone, and go on as the model itself would: the prompt has to be in their cache.
+A head sees each token one place ahead of the model, and the model's output for the one before. These heads
+look only at the token and compute as the model would, so the prompt must be in their cache.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _sizes(embeddings: torch.Tensor) -> torch.Tensor:
 
 
 def _unscaled(weights: Weights, prefix: str, new_prefix: str, embeddings: torch.Tensor) -> Weights:
-    """Returns layers that do to normalized embeddings what these do to embeddings."""
+    """Returns layers that compute from normalized embeddings what these compute from embeddings."""
     scale = _sizes(embeddings).mean()
     return {
         name.replace(prefix, new_prefix): each / scale
@@ -100,9 +100,9 @@ class Draft:
     save
         Makes it for the Llama in the first folder, in the second.
     num_heads
-        Of all layers of the cache, its own among them.
+        Heads of all layers of the cache, including the draft's own.
     num_drafted
-        Tokens at a time: a layer that predicts has learnt to predict one.
+        Tokens drafted at a time: a predicting layer was trained to predict one.
     has_model
         Whether the folder that it is saved to holds the model, too.
     """

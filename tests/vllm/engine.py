@@ -1,4 +1,4 @@
-"""Real engines for tests: one alone, whose tokens are the truth, and a prefill and a decode with a router."""
+"""Real engines for tests: one alone for the expected tokens, and a prefill and a decode with a router."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from tests.vllm import tiny_models
 
 ROOT = Path(__file__).parents[2]
 OBSERVER = ("ObservedConnector", "tests.vllm.observed")
-#: As long as this file is in the observer's folder, fetched prompts have bits of exponents flipped: of
-#: their states, where it says "states", or of their first page of tokens; in the last layer where it says
-#: "draft".
+#: While this file is in the observer's folder, exponent bits of fetched prompts are flipped: in their states
+#: if it says "states", else in their first page of tokens; in the last layer if it says "draft".
 FLIP = "flip"
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
@@ -40,7 +39,7 @@ class Engines:
     prefill: VllmServer
     decode: VllmServer
     router: RouterServer
-    observed: Path  # where the connectors of both say what they saw (tests/vllm/observed.py)
+    observed: Path  # where both connectors write what they saw (tests/vllm/observed.py)
 
     def expected(self, prompt: str, max_tokens: int = 32) -> list[int]:
         """Returns the tokens that an engine without a connector gives."""
@@ -65,7 +64,7 @@ class Engines:
         return complete(self.decode, prompt, max_tokens, request_id=request_id, kv_transfer_params=params)
 
     def ranks(self) -> Ranks:
-        """Returns where prefill's agents are, as its answers tell."""
+        """Returns the addresses of prefill's agents, from its answers."""
         return ranks_of(self.prefill)
 
     def pushed(self, prompt: str, ranks: Ranks, **how: Any) -> Completion:
@@ -73,7 +72,7 @@ class Engines:
         return push(self.prefill, self.decode, prompt, ranks, **how)
 
     def wait_empty(self, timeout_s: float = 20.0) -> None:
-        """Waits until neither cache holds a block for anybody."""
+        """Waits until neither cache holds a block for a reader."""
         deadline = time.monotonic() + timeout_s
         for server in (self.prefill, self.decode):
             while server.metric("vllm:kv_cache_usage_perc"):
@@ -81,7 +80,7 @@ class Engines:
                 time.sleep(0.05)
 
     def has_expired(self, request_id: str) -> bool:
-        """Whether prefill has taken blocks of a request back because nobody came for them."""
+        """Whether prefill gave blocks of a request back because no reader came for them."""
         log = self.prefill.log.read_text(errors="replace").splitlines()
         return any(
             f"cmpl-{request_id}-" in line and "not all of its readers finished" in line for line in log
@@ -93,7 +92,7 @@ class Engines:
 
 
 def ranks_of(prefill: VllmServer) -> Ranks:
-    """Returns where an engine's agents are, as its answers tell."""
+    """Returns the addresses of an engine's agents, from its answers."""
     params = complete(prefill, random_prompt(5), 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
     assert params, f"{prefill.name} handed nothing over"
     ranks: Ranks = params["kvxfer"]["ranks"]
@@ -131,7 +130,7 @@ def push(
 
 
 def random_prompt(num_tokens: int, seed: int = 1) -> str:
-    """Returns a text of so many tokens that no other test begins with."""
+    """Returns a text of `num_tokens` tokens with which no other test begins."""
     letters = random.Random(next_seed("prompt", num_tokens, seed))
     return "".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=num_tokens))
 
@@ -160,16 +159,16 @@ def server(
 ) -> VllmServer:
     """Returns an engine that is starting, with the observed connector where it has a role.
 
-    ``policy`` says what becomes of requests whose cache cannot be loaded, ``engine_id`` what it is called
-    where vLLM does not draw that, ``extra`` are settings of the connector. One that is not ``forked``
-    imports what it needs and spawns, as everywhere else.
+    ``policy`` is what happens to requests whose cache cannot be loaded, ``engine_id`` the name if vLLM does
+    not draw one, and ``extra`` are settings of the connector. An engine that is not ``forked`` imports what
+    it needs and spawns its processes, as outside of tests.
     """
     config = None
     if role:
-        # Where a dozen processes that spin share two cores, one may not run for 15 s, its HTTP server
-        # included: a silence of seconds is nobody's death.
+        # If a dozen spinning processes share two cores, one may not run for 15 s, including its HTTP server.
+        # So a peer that is silent for seconds is not lost.
         patience = {"connect_timeout_s": 20.0, "silent_timeout_s": 60.0}
-        # What is kept for later turns comes back in the same time.
+        # Blocks kept for later turns are given back in the same time.
         times = {"return_ttl_s": extra["lease_ttl_s"]} if "lease_ttl_s" in extra else {}
         config = kvxfer_config(role, **{**patience, **times, **extra})
         config["kv_connector"], config["kv_connector_module_path"] = OBSERVER
@@ -194,7 +193,7 @@ def server(
 
 
 def _backend(weights: Path) -> list[str]:
-    # For MLA vLLM prefers a kernel of its own on processors with AMX, which takes no float32.
+    # For MLA vLLM prefers its own kernel on processors with AMX, which does not support float32.
     config = json.loads((weights / "config.json").read_text())
     return ["--attention-backend", "CPU_MLA"] if "kv_lora_rank" in config else []
 
@@ -219,9 +218,9 @@ def start_pair(
 def start_engines(
     model: str, folder: Path, alone: VllmServer | None = None, **options: Any
 ) -> Iterator[Engines]:
-    """Starts a pair of which either may fetch from the other, as a later turn's prefill does, and a router.
+    """Starts a router and a pair whose engines may both fetch, as a later turn's prefill does.
 
-    What one engine says is asked of ``alone``, or of prefill without a handover.
+    The expected tokens come from ``alone``, or from prefill without a handover.
     """
     weights = tiny_models.save(model, folder / "model")
     with (

@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.engine_contract import Engine
 
-#: The classes that the connector is made of, fills in or reads, by module.
+#: The classes that the connector inherits from, fills in or reads, by module.
 CLASSES: Final = {
     "vllm.distributed.kv_transfer.kv_connector.factory": ["KVConnectorFactory"],
     "vllm.distributed.kv_transfer.kv_connector.v1.base": [

@@ -1,4 +1,4 @@
-"""What the process imports that vLLM's engines are forked from, and what a fork runs."""
+"""What the process from which vLLM's engines are forked imports, and what a fork runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing
 import sys
 from typing import Final
 
-#: What an engine of any kind imports, but for its model.
+#: What every engine imports, except its model.
 MODULES: Final = (
     "vllm.entrypoints.cli.main",
     "vllm.entrypoints.cli.serve",
@@ -18,7 +18,7 @@ MODULES: Final = (
 
 
 def environment() -> dict[str, str]:
-    """Returns the variables under which it is imported."""
+    """Returns the environment variables for the import."""
     from kvxfer.bench.engines import vllm_server
 
     return vllm_server.ENVIRONMENT
@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
 def prepare() -> None:
     for module in MODULES:
         importlib.import_module(module)
-    # On CPUs vLLM spawns, whatever it is told.
+    # On CPUs vLLM always spawns, regardless of its settings.
     forks = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: forks  # type: ignore[assignment]
 

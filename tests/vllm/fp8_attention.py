@@ -1,7 +1,7 @@
 """Attention over a cache in fp8, in torch: vLLM's own kernels for the CPU need AVX-512 for it.
 
-An engine loads it as it loads any plugin of its own, in place of ``CPU_ATTN``: what the cache looks like,
-who allocates it, which blocks are whose and when a layer is saved stay vLLM's.
+An engine loads it like any plugin, in place of ``CPU_ATTN``. vLLM itself still decides the cache's layout,
+allocates it, assigns the blocks and saves the layers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ARGUMENTS: Final = ("--kv-cache-dtype", "fp8")
 def attention_of(folder: Path) -> dict[str, str]:
     """Returns the variables with which an engine attends over such a cache, by vLLM's kernels or by this.
 
-    What makes this a plugin goes into ``folder``.
+    The files of the plugin go into ``folder``.
     """
     if torch.cpu._is_avx512_supported():
         return {}

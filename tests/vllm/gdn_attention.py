@@ -1,8 +1,8 @@
-"""GDN's states in float32, in torch: vLLM's own kernels for the CPU compute them in bfloat16 alone.
+"""GDN's states in float32, in torch: vLLM's own kernels for the CPU compute them only in bfloat16.
 
-An engine loads it as it loads any plugin of its own, in place of what computes one layer's tokens from its
-state: what states look like, who allocates them, which block is whose and when one is kept stay vLLM's.
-Every token is computed by itself, so it makes no difference where a prompt is cut.
+An engine loads it like any plugin, in place of the code that computes one layer's tokens from its state. vLLM
+itself still decides the states' layout, allocates them, assigns the blocks and keeps them. Every token is
+computed separately, so the result does not depend on where a prompt is cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name
 
 
 def float32_states() -> None:
-    # vLLM makes an operator of it when it makes its first layer of this kind.
+    # vLLM registers it as an operator when it makes its first layer of this kind.
     vllms.cpu_gdn_attention_core = _attention
 
 
@@ -45,7 +45,7 @@ def _attention(
     if metadata.has_initial_state is not None:
         goes_on[num_decodes:] = metadata.has_initial_state[num_decodes:num_requests]
     conv_states, states = layer.kv_cache
-    # As vLLM's kernels for the CPU have it: keys before values in what is shaped for values before keys.
+    # As in vLLM's kernels for the CPU: keys before values, in a tensor shaped for values before keys.
     states = states.view(*states.shape[:2], states.shape[3], states.shape[2])
     mixed_qkv = causal_conv1d_fn_cpu(
         mixed_qkv[: starts[-1]].T,

@@ -1,4 +1,4 @@
-"""A prompt's way from a prefill to a decode engine, and whether what arrives there is what has left."""
+"""Hands prompts from a prefill to a decode engine, and compares what arrives with what was sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from tests.vllm.engine import FLIP, TO_PREFILL, push, ranks_of
 
 Heads = dict[tuple[int, int], tuple[str, ...]]
-_TOLD_S: Final = 60.0  # an engine that stands still for a while is not what is tested here
+_TOLD_S: Final = 60.0  # these tests are not about engines that stall for a while
 
 
 def handed_over(
@@ -24,7 +24,7 @@ def handed_over(
 ) -> tuple[list[int], int]:
     """Returns the tokens of a pair, and how many of the prompt's came from the prefill engine.
 
-    Both are asked at once in a push, or prefill so much later.
+    In a push both are asked at once, or prefill later by the given time.
     """
     before = decode.prompt_tokens("external_kv_transfer")
     if how == "push":
@@ -39,9 +39,9 @@ def handed_over(
 def assert_handed_over(
     prefill: VllmServer, decode: VllmServer, prompt: str, how: str, expected: list[int] | None = None
 ) -> None:
-    """Decode has a prompt but for its last token, page by page as it left, and says what one engine says.
+    """Asserts that decode has a prompt's pages as they were sent, and answers as one engine does.
 
-    That one is prefill, asked without a handover, unless what it says is given.
+    Decode lacks only the last token. The expected answer is given, or comes from prefill without a handover.
     """
     before = set(observed(decode).glob("*.received"))
     tokens, brought = handed_over(prefill, decode, prompt, how)
@@ -50,18 +50,18 @@ def assert_handed_over(
     assert len(set(tokens)) > 4
     (received,) = set(observed(decode).glob("*.received")) - before
     arrived, left = heads_of(received), heads_of(observed(prefill) / received.with_suffix(".sent").name)
-    # Decode takes no block for what a window has left behind, and has one for tokens to come.
+    # Decode takes no block for tokens before the window, and has one for later tokens.
     both_have = arrived.keys() & left.keys()
     assert both_have
     for block in both_have:
-        # A latent is whole on every worker, of which one is asked.
+        # Every worker has the whole latent; one of them sends it.
         assert arrived[block] == left[block] or (
             len(arrived[block]) == 1 and arrived[block][0] in left[block]
         )
 
 
 def assert_flipped_bits_change_the_tokens(prefill: VllmServer, decode: VllmServer, prompt: str) -> None:
-    """What arrives is what decode goes on from. The prompt is none that decode holds, or is asked later."""
+    """Asserts that decode continues from what arrives; the prompt must be new to it, and not be used again."""
     expected = complete(prefill, prompt).token_ids
     flip = observed(decode) / FLIP
     flip.write_text("tokens")
@@ -72,12 +72,12 @@ def assert_flipped_bits_change_the_tokens(prefill: VllmServer, decode: VllmServe
 
 
 def observed(server: VllmServer) -> Path:
-    """Returns the folder where the connectors of an engine say what they saw (tests/vllm/observed.py)."""
+    """Returns the folder where an engine's connectors write what they saw (tests/vllm/observed.py)."""
     return server.log.parent / "observed"
 
 
 def told_in(path: Path) -> dict[str, Any]:
-    """Returns what a worker has told, which a prefill's may do after decode has answered."""
+    """Returns what a worker has written; a prefill's worker may write it after decode's answer."""
     give_up = time.monotonic() + _TOLD_S
     while not path.exists():
         assert time.monotonic() < give_up, f"no {path.name} after {_TOLD_S:g} s"

@@ -1,10 +1,10 @@
 """The connector with an observer: page hashes on both sides, and a byte that can be flipped on the way in.
 
-Engines load it by ``kv_connector_module_path``. What it sees goes to files in the folder that
-``KVXFER_OBSERVED`` names, one for each request: ``<name>.sent`` and ``<name>.received``, named by the
-prefill engine's request id, or by the key of a push. A second worker's end in ``.1``. They hold how many
-workers write one and, for each group, block and head, the hash of what lies in all layers; "" for a block
-that is none. A file is there once it is whole.
+Engines load it by ``kv_connector_module_path``. It writes files into the folder that ``KVXFER_OBSERVED``
+names, for each request ``<name>.sent`` and ``<name>.received``, named by the prefill engine's request id, or
+by the key of a push. A second worker's files end in ``.1``. They hold the number of workers that write one
+and, for each group, block and head, the hash of the bytes in all layers; "" for a missing block. A file
+appears when it is complete.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class ObservedConnector(KvxferConnector):
         for request_id in results.finished_recving:
             order = self._ordered.pop(request_id)
             if isinstance(order.source, Handover):
-                # What prefill gave back is on neither side's list; blocks of what decode adds are none of it.
+                # Blocks that prefill gave back are on neither side's list, nor are blocks of tokens that
+                # decode adds.
                 name = order.source.request_id
                 held = tuple(
                     tuple(block if there else 0 for block, there in zip(ours, theirs, strict=False))

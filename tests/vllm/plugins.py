@@ -1,4 +1,4 @@
-"""Functions that an engine calls before it loads its model, as it does plugins that were installed."""
+"""Functions that an engine calls before it loads its model, like installed plugins."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A real scheduler of vLLM with the real connector beside it, and no model: a test steps it by hand.
+"""A real scheduler of vLLM with the real connector, without a model: a test steps it by hand.
 
-What a model's workers would do is the test's to say: which tokens are sampled, which transfers have ended
-in a step, and how.
+The test decides what the workers would do: which tokens are sampled, which transfers end in a step, and how.
 """
 
 from __future__ import annotations
@@ -76,13 +75,13 @@ def config(
     weights
         Where the model is; only its configuration is read.
     policy
-        What becomes of requests whose cache cannot be loaded: ``"fail"`` or ``"recompute"``.
+        What happens to requests whose cache cannot be loaded: ``"fail"`` or ``"recompute"``.
     batch_tokens
         Of one step: longer prompts are computed in chunks.
     overlapping
         Whether a step is scheduled before the last one's tokens are known (asynchronous scheduling).
     connector
-        Another than KvxferConnector, with its ``kv_connector_extra_config``.
+        Another connector than KvxferConnector, with its ``kv_connector_extra_config``.
     extra
         Settings of KvxferConnector.
     """
@@ -113,7 +112,7 @@ def config(
 
 
 def caches(num_groups: int = 1, num_blocks: int = NUM_BLOCKS, window: int = 32) -> KVCacheConfig:
-    """Returns the cache of a model whose layers see all, and of a second group that see a window."""
+    """Returns the cache of a model whose layers see all tokens; a second group's layers see a window."""
     shape: dict[str, Any] = {
         "block_size": BLOCK_SIZE,
         "num_kv_heads": NUM_HEADS,
@@ -161,7 +160,7 @@ class Answers:
 
 
 class Engine:
-    """A scheduler, and a stand-in for its workers that remembers what they were told.
+    """A scheduler, and a stand-in for its workers that records their orders.
 
     Attributes
     ----------
@@ -172,7 +171,7 @@ class Engine:
     fetching
         Fetches that the workers have not reported.
     told
-        What finished requests told a router, by request.
+        What finished requests return to a router, by request.
     tokens
         Sampled of each request.
     finished
@@ -200,7 +199,7 @@ class Engine:
         self.tokens: dict[str, int] = {}
         self.finished: dict[str, str] = {}
         self.counted = TransferStatistics()
-        self._ended: set[str] = set()  # requests of which the workers know that they have ended
+        self._ended: set[str] = set()  # requests that the workers know to have ended
         if has_ranks:
             num_groups = len(kv_cache.kv_cache_groups)
             agent = Entry("own.0", "tcp://127.0.0.1:7302", bytes(16))
@@ -218,7 +217,7 @@ class Engine:
 
     @property
     def num_blocks_in_use(self) -> int:
-        """Blocks that somebody holds; the null block is always held."""
+        """Blocks in use; the null block is always in use."""
         return int(self.pool.num_gpu_blocks - 1 - self.pool.get_num_free_blocks())
 
     @property
@@ -237,7 +236,7 @@ class Engine:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self, answers: Answers | None = None) -> Any:
-        """Schedules once and takes what the workers answer of the step that is due; returns their orders."""
+        """Schedules once and processes the workers' answers to the step that is due; returns their orders."""
         output = self.scheduler.schedule()
         meta: Any = output.kv_connector_metadata
         if isinstance(meta, StepMetadata):
@@ -325,7 +324,7 @@ class Engine:
                 return
 
     def settle(self) -> None:
-        """Lets the workers answer all that they owe, and steps until the scheduler has nothing left."""
+        """Lets the workers report everything outstanding, and steps until the scheduler has nothing left."""
         for _ in range(200):
             if not self.scheduler.has_requests() and not self._steps:
                 return
@@ -334,5 +333,5 @@ class Engine:
         raise AssertionError(f"the scheduler still has {list(self.scheduler.requests)}")
 
 
-#: Of a role, with how it differs from the usual one (`tests/vllm/conftest.py`).
+#: Makes an engine of a role, with changes to the usual one (`tests/vllm/conftest.py`).
 Make = Callable[..., Engine]

@@ -1,4 +1,4 @@
-"""Clients that give up behind a router, requests that decode comes to late, and what a router forgets."""
+"""Clients that leave, requests that decode fetches late, and parameters that a router forgets."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LENGTH = 900
 
 @pytest.fixture(scope="module")
 def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Prefill keeps all it may, nothing is given back because its time is over; decode computes no prompt."""
+    """Prefill keeps all blocks that it may, and none expire; decode computes no prompt."""
     folder = tmp_path_factory.mktemp("abandoned")
     weights = tiny_models.save("llama", folder / "model")
     settings: dict[str, Any] = {"lease_ttl_s": 600.0, "claim_within_s": 0.5, "require_transfer": True}
-    # As pods have them; what the default route leaves from may be no address of a private network.
+    # As in pods; the address of the default route may not be in a private network.
     settings["environment"] = {"KVXFER_HOST": "0.0.0.0", "KVXFER_SECRET": "a secret for tests only"}
     settings["allowed_hosts"] = ["*"]
     with start_pair(weights, folder, **settings) as (prefill, decode):
@@ -46,7 +46,7 @@ def test_prompts_that_80_of_100_clients_have_abandoned_keep_no_blocks_from_the_o
     for prompt, token_ids in answers[::5]:
         assert token_ids == pair.expected(prompt, 4)
     assert pair.decode.prompt_tokens("external_kv_transfer") == 20 * LENGTH
-    # At most eight are there still; the others have given way, and nobody's time was over.
+    # At most eight are still kept; the others have given way, and none has expired.
     gave_way = pair.prefill.metric("vllm:kvxfer_gave_way_requests_total")
     assert 72 <= gave_way <= 80
     deadline = time.monotonic() + 20
@@ -69,7 +69,7 @@ def test_a_router_that_passes_nothing_on_is_told_to_by_errors(pair: Engines) -> 
         assert "it names no cache, and 100 tokens of its prompt would have to be computed here" in said
     assert pair.decode.metric("vllm:kvxfer_untransferred_requests_total") == refused + 3
     assert pair.decode.metric("vllm:kvxfer_failed_loads_total", code="no-handover") == 3
-    # What is short is computed, and what is handed over goes on.
+    # Short prompts are computed, and handed-over requests continue.
     assert complete(pair.decode, random_prompt(20), 4).token_ids
     prompt = random_prompt(100, 7)
     params = pair.prefilled(prompt, "on")
@@ -83,7 +83,7 @@ LEASE_TTL_S = 3.0
 
 @pytest.fixture(scope="module")
 def one_at_a_time(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """A decode that computes one request, and has all others wait."""
+    """A decode that computes one request at a time, while all others wait."""
     folder = tmp_path_factory.mktemp("queued")
     weights = tiny_models.save("llama", folder / "model")
     arguments = ["--max-num-seqs", "1"]
@@ -98,7 +98,7 @@ def test_a_request_that_waits_at_decode_for_six_lease_times_loads(one_at_a_time:
     with ThreadPoolExecutor(64) as threads:
         began = time.monotonic()
         first = complete(pair.decode, random_prompt(20, 7), 900)
-        # So many of them are before it in the queue that it waits for longer.
+        # Enough requests precede it in the queue that it waits for longer.
         count = int(8 * LEASE_TTL_S / (time.monotonic() - began)) + 1
         before = [
             threads.submit(complete, pair.decode, random_prompt(20, 100 + at), 900) for at in range(count)

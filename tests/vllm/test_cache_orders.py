@@ -1,4 +1,4 @@
-"""Caches that vLLM's CPU engine cannot have, between worker halves: all orders of axes, unlike pages and TP.
+"""Caches that vLLM's CPU engine cannot have, between worker halves: all axis orders, unequal pages and TP.
 
 Real agents and real copies; the tensors are ours, laid out as GPU engines do.
 """
@@ -95,7 +95,7 @@ def test_every_token_is_brought_and_no_other(
     way: str, src_order: str, dst_order: str, block_sizes: tuple[int, int], tp_sizes: tuple[int, int]
 ) -> None:
     pushed = Pushed.draw("handed over", NUM_TOKENS, 1, NUM_BLOCKS, block_sizes)
-    # What decode has already, whole blocks of both.
+    # What decode already has: whole blocks at both ends.
     pushed.first_token = 96 if max(block_sizes) < 64 else 64
     whole = some_tokens(NUM_TOKENS)
     with (
@@ -112,7 +112,7 @@ def test_every_token_is_brought_and_no_other(
 
 
 def check(pushed: Pushed, decode: list[Worker], whole: Array) -> None:
-    """Every token that was to move is there, and nothing else was written anywhere."""
+    """Asserts that every token that should move has arrived, and that nothing else was written."""
     for layer in range(NUM_LAYERS):
         arrived = pushed.arrived(decode, layer)
         assert np.array_equal(arrived[pushed.first_token :], whole[layer, pushed.first_token :])
@@ -139,7 +139,7 @@ def test_a_latent_cache_reaches_every_rank(tp_sizes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("cache_dtype", ["fp8", "fp8_e5m2"])
 def test_bytes_of_fp8_move_as_they_are(cache_dtype: str) -> None:
-    """NaN, infinities and zeros of both signs as well: nothing is converted on the way."""
+    """Includes NaN, infinities and zeros of both signs: nothing is converted."""
     pushed = Pushed.draw("fp8", NUM_TOKENS, 4, NUM_BLOCKS, (16, 64))
     random = np.random.default_rng(seed_of("fp8"))
     whole = random.integers(0, 256, (NUM_LAYERS, NUM_TOKENS, 4, 8), np.uint8)

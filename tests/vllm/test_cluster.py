@@ -1,4 +1,4 @@
-"""The whole picture of deploy/compose as processes, with engines and a router: `make cluster`."""
+"""All of deploy/compose as processes, with engines and a router: `make cluster`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_prompts_cross_the_cable_and_one_is_followed_through_all_of_it() -> None
     assert said.count("crossed the cable: the tokens of one engine") == 2
     way = said.partition("$ kvxfer trace")[2].partition("Prometheus has")[0]
     # In the order in which it happened: router, prefill, the transfer's two ends; decode ends last.
-    places = [way.index(words) for words in ("POST /v1/completions", "llm_request", "takes pages from prefill")]
+    places = [
+        way.index(words) for words in ("POST /v1/completions", "llm_request", "takes pages from prefill")
+    ]
     assert places == sorted(places)
     assert len(re.findall(r"(?:prefill|decode) +llm_request", way)) == 2
     assert "Prometheus has count(kvxfer_daemon_ready == 1) = 2" in said

@@ -1,4 +1,4 @@
-"""Data-parallel ranks behind one front end: each is an engine of its own, with agents of its own."""
+"""Data-parallel ranks behind one front end: each is a separate engine with its own agents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ranks(engines: Engines, folder: Path) -> Iterator[VllmServer]:
     options: dict[str, Any] = {
         "arguments": ["--data-parallel-size", str(NUM_RANKS)],
         "lease_ttl_s": 30.0,
-        # While it is imported, prometheus_client takes in whether several front ends count together.
+        # During its import, prometheus_client reads whether several front ends count together.
         "forked": False,
     }
     with server("ranks", weights, folder, "kv_both", **options) as engine:
@@ -52,7 +52,7 @@ def wait_empty(engines: Engines, ranks: VllmServer) -> None:
 
 
 def brought(decode: VllmServer) -> list[float]:
-    """Returns how many tokens of prompts came to each rank from elsewhere."""
+    """Returns how many prompt tokens each rank got from other engines."""
     return [
         decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer", engine=str(rank))
         for rank in range(NUM_RANKS)
@@ -70,7 +70,7 @@ def test_each_hands_over_what_it_has_computed(engines: Engines, ranks: VllmServe
         params = complete(prefill, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
         assert params
         (agent,) = params["kvxfer"]["ranks"]
-        # A worker's agent is called by the engine that tells of it, and no two are called alike.
+        # A worker's agent has its engine's name, and no two have the same name.
         assert agent["name"].startswith(f"{params['remote_engine_id']}/0.")
         names.add((agent["name"], agent["address"]))
         headers = {"X-data-parallel-rank": str(number % NUM_RANKS)} if decode is ranks else {}
@@ -99,7 +99,7 @@ def test_many_at_once_through_a_router(
     with RouterServer(prefills, decodes, folder / f"{roles}-{dispatch}.log", dispatch) as router:
         router.wait_ready()
         for _ in prefills:
-            # It tells the router where its agents are.
+            # The answer tells the router the addresses of its agents.
             complete(router, random_prompt(10), 1)
         before = decode.prompt_tokens("external_kv_transfer")
         prompts = [random_prompt(40 + 61 * number) for number in range(6)]
@@ -112,7 +112,7 @@ def test_many_at_once_through_a_router(
 
 
 def engine_id(engine: VllmServer, other: VllmServer) -> str:
-    """Returns what an engine is called that answers: it hands a prompt over, so that nothing stays kept."""
+    """Returns the name of the engine that answers; the prompt is handed over, so that nothing stays kept."""
     prompt = random_prompt(40)
     params = complete(engine, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
     assert params
@@ -121,7 +121,7 @@ def engine_id(engine: VllmServer, other: VllmServer) -> str:
 
 
 def test_engines_that_the_router_names_all_read_one_prompt(engines: Engines, ranks: VllmServer) -> None:
-    """However late: the second is asked when the first has answered."""
+    """Even late ones: the second is asked after the first has answered."""
     names = [engine_id(engines.decode, engines.prefill), engine_id(ranks, engines.decode)]
     prompt = random_prompt(LENGTH)
     params = engines.prefilled(prompt, "forked", kvxfer={"version": 1, "readers": names})
@@ -160,7 +160,7 @@ def test_samples_that_the_front_end_spreads_are_all_brought(
                 for each in (router, engines.alone)
             ]
         assert answers[0] == answers[1]
-    # So that this says something.
+    # Asserts that every rank fetched something.
     assert all(now > then for then, now in zip(before, brought(ranks), strict=True))
     wait_empty(engines, ranks)
 

@@ -1,4 +1,4 @@
-"""What two engines must have alike of their models, as each declares it of its configuration."""
+"""Properties of models that must be equal at two engines, as each declares them from its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafts for a model, of other kinds than one like it: its layers are in the cache, and go with them."""
+"""Drafts of several kinds: their layers are in the model's cache and move with it."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def test_decode_drafts_as_prefill_would(pair: Pair, length: int, how: str) -> No
     sent, received = (
         json.loads((pair.observed / f"{name}.{what}").read_text()) for what in ("sent", "received")
     )
-    # While the last page is written, the draft goes on behind the prompt's end.
+    # While the last page is written, the draft continues after the prompt's end.
     whole = length // 32 if how == "push" else -(-length // 32)
     for there, here in zip(sent, received, strict=True):
         assert there[:whole] == here[:whole]
         assert len(there) == len(here) == -(-length // 32)
-    # Prefill goes on with the prompt as well. Tokens are right whatever was drafted; from a cache that
-    # lacks the prompt, less of it would be.
+    # Prefill continues the prompt as well. Tokens are right regardless of the drafts, but fewer drafts are
+    # accepted if the cache lacks the prompt.
     before = counted(prefill)
     assert tokens == complete(prefill, prompt).token_ids
     _, _, drafted_there, accepted_there = since(before, prefill)
     assert accepted == accepted_there > 0
-    # An engine pads the first step behind a handover with tokens that nothing drafted.
+    # An engine pads the first step after a handover with tokens that were not drafted.
     assert drafted - pair.draft.num_drafted == drafted_there
 
 

@@ -1,8 +1,8 @@
-"""What the connector needs of vLLM's classes: is it there, and called as it was?
+"""Checks that vLLM's classes still have what the connector needs, with the same signatures.
 
-`tests/vllm/contracts/` has what each release promised. Where the engine that is installed differs from the
-newest of them that is not newer than it, the tests say what moved: they fail for what the connector
-overrides, calls or reads and for what it must give, and only tell the rest.
+`tests/vllm/contracts/` has what each release promised. The tests compare the installed engine with the newest
+contract that is not newer than it. They fail for changes in what the connector overrides, calls, reads or
+must implement, and only report other changes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BASES = "KVConnectorBase_V1", "SupportsHMA"
 
 
 def names_in_use() -> set[str]:
-    """What of the engine's the connector's sources could mean."""
+    """Returns the engine's names that the connector's sources may refer to."""
     return names_in(Path(kvxfer.connectors.vllm.__file__).parent)
 
 
 def overrides(contract: Contract) -> dict[str, str]:
-    """What the connector gives of the methods of its bases."""
+    """Returns the methods of its bases that the connector implements."""
     own = vars(KvxferConnector).keys() & {name for base in BASES for name in contract[base]}
     return {name: what for name, what in describe(KvxferConnector, with_private=True).items() if name in own}
 

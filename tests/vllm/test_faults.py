@@ -1,4 +1,4 @@
-"""Engines that die, come back, or are not who they should be: the others serve on, and nothing stays held."""
+"""Engines that die, restart or are impostors: the others continue to serve, and no block stays held."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kvxfer.bench.errors import BenchError
 from tests.vllm import tiny_models
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server, start_pair
 
-#: So short that what nobody fetches is given back while a test waits.
+#: Short, so that blocks without a reader are given back while a test waits.
 LEASE_TTL_S = 5.0
 NUM_REQUESTS = 500
-# Sockets alone: a stopped process's memory can be read, its sockets say nothing.
+# Only sockets: the memory of a stopped process could still be read, but its sockets are silent.
 SETTINGS: dict[str, Any] = {
     "transports": ["tcp"],
     "lease_ttl_s": LEASE_TTL_S,
@@ -35,13 +35,13 @@ Two = tuple[VllmServer, VllmServer]
 
 
 def over_sockets(policy: str, folder: Path) -> AbstractContextManager[Two]:
-    """A prefill and a decode over sockets alone."""
+    """A prefill and a decode that use only sockets."""
     return start_pair(tiny_models.save("llama", folder / "model"), folder, policy=policy, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
 def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """A pair of its own, whose decode computes what it cannot load."""
+    """A separate pair, whose decode computes what it cannot load."""
     folder = tmp_path_factory.mktemp("over-sockets")
     with over_sockets("recompute", folder) as (prefill, decode):
         yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
@@ -49,7 +49,7 @@ def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def strangers(tmp_path: Path) -> Iterator[Two]:
-    """One that does not know the secret (here there is none), and one with another model's cache."""
+    """An engine that does not know the secret (here there is none), and one with another model's cache."""
     weights = tiny_models.save("llama", tmp_path / "model")
     other_weights = tiny_models.save("deepseek", tmp_path / "other-model")
     secret = {"KVXFER_SECRET": "0123456789abcdef0123456789abcdef"}
@@ -125,7 +125,7 @@ def test_clients_that_go_away_leave_nothing_behind(pair: Engines, seed: int) -> 
     prompt = random_prompt(100)
     assert pair.decoded(prompt, "after", pair.prefilled(prompt, "after")).token_ids == pair.expected(prompt)
     pair.wait_empty()
-    # HTTP connections come and go; what leaks, leaks with every request.
+    # HTTP connections vary; a leak would grow with every request.
     assert num_descriptors(pair) < descriptors + 50
 
 

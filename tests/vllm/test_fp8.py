@@ -12,7 +12,7 @@ from tests.vllm.engine import random_prompt, start_pair
 from tests.vllm.fp8_attention import ARGUMENTS, attention_of
 from tests.vllm.handover import assert_flipped_bits_change_the_tokens, assert_handed_over
 
-# By day `test_cache_orders.py` moves such bytes between workers.
+# In the daily run, `test_cache_orders.py` moves such bytes between workers.
 pytestmark = pytest.mark.slow
 
 Two = tuple[VllmServer, VllmServer]

@@ -1,4 +1,4 @@
-"""Caches with states (GDN, Mamba2): decode goes on from the state before the prompt's last token."""
+"""Caches with states (GDN, Mamba2): decode continues from the state before the prompt's last token."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.vllm.engine import FLIP, TO_PREFILL, Engines, random_prompt, start_en
 from tests.vllm.gdn_attention import float32_states
 from tests.vllm.plugins import plugin
 
-#: So short that what nobody fetches is given back while a test waits.
+#: Short, so that blocks without a reader are given back while a test waits.
 LEASE_TTL_S = 5.0
-# Of the engine's making: what one layer's states take is a whole number of attention's tokens.
+# The engine chooses it, so that one layer's states take the room of a whole number of attention tokens.
 GDN_BLOCK = 288
 GDN_CHUNK = 128
 GDN_LENGTHS = (2, 65, 128, 130, GDN_BLOCK, GDN_BLOCK + 1, GDN_BLOCK + 2, 2 * GDN_BLOCK + 1, 897)
-# By vLLM's own kernel, which knows bfloat16 alone and so rounds otherwise where a prompt is cut otherwise:
-# all is computed in chunks of 32, and prompts have one token more, which one engine computes by itself as
-# decode does. By itself vLLM keeps states in float32 where the CPU has AVX-512 for bfloat16, and its blocks
+# With vLLM's own kernel, which supports only bfloat16. Its rounding depends on where a prompt is cut, so
+# everything is computed in chunks of 32. Prompts have one token more, which one engine computes separately,
+# as decode does. By default vLLM keeps states in float32 on CPUs with AVX-512 for bfloat16, and its blocks
 # are larger there.
 BFLOAT16_ARGUMENTS = (
     *("--dtype", "bfloat16", "--mamba-ssm-cache-dtype", "bfloat16"),
@@ -39,7 +39,7 @@ MAMBA2_LENGTHS = (2, 3, 64, 127, 128, 129, 130, 256, 257, 258, 700, 990)
 
 start = partial(start_engines, lease_ttl_s=LEASE_TTL_S)
 
-# GDN, which comes in models that are asked for, is in every run; the others' engines at night.
+# GDN, which models in demand have, is in every run; the other engines run at night.
 KINDS = ("gdn", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gdn_bfloat16", "mamba2")))
 
 
@@ -51,7 +51,7 @@ def hybrid(request: pytest.FixtureRequest, kind: str) -> Engines:
 
 @pytest.fixture(scope="module")
 def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """States beside prefixes that are kept: at each block's end there is one to go on from."""
+    """States with a prefix cache: there is a state at the end of each block."""
     folder = tmp_path_factory.mktemp("gdn")
     arguments = ("--max-num-batched-tokens", str(GDN_CHUNK))
     with start("qwen3-next", folder, arguments=arguments, environment=plugin(float32_states, folder)) as gdn:
@@ -66,14 +66,14 @@ def gdn_bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 @pytest.fixture(scope="module")
 def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """States without prefixes: vLLM's CPU kernels of Mamba2 keep none."""
+    """States without a prefix cache, which vLLM's CPU kernels of Mamba2 do not support."""
     arguments = ("--no-enable-prefix-caching", "--max-num-batched-tokens", str(MAMBA2_CHUNK))
     with start("granite-hybrid", tmp_path_factory.mktemp("mamba2"), arguments=arguments) as mamba2:
         yield mamba2
 
 
 def assert_handed_over(engines: Engines, prompt: str, num_held: int = 0) -> None:
-    """Decode has all of a prompt but its last token and what it holds, and says what one engine says."""
+    """Asserts that decode gets a prompt but its last token and what it holds, and answers as one engine."""
     before = engines.decode.prompt_tokens("external_kv_transfer")
     request_id = f"{hash(prompt)}"
     params = engines.prefilled(prompt, request_id)
@@ -106,8 +106,8 @@ def test_mamba2(mamba2: Engines, length: int) -> None:
     assert_handed_over(mamba2, random_prompt(length))
 
 
-# Behind the first, decode has a state to go on from. Behind the second it has two blocks of tokens and
-# no state at their end: that one comes from prefill.
+# After the first length, decode has a state to continue from. After the second, it has two blocks of tokens
+# but no state at their end, which comes from prefill.
 @pytest.mark.parametrize("beginning", [2 * GDN_BLOCK + 1, 2 * GDN_BLOCK + 33])
 def test_of_a_beginning_that_decode_holds_the_state_alone_is_moved(gdn: Engines, beginning: int) -> None:
     prompt = random_prompt(beginning)
@@ -130,7 +130,7 @@ def test_states_are_pushed_with_the_last_token(hybrid: Engines, later: str) -> N
     assert sent == received
 
 
-# Where a token of its own ends an answer, the engine has computed what follows before it knows.
+# If a stop token ends an answer, the engine has already computed the following step.
 @pytest.mark.slow
 @pytest.mark.parametrize("ends_early", [False, True])
 def test_a_later_turn_goes_on_from_the_state_of_decode(mamba2: Engines, ends_early: bool) -> None:
@@ -189,7 +189,8 @@ def test_a_prompt_of_one_token_is_decodes_own(hybrid: Engines) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_goes_no_further_than_it_hands_over(hybrid: Engines) -> None:
-    # A router is to ask for one token. If it does not, the state is still that before the last token.
+    # A router should ask for one token. If it asks for more, the state is still the one before the last
+    # token.
     prompt = random_prompt(193)
     answer = complete(hybrid.prefill, prompt, 16, min_tokens=8, kv_transfer_params=TO_PREFILL)
     assert answer.kv_transfer_params

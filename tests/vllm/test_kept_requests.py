@@ -1,4 +1,4 @@
-"""Requests that are kept for readers, beside vLLM's own scheduler: who waits for them, and who gives way."""
+"""Requests that are kept for readers, with vLLM's own scheduler: which of them wait, and which give way."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.vllm.test_scheduler import PROMPT, assert_empty, from_prefill
 
 
 def told(*, claimed: str = "", returning: str = "") -> Answers:
-    """What workers answer that have heard of requests by these names."""
+    """The answers of workers that received claims of these requests."""
     names = frozenset(claimed.split()) | frozenset(returning.split())
     return Answers(told_by_workers=WorkerMetadata({}, News(names, frozenset(returning.split()))))
 
 
 def abandon(engine: Engine, *names: str) -> None:
-    """Prefills prompts of three blocks each, one after the other, of which nobody fetches any."""
+    """Prefills prompts of three blocks each, one after the other, that no reader fetches."""
     for name in names:
         engine.add(request([ord(name)] * len(PROMPT), 1, TO_PREFILL, name))
         for _ in range(3):
@@ -32,7 +32,7 @@ def abandon(engine: Engine, *names: str) -> None:
 
 
 def given_way(engine: Engine, answers: Answers | None = None, num_steps: int = 4) -> list[str]:
-    """Steps, and gives back what is to give way as workers do, one step later; returns that."""
+    """Steps, and gives requests back that give way, one step later as workers do; returns them."""
     found: list[str] = []
     for _ in range(num_steps):
         now = engine.step(answers).given_way
@@ -69,7 +69,7 @@ def test_what_two_workers_keep_is_kept_once_and_until_the_last_has_given_it_back
     kept = [engine.counted.data["kept"]]
     for sent in ({"a"}, set()), ({"b"}, {"a"}), (set(), {"b"}):
         engine.step(Answers(sent=workers_sent(workers, *sent)))
-        engine.step()  # of steps that overlap it is this one that takes it in
+        engine.step()  # with overlapping steps, this step processes it
         kept.append(engine.counted.data["kept"])
     assert kept == [3, 3, 2, 1]
     assert_empty(engine)
@@ -77,7 +77,7 @@ def test_what_two_workers_keep_is_kept_once_and_until_the_last_has_given_it_back
 
 
 def workers_sent(workers: KVOutputAggregator, *sent: set[str]) -> set[str]:
-    """Returns what the engine takes for sent, of what each worker says."""
+    """Returns the requests that the engine takes for sent, from the report of each worker."""
     outputs: list[ModelRunnerOutput | None] = [
         ModelRunnerOutput([], {}, kv_connector_output=KVConnectorOutput(finished_sending=each))
         for each in sent
@@ -113,7 +113,7 @@ def test_all_abandoned_prompts_together_keep_nobody_from_being_computed(
 
 
 def running_beside_a_kept_one(make: Make, overlapping: bool) -> tuple[Engine, Any]:
-    """A request that is computed, has all blocks but those that are kept for another, and will need more."""
+    """A running request that has all blocks except those kept for another, and will need more."""
     engine = make("kv_both", num_blocks=1 + 6, overlapping=overlapping, claim_within_s=600.0)
     abandon(engine, "a")
     grows = request(list(range(len(PROMPT))), 3 * BLOCK_SIZE, None, "grows")
@@ -156,7 +156,7 @@ def test_a_request_is_preempted_where_blocks_may_stay_for_long(
 
 
 def claims(engine: Engine, num_steps: int) -> tuple[list[str], list[str]]:
-    """Steps; returns what was claimed, and what no more."""
+    """Steps; returns the claimed requests, and those that are no longer claimed."""
     steps = [engine.step() for _ in range(num_steps)]
     claimed = [each.request_id for step in steps for each in step.claimed]
     return claimed, [name for step in steps for name in step.unclaimed]

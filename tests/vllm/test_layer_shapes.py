@@ -1,4 +1,4 @@
-"""Layers of two shapes in one cache group, as a draft model's are beside the model's: workers alone."""
+"""Layers of two shapes in one cache group, as with a draft model: only workers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """LMCache's NIXL channel, unchanged, on kvxfer's facade as ``nixl``: two processes that read from each other.
 
-LMCache itself is not on the path of these tests: the two have it.
+The tests' own process does not import LMCache; the two processes do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 LMCACHE = Path(sys.prefix) / "lmcache"
 BOUND_S = 120.0
 
-# Reads what it is asked for, line by line, and says how that ended.
+# Performs the reads that its input names, line by line, and prints the results.
 END = """
 import json, sys, time
 import numpy as np
@@ -118,6 +118,6 @@ def test_a_peer_that_is_killed_fails_its_reads(peers: list[Peer]) -> None:
     other.process.kill()
     other.process.wait(BOUND_S)
     ended = one.read(other, [1], [1])
-    # By the session, or by memory that is there no more.
+    # The error comes from the session, or from memory that no longer exists.
     assert "NIXL_ERR_" in str(ended["ended"])
     assert ended["filled"] == [0]

@@ -1,4 +1,4 @@
-"""Every kind of cache between engines whose heads are divided otherwise, in pull and in push."""
+"""Every kind of cache between engines that divide the heads differently, in pull and in push."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.vllm.gdn_attention import float32_states
 from tests.vllm.handover import assert_flipped_bits_change_the_tokens, assert_handed_over
 from tests.vllm.plugins import plugin
 
-# Two engines a model, of which one has two workers.
+# Two engines for each model; one of them has two workers.
 pytestmark = pytest.mark.slow
 
 #: A model, or a Llama's cache in fp8, on one worker and on two; either may be prefill or decode.

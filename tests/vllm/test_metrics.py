@@ -1,4 +1,4 @@
-"""What workers count, from process to process, into the engine's log line and its metrics."""
+"""The workers' counts on their way through processes into the engine's log line and metrics."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_prometheus_has_all_of_it_for_each_engine() -> None:
         "untransferred_requests_total": 1,
         "kept_requests": 7,
     }
-    # What has no label of its own is shown before anything has happened.
+    # Metrics without their own labels are shown from the start.
     requests = ("expired_requests_total", "gave_way_requests_total", "untransferred_requests_total")
     assert samples("0") == dict.fromkeys(("receipts_total", *requests, "kept_requests"), 0)
 
 
 def samples(engine: str) -> dict[str, float]:
-    """Returns ours of one engine, by their names and labels; of histograms some."""
+    """Returns our metrics of one engine, by name and labels; only some of each histogram."""
     found = {}
     for family in text_string_to_metric_families(generate_latest(REGISTRY).decode()):
         for sample in family.samples:

@@ -1,4 +1,4 @@
-"""Caches of other kinds: windows with block tables of their own, a latent for all heads, divided heads."""
+"""Caches of other kinds: windows with their own block tables, a latent for all heads, divided heads."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_windows(windows: Two, length: int, how: str) -> None:
 
 
 def test_a_window_that_prefill_has_left_is_computed_by_decode(windows: Two, how: str) -> None:
-    # The last token of a prompt looks at one that prefill has given back when it has ended: the last
-    # of a block. In a push it was written before, where decode had come by then: in either order do
-    # requests arrive that are sent at once, and decode is refused where it is late.
+    # The last token of a prompt attends to a token whose block prefill gives back at the end: the last one of
+    # a block. In a push this block was written before, if decode had registered by then. Requests that are
+    # sent at once arrive in either order, and a late decode is refused.
     prefill, decode = windows
     for waits_s in (0.3, 1.0, 5.0, 20.0):
         prompt = random_prompt(64 + 32 * 4 - 1)

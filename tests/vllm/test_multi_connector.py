@@ -49,7 +49,7 @@ def children(folder: Path, kvxfer_at: int) -> dict[str, Any]:
 
 
 class MultiEngine(Engine):
-    """The workers hear of every child; what is for kvxfer's is looked at."""
+    """The workers get the orders of every child; the tests look at those for kvxfer's."""
 
     def _tell(self, meta: Any, ended: set[str]) -> None:
         (ours,) = [each for each in meta.metadata if isinstance(each, StepMetadata)]
@@ -117,7 +117,7 @@ def test_workers_tell_where_they_are_though_another_child_shook_hands_first(
     try:
         ours = worker.sub_connectors[kvxfer_at]
         ours.register_kv_caches({name: torch.zeros(shape) for name in names})
-        # As if the other child had given its own: this one is told what it cannot use.
+        # As if the parameters came from the other child: this one gets parameters that it cannot use.
         engine = MultiEngine(settings, caches(), has_ranks=False)
         engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): object()})
         told = worker.build_connector_worker_meta()

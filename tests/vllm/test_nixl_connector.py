@@ -37,7 +37,7 @@ class NixlPair:
     servers: dict[str, VllmServer] = field(default_factory=dict)
 
     def start(self, name: str) -> VllmServer:
-        """Starts one, which is called as one that ended may have been."""
+        """Starts an engine, possibly with the name of one that has ended."""
         config: dict[str, Any] = {
             "kv_connector": "NixlConnector",
             "kv_role": "kv_both",
@@ -63,11 +63,11 @@ class NixlPair:
         return answer.kv_transfer_params
 
     def decoded(self, prompt: str, params: dict[str, Any] | None = None) -> Completion:
-        """Returns what decode says, with what prefill handed over or by itself."""
+        """Returns decode's answer, from prefill's handover or computed by decode itself."""
         return complete(self.servers["decode"], prompt, kv_transfer_params=params)
 
     def moved(self) -> int:
-        """Returns how many tokens of prompts decode was given."""
+        """Returns how many prompt tokens decode received."""
         return self.servers["decode"].prompt_tokens("external_kv_transfer")
 
 
@@ -102,7 +102,7 @@ def test_a_prefill_that_is_killed_costs_its_own_requests_alone(pair: NixlPair) -
     moved = pair.moved()
     assert pair.decoded(prompts[1], params).token_ids == expected[1]
     assert pair.moved() == moved
-    # The same model in another process: another agent, whose pages are read as those of the first were.
+    # The same model in another process: another agent, whose pages are read like those of the first.
     pair.start("prefill").wait_ready()
     assert pair.decoded(prompts[2], pair.prefilled(prompts[2])).token_ids == expected[2]
     assert pair.moved() > moved

@@ -1,4 +1,4 @@
-"""A handover that comes back to the engine that has computed it: where every engine does both, some do."""
+"""A handover that returns to the engine that computed it, which happens if every engine has both roles."""
 
 from __future__ import annotations
 

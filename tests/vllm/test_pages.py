@@ -1,4 +1,4 @@
-"""What moves: pages that arrive as they left, no more of them than are missing, and none that stay behind."""
+"""Pages arrive as they were sent, only missing pages move, and no blocks stay held."""
 
 from __future__ import annotations
 

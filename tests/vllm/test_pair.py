@@ -1,4 +1,4 @@
-"""A prefill and a decode engine behind a router say what one engine says."""
+"""A prefill and a decode engine behind a router answer as one engine does."""
 
 from __future__ import annotations
 

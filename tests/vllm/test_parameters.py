@@ -1,4 +1,4 @@
-"""Parameters that no router should pass: they fail their own request, in words, and nothing else."""
+"""Parameters that no router should pass: they fail only their own request, with a clear message."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_parameters_are_of_one_prompt(engines: Engines) -> None:
     prompt = random_prompt(64)
     params = engines.prefilled(prompt, "mixed up")
     refused(engines, random_prompt(64, seed=2), params)
-    # The engine says of every request that it answers with an error that nobody will fetch its cache.
+    # For every request that it answers with an error, the engine reports that its cache will not be fetched.
     engines.wait_empty()
     assert not engines.has_expired("mixed up")
     refused(engines, prompt, params)
@@ -87,6 +87,6 @@ def test_parameters_are_of_one_use(engines: Engines) -> None:
     params = engines.prefilled(prompt, "once")
     assert engines.decoded(prompt, "once", params).token_ids == engines.expected(prompt)
     engines.wait_empty()
-    # Else decode has the prompt, and need not ask.
+    # Otherwise decode has the prompt and does not ask.
     engines.forget_prefixes()
     refused(engines, prompt, params)

@@ -1,6 +1,6 @@
 """vLLM's own proxies and its router, unmodified, before prefill and decode, asked by the `openai` client.
 
-The proxies are those of the source distribution of the vLLM that runs: ``make test-vllm`` fetches them.
+The proxies come from the source distribution of the installed vLLM; ``make test-vllm`` fetches them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ EXPIRED = "vllm:kvxfer_expired_requests_total"
 
 @dataclass(frozen=True)
 class Proxy:
-    """One of them: its file, how its command names engines, and where it says that it is up."""
+    """One proxy: its file, how its command names engines, and where it reports that it is ready."""
 
     file: str
     arguments: str
     health: str
     takes_host: bool = True
-    #: Whether it carries what prefill says to decode; without that decode computes each prompt.
+    #: Whether it passes prefill's parameters to decode; otherwise decode computes each prompt.
     carries: bool = True
 
     def start(self, engines: Engines, folder: Path, spare_port: int) -> ServerProcess:
@@ -49,7 +49,7 @@ class Proxy:
         places = {"prefill": engines.prefill.port, "decode": engines.decode.port, "spare": spare_port}
         command = [sys.executable, str(path), *self.arguments.format(**places).split()]
         options: dict[str, Any] = {"health": self.health, "takes_host": self.takes_host}
-        # What the router is made of lies beside it.
+        # The router's modules lie beside it.
         options["environment"] = {"PYTHONPATH": str(FOLDER)}
         return ServerProcess(self.file, command, folder / f"{path.name}.log", **options)
 
@@ -68,7 +68,7 @@ PROXIES = {
         takes_host=False,
         carries=False,
     ),
-    # vllm-project/router, of a wheel of its own.
+    # vllm-project/router, from its own wheel.
     "router": Proxy(
         "bin/vllm-router", "--vllm-pd-disaggregation --prometheus-port {spare} " + _URLS, "/health"
     ),
@@ -77,7 +77,7 @@ PROXIES = {
 
 @pytest.fixture(scope="module")
 def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Engines whose decode keeps what a later turn may ask for; the shared ones where streams tell nobody."""
+    """Engines whose decode keeps blocks for later turns; the shared ones if streams have no parameters."""
     if not _streams_tell():
         yield engines
         return
@@ -104,7 +104,7 @@ def proxies(pair: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def push_proxy(
     engines: Engines, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engines, ServerProcess]]:
-    """Engines that meet by the name of a request, before which is the proxy that asks both at once."""
+    """Engines that find each other by a request's name, behind the proxy that asks both at once."""
     folder = tmp_path_factory.mktemp("push")
     weights = tiny_models.save("llama", folder / "model")
     with reserved_port() as place:
@@ -134,7 +134,7 @@ def ask(server: ServerProcess, api: str, stream: bool, prompt: Any, max_tokens: 
 def pieces(
     server: ServerProcess, api: str, stream: bool, prompt: Any, max_tokens: int, **extra: Any
 ) -> Iterator[str]:
-    """Yields it as it comes."""
+    """Yields the answer piece by piece."""
     wanted: dict[str, Any] = {"model": MODEL, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         if api == "chat":
@@ -151,7 +151,7 @@ def pieces(
 
 
 def brought(pair: Engines) -> tuple[int, int]:
-    """Returns how many tokens of prompts decode has from prefill, and how many it has computed."""
+    """Returns how many prompt tokens decode got from prefill, and how many it computed."""
     return pair.decode.prompt_tokens("external_kv_transfer"), pair.decode.prompt_tokens("local_compute")
 
 
@@ -166,7 +166,7 @@ def test_answers_are_those_of_one_engine_and_decode_computes_no_prompt(
     answer = ask(proxies[name], api, stream, prompt)
     after = brought(pair)
     from_prefill, computed = after[0] - from_prefill, after[1] - computed
-    # A letter is a token, and none that ends an answer is ever the likeliest.
+    # A letter is a token, and a stop token is never the likeliest.
     assert len(answer) == MAX_TOKENS
     assert answer == ask(pair.alone, api, False, prompt)
     if PROXIES[name].carries:
@@ -208,7 +208,7 @@ def test_clients_that_leave_keep_no_blocks(
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(leave, list(PROXIES) * 6, range(6 * len(PROXIES))))
-    # Those of whom decode never heard are given back when their time is over.
+    # Requests that decode never got are given back at their deadline.
     pair.wait_empty(40)
     prompt = random_prompt(500)
     for name in PROXIES:
@@ -233,11 +233,11 @@ def test_turns_of_a_conversation_come_back_and_leave_nothing_kept(
         messages.append({"role": "assistant", "content": answer})
     assert brought(pair)[1] == computed
     returned = pair.prefill.prompt_tokens("external_kv_transfer") - returned
-    # The first has nothing before it; of each other's beginning, prefill lacks what decode has added.
+    # The first turn has no predecessor; for each later turn, prefill lacks the tokens that decode added.
     assert (returned >= 3 * 32) if _streams_tell() else (returned == 0)
     pair.wait_empty(40)
     expired_now = [engine.metric(EXPIRED) for engine in (pair.prefill, pair.decode)]
-    # Of all that was kept the last turn alone was not asked for: no proxy can know that it is the last.
+    # Of all kept turns, only the last one was not fetched: no proxy can know that it is the last.
     assert expired_now == [expired[0], expired[1] + int(_streams_tell())]
 
 
@@ -253,13 +253,13 @@ def test_engines_that_are_asked_at_once_by_one_name_push(
         answers = list(threads.map(lambda prompt: ask(proxy, api, stream, prompt), prompts))
     after = brought(pair)
     assert answers == [ask(pair.alone, api, False, prompt) for prompt in prompts]
-    # Of a push decode has all but the last token, which it computes.
+    # In a push, decode gets all tokens except the last, which it computes.
     assert after[0] - before[0] >= sum(map(len, prompts)) - len(prompts)
     assert after[1] - before[1] <= len(prompts)
     pair.wait_empty(40)
 
 
-# The proxy for several turns puts all answers into one.
+# The proxy for several turns joins all answers into one.
 @pytest.mark.parametrize("name", ["toy", "router"])
 def test_prompts_in_one_request_are_all_brought(
     pair: Engines, proxies: dict[str, ServerProcess], name: str
@@ -273,6 +273,6 @@ def test_prompts_in_one_request_are_all_brought(
         answers.append([choice["text"] for choice in sorted(choices, key=lambda each: int(each["index"]))])
     assert answers[0] == answers[1]
     after = brought(pair)
-    # Of a push, which the others are, decode computes the last token.
+    # The others are pushes, in which decode computes the last token.
     assert after[0] - before[0] >= sum(map(len, prompts)) - len(prompts)
     assert after[1] - before[1] <= len(prompts)

@@ -1,4 +1,4 @@
-"""Both engines asked at once: prefill writes its layers where decode wants them, as it computes them."""
+"""Both engines are asked at once: prefill writes its layers into decode's blocks as it computes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def router(engines: Engines) -> Iterator[RouterServer]:
     log = engines.observed.parent / "concurrent-router.log"
     with RouterServer([engines.prefill.url], [engines.decode.url], log, "concurrent") as router:
         router.wait_ready()
-        # The first request tells it where prefill's agents are.
+        # The answer to the first request contains the addresses of prefill's agents.
         complete(router, random_prompt(10), 1)
         yield router
 
@@ -73,7 +73,7 @@ def test_only_what_decode_lacks_moves(engines: Engines, ranks: Ranks) -> None:
     moved = engines.decode.prompt_tokens("external_kv_transfer")
     assert engines.pushed(prompt, ranks).token_ids == engines.expected(prompt)
     assert 0 < engines.decode.prompt_tokens("external_kv_transfer") - moved <= 100
-    # All of it is there: prefill is told that nobody waits for its pages.
+    # Decode has the whole prompt: it tells prefill that no reader waits for its pages.
     assert engines.pushed(prompt[:-100], ranks).token_ids == engines.expected(prompt[:-100])
     engines.wait_empty()
 
@@ -116,8 +116,8 @@ def test_clients_that_go_away_leave_nothing_behind(engines: Engines, ranks: Rank
         except httpx.TimeoutException:
             return 499
 
-    # All at once, and so long that decode has room for all: it waits `push_timeout_s` for a prefill that was
-    # never asked, and who had no room meanwhile would wait as long again.
+    # All at once, and of a length that decode has room for all. Decode waits `push_timeout_s` for a prefill
+    # that was never asked, and a request without room would wait for the same time again.
     with ThreadPoolExecutor(20) as threads:
         asked: dict[str, list[Future[int]]] = {"prefill": [], "decode": []}
         for at in range(10):
@@ -160,7 +160,7 @@ def test_absurd_parameters_fail_their_request_alone(
     params = {"do_remote_prefill": True, "kvxfer": own}
     with pytest.raises(BenchError, match="answered 500"):
         complete(engines.decode, prompt, kv_transfer_params=params)
-    # Prefill computes what it is asked, and says so.
+    # Prefill computes the prompt and answers with its token.
     answer = complete(engines.prefill, prompt, 1, kv_transfer_params={**TO_PREFILL, "kvxfer": own})
     assert answer.token_ids == engines.expected(prompt, 1)
     assert engines.pushed(prompt, ranks).token_ids == engines.expected(prompt)

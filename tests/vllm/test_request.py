@@ -1,4 +1,4 @@
-"""The engine's own requests: what is seen of them, and what prefill leaves to decode."""
+"""The engine's own requests: what the connector reads of them, and what prefill leaves to decode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_shortened_request_is_the_shorter_one(num_tokens: int) -> None:
     assert request.prompt_token_ids == tokens[:-1] == list(request.all_token_ids)
     assert request.block_hashes == shorter.block_hashes
     assert request.max_tokens == 1
-    # The front end answers with the prompt that it was asked with.
+    # The front end returns the prompt that it got.
     assert tokens == list(range(num_tokens))
     for each in (request, shorter):
         each.append_output_token_ids(99)
@@ -77,7 +77,7 @@ def test_what_decides_a_cache_beside_the_tokens_is_told() -> None:
     plain, adapted = request_of(list(range(10))), request_of(list(range(10)), lora_request=lora)
     told = [VllmRequest(each).beside_tokens(10) for each in (plain, with_media, adapted)]
     assert len(set(told)) == 3
-    # Of its beginning nothing matters that comes later.
+    # Later parts of a prompt do not affect its beginning.
     assert VllmRequest(with_media).beside_tokens(7) == told[0] != VllmRequest(with_media).beside_tokens(8)
 
 
@@ -91,7 +91,7 @@ def test_what_decides_a_cache_beside_the_tokens_is_told() -> None:
         ("chatcmpl-1-2-89abcdef", None, ("chatcmpl-1-2", 0)),
         ("3_chatcmpl-1-89abcdef", "chatcmpl-1-89abcdef", ("chatcmpl-1", 0)),
         ("cmpl-cmpl-1-89abcdef", None, ("cmpl-cmpl", 1)),
-        ("0_cmpl-1", None, None),  # without digits that make it one of a kind
+        ("0_cmpl-1", None, None),  # without random digits that make it unique
         ("cmpl-1-0", None, None),
         ("request-89abcdef", None, None),
     ],

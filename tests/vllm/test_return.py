@@ -1,4 +1,4 @@
-"""Later turns: prefill fetches what decode has added, and computes the rest alone."""
+"""Later turns: prefill fetches the tokens that decode added, and computes only the rest."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NUM_DECODED = 100
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_stays_held(engines: Engines) -> Iterator[None]:
-    """What no turn fetched is given back when its time is over: for all turns at once, the last as well."""
+    """Blocks that no turn fetched are given back at their deadline; waits once for all turns."""
     yield
     engines.wait_empty(30)
 
 
 def first_turn(engines: Engines, prompt: str) -> Completion:
-    """Hands a prompt over, and asks decode to keep what it adds."""
+    """Hands a prompt over, and asks decode to keep the tokens that it adds."""
     params = engines.prefilled(prompt, "turn 1")
     return engines.decoded(prompt, "turn 1", {**params, "do_remote_decode": True}, NUM_DECODED)
 
 
 def next_turn(engines: Engines, tokens: list[int], params: dict[str, Any]) -> Completion:
-    """Does what a router does with the parameters of decode's answer: hands them to prefill as they are."""
+    """Passes the parameters of decode's answer to prefill unchanged, as a router does."""
     return complete(engines.prefill, tokens, 1, kv_transfer_params=params)
 
 
@@ -39,17 +39,18 @@ def test_prefill_fetches_what_decode_has_added(engines: Engines) -> None:
     tokens = turn.prompt_token_ids + turn.token_ids + list(random_prompt(60, seed=2).encode())
     moved = engines.prefill.prompt_tokens("external_kv_transfer")
     answer = next_turn(engines, tokens, turn.kv_transfer_params)
-    # Its prefix cache has whole blocks of the first prompt; decode has all but what the last token adds.
+    # Its prefix cache has whole blocks of the first prompt; decode has everything except the last token's
+    # cache.
     moved = engines.prefill.prompt_tokens("external_kv_transfer") - moved
     assert moved == 200 + NUM_DECODED - 1 - 200 // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
-    # And goes on as ever: its cache goes to decode, and decode says what one engine says.
+    # Then its cache goes to decode as usual, and decode answers as one engine does.
     assert answer.kv_transfer_params
     alone = complete(engines.alone, tokens).token_ids
     assert engines.decoded(tokens, "turn 2", answer.kv_transfer_params).token_ids == alone  # type: ignore[arg-type]
 
 
 def test_what_prefill_fetched_is_what_it_computes_with(engines: Engines) -> None:
-    # A page that is overwritten between the turns changes what prefill says.
+    # A page that is overwritten between the turns changes prefill's answer.
     prompt = random_prompt(64)
     turn = first_turn(engines, prompt)
     assert turn.kv_transfer_params

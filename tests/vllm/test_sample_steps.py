@@ -66,7 +66,7 @@ def test_the_first_fetches_and_the_others_go_on_from_what_it_brought(make: Make,
             scheduled.setdefault(name, count)
         if len(scheduled) == 3:
             break
-    # A token of the first; the others lack what is in no whole block.
+    # One token of the first sample; the others lack the tokens outside of whole blocks.
     assert scheduled == {FIRST: 1, SECOND: 8, THIRD: 8}
     assert not step.released
 
@@ -118,7 +118,7 @@ def test_a_fetch_that_failed_is_not_tried_by_the_others(make: Make, overlapping:
     engine.run()
     assert not engine.fetching
     assert engine.finished[FIRST] == ("error" if policy == "fail" else "length")
-    # Where one fails the engine's server fails the request that it is a sample of.
+    # If one sample fails, the engine's server fails its whole request.
     assert engine.finished[SECOND] == engine.finished[THIRD] == "length"
     assert_empty(engine)
 
@@ -187,7 +187,7 @@ def test_the_engine_that_keeps_a_prompt_is_told_that_other_ranks_may_have_sample
     assert order.source.may_be_shared == may_be
     engine.step(Answers(received={first.request_id}))
     engine.run()
-    # So too where nothing is fetched: the prefix cache has it now, or nobody waits any more.
+    # The same if nothing is fetched: the prefix cache has it now, or no sample waits any more.
     second = make("kv_consumer", engine_id=engine_id)
     second.add(*handed(names))
     for name in names:
@@ -201,7 +201,7 @@ OTHER = [number + 1 for number in PROMPT]
 
 
 def batch(name: str, *prompts: list[int], **params: Any) -> list[Request]:
-    """Prompts that came in one request, which the router calls so."""
+    """Several prompts of one request with the given name."""
     return [request(prompt, 1, params, f"cmpl-{name}-{at}-0123abcd") for at, prompt in enumerate(prompts)]
 
 
@@ -215,8 +215,8 @@ def test_prompts_beside_the_one_that_is_told_of_are_pushed(make: Make, overlappi
     assert chunk.request_id == asked[1].request_id
     prefill.run()
     params = prefill.told[asked[0].request_id]
-    params["kvxfer"]["ranks"] = [PREFILL.to_dict()]  # here both engines are called alike
-    # The server of prefill tells what the first prompt's handover says, and the router gives it to all.
+    params["kvxfer"]["ranks"] = [PREFILL.to_dict()]  # both engines have the same name here
+    # Prefill's server returns the handover of the first prompt, and the router passes it to all prompts.
     decode = make("kv_consumer", overlapping=overlapping)
     wanted = batch("wanted", PROMPT, OTHER, **params)
     decode.add(*wanted)

@@ -1,4 +1,4 @@
-"""Requests for several samples, and others that an engine makes several of: nothing stays held."""
+"""Requests for several samples, and others that an engine splits: no block stays held."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, complete, complet
 from tests.seeds import seed_of
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt
 
-#: Each sample draws from a seed of its own, which follows from the request's.
+#: Each sample has its own seed, derived from the request's.
 SAMPLED: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": seed_of("samples")}
 EXPIRED = "not all of its readers finished"
 
 
 @pytest.fixture(scope="module", params=["sequential", "concurrent"])
 def router(engines: Engines, request: pytest.FixtureRequest) -> Iterator[RouterServer]:
-    """A router before the pair, that pulls or pushes."""
+    """A router before the pair that pulls or pushes."""
     log = engines.observed.parent / f"samples-{request.param}.log"
     with RouterServer([engines.prefill.url], [engines.decode.url], log, request.param) as router:
         router.wait_ready()
@@ -46,8 +46,8 @@ def moved(engines: Engines) -> int:
 
 @pytest.fixture
 def nothing_expires(engines: Engines) -> Iterator[None]:
-    """Whatever the engines held in a test was given back because it was read."""
-    engines.wait_empty()  # what other tests have left expires before
+    """Asserts that the engines gave back all blocks of a test because they were read."""
+    engines.wait_empty()  # blocks that other tests left expire first
     before = engines.prefill.log.read_text(errors="replace").count(EXPIRED)
     yield
     engines.wait_empty()
@@ -62,7 +62,7 @@ def test_all_samples_go_on_from_one_cache(engines: Engines, router: RouterServer
     answers = samples(router, prompt, **SAMPLED)
     assert answers == samples(engines.alone, prompt, **SAMPLED)
     assert len({tuple(tokens) for tokens in answers}) == 3
-    # It is brought once, and the others have all its whole blocks from there.
+    # The prompt is fetched once, and the other samples use its whole blocks.
     assert length - 1 <= moved(engines) - before <= length
     whole = (length - 1) // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
     assert engines.decode.prompt_tokens("local_cache_hit") - held == 2 * whole
@@ -149,7 +149,7 @@ def test_streamed_samples_are_the_whole_ones(engines: Engines, router: RouterSer
 
 @pytest.mark.usefixtures("nothing_expires")
 def test_a_search_by_beams_is_computed_where_it_is_asked_for(engines: Engines, router: RouterServer) -> None:
-    # The engine makes requests of its own for it, without the parameters.
+    # The engine makes its own requests for it, without the parameters.
     prompt = random_prompt(100)
     fields: dict[str, Any] = {"n": 2, "use_beam_search": True}
     before = moved(engines)
@@ -175,7 +175,7 @@ def test_a_handover_that_cannot_be_read_fails_all_its_samples(engines: Engines) 
     request = completion_request(prompt, kv_transfer_params=damaged, **SAMPLED)
     assert engines.decode.client.post("/v1/completions", **request).status_code == 500
     engines.wait_empty()
-    # Those that came when it had failed have computed it.
+    # Samples that arrived after it had failed have computed the prompt.
     engines.forget_prefixes()
     params = engines.prefilled(prompt, "next")
     before = moved(engines)
@@ -199,7 +199,7 @@ def test_samples_of_clients_that_go_away_leave_nothing_behind(engines: Engines, 
 
 
 def test_of_several_samples_none_is_kept_for_a_later_turn(engines: Engines) -> None:
-    # Nobody says with which one the conversation goes on.
+    # It is not known with which sample the conversation continues.
     prompt = random_prompt(100)
     params = {**engines.prefilled(prompt, "turn"), "do_remote_decode": True}
     answer = complete(engines.decode, prompt, kv_transfer_params=params, **SAMPLED)

@@ -1,4 +1,4 @@
-"""The scheduler half beside vLLM's own scheduler, without a model: no block is lost or given twice."""
+"""The scheduler half with vLLM's own scheduler, without a model: no block is lost or assigned twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PREFILL = Entry("prefill.0", "tcp://127.0.0.1:7301", bytes(16))
 def from_prefill(
     prompt: list[int], max_tokens: int = 4, request_id: str = "", num_groups: int = 1, **damage: Any
 ) -> Request:
-    """A request as a router sends it to decode, when prefill has ended."""
+    """A request as a router sends it to decode after prefill has ended."""
     made = request(prompt, max_tokens, {}, request_id)
     num_blocks = -(-len(prompt) // BLOCK_SIZE)
     handover = Handover(
@@ -49,7 +49,7 @@ def from_prefill(
 
 
 def assert_empty(engine: Engine) -> None:
-    """Nothing is held: no block, no request, and the connector remembers nothing."""
+    """Asserts that no block or request is held, and that the connector remembers nothing."""
     engine.settle()
     assert engine.num_blocks_in_use == 0
     assert all(block.ref_cnt == 0 for block in engine.pool.blocks if not block.is_null)
@@ -96,7 +96,7 @@ def test_a_router_that_knows_the_reader_has_the_leases_granted_to_it(make: Make,
     granted: dict[str, Grant] = {}
     for _ in range(8):
         granted |= {grant.request_id: grant for grant in engine.step().grants}
-    # What cannot be read is nobody's.
+    # Parameters that cannot be read name no readers.
     assert {name: grant.readers for name, grant in granted.items()} == {
         "a": (),
         "b": (),
@@ -120,7 +120,7 @@ def test_a_request_that_lost_its_blocks_is_granted_the_new_ones(make: Make, over
     engine.add(request(PROMPT, 8, TO_PREFILL, "a"))
     (before,) = engine.step().grants
     engine.step()
-    # Everybody is preempted, and what was cached is forgotten: the prompt is computed in other blocks.
+    # All requests are preempted and the prefix cache is reset: the prompt is computed in other blocks.
     assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
     step = engine.step()
     (after,) = step.grants
@@ -133,7 +133,7 @@ def test_a_request_that_lost_its_blocks_is_granted_the_new_ones(make: Make, over
 
 
 def test_a_cache_that_is_too_small_for_all_hands_all_over(make: Make, overlapping: bool) -> None:
-    # Both grow, until one must give way to the other, and comes again.
+    # Both grow until one is preempted for the other, and runs again later.
     engine = make("kv_producer", num_blocks=9, overlapping=overlapping)
     both = [request([ord(name)] * 3 * BLOCK_SIZE, 3 * BLOCK_SIZE, TO_PREFILL, name) for name in "ab"]
     engine.add(*both)
@@ -207,7 +207,7 @@ def test_blocks_that_left_the_window_are_not_told(make: Make, overlapping: bool)
 def test_a_push_is_told_of_every_block_that_leaves_the_window(
     make: Make, overlapping: bool, max_tokens: int
 ) -> None:
-    """When the prompt has ended, too: one prompt of a block's tokens gives a block back that decode wants."""
+    """Also after the prompt has ended: a prompt of one block gives a block back that decode wants."""
     told_anew = 0
     for num_tokens in range(4 * BLOCK_SIZE, 5 * BLOCK_SIZE):
         engine = make("kv_producer", num_groups=2, overlapping=overlapping)
@@ -219,7 +219,7 @@ def test_a_push_is_told_of_every_block_that_leaves_the_window(
             tables = next((chunk.tables for chunk in step.chunks), tables)
             tables = next((remainder.tables for remainder in step.remainders), tables)
             told_anew += len(step.remainders)
-        # It finished some steps ago, and is held.
+        # The request finished some steps ago and is still kept.
         for table, blocks in zip(tables, engine.blocks_of("a"), strict=True):
             assert {block for block in table if block} <= set(blocks)
         assert engine.finished == {"a": "length"}
@@ -299,7 +299,7 @@ def test_a_fetch_is_ordered_once_however_long_its_blocks_take(make: Make) -> Non
 
 
 def lose(engine: Engine, request_id: str, first_lost: int) -> Answers:
-    """What the workers report of a fetch that failed from a block of the first group on."""
+    """What the workers report of a fetch that failed from this block of the first group on."""
     lost = set(engine.fetching[request_id].tables[0][first_lost:])
     if len(engine.fetching[request_id].tables) > 1:
         return Answers(received={request_id}, failed={request_id})
@@ -387,7 +387,7 @@ def test_an_aborted_decode_leaves_nothing(make: Make, overlapping: bool, state: 
 
 
 def test_a_request_that_the_front_end_refused_is_given_back(make: Make) -> None:
-    # The engine calls with a stand-in of one token.
+    # The engine passes a stand-in with one token.
     engine = make("kv_consumer")
     params = from_prefill(PROMPT, 4, "a").kv_transfer_params
     assert params is not None
@@ -415,7 +415,7 @@ def test_a_producer_that_is_asked_to_fetch_computes(make: Make) -> None:
 
 
 class Walk:
-    """Events in an order that a seed gives, and what must hold after each."""
+    """Events in an order drawn from a seed, and the invariants after each."""
 
     def __init__(self, make: Make, seed: int) -> None:
         self._random = draw = random.Random(seed)
@@ -424,7 +424,7 @@ class Walk:
         policy = draw.choice(["fail", "recompute"])
         self.engine = make(
             role,
-            # The smallest has room for one of the longest requests and not for two.
+            # The smallest cache has room for one of the longest requests, but not for two.
             num_blocks=draw.choice([14, 20, 40]) * self._num_groups,
             num_groups=self._num_groups,
             policy=policy,
@@ -492,7 +492,7 @@ class Walk:
                 assert all(blocks[each].ref_cnt for each in table if each), "what was told is freed"
         for order in self.engine.fetching.values():
             for table in order.tables:
-                # Read into, so nobody else's.
+                # A fetch writes into it, so it belongs to no other request.
                 for each in table[order.first_token // BLOCK_SIZE :]:
                     assert not each or blocks[each].ref_cnt == 1, "a block is read into and shared"
 

@@ -1,6 +1,6 @@
-"""The observer of `kvxfer bench serving` before the connectors of a real vLLM; no engine is started.
+"""The observer of `kvxfer bench serving` around the connectors of a real vLLM; no engine is started.
 
-vLLM is imported within the tests: its imports warn, and of its warnings only those are let through.
+vLLM is imported within the tests: its imports warn, and only warnings of imports are allowed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speculative decoding: a draft model's layers are in the cache beside the model's, and go with them."""
+"""Speculative decoding: a draft model's layers are in the cache beside the model's, and move with them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def speculating(**config: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pair(engines: Engines, folder: Path) -> Iterator[Engines]:
-    """The session's model, drafted for by itself: what it drafts is right where its cache is."""
+    """The session's model, with itself as the draft: its drafts are right if its cache is."""
     weights = tiny_models.save("llama", folder / "model")
     options: dict[str, Any] = {
         "arguments": speculating(method="draft_model", model=str(weights)),
@@ -60,12 +60,12 @@ def test_the_cache_of_a_draft_model_is_handed_over_too(pair: Engines, length: in
     assert brought >= length - 1
     # The model's four layers, and as many of the draft: 4 heads, 32 tokens, 2 x 32 floats.
     assert nbytes == pages * 8 * 4 * 32 * 64 * 4
-    # Tokens are right whatever was drafted. From a cache that lacks the prompt, next to none is accepted.
+    # Tokens are right regardless of the drafts. If the cache lacks the prompt, almost no draft is accepted.
     assert accepted > 0.8 * drafted > 0
     sent, received = (
         json.loads((pair.observed / f"{name}.{what}").read_text())[0] for what in ("sent", "received")
     )
-    # While the last page is written, the draft goes on behind the prompt's end.
+    # While the last page is written, the draft continues after the prompt's end.
     whole = length // 32 if how == "push" else len(sent)
     assert sent[:whole] == received[:whole]
     assert len(sent) == len(received) == -(-length // 32)
@@ -117,7 +117,7 @@ def test_what_is_looked_up_in_the_prompt_needs_no_cache(
         complete(router, random_prompt(10), 1)
         before = looking_up.prompt_tokens("external_kv_transfer")
         drafted = looking_up.metric("vllm:spec_decode_num_draft_tokens_total")
-        # What is said twice is looked up.
+        # Repeated text is found by the n-gram lookup.
         prompts = [random_prompt(20 + 31 * number) * 2 for number in range(8)]
         with ThreadPoolExecutor(len(prompts)) as threads:
             answers = list(threads.map(lambda prompt: complete(router, prompt).token_ids, prompts))

@@ -1,4 +1,4 @@
-"""States of engines with unlike tensor parallelism: workers without an engine, rows against an oracle."""
+"""States between engines with different TP sizes: workers without an engine, rows against an oracle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = {
 
 
 class Rows:
-    """What a rank of one of these layers holds, made from the whole model's states."""
+    """The contents of a rank for one of these layers, made from the whole model's states."""
 
     def __init__(self, kind: str, dim_first: bool, seed: int = 0) -> None:
         self.kind, self.dim_first = kind, dim_first
@@ -81,7 +81,7 @@ def groups_with(spec: MambaSpec) -> tuple[SpecGroup, ...]:
 
 @contextmanager
 def engine(spec: MambaSpec, tp_size: int) -> Iterator[list[Worker]]:
-    """Yields its ranks, their caches as an engine makes them: rows of bytes with padding behind."""
+    """Yields an engine's ranks with caches as an engine makes them: rows of bytes followed by padding."""
     nbytes, groups = spec.page_size_bytes, groups_with(spec)
     with ExitStack() as stack:
         made = []
@@ -95,7 +95,7 @@ def engine(spec: MambaSpec, tp_size: int) -> Iterator[list[Worker]]:
 
 
 def pages_of(worker: Worker) -> NDArray[np.uint8]:
-    """Returns its rows and what is behind them: [layer, block, byte]."""
+    """Returns its rows and their padding: [layer, block, byte]."""
     pages = worker.tensors["layer.0"]._base
     assert pages is not None
     rows: NDArray[np.uint8] = pages.numpy().view(np.uint8)
@@ -103,11 +103,11 @@ def pages_of(worker: Worker) -> NDArray[np.uint8]:
 
 
 def nothing() -> None:
-    """What prefill computes where nothing can be moved."""
+    """Prefill's computation if nothing can be moved: none."""
 
 
 def pull(prefill: list[Worker], decode: list[Worker], compute: Callable[[], None]) -> dict[str, set[int]]:
-    """Takes one request's states over when they are computed; returns what failed."""
+    """Hands one request's states over after they are computed; returns what failed."""
     compute()
     num_groups = len(prefill[0].groups)
     leases = tuple(LeaseToken.draw() for _ in range(num_groups))
@@ -123,14 +123,14 @@ def pull(prefill: list[Worker], decode: list[Worker], compute: Callable[[], None
 def push(
     prefill: list[Worker], decode: list[Worker], compute: Callable[[], None], late: bool = False
 ) -> dict[str, set[int]]:
-    """Takes one request's states over in the step that computes them; returns what failed."""
+    """Hands one request's states over in the step that computes them; returns what failed."""
     key = bytes(16)
     source = Appointment(key, tuple(worker.rank for worker in prefill), "digest")
     if not late:
         order(decode, source)
         until(lambda: all(knows(worker, key, decode) for worker in prefill), "registrations")
     num_groups = len(prefill[0].groups)
-    # The first chunk ends with a state that nobody needs.
+    # The first chunk ends with a state that is not needed.
     for table, first, stop in (((EARLIER_BLOCK,), 0, BLOCK_SIZE), ((0, SRC_BLOCK), BLOCK_SIZE, NUM_TOKENS)):
         chunk = Chunk("request", key, "digest", (table,) * num_groups, first, stop, NUM_TOKENS)
         for worker in prefill:
@@ -147,7 +147,7 @@ def push(
 def push_late(
     prefill: list[Worker], decode: list[Worker], compute: Callable[[], None]
 ) -> dict[str, set[int]]:
-    """As `push`, but decode comes when all is computed."""
+    """Like `push`, but decode registers after everything is computed."""
     return push(prefill, decode, compute, late=True)
 
 
@@ -168,7 +168,7 @@ def order(decode: list[Worker], source: Handover | Appointment) -> None:
 
 
 def collected(prefill: list[Worker], decode: list[Worker]) -> dict[str, set[int]]:
-    """Returns what failed; what did not is given back at prefill."""
+    """Returns what failed; prefill gives the others back."""
     failed: dict[str, set[int]] = {}
     ended = {"received": 0, "sent": 0}
 
@@ -210,7 +210,7 @@ def test_rows_of_any_two_sizes_are_those_of_the_model(
 
 
 def row_of_one_piece(tp_size: int) -> MambaSpec:
-    """Rows of a kind whose parts are not told apart."""
+    """Rows of a kind whose parts are not described separately."""
     return MambaSpec(
         block_size=BLOCK_SIZE,
         shapes=((NUM_INPUTS, 64 // tp_size), (64 // tp_size, 16)),

@@ -1,4 +1,4 @@
-"""The connector and a user's program are held to vLLM's and torch's own types, which lint does not have."""
+"""Checks the connector and a user's program against vLLM's and torch's own types, which lint lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAM = ROOT / "tests" / "typing" / "with_torch.py"
 
 
 def run(*command: str, folder: Path = ROOT) -> str:
-    """Returns what Python says that runs a module or a program."""
+    """Returns the output of Python when it runs a module or a program."""
     done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)
     return f"{done.stdout}{done.stderr}" if done.returncode else "passed"
 
@@ -25,7 +25,7 @@ def test_the_program_runs() -> None:
 
 @pytest.mark.slow  # a minute or more: vLLM and torch are read
 def test_all_fits_the_types_of_vllm_and_torch() -> None:
-    # In a cache of its own: without vLLM other things are known.
+    # With a separate cache, because mypy knows other types without vLLM.
     cache = ".mypy_cache/vllm"
     checked = ("kvxfer/connectors", "tests/vllm", "tests/typing")
     assert run("-m", "mypy", "--strict", "--cache-dir", cache, *checked) == "passed"

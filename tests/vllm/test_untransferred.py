@@ -1,4 +1,4 @@
-"""Requests that name no cache, beside vLLM's own scheduler: counted, refused, or nothing but ordinary."""
+"""Requests that name no cache, with vLLM's own scheduler: counted, refused, or treated as ordinary."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from vllm.v1.request import Request
 from tests.vllm.stepping import BLOCK_SIZE, TO_PREFILL, Answers, Engine, Make, request
 from tests.vllm.test_scheduler import PROMPT, assert_empty, from_prefill, lose
 
-# What a router passes that has lost prefill's answer, or asks decode as it would prefill.
+# The parameters from a router that lost prefill's answer, or that asks decode as if it were prefill.
 NAMELESS: list[dict[str, Any] | None] = [None, {}, {"do_remote_prefill": False}, TO_PREFILL]
 
 
 def ask(engine: Engine, made: Request) -> str:
-    """Has a request computed, or fail as its workers say it does; returns how it ended."""
+    """Runs a request until it is computed or fails; returns how it ended."""
     engine.add(made)
     for _ in range(8):
         answers = Answers()
         for request_id, order in engine.fetching.items():
             if not isinstance(order.source, str):
-                answers.received.add(request_id)  # its cache came
+                answers.received.add(request_id)  # its cache arrived
                 continue
             answers = lose(engine, request_id, order.first_token // BLOCK_SIZE)
         engine.step(answers)
@@ -34,7 +34,7 @@ def num_counted(engine: Engine) -> int:
 
 
 def own_words(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Returns what the connector has said."""
+    """Returns what the connector has logged."""
     return [record.getMessage() for record in caplog.records if record.name == "kvxfer"]
 
 
@@ -75,7 +75,7 @@ def test_forwards_that_wait_for_their_caches_refuse_as_well(make: Make, overlapp
     engine.add(request(PROMPT, 4, None, "a"))
     (order,) = engine.step().fetches
     assert order.waits
-    # It runs by now, and its first token is nobody's.
+    # The request runs by now, and its first token is dropped.
     del engine.fetching["a"]
     engine.step(Answers(invalid_blocks=set(order.tables[0])))
     engine.run()
@@ -120,10 +120,10 @@ def test_what_costs_decode_next_to_nothing_is_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = make("kv_consumer", overlapping=overlapping, require_transfer=require_transfer)
-    # A token, as of models with states, and a block.
+    # One token, as with models with states, and one block.
     assert ask(engine, request([7], 4)) == "length"
     assert ask(engine, request([7] * BLOCK_SIZE, 4)) == "length"
-    # What the prefix cache has: a prompt that was handed over is asked for again.
+    # A prompt in the prefix cache: one that was handed over is requested again.
     assert ask(engine, from_prefill(PROMPT)) == "length"
     for prompt in (PROMPT[: 2 * BLOCK_SIZE], PROMPT):
         assert ask(engine, request(prompt, 4)) == "length"

@@ -1,4 +1,4 @@
-"""Tiny models whose caches are of other kinds than llama's; `kvxfer.bench.engines.tiny_models` makes them."""
+"""Tiny models with other kinds of caches than llama's; `kvxfer.bench.engines.tiny_models` makes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvxfer.bench.engines.tiny_models import MAX_TOKENS
 
 _MODELS: tiny_models.Models = {
     **tiny_models.MODELS,
-    # Layers that see a window of 64 tokens and layers that see all: groups with tables of their own.
+    # Layers that see a window of 64 tokens and layers that see all tokens: groups with their own tables.
     "gemma3": (
         "Gemma3TextConfig",
         {
@@ -23,9 +23,9 @@ _MODELS: tiny_models.Models = {
             "tie_word_embeddings": True,
         },
     ),
-    # One latent row a token instead of keys and values; 512 + 64 is what the CPU's kernel knows. Positions
-    # as in DeepSeek's own models: without YaRN the CPU's kernel takes tokens' rows, which lie apart, for rows
-    # that lie together, and what a prefill computes hangs on how many tokens it has.
+    # One latent row for each token instead of keys and values; the CPU's kernel supports only 512 + 64.
+    # Positions as in DeepSeek's own models: without YaRN the CPU's kernel reads separate rows of tokens as if
+    # they were contiguous, and a prefill's result depends on its number of tokens.
     "deepseek": (
         "DeepseekV2Config",
         {
@@ -54,8 +54,8 @@ _MODELS: tiny_models.Models = {
             },
         },
     ),
-    # Three layers with a state for each request, and one with a cache of tokens. The CPU's kernel of
-    # such states knows these sizes alone, and bfloat16 alone (``--dtype bfloat16``).
+    # Three layers with a state for each request, and one with a cache of tokens. The CPU's kernel of such
+    # states supports only these sizes, and only bfloat16 (``--dtype bfloat16``).
     "qwen3-next": (
         "Qwen3NextConfig",
         {

@@ -1,4 +1,4 @@
-"""Worker halves over tensors as vLLM lays them out: no engine, no model."""
+"""Worker halves over tensors in vLLM's layouts: no engine, no model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, NUM_LAYERS, 
 
 
 class TensorWorker(Worker):
-    """One whose caches are the engine's tensors, by layer."""
+    """A worker whose caches are the engine's tensors, by layer."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ def workers(
 ) -> Iterator[list[Worker]]:
     """Yields the workers of an engine; closes them in the end.
 
-    A worker's layers lie in one tensor, in the `order` of its axes. Pages that are packed can be read
-    by the like alone; others as their axes say. A latent cache is alike on every rank.
+    A worker's layers lie in one tensor, in the `order` of its axes. Packed pages can be read only by workers
+    with the same packing; others by their axes. A latent cache is equal on every rank.
     """
     num_heads = 1 if is_latent else NUM_HEADS // tp_size
     spec = (MLAAttentionSpec if is_latent else FullAttentionSpec)(
@@ -55,7 +55,7 @@ def workers(
     group = SpecGroup(0, "kv.0", LAYERS, block_size, spec=spec)
     cache = ModelCache(model, cache_dtype, 1 if is_latent else NUM_HEADS, num_blocks, packed_for)
     sizes = {"L": NUM_LAYERS, "B": num_blocks, "H": num_heads, "N": block_size, "C": 8}
-    # Of fp8 the engine has bytes.
+    # For fp8 the engine has bytes.
     dtype = torch.float32 if cache_dtype == "auto" else torch.uint8
     with ExitStack() as running:
         made: list[Worker] = []
