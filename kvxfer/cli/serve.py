@@ -17,7 +17,7 @@ def serve(
         typer.Option(metavar="FOLDER", help="Folder of its persistent state. Default: this user's."),
     ] = None,
     runtime: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of its sockets, where agents look for it.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of its sockets, by which agents find it.")
     ] = None,
     node: Annotated[
         str | None, typer.Option(metavar="NAME", help="The node's name. Default: the host's.")
@@ -92,7 +92,7 @@ def serve(
         str, typer.Option(metavar="plain|json", help="Format of its log lines on standard error.")
     ] = "plain",
     stop_after_s: Annotated[
-        float, typer.Option(min=0.0, help="How long running transfers may continue when it is told to stop.")
+        float, typer.Option(min=0.0, help="How long running transfers may continue when it has to stop.")
     ] = 10.0,
 ) -> None:
     """Run the node's daemon until SIGTERM or SIGINT: REST, a web page, and a host pool of pages.
@@ -102,7 +102,7 @@ def serve(
     kvxfer serve --listen 0.0.0.0:7380 --tls-certificate node.pem --tls-key node.key
     """
     if (tls_certificate is None) != (tls_key is None):
-        raise invalid("--tls-certificate and --tls-key go together")
+        raise invalid("--tls-certificate and --tls-key must be given together")
     if tls_client_ca is not None and tls_certificate is None:
         raise invalid("--tls-client-ca needs TLS: name --tls-certificate and --tls-key as well")
     gc.disable()  # as in kvxfer/control/__main__.py

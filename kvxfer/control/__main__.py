@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stop-after-s", type=float, default=ServeOptions().stop_after_s)
     told = parser.parse_args(arguments)
     if (told.tls_certificate is None) != (told.tls_key is None):
-        parser.error("--tls-certificate and --tls-key go together")
+        parser.error("--tls-certificate and --tls-key must be given together")
     if told.tls_client_ca is not None and told.tls_certificate is None:
         parser.error("--tls-client-ca needs TLS: name --tls-certificate and --tls-key as well")
     try:

@@ -29,7 +29,7 @@ class Hello(NamedTuple):
 
 
 def hello_of(message: Mapping[str, Any]) -> Hello:
-    """Reads a hello; raises `Malformed` if it is none, or has another version."""
+    """Reads a hello; raises `Malformed` if it is malformed, or has another version."""
     if message.get("v") != VERSION:
         raise Malformed(f"it speaks version {str(message.get('v'))[:20]}, but this daemon speaks {VERSION}")
     incarnation = _incarnation(message.get("incarnation"))

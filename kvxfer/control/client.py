@@ -112,7 +112,8 @@ class Client:
     Raises
     ------
     UsageError
-        ``invalid-argument``: `daemon` is no place, or a token's or certificate's file cannot be read.
+        ``invalid-argument``: `daemon` does not name a daemon, or a token's or certificate's file cannot be
+        read.
     ControlError
         Raised by all methods: see there.
     """

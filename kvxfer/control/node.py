@@ -268,7 +268,7 @@ class NodeDaemon:
         if self.pages is not None:
             self.pages.set_quotas(before, quotas)
 
-    # ---- what is told of it ------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------
 
     def shown(self) -> schema.Node:
         """Returns the description of this daemon."""

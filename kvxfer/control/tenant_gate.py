@@ -61,6 +61,7 @@ class TenantGate:
     def _words(self, tenant: str, timeout_s: float) -> str:
         rate = self._rates.rate_of(tenant)
         return (
-            f"tenant {tenant!r} is limited to {rate} bytes a second (tenant_bytes_per_s of /v1/settings): "
-            f"within {timeout_s:g} s it is not this request's turn, because its earlier requests go first"
+            f"tenant {tenant!r} is limited to {rate} bytes a second (tenant_bytes_per_s of "
+            f"/v1/settings): within {timeout_s:g} s it is not this request's turn, because the "
+            "tenant's earlier requests go first"
         )

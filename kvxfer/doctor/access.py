@@ -89,8 +89,8 @@ def examine(root: Path) -> list[Finding]:
                 "who may connect",
                 State.GOOD,
                 f"agents with a certificate issued by {tls.authorities} for {allowed}",
-                "what goes over TCP is encrypted; pages over RDMA (verbs), UCX, libfabric or on one host "
-                "are not",
+                "traffic over TCP is encrypted; pages over RDMA (verbs), UCX, libfabric or on one "
+                "host are not",
             ),
             Finding(
                 SUBJECT,

@@ -71,7 +71,7 @@ def cores(root: Path) -> Finding:
 def numa(root: Path) -> Finding:
     """Says how many NUMA nodes there are, and whether this process runs on only one."""
     nodes = {node: cpus for node, cpus in topology.numa_nodes(root / "sys").items() if cpus}
-    why = "a copy goes slower when its memory lies at another node's controller"
+    why = "a copy is slower when its memory belongs to another node"
     if len(nodes) <= 1:
         return Finding(SUBJECT, "NUMA", State.GOOD, "one node: all memory is local", why)
     here = topology.node_of_process(root / "sys")

@@ -229,7 +229,7 @@ def _measured(
     round_trip = (
         f"{ping_us:.0f} us (median of {_NUM_PINGS} reads of {pages.PING_NBYTES} bytes, one after the other)"
     )
-    why_trip = "a request goes to the peer and its answer comes back before a page can move"
+    why_trip = "a page can move only after a request to the peer and its answer"
     return [
         Finding(SUBJECT, "speed", State.GOOD, found, why),
         Finding(SUBJECT, "round trip", State.GOOD, round_trip, why_trip),

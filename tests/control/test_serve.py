@@ -54,7 +54,7 @@ def test_this_host_needs_none(host: str) -> None:
         (["--listen", "0.0.0.0:0"], "without TLS"),
         (["--listen", "nonsense"], "--listen"),
         (["--listen", "192.0.2.1:1", "--tls-certificate", "c", "--tls-key", "k"], "cannot listen on"),
-        (["--tls-key", "k"], "go together"),
+        (["--tls-key", "k"], "must be given together"),
         (["--tls-client-ca", "c"], "needs TLS"),
         (["--allow", "10.0.0.0/99"], "10.0.0.0/99"),
         (["--secret", "/nothing"], "/nothing"),
