@@ -1,6 +1,6 @@
-// Fuzzing of what a stranger's bytes reach first: the header, the codec, and a session in every
-// state. Built with -fsanitize=fuzzer and -DKVXFER_LIBFUZZER it is a libFuzzer target; built as it
-// is, with any compiler, it replays a corpus and then runs seeded mutations of it:
+// Fuzzes the code that a stranger's bytes reach first: the header, the codec, and a session in every state.
+// Built with -fsanitize=fuzzer and -DKVXFER_LIBFUZZER it is a libFuzzer target. Built by any compiler without
+// these, it replays a corpus and then runs seeded mutations of it:
 //
 //   fuzz_wire tests/native/corpus/wire [--runs N] [--seed N]
 //   fuzz_wire --write-corpus DIR       # one small input for each frame and each state
@@ -22,20 +22,20 @@ using wire::Bytes;
 using wire::ByteSpan;
 
 enum Target : std::uint8_t {
-  kDecode,           // a frame
-  kAwaitHello,       // an acceptor that reads a stream of frames, from its first
-  kAwaitProof,       // an acceptor after a true HELLO
-  kAwaitChallenge,   // an initiator
-  kAcceptorOpen,     // an open session that reads a stranger's frames
+  kDecode,  // a frame
+  kAwaitHello,  // an acceptor that reads a stream of frames, from the first on
+  kAwaitProof,  // an acceptor after a valid HELLO
+  kAwaitChallenge,  // an initiator
+  kAcceptorOpen,  // an open session that reads a stranger's frames
   kInitiatorOpen,
-  kTrueAcceptor,     // an open session whose peer seals whatever bodies the input holds
+  kTrueAcceptor,  // an open session whose peer seals the bodies of the input
   kTrueInitiator,
   kNumTargets,
 };
 
 constexpr Time kStart = 1'000'000'000;
 
-// Without assert: it must also hold in release builds.
+// Not assert, because it must also hold in release builds.
 void must(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "fuzz_wire: broken promise: %s\n", what);
@@ -97,8 +97,8 @@ void check_output(Session& session) {
   }
 }
 
-// Cuts the stream into frames as the reader of a socket does. Whoever wrote it does not have the
-// secret: the session must neither open nor deliver anything.
+// Cuts the stream into frames as a socket's reader does. The stream's writer does not have the secret, so the
+// session must neither open nor deliver anything.
 void run_stream(Session& session, ByteSpan input) {
   const SessionState first = session.state();
   Time now = kStart;
@@ -113,7 +113,7 @@ void run_stream(Session& session, ByteSpan input) {
     input = input.subspan(frame.size());
     now += 1'000'000;
   }
-  // Whatever is left, as one frame that its reader did not look at.
+  // The rest, as one frame that its reader did not check.
   const auto result = session.receive(now, input);
   must(!result.ok() && session.state() == SessionState::kClosed, "half a frame ends the session");
   must(!session.reason().ok(), "a closed session has a reason");
@@ -230,7 +230,7 @@ int write_corpus(const std::filesystem::path& folder) {
     const Bytes frame = wire::encode(message, 0);
     write("decode-" + name, input_of(kDecode, frame));
     if (wire::type_of(message) < wire::FrameType::kHeartbeat) continue;
-    // Twice: what one allows may forbid the next.
+    // Twice: the first may forbid the second.
     const ByteSpan body = wire_samples::body_of(frame);
     Bytes item(5);
     std::memcpy(item.data(), frame.data() + 4, 2);
@@ -239,7 +239,7 @@ int write_corpus(const std::filesystem::path& folder) {
     item.insert(item.end(), body.begin(), body.end());
     write("true-" + name, input_of(kind % 2 == 0 ? kTrueAcceptor : kTrueInitiator, joined({item, item})));
   }
-  // A conversation of strangers to the target: another secret, other nonces.
+  // A conversation with another secret and other nonces than the target's.
   SessionConfig a = config_of("x"), b = config_of("y");
   a.secret = b.secret = "another";
   Session initiator(SessionRole::kInitiator, a, kStart, random_source(7));
@@ -272,7 +272,7 @@ void mutate(check::Random& random, Input& input, const std::vector<Input>& corpu
       case 3: input.erase(place); break;
       case 4: input.insert(place, static_cast<std::uint8_t>(random.next())); break;
       case 5: input.resize(at); break;
-      default: {  // the end of another
+      default: {  // the end of another input
         const Input& other = corpus[random.below(corpus.size())];
         if (other.empty()) break;
         const auto from = other.begin() + static_cast<std::ptrdiff_t>(random.below(other.size()));
@@ -310,7 +310,7 @@ int main(int argc, char** argv) {
       } else {
         paths.push_back(arg);
       }
-      std::ranges::sort(paths);  // the same order on every machine: mutations are of the seed alone
+      std::ranges::sort(paths);  // the same order on every machine: mutations then depend on the seed only
       for (const auto& path : paths) {
         std::ifstream file(path, std::ios::binary);
         if (!file) {
@@ -324,7 +324,7 @@ int main(int argc, char** argv) {
   if (corpus.empty()) return usage(argv[0]);
   for (const Input& input : corpus) LLVMFuzzerTestOneInput(input.data(), input.size());
   for (std::uint64_t run = 0; run < num_runs; ++run) {
-    // Each run has a seed of its own: `--seed S+run --runs 1` is that run again.
+    // Each run has its own seed: `--seed S+run --runs 1` repeats that run.
     check::Random random(seed + run);
     Input input = corpus[random.below(corpus.size())];
     mutate(random, input, corpus);

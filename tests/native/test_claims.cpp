@@ -1,4 +1,4 @@
-// Which writer brings what: a token of a head of a layer is one writer's, or nobody's.
+// Which writer brings what: each token of a head of a layer belongs to one writer, or to none.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -34,7 +34,7 @@ TEST(claims_are_given_as_a_set_of_cells_gives_them) {
       heads.num = any(random, 1, num_heads - heads.first);
       std::vector<Stretch> stretches;
       std::set<Cell> wanted;
-      // Of one transfer no token is named twice.
+      // One transfer does not name a token twice.
       for (std::uint32_t block = any(random, 0, num_blocks - 1); block < num_blocks && random.chance(60);
            ++block) {
         const std::uint32_t units = random.chance(40)   ? 1

@@ -1,5 +1,5 @@
-// What a caller is told: all of what ends peers and leases, of transfers what somebody waits for, and
-// notifications in their order, within bounds.
+// Events for a caller: every end of a peer or a lease, ends of transfers that a caller waits for, and
+// notifications in order, within bounds.
 #include "core/completion_ring.h"
 
 #include <poll.h>
@@ -37,7 +37,7 @@ TEST(ends_of_transfers_are_told_while_somebody_waits_and_no_longer) {
   CompletionRing ring;
   ring.push({.kind = EventKind::kEnded, .handle = 1});
   ring.push({.kind = EventKind::kLayer, .handle = 1, .layer = 2});
-  CHECK(ring.take_news());  // who polls still hears that something came
+  CHECK(ring.take_news());  // a caller that polls still learns that something came
   CHECK(!ring.has_events());
   ring.add_waiters(1);
   ring.push({.kind = EventKind::kEnded, .handle = 2});
@@ -87,7 +87,7 @@ TEST(news_are_told_once) {
   CHECK(!ring.take_news());
   ring.deliver(MailKind::kNotification, {7, bytes_of(0)});
   CHECK(ring.take_news());
-  CHECK(!ring.take_news());  // though nobody has read it: `while poll()` ends
+  CHECK(!ring.take_news());  // although the notification is unread, so `while poll()` ends
   CHECK(ring.take(MailKind::kNotification).has_value());
 }
 
@@ -192,20 +192,20 @@ TEST(what_waits_is_charged_until_a_caller_takes_it) {
   ring.deliver(MailKind::kNotification, {1, bytes_of(0), charge()});
   CHECK_EQ(budget->used(Resource::kEvents), 3u);
   const std::vector<Event> events = ring.drain(1, true);
-  CHECK_EQ(budget->used(Resource::kEvents), 2u);  // though the event is kept
+  CHECK_EQ(budget->used(Resource::kEvents), 2u);  // although the event is kept
   const std::optional<Mail> taken = ring.take(MailKind::kNotification);
   CHECK_EQ(budget->used(Resource::kEvents), 1u);
   ring.push({.kind = EventKind::kPeerLost, .peer = 2});
   CHECK_EQ(budget->used(Resource::kEvents), 0u);
 }
 
-// The waiter says that it waits and looks once more; the other makes it so and tells. One of the two
-// sees the other, each time.
+// The waiter announces its wait and looks once more; the other thread ends the transfer and notifies. One of
+// the two always sees the other.
 TEST(no_end_is_missed_between_the_last_look_and_the_wait) {
   CompletionRing ring;
   std::atomic<std::uint64_t> ended{0}, pushed{0}, asked{0};
 #ifdef __SANITIZE_THREAD__
-  constexpr std::uint64_t kRounds = 500;  // each some milliseconds
+  constexpr std::uint64_t kRounds = 500;  // each takes some milliseconds
 #else
   constexpr std::uint64_t kRounds = 5'000;
 #endif
@@ -222,7 +222,7 @@ TEST(no_end_is_missed_between_the_last_look_and_the_wait) {
     asked.store(round);
     ring.add_waiters(1);
     bool told = ended.load() == round;
-    // What is not in the ring after the push never will be.
+    // If the event is not in the ring after the push, it never will be.
     for (bool last = false; !told && !last;) {
       last = pushed.load() == round;
       for (const Event& event : ring.drain(8, false)) told = told || event.handle == round;

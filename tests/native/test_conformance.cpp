@@ -43,12 +43,12 @@ Subject faulty_shm_foreign() {
   return with_faults(shm_foreign(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05");
 }
 
-// Sockets that take a few KiB at a time: a piece is on its way for many system calls, and stops
-// anywhere in a header, a run or a trailer.
+// Sockets that accept a few KiB at a time: a piece takes many system calls, and may stop anywhere in a
+// header, a run or a trailer.
 std::pair<UniqueFd, UniqueFd> tiny_sockets() {
   auto sockets = conformance::tcp_sockets();
   for (const UniqueFd* socket : {&sockets.first, &sockets.second}) {
-    // A receive buffer below loopback's segments of 64 KiB waits for the kernel's timers.
+    // With a receive buffer below loopback's segments of 64 KiB, each segment waits for the kernel's timers.
     const int send_nbytes = 4096, receive_nbytes = 32 * 1024;
     REQUIRE(::setsockopt(socket->get(), SOL_SOCKET, SO_SNDBUF, &send_nbytes, sizeof send_nbytes) == 0);
     REQUIRE(::setsockopt(socket->get(), SOL_SOCKET, SO_RCVBUF, &receive_nbytes, sizeof receive_nbytes) == 0);

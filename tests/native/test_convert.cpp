@@ -30,7 +30,7 @@ TEST(every_element_that_is_a_number_keeps_its_bits_through_float32) {
   }
 }
 
-// Among the dtype's own values none is nearer, and of two that are as near it is the even one.
+// No value of the dtype is nearer; of two that are equally near, the result is the even one.
 TEST(from_float_gives_the_nearest_number) {
   check::Random random(check::seed());
   const std::vector<std::uint32_t> patterns = float_patterns(random);
@@ -45,7 +45,7 @@ TEST(from_float_gives_the_nearest_number) {
       const std::uint32_t code = result & (sign_bit - 1);
       const double distance = std::abs(x - to_float(dtype, code));
       for (const std::uint32_t other : {code - 1, code + 1}) {
-        if (other > format.largest) continue;  // below zero, too
+        if (other > format.largest) continue;  // also for negative values
         const double other_distance = std::abs(x - to_float(dtype, other));
         CHECK(distance < other_distance || (distance == other_distance && code % 2 == 0));
       }
@@ -56,7 +56,7 @@ TEST(from_float_gives_the_nearest_number) {
 TEST(overflow_infinities_and_nans_become_what_the_header_says) {
   struct Expected {
     Dtype dtype;
-    float last;  // that is rounded down to the largest number
+    float last;  // the last that is rounded down to the largest number
     std::uint32_t largest, overflow, nan;
   };
   for (const Expected& e : {Expected{Dtype::kE4m3, 464, 0x7e, 0x7f, 0x7f},
@@ -89,7 +89,8 @@ TEST(overflow_infinities_and_nans_become_what_the_header_says) {
   CHECK_EQ(from_float(Dtype::kF32, -kInf, true), 0xff7fffffu);
 }
 
-// A function of its own: a multiplication by 1, which clang makes of "where there is a scale", changes what NaN it is.
+// A function that is not inlined: clang would turn a missing scale into a multiplication by 1, which changes
+// a NaN's bits.
 [[gnu::noinline]] float scaled(float x, const Scaling& scaling) {
   if (!scaling.has_src && !scaling.has_dst) return x;
   return (scaling.has_src ? x * scaling.src : x) / (scaling.has_dst ? scaling.dst : 1);
@@ -116,7 +117,7 @@ TEST(convert_run_is_the_definition_for_every_element_and_kernel) {
             std::uint32_t found = element_at(dst, to, i);
             if (from == to && !scaling.has_src && !scaling.has_dst && !scaling.saturate)
               expected = patterns[i];
-            // A scale that is NaN: which of two NaNs a multiplication returns is the compiler's choice.
+            // If a scale is NaN, the compiler chooses which of two NaNs a multiplication returns.
             if (std::isnan(scaling.src) || std::isnan(scaling.dst)) {
               CHECK_EQ(std::isnan(to_float(to, found)), to != Dtype::kInt8);
               if (std::isnan(to_float(from, patterns[i])) || to == Dtype::kF32) continue;
@@ -136,7 +137,7 @@ TEST(convert_run_is_the_definition_for_every_element_and_kernel) {
   }
 }
 
-// Counts what differs between the kernels; a message for the first.
+// Counts the differences between the kernels, with a message for the first.
 std::size_t num_differences(Dtype from, Dtype to, const std::vector<std::uint32_t>& patterns,
                             const Scaling& scaling) {
   const std::vector<std::byte> src = elements_of(from, patterns);
@@ -222,7 +223,7 @@ TEST(convert_run_touches_exactly_its_elements_at_any_alignment) {
           random.fill(src.data(), src.size());
           Scaling scaling{
               .src = 0.7f, .dst = 1.3f, .has_src = random.chance(50), .has_dst = random.chance(50)};
-          // Exactly as long as it may be: a sanitizer sees a read beyond it.
+          // Allocated exactly, so that a sanitizer sees a read beyond the end.
           const std::vector<std::byte> exact(
               src.begin() + static_cast<std::ptrdiff_t>(at_src),
               src.begin() + static_cast<std::ptrdiff_t>(at_src + count * itemsize(from)));

@@ -1,6 +1,6 @@
-// The AVX-512 kernel beside the portable one, bit for bit. Where the processor has no AVX-512 the kernel's
-// source is there all the same, compiled once more against emulated intrinsics (emulated/core/copy/avx512.h);
-// where it has, both are held to it.
+// Compares the AVX-512 kernel with the portable one, bit for bit. Where the processor has no AVX-512, the
+// kernel's source is compiled against emulated intrinsics (emulated/core/copy/avx512.h). Where it has, both
+// builds are compared.
 #define KVXFER_CHECK_NO_MAIN
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@
 #include "core/copy/convert_kernel.h"
 
 namespace kvxfer {
-// avx512_convert_kernel() of the emulated source; null where this machine lacks what the emulation uses.
+// avx512_convert_kernel() of the emulated source; null if this machine lacks what the emulation uses.
 const ConvertKernel* emulated_avx512_convert_kernel() noexcept;
 }  // namespace kvxfer
 
@@ -59,12 +59,12 @@ void convert_portably(Dtype from, const std::byte* src, Dtype to, std::byte* dst
   convert_run(from, src, to, dst, count, scaling);
 }
 
-// convert_run() copies these, and asks no kernel.
+// Whether convert_run() copies these without a kernel.
 bool is_copied(Dtype from, Dtype to, const Scaling& scaling) {
   return from == to && !scaling.has_src && !scaling.has_dst && !scaling.saturate;
 }
 
-// A scale that is NaN: which of two NaNs a multiplication returns is the compiler's choice.
+// If a scale is NaN, the compiler chooses which of two NaNs a multiplication returns.
 bool are_same_nan(Dtype to, std::uint32_t a, std::uint32_t b, const Scaling& scaling) {
   if (!std::isnan(scaling.src) && !std::isnan(scaling.dst)) return false;
   return to == Dtype::kInt8 ? a == b : std::isnan(to_float(to, a)) && std::isnan(to_float(to, b));
@@ -100,7 +100,7 @@ void require_same(Dtype from, const std::vector<std::uint32_t>& patterns, const 
   }
 }
 
-// Every tie between neighbours of every dtype, and what lies beside it; what is no number.
+// Every tie between neighbours of every dtype, and the values beside it; also infinities and NaNs.
 std::vector<std::uint32_t> rounding_boundaries() {
   std::vector<std::uint32_t> bits = {0,          1,          0x007fffff, 0x00800000, 0x7f7fffff, 0x7f800000,
                                      0x7f800001, 0x7f8fffff, 0x7fbfffff, 0x7fc00000, 0x7fc00001, 0x7fffffff};
@@ -131,7 +131,7 @@ std::vector<std::uint32_t> every_pattern(Dtype dtype, check::Random& random) {
   return dtype == Dtype::kF32 ? rounding_boundaries() : all_patterns(dtype, random);
 }
 
-// Every third is of a power of two, an ordinary one, any at all.
+// A power of two, an ordinary scale, or any bits, a third each.
 float any_scale(check::Random& random) {
   const auto bits = static_cast<std::uint32_t>(random.next());
   if (bits % 3 == 0) return std::ldexp(1.0f, static_cast<int>(random.below(276)) - 149);
@@ -170,7 +170,7 @@ TEST(random_float32_under_random_scales_become_the_same_bits) {
   for (int round = 0; round < 256; ++round) {  // 4 M
     for (std::uint32_t& bits : patterns) {
       bits = static_cast<std::uint32_t>(random.next());
-      // Half of them where 8-bit numbers lie, or next to a tie of one.
+      // Half of them in the range of 8-bit numbers, or next to a tie of one.
       if (bits % 2 != 0)
         bits = (bits & 0x807fffff) | static_cast<std::uint32_t>(random.between(105, 147)) << 23;
       if (bits % 8 == 1) bits = (bits & 0xfff80000) + static_cast<std::uint32_t>(random.below(5)) - 2;
@@ -192,8 +192,8 @@ TEST(sixteen_bit_elements_under_random_scales_become_the_same_bits) {
 }
 
 #if defined(__x86_64__)
-// What a program that converts may have told the processor to do with subnormal numbers (an engine does,
-// for the sake of speed) changes nothing where nothing is scaled: no scale is one of its own.
+// A program may have told the processor to take subnormal numbers for zero (an engine does, for speed).
+// Conversions without scales do not change by that.
 TEST(a_processor_that_takes_subnormals_for_zero_converts_alike) {
   check::Random random(check::seed());
   constexpr unsigned kFlushAndDaz = 0x8040;
@@ -222,7 +222,7 @@ TEST(a_processor_that_takes_subnormals_for_zero_converts_alike) {
 }
 #endif
 
-// Memory between two pages that nobody may touch.
+// Memory between two pages that may not be accessed.
 class Fenced {
  public:
   explicit Fenced(std::size_t nbytes) : page_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {
@@ -253,7 +253,8 @@ TEST(a_run_of_any_length_touches_its_own_bytes_alone) {
         for (std::size_t count = 0; count <= 130; ++count)
           for (const bool at_end : {false, true}) {
             const std::size_t from_nbytes = count * itemsize(from), to_nbytes = count * itemsize(to);
-            // At a fence; or anywhere, every other time on a line, where stores may go past the cache.
+            // At the edge of the memory; or anywhere, every other time aligned to a cache line, where stores
+            // may bypass the cache.
             const std::size_t shift = random.chance(50) ? 64 : random.below(130);
             std::byte* in = at_end ? src.end() - from_nbytes : src.begin() + random.below(130);
             std::byte* out = at_end && random.chance(50) ? dst.end() - to_nbytes : dst.begin() + shift;

@@ -1,4 +1,5 @@
-// Threads that copy together: every slice once, a landing that waits for all who are inside, sleep and wake-ups.
+// Threads that copy together: each slice once, a landing that waits for all threads inside, sleep and
+// wake-ups.
 #include "core/copy/copy_workers.h"
 
 #include <pthread.h>
@@ -51,14 +52,14 @@ std::shared_ptr<const Move> whole_move(std::byte* dst, std::uint32_t num_blocks,
   return move;
 }
 
-// Copies for real, and counts: how many threads are inside, and which were.
+// Copies, and counts how many threads are inside, and which were.
 class Counted : public SharedCopy {
  public:
   Counted(std::shared_ptr<const Move> move, const std::byte* src)
       : SharedCopy(*move, 0), move_(std::move(move)), src_(src) {}
 
   std::atomic<int> num_inside{0}, num_slices{0};
-  std::atomic<std::uint64_t> threads{0};  // a bit for each
+  std::atomic<std::uint64_t> threads{0};  // one bit for each
 
  protected:
   Result<std::uint64_t> advance(SlicedCopy& slice, std::size_t thread) override {
@@ -76,7 +77,7 @@ class Counted : public SharedCopy {
   const std::byte* const src_;
 };
 
-// A place that threads stand in until they are let on, one by one.
+// Holds threads until they are let on, one by one.
 class Gate {
  public:
   void stand() {
@@ -104,7 +105,7 @@ class Gate {
   int num_standing_ = 0, num_let_on_ = 0;
 };
 
-// Of which every slice but the driver's stands in a gate before it is copied.
+// A copy of which every slice but the driver's waits in a gate before it is copied.
 class Held final : public Counted {
  public:
   using Counted::Counted;
@@ -164,7 +165,7 @@ TEST(every_block_of_many_copies_arrives_once) {
   }
 }
 
-// Pairs of more than a slice are copied by one thread each, slice after slice.
+// A pair of several slices is copied by one thread, slice after slice.
 TEST(a_pair_of_many_slices_arrives) {
   constexpr std::uint64_t kPairNbytes = 2 * SlicedCopy::kSliceCost + 4096;
   TestReactor reactor;
@@ -180,7 +181,7 @@ TEST(a_pair_of_many_slices_arrives) {
 // ---- errands ------------------------------------------------------------------------------------
 
 TEST(errands_are_done_at_the_same_time) {
-  // None ends before all have begun.
+  // No errand ends before all have begun.
   struct Meeting final : Errand {
     explicit Meeting(std::barrier<>& at) : all(at) {}
     void run() noexcept override {
@@ -210,7 +211,7 @@ TEST(errands_and_copies_do_not_wait_for_each_other) {
   Buffers buffers(64 * kBlockNbytes);
   Held copy(whole_move(buffers.dst.data(), 64), buffers.src.data());
   workers.add(copy);
-  copy.gate.await_standing(1);  // the other thread: this one does all errands alone
+  copy.gate.await_standing(1);  // the other thread is held, so this one does all errands alone
   std::vector<Counting> counting(20);
   std::vector<Errand*> errands;
   for (Counting& each : counting) errands.push_back(&each);
@@ -223,7 +224,7 @@ TEST(errands_and_copies_do_not_wait_for_each_other) {
   CHECK(buffers.arrived());
 }
 
-// A long one gives way after each turn: behind it no other waits for its end.
+// A long copy yields after each turn, so no other copy waits for its end.
 TEST(a_long_copy_lets_others_have_their_turns) {
   TestReactor reactor;
   CopyWorkers workers(reactor, {.num_threads = 2});
@@ -232,7 +233,7 @@ TEST(a_long_copy_lets_others_have_their_turns) {
              large.src.data());
   Held second(whole_move(small.dst.data(), 1), small.src.data());
   workers.add(first);
-  first.gate.await_standing(1);  // the other thread: this one copies all else alone
+  first.gate.await_standing(1);  // the other thread is held, so this one copies everything else alone
   workers.add(second);
   std::uint64_t cost = 0;
   while (!second.landed()) {
@@ -266,7 +267,7 @@ TEST(a_stopped_copy_lands_when_the_last_thread_has_left_it) {
   CHECK(copy.landed());
   CHECK_EQ(copy.num_inside.load(), 0);
   CHECK_EQ(copy.num_slices.load(), 2);
-  // From here on its memory is somebody else's.
+  // From here on its memory may serve others.
   const std::vector<std::byte> at_landing = buffers.dst;
   while (reactor.run_once(0) == 0) {}
   CHECK(buffers.dst == at_landing);
@@ -289,7 +290,7 @@ TEST(a_stopped_copy_that_no_thread_is_inside_lands_at_once) {
   CHECK(!first.landed());
   first.gate.let_on();
   workers.await(first);
-  workers.stop(first);  // means nothing any more
+  workers.stop(first);  // has no effect any more
   CHECK(first_buffers.arrived());
 }
 
@@ -343,7 +344,7 @@ TEST(a_copy_that_fails_lands_with_its_words_and_takes_no_more_slices) {
   }
 }
 
-// Names of this process's threads, as the kernel has them.
+// The kernel's names of this process's threads.
 std::vector<std::string> thread_names() {
   std::vector<std::string> names;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -375,7 +376,7 @@ TEST(threads_start_with_the_first_copy_and_end_with_their_owner) {
   CHECK_EQ(reactor.num_handlers(), 0u);
 }
 
-// Which of the signals that a process is sent its threads would take.
+// Which signals to the process its threads would accept.
 class Masked final : public Counted {
  public:
   using Counted::Counted;
@@ -405,7 +406,7 @@ TEST(threads_take_no_signal_that_is_meant_for_the_process) {
   CHECK(copy.takes_bus);
   sigset_t mask;
   ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
-  CHECK(::sigismember(&mask, SIGTERM) == 0);  // whoever made them takes its own as before
+  CHECK(::sigismember(&mask, SIGTERM) == 0);  // the thread that made them still accepts its signals
 }
 
 }  // namespace

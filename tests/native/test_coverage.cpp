@@ -1,4 +1,4 @@
-// What has arrived of an expectation, held to a bitmap of single tokens.
+// What has arrived of an expectation, compared with a bitmap of single tokens.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -11,14 +11,14 @@ namespace {
 
 using namespace kvxfer;
 
-// What one transfer brings: some layers, some heads, and of some blocks some units.
+// What one transfer brings: some layers, some heads, and some units of some blocks.
 struct Writer {
   std::uint32_t first_layer, num_layers;
   HeadSlice heads;
   std::vector<Stretch> stretches;
 };
 
-// A bit for each layer, block, head and token: what Coverage is to say, in the plainest way.
+// A bit for each layer, block, head and token: the expected result in the simplest form.
 class Bitmap {
  public:
   Bitmap(std::uint32_t num_blocks, std::uint32_t num_layers, const Needed& needed)
@@ -102,7 +102,7 @@ Writer any_writer(check::Random& random, std::uint32_t num_blocks, std::uint32_t
   return writer;
 }
 
-// Writers that claim what they bring, as those of an expectation do, until nothing is left; their layers arrive in any
+// Writers claim parts, as those of an expectation do, until nothing is left; their layers arrive in any
 // order.
 TEST(any_order_of_any_writers_covers_what_their_bits_cover) {
   check::Random random(check::seed());
@@ -187,7 +187,7 @@ TEST(tokens_outside_of_the_range_are_not_waited_for) {
   };
   CHECK(coverage.complete(0));
   CHECK(!coverage.complete(1));
-  CHECK(!brings({{0, 0, 2}}));  // nobody asked
+  CHECK(!brings({{0, 0, 2}}));  // not needed
   CHECK(!brings({{1, 2, 2}}));
   CHECK(!coverage.complete(1));
   CHECK(!brings({{1, 0, 1}, {1, 1, 1}}));

@@ -1,6 +1,6 @@
-// Names that stand for several addresses: a host with IPv6 that the agent does not listen on, a
-// cluster whose name server answers with every network. Real agents and sockets; what the resolver
-// says is the test's.
+// Names with several addresses: a host with an IPv6 address that the agent does not listen on, a cluster
+// whose name server answers with every network. Agents and sockets are real; the test gives the resolver's
+// answers.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <netdb.h>
@@ -20,7 +20,7 @@
 
 namespace {
 
-// What "several.test" stands for.
+// The addresses of "several.test".
 std::vector<std::string>& several() {
   static std::vector<std::string> addresses;
   return addresses;
@@ -28,7 +28,7 @@ std::vector<std::string>& several() {
 
 }  // namespace
 
-// Takes the C library's place in this program.
+// Replaces the C library's function in this program.
 extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* hints, addrinfo** found) {
   static const auto resolve = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
   if (std::strcmp(host, "several.test") != 0) return resolve(host, service, hints, found);
@@ -88,7 +88,7 @@ sockaddr_in at(const char* host, std::uint16_t port) {
   return address;
 }
 
-// A port of which nothing is heard: its queue is full, and the kernel drops who else comes.
+// A port that does not answer: its queue is full, and the kernel drops further callers.
 struct SilentPort {
   SilentPort(const char* host, std::uint16_t port)
       : listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -148,7 +148,7 @@ TEST(a_name_of_which_no_address_answers_says_what_became_of_each) {
 }
 
 TEST(who_connects_bears_with_a_handshake_for_as_long_as_with_connecting) {
-  // Somebody who answers the dialling and says nothing is no kvxfer agent.
+  // A listener that accepts and says nothing is not a kvxfer agent.
   UniqueFd mute(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = at("127.0.0.1", 0);
   socklen_t length = sizeof address;

@@ -79,7 +79,7 @@ TEST(regular_lists_are_few_transfers) {
   const auto whole = prepare(sections, list, MemoryKind::kHost, "");
   CHECK(whole.ok());
   CHECK_EQ(whole.value().grids.size(), 4u);
-  // Some blocks of every tensor: the tensors are layers.
+  // Some blocks of every tensor, so the tensors become layers.
   std::vector<std::uint32_t> entries;
   for (std::uint32_t t = 0; t < 4; ++t)
     for (const std::uint32_t block : {5u, 9u, 60u}) entries.push_back(t * 64 + block);
@@ -88,12 +88,12 @@ TEST(regular_lists_are_few_transfers) {
   CHECK_EQ(ways.value().size(), 1u);
   CHECK_EQ(ways.value()[0].program.num_layers, 4u);
   CHECK_EQ(ways.value()[0].src_ids.size(), 3u);
-  // Others of each: a transfer for each pair of tensors.
+  // Different blocks of each tensor: one transfer for each pair of tensors.
   entries.back() = 3 * 64 + 61;
   ways = find_ways(whole.value(), entries.data(), whole.value(), entries.data(), entries.size());
   CHECK(ways.ok());
   CHECK_EQ(ways.value().size(), 4u);
-  // Nothing holds it.
+  // No region holds this address.
   list[7].address += 0x80000;
   const auto outside = prepare(sections, list, MemoryKind::kHost, "");
   CHECK_EQ(outside.status().code(), Code::kUnknownRegion);
@@ -116,7 +116,7 @@ TEST(lists_move) {
       for (unsigned seed = 0; seed < 20; ++seed) {
         std::mt19937 random(seed);
         std::vector<Descriptor> from, to;
-        // Equal blocks, or ones of any length anywhere, none of them twice at the destination.
+        // Equal blocks, or blocks of any length anywhere; none occurs twice at the destination.
         const bool is_regular = seed % 2 == 0;
         for (unsigned t = 0; t < 3; ++t)
           for (std::uint64_t block = 0; block < 8; ++block) {
@@ -156,7 +156,8 @@ TEST(lists_move) {
   }
 }
 
-// Blocks that are read twice, blocks that overlap, and ones of several loops: no program moves a byte of a block twice.
+// Blocks that are read twice, that overlap, or that need several loops: no program moves a byte of a block
+// twice.
 TEST(what_overlaps_at_the_source_moves) {
   End near("near"), far("far");
   const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far.add(65536, 2), far.add(65536, 3)};
@@ -172,7 +173,7 @@ TEST(what_overlaps_at_the_source_moves) {
       CHECK(std::memcmp(at(from[i]), at(to[i]), from[i].nbytes) == 0);
   };
   const std::uint64_t source = ours[0].address;
-  // One block to two tensors; blocks a few bytes apart; one block to many places of no grid.
+  // One block to two tensors; blocks that are a few bytes apart; one block to many irregular places.
   expect({{source, 4096, 0}, {source, 4096, 0}},
          {{theirs[0].address, 4096, 0}, {theirs[1].address, 4096, 0}});
   expect({{source, 4096, 0}, {source + 8, 4096, 0}},
@@ -216,7 +217,7 @@ TEST(rights_end_with_the_registration) {
   CHECK(move(*near.agent, Operation::kRead, *local, *remote).ok());
   const Descriptor never{theirs[0].address, 1, 0};
   CHECK_EQ(far.agent->deregister_memory({&never, 1}, MemoryKind::kHost).code(), Code::kUnknownRegion);
-  // A part of what was registered together: what is left is another region, of new metadata.
+  // A part of memory that was registered together: the rest becomes another region, with new metadata.
   CHECK(far.agent->deregister_memory({theirs.data(), 1}, MemoryKind::kHost).ok());
   CHECK(!move(*near.agent, Operation::kRead, *local, *remote).ok());
   CHECK(near.agent->add_remote(far.agent->metadata()).ok());
@@ -228,7 +229,8 @@ TEST(rights_end_with_the_registration) {
   CHECK(!move(*near.agent, Operation::kWrite, *part, *rest).ok());
 }
 
-// A host that stands still for a minute, as one does that is suspended, takes no right from those who come back with it.
+// If a host stands still for a minute, as a suspended one does, rights of sessions that go on afterwards
+// stay.
 TEST(rights_last_as_long_as_the_session) {
   End near("near", "tcp"), far("far", "tcp");
   const Descriptor ours = near.add(4096, 0), theirs = far.add(4096, 1);
@@ -286,7 +288,7 @@ TEST(metadata_may_be_anything) {
   }
 }
 
-// An agent that is no door hears no claim.
+// An agent that is not a door receives no claim.
 TEST(what_nobody_grants_fails_in_time) {
   End near("near", "shm", 300'000'000);
   RuntimeOptions options;
@@ -308,7 +310,7 @@ TEST(what_nobody_grants_fails_in_time) {
   CHECK_EQ(move(*near.agent, Operation::kRead, *local, *remote).code(), Code::kDeadline);
 }
 
-// Sessions prove the secret alone; what was not shown is no right.
+// Sessions prove the secret only; without the token there is no right.
 TEST(a_peer_without_the_token_has_no_right) {
   End near("near"), far("far");
   const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far.add(8192, 2)};
@@ -340,7 +342,7 @@ TEST(agents_introduce_themselves) {
   CHECK(comes(*far.agent, "near", true));
   CHECK(near.agent->withdraw(far.agent->runtime().address()).ok());
   CHECK(comes(*far.agent, "near", false));
-  // What is said of others is not heard.
+  // A peer's statements about other agents are ignored.
   Metadata other = Metadata::decode(near.agent->metadata()).value();
   other.name = "somebody";
   CHECK(near.agent->tell(far.agent->runtime().address(), other.encode()).ok());

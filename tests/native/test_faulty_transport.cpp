@@ -1,4 +1,4 @@
-// FaultyTransport: what its string may say, and the faults that the conformance suite leaves out.
+// FaultyTransport: what its string may contain, and the faults that the conformance suite leaves out.
 #include "conformance_ends.h"
 
 #include "transports/loopback/loopback_transport.h"
@@ -74,8 +74,8 @@ TEST(a_rail_goes_down_once_and_its_works_fail) {
     CHECK_EQ(pair.dst.post(std::span(&work, 1)).code, Code::kRailFailed);
     pair.dst.transport->disconnect(pair.dst.peer);
     pair.src.transport->disconnect(pair.src.peer);
-    if (stream) continue;  // the source counts its own works, and is not there yet
-    // It happens once: what comes after it stays up.
+    if (stream) continue;  // the source counts its own works, and has not got there yet
+    // It happens once: the next rail stays up.
     pair.connect();
     transfer.finish(true);
     transfer.check_bytes();

@@ -1,4 +1,4 @@
-// Files that change are told of, whatever way they change, and others of their folders are not.
+// Changes of files are reported, however they are made; changes of other files in the folders are not.
 #include <dirent.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ struct Watched {
       : watch(reactor, std::move(paths), [this](const Status& status) { ++num_told, watching = status; }) {
     REQUIRE_OK(watch.start());
   }
-  // Everything that happened has been queued: inotify does so before the call returns that changes a file.
+  // All events are queued already: inotify queues them before the call that changes a file returns.
   int told() {
     const int before = num_told;
     while (reactor.run()) {}
@@ -56,7 +56,7 @@ struct Change {
   bool is_told;
 };
 
-// In a folder with "file" and "other", and "data" -> "first", in which there is a "file" as well.
+// Changes in a folder with "file" and "other", and "data" -> "first", which has a "file" as well.
 const Change kChanges[] = {
     {"nothing", [](const fs::path&) {}, false},
     {"read", [](const fs::path& in) { std::ifstream(in / "file").get(); }, false},
@@ -94,7 +94,7 @@ TEST(what_changes_a_file_is_told_and_nothing_else) {
 TEST(a_file_that_is_being_written_is_told_when_it_is_closed) {
   const Folder top;
   Watched watched({(top.path / "file").string()});
-  for (int round = 0; round < 2; ++round) {  // a new one, and one that is there
+  for (int round = 0; round < 2; ++round) {  // a new file, and one that exists
     std::ofstream opened(top.path / "file", std::ios::trunc);
     CHECK_EQ(watched.told(), 0);
     opened << "half of it" << std::flush;
@@ -104,7 +104,7 @@ TEST(a_file_that_is_being_written_is_told_when_it_is_closed) {
   }
 }
 
-// As far as the path leads, and further when more of it is there.
+// As far as the path exists, and further when more of it appears.
 TEST(a_path_that_is_not_there_is_watched_from_where_it_ends) {
   const Folder top;
   Watched watched({(top.path / "a" / "b" / "file").string()});
@@ -179,7 +179,7 @@ TEST(several_files_are_one_watch) {
 
 int allocations_left = 0;
 
-// The change comes through all the same, and what is watched is right afterwards.
+// The change is reported all the same, and the right folders are watched afterwards.
 TEST(a_change_for_which_there_was_no_memory_is_told_when_there_is) {
   for (int num_allocations = 0;; ++num_allocations) {
     const Folder top;

@@ -1,4 +1,4 @@
-// What stands between a peer's program and our memory: its structure, and the bytes of its blocks.
+// What protects our memory from a peer's program: checks of its structure, and of the bytes of its blocks.
 #include <functional>
 #include <memory>
 #include <string>
@@ -196,7 +196,7 @@ Footprint footprint_of(const CopyProgram& layout) {
 
 TEST(programs_of_units_tokens_and_scales_stay_inside_their_blocks) {
   const Footprint plain = footprint_of(whole_blocks());
-  // How a region with page scales says where they are: loops of four bytes.
+  // How a region with page scales describes their places: loops of four bytes.
   CopyProgram with_scales = whole_blocks();
   CopyLoop scales = with_scales.loops[0];
   scales.src_offset = scales.dst_offset = kNbytes;
@@ -215,11 +215,11 @@ TEST(programs_of_units_tokens_and_scales_stay_inside_their_blocks) {
                                          src ? ScalePlace::kNone : ScalePlace::kRegion);
     CHECK_OK(quantized.contains(scaled, side));
     CHECK_EQ(plain.contains(scaled, side).code(), Code::kLayoutMismatch);
-    CHECK_OK(plain.contains(scaled, src ? Side::kDst : Side::kSrc));  // nothing of ours
+    CHECK_OK(plain.contains(scaled, src ? Side::kDst : Side::kSrc));  // it touches none of our bytes
   }
 }
 
-// Programs that touch what is not theirs, on the side that is checked; mirrored for the other.
+// Programs that touch foreign bytes on the side that is checked; mirrored for the other side.
 using Change = void (*)(CopyLoop& fine, CopyLoop& coarse, CopyProgram& program);
 
 TEST(programs_that_leave_their_blocks_are_refused_on_either_side) {
@@ -312,7 +312,7 @@ TEST(programs_of_more_runs_than_are_worth_checking_are_refused_at_once) {
   }
 }
 
-// Heads before blocks: what a block owns is one interval for each head of each layer.
+// Heads before blocks: a block owns one interval for each head of each layer.
 CopyProgram heads_apart(std::uint32_t num_heads, std::uint64_t run_nbytes) {
   CopyProgram program = whole_blocks();
   CopyLoop& loop = program.loops[0];
@@ -367,7 +367,8 @@ TEST(programs_that_move_a_block_over_and_over_are_refused) {
 }
 
 TEST(programs_that_would_take_long_to_check_are_refused) {
-  // Single bytes at sums of two equal strides: each is in its place, and nothing short of one by one says so.
+  // Single bytes at sums of two equal strides: each is in its place, and only a check byte by byte can show
+  // that.
   constexpr std::uint32_t kHeads = 512, kRunNbytes = 1024;
   const CopyProgram layout = heads_apart(kHeads, kRunNbytes);
   const MemorySpan span{0, kLayers * std::uint64_t{kBlocks} * kHeads * kRunNbytes};
@@ -388,7 +389,7 @@ TEST(programs_that_would_take_long_to_check_are_refused) {
   }
 }
 
-// Random programs, each broken at random: what contains() lets pass stays inside the blocks, byte by
+// Random programs, each broken at random: those that contains() accepts stay inside their blocks, byte by
 // byte.
 TEST(whatever_passes_touches_only_its_own_blocks) {
   check::Random random(check::seed());
@@ -419,7 +420,7 @@ TEST(whatever_passes_touches_only_its_own_blocks) {
       continue;
     }
     ++num_passed;
-    // Whose each byte is; 0 for nobody's, else the block's number and one.
+    // Each byte's owner: 0 for none, otherwise the block's number plus one.
     std::vector<std::uint32_t> owner(sample.dst.end);
     const auto visit_all = [&](const CopyProgram& of, auto&& visit) {
       for (const CopyLoop& loop : of.loops)

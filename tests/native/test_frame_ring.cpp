@@ -1,4 +1,4 @@
-// Frames through shared memory: in order, around the end, asleep and awake, and from a writer who lies.
+// Frames through shared memory: in order, around the end, asleep and awake, and from a writer that lies.
 #include "core/control/frame_ring.h"
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ wire::Bytes frame_of(std::uint64_t sequence, std::size_t text_nbytes = 8) {
 struct Ring {
   std::unique_ptr<RingReader> reader;
   std::unique_ptr<RingWriter> writer;
-  RingMemory* memory = nullptr;  // a third mapping, for who lies
+  RingMemory* memory = nullptr;  // a third mapping, for a writer that lies
 
   Ring() {
     reader = std::move(RingReader::create()).value();
@@ -92,7 +92,7 @@ TEST(places_that_cannot_be_end_in_an_error_or_in_a_full_ring) {
   for (const std::uint64_t lie : {std::uint64_t{1}, std::uint64_t{kRingNbytes} + 1, UINT64_MAX}) {
     Ring ring;
     ring.memory->written = lie;
-    CHECK(ring.reader->has(0));  // so that nobody sleeps on it
+    CHECK(ring.reader->has(0));  // so that the reader does not sleep on it
     CHECK(!ring.next(0, frame).ok());
   }
   for (const std::uint64_t lie : {std::uint64_t{1}, std::uint64_t{1} << 40, UINT64_MAX - kRingNbytes}) {
@@ -130,7 +130,7 @@ TEST(noise_in_the_memory_crashes_nobody) {
   }
 }
 
-// The peer writes to the memory, so it may punch it, too: its pages come anew, as zeros, and no signal comes.
+// The peer can write to the memory, so it can also punch it: its pages are then zeros, without a signal.
 TEST(a_ring_that_is_punched_ends_as_one_that_is_scribbled_over) {
   Ring ring;
   wire::Bytes frame;
@@ -159,7 +159,7 @@ TEST(a_sleeper_is_told_once_and_misses_nothing) {
   CHECK(ring.writer->push(frame_of(0)));
   CHECK(!ring.writer->reader_sleeps());
   ring.reader->fall_asleep();
-  CHECK(ring.reader->has(0));  // it came before: the reader must not sleep
+  CHECK(ring.reader->has(0));  // it came before, so the reader must not sleep
   CHECK(ring.writer->push(frame_of(1)));
   CHECK(ring.writer->reader_sleeps());
   CHECK(!ring.writer->reader_sleeps());
@@ -187,14 +187,14 @@ TEST(no_wake_up_is_lost_between_two_threads) {
       continue;
     }
     ring.reader->fall_asleep();
-    if (ring.reader->has(read)) continue;  // a wake-up may come all the same
-    wakes.wait(heard);  // for ever, if one is lost
+    if (ring.reader->has(read)) continue;  // a wake-up may come nevertheless
+    wakes.wait(heard);  // without end, if one is lost
     heard = wakes.load();
   }
   writing.join();
 }
 
-// Two ends of a socket that know each other, as after a handshake.
+// Two ends of a socket after the handshake.
 struct End final : FrameSocket::Owner {
   explicit End(Reactor& reactor, UniqueFd fd)
       : socket(std::make_unique<FrameSocket>(reactor, std::move(fd), *this, false, false)) {
@@ -245,7 +245,7 @@ TEST(frames_keep_their_order_where_some_are_too_large_for_the_ring) {
   for (int round = 0; round < 200; ++round) {
     for (int i = 0; i < 20; ++i) {
       wire::Bytes frame = frame_of(written++);
-      // Larger than what is free by now.
+      // Larger than what is free by then.
       if (random.next() % 4 == 0)
         frame = wire::encode(wire::Checksums{1, 0, std::vector<std::uint32_t>(4000)}, written - 1);
       ends.a->say(std::move(frame));
@@ -271,14 +271,15 @@ TEST(the_socket_is_silent_while_the_reader_is_awake_and_wakes_it_once_asleep) {
   CHECK(!ends.reactor.run());
 }
 
-// Its writer says nothing more of it: who does not look from then on hears nothing.
+// The writer does not announce it again: a reader that does not look then would never hear of it.
 TEST(whatever_comes_over_the_socket_announces_what_is_in_the_ring) {
   Ends ends;
   ends.share();
   REQUIRE(ends.b->socket->fall_asleep());
   ends.b->num_announced = 0;
   ends.a->socket->send(frame_of(1));
-  ends.a->say(wire::encode(wire::Checksums{1, 0, std::vector<std::uint32_t>(10'000)}, 2));  // larger than it
+  ends.a->say(
+      wire::encode(wire::Checksums{1, 0, std::vector<std::uint32_t>(10'000)}, 2));  // larger than the ring
   while (ends.reactor.run()) {}
   CHECK_EQ(ends.b->frames.size(), 3u);
   CHECK(ends.b->num_announced > 0);
@@ -296,7 +297,7 @@ TEST(half_a_frame_alone_holds_memory_between_two_turns) {
   ends.a->socket->flush();
   while (ends.reactor.run()) {}
   const std::size_t lent = ends.b->buffer.capacity();
-  CHECK(lent > 0);  // it is back
+  CHECK(lent > 0);  // the read gave the buffer back
   CHECK(ends.b->frames.empty());
   ends.a->socket->send(wire::Bytes(frame.begin() + 100, frame.begin() + 30'000));
   ends.a->socket->flush();
@@ -329,7 +330,7 @@ TEST(what_was_written_before_the_end_is_delivered_though_sending_comes_to_the_en
     const std::size_t before = ends.b->frames.size();
     ends.a->say(frame_of(before));
     ends.a->socket->close();
-    // Over the socket in either case: larger than the ring.
+    // Larger than the ring, so it goes over the socket in either case.
     ends.b->say(wire::encode(wire::Checksums{1, 0, std::vector<std::uint32_t>(100'000)}, before));
     CHECK(ends.b->closed.empty());
     while (ends.reactor.run()) {}
@@ -340,7 +341,7 @@ TEST(what_was_written_before_the_end_is_delivered_though_sending_comes_to_the_en
 
 TEST(a_peer_that_offers_no_ring_gets_everything_over_the_socket) {
   Ends ends;
-  CHECK(ends.a->socket->share_memory());  // b never does, and knows nothing of it
+  CHECK(ends.a->socket->share_memory());  // b never shares its own, and does not know of a's
   for (std::uint64_t i = 0; i < 100; ++i) ends.a->say(frame_of(i));
   for (std::uint64_t i = 0; i < 100; ++i) ends.b->say(frame_of(i));
   for (bool any = true; any;) {
@@ -357,7 +358,7 @@ TEST(a_peer_that_offers_no_ring_gets_everything_over_the_socket) {
   CHECK_EQ(ends.b->frames.size(), 100u);
 }
 
-// What is allocated, also where the allocator asks the kernel for each block.
+// Allocated bytes, including blocks that the allocator maps one by one.
 std::size_t allocated_nbytes() {
   const struct mallinfo2 found = ::mallinfo2();
   return found.uordblks + found.hblkhd;
@@ -372,7 +373,7 @@ TEST(a_reader_that_always_leaves_something_does_not_keep_what_it_has_read) {
   const auto budget = std::make_shared<Budget>(Budget::Amounts{std::uint64_t{64} << 20, 0, 0, 0, 0});
   writer.socket->charge(budget);
   wire::Bytes frame(64 * 1024), read(frame.size());
-  for (int i = 0; i < 32; ++i) writer.say(frame);  // more than the kernel takes
+  for (int i = 0; i < 32; ++i) writer.say(frame);  // more than the kernel accepts
   const std::uint64_t unread = budget->used(Resource::kBytes);
   REQUIRE(unread > 0);
   const std::size_t before = allocated_nbytes();
@@ -382,8 +383,8 @@ TEST(a_reader_that_always_leaves_something_does_not_keep_what_it_has_read) {
   }
   CHECK(writer.socket->open());
   CHECK(budget->used(Resource::kBytes) <= unread + 2 * frame.size());
-  CHECK(allocated_nbytes() < before + (8u << 20));  // of 64 MiB that went through
-  // Read to the end, nothing is charged.
+  CHECK(allocated_nbytes() < before + (8u << 20));  // although 64 MiB went through
+  // When everything is read, nothing is charged.
   while (::recv(reader.get(), read.data(), read.size(), MSG_DONTWAIT) > 0) writer.socket->flush();
   CHECK_EQ(budget->used(Resource::kBytes), 0u);
 }

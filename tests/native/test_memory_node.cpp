@@ -1,4 +1,4 @@
-// On which NUMA node memory lies: what is asked, and what is made of the answers.
+// On which NUMA node memory lies: the queries, and what follows from the answers.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -53,9 +53,9 @@ TEST(pages_of_all_stretches_are_asked_and_none_besides) {
   }
   CHECK_EQ(std::count_if(pages.begin(), pages.end(), [&](auto* page) { return page < base + 2 * kPart; }),
            32);
-  CHECK(num_odd > 16 && num_odd < 48);  // as a policy deals pages out to two nodes
+  CHECK(num_odd > 16 && num_odd < 48);  // as a policy that interleaves pages over two nodes
   CHECK(pages == sampled_pages(region, kPage));
-  // Of small memory each page, wherever it begins.
+  // Of small memory every page is asked for, at any alignment.
   const LocalRegion small = region_of(base, {{kPage / 2, 3 * kPage}});
   CHECK(sampled_pages(small, kPage).size() == 3);
   CHECK(sampled_pages(region_of(base, {}), kPage).empty());
@@ -90,7 +90,7 @@ TEST(places_of_memory_are_apart) {
   places.add(MemoryKind::kHost, MemoryPlaces::kMostNodes - 1);
   CHECK(places.differ_by_node());
   CHECK(places.has(MemoryKind::kHost, MemoryPlaces::kMostNodes - 1) && !places.has(MemoryKind::kHost, 0));
-  places.add(MemoryKind::kHost, MemoryPlaces::kMostNodes);  // as if it were not known
+  places.add(MemoryKind::kHost, MemoryPlaces::kMostNodes);  // counts as unknown
   CHECK(places.has(MemoryKind::kHost, -1) && places.has(MemoryKind::kHost, 900));
 }
 

@@ -1,5 +1,5 @@
-// Pieces on their way through a stream: gathered and converted at the source, scattered at the
-// destination, in parts of any size, are what the copy executor makes in one go.
+// Pieces on their way through a stream: gathered and converted at the source, and scattered at the
+// destination, in parts of any size. The result equals the copy executor's in one go.
 #include <sys/uio.h>
 
 #include <cstring>
@@ -19,7 +19,7 @@ namespace {
 using namespace program_samples;
 using Bytes = std::vector<std::byte>;
 
-// Both memories of a sample, and what is to be in the destination's.
+// Both memories of a sample, and the destination's expected content.
 struct Ends {
   Ends(check::Random& random, const Wish& wish)
       : sample(random, wish), src(sample.src.end), dst(sample.dst.end) {
@@ -48,7 +48,7 @@ struct Ends {
   Move at_src, at_dst;
 };
 
-// A buffer whose ends are guarded: what is packed must stay in its room.
+// A buffer with guards at its ends: packing must stay within it.
 Bytes pack_in_parts(check::Random& random, Packer& packer, std::uint64_t longest) {
   Bytes out;
   for (;;) {
@@ -83,7 +83,7 @@ TEST(execute_does_what_the_program_says_element_by_element) {
   });
 }
 
-// Bounds of slices: mostly some that cut every row and run of the samples.
+// Limits of slices: mostly some that cut every row and run of the samples.
 std::uint64_t any_slice(check::Random& random) {
   return 1 + random.below(random.chance(60) ? 600 : random.chance(50) ? 5000 : 100000);
 }
@@ -108,7 +108,7 @@ TEST(a_sum_in_slices_of_any_size_is_the_sum_of_what_lands) {
   CHECK(num_slices > 5000);
 }
 
-// One loop of one pair: counts[0] x counts[1] runs that all lie in one place.
+// One loop of one pair: counts[0] x counts[1] runs, all in one place.
 Move heap_of(std::uint32_t rows, std::uint32_t columns, std::uint64_t nbytes, bool converted = false) {
   auto program = std::make_shared<CopyProgram>();
   CopyLoop loop{};
@@ -131,7 +131,7 @@ Move heap_of(std::uint32_t rows, std::uint32_t columns, std::uint64_t nbytes, bo
 }
 
 TEST(a_slice_of_the_smallest_runs_is_bounded_by_their_number) {
-  const Move move = heap_of(1 << 20, UINT32_MAX, 1);  // more than any thread ends
+  const Move move = heap_of(1 << 20, UINT32_MAX, 1);  // more than a thread could ever finish
   Bytes src(1);
   PieceChecksum sum(move, 0, Side::kSrc, src.data());
   for (int slice = 0; slice < 10; ++slice) CHECK_EQ(sum.advance(kSliceNbytes), kSliceNbytes);
@@ -256,7 +256,7 @@ TEST(iovecs_of_a_cursor_name_the_same_bytes_in_any_parts) {
     for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
       const Bytes bytes = ends.packed_piece(piece);
       for (const Side end : {Side::kSrc, Side::kDst}) {
-        if (end == Side::kSrc && converts) continue;  // nothing in the source's memory looks like it
+        if (end == Side::kSrc && converts) continue;  // the source's memory has no such bytes
         ends.dst = ends.expected;
         const Move& move = end == Side::kSrc ? ends.at_src : ends.at_dst;
         RunCursor cursor(move, piece, end);
@@ -306,8 +306,8 @@ TEST(checksums_agree_at_both_ends_and_with_what_crossed) {
   });
 }
 
-// The end of the last block that a piece names, whichever of its units: what the program could
-// touch of it.
+// The end of the last block that a piece names, for any of its units: the program may touch nothing beyond
+// it.
 std::uint64_t brute_end(const Move& move, std::uint32_t index, Side side) {
   const bool src = side == Side::kSrc;
   std::uint64_t end = 0;
@@ -357,7 +357,7 @@ TEST(piece_end_is_behind_all_of_the_blocks_that_a_piece_names) {
 
 TEST(short_runs_are_gathered_and_long_ones_are_not) {
   check::Random random(check::seed());
-  // One run in a cell: several may lie side by side, and count as one.
+  // One run in a cell; several could lie side by side and count as one.
   Wish wish{.unit_tokens = 1, .num_heads = 1, .run_elements = 64, .conversions = {}};
   CHECK(gathers_src(*Sample(random, wish).move.program));
   CHECK(scatters_dst(*Sample(random, wish).move.program));
@@ -365,7 +365,7 @@ TEST(short_runs_are_gathered_and_long_ones_are_not) {
   CHECK(!gathers_src(*Sample(random, wish).move.program));
   CHECK(!scatters_dst(*Sample(random, wish).move.program));
   wish.conversions = Conversions{.src = Dtype::kBf16, .dst = Dtype::kE4m3};
-  CHECK(gathers_src(*Sample(random, wish).move.program));  // nobody else can convert
+  CHECK(gathers_src(*Sample(random, wish).move.program));  // only the source converts
   CHECK(!scatters_dst(*Sample(random, wish).move.program));
   wish.run_elements = kGatherBelowNbytes / 2;  // 2 KiB there, 1 KiB here
   CHECK(scatters_dst(*Sample(random, wish).move.program));

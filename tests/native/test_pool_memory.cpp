@@ -66,7 +66,7 @@ TEST(a_pool_is_zero_writable_and_says_its_page_kind) {
   CHECK(make_pool(8u << 20, false)->page_kind() == "base");
 }
 
-// Whether this machine gives shared memory huge pages to who asks outright: reserved ones are better.
+// Whether this machine gives huge pages to shared memory on request; reserved ones are better.
 bool collapses() {
   std::ifstream setting("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string enabled;
@@ -124,7 +124,7 @@ TEST(a_pool_cannot_change_its_size_and_has_no_second_writer) {
     CHECK(::fallocate(pool->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) != 0);
     CHECK(::madvise(pool->data(), 4096, MADV_REMOVE) != 0);
   }
-  pool->data()[5] = std::byte{9};  // the owner goes on writing, and a reader sees it
+  pool->data()[5] = std::byte{9};  // the owner still writes, and a reader sees it
   void* reader = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, pool->fd(), 0);
   REQUIRE(reader != MAP_FAILED);
   CHECK(static_cast<const std::byte*>(reader)[5] == std::byte{9});

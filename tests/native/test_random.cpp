@@ -1,4 +1,5 @@
-// Random bytes where a sandbox forbids the system call: each case in a child, since a filter is for good.
+// Random bytes where a sandbox forbids the system call. Each case runs in a child, because a filter cannot be
+// removed.
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -31,12 +32,12 @@ bool forbid(const std::vector<unsigned>& numbers) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// What a child finds that may not call these; 77 where it cannot be forbidden here.
+// The result of a child that may not make these calls; 77 if they cannot be forbidden here.
 int found_without(const std::vector<unsigned>& numbers, int (*look)()) {
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    ::alarm(60);  // what waits for ever is seen
+    ::alarm(60);  // ends a call that would wait without end
     ::_exit(forbid(numbers) ? look() : 77);
   }
   int status = 0;

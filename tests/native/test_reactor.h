@@ -1,4 +1,4 @@
-// The smallest Reactor there is: epoll without a thread, driven by the test.
+// A minimal Reactor: epoll without a thread, driven by the test.
 #pragma once
 
 #include <sys/epoll.h>
@@ -31,8 +31,8 @@ class TestReactor final : public Reactor {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
   }
 
-  // Waits for at most timeout_ms (0: not at all) and calls the handlers that are ready. Returns
-  // how many. A handler removed by an earlier one of the same round is not called.
+  // Waits for at most timeout_ms (0: not at all), and calls the handlers that are ready. Returns how many. A
+  // handler that another one has removed in the same round is not called.
   int run_once(int timeout_ms = 0) {
     epoll_event events[32];
     const int count = ::epoll_wait(epoll_.get(), events, 32, timeout_ms);
@@ -49,7 +49,7 @@ class TestReactor final : public Reactor {
     return called;
   }
 
-  // Runs rounds, with `step()` after each, until done() holds; false when it never did.
+  // Runs rounds, with `step()` after each, until done() holds; false if it never did.
   template <class Step, class Done>
   bool run_until(Step&& step, Done&& done, std::chrono::milliseconds limit = std::chrono::seconds(60)) {
     const auto deadline = std::chrono::steady_clock::now() + limit;

@@ -1,4 +1,5 @@
-// Records of what has ended: the newest are kept, in their order, and a descriptor says once that there are some.
+// Records of what has ended: the newest are kept, in order, and a descriptor announces once that there are
+// some.
 #include "core/record_ring.h"
 
 #include <poll.h>
@@ -41,7 +42,7 @@ bool readable(int fd) {
 }
 
 TEST(the_newest_are_kept_and_the_others_are_counted) {
-  // Capacities beside what one hold of the lock copies, and what lies across the end of the memory.
+  // Capacities around the number that is copied under one lock, and records that cross the end of the memory.
   for (const std::size_t capacity : {1u, 3u, 32u, 33u, 100u}) {
     RecordRing ring;
     REQUIRE(ring.resize(capacity).ok());
@@ -76,7 +77,7 @@ TEST(the_descriptor_is_readable_while_there_are_records) {
 
 TEST(a_change_is_told_once_until_who_watches_has_looked) {
   RecordRing ring;
-  ring.note_change();  // nobody watches
+  ring.note_change();  // without a reader
   const Result<int> fd = ring.resize(4);
   CHECK(!readable(fd.value()));
   for (const bool with_record : {false, true}) {
@@ -142,7 +143,7 @@ TEST(texts_are_cut_and_names_of_rails_are_whole) {
   }
 }
 
-// What is taken comes once and in its order, whoever takes it, and what is not was counted.
+// Each record is taken once and in order, by any thread; those that are not taken are counted.
 TEST(threads_take_while_another_pushes) {
   constexpr std::uint64_t kNum = 20'000;
   RecordRing ring;

@@ -1,4 +1,4 @@
-// What stands between a peer's tables and our memory: ids.
+// What protects our memory from a peer's tables: checks of ids.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,8 +28,8 @@ TEST(ids_of_units_and_tokens_are_held_against_their_blocks) {
     CHECK_EQ(code({0, 63}, 1, side), Code::kOk);
     CHECK_EQ(code({0, 64}, 1, side), Code::kOutOfRange);
     CHECK_EQ(code({0, UINT32_MAX}, 1, side), Code::kOutOfRange);
-    CHECK_EQ(code({8, 16}, 1, side), Code::kOutOfRange);  // a unit that only tokens reach
-    CHECK_EQ(code({20, 21, 22}, 3, side), Code::kOk);     // tokens alone
+    CHECK_EQ(code({8, 16}, 1, side), Code::kOutOfRange);  // a unit that only token ids reach
+    CHECK_EQ(code({20, 21, 22}, 3, side), Code::kOk);     // tokens only
     CHECK_EQ(code({}, 0, side), Code::kOk);
   }
   CHECK_EQ(code({1, 2, 1}, 0), Code::kDuplicateBlock);
@@ -80,7 +80,7 @@ TEST(random_ids_are_judged_as_a_table_of_tokens_judges_them) {
   check::Random random(check::seed());
   std::size_t num_ok = 0, num_twice = 0;
   for (int round = 0; round < 3000; ++round) {
-    // Few ids are compared with each other, many by bits or in a set.
+    // Few ids are compared with each other, many by bits or by a set.
     const std::uint32_t most = random.chance(50) ? 4 : 40;
     const std::uint32_t units = any(random, 1, 4), unit_tokens = any(random, 1, 4),
                         num_blocks = any(random, 1, most * most * 3);

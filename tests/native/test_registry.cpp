@@ -1,4 +1,4 @@
-// The registry as it is linked: run with every transport, and once more without each (CMakeLists.txt).
+// The registry as linked: the tests run with every transport, and once more without each (CMakeLists.txt).
 #include "agent_pair.h"
 #include "core/transport_registry.h"
 #include "library_leaks.h"
@@ -48,7 +48,7 @@ TEST(kinds_are_unlike_and_their_rails_are_what_they_say) {
     CHECK(find_transport_kind(kind->name) == kind);
     if (!kind->why_off(gpus).empty()) continue;
     const auto rails = kind->make({reactor, *fences.value(), gpus, shared}, OptionValues(*kind, {}));
-    // A library that is not here shows where it is opened.
+    // A library that is missing shows when it is opened.
     if (!rails.ok() && !kind->is_default) {
       CHECK_EQ(rails.status().code(), Code::kUnsupported);
       continue;

@@ -130,7 +130,7 @@ TEST(work_waits_for_a_memfd_that_is_late) {
   const auto pool = make_pool();
   fill_pattern(pool->data(), kRegionNbytes);
   const RemoteRegion remote = register_at(source, pool_region(3, pool->data(), kRegionNbytes));
-  // The keys came over another socket and were faster: the reactor has not run yet.
+  // The keys came over another socket, and faster: the reactor has not run yet.
   REQUIRE_OK(destination.transport->attach(peer, remote));
   std::vector<std::byte> to(kRegionNbytes);
   const Work work = fetch_work(1, block_move(3, to.data(), kBlockNbytes, {5}, {6}, 1), 0);
@@ -236,7 +236,7 @@ TEST(disconnect_completes_everything_as_cancelled_and_unmaps) {
   CHECK(destination.event(CompletionKind::kRailDown) == nullptr);
   CHECK_EQ(destination.transport->post(peer, batch).code, Code::kRailFailed);
   CHECK_EQ(destination.reactor.num_handlers(), 0u);
-  const Completion down = source.await(CompletionKind::kRailDown);  // the other end learns it by the socket
+  const Completion down = source.await(CompletionKind::kRailDown);  // the socket tells the other end
   CHECK(!down.detail.empty());
 }
 

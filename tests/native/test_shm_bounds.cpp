@@ -1,5 +1,6 @@
-// What a peer of an shm rail may make us do and hold: pieces of any size, memory without end, descriptors that it
-// does not read. Beside it a peer that keeps the rules loses nothing (Impostor's end looks).
+// Bounds on what a peer of an shm rail can make us do and hold: pieces of any size, memory without end,
+// descriptors that it does not read. A second peer, which keeps the rules, loses nothing (Impostor's
+// destructor checks).
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,7 +21,7 @@ using namespace shm_ends;
 constexpr std::uint64_t kNbytes = 16 * 1024 * 1024;
 constexpr std::uint64_t kPollNbytes = SlicedCopy::kSliceCost * 3 / 2 + SlicedCopy::kChunkNbytes;
 
-// A pool of kNbytes that is all ones. `by_kernel`: sealed as on Linux before 5.1, so that it is not mapped.
+// A pool of kNbytes, all ones. `by_kernel`: sealed as before Linux 5.1, so that it is not mapped.
 struct Ones {
   explicit Ones(bool by_kernel) {
     void* const at = ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
@@ -37,7 +38,7 @@ struct Ones {
   std::byte* data = nullptr;
 };
 
-// One piece of kNbytes: `num_pairs` blocks of as many bytes as that makes.
+// One piece of kNbytes: `num_pairs` blocks of equal size.
 struct Case {
   const char* what;
   bool by_kernel;
@@ -67,7 +68,7 @@ struct HugePiece {
 
   Ones pool;
   std::vector<std::byte> to;
-  Impostor impostor;  // ends first: it moves what is under way on, into `to`
+  Impostor impostor;  // destroyed first: it still moves what is under way, into `to`
 };
 
 TEST(one_poll_moves_a_slice_of_a_piece_of_any_size) {
@@ -101,7 +102,7 @@ TEST(others_have_their_turn_between_slices) {
   }
 }
 
-// What ends a piece between two slices, and how its work ends then.
+// An event that ends a piece between two slices, and the code with which its work ends.
 struct Ending {
   const char* what;
   Code code;

@@ -1,4 +1,5 @@
-// An shm rail whose peer says what it may not: descriptors that are no pools, memory that is not there or goes.
+// An shm rail whose peer breaks the rules: descriptors that are not pools, memory that does not exist or goes
+// away.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -63,7 +64,7 @@ TEST(a_message_without_its_descriptor_or_of_another_kind_is_refused) {
   noise.magic = {'n', 'o', 'p', 'e'};
   garbage.say(noise, garbage.fences->fill(FenceTable::kSlots).value());
   CHECK(garbage.down_words().find("version") != std::string::npos);
-  // It hears why.
+  // The peer is told why.
   garbage.destination.transport->disconnect(garbage.peer);
   Status end;
   for (int i = 0; i < 100 && end.ok(); ++i) end = garbage.channel->receive().status();
@@ -121,7 +122,7 @@ struct File {
   std::byte* data = nullptr;
 };
 
-// Fetches the file whole, a block of 64 KiB after the other, in one piece.
+// Fetches the whole file in blocks of 64 KiB, as one piece.
 Completion fetch_file(Impostor& impostor, std::vector<std::byte>& to) {
   constexpr std::uint64_t kNbytes = 64 * 1024;
   std::vector<std::uint32_t> ids(kFileNbytes / kNbytes);
@@ -143,7 +144,7 @@ TEST(a_memfd_with_holes_is_refused_before_a_read_fills_them) {
   CHECK_EQ(sparse.filled_nbytes(), kFileNbytes / 2);
 }
 
-// What is allocated behind a file's end counts as the file's.
+// Blocks that are allocated behind a file's end count as the file's.
 TEST(a_memfd_that_feigns_to_be_filled_costs_a_slice_of_reads_and_its_rail) {
   File hollow(0);
   REQUIRE(::fallocate(hollow.fd.get(), FALLOC_FL_KEEP_SIZE, kFileNbytes, kFileNbytes) == 0);
@@ -182,7 +183,7 @@ TEST(a_memfd_with_every_seal_is_mapped_and_cannot_be_punched) {
   CHECK(std::memcmp(to.data(), whole.data, kFileNbytes) == 0);
 }
 
-// As agents on Linux before 5.1 seal theirs. In reserved huge pages a hole would end whoever has it mapped.
+// Sealed as agents do before Linux 5.1. In reserved huge pages, a hole would kill a process that maps it.
 TEST(a_memfd_that_can_be_punched_is_not_mapped_but_read_by_the_kernel) {
   File loose;
   fill_pattern(loose.data, kFileNbytes);

@@ -1,5 +1,5 @@
-// An shm rail whose pieces several threads copy: the suite of every transport, and works that end while threads are
-// in the middle of them.
+// An shm rail whose pieces several threads copy: the suite of every transport, and works that end while
+// threads copy them.
 #include <sys/syscall.h>
 
 #include <cstring>
@@ -24,7 +24,7 @@ using namespace kvxfer::testing;
 
 // ---- what every transport promises --------------------------------------------------------------
 
-// Shares whatever comes, a few pairs at a time.
+// Shares every piece, a few pairs at a time.
 std::unique_ptr<ShmTransport> shared_in_small_slices(Reactor& reactor, const FenceTable& fences) {
   CopyWorkers::Options options;
   options.num_threads = 3;
@@ -57,8 +57,8 @@ CONFORMANCE_PROMISE(faulty_pool, the_end_of_the_peer_ends_every_work)
 
 // ---- works that end while threads are in the middle of them ----------------------------------------
 
-constexpr int kNumWorkers = 2;  // beside whoever drives
-constexpr std::uint32_t kNumPairs = 2048;  // 8 MiB: whoever drives copies one, and leaves the rest
+constexpr int kNumWorkers = 2;  // beside the driving thread
+constexpr std::uint32_t kNumPairs = 2048;  // 8 MiB: the driving thread copies one slice, and leaves the rest
 
 std::unique_ptr<ShmTransport> shared(Reactor& reactor, const FenceTable& fences) {
   return std::make_unique<ShmTransport>(
@@ -82,7 +82,7 @@ bool is_whole(const HeldMemory& to) {
   return true;
 }
 
-// A work, 1, of which all threads but the driving one are in the middle.
+// Work 1, in the middle of which all threads but the driving one are held.
 struct Begun {
   Begun() {
     shm_ends::fill_pattern(pool->data(), shm_ends::kRegionNbytes);
@@ -100,13 +100,13 @@ struct Begun {
     destination.step();
     to.await_held(kNumWorkers);
   }
-  // Nothing is told of the work while threads are in the middle of it.
+  // The work is not reported while threads are in the middle of it.
   void check_held() {
     for (int i = 0; i < 100; ++i) destination.step();
     CHECK(destination.completion_of(1) == nullptr);
     CHECK_EQ(to.num_held(), std::size_t{kNumWorkers});
   }
-  // And from its end on nobody touches its memory.
+  // After its end no thread touches its memory.
   void check_ends(Code code) {
     to.let_on();
     CHECK_EQ(destination.await(1).code, code);
@@ -119,12 +119,12 @@ struct Begun {
 
   std::unique_ptr<shm_ends::Shm> source = std::make_unique<shm_ends::Shm>();
   std::shared_ptr<PoolMemory> pool = shm_ends::make_pool();
-  HeldMemory to{kNumPairs * shm_ends::kBlockNbytes};  // outlives who writes there
+  HeldMemory to{kNumPairs * shm_ends::kBlockNbytes};  // outlives the threads that write to it
   shm_ends::Shm destination{shared};
   PeerId peer = 0;
 };
 
-// Whatever a test finds: what ends after it waits for no thread that is held.
+// Lets the threads on when a test ends, so that no destructor waits for a held thread.
 struct LetOn {
   HeldMemory& memory;
   ~LetOn() { memory.let_on(); }
@@ -158,7 +158,8 @@ TEST(a_disconnect_completes_when_the_last_thread_has_left) {
   if (skips()) return;
   Begun begun;
   begun.destination.transport->disconnect(begun.peer);
-  CHECK_EQ(begun.destination.transport->num_mappings(), 0u);  // threads hold the one that they read
+  CHECK_EQ(begun.destination.transport->num_mappings(),
+           0u);  // only the threads still hold the mapping that they read
   begun.check_held();
   begun.check_ends(Code::kCancelled);
 }
@@ -264,7 +265,7 @@ TEST(an_agent_hands_over_what_its_threads_copied) {
   CHECK(std::memcmp(over.pool->data(), over.to.data(), over.to.nbytes()) == 0);
 }
 
-// Do all progress threads of this process sleep on their reactors?
+// Whether all progress threads of this process sleep on their reactors.
 bool agents_sleep() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name, call;
@@ -278,7 +279,7 @@ bool agents_sleep() {
 TEST(an_agent_that_sleeps_is_woken_by_the_last_thread) {
   if (skips()) return;
   HandOver over("shm");
-  // The thread that is held stands at the first page of a slice: all others are copied by then.
+  // The held thread waits at the first page of a slice; all other pages are copied by then.
   constexpr std::size_t kNumPages = HandOver::kNumBlocks * HandOver::kPageNbytes / 4096;
   constexpr std::size_t kSlicePages = CopyWorkers::Options().taken_cost / 4096;
   REQUIRE(await([&] { return over.to.num_given() >= kNumPages - kSlicePages; }));
@@ -291,7 +292,7 @@ TEST(an_agent_that_sleeps_is_woken_by_the_last_thread) {
 TEST(a_revoke_waits_for_the_threads_under_the_lease) {
   if (skips()) return;
   HandOver over("shm");
-  CHECK(!over.dst->revoke(over.lease, 0));  // the right has ended, its fence is not complete
+  CHECK(!over.dst->revoke(over.lease, 0));  // the right has ended, but its fence is not complete
   CHECK(!over.dst->revoke(over.lease, 0));
   CHECK_EQ(over.to.num_held(), 1u);
   over.to.let_on();

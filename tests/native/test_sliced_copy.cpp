@@ -1,5 +1,5 @@
-// Pieces that are copied in slices of any size land as pieces that are copied whole, and no slice is longer than
-// it may be, whatever the program says.
+// Pieces that are copied in slices of any size land like pieces that are copied whole, and no slice exceeds
+// its limit, for any program.
 #include "core/copy/sliced_copy.h"
 
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 using namespace program_samples;
 using Bytes = std::vector<std::byte>;
 
-// What it is asked for, counted; bytes come through a buffer, as from another process.
+// Counts its calls; bytes come through a buffer, as from another process.
 class CountingSource final : public CopySource {
  public:
   explicit CountingSource(const Bytes& bytes) : bytes_(bytes), mapped_(bytes.data()) {}

@@ -1,4 +1,5 @@
-// Peers of a stream rail that make much of a little: a turn ends by our count of work, and memory is bounded.
+// Peers of a stream rail that cause much work by few bytes: a turn ends by our count of work, and memory is
+// bounded.
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -7,7 +8,7 @@
 namespace kvxfer {
 namespace {
 
-// Polls until nothing is left to do of what has arrived.
+// Polls until everything that has arrived is handled.
 int num_polls_until_idle(RawPeer& peer) {
   int num = 0;
   peer.reactor.run_once(0);
@@ -25,7 +26,7 @@ TEST(pieces_without_bytes_have_no_more_of_a_turn_than_others) {
   constexpr int kPieces = 1000;
   for (int k = 0; k < kPieces; ++k) {
     PieceHeader header;
-    header.transfer = 1;  // nobody waits for it
+    header.transfer = 1;  // no work waits for it
     const PieceTrailer trailer{PieceEnd::kEnded, 0};
     const auto* first = reinterpret_cast<const std::byte*>(&header);
     bytes.insert(bytes.end(), first, first + sizeof header);
@@ -34,7 +35,7 @@ TEST(pieces_without_bytes_have_no_more_of_a_turn_than_others) {
   }
   REQUIRE_EQ(::send(peer.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL),
              static_cast<ssize_t>(bytes.size()));
-  // A system call each, of which a turn has 128.
+  // One system call for each; a turn has 128.
   CHECK(num_polls_until_idle(peer) >= kPieces / 128);
   CHECK(peer.down.empty());
 }
@@ -66,7 +67,7 @@ long most_memory_kib() {
 TEST(a_pair_of_gigabytes_is_gathered_in_slices_and_cancelled_in_one_step) {
   RawPeer peer(4096, true);
   constexpr std::uint32_t kRuns = 1 << 20;
-  constexpr std::uint64_t kRunNbytes = 200;  // 200 MB from one place: what a program may say
+  constexpr std::uint64_t kRunNbytes = 200;  // 200 MB from one place, which a program may name
   auto program = std::make_shared<CopyProgram>(*peer.move->program);
   CopyLoop& loop = program->loops[0];
   loop.counts[0] = loop.counts[1] = 1024;

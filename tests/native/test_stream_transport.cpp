@@ -1,5 +1,5 @@
-// StreamTransport against a peer that is only a socket: what it puts on the wire, and what it does
-// about bytes that no StreamTransport would send. conformance.h has the rest.
+// StreamTransport against a plain socket: what it sends, and how it handles bytes that no StreamTransport
+// would send. conformance.h has the rest.
 #include "count_steps.h"
 #include "raw_stream_peer.h"
 
@@ -48,14 +48,14 @@ TEST(a_send_cancelled_in_mid_piece_is_padded_and_ended) {
     CHECK_EQ(header.nbytes, raw.piece_nbytes());
     for (int i = 0; i < 20; ++i) raw.step();
     raw.cancel(work);
-    std::memset(raw.memory.data(), 0x22, raw.memory.nbytes());  // somebody else's bytes from here on
+    std::memset(raw.memory.data(), 0x22, raw.memory.nbytes());  // from here on the pages serve others
     const std::vector<std::byte> bytes = raw.receive(raw.piece_nbytes());
     CHECK_EQ(raw.outcome(work), Code::kCancelled);
     CHECK(std::find(bytes.begin(), bytes.end(), std::byte{0x22}) == bytes.end());
     CHECK(bytes.front() == std::byte{0x11});
     CHECK(bytes.back() == std::byte{0});
     CHECK(raw.receive_one<PieceTrailer>().end == PieceEnd::kEnded);
-    // What was queued behind it is whole.
+    // The piece that was queued behind it is whole.
     CHECK_EQ(raw.receive_one<PieceHeader>().piece, 1);
     CHECK(raw.receive(raw.piece_nbytes()) == filled(raw.piece_nbytes(), 0x22));
     CHECK(raw.receive_one<PieceTrailer>().end == PieceEnd::kHeld);
@@ -64,7 +64,7 @@ TEST(a_send_cancelled_in_mid_piece_is_padded_and_ended) {
   }
 }
 
-// A piece as the program says it, of a memory that looks like this.
+// The bytes of a piece, by its program, if memory has this content.
 std::vector<std::byte> piece_of(const RawPeer& raw, std::uint32_t piece, const std::byte* memory) {
   return program_samples::packed(*raw.move, piece, memory);
 }
@@ -77,15 +77,16 @@ TEST(what_is_cancelled_behind_a_gathered_piece_leaves_it_whole) {
                                  second = piece_of(raw, 1, raw.memory.data());
     const WorkId work = raw.post(WorkKind::kSend, 0);
     CHECK_EQ(raw.receive_one<PieceHeader>().nbytes, first.size());
-    // Again and again something behind it is cancelled, wherever the socket stands in it: what was
-    // gathered and has not gone out is forgotten, and gathered again from there.
+    // Works behind it are cancelled again and again, at any position of the socket within the piece: bytes
+    // that were gathered and not sent are dropped, and gathered again from there.
     std::uint64_t num_cancelled = 0;
     for (std::size_t at = 0; at < first.size();) {
       const std::size_t nbytes = std::min<std::size_t>(first.size() - at, random.between(1, 300'000));
       const std::vector<std::byte> part = raw.receive(nbytes);
       REQUIRE(std::equal(part.begin(), part.end(), first.begin() + static_cast<std::ptrdiff_t>(at)));
       at += nbytes;
-      if (at + 4 * 1024 * 1024 > first.size()) continue;  // the piece may be out, and the next begun
+      if (at + 4 * 1024 * 1024 > first.size())
+        continue;  // the piece may have left, and the next may have begun
       for (std::uint64_t steps = random.below(3); steps != 0; --steps) raw.step();
       const WorkId behind = raw.post(WorkKind::kSend, 1);
       if (random.chance(50)) raw.step();
@@ -121,7 +122,7 @@ TEST(a_gathered_send_cancelled_in_mid_piece_reads_no_page_from_there_on) {
       CHECK(raw.receive(before) == filled(before, 0x11));
       for (int i = 0; i < 20; ++i) raw.step();
       raw.cancel(work);
-      std::memset(raw.memory.data(), 0x22, raw.memory.nbytes());  // somebody else's bytes from here on
+      std::memset(raw.memory.data(), 0x22, raw.memory.nbytes());  // from here on the pages serve others
       const std::vector<std::byte> rest = raw.receive(raw.piece_nbytes() - before);
       CHECK(std::find(rest.begin(), rest.end(), std::byte{0x22}) == rest.end());
       CHECK(rest.back() == std::byte{0});
@@ -228,7 +229,7 @@ TEST(what_nobody_waits_for_is_drained) {
   RawPeer raw;
   const std::vector<std::byte> before(raw.memory.data(), raw.memory.data() + raw.memory.nbytes());
   const std::vector<std::byte> stray = filled(300'000, 0x55);
-  raw.send_header(0, stray.size());  // of no length that any program says: nobody asked
+  raw.send_header(0, stray.size());  // of a length that no program has; no work asked for it
   raw.send(stray.data(), stray.size());
   raw.send_trailer(0, PieceEnd::kHeld);
   const WorkId cancelled = raw.post(WorkKind::kReceive, 0);
@@ -300,7 +301,7 @@ TEST(garbage_is_refused) {
       "sent none of its bytes");
   check_refused(
       [](RawPeer& raw) {
-        raw.send_header(1, 0);  // nobody waits for it; its trailer is checked all the same
+        raw.send_header(1, 0);  // no work waits for it; its trailer is checked nevertheless
         raw.send_trailer(1, static_cast<PieceEnd>(0));
       },
       "not a piece's trailer");

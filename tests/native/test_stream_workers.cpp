@@ -20,7 +20,7 @@ using hand_over::HandOver;
 
 // ---- what every transport promises --------------------------------------------------------------
 
-// Both ends, whatever they have to move.
+// Moves both ends, whatever they have to do.
 conformance::Subject in_one_round(std::string_view name, decltype(conformance::Subject::sockets) sockets) {
   const auto both = std::make_shared<std::weak_ptr<StreamRound>>();
   const auto make = [both, name](Reactor& reactor, const FenceTable&) {

@@ -1,4 +1,4 @@
-// Checksums that a peer asks for: in slices of our size, sessions in turn, whatever is in a piece.
+// Checksums that a peer asks for: in slices of our size, sessions in turn, for any content of a piece.
 #include "core/engine/sums.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace kvxfer {
 namespace {
 
-// Of one layer and one pair a piece: `rows` runs of `nbytes` that all lie in one place.
+// Pieces of one layer and one pair: `rows` runs of `nbytes`, all in one place.
 struct Summed : Source {
   Summed(SessionKey session, TransferId transfer, std::byte* bytes, std::uint64_t nbytes, std::uint32_t rows,
          std::uint32_t num_pieces = 1) {
@@ -115,7 +115,7 @@ TEST(threads_compute_what_one_computes_and_tell_it_in_order) {
     const auto num_pieces = static_cast<std::uint32_t>(first.expected.size());
     Sums sums(Side::kSrc, workers);
     sums.add(gone, {0, num_pieces});
-    sums.add(second, {num_pieces / 2, num_pieces - num_pieces / 2});  // not in the order of their numbers
+    sums.add(second, {num_pieces / 2, num_pieces - num_pieces / 2});  // not in numerical order
     sums.add(first, {0, num_pieces});
     sums.add(second, {0, num_pieces / 2});
     std::map<TransferKey, std::vector<std::uint32_t>> heard;
@@ -130,9 +130,9 @@ TEST(threads_compute_what_one_computes_and_tell_it_in_order) {
                                        : (num_pieces / 2 + sums_of.size()) % num_pieces);
         sums_of.insert(sums_of.end(), told.sums.begin(), told.sums.end());
       }
-      if (num_rounds == 1) sums.forget(gone.key);  // in the middle of some
+      if (num_rounds == 1) sums.forget(gone.key);  // in the middle of some pieces
     }
-    CHECK(num_rounds > 3);  // no round computes all
+    CHECK(num_rounds > 3);  // no round computes everything
     CHECK(heard[first.key] == first.expected);
     std::vector<std::uint32_t>& sums_of = heard[second.key];
     REQUIRE_EQ(sums_of.size(), second.expected.size());

@@ -1,5 +1,5 @@
-// Certificates: names in them, patterns of who is allowed, and one encrypted connection over a socket that takes a few
-// bytes at a time.
+// Certificates: names in them, patterns of permitted peers, and one encrypted connection over a socket that
+// accepts a few bytes at a time.
 #include "core/tls/channel.h"
 
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@
 namespace kvxfer::tls {
 namespace {
 
-// Of kvxfer://acme/test, signed by itself, from 2020 to 2120: for tests alone.
+// A certificate of kvxfer://acme/test, signed by itself, valid from 2020 to 2120, for tests only.
 constexpr const char* kKey =
     "-----BEGIN PRIVATE KEY-----\n"
     "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgpJiQ/OQibKwY7KtO\n"
@@ -114,7 +114,7 @@ TEST(patterns_match_part_by_part) {
     CHECK(!Pattern::parse(text).ok());
 }
 
-// Files in a folder of their own.
+// Files in a temporary folder.
 class Files {
  public:
   Files() {
@@ -134,7 +134,7 @@ class Files {
   std::string folder_;
 };
 
-// Null, and said, where this machine has no OpenSSL 3.
+// Null, with a printed line, if this machine has no OpenSSL 3.
 std::shared_ptr<const Credentials> credentials(KernelUse kernel = KernelUse::kNever) {
   if (!Library::load().ok()) {
     std::printf("not run: %s\n", Library::load().status().message().c_str());
@@ -197,7 +197,7 @@ struct Link {
     return false;
   }
 
-  // Both ends as they carry pages, after a first record in each direction.
+  // The ciphers of both ends for pages, after a first record in each direction.
   std::array<std::shared_ptr<Cipher>, 2> for_pages(std::uint64_t records_of_a_key) {
     std::array<std::shared_ptr<Cipher>, 2> out;
     for (std::size_t i = 0; i < 2; ++i) {
@@ -219,7 +219,7 @@ struct Link {
     return out;
   }
 
-  // Until something has come to one end; over TCP that is a moment after it was sent.
+  // Waits until bytes have arrived at one end; over TCP that is a moment after they were sent.
   void pause() const {
     std::array<pollfd, 2> watched{{{sockets[0].get(), POLLIN, 0}, {sockets[1].get(), POLLIN, 0}}};
     ::poll(watched.data(), watched.size(), 100);
@@ -243,7 +243,7 @@ std::vector<iovec> runs(std::vector<std::byte>& memory, std::size_t at, std::siz
   return out;
 }
 
-// In both directions at once, and then the end of the stream.
+// Carries bytes in both directions at the same time, and then the end of the stream.
 void carry(Link& link, const std::array<std::shared_ptr<Cipher>, 2>& ends, check::Random& random) {
   constexpr std::size_t kNbytes = 3'000'000;
   std::array<std::vector<std::byte>, 2> out, in;
@@ -303,7 +303,7 @@ TEST(every_byte_crosses_in_both_directions_at_once) {
   }
 }
 
-// False, and said, where this kernel has no kTLS, or there is no OpenSSL.
+// False, with a printed line, if this kernel has no kTLS, or there is no OpenSSL.
 bool has_kernel_tls() {
   const KernelTls& kernel = KernelTls::get();
   const bool has = kernel.offer != KernelTls::Offer::kNothing;
@@ -360,10 +360,10 @@ TEST(what_the_kernel_cannot_open_ends_the_connection_in_words) {
     Link link(Link::Proofs{kernel, credentials()}, tcp_pair());
     REQUIRE(link.shake_hands());
     const auto ends = link.for_pages(kRecordsOfAKey);
-    // What the other end's process would never send, over its socket.
+    // Bytes that the other end would never send, written to its socket.
     std::string said(5 + random.next() % 3000, '\0');
     for (char& each : said) each = static_cast<char>(random.next());
-    if (round % 2 == 0) {  // a record as it should be, with a tag that is none
+    if (round % 2 == 0) {  // a valid record except for its tag
       said.replace(0, 3, "\x17\x03\x03");
       said.resize(1000);
       said[3] = static_cast<char>(995 >> 8);
@@ -398,7 +398,7 @@ TEST(what_is_altered_is_no_byte_of_the_peers) {
     std::vector<std::byte> out(2000, std::byte{7}), in(2000);
     const iovec bytes{out.data(), out.size()};
     REQUIRE(ends[0]->send({&bytes, 1}) == 2000);
-    // Off the socket, a bit of it flipped, and on again.
+    // Takes a record off the socket, flips a bit, and sends it on.
     std::array<char, 4096> record{};
     const ssize_t nbytes = ::recv(link.sockets[1].get(), record.data(), record.size(), 0);
     REQUIRE(nbytes > 2000);
@@ -443,7 +443,7 @@ TEST(what_is_played_again_or_left_out_ends_the_connection) {
   }
 }
 
-// Whoever reads has others to serve: crumbs come a bounded number at a time.
+// A reader has other connections to serve, so it reads a bounded number of tiny records at a time.
 TEST(records_of_a_byte_each_take_turns) {
   const auto proof = credentials();
   if (proof == nullptr) return;
@@ -491,7 +491,7 @@ TEST(records_that_are_none_end_the_connection_in_words) {
     const auto ends = link.for_pages(kRecordsOfAKey);
     std::string said(1 + random.next() % 3000, '\0');
     for (char& each : said) each = static_cast<char>(random.next());
-    if (round % 2 == 0) {  // a header as it should be, of any length
+    if (round % 2 == 0) {  // a valid header with any length
       said[0] = 23;
       said.resize(std::max<std::size_t>(said.size(), 5));
       said[3] = static_cast<char>(random.next() % 12);

@@ -1,6 +1,6 @@
-// The toy transport (toy_transport/), registered by its line: the suite of all transports, and what seams it
-// shows: keys for each instance, registration that takes its time, works of one side and of two, and completions
-// that are announced only when asked for.
+// The toy transport (toy_transport/), which its line registers: the suite of all transports, and the
+// interfaces that it exercises: keys for each instance, registration that takes time, works of one side and
+// of two, and completions that are announced only on request.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -17,7 +17,7 @@ using namespace agent_pair;
 
 using conformance::Subject;
 
-// Of the toy, and of others that are preferred to it.
+// Options with the toy, and with others that are preferred to it.
 Options toys(std::vector<std::string> others = {}) {
   others.emplace_back("toy");
   return {.transports = std::move(others)};
@@ -85,7 +85,7 @@ std::vector<std::string> keys_of(Runtime& runtime, RegionId id) {
     if (const Region* region = engine.region(id))
       for (const wire::TransportKeys& keys : region->keys)
         names.push_back(keys.transport + " " + std::to_string(keys.instance));
-    std::sort(names.begin(), names.end());  // devices are ready in any order
+    std::sort(names.begin(), names.end());  // devices become ready in any order
     return names;
   });
 }
@@ -96,7 +96,7 @@ TEST(each_instance_has_keys_of_its_own) {
   options.transport_options = {{"toy.rails", std::int64_t{3}}};
   options.num_rails = 3;
   Pair both(options);
-  // A key of another instance is no key of this one: every rail must have been given its peer's.
+  // An instance accepts only its own keys, so every rail must have got its peer's.
   for (int round = 0; round < 5; ++round) CHECK(both.hand_over(random));
   CHECK_EQ(keys_of(*both.src.runtime, both.src.region),
            (std::vector<std::string>{"toy 0", "toy 1", "toy 2"}));
@@ -111,7 +111,7 @@ TEST(agents_fetch_and_send_pieces_of_one_transfer) {
   CHECK_EQ(both.src.stats().pieces_sent, 6);
 }
 
-// No heartbeat wakes anybody here: what was slept over would come when the transfer's time is over.
+// Heartbeats wake no agent here: a wake-up that is missed shows as a transfer that ends by its deadline.
 TEST(nothing_sleeps_on_what_came_before_the_rail_was_armed) {
   check::Random random(check::seed());
   Options options = toys();
@@ -143,7 +143,7 @@ TEST(a_rail_that_nobody_uses_is_not_polled) {
 TEST(a_registration_that_takes_long_stops_nobody) {
   check::Random random(check::seed());
   Latch latch;
-  Options options = toys({"loopback"});  // loopback is nearer: it alone has a rail
+  Options options = toys({"loopback"});  // loopback is nearer, so it alone has a rail
   options.num_rails = 1;
   options.heartbeat_ns = kSecond / 2;
   options.silent_ns = 2 * kSecond;
@@ -156,7 +156,8 @@ TEST(a_registration_that_takes_long_stops_nobody) {
   });
   std::thread caller([&] { id = both.src.try_add(large.data(), "large"); });
   latch.await_waiting();
-  // It is announced over what is ready, transfers complete, and heartbeats go on for longer than patience.
+  // It is announced over the rails that are ready, transfers complete, and heartbeats go on for longer than
+  // the silent time.
   REQUIRE(await([&] {
     const auto regions =
         both.dst.runtime->with_engine([&](Engine& engine, Time) { return engine.peer_regions(both.here); });
@@ -202,7 +203,7 @@ TEST(one_transport_that_cannot_register_fails_no_other) {
   CHECK(both.hand_over(random));
   const auto notes = both.src.runtime->with_engine(
       [&](Engine& engine, Time) { return engine.region(both.src.region)->notes; });
-  REQUIRE_EQ(notes.size(), 2);  // one an instance
+  REQUIRE_EQ(notes.size(), 2);  // one for each instance
   CHECK(notes.front().find("toy: ulimit -l") != std::string::npos);
   Agent alone("alone", toys());
   const auto refused = alone.try_add(alone.memory.data(), "kv");

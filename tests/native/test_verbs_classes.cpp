@@ -1,5 +1,5 @@
-// Classes of priorities over verbs rails: what their option says, how their queue pairs are set up, and that works of one
-// wait for none of another.
+// Classes of priorities over verbs rails: their option, how their queue pairs are set up, and that works of
+// one class do not wait for works of another.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -116,7 +116,7 @@ TEST(a_priority_is_of_the_class_that_names_it) {
 
 // ---- queue pairs --------------------------------------------------------------------------------
 
-// How packets of each end's queue pairs travel: traffic class, service level and rate, pair by pair.
+// The path of packets of each end's queue pairs: traffic class, service level and rate, pair by pair.
 std::string travel(const Fabric& fabric, int device) {
   std::string words;
   for (const auto& [nic, address] : fabric.addresses())
@@ -210,7 +210,7 @@ struct Classes : Rails {
     for (Work& work : works) work.move = move;
     return works;
   }
-  // The works that send what these receive.
+  // The works that send what these works receive.
   std::vector<Work> received(std::vector<Work>& works) {
     std::vector<Work> sends;
     auto move = std::make_shared<Move>(*works.front().move);
@@ -241,12 +241,12 @@ TEST(works_of_one_class_overtake_those_of_another_behind_full_queue_pairs) {
     const std::vector<Work> standing = rails.works_of(way.standing, 2048, 16);
     rails.post(standing);
     for (int i = 0; i < 20; ++i) rails.step();
-    // Nothing more of it finds room, and nothing is to be polled for.
+    // No more works of that class find room, and there is nothing to poll for.
     CHECK(rails.fabric.num_under_way() >= 256u);
     CHECK(!rails.dst.transport->busy());
     rails.finish(rails.works_of(way.going, 1024, 16));
     CHECK(!rails.any_ended(standing));
-    // So does the question whether its source's right held, which is of its transfer's class.
+    // The check of the source's right belongs to the transfer's class as well.
     for (const std::uint8_t priority : {way.going, way.standing}) {
       Work question = testing::fence_work(rails.next_work++, testing::kFirstSlot,
                                           rails.src.fences->generation(testing::kFirstSlot));

@@ -10,14 +10,14 @@ using conformance::with_faults;
 using counting_device::Fabric;
 using counting_device::Limits;
 
-// For as long as this program runs, with other devices for each subject.
+// Lasts until this program ends; each subject has other devices.
 void use_fabric(const Limits& limits) {
   static std::unique_ptr<Fabric> fabric;
   fabric.reset();
   fabric = std::make_unique<Fabric>(limits);
 }
 
-// The ends of a pair are made in turns: each has a device of its own.
+// The two ends of a pair are made in turn; each has its own device.
 template <int kNumPairs, int kNumRequests, verbs::Ways kWays = verbs::Ways::kRead, bool kHasClasses = false>
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable& fences) {
   static unsigned num_made = 0;

@@ -1,5 +1,5 @@
-// For how long posting over verbs keeps an agent's gate: on devices that do nothing, so that what is measured is the
-// agent's own. What it prints stands in docs/verbs.md.
+// How long posting over verbs holds an agent's gate, on devices that do nothing, so that only the agent is
+// measured. docs/verbs.md has the printed figures.
 #include <sys/mman.h>
 
 #include <cstdint>
@@ -19,7 +19,7 @@ using namespace agent_pair;
 using counting_device::Fabric;
 using counting_device::Limits;
 
-// Address space alone: no page of it is ever there.
+// Address space only: its pages are never allocated.
 class Untouched {
  public:
   explicit Untouched(std::size_t nbytes)
@@ -51,7 +51,7 @@ struct End : Agent<Untouched> {
 struct Case {
   const char* name;
   Layout layout;
-  bool gathers;  // pages that touch at the source and lie apart at the destination
+  bool gathers;  // pages that are adjacent at the source and apart at the destination
 };
 
 TEST(posting_many_pages_keeps_the_gate_for_a_fraction_of_a_millisecond) {

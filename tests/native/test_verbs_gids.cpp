@@ -1,4 +1,4 @@
-// The addresses of ports, in the order in which they are tried, and what became of them.
+// The addresses of ports: the order in which they are tried, and what is known of each.
 #include <algorithm>
 
 #include "check.h"
@@ -125,7 +125,7 @@ TEST(after_a_failed_connection_comes_the_next_and_none_twice) {
   CHECK(next_candidate(ranking, rows) == nullptr);
   CHECK(next_candidate(rank_gids({}), {}) == nullptr);
 
-  // The net device went down and came back: that makes no new address of it. Another address does.
+  // The net device went down and up again: the address counts as the same. Another address counts as new.
   std::vector<GidRow> later = rows;
   later[3].net_state = kDown;
   CHECK(next_candidate(rank_gids(later), rows) == nullptr);
@@ -213,7 +213,7 @@ TEST(whether_a_net_device_is_up_is_as_the_kernel_says) {
     REQUIRE_EQ(table.size(), 2);
     CHECK(table[0].net_state == expected.state);
   }
-  // Of a net device in another network namespace nothing is seen.
+  // A net device in another network namespace is invisible.
   SysfsTree tree(SysfsTree::fixture("soft_roce"));
   tree.remove("class/net/veth0");
   CHECK(read_gids("rxe0", 1, tree.root())[1].net_state == kUnsure);

@@ -17,7 +17,7 @@ using counting_device::Fabric;
 
 constexpr std::uint64_t kFences = 64 * 8;  // words of them, which come over any rail
 
-// On which node regions are said to lie.
+// The node that is reported for regions.
 int node_at_src = -1, node_at_dst = -1;
 const std::byte* src_memory = nullptr;
 int said_node(const LocalRegion& region) { return region.base == src_memory ? node_at_src : node_at_dst; }
@@ -26,7 +26,7 @@ struct End : Agent<> {
   using Agent::add;
   using Agent::Agent;
   void add() {
-    if (src_memory == nullptr) src_memory = memory.data();  // the source is first
+    if (src_memory == nullptr) src_memory = memory.data();  // the source is made first
     Agent::add();
   }
 };
@@ -41,7 +41,7 @@ struct Near {
                          .transport_options = {{"verbs.ways", ways}, {"verbs.devices", devices}},
                          .numa_node_of = said_node});
   }
-  // "nic0", "nic1", or "nic0 nic1": which devices were asked for the pages.
+  // Returns which devices moved the pages: "nic0", "nic1", or "nic0 nic1".
   std::string hand_over(bool write = true) {
     both->fill_source(random);
     fabric.forget_counts();
@@ -68,10 +68,10 @@ TEST(pages_come_through_the_nic_that_is_near_the_destination) {
       {0, 0, "read", "", "nic0"},
       {1, 1, "read", "", "nic1"},
       {1, 0, "read", "", "nic0"},
-      {0, 1, "write", "", "nic1"},  // the destination chooses by which rail the source writes, too
-      {0, -1, "read", "", "nic0 nic1"},  // interleaved, or not known
+      {0, 1, "write", "", "nic1"},  // the destination also chooses the rail by which the source writes
+      {0, -1, "read", "", "nic0 nic1"},  // interleaved, or unknown
       {0, 7, "read", "", "nic0 nic1"},
-      {0, 0, "read", "nic0,nic1", "nic0 nic1"},  // who names devices knows better
+      {0, 0, "read", "nic0,nic1", "nic0 nic1"},  // named devices take precedence
   };
   for (const auto& [src, dst, ways, devices, expected] : cases) {
     Near near(src, dst, ways, devices);
@@ -111,7 +111,7 @@ TEST(each_region_of_an_agent_has_rails_of_its_own) {
   CHECK(near.both->src.memory == more);
   CHECK(near.fabric.counts().nbytes_of[0] <= kFences);
   CHECK_EQ(near.hand_over(), "nic0");
-  dst.runtime->close(kBound);  // before `more` goes
+  dst.runtime->close(kBound);  // before `more` is destroyed
 }
 
 }  // namespace

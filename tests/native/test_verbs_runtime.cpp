@@ -1,5 +1,4 @@
-// Agents alive in one process whose rails are verbs over counting devices, with TCP beside them: what TSan is to look
-// at.
+// Agents in one process whose rails are verbs over counting devices, with TCP beside them, for TSan.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -35,7 +34,7 @@ Options over_verbs(std::uint32_t num_layers = 2, const std::string& ways = "read
           .transport_options = {{"verbs.ways", ways}, {"verbs.classes", classes}}};
 }
 
-// Transfers that a caller waits for, and others.
+// Classes of transfers that a caller waits for, and of others.
 constexpr std::uint8_t kUrgent = 10, kBulk = 200, kUrgentTraffic = 104, kBulkTraffic = 26;
 constexpr const char* kClasses =
     "0-63: pairs=1 traffic_class=104; 64-255: pairs=2 traffic_class=26 rate_gbps=50";
@@ -47,7 +46,7 @@ TEST(pages_come_over_verbs_and_nothing_else_moves_them) {
     Pair both(over_verbs());
     const auto paths =
         both.src.runtime->with_engine([&](Engine&, Time) { return both.src.runtime->paths(both.there); });
-    REQUIRE_EQ(paths.size(), 2u);  // the sockets' say nothing more
+    REQUIRE_EQ(paths.size(), 2u);  // the sockets' paths say nothing more
     for (const char* const device : {"nic0", "nic1"})
       CHECK(std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
         return path.starts_with("verbs: " + std::string(device) + " port 1 from GID ") &&
@@ -73,7 +72,7 @@ TEST(pages_come_over_verbs_and_nothing_else_moves_them) {
   CHECK_EQ(fabric.num_regions(), 0u);
 }
 
-// What is registered of memory that the test maps itself.
+// Memory that the test maps and unmaps itself.
 class Mapped {
  public:
   explicit Mapped(std::size_t nbytes, void* at = nullptr, int advice = MADV_NORMAL) : nbytes_(nbytes) {
@@ -93,10 +92,10 @@ class Mapped {
   std::byte* data_;
 };
 
-// That a device has of a region, local and remote, of two devices.
+// How many keys a region has: a local and a remote one on each of two devices.
 constexpr std::size_t kKeys = 4;
 
-// As peers were told: of each device, which keys.
+// The keys as peers hear of them, for each device.
 std::vector<RegionKeys> keys_of(Agent<>& agent, RegionId region) {
   std::vector<RegionKeys> keys;
   agent.runtime->with_engine([&](Engine& engine, Time) {
@@ -106,7 +105,7 @@ std::vector<RegionKeys> keys_of(Agent<>& agent, RegionId region) {
   return keys;
 }
 
-// The destination reads all of that region of the source's.
+// Whether the destination can read all of that region.
 bool reads(Pair<>& both, RegionId from, const std::byte* memory) {
   REQUIRE(await([&] {
     const auto regions =
@@ -142,7 +141,7 @@ TEST(memory_that_is_mapped_anew_at_its_address_has_a_registration_of_its_own) {
     CHECK(reads(both, region, at));
     CHECK(fabric.counts().nbytes >= nbytes);
     CHECK_OK(both.src.runtime->deregister_region(region, kBound));
-    CHECK_EQ(fabric.num_regions(), registered);  // before the memory may go
+    CHECK_EQ(fabric.num_regions(), registered);  // before the memory is unmapped
     memory.reset();
     memory = std::make_unique<Mapped>(nbytes, at);
   }
@@ -162,7 +161,7 @@ TEST(regions_that_overlap_have_registrations_of_their_own) {
   CHECK(reads(both, first, memory.data()));
   CHECK_OK(both.src.runtime->deregister_region(first, kBound));
   CHECK_EQ(fabric.num_regions(), registered + kKeys);
-  CHECK(reads(both, second, memory.data() + nbytes / 2));  // whose keys are as good as before
+  CHECK(reads(both, second, memory.data() + nbytes / 2));  // the second region's keys still work
   both.src.runtime->close(kBound);
 }
 
@@ -179,7 +178,7 @@ TEST(memory_in_huge_pages_is_one_registration_wherever_it_begins_in_them) {
   std::printf("  the pool lies in %s pages\n", std::string(pool.value()->page_kind()).c_str());
   for (std::byte* const base : {advised.data(), pool.value()->data()}) {
     std::byte* const memory =
-        base + kHuge - nbytes / 2 + 64;  // on both sides of an edge, and no page begins there
+        base + kHuge - nbytes / 2 + 64;  // across the edge of a huge page, where no page begins
     const RegionId region = both.src.add(memory, "huge");
     CHECK_EQ(fabric.num_regions(), registered + kKeys);
     random.fill(memory, nbytes);
@@ -199,7 +198,7 @@ TEST(an_agent_at_rest_is_woken_by_what_completes) {
     fabric.hold(true);
     const auto handle = both.dst.post(both.request(false));
     REQUIRE(await([&] { return fabric.num_under_way() > 0; }));
-    std::this_thread::sleep_for(std::chrono::milliseconds(random.below(3)));  // it may be asleep
+    std::this_thread::sleep_for(std::chrono::milliseconds(random.below(3)));  // the agent may be asleep
     fabric.hold(false);
     REQUIRE(is_done(handle));
     CHECK(both.src.memory == both.dst.memory);
@@ -241,7 +240,7 @@ TEST(classes_that_are_wrong_are_refused) {
   CHECK(refused.status().message().find("priorities from 64 to 255 are in no class") != std::string::npos);
 }
 
-// More pieces than rails take at a time wait behind queue pairs that do not move.
+// More pieces than rails accept at a time wait behind queue pairs that do not move.
 TEST(transfers_of_one_class_wait_for_none_of_another) {
   for (const std::string ways : {"read", "write", "measured"}) {
     Fabric fabric;
@@ -264,7 +263,7 @@ TEST(transfers_of_one_class_wait_for_none_of_another) {
         std::vector<std::shared_ptr<Handle>> standing;
         for (int i = 0; i < 12; ++i)
           standing.push_back(post(bulk_stands ? kBulk : kUrgent));  // 16 pieces each
-        // A window of one rail, at least: the other may have been found to be slower, and then has fewer.
+        // At least a window of one rail; the other rail may have been found slower, and then has fewer.
         REQUIRE(await([&] {
           return both.dst.runtime->with_engine(
               [](Engine& engine, Time) { return engine.load().outstanding_pieces >= 64; });
@@ -389,7 +388,7 @@ TEST(an_address_that_nobody_answers_for_holds_up_no_transfer_and_no_close) {
   CHECK_EQ(fabric.num_pairs(), 0u);
 }
 
-// Pages whose elements change on their way: no NIC does that.
+// Pages whose elements are converted: a NIC cannot do that.
 CopyProgram converting(const Layout& layout) {
   CopyProgram program = layout.pages();
   Conversion conversion{};

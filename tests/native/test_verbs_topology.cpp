@@ -49,7 +49,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 const std::string kUnread = "the state of its port cannot be read";
 
-// What must hold of every choice, whatever the machine.
+// What must hold for every choice on any machine.
 void check_choice(const Topology& topology, const RailChoice& choice) {
   CHECK_EQ(choice.rails.empty(), choice.num_near == 0);
   CHECK_EQ(choice.rails.empty(), !why_no_rail(topology).empty());
@@ -81,7 +81,7 @@ struct Expected {
   MemoryPlace memory;
   std::string near;
   std::size_t turn = 0;
-  std::string distances = {};  // of all; "": not looked at
+  std::string distances = {};  // of all rails; "": not checked
 };
 
 struct Machine {
@@ -217,7 +217,7 @@ TEST(gpus_that_share_rails_begin_with_different_ones) {
   }
 }
 
-// "2 0! 1": places of ports that were opened, with ! where they are far.
+// "2 0! 1": indexes of ports that were opened; ! marks those that are far.
 std::string used(const RailChoice& choice, const std::vector<PortName>& opened, bool are_named = false) {
   std::string words;
   for (const PortUse& use : ports_to_use(choice, opened, are_named))
@@ -271,13 +271,13 @@ TEST(host_memory_is_far_from_the_ports_of_other_nodes) {
     const SysfsTree tree(SysfsTree::fixture(fixture));
     CHECK_EQ(far_words(read_topology(tree.root())), far);
   }
-  // A node without NICs has those of the nearest node that has some.
+  // A node without NICs uses those of the nearest node that has some.
   SysfsTree tree(SysfsTree::fixture("hgx_b200"));
   for (const char* name : {"mlx5_0", "mlx5_1"})
     tree.add("$" + std::string(name) + "/infiniband/" + name + "/ports/1/state = 1: DOWN\n");
   const Topology topology = read_topology(tree.root());
   CHECK(far_words(topology).starts_with("0: mlx5_4 mlx5_5 mlx5_6 mlx5_7; 1: mlx5_4"));
-  // Where no NIC says on which node it is, as in many virtual machines, all are alike.
+  // If no NIC reports its node, as in many virtual machines, all count as equally near.
   SysfsTree unknown(SysfsTree::fixture("two_nics"));
   for (const char* name : {"mlx5_0", "mlx5_1"}) unknown.add("$" + std::string(name) + "/numa_node = -1\n");
   CHECK_EQ(far_words(read_topology(unknown.root())), "0:; 1:");
@@ -297,7 +297,7 @@ TEST(the_memory_of_each_node_is_described_where_ports_differ) {
 TEST(each_gpu_is_described_with_its_ports_and_what_is_left_out_with_its_reason) {
   const SysfsTree tree(SysfsTree::fixture("dgx_h100"));
   const std::vector<std::string> dgx = describe(read_topology(tree.root()));
-  REQUIRE_EQ(dgx.size(), 8u + 2u + 2u);  // and of each node, and those that are left out
+  REQUIRE_EQ(dgx.size(), 8u + 2u + 2u);  // and lines for each node, and for those that are left out
   CHECK(dgx[0].starts_with("GPU 0000:1b:00.0: mlx5_0 port 1 (PXB, several PCIe switches"));
   CHECK(has(dgx[0], "; if these are lost: mlx5_1 port 1, "));
   CHECK(dgx[10].starts_with("mlx5_2 port 1 is not used: "));
@@ -344,7 +344,7 @@ TEST(gpus_are_known_by_any_way_to_write_their_address) {
   const Topology all = read_topology(tree.root());
   for (const char* text : {"0000:1B:00.0", "00000000:1b:00.0", "0:1b:0.0"})
     CHECK_EQ(near_words(rails_for(all, gpu(text))), "mlx5_0:1 PXB");
-  // Named by the caller, in an order of its own; one of them is not there.
+  // The caller names them in its own order; one of them does not exist.
   const std::vector<std::string> named_gpus = {"0000:DF:00.0", "0000:1B:00.0", "0000:77:00.0"};
   const Topology some = read_topology(tree.root(), named_gpus);
   REQUIRE_EQ(some.gpus.size(), 3);
@@ -363,7 +363,7 @@ Place place(std::string host_bridge, std::vector<std::string> functions, int num
 }
 
 TEST(distances_have_the_meaning_that_nvidia_smi_gives_them) {
-  // Of a GPU behind a switch of two levels.
+  // Distances of a GPU behind a switch of two levels.
   const Place gpu_place = place("pci0000:10", {"root", "up", "down0", "gpu"}, 0);
   const struct {
     Place nic;
@@ -386,7 +386,7 @@ TEST(distances_have_the_meaning_that_nvidia_smi_gives_them) {
     CHECK_EQ(name_of(distance_between(gpu_place, row.nic)), name_of(row.distance));
     CHECK_EQ(name_of(distance_between(row.nic, gpu_place)), name_of(row.distance));
   }
-  // Both without a place: nothing in common can be said of them.
+  // If both places are unknown, so is their distance.
   CHECK(distance_between({}, {}) == Distance::kUnknown);
   CHECK(Distance::kPix < Distance::kPxb && Distance::kSys < Distance::kUnknown);
 }
@@ -486,7 +486,7 @@ TEST(parts_of_a_bond_that_are_devices_of_their_own_are_left_out) {
   CHECK(has(why_left(standby, "mlx5_0"), "which uses eth1 now"));
   check_choice(standby, rails_for(standby, node(0)));
 
-  // What cannot be read forbids nothing.
+  // A file that cannot be read excludes nothing.
   tree.remove("devices/virtual/net/bond0/bonding/mode");
   CHECK_EQ(left_words(read_topology(tree.root())), "");
 }
@@ -494,10 +494,10 @@ TEST(parts_of_a_bond_that_are_devices_of_their_own_are_left_out) {
 TEST(only_one_device_for_all_ports_of_one_card_makes_a_bond_a_rail) {
   const std::string members = net_of("mlx5_0", "eth0", "bond0") + net_of("other", "eth1", "bond0") +
                               bond("bond0", "802.3ad 4", "eth0 eth1");
-  // A bond that the card cannot have as one device: each port keeps its own.
+  // A bond that the card cannot offer as one device: each port keeps its own device.
   const SysfsTree two_devices(nic("mlx5_0", "0000:5e:00.0") + nic("other", "0000:5e:00.1") + members);
   CHECK_EQ(left_words(read_topology(two_devices.root())), "mlx5_0:1 other:1");
-  // The other part is a card without RDMA.
+  // The bond's other port belongs to a card without RDMA.
   const SysfsTree two_cards(nic("mlx5_0", "0000:5e:00.0") +
                             "$other = devices/pci0000:00/0000:00:01.0/0000:86:00.0\n" + members);
   CHECK_EQ(left_words(read_topology(two_cards.root())), "mlx5_0:1");
@@ -514,9 +514,9 @@ TEST(a_virtual_function_is_a_rail_only_where_its_physical_one_is_none) {
 
   tree.add("$mlx5_0/infiniband/mlx5_0/ports/1/state = 1: DOWN\n");
   CHECK_EQ(near_words(rails_for(read_topology(tree.root()), node(0))), "mlx5_1:1 NODE");
-  tree.remove("class/infiniband/mlx5_0");  // a container that was given the virtual function alone
+  tree.remove("class/infiniband/mlx5_0");  // a container that has the virtual function only
   CHECK_EQ(near_words(rails_for(read_topology(tree.root()), node(0))), "mlx5_1:1 NODE");
-  tree.add("$mlx5_1/physfn -> $mlx5_1\n");  // of itself
+  tree.add("$mlx5_1/physfn -> $mlx5_1\n");  // a loop
   CHECK_EQ(read_topology(tree.root()).nics.size(), 1);
 }
 
@@ -537,7 +537,7 @@ TEST(of_several_net_devices_the_ports_own_is_taken) {
 }
 
 TEST(a_software_device_lies_nowhere_though_its_net_device_does) {
-  // Kernels before 5.10 give it the place of that.
+  // Kernels before 5.10 report the place of its net device as its own.
   SysfsTree tree(nic("mlx5_0", "0000:01:00.0") + nic("rxe0", "0000:02:00.0") +
                  "$rxe0/infiniband/rxe0/parent = eth0\n");
   const RailChoice choice = rails_for(read_topology(tree.root()), node(0));
@@ -572,7 +572,7 @@ TEST(a_machine_without_rdma_says_so) {
   CHECK(has(why_no_rail(none), "no RDMA device"));
 }
 
-// Every file and link of a machine, broken in some way: an answer comes, and it is an answer.
+// Every file and link of a machine, broken in some way: reading still gives a valid answer.
 TEST(whatever_is_missing_or_nonsense_costs_no_more_than_knowledge) {
   check::Random random(check::seed());
   for (const Machine& machine : machines()) {
@@ -582,21 +582,21 @@ TEST(whatever_is_missing_or_nonsense_costs_no_more_than_knowledge) {
       std::vector<fs::path> paths;
       for (const auto& entry : fs::recursive_directory_iterator(tree.root()))
         if (!entry.is_directory() || entry.is_symlink()) paths.push_back(entry.path());
-      std::sort(paths.begin(), paths.end());  // the order of a folder is the file system's
+      std::sort(paths.begin(), paths.end());  // a folder's order depends on the file system
       for (const fs::path& path : paths) {
         if (!random.chance(15)) continue;
         std::error_code ignored;
         const bool is_link = fs::is_symlink(fs::symlink_status(path, ignored));
         fs::remove(path, ignored);
         switch (random.below(5)) {
-          case 0: break;  // gone
-          case 1: fs::create_symlink(path.filename(), path, ignored); break;  // a circle
+          case 0: break;  // removed
+          case 1: fs::create_symlink(path.filename(), path, ignored); break;  // a link to itself
           case 2: fs::create_directory(path, ignored); break;
           case 3:
             if (is_link)
               fs::create_symlink("/nowhere", path, ignored);
             else
-              CHECK_EQ(::mkfifo(path.c_str(), 0600), 0);  // which nobody writes to
+              CHECK_EQ(::mkfifo(path.c_str(), 0600), 0);  // which has no writer
             break;
           default: {
             std::vector<char> noise(random.below(6000));

@@ -1,4 +1,4 @@
-// Secrets of a file: what is taken of it, what is said of it, and that neither shows a secret.
+// Secrets in a file: what is read from it, what is logged about it, and that neither shows a secret.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -52,7 +52,7 @@ struct Scene {
 struct Content {
   std::string text;
   Secrets secrets;    // empty: refused
-  const char* words;  // with which
+  const char* words;  // the words of the refusal
 };
 const Content kContents[] = {
     {kOld, {kOld, ""}, ""},

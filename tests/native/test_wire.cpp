@@ -1,4 +1,4 @@
-// The codec of the control frames: exact, bounded, and the same bytes back.
+// The codec of control frames: exact, bounded, and reversible.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -9,8 +9,8 @@
 #include "core/control/sha256.h"
 #include "wire_samples.h"
 
-// Every allocation of this binary is counted, to hold what a frame may make its receiver allocate.
-// Out of line: inlined, GCC 12 sees malloc's memory deleted and warns.
+// Counts all allocations of this binary, to bound what a frame can make its receiver allocate. Not inlined:
+// GCC 12 would see malloc's memory deleted, and warn.
 static std::size_t allocated_nbytes = 0;
 [[gnu::noinline]] void* operator new(std::size_t nbytes) {
   allocated_nbytes += nbytes;
@@ -24,8 +24,8 @@ namespace {
 
 using namespace wire_samples;
 
-// What a decoder may allocate for a body of this size. 8: an empty name is 4 bytes in the frame and
-// a 32-byte std::string here. 4096: the words of an error.
+// What a decoder may allocate for a body of this size. 8: an empty name takes 4 bytes in the frame, and here
+// a std::string of 32 bytes. 4096: the words of an error.
 std::size_t allowance(std::size_t body_nbytes) { return 8 * body_nbytes + 4096; }
 
 Result<Message> decode_body(FrameType type, ByteSpan body) {
@@ -41,7 +41,7 @@ Result<Message> decode_body(FrameType type, ByteSpan body) {
   return result;
 }
 
-// Accepted only where the encoder writes just these bytes.
+// A body is accepted only if the encoder would write exactly these bytes.
 void check_rejected_or_canonical(FrameType type, ByteSpan body) {
   const Result<Message> result = decode_body(type, body);
   if (!result.ok()) {
@@ -168,7 +168,7 @@ TEST(changed_bodies_are_rejected_or_mean_exactly_their_bytes) {
         }
       }
       check_rejected_or_canonical(type_of(message), body);
-      // The same bytes under another type.
+      // The same body under another type.
       check_rejected_or_canonical(type_of(Sampler(random, 0).message(random.below(kNumKinds))), body);
     }
   }
@@ -180,7 +180,7 @@ TEST(random_bytes_are_rejected_or_mean_exactly_their_bytes) {
     const FrameType type = type_of(Sampler(random, 0).message(kind));
     for (int repetition = 0; repetition < 1000; ++repetition) {
       Bytes body(random.below(200));
-      // Mostly zeros: pure noise ends at the first count.
+      // Mostly zeros, because pure noise ends at the first count.
       for (auto& b : body)
         if (random.chance(20)) b = static_cast<std::byte>(random.next());
       check_rejected_or_canonical(type, body);
@@ -188,7 +188,7 @@ TEST(random_bytes_are_rejected_or_mean_exactly_their_bytes) {
   }
 }
 
-// Whatever a count claims, nothing is allocated for what is not there.
+// A count alone allocates nothing: the elements have to be there.
 TEST(a_huge_count_in_a_small_frame_allocates_nothing) {
   for (const std::uint32_t claimed :
        {1u, 1000u, kMaxBlocks, kMaxBlocks + 1, 0x3fffffffu, 0x40000000u, 0xffffffffu}) {
@@ -253,7 +253,7 @@ TEST(errors_name_the_frame_and_the_field) {
   CHECK_EQ(offer_with([](Offer& m) { m.spec.timeout_ns = UINT64_MAX; }),
            "OFFER.timeout_ns: 18446744073709551615, must be 0 to 9223372036854775807");
 
-  // A transfer of nothing is a transfer.
+  // A transfer without blocks is valid.
   CHECK_EQ(rejection(Request{{.grid = {0, 1, 0, 1}, .src_ids = {}, .dst_ids = {}, .notify = {}}}),
            "accepted");
 
@@ -312,7 +312,7 @@ TEST(errors_name_the_frame_and_the_field) {
 
   CHECK_EQ(rejection(Lease{.mode = LeaseMode{3}, .blocks = {}}), "LEASE.mode: 3, must be 1 to 2");
   CHECK_EQ(rejection(LeaseEnded{1, Code::kOk}), "LEASE_ENDED.code: 0 is not an error code");
-  // A peer ends a transfer, and never its own session or this agent by it.
+  // A peer can end a transfer with any code, but not its own session or this agent.
   for (const Code code : {Code{60000}, Code{49}, Code::kOk, Code::kOutOfRange, Code::kRailFailed,
                           Code::kPeerLost, Code::kClosed})
     CHECK_EQ(rejection(Fail{1, code, ""}), "FAIL.code: " + std::to_string(static_cast<unsigned>(code)) +
@@ -406,7 +406,7 @@ TEST(utf8_is_judged_as_rfc_3629_says) {
     CHECK_EQ(utf8_prefix(std::string("ok") + bad), 2);
 }
 
-// What version 5 looks like. If this fails, the layout changed: raise kProtocolVersion.
+// The layout of version 5. If this fails, the layout has changed: raise kProtocolVersion.
 TEST(the_layout_is_that_of_version_5) {
   const auto hex = [](ByteSpan bytes) {
     std::string out;

@@ -1,4 +1,4 @@
-// Works of a rail by their numbers: what is found, withdrawn and forgotten, among others that stand still.
+// Works of a rail by their numbers: finding, withdrawing and forgetting some among others that do not move.
 #include "transports/common/work_queue.h"
 
 #include <map>
@@ -35,7 +35,7 @@ TEST(an_index_of_works_says_what_a_map_says) {
     CHECK_EQ(index.size(), expected.size());
   }
   for (const auto& [id, peer] : expected) CHECK_EQ(index.find(id), peer);
-  index.erase(UINT64_MAX);  // was never there
+  index.erase(UINT64_MAX);  // never existed
   CHECK_EQ(index.size(), expected.size());
 }
 

@@ -22,7 +22,7 @@ namespace verbs_ends {
 using namespace kvxfer;
 using counting_device::Fabric;
 
-// A rail on the first port of a device; "" for the first device.
+// A rail on the first port of a device; "": on the first device.
 inline std::unique_ptr<VerbsTransport> make_rail(Reactor& reactor, const FenceTable& fences,
                                                  const std::string& device, verbs::Options options = {},
                                                  std::shared_ptr<verbs::Device>* device_made = nullptr) {
@@ -43,7 +43,7 @@ using testing::fetch_work;
 
 inline constexpr std::uint64_t kPage = 4096;
 
-// `device`: where the test wants to know it.
+// `device`: set if the test wants to know it.
 inline End::Make on(const std::string& name, const verbs::Options& options = {},
                     std::shared_ptr<verbs::Device>* device = nullptr) {
   return [=](Reactor& reactor, const FenceTable& fences) {
@@ -176,7 +176,7 @@ struct Rails {
                       to.memory.data() + move.dst_ids[i] * page_nbytes, page_nbytes) != 0)
         return FAIL("a page is not what it should be");
   }
-  // The other source's pages still arrive, over the rail that they came over before.
+  // Whether the other source's pages still arrive, over the same rail as before.
   void other_is_undisturbed() {
     finish(some_works(64, 16, 2), other_peer);
     CHECK(!is_down(other_peer));
@@ -203,7 +203,7 @@ struct Rails {
   PeerId peer = 0, back = 0, other_peer = 0, other_back = 0;
 };
 
-// A rail whose peer is a socket.
+// A rail whose peer is a plain socket.
 struct Liar {
   explicit Liar(const verbs::Options& options = {}) : victim(on("nic1", options)) {
     auto [ours, theirs] = conformance::tcp_sockets();
@@ -211,7 +211,7 @@ struct Liar {
     const auto connected = victim.transport->connect(std::move(ours), {true, 0, "mallory"});
     REQUIRE_OK(connected);
     peer = connected.value();
-    // What a peer would hear.
+    // The hello that a peer would hear.
     verbs::Message heard;
     REQUIRE(::recv(socket.get(), &heard, sizeof heard, MSG_WAITALL) == sizeof heard);
     CHECK_OK(heard.check(false));
@@ -224,7 +224,7 @@ struct Liar {
     say(hello);
     hear_ready();
   }
-  // The word that the victim's queue pairs are connected.
+  // Reads the message that the victim's queue pairs are connected.
   verbs::Message hear_ready() {
     verbs::Message ready;
     REQUIRE(victim.reactor.run_until(

@@ -17,7 +17,7 @@ namespace wire_samples {
 
 using namespace kvxfer;
 using namespace kvxfer::wire;
-using wire::Lease;  // not core/lease.h's and core/region_table.h's, where those are included too
+using wire::Lease;  // not those of core/lease.h and core/region_table.h, if these are included too
 using wire::Region;
 
 inline constexpr std::size_t kNumKinds = std::variant_size_v<Message>;
@@ -103,7 +103,7 @@ bool same(const T& a, const T& b) {
            std::visit([&](const auto& of_a) { return same(of_a, std::get<std::decay_t<decltype(of_a)>>(b)); },
                       a);
   } else if constexpr (std::is_same_v<T, CopyLoop> || std::is_same_v<T, Conversion> ||
-                       std::is_same_v<T, float>) {  // a NaN is the same as itself
+                       std::is_same_v<T, float>) {  // NaNs compare as equal
     return std::memcmp(&a, &b, sizeof a) == 0;
   } else if constexpr (requires { fields(a); }) {
     return std::apply(
@@ -119,7 +119,7 @@ bool same(const T& a, const T& b) {
 // ---- generation. `size` bounds the tables: 0 gives the smallest messages.
 class Sampler {
  public:
-  // `with_features`: also what is sent only to a peer that said that it has it (wire::Features).
+  // `with_features`: also fields that are sent only to a peer that has the feature (wire::Features).
   explicit Sampler(check::Random& random, std::uint64_t size, bool with_features = false)
       : random_(random), size_(size), with_features_(with_features) {}
 
