@@ -288,7 +288,7 @@ class Peer:
 
     def _no_room(self, nbytes: int, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(
-            f"{self._name} still has no room for a message of {nbytes} bytes after {timeout_s} s: its "
+            f"{self._name} has no room for a message of {nbytes} bytes after {timeout_s} s: its "
             "program does not read messages (agent.messages())"
         )
 

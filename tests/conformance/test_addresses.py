@@ -1,4 +1,4 @@
-"""Where an agent is said to be, and to whom what was said leads: never everywhere, never a stranger."""
+"""The addresses that agents publish, and where they lead: never a wildcard, never a wrong agent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BOTH = pytest.mark.parametrize("how", ["coroutine", "blocking"])
 def test_who_listens_everywhere_is_somewhere(
     listen: str, routes: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In every place that says where an agent is; and it is reached there."""
+    """Every place that shows the agent's address has one at which the agent can be reached."""
     if routes != "a default route":
         monkeypatch.setattr(address, "_ANYWHERE", {"0.0.0.0": (), "::": ()})
     if routes == "none":
@@ -101,7 +101,7 @@ def test_an_agent_on_ipv4_and_ipv6_is_told_by_the_route(monkeypatch: pytest.Monk
         assert here.address_for(peer) == here.address
         assert (
             v4.address_for(v4.accept_blocking("here", BOUND_S)) == v4.address
-        )  # it called: who knows where from
+        )  # it called, so its address is not known
         assert one.address_for("tcp://192.0.2.7:1") == one.address
         with pytest.raises(UsageError, match=r"^::1 cannot reach .* IPv4 or IPv6 only"):
             v4.address_for("tcp://[::1]")
@@ -186,7 +186,7 @@ def test_what_travelled_leads_to_its_owner(form: str, how: str) -> None:
 
 
 def test_one_session_for_many_who_connect_at_once() -> None:
-    """By several spellings; those that were too many end at both sides."""
+    """The callers spell the address differently; surplus sessions end at both sides."""
     with Agent("there") as there, Agent("here") as here:
         port = there.address.rpartition(":")[2]
         hosts = ["127.0.0.1", "localhost", "LOCALHOST", "LocalHost"] * 2
@@ -258,7 +258,7 @@ def test_what_is_no_other_agent_is_refused_in_words(how: str) -> None:
 
 
 def test_a_third_agent_can_be_told_of_a_region() -> None:
-    """By one that dialled its owner; by one that was called it is told whose it is, and not where."""
+    """An agent that dialled the owner passes its address on; one that was called knows only its name."""
     with Agent("a") as a, Agent("b") as b, Agent("c", AgentOptions()) as c:
         a.register("kv", blocks(5))
         b.register("kv", blocks())

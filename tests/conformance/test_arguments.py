@@ -173,7 +173,7 @@ NO_BOOLS: tuple[Any, ...] = (0, 1, "no", [], np.zeros(2), object())
 
 
 def moved(ends: Ends, verb: str, name: str, value: Any) -> Any:
-    """A transfer of which one argument is `value`."""
+    """Starts a transfer in which one argument has `value`."""
     post = ends.ring.prepare_write if verb == "prepare_write" else getattr(ends.here, verb)
     usual = {"region": ends.source, "remote_region": ends.remote, "src_blocks": [1], "dst_blocks": [2]}
     return post(**{**usual, name: value})
@@ -187,7 +187,7 @@ OF_TRANSFERS: dict[str, tuple[Any, ...]] = {
     "integrity": NO_BOOLS,
     "lease": NO_OBJECTS,
 }
-# What is refused by an argument's name: the verb, and what is of no kind that it takes.
+# Arguments whose errors name the argument: the verb, the argument, and values of a wrong kind.
 KINDS: dict[str, tuple[Verb, str, tuple[Any, ...]]] = {
     **{
         f"{verb}({name})": (
@@ -262,7 +262,7 @@ def test_what_is_no_count_is_refused_and_changes_nothing(kept: Ends, name: str) 
 @pytest.mark.parametrize("name", TOKENED)
 def test_what_is_no_token_is_refused_and_changes_nothing(kept: Ends, name: str) -> None:
     before = kept.state()
-    # A number alone is nobody's right, and a text is read by LeaseToken.parse.
+    # A number alone grants no right, and a text must go through LeaseToken.parse.
     for value in (1, 2**62 + 1, 0, True, b"kvxfer-lease-1.4000000000000001", "4000000000000001", kept.lease):
         with pytest.raises(UsageError, match="token") as caught:
             call(TOKENED[name], kept, value)

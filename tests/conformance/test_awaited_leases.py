@@ -1,4 +1,4 @@
-"""Leases that are awaited: they hold at once, and whoever waits is told when the peer has heard of them."""
+"""Awaited leases: a lease holds at once, and its waiter wakes when the peer knows of the lease."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvxfer import Agent, AgentOptions, LeaseState, PeerError, Region, TransferE
 from kvxfer.errors import AgentError
 
 BOUND_S = 30.0
-# No heartbeat goes out by itself in a test's time: only whoever waits has one sent.
+# No heartbeat is due during a test: only a waiter makes the agent send one.
 OPTIONS = AgentOptions(heartbeat_interval_s=600, silent_timeout_s=1200)
 
 

@@ -1,4 +1,4 @@
-"""Leases of a name, or of anybody, over every transport: a source grants, and hears later who reads."""
+"""Leases for a name, or for any peer, over every transport: a source grants before it knows the reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class End:
         self.region: Region = self.agent.register("kv", self.array, layout)
 
     def read(self, address: str, lease: LeaseToken | None) -> str:
-        """Connects, where that was not done; returns how a read ended: ``"done"`` or the code."""
+        """Connects if there is no session yet; returns how a read ended: ``"done"`` or the code."""
         peer = self.agent.connect_blocking(address, TIMEOUT_S)
         remote = peer.region_blocking("kv", TIMEOUT_S)
         read = self.agent.read(self.region, remote, IDS, IDS, lease=lease, timeout_s=TIMEOUT_S)
@@ -71,7 +71,7 @@ def test_peers_that_connect_later_read_under_a_lease_that_they_name(make: Callab
     assert (told.agent, told.incarnation) == ("prefill", prefill.agent.incarnation)
     for name in ("decode-0", "decode-1"):
         decode = make(name)
-        # Unnamed it lets nobody read, and no other token does.
+        # A read that does not name the token is refused, and so is a read with another token.
         assert decode.read(prefill.agent.address, None) == "not-permitted"
         assert decode.read(prefill.agent.address, LeaseToken.draw()) == "lease-ended"
         assert not decode.array.any()
@@ -86,7 +86,7 @@ def test_peers_that_connect_later_read_under_a_lease_that_they_name(make: Callab
 def test_it_ends_by_its_time_or_with_its_region(make: Callable[[str], End]) -> None:
     prefill, decode = make("prefill"), make("decode")
     short = prefill.region.grant(None, ttl_s=0.2)
-    # A reader that sends heartbeats all the while is no reason to keep it.
+    # Heartbeats of the reader do not extend the lease.
     decode.read(prefill.agent.address, short.token)
     assert short.ended_blocking(TIMEOUT_S) == "expired"
     assert decode.read(prefill.agent.address, short.token) == "lease-ended"

@@ -1,4 +1,4 @@
-"""Closing lets memory go when nothing serves it any more, and tells whoever is in the middle of something."""
+"""close() releases memory when nothing serves it, and wakes callers in the middle of a call with an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def memory(value: int = 0) -> Memory:
 
 
 def test_memory_of_agents_that_were_dropped_is_kept_while_it_is_served() -> None:
-    """A handle keeps its agent alive, whatever else of it is dropped; the peer may still write."""
+    """A handle keeps its agent alive when all other references are dropped; the peer may still write."""
     here, there = Agent("here"), Agent("there")
     source = here.register("kv", memory(7))
     target = memory()
@@ -99,7 +99,7 @@ def test_the_second_of_two_threads_that_close_returns_after_the_end() -> None:
 
 
 def silent_listener() -> Any:
-    """A socket that accepts, by the kernel's queue, and says nothing."""
+    """A socket whose connections the kernel's queue accepts, and that never sends anything."""
     import socket
 
     return socket.create_server(("127.0.0.1", 0))
@@ -124,7 +124,7 @@ def test_connecting_to_one_who_says_nothing_ends_and_names_the_limit(given: floa
 def test_a_session_that_does_not_settle_is_given_up(
     monkeypatch: pytest.MonkeyPatch, given: float | None, limit: str
 ) -> None:
-    """Whatever native code waits for: the caller's time is over all the same, and both ends hear of it."""
+    """The caller's timeout ends the attempt in any state, and both ends drop the session."""
     from kvxfer.session.peer_table import PeerTable
 
     monkeypatch.setattr(PeerTable, "settled", lambda self, peer_id: False)
@@ -143,7 +143,7 @@ def test_a_session_that_does_not_settle_is_given_up(
 
 
 class Held:
-    """A native agent of which no session ever gets a rail."""
+    """A native agent whose sessions never get a rail."""
 
     def __init__(self, core: Any) -> None:
         self.core = core
@@ -185,7 +185,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_region_too_many_is_refused_and_ends_no_session() -> None:
-    # Thousands of calls on a busy machine: nobody is to be taken for silent meanwhile.
+    # The test makes thousands of calls, and on a busy machine an agent must not count as silent meanwhile.
     options = AgentOptions(silent_timeout_s=BOUND_S)
     with Agent("here", options) as here, Agent("there", options) as there:
         peer = here.connect_blocking(there.address)
@@ -334,7 +334,7 @@ DOCUMENTED = (AgentError, PeerError, TransferError, UsageError, TimeoutError)
 
 @pytest.mark.parametrize("seed", range(8), indirect=True)
 def test_every_verb_beside_a_close_raises_what_is_documented(seed: int) -> None:
-    """Each thread runs verbs in an order of its own while another closes one of the agents, then the next."""
+    """Each thread runs the verbs in its own order while another closes one agent, then the other."""
     draw = random.Random(seed)
     here, there = Agent("here"), Agent("there")
     verbs = verbs_of(here, there, draw)
@@ -347,7 +347,7 @@ def test_every_verb_beside_a_close_raises_what_is_documented(seed: int) -> None:
             try:
                 verb()
             except DOCUMENTED as error:
-                # A close is no mistake of the caller's, unless a race with deregister or disconnect is.
+                # A close must not look like the caller's mistake; a race with deregister or disconnect may.
                 if isinstance(error, UsageError) and error.code not in ("unknown-region", "invalid-argument"):
                     surprises.append(f"seed {seed}: {error!r}")
             except BaseException as error:
@@ -371,7 +371,7 @@ def test_every_verb_beside_a_close_raises_what_is_documented(seed: int) -> None:
         thread.join(BOUND_S)
         assert not thread.is_alive(), f"seed {seed}: a verb does not return"
     assert not surprises, "\n".join(surprises)
-    # Of an agent that is closed each verb says so at once, or tells what it knew.
+    # After close() each verb raises at once, or returns what the agent knew before.
     for verb in verbs:
         try:
             verb()

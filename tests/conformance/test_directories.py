@@ -1,4 +1,4 @@
-"""Agents and a directory that is well, away, slow, or says nothing: it costs nobody but who asks it."""
+"""Agents and a directory that works, fails, is slow, or hangs: only callers that query it notice."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_an_agent_that_cannot_be_published_is_closed_and_not_left_there(ailment:
                 other.connect_blocking(entry.address)
         directory.recover()
         until(lambda: not directory.list())
-        assert kept.value is not None  # it keeps the frames, and what is in them
+        assert kept.value is not None  # the exception keeps its frames, and their variables
 
 
 def test_an_agent_that_accepts_nobody_is_not_published() -> None:
@@ -262,7 +262,7 @@ def test_an_entry_is_renewed_for_as_long_as_its_agent_lives(log: pytest.LogCaptu
         directory.withdraw(agent.name, agent.incarnation)  # as one that was restarted
     until(renewed())
     assert {entry.name for entry in directory.list()} == {"a", "b", "lasting"}
-    # One is closed, the other only dropped: as good as dead.
+    # One agent is closed. The other is only dropped, which counts as dead.
     renewing = [agent._publication._publishing for agent in agents if agent._publication]
     agents.pop().close()
     assert {entry.name for entry in directory.list()} == {"a", "lasting"}
@@ -316,7 +316,7 @@ def test_an_agent_restarted_under_its_name_keeps_it(log: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("how", ["coroutine", "blocking"])
 def test_a_directory_that_does_not_answer_does_not_outlast_connect(how: str) -> None:
-    """Not even one that blocks whoever calls it: the loop goes on, and what comes late is not dialled."""
+    """Holds even if the directory blocks its caller: the loop goes on; a late answer is not dialled."""
     directory = Unwell()
     with Agent("there", directory=directory) as there, Agent("here", directory=directory) as here:
         directory.ailments.add("resolve hangs")

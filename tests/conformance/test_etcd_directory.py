@@ -89,7 +89,7 @@ def test_prefixes_do_not_meet_and_strangers_keys_are_no_entries(cluster: Cluster
 
 
 def test_agents_come_and_go_by_the_hundred(url: str, seed: int) -> None:
-    """Several workers start and end at once, some under one name; who watches agrees with who asks anew."""
+    """Several workers start and end at once, some under one name; watchers and new queries agree."""
     with EtcdDirectory(url) as reader:
         watch, follower = reader.watch_blocking("", 0.5), Follower()
 
@@ -114,7 +114,7 @@ def test_agents_come_and_go_by_the_hundred(url: str, seed: int) -> None:
 
 
 def test_agents_find_each_other(url: str) -> None:
-    """By name, and in the incarnation that is meant: an old entry leads to no other agent."""
+    """The session is with the agent of that name and incarnation; an old entry leads to no other agent."""
     with EtcdDirectory(url) as one, EtcdDirectory(url) as other:
         with Agent("prefill", directory=one) as prefill, Agent("decode", directory=other) as decode:
             assert other.resolve_blocking("prefill", BOUND_S) == prefill.entry

@@ -1,4 +1,4 @@
-"""What newcomers get wrong first, on real agents: each is told what it was, at once."""
+"""First mistakes of new users, on real agents: each call fails at once, and the error names the mistake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    """One where nobody listens, nor will meanwhile."""
+    """A port on which no socket listens, and which stays taken during the test."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield int(taken.getsockname()[1])
@@ -136,7 +136,7 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
     ],
 )
 def test_an_argument_of_another_kind_is_named(name: str, value: Any, words: str, repeated: bool) -> None:
-    """Also where the same regions were just used: then there is a shorter way."""
+    """The check also holds if the same regions were just used, because that call takes a shorter path."""
     with Agent("prefill") as prefill, Agent("decode") as decode:
         source = prefill.register("kv", np.ones((16, 64), np.uint8))
         region = decode.register("kv", np.zeros((16, 64), np.uint8))
@@ -208,14 +208,14 @@ def test_what_never_came_is_counted_and_what_was_never_released_is_said() -> Non
         held = prefill.write(source, remote, [1], [9], notify=b"other", timeout_s=0.2, hold=True)
         with pytest.raises(TransferError, match=r"^2 of the 2 expected blocks of region 'kv'"):
             incoming.wait(10)
-        # Whichever end's time is over first says it in its own words.
+        # The end whose time is over first words the error.
         with pytest.raises(TransferError, match=r"1 of its 1 layers had not been released|no lease of the"):
             held.wait(10)
 
 
 @pytest.mark.transports("shm", "tcp")
 def test_a_rail_that_cannot_reach_a_region_says_why_in_its_notes() -> None:
-    """Of a pool that no descriptor is left for; the region is reached over the other rails."""
+    """No descriptor is left to share the pool with peers, so the region is reached over the other rails."""
     with Agent("prefill", options=AgentOptions(transports=("shm", "tcp"))) as agent:
         pool = Pool(1, 4096, huge_pages=False)
         assert agent.register("first", np.zeros((1, 4096), np.uint8)).notes == ()

@@ -39,7 +39,7 @@ class Rank:
 
 
 class Ranks:
-    """Decode with all heads, and three prefill ranks, agents of their own."""
+    """Decode with all heads, and three prefill ranks with one agent each."""
 
     def __init__(self, transport: str) -> None:
         options = AgentOptions(transports=(transport,))
@@ -67,7 +67,7 @@ class Ranks:
         return self.decode.read(self.region, remote, blocks, blocks, timeout_s=BOUND_S)
 
     def held(self, at: int, blocks: list[int]) -> Transfer:
-        """A write that goes when it is released."""
+        """A write that starts when it is released."""
         rank = self.prefill[at]
         remote = rank.to_decode.regions["kv"]
         return rank.agent.write(rank.region, remote, blocks, blocks, hold=True, timeout_s=BOUND_S)
@@ -128,9 +128,9 @@ def test_one_of_three_peers_is_lost(ranks: Ranks, how: str) -> None:
     with pytest.raises(PeerError, match="1 of 3 transfers failed") as raised:
         group.wait(BOUND_S)
     assert raised.value.peer == "decode"
-    # All have ended, and nobody waits for their deadlines.
+    # All have ended, before their deadlines.
     assert [work.state for work in group.members] == ["cancelled", "failed", "cancelled"]
-    # Others of the same agents are not touched.
+    # Other transfers of the same agents are not affected.
     Group([ranks.read(0, [1]), ranks.read(2, [3])]).wait(BOUND_S)
 
 
@@ -150,7 +150,7 @@ def test_cancelled_in_the_middle(ranks: Ranks) -> None:
     with pytest.raises(TransferError, match="2 of 3 transfers were cancelled"):
         group.wait(BOUND_S)
     assert [work.state for work in writes] == ["done", "cancelled", "cancelled"]
-    # The pages are free: what comes now lands, and nothing of before.
+    # The pages are free: no earlier transfer can write to them.
     for rank in ranks.prefill:
         assert rank.agent.stats()["transfers_open"] == 0
 

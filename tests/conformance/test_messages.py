@@ -41,7 +41,7 @@ def ends(options: AgentOptions) -> Iterator[Ends]:
 
 
 def fill(peer: Peer, nbytes: int = 0) -> int:
-    """Sends until there is no room; returns how many."""
+    """Sends until there is no room; returns the number of messages."""
     for sent in count():
         try:
             peer.send(bytes(nbytes))
@@ -204,7 +204,7 @@ def test_what_nobody_reads_is_bounded_at_both_ends(ends: Ends, nbytes: int, most
     assert (caught.value.code, caught.value.peer) == ("exhausted", "there")
     with pytest.raises(TimeoutError, match="there has no room for a message of 65536 bytes"):
         ends.to_there.sendable_blocking(timeout_s=0)
-    # All of it has come, and is charged to whoever sent it; both ends go on.
+    # All messages have arrived and count against their sender's budget; both ends go on.
     while ends.there.stats()["messages_in"] < most:
         ends.there.poll()
     (row,) = ends.there.stats()["peers"]
@@ -299,7 +299,7 @@ def test_another_process_answers(transport: str) -> None:
         child = multiprocessing.get_context("spawn").Process(target=_answer, args=(agent.address, options))
         child.start()
         peer = agent.accept_blocking("child", BOUND_S)
-        send_all(peer, 400, LEAST)  # not so many that both ends wait for room at once
+        send_all(peer, 400, LEAST)  # few enough that the two ends do not both wait for room
         for number in range(400):
             assert int.from_bytes(agent.message_blocking(BOUND_S).payload, "little") == number
         peer.send(b"end")

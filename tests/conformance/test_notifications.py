@@ -1,4 +1,4 @@
-"""Notifications between real agents: in order, once each, and of peers that are gone."""
+"""Notifications between real agents: in order, once each, and also from peers that are gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvxfer import Agent, AgentOptions, Peer, Transfer
 
 
 class Ends:
-    """Two agents, the second of which lets the first write; ``note`` writes with a payload."""
+    """Two agents. The second lets the first write; ``note`` writes with a payload."""
 
     def __init__(self, prefill: Agent, decode: Agent) -> None:
         self.prefill, self.decode = prefill, decode
@@ -67,7 +67,7 @@ def test_polling_comes_to_an_end_though_nobody_reads(ends: Ends) -> None:
 
 
 def test_each_goes_to_one_reader_in_order_while_others_drive(ends: Ends) -> None:
-    """One thread reads, others poll and wait for transfers, which reads the same ring."""
+    """One thread reads notifications. Others poll and wait for transfers, which reads the same ring."""
     count, found, stop = 300, [], threading.Event()
 
     def read() -> None:
@@ -110,7 +110,7 @@ async def test_many_tasks_read_beside_each_other(ends: Ends) -> None:
 
 
 async def test_a_loop_that_is_busy_keeps_nobody_waiting(ends: Ends) -> None:
-    """It serves while it waits; what comes while it computes is the agent's thread's."""
+    """The loop serves the agent while it waits. While it computes, the agent's thread does."""
     reader = ends.decode.notifications()
 
     def write(first: int) -> None:
@@ -131,7 +131,7 @@ async def test_a_loop_that_is_busy_keeps_nobody_waiting(ends: Ends) -> None:
 
 
 def test_two_loops_answer_each_other(ends: Ends) -> None:
-    """Each on a thread of its own, and each write is answered by one from the other end."""
+    """Each loop runs on its own thread, and answers each write with one of its own."""
     region = ends.prefill.regions["kv"]
     peer = ends.prefill.peers[0]
     region.grant(peer, mode="write", ttl_s=60)

@@ -74,7 +74,7 @@ def process() -> Iterator[Process]:
     found.close()
 
 
-# Verbs of `mine`, each with something of `other` where it takes one.
+# Verbs of `mine`, each called with an object of `other`.
 Verb = Callable[[Process, Decode, Decode], Any]
 VERBS: dict[str, Verb] = {
     f"{verb}({what})": call
@@ -101,7 +101,7 @@ VERBS: dict[str, Verb] = {
     "prepare_write(remote_region)": lambda p, m, o: m.ring.prepare_write(m.region, o.remotes[0], [1], [2]),
     "start(prepared)": lambda p, m, o: m.ring.start(o.prepared, 0),
 }
-# Tokens of prefill-1, where prefill-0 is asked, or grants.
+# Calls with tokens of prefill-1 that read from, or are granted by, prefill-0.
 TOKENS: dict[str, Verb] = {
     "write(lease)": lambda p, m, o: m.agent.write(m.region, m.remotes[0], [1], [2], lease=p.token),
     "read(lease)": lambda p, m, o: m.agent.read(m.region, m.remotes[0], [1], [2], lease=p.token),
@@ -169,7 +169,7 @@ def test_a_command_is_of_the_ring_that_it_was_prepared_in(process: Process) -> N
 
 
 def test_a_drawn_token_is_of_no_agent_until_it_is_granted(process: Process) -> None:
-    """An engine's scheduler tells one token for all ranks."""
+    """An engine's scheduler passes one token to all ranks."""
     token, mine = LeaseToken.draw(), process.mine
     for at in range(2):
         granted = process.regions[at].grant("mine", [7], token=token)

@@ -1,4 +1,4 @@
-"""Two ends that meet by a tag: whose request it is, and what is over is told and not waited for."""
+"""Writes and expectations that meet by a tag: errors name the request, and arrive at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kvxfer import Agent, AgentOptions, Incoming, TransferError, TransferState, UsageError
 from kvxfer.transfer import Transfer
 
-# Of what is waited for in vain. Nothing here is: a test that waits so long has failed.
+# Deadline of waits that never succeed. There are none here: a test that waits this long has failed.
 LONG_S = 60
 
 
@@ -48,7 +48,7 @@ def ends_with(work: Transfer | Incoming, code: str, words: str, context: str) ->
 
 
 def all_is_heard(ends: Ends) -> None:
-    """Frames keep their order: what is answered now comes after all that prefill has said."""
+    """Waits until decode has read all of prefill's frames: they keep their order, so this write is last."""
     asked = ends.prefill.write(ends.source, ends.remote, [1], [2], context="x")
     ends_with(asked, "not-permitted", "no write lease", "x")
 
@@ -112,13 +112,13 @@ def test_who_expects_a_write_that_was_cancelled_is_told_at_once(ends: Ends) -> N
     incoming = ends.expect(b"req")
     ends_with(incoming, "cancelled", "the write with its tag by 'prefill' had ended before", "w-1")
     assert incoming.state is TransferState.FAILED
-    # That was told; and so begins anew.
+    # The cancelled write was reported, so the tag can be used again.
     incoming = ends.expect(b"req")
     ends.write(b"req").wait(LONG_S)
     incoming.wait(LONG_S)
-    # A new write of the tag does, too.
+    # The same holds for a new write with the tag.
     transfer = ends.write(b"after")
-    all_is_heard(ends)  # an expectation that came sooner would be told of the write before
+    all_is_heard(ends)  # an earlier expectation would get the error of the previous write
     incoming = ends.expect(b"after")
     transfer.wait(LONG_S)
     incoming.wait(LONG_S)

@@ -32,7 +32,8 @@ class Setting:
             replace(
                 self.options,
                 faults="" if self.faults is None else str(replace(self.faults, seed=seed)),
-                # Nobody here falls silent for good; a busy machine may let one end wait for seconds.
+                # No agent in these tests falls silent for good, but on a busy machine one end may wait for
+                # seconds.
                 silent_timeout_s=conformance.BOUND_S,
                 handshake_timeout_s=conformance.BOUND_S,
             ),
@@ -42,7 +43,7 @@ class Setting:
         )
 
 
-# Everything over rails, and what may goes along with its announcement.
+# With eager_nbytes=0 all bytes go over rails; otherwise small writes go along with their announcement.
 RAILS_ALONE = AgentOptions(eager_nbytes=0)
 PLAIN = [
     Setting("loopback", AgentOptions(transports=("loopback",)), "loopback"),

@@ -1,4 +1,4 @@
-"""What a transfer must do, told by naive index arithmetic over the fields of two layouts.
+"""Computes what a transfer must do, by simple index arithmetic over the fields of two layouts.
 
 Nothing here comes from the planner: no unit, no loop, no merged run. A sequence is walked token by
 token, and the byte of each element is computed from the layout's strides, one element at a time in
@@ -29,7 +29,7 @@ class RefusedError(Exception):
 
 
 def local_token(layout: KVLayout, token: int) -> int | None:
-    """Returns the index of `token` among those that this rank holds, None when it holds it not."""
+    """Returns the index of `token` among those that this rank holds, or None if it does not hold it."""
     if token // layout.cp_interleave % layout.cp_size != layout.cp_rank:
         return None
     return token // (layout.cp_interleave * layout.cp_size) * layout.cp_interleave + (
@@ -107,7 +107,7 @@ def _hash(key: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def poison(nbytes: int, seed: int) -> Bytes:
-    """Returns memory that no one has written: every byte depends on where it is."""
+    """Returns memory as before any write: every byte depends on its position."""
     keys = np.arange(nbytes, dtype=np.uint64) + np.uint64(0xFACE_0000_0000 + (seed << 32))
     return _hash(keys).astype(np.uint8)
 
@@ -123,7 +123,7 @@ def values(layout: KVLayout, tokens: Sequence[int]) -> Bytes:
     Bytes
         [num_layers, num_kv, num_tokens, num_heads, head_dim, itemsize]
     """
-    # Each axis has bits of its own, 45 below the layer: no two elements share a key.
+    # Each axis has its own bits, 45 of them below the layer's, so no two elements share a key.
     key = np.zeros((), np.uint64)
     for index, bound in (
         (np.arange(layout.num_layers) + layout.first_layer, 1),
@@ -148,8 +148,8 @@ class Held:
     blocks, slots
         Where each lies.
     content
-        Whose values are there: the token itself, unless its block is named twice (a shared
-        prefix): then the first token that lies there.
+        The token whose values lie there: the token itself, or the first token of the block if the block is
+        named twice (a shared prefix).
     """
 
     tokens: list[int]
@@ -213,8 +213,8 @@ def moves(
     Raises
     ------
     RefusedError
-        A token of the range that an end ought to hold lies behind the end of its table, or a null
-        block is to be the source of a real one.
+        A token of the range that an end should hold lies behind the end of its table, or a null block would
+        be the source of a real one.
     """
     found = Moves([], [], [], [], [])
     if tokens is None:
@@ -319,7 +319,7 @@ def expected(
 
 
 def describe_layout(name: str, layout: KVLayout) -> str:
-    """Says a layout in a line or two, leaving out what is as by default."""
+    """Describes a layout in a line or two, without the fields that have their defaults."""
     counts = (
         f"{name}: {layout.dtype} of {layout.itemsize} B, {layout.num_blocks} blocks of {layout.block_tokens} "
         f"tokens, layers {layout.first_layer}+{layout.num_layers} of {layout.total_layers}, "
@@ -342,7 +342,7 @@ def describe_layout(name: str, layout: KVLayout) -> str:
 
 
 def describe_byte(layout: KVLayout, table: Sequence[int], byte: int) -> str:
-    """Says whose byte it is: layer, kv, token, head, dim; or that it is no element's."""
+    """Names the element that a byte belongs to (layer, kv, token, head, dim), or says that there is none."""
     blocks = [b for b in range(layout.num_blocks) for _ in range(layout.block_tokens)]
     slots = [t for _ in range(layout.num_blocks) for t in range(layout.block_tokens)]
     every = byte_offsets(layout, blocks, slots)
@@ -365,7 +365,7 @@ def describe_byte(layout: KVLayout, table: Sequence[int], byte: int) -> str:
 def first_difference(
     what: str, layout: KVLayout, table: Sequence[int], got: NDArray[np.generic], wanted: NDArray[np.generic]
 ) -> str | None:
-    """Says the first byte of a destination that is wrong, None when all are right."""
+    """Describes the first wrong byte of a destination; None if all are right."""
     wrong = np.flatnonzero(got != wanted)
     if not len(wrong):
         return None

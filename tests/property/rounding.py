@@ -29,7 +29,7 @@ LARGEST: Final = {
 
 
 def widen(stored: NDArray[Any]) -> NDArray[np.float32]:
-    """Returns the numbers that are stored, in float32; exact for every dtype."""
+    """Returns the stored numbers as float32; exact for every dtype."""
     with np.errstate(all="ignore"):
         return stored.astype(np.float32)
 
@@ -37,7 +37,7 @@ def widen(stored: NDArray[Any]) -> NDArray[np.float32]:
 def narrow(x: NDArray[np.float32], dtype: str, saturate: bool = False) -> NDArray[Any]:
     """Returns float32 rounded to nearest even.
 
-    What is too large becomes NaN (e4m3fn has no infinity), infinity, or with `saturate` the largest
+    A number that is too large becomes NaN (e4m3fn has no infinity), infinity, or with `saturate` the largest
     finite number; int8 always clamps, to -128 and 127, and its NaN is 0.
     """
     with np.errstate(all="ignore"):

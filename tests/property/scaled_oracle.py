@@ -98,7 +98,7 @@ def obstacle(src: KVLayout, dst: KVLayout, heads: range | None, fine: bool) -> s
     scaled = dst.quantization
     if scaled is None or scaled.per not in PAGED:
         return None
-    # A page scale is of a whole page: it is written when all that it stands for comes at once.
+    # A page scale applies to a whole page, so it can be written only if the whole page arrives at once.
     if fine:
         return "a part of a page would change its scale"
     steps = [src.block_tokens]
@@ -179,7 +179,7 @@ def converted(
 
 
 def same_nans(dst: KVLayout, moved: Moves, memory: Bytes, *, heads: range | None = None) -> Bytes:
-    """Returns the memory with one NaN for all: which bits a NaN has is nobody's promise."""
+    """Returns the memory with the same bits for every NaN, because a NaN's bits are not defined."""
     layers = range(dst.first_layer, dst.first_layer + dst.num_layers)
     columns = [
         x for x in range(dst.first_head, dst.first_head + dst.num_heads) if heads is None or x in heads

@@ -137,7 +137,7 @@ def reference(
 def require_same(
     what: str, numbers: NDArray[Any], got: NDArray[Any], wanted: NDArray[Any], any_nan: bool = False
 ) -> None:
-    """Every number has the same bits; with `any_nan` a NaN may have others."""
+    """Checks that every number has the same bits; with `any_nan` a NaN may have other bits."""
     bits = BITS[got.dtype.itemsize]
     differ = got.view(bits) != wanted.view(bits)
     if any_nan and got.dtype != np.int8:
@@ -155,8 +155,8 @@ def require_same(
 def payload(src: str, dst: str) -> bool:
     """Returns whether a NaN may have other bits than the reference's.
 
-    numpy, not ml_dtypes, rounds to float16 and keeps some of the payload; who converts to the same
-    dtype may keep all of it.
+    numpy, not ml_dtypes, rounds to float16 and keeps some of the payload; a conversion to the same dtype may
+    keep all of it.
     """
     return src == dst or dst in ("float16", "float32")
 
@@ -255,7 +255,7 @@ class Crossing:
 
 
 def scaled(layout: KVLayout, per: Per | Literal[""], seed: int, saturate: bool) -> KVLayout:
-    """Gives a layout scales: static ones are the model's, of which a rank has its slice."""
+    """Gives a layout scales. Static scales are those of the model, and a rank has its slice of them."""
     if not per:
         return layout
     if per in PAGED:

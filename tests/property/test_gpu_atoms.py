@@ -55,7 +55,7 @@ def test_atoms_of_two_layouts_are_every_byte_once(count: int) -> None:
             pairs.src_ids,
             pairs.dst_ids,
             pairs.num_fine,
-            # Where memory is decides how wide vectors are, and nothing else.
+            # The address of memory decides how wide vectors are, and nothing else.
             data.draw(st.sampled_from([0, 1, 2, 4, 8, 16])),
             0,
             data.draw(st.booleans()),

@@ -1,4 +1,4 @@
-"""compile_program + pair_units + executor: between any two layouts, what arrives is what the oracle says.
+"""compile_program, pair_units and executor: what arrives between two layouts is what the oracle computes.
 
 Every example is judged twice. The loops are expanded by the formula of their format, and each byte
 of the destination must come from the very byte that index arithmetic names, once. Then the native
@@ -105,7 +105,7 @@ def require_map(
 
 
 def require_shape(example: Example, program: CopyProgram, fine: bool) -> None:
-    """Holds what a program says of itself to the layouts."""
+    """Checks the figures that a program states about itself against the layouts."""
     src, dst = example.src, example.dst
     layers, heads = common_layers(src, dst), common_heads(src, dst, example.heads)
     unit = unit_tokens(src, dst)
@@ -318,7 +318,7 @@ def wider_heads(layout: KVLayout) -> KVLayout:
     )
 
 
-# What is claimed of a cache, and how the difference is worded.
+# Changes of a layout's fields, and the words of the difference.
 _CLAIMS: dict[str, tuple[str, Callable[[KVLayout], KVLayout]]] = {
     "dtype": ("dtype", lambda it: replace(it, dtype="elsewhere")),
     "head_dim": ("head_dim", wider_heads),

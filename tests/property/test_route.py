@@ -1,4 +1,4 @@
-"""route: who reads what from whom, against a count of every (layer, head, token) of every rank."""
+"""route: which rank reads what from which, against a count of every (layer, head, token) of every rank."""
 
 from __future__ import annotations
 

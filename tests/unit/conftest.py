@@ -75,7 +75,7 @@ class FakeHandle(HandleControls):
 
 
 class FakeRoute:
-    """Records what is posted by it as the core's ``post``: peer, program, ids, layers, and the rest."""
+    """Records its posts as the core's ``post`` does: peer, program, ids, layers, and the rest."""
 
     def __init__(self, core: CoreControls, route: tuple[int, int, int, int], as_ids: Any) -> None:
         self._core, self._route, self._as_ids = core, route, as_ids
@@ -97,10 +97,10 @@ class FakeRoute:
 
 
 class CoreControls:
-    """How a test moves an agent, and what it has been told."""
+    """A test's controls of an agent, and a record of its calls."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
-        self.is_copying = False  # a device, whatever has ended
+        self.is_copying = False  # whether a device still copies, also after the end of leases
         self.name, self.options = name, options
         self.address = "tcp://127.0.0.1:7301" if options["listen"] else ""
         self.incarnation = name.encode().ljust(16)[:16]
@@ -159,7 +159,7 @@ class CoreControls:
 
 
 class FakeCore(CoreControls):
-    """Records what it is told, and reports what `happen` says."""
+    """Records its calls, and reports the events that `happen` adds."""
 
     def trigger(self) -> Any:
         from kvxfer._native import trigger_over

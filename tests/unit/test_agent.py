@@ -1,4 +1,4 @@
-"""agent: verbs check, translate and pass on; what is compiled once is compiled once."""
+"""agent: verbs check, translate and pass on their arguments; a program is compiled only once."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_descriptor_survives_the_wire_and_finds_its_peer(ends: Ends) -> None:
 
 
 def of_agent(descriptor: RegionDescriptor, name: str) -> RegionDescriptor:
-    """The same region of another agent, as it comes by a router."""
+    """Returns the same region of another agent, as a router would pass it on."""
     ours, theirs = (each.encode().ljust(16).hex().encode() for each in (descriptor.agent, name))
     return RegionDescriptor.from_bytes(descriptor.to_bytes().replace(ours, theirs))
 
@@ -195,7 +195,7 @@ def test_a_descriptor_from_elsewhere_finds_the_newest_session_that_is_open(ends:
     told = of_agent(ends.remote, "new")
     for number in (2, 3):
         ends.core.add_peer(number, "new")
-        assert peers.owner_of(told).id == 2  # of the second nobody has read the event yet
+        assert peers.owner_of(told).id == 2  # the event of the second session has not been read yet
     ends.core.happen("peer-up", peer=3)
     ends.agent._completions.drain()
     assert peers.owner_of(told).id == 3

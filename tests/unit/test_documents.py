@@ -28,7 +28,7 @@ OBJECTS = {
     "incoming": "Incoming",
     "trigger": "Trigger",
 }
-# Options of others' programs.
+# Options of other programs.
 FOREIGN = {
     *("--kv-transfer-config", "--speculative-config", "--strict"),
     *("--disaggregation-decode-allocation-policy", "--disaggregation-decode-enable-radix-cache"),

@@ -1,4 +1,4 @@
-"""group: one end over several, whoever waits, and an error that names what was lost and to whom."""
+"""group: one end for several transfers, all kinds of waiters, and an error that names blocks and peers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def members(fake_core: list[Any]) -> Members:
 
 
 async def turns() -> None:
-    """Lets what was woken run."""
+    """Lets the woken tasks run."""
     for _ in range(5):
         await asyncio.sleep(0)
 

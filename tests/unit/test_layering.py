@@ -1,4 +1,4 @@
-"""Arrows point down only: who may know whom, read off the sources."""
+"""Dependencies point down only: which module may import which, read off the sources."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MAY_KNOW = {
 }
 # What the agent's and the daemon's side of the attachment stand on knows of neither.
 SPOKEN = {"frames": set[str](), "runtime_folder": {"errors"}, "connection": {"attachment"}}
-# What stands on all others, and the agent, which brings them together.
+# The packages at the top, and the agent, which brings the others together.
 ABOVE = {"agent", "bench", "cli", "connectors", "control", "doctor", "testing"}
-# Those that talk to the native core, each for its own noun.
+# The modules that call the native core, each for its own noun.
 MAY_IMPORT_NATIVE = {
     "agent.py",
     "arguments.py",
@@ -60,7 +60,7 @@ NUMPY_ALONE = sorted(
     str(path.relative_to(PACKAGE))
     for folder in ("layout", "plan")
     for path in (PACKAGE / folder).glob("*.py")
-    if path.name != "tensor.py"  # others' tensors are seen through ctypes
+    if path.name != "tensor.py"  # reads tensors of other libraries through ctypes
 )
 PURE = (
     *NUMPY_ALONE,
@@ -114,7 +114,7 @@ def imports(path: Path, *, types_too: bool = False) -> set[str]:
 
 
 def python_files(folder: Path) -> Iterator[Path]:
-    """Sources of a folder, without what is linked into it."""
+    """Sources of a folder, without linked files."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             yield from python_files(path)
@@ -235,7 +235,7 @@ def cpp_files(folder: Path) -> list[Path]:
 
 
 def transports() -> set[str]:
-    """Those that are registered: each a folder and a line."""
+    """The registered transports; each has a folder and a line."""
     lines = (NATIVE / "CMakeLists.txt").read_text()
     names = set(re.findall(r"^kvxfer_transport\((\w+)\)", lines, re.MULTILINE))
     folders = {path.name for path in (NATIVE / "transports").iterdir() if any(path.iterdir())}

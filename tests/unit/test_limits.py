@@ -1,4 +1,4 @@
-"""The plain limits move exactly the pages that they are told to."""
+"""The plain limits move exactly the pages that they are given."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_nt_kernel_is_named() -> None:
     assert _limits.NT_KERNEL in ("avx512-nt", "avx2-nt", "memcpy")
 
 
-# A child that holds pages and says where: reading a parent or sibling may be forbidden, a child not.
+# A child that holds pages and prints their address: a process may read a child, but perhaps not a parent or a
+# sibling.
 CHILD = """
 import sys, numpy as np
 pages = np.random.default_rng(int(sys.argv[2])).integers(0, 256, int(sys.argv[1]), np.uint8)
@@ -175,7 +176,7 @@ def eventfds() -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-# The other end, in a process of its own.
+# The other end, in its own process.
 WAKER = """
 import sys
 from kvxfer.bench import _limits

@@ -55,7 +55,7 @@ def headers() -> Path:
 
 @pytest.fixture(scope="module")
 def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tool that writes down what it is told."""
+    """A tool that writes down the calls that it gets."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     assert compiler, "what built the native module is gone: install a C++ compiler"
     built = tmp_path_factory.mktemp("nvtx") / "recorder.so"
@@ -65,9 +65,9 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ranges(tool: str, recording: Path, *transports: str) -> Counter[str]:
-    """Moves two pages under a tool; returns how often each range began, all of which have ended."""
+    """Moves two pages under a tool; returns how often each range began. All ranges must have ended."""
     environment = {**os.environ, "NVTX_INJECTION64_PATH": tool, "KVXFER_RECORDING": str(recording)}
-    # Waits of its own are bounded, and the suite bounds this.
+    # The script bounds its own waits, and the suite bounds this call.
     subprocess.run([sys.executable, "-c", MOVE, *transports], env=environment, cwd=ROOT, check=True)
     if not recording.exists():
         return Counter()

@@ -1,4 +1,4 @@
-"""options: what does not fit is named, and nobody listens to the world without a secret."""
+"""options: errors name the wrong option, and no agent listens beyond loopback without a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is handed out: the source distribution, its licences, and a wheel that is built of it."""
+"""Release files: the source distribution, its licences, and a wheel that is built from it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_modules_that_have_names_of_their_own_need_no_import() -> None:
 def test_a_source_tree_that_was_not_built_says_so(tmp_path: Path) -> None:
     source = Path(kvxfer.__file__).parent
     shutil.copytree(source, tmp_path / "kvxfer", ignore=shutil.ignore_patterns("*.so", "bench", "connectors"))
-    # As a user in a fresh clone, whose other kvxfer is installed elsewhere.
+    # The case of a user in a fresh clone who has kvxfer installed elsewhere.
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import kvxfer; kvxfer.Agent"
     done = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path!r}; {script}"],

@@ -64,7 +64,7 @@ def drawn(output: str) -> list[list[Any]]:
 
 
 def test_a_seed_draws_the_same_again_and_another_something_else(tmp_path: Path) -> None:
-    first = run(tmp_path, CI="true")  # hypothesis has habits of its own there
+    first = run(tmp_path, CI="true")  # hypothesis behaves differently in CI
     (seed,) = re.findall(r"^seed: (\d+) ", first, re.MULTILINE)
     assert f"replay with: pytest --seed {seed}" in first
     wanted = drawn(first)

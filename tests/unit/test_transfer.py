@@ -1,4 +1,4 @@
-"""transfer: one end, the same for everybody who waits, and errors that name what to recompute."""
+"""transfer: one end, the same for all waiters, and errors that name the blocks to recompute."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_streams_wait_for_the_end_and_for_layers(incoming: tuple[Any, Incoming])
     wait = work.wait_in(stream_of(77, 0))
     core = SimpleNamespace(device=SimpleNamespace(device_id=0), __cuda_stream__=lambda: (0, 78))
     work.wait_in(core, 5)
-    # Layers are told to the core as the region counts them.
+    # The core numbers layers as the region does.
     assert handle.waits == [(77, None), (78, 3)]
     assert (wait.outcome, wait.address) == ("pending", 64)
     assert repr(wait) == "<StreamWait pending>"

@@ -27,7 +27,7 @@ kvxfer.Group([kvxfer.Agent("prefill")])
 kvxfer.Group([]).wiat()
 """
 
-# What a checker says of a program: for each line the rule that it breaks.
+# Returns a checker's findings about a program: for each line, the rule that it breaks.
 Found = list[tuple[int, str]]
 
 

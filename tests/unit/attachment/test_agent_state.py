@@ -1,4 +1,4 @@
-"""What is told of an agent fits into frames, however much there is, and holds no right."""
+"""An agent's reports fit into frames, however large its state is, and contain no right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of the daemon's socket: whole however they are cut, and what is none is refused."""
+"""Frames of the daemon's socket: whole however they are cut; bytes that are not frames are refused."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _installed_with(distribution: str, extras: set[str], found: set[str]) -> set
     ids=lambda arguments: "-".join(arguments[:2]).replace("--", ""),
 )
 def test_commands_run_with_what_their_extra_installs(arguments: tuple[str, ...]) -> None:
-    """Tests have all extras; who typed `pip install 'kvxfer[cli]'` or `make demo` has this one."""
+    """Tests have all extras; a user of `pip install 'kvxfer[cli]'` or `make demo` has only this one."""
     pytest.importorskip("typer")
     present = _installed_with("kvxfer", {"", "cli"}, set())
     absent = {

@@ -1,4 +1,4 @@
-"""What ``--help`` says of every command: values by name, examples that can be typed, what a status means."""
+"""``--help`` of every command: values by name, examples that can be typed, and the exit statuses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EXAMPLES = [
 
 
 def of_terminal() -> dict[str, str]:
-    """The environment without what asks for colours, or forbids them, whatever standard output is."""
+    """The environment without the variables that force or forbid colours."""
     asks = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS")
     return {name: value for name, value in os.environ.items() if name not in asks} | {
         "TERM": "xterm-256color"
@@ -141,7 +141,7 @@ def test_a_terminal_gets_colours(arguments: list[str]) -> None:
                 while chunk := os.read(ours, 1 << 16):
                     shown += chunk
             except OSError:
-                pass  # so ends a terminal whose last process has gone
+                pass  # a terminal ends like this when its last process exits
             process.wait(60)
     finally:
         os.close(ours)

@@ -1,4 +1,4 @@
-"""Which blocks of a cache group are told, and when a source's are enough to go on from."""
+"""Which blocks of a cache group are handed over, and when a source's blocks are enough to continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_of_states_the_last_one_counts() -> None:
 
 
 def test_a_window_that_ends_where_decode_begins_has_all_that_it_looks_at() -> None:
-    # Prefill has gone one token further, and given back the block that token 3, of ten, is in.
+    # Prefill has computed one token more, and freed the block that holds token 3 of ten.
     assert not group(window=7).can_load((0, 6, 7), BLOCK_SIZE, 10, 9)
     assert group(window=7).can_load((5, 6, 7), BLOCK_SIZE, 9, 9)
     assert group(window=6).can_load((0, 6, 7), BLOCK_SIZE, 10, 9)

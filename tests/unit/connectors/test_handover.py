@@ -127,7 +127,7 @@ def test_only_allowed_hosts_are_dialled() -> None:
         ("fd00::1", True),
         ("172.32.0.1", False),
         ("8.8.8.8", False),
-        ("169.254.169.254", False),  # where clouds tell machines their credentials
+        ("169.254.169.254", False),  # where clouds give machines their credentials
         ("fe80::1", False),
         ("2001:db8::1", False),
         ("prefill.example", False),
@@ -228,7 +228,7 @@ def test_what_decode_hands_back_is_the_beginning_of_the_next_turn() -> None:
         Handover.read(params, request_of(180, first=1), 1, Settings())
     with pytest.raises(HandoverError, match="another prompt"):
         Handover.read(params, request_of(99), 1, Settings())
-    # What is handed to decode is all of its prompt.
+    # The handed-over blocks cover the whole prompt.
     assert not is_return(passed())
     with pytest.raises(HandoverError, match="another prompt"):
         Handover.read(passed(), longer, 1, Settings())

@@ -1,4 +1,4 @@
-"""Which kept requests give way to others: those that no engine has claimed, the oldest first."""
+"""Which kept requests give way to others: the ones that no engine has claimed, the oldest first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Kept:
             assert not self.keeping.give_way()
 
     def gives_way(self, num_blocks: int) -> list[str]:
-        """Who gives way in a step in which a request waits for so many blocks."""
+        """Returns the requests that give way in a step in which a request waits for so many blocks."""
         self.keeping.asked(Request([0] * (num_blocks * BLOCK_SIZE)))
         return self.keeping.give_way()
 
@@ -40,7 +40,7 @@ def test_who_waits_for_blocks_has_those_of_the_oldest() -> None:
     kept = Kept()
     kept.now += 10.0
     assert kept.gives_way(10) == ["0"]
-    # They come back in the next steps: nobody else gives way for them meanwhile.
+    # The blocks come back in the next steps; until then no other request gives way for them.
     assert kept.gives_way(10) == []
     kept.keeping.end({"0"})
     assert kept.gives_way(11) == ["1", "2"]
@@ -53,7 +53,7 @@ def test_who_gets_its_blocks_waits_for_none() -> None:
     kept.keeping.asked(request)
     kept.keeping.allocated(request)
     assert not kept.keeping.give_way()
-    # Nor does one that waited in an earlier step, and has gone.
+    # A request that waited in an earlier step and is gone does not count either.
     assert kept.gives_way(1) == ["0"]
     kept.keeping.end({"0"})
     assert not kept.keeping.give_way()
@@ -61,7 +61,7 @@ def test_who_gets_its_blocks_waits_for_none() -> None:
 
 def test_a_router_has_time_to_ask_decode() -> None:
     kept = Kept(claim_within_s=2.0)
-    assert kept.gives_way(100) == ["0"]  # at 2 s; the others are 1 s old, and just there
+    assert kept.gives_way(100) == ["0"]  # it is 2 s old; the others are only 1 s old
 
 
 def test_who_is_claimed_stays(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,10 +81,10 @@ def test_who_was_read_and_may_be_shared_goes_where_others_need_it(caplog: pytest
     kept.keeping.heard(reads, 2)
     assert not kept.gives_way(100)  # the other worker's reader may still read
     kept.keeping.heard(claims | reads, 2)
-    assert not kept.keeping.give_way()  # nobody waits
+    assert not kept.keeping.give_way()  # no request waits
     assert kept.gives_way(100) == ["0"]
     assert not caplog.records
-    # One that is claimed again is not over.
+    # A request that is claimed again stays.
     kept = Kept(claim_within_s=1000.0)
     kept.keeping.heard(News(frozenset("0"), read=("0", "0")), 2)
     kept.keeping.heard(claims, 2)
@@ -101,7 +101,7 @@ def test_no_more_is_kept_on_trust_than_the_user_lets(is_return: bool, settings: 
     kept.now += 10.0
     assert kept.keeping.give_way() == ["0"]
     assert not kept.keeping.give_way()
-    # What is claimed does not count.
+    # Claimed requests do not count.
     kept = Kept(3, is_return, **settings)
     kept.keeping.heard(News(frozenset({"1"})))
     kept.now += 10.0

@@ -1,4 +1,4 @@
-"""Blocks that a prefill worker keeps: the engine has them back when nobody may read them any more.
+"""Blocks that a prefill worker keeps: the engine gets them back when no peer may read them any longer.
 
 Real leases of a real agent; what vLLM's own types would bring here are their attributes.
 """
@@ -24,7 +24,7 @@ from kvxfer.connectors.common.step import Grant, News
 REQUEST = "request-1"
 TOKENS = LeaseToken.draw(), LeaseToken.draw()
 CLAIM = Claim(digest_of(REQUEST), digest_of(str(TOKENS[0])), is_reading=False)
-#: Two readers, of which the second comes last.
+#: Two readers; the second one ends last.
 RECEIPTS = [Receipt(digest_of(REQUEST), digest_of(str(TOKENS[0])), reader, 2) for reader in range(2)]
 
 
@@ -157,7 +157,7 @@ def test_blocks_stay_until_every_engine_that_was_heard_of_has_read(
         else:
             receipt = Receipt(CLAIM.request, CLAIM.first_lease, 0, 1, may_be_shared=what == "shared")
             keeper.blocks.note(receipt, f"{engine}/0.1")
-    # Others may come, and the engine may have the blocks where it needs them.
+    # More readers may come, and the engine may take the blocks back if it needs them.
     assert becomes.startswith("free") or keeper.blocks.take_news().read == (
         (REQUEST,) * (becomes == "may go")
     )

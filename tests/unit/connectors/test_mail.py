@@ -1,4 +1,4 @@
-"""Notes between workers: in order, also to one that has not read for long."""
+"""Notes between workers: in order, also to a worker that has not read for long."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def receipt(number: int) -> notes.Note:
 
 
 def test_what_finds_no_room_goes_later_and_in_order(ends: Ends) -> None:
-    count = mail._MAX_WAITING + 200  # more than wait unread, fewer than with those that wait here
+    count = mail._MAX_WAITING + 200  # more than the unread ones, fewer than these and the waiting ones
     sent = [receipt(number) for number in range(count)]
     for note in sent:
         ends.decode.send(ends.to_prefill, note)

@@ -1,4 +1,4 @@
-"""What is expected of the next cache and step, by what the last ones took."""
+"""Estimates of the next transfer's and step's time, from the last ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of two tables of the same tokens: those of states, of which the last counts."""
+"""Pages of two tables of the same tokens: pages of states, where only the last one counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers of two engines tell each other of a push, and what a router tells them: strangers' bytes."""
+"""Messages about pushes between workers of two engines, and from a router: untrusted bytes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
         note = notes.read(payload)
     except ValueError:
         return
-    assert note.encode() == payload or isinstance(note, Refusal)  # of which text may be replaced
+    assert note.encode() == payload or isinstance(note, Refusal)  # whose text may have replaced characters
 
 
 def test_a_registration_comes_in_parts_in_any_order(seed: int) -> None:
@@ -140,7 +140,7 @@ def half(number: int) -> RegistrationPart:
 
 
 def nbytes(registrations: Registrations) -> int:
-    """Returns what waits, of which three sums agree."""
+    """Returns the waiting bytes, after checking that three sums of them agree."""
     waiting = sum(each.nbytes for of in registrations._peers.values() for each in of.values())
     assert waiting == sum(each.nbytes for of in registrations._keys.values() for each in of.values())
     assert waiting == sum(registrations._nbytes.values()) == registrations._total_nbytes
@@ -153,11 +153,11 @@ def test_a_peer_that_floods_forgets_its_own_and_nobody_elses() -> None:
     (own,) = RegistrationPart.split(KEY, 0, 1, content)
     assert not registrations.add(honest, own)
     told = []
-    # Four of them have all the room there is, and go on.
+    # Four peers fill all the room, and go on sending.
     for number in range(24000):
         (part,) = RegistrationPart.split(number.to_bytes(16, "big"), 0, 1, content)
         told += registrations.add(peer_of(number % 4), part)
-    # Each of those that were forgotten can be told so.
+    # The peer of each forgotten registration can be told.
     assert len(told) > 7000
     assert {arrival.peer.id for arrival in told} == {0, 1, 2, 3}
     assert all(arrival.registration == registration() for arrival in told)
@@ -228,7 +228,7 @@ def test_both_engines_read_the_key() -> None:
 
 
 def coordinates(**changes: Any) -> dict[str, Any]:
-    """What vLLM's own proxy for pushes tells decode."""
+    """The parameters that vLLM's own proxy for pushes gives decode."""
     return {
         "do_remote_decode": False,
         "do_remote_prefill": True,
@@ -308,7 +308,7 @@ def test_every_prompt_of_a_request_has_a_key_of_its_own() -> None:
     assert keys[0] == KEY
     assert len(set(keys)) == 3
     for at, key in enumerate(keys):
-        # Whatever the other engine calls the request.
+        # The match does not depend on the other engine's name for the request.
         assert Appointment.read(params, named("cmpl-2", at), Settings()).key == key
 
 

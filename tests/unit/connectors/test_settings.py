@@ -1,4 +1,4 @@
-"""Settings: what is taken from where, and refused when the engine starts."""
+"""Settings: which source each value comes from, and errors when the engine starts."""
 
 from __future__ import annotations
 

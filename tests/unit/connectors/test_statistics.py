@@ -109,7 +109,7 @@ def test_workers_and_intervals_add_up() -> None:
     assert both.data["rails"] == {PULL: {"tcp": 2, "shm": 1}, PUSH: {"shm": 1}}
     assert both.data["failures"] == {PULL: {"lease-ended": 2}, PUSH: {"peer-lost": 1}}
     assert (both.data["receipts"], both.data["expired"]) == (0, 1)
-    # A push is waited for while prefill computes: it is no part of what a pull takes, and has no rate.
+    # Decode waits for a push while prefill computes, so the time does not count as a pull's and has no rate.
     line = both.reduce()
     assert (line["pull load ms (p90)"], line["push load ms (p90)"]) == (30.0, 500.0)
     assert "push MB/s of a load" not in line

@@ -1,4 +1,4 @@
-"""Requests that name no cache: how often that is said, and what is forgotten."""
+"""Requests that name no cache: how often the log says so, and which requests are forgotten."""
 
 from __future__ import annotations
 

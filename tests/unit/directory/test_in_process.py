@@ -20,7 +20,7 @@ from kvxfer.testing.directories import BOUND_S, entry
 
 
 class InProcess(directories.DirectorySubject):
-    """One whose clock stands still until it is told to go on."""
+    """A directory whose clock stands still until the test advances it."""
 
     def __init__(self, seed: int = 1) -> None:
         self.now_s = 1000.0
@@ -41,7 +41,7 @@ def test_contract(check: directories.Check, seed: int) -> None:
 
 @pytest.mark.parametrize("how", ["entry ends", "sooner than another"])
 def test_who_sleeps_is_woken_by_the_end_of_an_entry(how: str) -> None:
-    """By a clock that goes on, and nobody else's call."""
+    """The entry ends by the clock alone, without any other call."""
     directory = InProcessDirectory()
     directory.publish(entry("a"), 0.01 if how == "entry ends" else 3600)
     watch = directory.watch_blocking("a", BOUND_S)
@@ -55,7 +55,7 @@ def test_who_sleeps_is_woken_by_the_end_of_an_entry(how: str) -> None:
 
 
 class Sleeper:
-    """A call on a thread of its own."""
+    """A call on its own thread."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._found: list[Any] = []

@@ -89,7 +89,7 @@ def test_a_machine_without_any_file_is_examined(subject: str, tmp_path: Path) ->
 
 
 def garbage(root: Path) -> list[str]:
-    """Every file that a probe reads, filled with what no kernel writes."""
+    """Every file that a probe reads, filled with content that a kernel never writes."""
     return [
         "proc/cpuinfo",
         "proc/driver/nvidia/gpus/0000:01:00.0/information",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# libcuda.so.1 as far as it is asked before anything runs on a GPU. Which GPUs, the environment says.
+# The part of libcuda.so.1 that is called before anything runs on a GPU. The environment defines the GPUs.
 LIBCUDA = r"""
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ ASK = (
 
 @pytest.fixture(scope="module")
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a library that says what the environment says."""
+    """The folder of a library that reports the GPUs that the environment defines."""
     folder = tmp_path_factory.mktemp("driver")
     (folder / "cuda.c").write_text(LIBCUDA)
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -85,7 +85,7 @@ def ask(
 
 
 def doctor(environment: dict[str, str]) -> dict[str, dict[str, str]]:
-    """What it says of kernels, by name."""
+    """Returns the doctor's findings about kernels, by name."""
     script = (
         "import json\n"
         "from kvxfer.doctor import devices\n"

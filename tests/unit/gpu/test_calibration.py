@@ -131,7 +131,7 @@ def test_it_is_of_one_gpu_one_driver_and_these_kernels(
     assert calibration.look(replace(DEVICE, name="NVIDIA H100 PCIe"), CUDA) is None
     assert calibration.look(replace(DEVICE, capability=(10, 0)), CUDA) is None
     assert calibration.look(DEVICE, (12, 9)) is None
-    assert calibration.look(replace(DEVICE, index=3), CUDA) is not None  # one of several alike
+    assert calibration.look(replace(DEVICE, index=3), CUDA) is not None  # one of several equal GPUs
     monkeypatch.setattr(sources, "key_of", lambda *_: "of other sources")
     assert calibration.look(DEVICE, CUDA) is None
 
@@ -315,7 +315,7 @@ def test_of_two_processes_one_measures(
     file.unlink()
     calibration._shared.cache_clear()
     with file.with_suffix(".lock").open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # the other one is at it
+        fcntl.flock(held, fcntl.LOCK_EX)  # the other process is measuring
         found: list[Calibration] = []
         second = threading.Thread(target=lambda: found.append(calibration.shared(0)))
         second.start()

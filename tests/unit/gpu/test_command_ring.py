@@ -113,7 +113,7 @@ async def test_who_awaits_is_woken_by_commands_that_are_refused(two: Two) -> Non
 
 
 def test_a_full_ring_says_so(two: Two) -> None:
-    # Of a block that nobody may write yet: as many are under way as there is room for, and as many wait.
+    # The block cannot be written yet. As many commands are under way as there is room for, and as many wait.
     parked = two.ring.prepare_write(two.region, two.remote, [0], [1], notify=b"soon", timeout_s=TIMEOUT_S)
     room = two.ring.num_commands
     for _ in range(room):

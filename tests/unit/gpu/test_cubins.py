@@ -1,4 +1,4 @@
-"""Cubins on disk: the cache that processes share, and those that come with the package."""
+"""Cubins on disk: the cache that processes share, and the cubins in the package."""
 
 from __future__ import annotations
 

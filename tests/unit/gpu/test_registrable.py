@@ -1,4 +1,4 @@
-"""Tensors on a GPU: how they are seen, which an agent takes, and what is said of the others."""
+"""Tensors on a GPU: how they are read, which ones an agent takes, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_how_an_agent_copies_is_what_was_found_or_what_its_options_say(
     assert told() == (16, 2, 1, 1)
     assert told(gpu_ctas=7) == (7, 7, 1, 1)
     assert told(copy_engines=False) == (16, 2, 0, 1)
-    # Nothing is measured for who never asks.
+    # Nothing is measured if no caller asks.
     assert told(copy_engines=False, gpu_ctas=7) == (7, 7, 0, 0)
     assert told(staging_nbytes=0) == (16, 4, 0, 0)
     assert told(staging_nbytes=0, gpu_ctas=7) == (7, 7, 0, 0)

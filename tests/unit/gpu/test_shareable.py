@@ -1,4 +1,4 @@
-"""Memory that torch allocates in: what stands in torch's place here says how it was called."""
+"""Memory in which torch allocates: a stand-in for torch records its calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 class Torch:
-    """What torch has that is asked for, with what was asked."""
+    """The parts of torch that are used, with a record of the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -113,7 +113,7 @@ def test_a_lack_of_memory_is_torchs_error_with_our_words(
     with pytest.raises(OutOfMemoryError) as caught, shareable_memory():
         raise OutOfMemoryError
     assert caught.value.__notes__ == ["kvxfer: GPU 0 has no room"]
-    # One that is not of our pool has no note of ours.
+    # An error from outside our pool does not get our note.
     with pytest.raises(OutOfMemoryError) as caught, shareable_memory():
         raise OutOfMemoryError
     assert not hasattr(caught.value, "__notes__")

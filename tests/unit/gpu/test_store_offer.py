@@ -1,4 +1,4 @@
-"""Offers of GPU memory to store into: what is sent, what is received, and what is refused."""
+"""Offers of GPU memory for stores: the messages that are sent, received and refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HANDLE = bytes(range(64))
 
 
 class Tensor:
-    """What a library other than torch has of a GPU."""
+    """A GPU array of a library other than torch."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> None:
         self.__cuda_array_interface__ = {
@@ -51,7 +51,7 @@ class Mapping:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A driver of which a test says as what an allocation is exported."""
+    """A driver that exports allocations as the kind that the test chooses."""
     told = SimpleNamespace(kind=2, exported=[], mapped=[])
 
     def export(address: int) -> tuple[int, int, int, bytes, int]:
@@ -206,7 +206,7 @@ def test_what_is_no_offer_is_refused_and_its_descriptors_are_closed(
     stray = os.open(os.devnull, os.O_RDONLY)
     socket.send_fds(pair[0], [message(**changed)], [stray] if changed.get("kind") != 2 else [])
     os.close(stray)
-    with pytest.raises(UsageError, match="not an? (valid )?offer"):
+    with pytest.raises(UsageError, match=r"not an? (valid )?offer"):
         StoreOffer.receive(pair[1])
     assert num_open() == before
 

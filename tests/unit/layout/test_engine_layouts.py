@@ -123,7 +123,7 @@ def test_vllm_orders(order: str, values: Values) -> None:
     check(cache, layout, logical)
     assert layout.null_block == 0
     if values == "row":
-        # What the worker's own tensors [B, H, N, C] tell is the same.
+        # The worker's own tensors [B, H, N, C] give the same layout.
         views = list(cache.transpose([order.index(letter) for letter in "LBHNC"]))
         assert KVLayout.from_tensors(views, "bhtc", null_block=0) == layout
 

@@ -1,4 +1,4 @@
-"""layout: what engines have is read as it is; what no cache has is refused in words."""
+"""layout: engines' caches are read as they are; impossible layouts are refused with a reason."""
 
 from __future__ import annotations
 

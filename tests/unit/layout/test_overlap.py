@@ -1,4 +1,4 @@
-"""overlap: strided sets are told apart as if every byte had been marked."""
+"""overlap: strided sets overlap exactly if marking every byte finds a common one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""schema: kvxfers of different versions understand each other, or say why not."""
+"""schema: different versions of kvxfer understand each other, or the error says why not."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_region_descriptors_of_other_versions() -> None:
     somewhere = replace(DESCRIPTOR, address="tcp://10.0.0.7:7301")
     assert RegionDescriptor.from_bytes(somewhere.to_bytes()).address == somewhere.address
     assert older.decode(somewhere.to_bytes(), 1 << 16) == older.decode(DESCRIPTOR.to_bytes(), 1 << 16)
-    # The layout within has needs of its own.
+    # The inner layout has its own needs.
     layout = document(PLAIN, kvxfer_layout=3, needs=["swizzle"], swizzle=4).decode()
     with pytest.raises(UsageError, match="layout of version 3 needs swizzle"):
         RegionDescriptor.from_bytes(document(DESCRIPTOR, layout=layout))

@@ -1,4 +1,4 @@
-"""use_huge_pages: what the kernel says of memory that lay in small pages, and that nobody else notices."""
+"""use_huge_pages: the kernel reports memory of small pages as huge pages, with the same content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def page_nbytes() -> int:
 
 
 def in_small_pages(count: int) -> Bytes:
-    """Returns as much as some huge pages, and a bit more: a mapping of its own, as large tensors have."""
+    """Returns an array of some huge pages and a bit more, in its own mapping as large tensors are."""
     pages = mmap.mmap(-1, (count + 1) * page_nbytes(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_NOHUGEPAGE)
     array = np.frombuffer(pages, np.uint8)

@@ -1,4 +1,4 @@
-"""topology: what /sys says, and what it does not say."""
+"""topology: what /sys contains, and what it does not contain."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def refused(src: KVLayout, dst: KVLayout, *words: str, code: str = "layout-misma
 
 
 def never(src: KVLayout, dst: KVLayout, *words: str) -> None:
-    """Refused, and said before anything is posted."""
+    """Checks that the layouts are refused, and that `differences` says so before anything is posted."""
     found = differences(src, dst)
     assert len(found) == 1
     for word in words:

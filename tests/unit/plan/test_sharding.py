@@ -1,4 +1,4 @@
-"""route: who serves which layers and heads of whom, worked out by hand."""
+"""route: which source serves which layers and heads of which destination, worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pair_units: which unit of one table goes to which of the other, worked out by hand."""
+"""pair_units: which unit of one table goes to which unit of the other, worked out by hand."""
 
 from __future__ import annotations
 

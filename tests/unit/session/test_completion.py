@@ -1,4 +1,4 @@
-"""completion: news reach whoever waits, on any loop or thread, and nobody else."""
+"""completion: events reach their waiters, on any loop or thread, and no other task."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ async def rest() -> None:
 
 
 def watches_sockets(core: Any) -> bool:
-    """Whether the running loop watched them. It does not any more."""
+    """Returns whether the running loop watched the sockets, and removes the watch."""
     return asyncio.get_running_loop().remove_reader(core.sockets_fd)
 
 
@@ -260,7 +260,7 @@ async def test_what_is_long_is_the_threads_until_somebody_waits_anew(ring: tuple
 async def test_who_waits_for_something_else_after_a_notification_has_the_thread_back(
     ring: tuple[Any, Completions],
 ) -> None:
-    """The usual handler: a note says what to fetch, and the task awaits that."""
+    """A usual handler: a notification names what to fetch, and the task awaits that."""
     core, completions = ring
     core.serves = True
     looks = iter([False, False, True])

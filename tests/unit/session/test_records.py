@@ -33,7 +33,7 @@ def take(core: AgentCore, most: int = 256) -> list[Record]:
 
 
 def await_records(agent: Agent, count: int) -> list[Record]:
-    """So many, as a daemon's link gets them: it sleeps on the descriptor, and takes what there is."""
+    """Takes that many records as a daemon's link does: it sleeps on the descriptor, then takes all."""
     fd = core_of(agent).watch_records(64)
     taken: list[Record] = []
     while len(taken) < count:
@@ -139,7 +139,7 @@ def test_nothing_is_kept_while_nobody_watches() -> None:
         prefill.agent.write(prefill.region, prefill.remote, [0], [0]).wait(BOUND_S)
         core.watch_records(0)
         prefill.agent.write(prefill.region, prefill.remote, [0], [0]).wait(BOUND_S)
-        assert len(take(core)) == 1  # what was kept before may still be taken
+        assert len(take(core)) == 1  # records that were kept before may still be taken
         assert prefill.agent.stats()["records_dropped"] == 0
 
 

@@ -1,4 +1,4 @@
-"""stats: an agent returns what its type says, of the types that it says."""
+"""stats: an agent returns the keys of its type, with values of the declared types."""
 
 from __future__ import annotations
 

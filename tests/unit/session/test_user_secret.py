@@ -1,4 +1,4 @@
-"""user_secret: one for each user, made once, and believed where no other user can have made or read it."""
+"""user_secret: one for each user, made once, used only if no other user can have made or read it."""
 
 from __future__ import annotations
 

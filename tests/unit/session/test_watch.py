@@ -1,4 +1,4 @@
-"""watch: one waiter for handles of several agents sleeps, and hears of each."""
+"""watch: one waiter sleeps for handles of several agents, and gets the events of each."""
 
 from __future__ import annotations
 

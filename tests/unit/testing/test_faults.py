@@ -1,4 +1,4 @@
-"""testing.faults: a plan says exactly what the native parser reads."""
+"""testing.faults: the native parser reads exactly what a plan writes."""
 
 from __future__ import annotations
 

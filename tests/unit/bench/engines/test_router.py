@@ -1,4 +1,4 @@
-"""The router between real servers on loopback sockets, which are engines as far as it can tell."""
+"""The router between real servers on loopback sockets, which look like engines to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HANDED_OVER = {
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
-    """Serves an application on a port of its own, from a thread of its own; yields its address."""
+    """Serves an application on its own port, from its own thread; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, ws="none")
         server = uvicorn.Server(config)
@@ -51,7 +51,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 
 class Engine:
-    """Answers what the test says, and remembers what it was asked."""
+    """Gives the test's answers, and records its requests."""
 
     def __init__(self, stack: ExitStack, answer: Any = None) -> None:
         self.begin(answer)
@@ -72,7 +72,7 @@ class Engine:
         self.url = stack.enter_context(serving(app))
 
     def begin(self, answer: Any) -> None:
-        """Forgets what was: JSON, a response or ``NEVER`` is what it answers from now on."""
+        """Forgets its requests. From now on the answer is `answer`: JSON, a response or ``NEVER``."""
         self.answer = answer
         self.asked: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.client_left = threading.Event()
@@ -128,7 +128,7 @@ def between(stack: ExitStack, prefills: list[str], decodes: list[str], **options
 
 
 def leave(client: httpx.Client, body: dict[str, Any], *engines: Engine) -> None:
-    """Asks, and goes without an answer as soon as these engines were asked."""
+    """Sends a request, and leaves without an answer as soon as these engines got it."""
     connection = HTTPConnection(client.base_url.host, client.base_url.port, timeout=BOUND_S)
     with closing(connection):
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -202,7 +202,7 @@ def test_streamed_pieces_pass_while_decode_still_works(client: httpx.Client, dec
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"data: 1\n\n"
-        # A router that collects would never let the client have the first.
+        # A router that collects the pieces would never send the first one to the client.
         assert await asyncio.to_thread(first_is_here.wait, BOUND_S)
         yield b"data: [DONE]\n\n"
 
@@ -326,7 +326,7 @@ TOLD = {"choices": [], "kv_transfer_params": {"kvxfer": {"version": 1, "ranks": 
 
 @pytest.fixture
 def concurrent(stack: ExitStack, prefill: Engine, decode: Engine) -> httpx.Client:
-    """A client of a router that asks both at once, and knows where prefill's agents are."""
+    """A client of a router that sends to both at once, and knows the addresses of prefill's agents."""
     client = between(stack, [prefill.url], [decode.url], dispatch="concurrent")
     prefill.begin(TOLD)
     client.post("/v1/completions", json={"prompt": "first"}).raise_for_status()
@@ -369,7 +369,7 @@ def test_when_one_of_both_fails_the_other_is_let_off(
     assert answer.status_code == 502
     assert answer.json()["error"]["backend"] == failing.url
     assert waiting.client_left.wait(BOUND_S)
-    # Prefill may have restarted: it is asked alone, and tells anew.
+    # Prefill may have restarted: the router asks it first, and it sends its addresses again.
     prefill.begin(TOLD)
     decode.begin({})
     concurrent.post("/v1/completions", json={"prompt": "b"}).raise_for_status()

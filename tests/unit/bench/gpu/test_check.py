@@ -117,7 +117,7 @@ def test_a_step_is_not_begun_without_time(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# As kvxfer.bench.gpu.figures prints: two groups break the device, and one says what is wrong.
+# Prints as kvxfer.bench.gpu.figures does: two groups break the device, and one reports an error.
 FIGURES = """
 import json, os, sys, time
 group = json.loads(sys.argv[1])["group"]

@@ -36,14 +36,14 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[LatencyLimitEnd, Late
             os.close(descriptor)
 
 
-# Two ends that poll would wait for each other on one thread; the commands' tests have them.
+# Two polling ends would wait for each other on one thread; the commands' tests cover them.
 @pytest.mark.parametrize("ends", [None, 4096, 1 << 22], indirect=True, ids=["shared", "stream", "in parts"])
 def test_every_page_goes_there_and_back(ends: tuple[LatencyLimitEnd, LatencyLimitEnd]) -> None:
     near, far = ends
 
     async def both() -> None:
         for first, count in ((0, 5), (5, 3)):
-            # A page that does not fit is sent by a thread of its own: the other end reads meanwhile.
+            # A page that does not fit is sent by its own thread, while the other end reads.
             asking = asyncio.to_thread(asyncio.run, near.ask(first, count))
             asked, answered = await asyncio.gather(asking, far.answer(first, count))
             assert len(asked["round_trips_ns"]) == len(answered["held_ns"]) == count

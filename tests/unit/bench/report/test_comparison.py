@@ -5,7 +5,7 @@ from kvxfer.bench.report.comparison import MIN_RUNS, compare_figure, ratio_inter
 
 
 def runs(around: float, num_runs: int, seed: int) -> list[float]:
-    """Of fixed seeds: what is told of noise may be wrong once in twenty, which would be a failure then."""
+    """With fixed seeds: a verdict about noise may be wrong once in twenty runs, and would then fail."""
     noise: list[float] = np.random.default_rng(seed).normal(1, 0.03, num_runs).tolist()
     return [around * factor for factor in noise]
 

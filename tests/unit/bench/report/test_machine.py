@@ -29,7 +29,7 @@ def test_commit_is_that_of_the_checkout_and_says_when_files_differ(tmp_path: Pat
     package = tmp_path / "package"
     write(package / "__init__.py", "")
     git("init", "--quiet")
-    assert machine.describe(source=package)["commit"] is None  # in somebody's checkout, not of it
+    assert machine.describe(source=package)["commit"] is None  # inside a checkout, but not a part of it
     git("add", ".")
     git("commit", "--quiet", "--no-verify", "-m", "one")
     commit = git("rev-parse", "--short=12", "HEAD")

@@ -43,7 +43,7 @@ class Results:
 
 
 class Connector:
-    """As vLLM's interface has it, in memory: what is ordered in a step is there in the next."""
+    """A connector of vLLM's interface, in memory: a load that is ordered in one step is done in the next."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.arguments = (vllm_config, role, kv_cache_config)
@@ -176,9 +176,9 @@ def served(prefill: dict[str, int], decode: dict[str, int], first_token: int = 1
     [
         # A pull.
         ({"finished": 40}, {"asked": 44, "allocated": 45, "ordered": 50, "loaded": 70}, (40, 5, 5, 20, 30)),
-        # A push, whose decode has its blocks first, loses no time to what was hidden.
+        # In a push decode allocates its blocks first, and hidden waits do not count.
         ({"finished": 40}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 55}, (40, 0, 0, 15, 45)),
-        # One that is answered before prefill hears that it ended is all prefill.
+        # A request that is answered before prefill knows of its end counts as prefill only.
         ({"finished": 120}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 90}, (100, 0, 0, 0, 0)),
     ],
 )
@@ -322,7 +322,7 @@ def test_request_that_goes_wrong_says_how(url: str, how: str, words: str) -> Non
 
 def test_server_that_falls_silent_or_is_gone_is_given_up(url: str) -> None:
     assert "ReadTimeout" in ask(url, "hangs", timeout_s=2.0).error
-    with socket.socket() as taken:  # nobody listens there, nor will meanwhile
+    with socket.socket() as taken:  # no socket listens there, and the port stays taken
         taken.bind(("127.0.0.1", 0))
         assert "ConnectError" in ask(f"http://127.0.0.1:{taken.getsockname()[1]}", "well").error
 
@@ -401,7 +401,7 @@ def test_both_roles_get_one_connector_and_the_one_engine_none() -> None:
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the stand-in where vLLM is looked for: beside the interpreter."""
+    """Puts the stand-in where vLLM is searched for: beside the interpreter."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "vllm").write_text(f"#!{sys.executable} -P\n{VLLM}")
@@ -452,12 +452,12 @@ def test_every_system_serves_every_request_of_every_round(capsys: pytest.Capture
         assert result["served"][name] == {"requests": 6, "failed": 0, "failure": "", "handed_over": 6}
         system = result["systems"][name]
         assert list(system["stages_ms"]) == list(STAGES)
-        # Each of the two halves says 5 us a step.
+        # Each of the two halves reports 5 us a step.
         assert system["step_us"]["decode"]["median"] == 10.0
         assert system["own_ms"]["decide"]["p50"] == 0.003
     assert "stages_ms" not in result["systems"]["alone"]
     assert set(result["ratios"]) == {"alone", "kvxfer-push", "nixl"}
-    # What is not installed says which command installs it, and stands in no one's way.
+    # The failure of a missing system names the command that installs it, and does not stop the others.
     assert "`make bench-serving-setup` installs it" in result["failures"]["nixl+thread"]
     assert json.loads(json.dumps(result))["verified"] is True
     document.print_parts(serving_shown.parts(result))
@@ -495,7 +495,7 @@ def test_engine_that_never_comes_up_is_left_out() -> None:
 
 @pytest.mark.usefixtures("stand_in")
 def test_clients_that_leave_are_asked_for_at_prefill_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    # Before them six requests, who comes next behind them; of the ten, four leave.
+    # Six requests come before the ten clients, and more after them; four of the ten leave.
     fatal = (
         System(name, "dies", {"kv_connector": "N"}, environment={"STAND_IN_DIES": at})
         for name, at in (("nixl", "kv_producer:17"), ("nixl+thread", "kv_consumer:13"))
