@@ -251,7 +251,7 @@ def test_another_path_than_the_required_one_is_status_1() -> None:
         report = report_of("--peer", address, "--require", "shm", "--transports", "tcp", status=1)
     assert report["peer"]["path"] == "tcp"
     assert peer_findings(report)["path"]["state"] == "blocks"
-    assert "shm was asked for" in peer_findings(report)["path"]["change"]
+    assert "--require asks for shm" in peer_findings(report)["path"]["change"]
 
 
 def test_a_peer_that_is_no_doctor_is_connected_and_not_measured() -> None:
