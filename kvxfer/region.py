@@ -123,7 +123,7 @@ def _read_layout(value: Any) -> bytes:
     try:
         return text(value).encode()
     except UnicodeEncodeError:
-        raise ValueError("is no text") from None
+        raise ValueError("is not a text") from None
 
 
 _SCHEMA: Final = Schema(

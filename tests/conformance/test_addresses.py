@@ -253,7 +253,7 @@ def test_what_is_no_other_agent_is_refused_in_words(how: str) -> None:
                 meet(how, here, target)
         wrong: Any
         for wrong in (7, None, region, b"tcp://127.0.0.1:1"):
-            with pytest.raises(UsageError, match="target is"):
+            with pytest.raises(UsageError, match="target must be"):
                 meet(how, here, wrong)
 
 

@@ -136,7 +136,7 @@ def test_a_directory_that_does_not_let_go_stops_no_close(
     agent.close()  # and does not ask again
     assert directory.asked.count("withdraw") == 1
     directory.recover()
-    if ailment == "hangs":  # what was asked for is done late
+    if ailment == "hangs":  # the directory carries out the request late
         until(lambda: [entry.name for entry in directory.list()] == ["other"])
     other.close()
     assert "other" not in [entry.name for entry in directory.list()]

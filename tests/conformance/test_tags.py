@@ -98,7 +98,7 @@ def test_a_write_of_a_tag_that_was_given_up_is_refused_at_once(ends: Ends) -> No
     with pytest.raises(TransferError):
         ends.expect(b"late", timeout_s=0.01).wait(LONG_S)
     ends_with(ends.write(b"late", "w-2"), "deadline", "had not arrived in full", "w-2")
-    # To expect it again begins anew.
+    # A second expectation of the tag starts again.
     incoming, transfer = ends.expect(b"req"), ends.write(b"req")
     transfer.wait(LONG_S)
     incoming.wait(LONG_S)

@@ -250,7 +250,7 @@ def common_layers(src: KVLayout, dst: KVLayout) -> list[int]:
 
 
 def common_heads(src: KVLayout, dst: KVLayout, heads: range | None = None) -> list[int]:
-    """Returns the model's heads that both ends hold, of `heads` alone where it is given."""
+    """Returns the model's heads that both ends hold, only those of `heads` if it is given."""
     theirs = set(range(src.first_head, src.first_head + src.num_heads))
     mine = range(dst.first_head, dst.first_head + dst.num_heads)
     return [x for x in mine if x in theirs and (heads is None or x in heads)]

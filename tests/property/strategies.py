@@ -266,7 +266,7 @@ def make_layout(
         for layer in range(rank.num_layers)
         for kv in range(model.kv)
     ]
-    # What is regular is said by strides, save of shuffled tensors: lists may be regular, too.
+    # Regular layers are described by strides, except for shuffled tensors, whose lists may be regular too.
     listed = regular != table or layer_stride < 0 or kv_stride < 0 or family.shuffled > 0
     return KVLayout(
         dtype=model.dtype,

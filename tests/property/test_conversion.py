@@ -1,4 +1,4 @@
-"""Conversions: every number becomes what ml_dtypes and torch make of it, alone and in a program."""
+"""Conversions: every number becomes the same as with ml_dtypes and torch, alone and in a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many CTAs stage pages, against the same said with exact fractions."""
+"""How many CTAs stage pages, against the same computation with exact fractions."""
 
 from __future__ import annotations
 

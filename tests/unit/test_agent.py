@@ -642,7 +642,7 @@ async def test_accept_returns_each_caller_once_and_no_peer_that_was_called(fake_
     core.known[4]["is_ours"] = True
     assert (await agent.accept("prefill-5")).id == 5
     assert [(await agent.accept()).id, agent.accept_blocking().id] == [3, 6]
-    assert agent.accept_blocking("prefill-3").id == 3  # by its name, as often as it is asked for
+    assert agent.accept_blocking("prefill-3").id == 3  # by its name, as often as the caller asks for it
     with pytest.raises(TimeoutError, match="no peer has connected"):
         agent.accept_blocking(timeout_s=0)
 

@@ -18,7 +18,7 @@ MAY_KNOW = {
     "layout": {"errors"},
     "memory": {"errors", "arguments", "_native", "layout"},
     "plan": {"errors", "layout", "memory"},
-    # Of layouts the schema of JSON objects alone.
+    # Of layouts, only the schema of JSON objects.
     "directory": {"address", "errors", "layout", "log", "loop_thread"},
 }
 # What the agent's and the daemon's side of the attachment stand on knows of neither.
@@ -174,7 +174,7 @@ def test_every_name_of_a_module_stands_once() -> None:
     assert once == sorted(set(once) - folders)
 
 
-# Each knows those before it alone, in the order in which a page meets them (its ``__init__``).
+# Each may import only those before it, in the order in which a page meets them (its ``__init__``).
 PARTS_OF_THE_HOST_POOL = (
     *("page", "page_layout", "slabs", "idle_pages", "tenants", "page_index"),
     *("pool_jobs", "page_news", "page_sources", "pool_regions", "filling", "page_leases"),
@@ -286,7 +286,7 @@ def test_folders_of_the_core_know_those_below_them_alone(folder: str) -> None:
             assert not name.startswith(("core/engine", "core/runtime")), f"{path} includes {name}"
 
 
-# Each knows those before it alone (native/DESIGN.md, "The engine's parts").
+# Each may include only those before it (native/DESIGN.md, "The engine's parts").
 PARTS_OF_THE_ENGINE = (
     "timers",
     "context",
@@ -330,7 +330,7 @@ def test_parts_of_the_engine_know_those_above_them_alone() -> None:
                 assert order[Path(name).stem] <= order[path.stem], f"{path} includes {name}"
 
 
-# The same of what the runtime gives it (native/DESIGN.md, "The runtime's parts").
+# The same for the runtime (native/DESIGN.md, "The runtime's parts").
 PARTS_OF_THE_RUNTIME = (
     "clock",
     "watched_secrets",

@@ -119,7 +119,7 @@ def test_a_request_that_is_computed_waits_for_what_comes_back_soon() -> None:
     kept = Kept()
     kept.keeping.heard(News(frozenset("012"), frozenset("1")))
     assert kept.keeping.frees_soon()
-    # A read takes no second; what is only claimed may take long.
+    # A read takes less than a second, but blocks that are only claimed may stay long.
     kept.now += 1.0
     assert not kept.keeping.frees_soon()
 

@@ -191,5 +191,5 @@ def test_what_takes_blocks_back_early_ends_every_right(agent: Agent, ending: str
     keeper = Keeper(agent)
     getattr(keeper.blocks, ending)(*((REQUEST,) if ending == "withdraw" else ()))
     assert keeper.states == ["revoked", "revoked"]
-    # The engine is owed those alone that are still due to it.
+    # The engine gets back only the blocks that it has not got yet.
     assert keeper.blocks.collect({REQUEST}) == ({REQUEST} if ending == "let_go" else set())

@@ -77,7 +77,7 @@ def test_a_machine_whose_files_are_missing_is_still_reported(tmp_path: Path) -> 
 # ---- transports ---------------------------------------------------------------------------------
 
 
-# Of one process alone.
+# Only of one process.
 TRANSPORTS = tuple(kinds())
 TRIED = tuple(kind.name for kind in kinds().values() if not kind.needs_gpu and not kind.why_off)
 OFF = tuple(kind.name for kind in kinds().values() if not kind.needs_gpu and kind.why_off)

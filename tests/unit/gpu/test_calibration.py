@@ -34,7 +34,7 @@ SAMPLES = (
     (1, 0, 16, 4096, 1000, 9000),
     (1, 0, 16, 65536, 1000, 1500),
 )
-# Four CTAs are within a sixteenth of eight both ways, two from the host alone.
+# Four CTAs are within a sixteenth of eight in both directions; two are so only from the host.
 CTA_SAMPLES = (
     (0, 1, 4 << 20, 800_000),
     (1, 1, 4 << 20, 600_000),

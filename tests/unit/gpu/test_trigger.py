@@ -179,7 +179,7 @@ def test_what_cannot_be_waited_for_posts_nothing(ends: Ends, post: Any, waited: 
 def test_an_event_is_not_asked_for_while_torch_captures_a_graph(
     ends: Ends, event: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver breaks a capture when it is asked for an event of it."""
+    """The driver breaks a capture when it is queried about one of its events."""
     captures = True
     cuda = SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: captures)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))

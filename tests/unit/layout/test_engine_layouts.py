@@ -189,7 +189,7 @@ def test_vllm_groups_share_an_allocation() -> None:
     )
     assert (full.layers, full.group, full.null_block) == (range(2), "full", 0)
     assert full.layer_offsets().tolist() == [[0, 16], [256 * 1, 256 + 16]]
-    # As the group names them, not as the tensor does; upwards strides alone are regular.
+    # In the order of the group, not of the tensor; only ascending strides are regular.
     assert sliding.layer_offsets().tolist() == full.layer_offsets()[::-1].tolist()
     assert len(sliding.offsets) == 4
     assert (state.head_dim, state.block_stride, state.dtype) == (400, full.block_stride, "opaque")

@@ -136,7 +136,7 @@ def test_region_descriptors_of_other_versions() -> None:
         ({"address": "http://10.0.0.7"}, "an agent's address is"),
         ({"agent": ""}, "name must have 1 to 128 bytes"),
         ({"layout": {}}, "layout is a dict"),
-        ({"layout": "\ud800"}, "layout is no text"),
+        ({"layout": "\ud800"}, "layout is not a text"),
         ({"id": "7"}, "id is a str"),
         ({"id": 1 << 64}, "64 bits"),
         ({"num_blocks": 3}, "contradicts"),

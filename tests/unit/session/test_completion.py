@@ -250,7 +250,7 @@ async def test_what_is_long_is_the_threads_until_somebody_waits_anew(ring: tuple
     os.eventfd_write(core.sockets_fd, 1)  # stays readable: the thread has not come to it yet
     await rest()
     assert core.num_served == 1
-    core.happen("notification", peer=1, payload=b"x")  # not what the task waits for: it waits anew
+    core.happen("notification", peer=1, payload=b"x")  # not the event that the task waits for: it waits again
     await rest()
     assert core.num_served == 2
     core.happen("notification", peer=1, payload=b"y")
