@@ -1,4 +1,4 @@
-"""A cable that loses, doubles, reorders and alters packets, by a seed.
+"""A cable that loses, duplicates, reorders and alters packets, by a seed.
 
 Its ends are TUN devices, which any kernel has; a thread carries packets from one to the other.
 """
@@ -28,25 +28,25 @@ fcntl.ioctl(tun, 0x400454CA, struct.pack("16sH", b"kv0", 0x1001))  # TUNSETIFF: 
 socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [b"tun"], [tun])
 """
 _PACKET_NBYTES: Final = 1 << 16
-# A packet that is to come late is overtaken by at most so many, and waits no longer than this for them.
+# A late packet is overtaken by at most this many packets, and waits for them at most this long.
 _OVERTAKEN_BY, _LATE_MS = 8, 10
 
 
 @dataclass(frozen=True)
 class Ills:
-    """Rates, for each packet, of what may become of it."""
+    """The rates at which a packet suffers each kind of damage."""
 
     lost: float = 0.0
     doubled: float = 0.0
     late: float = 0.0
-    #: A bit is turned, which TCP's checksum finds.
+    #: A bit is flipped, which TCP's checksum finds.
     spoilt: float = 0.0
-    #: Two words of its payload change places, which no checksum of TCP's finds.
+    #: Two words of the payload are swapped, which TCP's checksum does not find.
     altered: float = 0.0
 
 
 class BadCable(Cable):
-    """Well at first; `ills` may be set at any time. `counts` has what befell how many packets."""
+    """Perfect at first; `ills` may be set at any time. `counts` counts packets by kind of damage."""
 
     def __init__(self, seed: int) -> None:
         self.ills = Ills()
@@ -68,7 +68,7 @@ class BadCable(Cable):
         poller = select.poll()
         for fd in (*self._devices, self._stop):
             poller.register(fd, select.POLLIN)
-        # By device that they go to: how many packets may still overtake it, and the packet.
+        # By destination device: how many packets may still overtake a packet, and the packet.
         late: dict[int, list[tuple[int, bytes]]] = {fd: [] for fd in self._devices}
         opposite = dict(zip(self._devices, reversed(self._devices), strict=True))
         while True:
@@ -95,7 +95,7 @@ class BadCable(Cable):
                 late[to] = [entry for entry in late[to] if entry[0] > 0]
 
     def _treated(self, packet: bytes) -> list[bytes]:
-        """Returns what comes out of a packet: none, it or what was made of it, or two."""
+        """Returns what arrives for a packet: nothing, the packet or an altered one, or two packets."""
         ills = self.ills
         if self._befalls("lost", ills.lost):
             return []
@@ -155,7 +155,7 @@ def _put(fd: int, packet: bytes) -> None:
 
 
 def why_not() -> str:
-    """Returns why there can be none here; it needs what a cable needs, and a device."""
+    """Returns why there can be no bad cable here; it needs a cable and a TUN device."""
     if not Path("/dev/net/tun").exists():
         return "there is no /dev/net/tun"
     try:

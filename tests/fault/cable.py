@@ -1,8 +1,7 @@
 """Two hosts, as far as one machine has them: network namespaces, and a cable between them that can be cut.
 
-Each host has a network of its own (what is said on one's loopback or abstract unix sockets the other
-does not hear) and an ``/etc/hosts`` of its own. Needs root, and iproute2 and util-linux. All of it
-ends with the two processes that hold it.
+Each host has its own network, including loopback and abstract unix sockets, and its own ``/etc/hosts``. This
+needs root, iproute2 and util-linux. Everything ends with the two processes that hold the namespaces.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Host(hosts.Host):
 
 
 class Cable:
-    """Two hosts and what connects them; ``with`` takes all of it down."""
+    """Two hosts and the cable between them; ``with`` removes all of it."""
 
     def __init__(self, names: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -96,22 +95,22 @@ class Cable:
             self._ends[host] = end
 
     def limit(self, mbit_s: int) -> None:
-        """Lets that much through, each way."""
+        """Limits the rate in each direction."""
         for host, end in self._ends.items():
             host.limit(end, mbit_s)
 
     def cut(self) -> None:
-        """Nothing comes through from now on, and nobody is told."""
+        """Drops all packets from now on, without an error at either end."""
         for host, end in self._ends.items():
             host.run("tc", "qdisc", "replace", "dev", end, "root", "tbf", *_NOTHING.split())
 
     def mend(self) -> None:
-        """As before, without a limit."""
+        """Restores the cable, without a rate limit."""
         for host, end in self._ends.items():
             host.run("tc", "qdisc", "del", "dev", end, "root")
 
     def carry(self) -> None:
-        """Sends a byte from here to there, by sockets alone."""
+        """Sends a byte from here to there with plain sockets."""
         listens = (
             "import socket; s = socket.create_server(('', 7)); print(1, flush=True); s.accept()[0].recv(1)"
         )

@@ -1,6 +1,6 @@
-"""What a process may not do, or has too little of. A worker does it to itself: `Worker.do`, or its `first`.
+"""Limits of a process. A worker applies them to itself, by `Worker.do` or by its `first`.
 
-`tests.fault.node` imports this: a process that has too little could not, later.
+`tests.fault.node` imports this module early, because a limited process could not import it later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from kvxfer import Agent, Pool
 
-# Of x86-64 and AArch64, which seccomp's filters tell apart by these names of the kernel's.
+# On x86-64 and AArch64, which seccomp's filters distinguish by these constants of the kernel.
 _PROCESS_VM_READV: Final = {"x86_64": (0xC000003E, 310), "aarch64": (0xC00000B7, 270)}
 _INOTIFY_INIT1: Final = {"x86_64": (0xC000003E, 294), "aarch64": (0xC00000B7, 26)}
 # linux/prctl.h, linux/seccomp.h, linux/capability.h
@@ -48,12 +48,12 @@ def why_not(*within: str) -> str:
 
 
 def forbid_process_vm_readv() -> None:
-    """As a container's seccomp profile does: EPERM, for all threads that are made from now on."""
+    """Makes process_vm_readv fail with EPERM in all later threads, as a container's seccomp profile does."""
     _forbid(_PROCESS_VM_READV)
 
 
 def forbid_inotify() -> None:
-    """Likewise: no file can be watched."""
+    """Forbids inotify in the same way: no file can be watched."""
     _forbid(_INOTIFY_INIT1)
 
 
@@ -77,7 +77,7 @@ def _forbid(call: Mapping[str, tuple[int, int]]) -> None:
 
 
 def become(uid: int) -> None:
-    """This process is another user's from now on. It keeps the right to read files alone, for imports."""
+    """Changes the user of this process. It keeps only the right to read files, for imports."""
     permitted = int(Path("/proc/self/status").read_text().partition("CapPrm:")[2].split()[0], 16)
     _prctl(_PR_SET_KEEPCAPS, 1)
     os.setgroups([])
@@ -85,14 +85,14 @@ def become(uid: int) -> None:
     os.setresuid(uid, uid, uid)
     kept = permitted & 1 << _CAP_DAC_READ_SEARCH
     _call("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0))
-    # Another's process that was started as that user's may be looked into by that user; this one, too.
+    # A user may inspect processes that were started as that user; this makes it so for this process.
     _prctl(_PR_SET_DUMPABLE, 1)
 
 
 def spare_descriptors(number: int) -> None:
-    """No more than so many are left to be opened."""
+    """Leaves only `number` descriptors that can still be opened."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The limit is a bound on numbers, of which there may be free ones below those that are taken.
+    # The limit bounds descriptor numbers, and there may be free numbers below used ones.
     free = (fd for fd in range(most) if not _is_open(fd))
     bound = next(itertools.islice(free, number, None))
     resource.setrlimit(resource.RLIMIT_NOFILE, (bound, most))
@@ -107,13 +107,13 @@ def _is_open(fd: int) -> bool:
 
 
 def enough_descriptors() -> None:
-    """As many as there were at first."""
+    """Restores the first limit of descriptors."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def spare_addresses(nbytes: int) -> None:
-    """No more than so much can be mapped from now on; -1 for as much as there is."""
+    """Limits what can be mapped from now on to `nbytes` more; -1 removes the limit."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     bound = nbytes if nbytes < 0 else pages * resource.getpagesize() + nbytes
     resource.setrlimit(resource.RLIMIT_AS, (bound, resource.RLIM_INFINITY))

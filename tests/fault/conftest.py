@@ -1,4 +1,4 @@
-"""Nodes that end with their test, whatever happened to them."""
+"""Nodes that end with their test, in whatever state they are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def local() -> Iterator[Callable[..., Node]]:
 
 @pytest.fixture
 def remote() -> Iterator[Callable[..., Worker]]:
-    """Makes nodes in processes of their own."""
+    """Makes nodes, each in its own process."""
     workers: list[Worker] = []
 
     def make(name: str, *arguments: Any, **options: Any) -> Worker:

@@ -1,4 +1,4 @@
-"""Many small nodes of one process: what a worker does beside its own (`Worker.do`)."""
+"""Many small nodes in one process, which a worker runs beside its own node (`Worker.do`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _nodes: dict[int, Node] = {}
 
 
 def join(numbers: Iterable[int], transport: str, address: str) -> None:
-    """Makes nodes of these numbers, full of them, and connects each."""
+    """Makes a node for each number, filled with that number, and connects it."""
     for number in numbers:
         node = _nodes[number] = Node(name_of(number), transport, SHAPE)
         node.set(number)
@@ -26,7 +26,7 @@ def name_of(number: int) -> str:
 
 
 def begin(numbers: Iterable[int]) -> None:
-    """Each begins to write its block to the block of its number, tagged with its name, up to half of it."""
+    """Each node begins to write half of its block to the block of its number, tagged with its name."""
     for number in numbers:
         node = _nodes[number]
         remote = node.peers[-1].regions["kv"]
@@ -39,7 +39,7 @@ def begin(numbers: Iterable[int]) -> None:
 
 
 def finish(numbers: Iterable[int]) -> list[Any]:
-    """Each writes the rest; returns what their writes ended with."""
+    """Each node writes the rest; returns the outcomes of the writes."""
     for number in numbers:
         _nodes[number].release(SHAPE[0])
     return [_nodes[number].end() for number in numbers]

@@ -1,7 +1,7 @@
 """One end of a fault test: an agent with a cache, in this process or in another.
 
-``python -m tests.fault.node FD`` serves a `Node` on a socket; `Worker` is its proxy, which may kill,
-stop and resume the process. Nobody else's process is ever signalled.
+``python -m tests.fault.node FD`` serves a `Node` on a socket; `Worker` is its proxy, which may kill, stop and
+resume that process. It signals no other process.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from kvxfer.agent import Agent
 from kvxfer.errors import KvxferError
 from tests.fault import (
     confinement as confinement,
-)  # what `Worker.do` names: under its limits none is imported
+)  # modules for `Worker.do`, which could not be imported under its limits
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 # Layers, K and V, blocks, tokens, heads, dim; 2, 32 and 64 MiB in all.
 SMALL: Final = (4, 2, 32, 8, 4, 128)
 MEDIUM: Final = (8, 2, 64, 32, 4, 128)
 LARGE: Final = (8, 2, 64, 32, 8, 128)
-# Contracts 6 and 7: everything ends long before it, also on a machine that stands still for seconds. Work
-# and leases last longer, so that what hangs is found and not ended by its own time.
+# Contracts 6 and 7: everything ends long before this bound, even on a machine that stalls for seconds. Work
+# and leases last longer, so that a hang is found and not ended by a deadline.
 BOUND_S: Final = 30.0
 LONG_S: Final = 2 * BOUND_S
-# Patience of whoever is to find out that a peer is silent; all others are patient, since a machine that
-# starves one process for a moment is no reason to lose it.
+# The silence timeout of nodes that should notice a silent peer. All others have a long one, because a machine
+# may starve a process for a moment.
 HASTY_S: Final = 3.0
 SECRET: Final = b"a secret for tests only"
 
@@ -53,7 +53,7 @@ _RAILS: Final = {
 
 
 def options_for(transport: str, **changes: Any) -> AgentOptions:
-    """Returns options under which nobody is lost for being slow."""
+    """Returns options under which a slow peer is not lost."""
     base = replace(
         _RAILS[transport],
         heartbeat_interval_s=0.2,
@@ -68,7 +68,7 @@ class Node:
     """An agent, a pool, a region ``"kv"``, and numbered peers, leases and works.
 
     `axes` and `held` (keywords of ``KVLayout.from_tensor``) say how the memory is laid out; without `pooled`
-    the region lies in memory of no pool, as an engine's may, which others read by process_vm_readv.
+    the region is not in a pool, like an engine's own memory, and others read it by process_vm_readv.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class Node:
         self.peers: list[Any] = []
         self.leases: list[Any] = []
         self.works: list[Any] = []
-        self._held: Any = None  # what the last layer of a read waits for
+        self._held: Any = None  # the event for which the last layer of a read waits
 
     # ---- memory -----------------------------------------------------------------------------
 
     def fill(self, seed: int) -> None:
-        """Writes what depends on the seed and the position."""
+        """Fills the memory with values that depend on the seed and the position."""
         self._words()[:] = self._pattern(seed)
 
     def set(self, value: int, ids: Iterable[int] | None = None) -> None:
-        """Writes one value everywhere, or into blocks: they are used again."""
+        """Writes one value everywhere or into blocks, as if they were used again."""
         self.array[:, :, self._index(ids)] = value
 
     def is_all(self, value: int, ids: Iterable[int] | None = None) -> bool:
@@ -177,11 +177,11 @@ class Node:
         return tuple(self.peers[peer].rails)
 
     def wait_rails(self, *wanted: str, peer: int = -1, timeout_s: float = BOUND_S) -> None:
-        """Returns when these rails are up, in whatever order: neither end knows of them before the other."""
+        """Waits until these rails are up, in any order; each end learns of a rail at its own time."""
         _until(lambda: sorted(self.peers[peer].rails) == sorted(wanted), timeout_s)
 
     def path(self, peer: int = -1) -> tuple[str, str]:
-        """Returns over which rail the peer's region is fetched, and why not over others."""
+        """Returns the rail over which the peer's region is fetched, and why others are not used."""
         region = self.peers[peer].regions["kv"]
         return region.path, "; ".join((*region.notes, *self.peers[peer].notes))
 
@@ -193,7 +193,7 @@ class Node:
         ttl_s: float = LONG_S,
         renewable: bool | None = None,
     ) -> int:
-        """Grants to a peer, or, None, to whoever passes the token."""
+        """Grants a lease to a peer, or with None to any peer that presents the token."""
         holder = None if peer is None else self.peers[peer]
         self.leases.append(self.region.grant(holder, ids, mode, ttl_s, renewable=renewable))
         return len(self.leases) - 1
@@ -231,8 +231,8 @@ class Node:
     def read_until_bytes_land(self, *, held: bool = False, **options: Any) -> int:
         """Posts a read of everything into cleared memory, and returns in the middle of it.
 
-        A read that is held does not end before `let_go`, however slow this machine is: its last layer
-        waits. One that is free may have ended when this returns.
+        A held read does not end before `let_go`, however slow this machine is, because its last layer waits.
+        A free read may have ended when this returns.
         """
         if held:
             self._held = self.agent.trigger()
@@ -243,7 +243,7 @@ class Node:
         return work
 
     def let_go(self) -> None:
-        """Lets the last layer of a read go that was held; of one that was free there is nothing to do."""
+        """Releases the last layer of a held read; does nothing for a free read."""
         if self._held is not None:
             self._held.fire(self.num_layers)
 
@@ -271,7 +271,7 @@ class Node:
         return str(self.works[work].state)
 
     def end(self, work: int = -1, timeout_s: float = BOUND_S) -> KvxferError | None:
-        """Waits for the end and returns its error; TimeoutError is the hang that must not be."""
+        """Waits for the end and returns its error; a TimeoutError means a hang, which is a bug."""
         try:
             self.works[work].wait(timeout_s)
         except KvxferError as error:
@@ -279,7 +279,7 @@ class Node:
         return None
 
     def forget(self) -> None:
-        """Keeps the last peer, and none of the leases and works."""
+        """Forgets all leases and works, and all peers except the last."""
         del self.peers[:-1], self.leases[:], self.works[:]
 
     def deregister(self) -> None:
@@ -289,7 +289,7 @@ class Node:
         return self.agent.stats()
 
     def wait_idle(self, timeout_s: float = BOUND_S) -> None:
-        """Returns when no transfer is open: the end that was told of one may know before the other."""
+        """Waits until no transfer is open; one end may know of an end earlier than the other."""
         _until(lambda: self.stats()["transfers_open"] == 0, timeout_s)
 
     def close(self) -> None:
@@ -328,7 +328,7 @@ class Node:
         return pid, outcomes
 
     def reap(self, pid: int, timeout_s: float = BOUND_S) -> int | None:
-        """Returns a child's exit status; None, and ends it, when it hangs."""
+        """Returns a child's exit status; if the child hangs, kills it and returns None."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -340,7 +340,7 @@ class Node:
         return None
 
     def read_messages(self, number: int) -> list[bytes]:
-        """Returns the payloads of as many, in their order."""
+        """Returns the payloads of `number` messages, in their order."""
         return [self.agent.message_blocking(BOUND_S).payload for _ in range(number)]
 
     def _try_everything(self) -> dict[str, str]:
@@ -381,7 +381,7 @@ class Node:
                 outcomes[verb] = f"{type(error).__name__} {error.code}"
             except BaseException as error:
                 outcomes[verb] = f"{type(error).__name__} {error}"
-        self.agent.close()  # says nothing and does nothing
+        self.agent.close()  # has no effect here
         return outcomes
 
     def remember_remote(self) -> None:
@@ -401,7 +401,7 @@ def _count(folder: str) -> int:
 
 
 class Worker:
-    """A `Node` in a process of its own. Every call of a `Node` method is a call there."""
+    """A `Node` in its own process. Every call of a `Node` method is executed there."""
 
     def __init__(
         self,
@@ -412,7 +412,7 @@ class Worker:
         root: Path = ROOT,
         **options: Any,
     ) -> None:
-        """Takes what `Node` takes.
+        """Takes the arguments of `Node`.
 
         `within` is the beginning of the command, e.g. another namespace; `first` runs there before there is
         a node (`tests.fault.confinement`); another version of kvxfer is in `python`'s environment, and the
@@ -457,12 +457,12 @@ class Worker:
         return self.call("do", function, *arguments)
 
     def kill(self) -> None:
-        """SIGKILL, and gone when this returns."""
+        """Sends SIGKILL; the process has ended when this returns."""
         self.process.kill()
         self.process.wait(BOUND_S)
 
     def stop(self) -> None:
-        """SIGSTOP, and all threads stand still when this returns."""
+        """Sends SIGSTOP; all threads have stopped when this returns."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -508,7 +508,7 @@ def _serve(fd: int) -> None:
 
 
 def moves_both_ways(here: Node | Worker, there: Node | Worker, seed: int) -> None:
-    """`here` reads all pages of `there` and writes all of its own, in a session that is open."""
+    """In an open session, `here` reads all pages of `there` and writes all of its own."""
     there.fill(seed)
     there.grant("read")
     here.read(lease=there.token())

@@ -1,4 +1,4 @@
-"""A TCP proxy between two agents, that cuts, delays, holds back and swallows what passes.
+"""A TCP proxy between two agents that cuts, delays, holds back and swallows their bytes.
 
 Of the connections to one agent the first is the session's control connection, later ones are rails.
 """
@@ -25,13 +25,13 @@ class Link:
     Attributes
     ----------
     sent
-        What the dialling side said, its first 64 KiB: to be thrown at the other side again.
+        The first 64 KiB from the dialling side, for tests that replay them.
     passed_nbytes
         Both ways together.
     cut_after_nbytes
-        When so much has passed, both sides are cut.
+        Both sides are cut when this many bytes have passed.
     answers
-        Set, unless what the listening side says is held back.
+        Set unless bytes from the listening side are held back.
     """
 
     near: socket.socket
@@ -47,7 +47,7 @@ class Link:
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """Within, what the listening side says waits on its way; the dialling side is heard."""
+        """Holds back the bytes from the listening side; those from the dialling side pass."""
         self.answers.clear()
         try:
             yield
@@ -63,7 +63,7 @@ class Link:
                 pass  # gone already
 
     def half_close(self) -> None:
-        """Tells the listening side that nothing more comes; its own words still pass."""
+        """Sends end of file to the listening side; its own bytes still pass."""
         self.far.shutdown(socket.SHUT_WR)
 
 
@@ -89,7 +89,7 @@ class Proxy:
         return self.links[0]
 
     def blackhole(self) -> None:
-        """From now on nothing passes, and nobody is told."""
+        """Drops everything from now on, without an error at either side."""
         for link in self.links:
             link.swallow = True
 

@@ -1,4 +1,4 @@
-"""Two hosts on a cable that loses, doubles, reorders and alters packets: no byte is wrong and done."""
+"""Two hosts on a cable that loses, duplicates, reorders and alters packets: no wrong byte is done."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_no_checksum_of_the_network_finds_is_never_taken_for_good(
     here, there = ends
     found: list[str] = []
     for seed in range(6):
-        # What was altered last may be found when all is done.
+        # The last alteration may be found after everything is done.
         try:
             if here.peer_state()[0] != "open" or there.peer_state()[0] != "open":
                 here.disconnect()
@@ -101,7 +101,7 @@ def test_what_no_checksum_of_the_network_finds_is_never_taken_for_good(
 def reads(
     cable: BadCable, ends: tuple[Worker, Worker], seed: int, altered: float = 0.002
 ) -> KvxferError | None:
-    """Moves all pages from there to here; returns the error that names all that may be wrong."""
+    """Moves all pages from there to here; returns the error, which names all blocks that may be wrong."""
     here, there = ends
     there.fill(seed)
     there.grant("read")

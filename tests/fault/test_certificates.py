@@ -1,4 +1,4 @@
-"""Agents that prove themselves by certificates: who gets in, who does not, and what crosses the network."""
+"""Agents with certificates: which peers are accepted or refused, and what crosses the network."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def tls_of_decode(authority: Authority) -> Tls:
 
 @pytest.fixture
 def decode(local: Local, tls_of_decode: Tls) -> Node:
-    """Who is called: memory with a pattern, and a certificate of its own name."""
+    """The called node: memory with a pattern, and a certificate for its own name."""
     node = local("decode", "tcp", tls=tls_of_decode)
     node.fill(3)
     return node
 
 
 def reads_all(reader: Node | Worker, owner: Node, **options: Any) -> None:
-    """A session moves everything, and every byte is right."""
+    """Asserts that a session moves everything, and that every byte is right."""
     reader.set(0)
     reader.connect(owner.address(), **options)
     owner.accept(reader.name_of())
@@ -69,7 +69,7 @@ def reads_all(reader: Node | Worker, owner: Node, **options: Any) -> None:
 
 
 def lines(caplog: pytest.LogCaptureFixture, *nodes: Node) -> str:
-    """What agents of this process have logged by now."""
+    """Returns what agents of this process have logged so far."""
     for node in nodes:
         node.agent.take_notification()
     return "\n".join(record.getMessage() for record in caplog.records)
@@ -83,7 +83,7 @@ def until_logged(caplog: pytest.LogCaptureFixture, words: str, *nodes: Node) -> 
 
 
 def until_gone(node: Node) -> None:
-    """A session that the other end has given up may be known here for a moment."""
+    """Waits until this node has dropped a session that the other end has closed."""
     deadline = time.monotonic() + BOUND_S
     while node.agent.peers:
         assert time.monotonic() < deadline, node.agent.peers
@@ -127,7 +127,7 @@ def test_nothing_that_crosses_can_be_read(local: Local, authority: Authority) ->
         prefill.set(0x4242)
         decode.accept("prefill")
         prefill.grant("read")
-        decode.read()  # what the dialling side says is what the proxy keeps
+        decode.read()  # the proxy records the bytes of the dialling side
         assert decode.end() is None
         assert decode.is_all(0x4242)
         for link in proxy.links:
@@ -218,7 +218,7 @@ def test_what_is_no_pattern_is_refused(local: Local, authority: Authority, allow
 
 _FOREIGN: Final = "a certificate of another authority"
 _REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    # what the stranger's certificate is like, and what stands in the log of who refuses it
+    # the stranger's certificate, and the words in the log of the node that refuses it
     _FOREIGN: (
         {"uris": (_PREFILL,)},
         "self-signed certificate in certificate chain|unable to get local issuer",
@@ -236,7 +236,7 @@ _REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
 
 
 def context_of(tls: Tls) -> ssl.SSLContext:
-    """A client of Python's own: what kvxfer would not do itself."""
+    """A client with Python's own TLS, which can do what kvxfer would not."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -250,7 +250,7 @@ def dial(address: str) -> socket.socket:
 
 
 def is_refused(address: str, context: ssl.SSLContext) -> str:
-    """Why a handshake, or the first read after it, failed; "" where a stranger is listened to."""
+    """Returns why a handshake, or the first read after it, failed; "" if the stranger is accepted."""
     try:
         with dial(address) as plain, context.wrap_socket(plain) as secured:
             secured.sendall(bytes(64))
@@ -334,7 +334,7 @@ def test_a_name_that_is_not_the_certificates_is_none(local: Local, authority: Au
 def test_certificates_and_secrets_never_meet(
     local: Local, authority: Authority, caplog: pytest.LogCaptureFixture, caller: str
 ) -> None:
-    """Whichever end has certificates, the other a secret or its user's own, over TCP or a unix name."""
+    """Either end has certificates, and the other a secret or its user's secret, over TCP or a unix name."""
     caplog.set_level(logging.INFO, "kvxfer")
     certified = {"tls": authority.issue(_DECODE)}
     other = {"secret": SECRET} if caller == "secret" else {}
@@ -397,7 +397,7 @@ def test_keys_of_two_certificates_do_not_fit(local: Local, authority: Authority)
 def test_certificates_are_renewed_while_sessions_go_on(
     tmp_path: Path, local: Local, decode: Node, tls_of_decode: Tls, authority: Authority
 ) -> None:
-    """An authority is replaced in three steps: all believe both, all show the new one, the old one goes."""
+    """An authority is replaced in three steps: all trust both, all use the new one, the old one goes."""
     first = local("first", "tcp", tls=authority.issue(_PREFILL))
     reads_all(first, decode)
     session = first.peers[-1]
@@ -500,7 +500,7 @@ def test_a_session_that_is_played_again_is_none(local: Local, decode: Node, auth
 def test_what_is_altered_on_its_way_never_lands_unseen(
     local: Local, decode: Node, authority: Authority, seed: int
 ) -> None:
-    """Bits are flipped at random in what the owner sends: a transfer ends as it should, or in an error."""
+    """Random bits of the owner's bytes are flipped: a transfer ends with the right bytes, or in an error."""
     rng = random.Random(seed)
     prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL), connect_timeout_s=BOUND_S)
     for round_ in range(6):
@@ -536,7 +536,7 @@ def test_a_peer_that_stops_in_its_handshake_costs_nobody(
     reads_all(prefill, decode)
     for stranger in stopped:
         with suppress(ConnectionResetError):
-            while stranger.recv(1 << 16):  # until it is sent away
+            while stranger.recv(1 << 16):  # until its connection is closed
                 pass
         stranger.close()
     deadline = time.monotonic() + BOUND_S
@@ -587,9 +587,8 @@ def test_strangers_that_shake_hands_without_end_hold_up_no_peer(
 
 
 class Interceptor:
-    """Stands between two agents with a valid certificate of its own, and passes on what each says to it.
-
-    The first `let_through` connections it leaves alone.
+    """Stands between two agents with its own valid certificate and passes on the bytes of each. It does not
+    touch the first `let_through` connections.
     """
 
     def __init__(self, address: str, tls: Tls, let_through: int = 0) -> None:
@@ -652,14 +651,14 @@ def test_nobody_with_a_certificate_stands_between_two_others(
     caplog: pytest.LogCaptureFixture,
     let_through: int,
 ) -> None:
-    """One that names any agent of an engine, as the worst may: each end would believe it to be the other."""
+    """Its certificate names any agent of an engine, the worst case: each end would take it for the other."""
     caplog.set_level(logging.INFO, "kvxfer")
     prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
     between = Interceptor(decode.address(), authority.issue("kvxfer://acme/any"), let_through)
     with closing(between):
         with pytest.raises(PeerError):
             prefill.connect(between.address)
-        assert between.heard  # it was believed as far as TLS goes
+        assert between.heard  # TLS accepted it
     if let_through:
         until_logged(caplog, "RAIL_HELLO whose proof is wrong", decode)
     until_gone(decode)

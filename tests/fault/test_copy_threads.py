@@ -1,4 +1,4 @@
-"""An agent whose threads copy, or move rails of tcp: a peer is killed, it is cancelled, closed, forked."""
+"""An agent with threads that copy or move rails of tcp: killed peers, cancelled work, close and fork."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
 THREADS = 3
-# Memory that threads copy out of, and rails that they move.
+# Memory from which threads copy, and rails that they move.
 MEMORY = pytest.mark.parametrize("way", ["pool", "foreign"])
 WAYS = pytest.mark.parametrize("way", ["pool", "foreign", "tcp"])
 RAILS = 4
@@ -107,7 +107,7 @@ def test_agents_close_and_children_exit_while_threads_copy(local: Local, remote:
     dst.connect(src.address())
     src.accept("threads")
     src.grant("read")
-    dst.grant("read")  # which a child is to try to revoke
+    dst.grant("read")  # which a child tries to revoke
     dst.remember_remote()
     dst.read_until_bytes_land()
     pid, outcomes = dst.fork()

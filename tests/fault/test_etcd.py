@@ -1,5 +1,4 @@
-"""A directory in etcd, whose servers are killed, stopped, emptied and cut off: agents go on, and what changed
-meanwhile is right afterwards."""
+"""A directory in etcd, whose servers are killed, stopped, emptied and cut off: agents continue."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_etcd_is_killed_and_costs_no_session_and_no_transfer(cluster: Cluster) -> None:
-    """Known names are found meanwhile, and others are refused with the reason."""
+    """Meanwhile known names are found, and others are refused with the reason."""
     (etcd,) = cluster.members
     pages = [np.zeros((4, 1024), np.uint8) for _ in range(2)]
     pages[0][:] = 7
@@ -81,7 +80,7 @@ def test_etcd_is_killed_and_costs_no_session_and_no_transfer(cluster: Cluster) -
 
 @pytest.mark.slow
 def test_a_minute_without_etcd_under_two_hundred_agents(cluster: Cluster, seed: int) -> None:
-    """Sessions and transfers go on; who ended meanwhile is gone when it is back, and nobody else."""
+    """Sessions and transfers continue; afterwards exactly the agents that ended are gone."""
     rng = random.Random(seed)
     (etcd,) = cluster.members
     layout = KVLayout.from_tensor(np.zeros((1, 4, 1, 1, 1024), np.uint8), axes="lbthd")
@@ -117,7 +116,7 @@ def test_a_minute_without_etcd_under_two_hundred_agents(cluster: Cluster, seed: 
                 assert caches[reader][0, 1:3].all()
             if leavers:
                 everybody.remove(name := leavers.pop())
-                with suppress(PeerError):  # it cannot be withdrawn now: its lease ends instead
+                with suppress(PeerError):  # it cannot be withdrawn now; its lease ends instead
                     agents[name].close()
             pause.wait(1)
         etcd.start()
@@ -130,7 +129,7 @@ def test_a_minute_without_etcd_under_two_hundred_agents(cluster: Cluster, seed: 
 
 @pytest.mark.parametrize("how", ["kept its data", "lost its data"])
 def test_what_changed_while_etcd_was_away_is_right_afterwards(cluster: Cluster, how: str) -> None:
-    """Who was closed meanwhile is forgotten, who lives is there, and a successor keeps its name."""
+    """Agents that closed meanwhile are forgotten, living ones are listed, and a successor keeps its name."""
     (etcd,) = cluster.members
     with EtcdDirectory(cluster.url()) as stays, EtcdDirectory(cluster.url()) as loses:
         goes = EtcdDirectory(cluster.url())
@@ -164,7 +163,7 @@ def _tries(directory: EtcdDirectory, said: Entry) -> bool:
 
 
 def test_a_server_that_stops_is_given_up_and_comes_back(cluster: Cluster) -> None:
-    """Its sockets stay open, and say nothing."""
+    """Its sockets stay open but are silent."""
     (etcd,) = cluster.members
     with EtcdDirectory(cluster.url()) as directory:
         directory.publish(entry("a"))
@@ -204,7 +203,7 @@ def test_an_entry_whose_process_is_killed_is_forgotten(cluster: Cluster) -> None
 
 
 def test_one_of_three_servers_dies_and_the_others_are_followed(seed: int) -> None:
-    """Each in turn is killed, or stopped, and comes back; entries that are published meanwhile are seen."""
+    """Each in turn is killed or stopped, and returns; entries that are published meanwhile are seen."""
     with Cluster(3) as cluster, EtcdDirectory(cluster.url()) as one, EtcdDirectory(cluster.url()) as other:
         one.publish(entry("stays"))
         for turn, member in enumerate(cluster.members):
@@ -291,7 +290,7 @@ _NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
 
 
 class Authority:
-    """A CA of the test's, and what it signs."""
+    """A CA of the test, and the certificates that it signs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -313,7 +312,7 @@ class Authority:
 
 
 def test_tls_with_certificates_of_both(tmp_path: Path) -> None:
-    """A certificate of another authority is refused, as is none; one that is renewed is read anew."""
+    """A certificate of another authority, or none, is refused; a renewed one is read again."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl")
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
@@ -340,7 +339,7 @@ def test_tls_with_certificates_of_both(tmp_path: Path) -> None:
                 pytest.raises(PeerError, match=words),
             ):
                 directory.publish(entry("b"))
-        # The file was wrong, and is mended while the directory is there.
+        # The file was wrong, and is corrected while the directory is open.
         mended = tmp_path / "mended.pem"
         shutil.copy(foreign, mended)
         with EtcdDirectory(
@@ -356,7 +355,7 @@ def test_tls_with_certificates_of_both(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_no_etcd_is_refused(tmp_path: Path) -> None:
-    """What answers there answers nonsense, or nothing, or for ever."""
+    """The server answers nonsense, nothing, or without end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         answers = [
             b"",

@@ -1,4 +1,4 @@
-"""A process that uses agents exits as any process does, whatever its threads are in the middle of."""
+"""A process that uses agents exits like any process, whatever its threads are doing."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_exit_is_clean_with_threads_in(verb: str, ending: str) -> None:
 
 
 def test_agents_of_a_process_that_exits_say_goodbye() -> None:
-    """Peers need not wait until it is silent, and hear that it was closed."""
+    """Peers do not wait for the silence timeout; they learn that it was closed."""
     from kvxfer import Agent
 
     program = """

@@ -1,7 +1,7 @@
-"""The same faults where the two ends are laid out differently: runs are short, gathered and converted.
+"""The same faults with different layouts at the two ends: runs are short, gathered and converted.
 
-Transfers of 64 MiB between tokens before heads and heads before tokens, or between ranks that hold
-half of the heads each. What is held back is open when the fault comes.
+Transfers of 64 MiB between tokens before heads and heads before tokens, or between ranks that hold half of
+the heads each. Held transfers are open when the fault comes.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_pages_that_are_read_under_an_ended_right_are_not_done(
     src.set(9)  # the pages are used again
     dst.let_go()
     error = dst.end(read)
-    if error is None and not held:  # it had ended before the right did
+    if error is None and not held:  # the read had ended before its lease did
         assert np.array_equal(dst.array, turned(dst, 5))
     else:
         assert isinstance(error, TransferError), error
@@ -123,7 +123,7 @@ def test_pages_that_are_read_under_an_ended_right_are_not_done(
 
 
 def rank_of_two(remote: Remote, transport: str, dst: Node, rank: int) -> Worker:
-    """A process that holds half of the destination's heads."""
+    """A process with half of the destination's heads."""
     shape = (*SMALL[:4], SMALL[4] // 2, SMALL[5])
     held: dict[str, Any] = {"first_head": rank * shape[4], "total_heads": SMALL[4]}
     worker = remote(f"rank-{rank}", transport, shape, "l2bthd", held)
@@ -151,7 +151,7 @@ def test_one_of_two_ranks_is_killed_and_what_was_expected_says_which_blocks(
     assert first.end() is None
     second.write(notify=b"req", hold=True)
     second.release(2)
-    dst.wait_layer(1, incoming)  # two layers are there from both
+    dst.wait_layer(1, incoming)  # two layers from both sources have arrived
     assert dst.state(incoming) == "pending"
     second.kill()
     error = dst.end(incoming)
@@ -160,7 +160,7 @@ def test_one_of_two_ranks_is_killed_and_what_was_expected_says_which_blocks(
     middle = SMALL[4] // 2
     assert np.array_equal(dst.array[..., :middle, :], half(0))
     assert np.array_equal(dst.array[:2, ..., middle:, :], half(1)[:2])
-    # A restarted rank brings the rest under a new tag.
+    # A restarted rank sends the rest under a new tag.
     again = rank_of_two(remote, transport, dst, 1)
     incoming = dst.expect(b"again")
     first.write(notify=b"again")

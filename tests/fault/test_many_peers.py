@@ -1,4 +1,4 @@
-"""Two hundred peers of one agent, of which a third is killed or closed in the middle of its writes."""
+"""Two hundred peers of one agent; a third of them is killed or closed in the middle of its writes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
 NUM_PEERS, NUM_PROCESSES = 200, 3
-# The last process is killed, and of those before it each peer with a number that this divides closes.
+# The last process is killed. In the others, each peer closes whose number is a multiple of this.
 CLOSES_EACH = 20
 
 
 @pytest.fixture
 def _descriptors() -> None:
-    # 6 for each peer, as `kvxfer doctor` counts them, in a process that has others.
+    # 6 for each peer, as `kvxfer doctor` counts them, beside the process's other descriptors.
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:
         pytest.skip("more open files are needed than the hard limit allows: ulimit -Hn 4096")
     confinement.enough_descriptors()

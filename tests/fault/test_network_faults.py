@@ -1,4 +1,4 @@
-"""Connections between two processes are cut, half-closed, swallowed and delayed; strangers throw bytes."""
+"""Connections between two processes are cut, half-closed, swallowed and delayed; strangers send garbage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOST = {"peer-lost", "peer-silent", "peer-restarted"}
 
 
 class Line:
-    """A node here, one in another process, and a proxy between them; three rails of TCP at most."""
+    """A node here, one in another process, and a proxy between them; at most three TCP rails."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Line:
         self.there.accept("here")
 
     def rails_up(self, count: int) -> None:
-        """Waits for the rails at both ends: neither knows of them before the other."""
+        """Waits for the rails at both ends, which learn of them at different times."""
         deadline = time.monotonic() + BOUND_S
         for end in (self.here, self.there):
             while len(end.rails()) < count and time.monotonic() < deadline:
@@ -59,7 +59,7 @@ class Line:
         """Both agents are usable: a direct session moves everything."""
         if self.here.peer_state()[0] == "open":
             self.here.disconnect()
-        self.there.wait_lost()  # or it would take the old session for the new one, which it may know later
+        self.there.wait_lost()  # otherwise it might take the old session for the new one
         self.here.set(0)
         self.here.connect(self.there.address())
         self.there.accept("here")
@@ -107,7 +107,7 @@ def test_one_rail_is_cut_and_the_other_carries_on(line: Callable[..., Line], rai
     ends.rails_up(2)
     ends.there.grant("read")
     dying = ends.proxy.links[rail]
-    # Within the 4 MiB that each rail is asked for at once, so that it comes to it however slow this one is.
+    # Within the 4 MiB that each rail is asked for at once, so that the cut happens however slow this rail is.
     dying.cut_after_nbytes = dying.passed_nbytes + random.Random(seed).randrange(1 << 16, 7 << 19)
     read = ends.here.read()
     assert ends.here.end(read) is None
@@ -137,7 +137,7 @@ def test_a_rail_that_was_cut_is_dialled_again_and_used(line: Callable[..., Line]
 
 
 def test_every_rail_is_cut(line: Callable[..., Line]) -> None:
-    """The transfer ends; whether the session survives without a rail is for the agent to say."""
+    """The transfer ends; the agent decides whether the session survives without a rail."""
     ends = line()
     ends.rails_up(2)
     ends.there.grant("read")
@@ -152,7 +152,7 @@ def test_every_rail_is_cut(line: Callable[..., Line]) -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_connection_is_half_closed(line: Callable[..., Line], which: int) -> None:
-    """End of file in one direction is the end of a connection: of the peer, or of one rail."""
+    """End of file in one direction ends a connection: the peer's session, or one rail."""
     ends = line()
     ends.rails_up(2)
     ends.there.grant("read")
@@ -190,7 +190,7 @@ def test_traffic_is_swallowed(line: Callable[..., Line]) -> None:
 
 
 def test_one_rail_is_swallowed(line: Callable[..., Line]) -> None:
-    """A rail that says nothing while the session lives is given up, and the other brings the rest."""
+    """A rail that is silent while the session lives is given up, and the other rail moves the rest."""
     ends = line(silent_timeout_s=HASTY_S)
     ends.rails_up(2)
     ends.there.grant("read")
@@ -273,7 +273,7 @@ def test_nobody_listens_beyond_loopback_without_a_secret(local: Local, listen: s
 
 
 def garbage(rng: random.Random, recorded: list[bytes]) -> bytes:
-    """Returns random bytes, or recorded ones that were cut, spoilt, enlarged or left as they were."""
+    """Returns random bytes, or recorded ones that are cut, corrupted, enlarged or unchanged."""
     kind = rng.randrange(5)
     base = bytearray(rng.choice(recorded))
     if kind == 0 or not base:
@@ -314,7 +314,7 @@ def test_bytes_of_strangers_disturb_nothing(line: Callable[..., Line], seed: int
     addresses = ends.there.address(), ends.here.address()
     for _ in range(6):
         ends.here.set(0)
-        read = ends.here.read_until_bytes_land(held=True)  # all of it comes while they talk
+        read = ends.here.read_until_bytes_land(held=True)  # all of it arrives while they send
         for i in range(50):
             throw(addresses[i % 2], garbage(rng, recorded), wait=i % 3 == 0)
         assert ends.here.state(read) == "pending"

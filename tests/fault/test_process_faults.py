@@ -1,7 +1,7 @@
 """The peer's process is killed, stopped or restarted in mid-transfer. The survivor says what was lost.
 
-Transfers of 64 MiB, or such as are held back until the fault has come: free ones may end before it on a slow
-machine, and are about what they may say then.
+Transfers of 64 MiB, or held ones that wait for the fault. Free ones may end before the fault on a slow
+machine; their tests check the outcomes that are then allowed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _name(worker: Worker) -> str:
 
 
 def works_with(survivor: Node, newcomer: Worker, seed: int) -> None:
-    """A second peer moves everything both ways: the agent is usable."""
+    """Asserts that the agent is usable: a second peer moves everything both ways."""
     join(survivor, newcomer)
     newcomer.fill(seed)
     newcomer.grant("read")
@@ -131,7 +131,7 @@ def test_one_of_three_sources_is_killed_while_one_group_reads_from_all(
         join(dst, src)
         src.grant("read")
     dst.set(0)
-    # Stopped, the victim holds its third back until it is killed; the others bring theirs.
+    # The stopped victim holds its third back until it is killed; the others send theirs.
     sources[1].stop()
     reads = [dst.read(ids, at) for at, ids in enumerate(thirds)]
     group = kvxfer.Group([dst.works[work] for work in reads], cancel_on_failure=False)
@@ -201,7 +201,7 @@ def test_a_reader_that_is_killed_leaves_a_bearer_lease_to_the_others(
     assert survivor.holds(3)
     assert src.wait_lost(0) in LOST
     assert src.lease_state() == "active"
-    # Whoever takes its place was handed the token, too.
+    # Its successor got the token, too.
     successor = remote("victim", transport, LARGE)
     join(src, successor)
     successor.read(lease=token)
@@ -273,7 +273,7 @@ def test_a_peer_that_is_stopped_takes_no_more_messages_than_there_is_room_for(
     assert reader.read_messages(sent) == [b"%d" % number for number in range(sent)]
     peer.sendable_blocking(timeout_s=BOUND_S)
     reader.stop()
-    # What it took before may be told only now, so there may be room for as many once more.
+    # Messages that it took earlier may be acknowledged only now, which makes room for as many again.
     with contextlib.suppress(ExhaustedError):
         for _ in range(2 * sent):
             peer.send(b"unread")
@@ -287,7 +287,7 @@ def test_a_peer_that_is_stopped_takes_no_more_messages_than_there_is_room_for(
 def test_resumed_reader_never_reports_stale_bytes_done(
     transport: str, local: Local, remote: Remote, how: str, held: bool
 ) -> None:
-    """Contract 5 at the source: the lease ended and the pages were reused while the reader slept."""
+    """Contract 5 at the source: the lease ended and the pages were reused while the reader was stopped."""
     src = local("survivor", transport, LARGE, silent_timeout_s=HASTY_S)
     dst = remote("victim", transport, LARGE)
     src.fill(1)
@@ -316,7 +316,7 @@ def test_resumed_reader_never_reports_stale_bytes_done(
 def test_revoke_fences_every_reader_of_a_bearer_lease(
     transport: str, local: Local, remote: Remote, order: int, held: bool
 ) -> None:
-    """Contract 5 at the source, for two readers at once: one sleeps, one goes on."""
+    """Contract 5 at the source, for two readers at once: one is stopped, one continues."""
     src = local("source", transport, LARGE)
     src.fill(1)
     src.grant("read", peer=None)
@@ -324,7 +324,7 @@ def test_revoke_fences_every_reader_of_a_bearer_lease(
     sleeper, awake = remote("sleeper", transport, LARGE), remote("awake", transport, LARGE)
     join(src, sleeper)
     join(src, awake)
-    # On two processors it decides who is in the middle when the right ends.
+    # On two processors, the order decides which reader is in the middle when the lease ends.
     for reader in (sleeper, awake)[::order]:
         reader.read_until_bytes_land(lease=token, held=held)
     sleeper.stop()
@@ -340,7 +340,7 @@ def test_revoke_fences_every_reader_of_a_bearer_lease(
             assert isinstance(error, PeerError | TransferError), error
             assert error.code in {"lease-ended", *LOST}, error
             assert len(error.failed_blocks)
-    # The token is worth nothing any more.
+    # The token is no longer valid.
     awake.read(lease=token)
     assert awake.end().code == "lease-ended"
     assert src.is_all(7)
@@ -349,7 +349,7 @@ def test_revoke_fences_every_reader_of_a_bearer_lease(
 def test_nothing_lands_from_a_writer_that_slept_past_the_fence(
     transport: str, local: Local, remote: Remote
 ) -> None:
-    """Contract 5 at the destination: what was under way when the source stopped stays out."""
+    """Contract 5 at the destination: bytes that were under way when the source stopped do not land."""
     dst = local("survivor", transport, LARGE, silent_timeout_s=HASTY_S)
     src = remote("victim", transport, LARGE)
     src.fill(3)
@@ -425,7 +425,7 @@ def test_peer_restarts_under_its_name_while_the_old_one_hangs(
     write = src.write(hold=True)
     src.release(2)
     old.until_bytes_land()
-    old.stop()  # nobody closes its sockets: the newcomer alone tells
+    old.stop()  # its sockets stay open: only the newcomer's session shows that it is gone
     new = remote("victim", transport)
     join(src, new)
     lost(src.end(write), "peer-restarted")

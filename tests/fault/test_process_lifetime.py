@@ -96,7 +96,7 @@ def test_rounds_of_connecting_grow_nothing(local: Local, remote: Remote, kind: s
         assert there.rounds(here.address(), 100) == 100
     settle(here)
     for before, end in ((mine, footprint), (theirs, there.footprint)):
-        # What the last round opened may close a little after its goodbye.
+        # Descriptors of the last round may close shortly after its goodbye.
         deadline = time.monotonic() + BOUND_S
         while (after := end())[0] > before[0] + 4 or after[1] > before[1]:
             if time.monotonic() > deadline:
@@ -154,7 +154,7 @@ else:
 
 
 def test_too_few_descriptors_are_told_and_nothing_is_left() -> None:
-    """Whatever the descriptor is that cannot be had, making an agent fails in words, and leaks none."""
+    """Making an agent fails with a clear message and leaks no descriptor, whichever descriptor is missing."""
     code = """
 import gc, os, resource
 from kvxfer import Agent, KvxferError

@@ -1,6 +1,7 @@
-"""A process has too little of something: descriptors, addresses, threads, memory, /dev/shm.
+"""A process runs out of something: descriptors, addresses, threads, memory, /dev/shm.
 
-What it asks for then is refused in words, its sessions go on, and it works as before when there is enough.
+Its requests are then refused with a clear message, its sessions continue, and it works as before once there
+is enough.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LARGER: tuple[int, ...] = (9, *SMALL[1:3], 32, 8, 128)
 
 
 def run(program: str, *within: str) -> None:
-    """Runs a program, and has its words where it fails."""
+    """Runs a program; if it fails, shows its output."""
     done = subprocess.run(
         [*within, sys.executable, "-c", program],
         cwd=ROOT,
@@ -57,7 +58,7 @@ RAILS = {
 
 @pytest.fixture
 def pair(transport: str, local: Local, remote: Remote) -> tuple[Node, Worker]:
-    """A node here and one in another process, with all rails up: one that comes up takes descriptors."""
+    """A node here and one in another process, with all rails up, because a new rail needs descriptors."""
     here, there = local("here", transport), remote("full", transport)
     join(here, there)
     for end in (here, there):
@@ -86,7 +87,7 @@ def test_without_descriptors_sessions_go_on_and_others_are_told(
 
 
 def test_callers_of_an_agent_without_descriptors_do_not_keep_it_busy(pair: tuple[Node, Worker]) -> None:
-    """Each time that it looks one of them is turned away, and it looks ever more seldom."""
+    """Each time that the agent accepts, it refuses one of them, and it accepts less and less often."""
     here, there = pair
     host, _, port = there.address().removeprefix("tcp://").rpartition(":")
     there.do(confinement.spare_descriptors, 0)
@@ -112,7 +113,7 @@ def test_callers_of_an_agent_without_descriptors_do_not_keep_it_busy(pair: tuple
 
 
 def test_a_process_without_descriptors_waits_and_closes_as_ever() -> None:
-    """Its first wait and its first close: what they open and import is not there yet."""
+    """The first wait and the first close, before their descriptors and imports exist."""
     run("""
 import threading
 import numpy as np
@@ -182,7 +183,7 @@ def test_what_finds_no_addresses_is_refused_and_sessions_go_on(
 
 
 def test_a_pool_larger_than_the_machine_is_refused() -> None:
-    """Filling it would have the kernel end processes until it fits."""
+    """Filling it would make the kernel kill processes until it fits."""
     with pytest.raises(ExhaustedError, match="does not fit in the ") as caught:
         Pool(1 << 20, 1 << 30, name="kv")
     assert caught.value.code == "exhausted"
@@ -191,12 +192,12 @@ def test_a_pool_larger_than_the_machine_is_refused() -> None:
 
 @pytest.fixture
 def control_group() -> Iterator[Callable[[int], Path]]:
-    """Makes control groups whose processes may have so many bytes; they have ended before the group does."""
+    """Makes control groups with a memory limit; their processes end before the group does."""
     made: list[Path] = []
 
     def make(nbytes: int) -> Path:
         root = Path("/sys/fs/cgroup")
-        # Version 1, in which the second bound is on both, or version 2. Nothing is to go to a swap file.
+        # Version 1, where the second limit covers memory and swap, or version 2. Nothing may be swapped.
         parent, limits = (
             root / "memory",
             {"memory.limit_in_bytes": nbytes, "memory.memsw.limit_in_bytes": nbytes},
@@ -229,7 +230,7 @@ def control_group() -> Iterator[Callable[[int], Path]]:
 def test_a_control_group_that_is_full_ends_its_process_and_nothing_else(
     transport: str, local: Local, remote: Remote, control_group: Callable[[int], Path]
 ) -> None:
-    """The kernel kills who has more; its peers hear of it, and go on."""
+    """The kernel kills the process that exceeds the limit; its peers learn of it, and continue."""
     here, other, there = local("here", transport), remote("other", transport), remote("full", transport)
     join(here, other)
     join(here, there)
@@ -253,7 +254,7 @@ def test_a_control_group_that_is_full_ends_its_process_and_nothing_else(
 
 
 def test_pools_need_no_shared_memory_folder(local: Local, remote: Remote) -> None:
-    """A container's /dev/shm has 64 MiB, all of them taken here; a pool is larger."""
+    """A container's /dev/shm has 64 MiB, which are all used here; the pool is larger."""
     script = (
         "mount -t tmpfs -o size=64m tmpfs /dev/shm && "
         "! dd if=/dev/zero of=/dev/shm/taken bs=1M count=65 2>/dev/null && "

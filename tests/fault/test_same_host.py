@@ -1,4 +1,4 @@
-"""Agents of one host meet on a unix socket beside the TCP port, and on the port where they cannot."""
+"""Agents of one host connect over a unix socket beside the TCP port, or else over the port."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_tcp_alone_stays_on_tcp() -> None:
 
 
 def test_a_name_that_is_taken_leaves_the_port() -> None:
-    """Somebody listens on the name that belongs to the agent's port, and answers nobody."""
+    """Another process listens on the unix name of the agent's port, and never answers."""
     options = kvxfer.AgentOptions(transports=("shm",))
     with kvxfer.Agent("probe", options) as probe:
         address = probe.address
@@ -55,7 +55,7 @@ def test_a_name_that_is_taken_leaves_the_port() -> None:
             kvxfer.Agent("far", kvxfer.AgentOptions(transports=("shm",), listen=address)) as far,
             kvxfer.Agent("near", options) as near,
         ):
-            # Bound and not listening: refused, and the port is dialled.
+            # The name is bound but not listening: the connection is refused, and the port is dialled.
             peer = near.connect_blocking(far.address, 10)
             assert far.accept_blocking("near", 10).state == "open"
             assert "shm" in peer.rails
@@ -65,7 +65,7 @@ def test_a_transport_that_is_required_comes_up_or_nothing_does() -> None:
     near = kvxfer.AgentOptions(transports=("shm", "tcp"), require=("tcp",))
     far = kvxfer.AgentOptions(transports=("shm", "tcp"))
     with kvxfer.Agent("near", near) as here, kvxfer.Agent("far", far) as there:
-        # Nobody would have dialled it beside shm.
+        # Otherwise tcp would not be dialled beside shm.
         assert {"shm", "tcp"} <= set(here.connect_blocking(there.address, 10).rails)
     far = kvxfer.AgentOptions(transports=("shm",))
     with kvxfer.Agent("near", near) as here, kvxfer.Agent("far", far) as there:

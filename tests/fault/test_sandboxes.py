@@ -1,6 +1,6 @@
-"""Two processes of one host that may not see all of each other: seccomp, other users, other PID namespaces.
+"""Two processes of one host that cannot fully see each other: seccomp, other users, PID namespaces.
 
-What they cannot share goes another way, and a note says why; the bytes are the same.
+What they cannot share moves another way, and a note says why; the bytes are the same.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to become another user needs root")
-# In such a namespace the first process is the node; it ends with the one that is signalled.
+# In such a namespace the first process is the node; it ends with the signalled process.
 OTHER_PIDS: Final = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-# Two that are not root, who may read every process.
+# Two users that are not root, because root may read every process.
 USERS: Final = (65533, 65534)
 BOTH: Final = ("shm", "unix")
 pooled_or_not = pytest.mark.parametrize("pooled", [True, False], ids=["pool", "foreign"])
@@ -49,7 +49,7 @@ def fetches(node: Any, transport: str, *why: str) -> None:
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="its calls' numbers are unknown")
 @pooled_or_not
 def test_a_process_that_may_not_read_others(local: Local, remote: Remote, pooled: bool) -> None:
-    """A container's filter of system calls forbids process_vm_readv; pools are mapped all the same."""
+    """A container's seccomp filter forbids process_vm_readv; pools are still mapped."""
     here = local("free", "shm", pooled=pooled)
     there = remote("filtered", "shm", pooled=pooled, first=confinement.forbid_process_vm_readv)
     meet(here, there)
@@ -67,7 +67,7 @@ def test_a_process_that_may_not_read_others(local: Local, remote: Remote, pooled
     ids=["user", "secret-pool", "secret"],
 )
 def test_another_user_of_the_host(remote: Remote, shm_peers: str, pooled: bool) -> None:
-    """With a secret. Pages go to it over a stream, unless it may have the memory that they lie in."""
+    """With a secret. Pages move over a stream, unless the user may map their memory."""
     here, there = (
         remote(
             f"user-{uid}",
@@ -93,7 +93,7 @@ def test_another_user_of_the_host(remote: Remote, shm_peers: str, pooled: bool) 
 
 @needs_root
 def test_another_user_of_the_host_without_a_secret(local: Local, remote: Remote) -> None:
-    """It is refused, and served when both know one."""
+    """It is refused, and served when both have the same secret."""
     closed, opened = local("closed", "shm"), local("open", "shm", secret=SECRET)
     stranger = remote("stranger", "shm", secret=SECRET, first=partial(confinement.become, USERS[0]))
     with pytest.raises(PeerError) as caught:
@@ -108,7 +108,7 @@ def test_another_user_of_the_host_without_a_secret(local: Local, remote: Remote)
     ("both", "pooled"), [(False, False), (True, True), (True, False)], ids=["one", "each-pool", "each"]
 )
 def test_a_pid_namespace_of_its_own(remote: Remote, both: bool, pooled: bool) -> None:
-    """Pools are mapped; memory of no pool is read by whom the other has a number for."""
+    """Pools are mapped. Memory outside of pools is read only by a process that has a number for the other."""
     if reason := confinement.why_not(*OTHER_PIDS):
         pytest.skip(reason)
     here = remote("here", "shm", pooled=pooled, within=OTHER_PIDS if both else ())

@@ -1,4 +1,4 @@
-"""Secrets are exchanged while agents run: no session or transfer is lost, and a wrong one lets nobody in."""
+"""Secrets change while agents run: no session or transfer is lost, and a wrong secret is refused."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def outcome(caller: Agent, called: Agent) -> str:
 
 
 def as_called(secret: Secret, called: Agent) -> str:
-    """Returns how a newcomer that has this secret fares that calls."""
+    """Returns the outcome for a new agent with this secret that dials."""
     with Agent(f"caller-{next(_numbers)}", options_for("tcp", secret=secret, listen="")) as caller:
         return outcome(caller, called)
 
 
 def as_caller(secret: Secret, caller: Agent) -> str:
-    """The same of one that is called."""
+    """Returns the outcome for a new agent with this secret that is dialled."""
     with Agent(f"called-{next(_numbers)}", options_for("tcp", secret=secret)) as called:
         return outcome(caller, called)
 
@@ -79,7 +79,7 @@ def until_accepted(secret: Secret, called: Agent) -> None:
 
 
 def logged(agent: Agent, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Returns the lines of the log by now."""
+    """Returns the lines of the log so far."""
     agent.take_notification()
     return [record.getMessage() for record in caplog.records if record.name.startswith("kvxfer")]
 
@@ -133,7 +133,7 @@ def test_a_secret_is_exchanged_and_no_session_or_transfer_is_lost(
 
 
 def test_sessions_that_begin_while_secrets_change_find_the_common_one(agents: Callable[..., Agent]) -> None:
-    """Both ends change theirs all the time, and always have one in common."""
+    """Both ends change their secrets continuously, and always have one in common."""
     called, callers = agents((OLD, NEW)), [agents((NEW, OLD), listen="") for _ in range(3)]
     lists = ((OLD, NEW), (NEW, OLD), (NEW, THIRD), (THIRD, NEW), NEW)
     over = threading.Event()
@@ -280,7 +280,7 @@ def return_with_its_folder(file: Path, text: bytes) -> None:
 
 
 def link_whole(file: Path, text: bytes) -> None:
-    """Puts it there by a link to what is whole, whose first name then goes."""
+    """Writes a whole file elsewhere, links it to its place, and removes its first name."""
     fresh = file.with_name(".fresh")
     fresh.write_bytes(text)
     file.unlink()
@@ -462,7 +462,7 @@ def test_what_a_call_set_holds_until_the_file_changes(agents: Callable[..., Agen
 
 
 def _descriptors() -> list[str]:
-    """What each descriptor of this process leads to, but the one that lists them."""
+    """Returns the target of each descriptor of this process, except the one that lists them."""
     gc.collect()  # agents that have ended keep some while their objects live
     found = []
     for fd in Path("/proc/self/fd").iterdir():
@@ -472,7 +472,7 @@ def _descriptors() -> list[str]:
 
 
 def _watches() -> list[int]:
-    """How many folders each inotify of this process watches."""
+    """Returns how many folders each inotify descriptor of this process watches."""
     inotify = [line.split()[0] for line in _descriptors() if line.endswith("anon_inode:inotify")]
     return sorted(Path(f"/proc/self/fdinfo/{fd}").read_text().count("inotify wd:") for fd in inotify)
 
@@ -493,7 +493,7 @@ def test_hundreds_of_changes_leak_no_descriptor_and_no_watch(
         CHANGES[step % 3](plain, secret)
     for agent in (one, two):
         until_accepted(secret, agent)
-    deadline = time.monotonic() + BOUND_S  # sockets of callers that were refused go last
+    deadline = time.monotonic() + BOUND_S  # sockets of refused callers close last
     while (_watches() != watched or len(_descriptors()) > num_open) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert _watches() == watched

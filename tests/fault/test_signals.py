@@ -1,4 +1,4 @@
-"""Signals and exits in the middle of everything: verbs go on or are left, and peers hear of it."""
+"""Signals and exits in the middle of everything: verbs continue or are interrupted, and peers learn of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
 NUM_BLOCKS = MEDIUM[2]
-# Which end moves which blocks: the survivor reads, the child writes and holds the rest back, the child reads.
+# The blocks that each end moves: the survivor reads, the child writes and holds the rest back, the child
+# reads.
 READ, WRITTEN, FETCHED = (
     list(range(NUM_BLOCKS))[part] for part in (slice(0, 32), slice(32, 48), slice(48, None))
 )
@@ -28,7 +29,7 @@ READ, WRITTEN, FETCHED = (
 
 @contextmanager
 def child(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that is talked to by lines; it has ended afterwards."""
+    """Starts a program that is controlled by lines; ends it afterwards."""
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
@@ -105,7 +106,7 @@ VERBS = "wait group layer accept connect notification message sendable region le
 
 
 def until_asleep(pid: int) -> None:
-    """Waits until the main thread sleeps: in the verb, most likely. It is asked for no more than that."""
+    """Waits until the main thread sleeps, most likely in the verb; this is all that is checked."""
     deadline = time.monotonic() + BOUND_S
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "SZ":
         assert time.monotonic() < deadline
@@ -116,9 +117,8 @@ def until_asleep(pid: int) -> None:
 def test_a_signal_leaves_a_verb_or_lets_it_go_on_and_costs_nothing_else(
     told: str, transport: str, local: Local
 ) -> None:
-    """Where another thread is told, no system call of the main thread is interrupted.
-
-    So it is for a signal that comes just before the call begins.
+    """If another thread gets the signal, it interrupts no system call of the main thread. The same holds for
+    a signal just before the call begins.
     """
     here = local("here", transport)
     here.expect(b"req", [0, 1])
@@ -173,7 +173,7 @@ print("moves", flush=True)
 endings[ending]()
 node.end()
 """
-# And with which status. The first three run what Python does at an exit, the others end at once.
+# The exit statuses. The first three run Python's exit handlers, the others end at once.
 ENDINGS = {
     "exception": 1,
     "handler": 3,
@@ -207,7 +207,7 @@ def test_a_process_that_ends_in_mid_transfer_is_told_of_and_writes_nothing_later
             failed = set(error.failed_blocks.tolist())
             assert failed, error
             assert failed <= set(READ), ending
-        # What it does not name may be relied on.
+        # Blocks that the error does not name are valid.
         assert here.is_all(5, set(READ) - failed), ending
         assert here.wait_lost() == "peer-lost"
         assert [here.wait_lease(lease) for lease in leases] == ["peer-lost", "peer-lost"]

@@ -1,7 +1,7 @@
-"""Minutes of whatever may happen, by a seed: moves, cancels, revokes, kills, stops, ends and new beginnings.
+"""Minutes of random events by a seed: moves, cancels, revokes, kills, stops, ends and restarts.
 
-``KVXFER_SOAK_S`` says for how long. One agent here has a peer in each of several processes, and a thread that
-plays with it. Bytes are compared after each step, descriptors, threads and memory at the end.
+``KVXFER_SOAK_S`` says for how long. One agent here has a peer in each of several processes, and a thread for
+each peer. Bytes are compared after each step, descriptors, threads and memory at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
 SOAK_S: Final = float(os.environ.get("KVXFER_SOAK_S", "120"))
-#: What each of the processes speaks; the agent here speaks both.
+#: The transports of each process; the agent here has both.
 TRANSPORTS: Final[tuple[tuple[str, ...], ...]] = (("shm",), ("tcp",), ("shm", "tcp"))
 #: What happens while blocks move, and how often.
 MEDDLING: Final = {
@@ -38,18 +38,18 @@ MEDDLING: Final = {
     "close": 1,
     "kill": 2,
 }
-#: So much more than at the start may be there at the end: what the last peers opened closes a little later,
-#: and allocators keep some.
+#: The growth that is allowed at the end: descriptors of the last peers close a little later, and allocators
+#: keep some memory.
 MORE_DESCRIPTORS, MORE_NBYTES = 4, 48 << 20
 
 
 class Play:
-    """A peer in a process of its own, the blocks that are its share, and what is done with them."""
+    """A peer in its own process, its share of the blocks, and the events with them."""
 
     def __init__(self, number: int, seed: int, hub: Node, start: Callable[[], Worker]) -> None:
         self.number = number
         self.random = random.Random(seed + number)
-        # The agent and memory are everybody's, peers, leases and works are this play's.
+        # All plays share the agent and memory; peers, leases and works belong to this one.
         self.here = copy.copy(hub)
         self.here.peers, self.here.leases, self.here.works = [], [], []
         self._start = start
@@ -79,7 +79,7 @@ class Play:
         return self.value
 
     def step(self) -> None:
-        """Blocks move either way, asked for by either end, and something happens meanwhile."""
+        """Either end moves blocks in either direction, and an event happens meanwhile."""
         meddling = self.random.choices(list(MEDDLING), list(MEDDLING.values()))[0]
         verb = self.random.choice(["read", "write"])
         asks_here = self.random.random() < 0.5 or meddling in ("stop", "close", "kill")
@@ -132,7 +132,7 @@ class Play:
             self.there.close()
         else:
             (self.here if meddling == "disconnect" else self.there).disconnect()
-        # Whose agent is gone cannot be asked.
+        # A process whose agent is gone cannot be asked.
         error = asks.end()
         if meddling in ("disconnect", "hang up") or dst is self.here:
             self._is_done(error, dst, ids, value)
@@ -156,7 +156,7 @@ class Play:
             failed = set(error.failed_blocks.tolist())
             assert failed, error
             assert failed <= set(ids), error
-        # Of a transfer that failed, what it does not name may be relied on.
+        # Blocks that a failed transfer does not name are valid.
         assert dst.is_all(value, set(ids) - failed), f"done with other bytes: {error}"
 
 
@@ -196,7 +196,7 @@ def test_whatever_happens_for_minutes_no_byte_is_wrong_and_nothing_is_left(
         with ThreadPoolExecutor(len(plays)) as threads:
             return sum([done.result() for done in [threads.submit(run, play, until) for play in plays]])
 
-    run_all(SOAK_S / 10)  # what is made once
+    run_all(SOAK_S / 10)  # objects that are made once
     before, theirs = footprint(), [play.there.footprint() for play in plays]
     print("steps:", run_all(SOAK_S))
     hub.wait_idle()
@@ -204,7 +204,7 @@ def test_whatever_happens_for_minutes_no_byte_is_wrong_and_nothing_is_left(
     ends += [(first, play.there.footprint) for first, play in zip(theirs, plays, strict=True)]
     for first, now in ends:
         deadline = time.monotonic() + BOUND_S
-        # A thread that was joined is gone a moment later.
+        # A joined thread disappears a moment later.
         while now()[0] > first[0] + MORE_DESCRIPTORS or now()[1] > first[1]:
             if time.monotonic() > deadline:
                 break

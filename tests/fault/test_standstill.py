@@ -1,6 +1,5 @@
-"""A process stands still for longer than it would let a peer be silent: stopped here, starved elsewhere.
-
-It must not take its own standstill for the peer's silence, nor keep a peer for it that is gone.
+"""A process stands still for longer than its silence timeout: stopped here, starved elsewhere. It must not
+take its own standstill for the peer's silence, nor keep a peer that is gone.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from tests.fault.test_process_faults import join
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
-# The patience of whoever is stopped. The others have that of `options_for`: nobody is lost for a stop that is
-# meant to be short, however busy the machine.
+# The silence timeout of the stopped node. The others have the one of `options_for`, so that no peer is lost
+# in a short stop, however busy the machine is.
 HASTY_S = 2.0
 
 
@@ -45,7 +44,7 @@ def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
 
 
 def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: Remote) -> None:
-    """Both processes stop, and the impatient one is the first that goes on: nothing waits to be read."""
+    """Both processes stop, and the one with the short timeout continues first: nothing waits to be read."""
     silent_s = 8.0
     src = remote("patient", transport)
     dst = remote("hasty", transport, silent_timeout_s=silent_s)
@@ -60,8 +59,8 @@ def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: 
         process.stop()
     time.sleep(1.2 * silent_s)
     dst.resume()
-    # It looks at its clock within a heartbeat, and leaves the other at least half its patience: four seconds,
-    # should the machine stall meanwhile.
+    # It reads its clock within a heartbeat, and leaves the other at least half of its timeout: four seconds,
+    # in case the machine stalls.
     time.sleep(0.5)
     assert dst.peer_state() == ("open", "")
     src.resume()

@@ -1,4 +1,4 @@
-"""What an agent is set to while it runs, over real rails: rates of peers, and rails that are off."""
+"""Settings of a running agent, over real rails: rates of peers, and rails that are off."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Ends:
 def test_a_limited_peer_waits_and_others_do_not(transport: str) -> None:
     with Ends("slow", "fast", transports=(transport,)) as ends:
         ends.decode.limit("slow", max_bytes_per_s=NBYTES)
-        # At a block a second it has its time over long before it is through.
+        # At one block in a second, its deadline comes long before its end.
         paced = ends.read(0, timeout_s=2.0)
         ends.read(1).wait(30)
         assert ends.has_all()
@@ -59,7 +59,7 @@ def test_a_limited_peer_waits_and_others_do_not(transport: str) -> None:
         with pytest.raises(TransferError, match=f"{NBYTES} bytes per second, this agent's limit for 'slow'"):
             paced.wait(60)
         assert ends.peers[0].state == "open"
-        # What is under way goes on as soon as the limit is lifted.
+        # A running transfer continues as soon as the limit is removed.
         ends.memory[0][:] = 0
         lifted = ends.read(0, timeout_s=120.0)
         ends.decode.limit(ends.peers[0])
@@ -84,7 +84,7 @@ def test_a_paced_transfer_is_cancelled_and_its_peer_may_end() -> None:
 
 @pytest.mark.parametrize("order", [("libfabric", "ucx"), ("ucx", "libfabric"), ("tcp", "ucx")])
 def test_pages_come_over_the_first_transport_that_is_named(order: tuple[str, str]) -> None:
-    """One that reaches all, as tcp does, leaves nothing to those behind it."""
+    """A transport that reaches everything, like tcp, leaves nothing to later ones."""
     used = {"tcp"} if order[0] == "tcp" else {*order, "tcp"}
     with Ends(transports=order, transport_options={"ucx.transports": "tcp"}) as ends:
         until(lambda: set(ends.peers[0].rails) == used, "its rails do not come up")
@@ -101,7 +101,7 @@ def test_rails_are_switched_off_and_come_back(here: bool) -> None:
         assert set(peer.rails) == {"shm", "unix"}
         agent = ends.decode if here else ends.prefills[0]
         far = peer if here else agent.peers[0]
-        # Who is dialled has a rail a moment after the peer has it.
+        # The dialled end has a rail a moment after the dialling end.
         until(lambda: set(far.rails) == {"shm", "unix"}, "its own end does not come up")
         agent.switch_rails("shm", on=False)
         assert agent.rails_off == ("shm",)
@@ -113,7 +113,7 @@ def test_rails_are_switched_off_and_come_back(here: bool) -> None:
         with pytest.raises(UsageError, match=repr(far.name)) as caught:
             agent.switch_rails("unix", on=False)
         assert caught.value.code == "unsupported"
-        # A session that comes does without it, and has it when it is on.
+        # A new session works without the rail, and gets it when it is on again.
         peer.disconnect()
         ends.peers[0] = peer = ends.decode.connect_blocking(ends.prefills[0].address)
         ends.regions[1].grant(ends.prefills[0].accept_blocking(timeout_s=30), ttl_s=300)

@@ -1,4 +1,4 @@
-"""Transfers of two processes that wait for a word to which a third one stores."""
+"""Transfers between two processes that wait for a word to which a third process stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fault.node import BOUND_S, Node, Worker
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
-# Maps the file and stores each number that it is told, as one aligned word.
+# Maps the file and stores each number from its input as one aligned word.
 STORES = """
 import mmap, sys
 import numpy as np
@@ -31,7 +31,7 @@ with open(sys.argv[1], "r+b") as file:
 
 
 class Device:
-    """A process that stores to a word of this one's, as a GPU would: nobody here is told."""
+    """A process that stores to a word of this process without any notice, as a GPU would."""
 
     def __init__(self, file: Path) -> None:
         file.write_bytes(bytes(mmap.PAGESIZE))
@@ -103,7 +103,7 @@ def test_a_read_waits_while_its_blocks_are_still_in_use(
     dst, src = paired(local, remote, transport)
     src.fill(4)
     read = dst.read(after=dst.agent.trigger(device.word))
-    dst.set(9)  # whoever still uses the blocks
+    dst.set(9)  # overwrites blocks that a transfer may still use
     assert src.stats()["transfers_open"] in (0, 1)
     assert dst.is_all(9)
     device.store(1)

@@ -1,4 +1,4 @@
-"""Two hosts with a cable between them: real routes and addresses, a link that is slow, cut and mended."""
+"""Two hosts with a cable between them: real routes and addresses, a link that is slow, cut and restored."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_pages_cross_both_ways(cable: Callable[..., Cable], ipv6: bool) -> None:
 def test_who_listens_everywhere_tells_the_address_on_the_cable(
     cable: Callable[..., Cable], ipv6: bool
 ) -> None:
-    """Without a default route `address` is of an attached network; `address_for` is by the route."""
+    """Without a default route, `address` is in an attached network; `address_for` follows the route."""
     one = cable()
     options: dict[str, Any] = {
         "secret": SECRET,
@@ -141,7 +141,7 @@ def test_a_cut_cable_ends_both_sides_and_lets_nothing_land_later(
     assert here.wait_lost() in LOST
     here.set(7)
     one.mend()
-    time.sleep(1.0)  # what the kernel had kept to send again comes now, or never
+    time.sleep(1.0)  # bytes that the kernel kept for retransmission arrive now, or never
     assert here.is_all(7)
     meet(here, there)
     there.grant("read")
@@ -160,7 +160,7 @@ def test_a_cable_that_is_out_for_a_moment_costs_that_moment(cable: Callable[...,
     here.read_until_bytes_land(held=True)
     one.cut()
     landed = -1
-    while landed != (now := here.stats()["bytes_in"]):  # what was in the socket's buffer still lands
+    while landed != (now := here.stats()["bytes_in"]):  # bytes in the socket's buffer still land
         landed = now
         time.sleep(0.5)
     assert landed < 32 << 20

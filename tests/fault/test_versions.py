@@ -1,7 +1,7 @@
-"""This version and others on one host: an older one that speaks its protocol, and one that does not.
+"""This version and others on one host: an older one with the same protocol, and one with another protocol.
 
-``make test-versions`` builds both, of commits that the Makefile names, each in an environment of its own
-beside the tests of its commit: an older node runs what it was tested with.
+``make test-versions`` builds both from commits that the Makefile names, each in its own environment with the
+tests of its commit, so that an older node runs the code that it was tested with.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def version(remote: Make) -> Make:
 
 @pytest.fixture(params=[("head", "older"), ("older", "head")], ids=lambda pair: f"{pair[0]}-calls-{pair[1]}")
 def pair(request: pytest.FixtureRequest, transport: str, version: Make) -> tuple[Worker, Worker]:
-    """The node that calls and the one that is called, of two versions: connected."""
+    """Two connected nodes of two versions: the one that dials and the one that is dialled."""
     caller, called = (version(of, f"{of}-node", transport, LARGE) for of in request.param)
     caller.connect(called.address())
     called.accept(caller.name_of())
@@ -64,7 +64,7 @@ def ended(error: KvxferError | None, *codes: str) -> None:
 
 
 def test_the_versions_are_two(version: Make) -> None:
-    """Guards the others: an installation of this version would pass them all."""
+    """Guards the other tests, which would all pass if both were this version."""
     pids = [version(of, of, "shm").process.pid for of in ("head", "older")]
     loaded = [
         {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "_native" in line}
@@ -112,7 +112,7 @@ def test_notifications_and_messages_come(transport: str, local: Local, version: 
     (peer,) = here.agent.peers
     sent = [b"%d" % number for number in range(300)]
     for payload in sent:
-        # More than one window: the older end says what its caller has taken.
+        # More than one window: the older end reports what its caller has taken.
         peer.sendable_blocking(timeout_s=BOUND_S)
         peer.send(payload)
         if payload == sent[99]:
@@ -156,7 +156,7 @@ def test_a_writer_is_fenced_by_an_owner_of_the_other_version(pair: tuple[Worker,
         writer.resume()
         if (error := writer.end(write)) is not None:
             ended(error, "lease-ended")
-        # What was on its way when the right ended has come before what follows it.
+        # Bytes that were under way when the lease ended have arrived before what follows.
         writer.set(7)
         writer.grant("read")
         owner.read([0])
@@ -195,7 +195,7 @@ def test_a_peer_of_the_other_version_is_killed(
 def test_without_a_protocol_in_common_both_ends_read_which_they_speak(
     transport: str, version: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Errors of that version have no context yet when they come out of its process.
+    # Errors of that version have no context when they leave its process.
     rebuild = errors._rebuild
     monkeypatch.setattr(
         errors, "_rebuild", lambda *told: rebuild(*told[:5], *("",) * (7 - len(told)), *told[5:])
@@ -220,10 +220,9 @@ def test_without_a_protocol_in_common_both_ends_read_which_they_speak(
 
 
 class Cluster:
-    """Two prefill and two decode nodes, and requests from all to all, in lanes of blocks of their own.
-
-    One that is served has its bytes compared at the destination. One that is not has ended in a typed error
-    at every end that lives, and the lane goes on with another pair; anything else is kept in `wrong`.
+    """Two prefill and two decode nodes, and requests between all pairs, each lane with its own blocks. The
+    bytes of a served request are compared at the destination. Any other request must end in a typed error at
+    every living end, and the lane continues with another pair; everything else is recorded in `wrong`.
     """
 
     NUM_LANES: Final = 4
@@ -245,7 +244,7 @@ class Cluster:
         self._lanes = [threading.Thread(target=self._lane, args=(lane,)) for lane in range(self.NUM_LANES)]
 
     def start(self, name: str, version: str) -> None:
-        """Starts a node in the place of the one of this name."""
+        """Starts a node that replaces the one of this name."""
         node = self._make(version, name, self._transport)
         node.fill(seed := next(self._seeds))
         self._seed_of[node], self.version_of[node] = seed, version
@@ -268,7 +267,7 @@ class Cluster:
         assert not any(lane.is_alive() for lane in self._lanes)
 
     def wait_until_served(self) -> None:
-        """Returns when every prefill node has served a request of every decode node, as they are now."""
+        """Waits until every current prefill node has served a request of every current decode node."""
         pairs = {(src, dst) for src in self._nodes("prefill") for dst in self._nodes("decode")}
         with self._news:
             came = self._news.wait_for(lambda: self.wrong or pairs <= (+self.served).keys(), 2 * LONG_S)
@@ -281,7 +280,7 @@ class Cluster:
     def _lane(self, lane: int) -> None:
         num_blocks = SMALL[2] // self.NUM_LANES
         ids = list(range(lane * num_blocks, (lane + 1) * num_blocks))
-        # Sources take turns faster than destinations: a block never holds the wanted bytes before they come.
+        # Sources change faster than destinations: a block never holds the expected bytes before they arrive.
         for attempt in itertools.count():
             if self._over.is_set():
                 return
@@ -291,7 +290,7 @@ class Cluster:
                 is_served = self._serve(src, dst, b"%d-%d" % (lane, attempt), ids)
             except KvxferError as error:
                 self.errors.append(error)
-            except (EOFError, ConnectionError) as error:  # of the test's own socket to a process
+            except (EOFError, ConnectionError) as error:  # errors of the test's own socket to a process
                 if not self._killed & {src, dst}:
                     self._fail(error)
             except BaseException as error:
@@ -314,12 +313,12 @@ class Cluster:
             write = src.write(ids, peer, notify=tag, hold=True)
             for layer in range(
                 SMALL[0]
-            ):  # as an engine computes them: most of the time something is under way
+            ):  # paced like an engine's requests: most of the time a transfer is running
                 src.release(layer + 1, write)
             error = src.end(write)
         except KvxferError as refused:
             error = refused
-        except (EOFError, ConnectionError):  # it was killed: its router sees that nothing will come
+        except (EOFError, ConnectionError):  # it was killed: its router sees that no answer will come
             dst.cancel(incoming)
             self._note(dst.end(incoming))
             raise
@@ -345,7 +344,7 @@ class Cluster:
 
 @pytest.mark.parametrize("stop", ["close", "kill"])
 def test_node_by_node_under_load(transport: str, version: Make, stop: str) -> None:
-    """To the new version and back: what is under way at a node that goes ends in typed errors."""
+    """To the new version and back: work at a node that stops ends in typed errors."""
     cluster = Cluster(version, transport)
     names = ("prefill-0", "decode-0", "prefill-1", "decode-1")
     for name in names:

@@ -1,6 +1,6 @@
 """Work that ends early: revoked, deregistered, cancelled, closed over, overdue; and work that is refused.
 
-Between two processes, over shm and tcp. What was fenced is overwritten at once and compared.
+Between two processes, over shm and tcp. Fenced blocks are overwritten at once and compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def here(transport: str, local: Local) -> Node:
 
 @pytest.fixture
 def there(transport: str, remote: Remote, here: Node) -> Worker:
-    """The other process: full, connected."""
+    """The other process: filled and connected."""
     worker = remote("there", transport, MEDIUM)
     worker.fill(3)
     here.connect(worker.address())
@@ -36,17 +36,17 @@ def there(transport: str, remote: Remote, here: Node) -> Worker:
 
 
 def ended(error: KvxferError | None, *codes: str) -> None:
-    """Asserts a failure of the transfer alone, that names blocks."""
+    """Asserts an error of only the transfer, which names blocks."""
     assert isinstance(error, TransferError), error
     assert error.code in codes, error
     assert len(error.failed_blocks)
 
 
 def still_works(here: Node, there: Worker) -> None:
-    """A few blocks both ways in the same session.
+    """Asserts that a few blocks still move both ways in the same session.
 
-    The leases are named: rights to these blocks may have ended, and what is posted before the news of a
-    new one is not for it.
+    The leases are named, because earlier leases of these blocks may have ended, and a transfer posted before
+    the news of a new lease does not use it.
     """
     assert here.peer_state() == ("open", "")
     there.grant("read", [1, 2])
@@ -64,7 +64,7 @@ def still_works(here: Node, there: Worker) -> None:
 # ---- fences ---------------------------------------------------------------------------------------
 
 
-#: What is held is open when its fence comes; what is free may have ended on a slow machine.
+#: A held transfer is open when its fence comes; a free one may have ended on a slow machine.
 free_or_held = pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 
 
@@ -91,7 +91,7 @@ def test_fence_at_the_destination(here: Node, there: Worker, how: str, held: boo
 @free_or_held
 @pytest.mark.parametrize("how", ["revoke", "deregister"])
 def test_fence_at_the_source(here: Node, there: Worker, how: str, held: bool, seed: int) -> None:
-    """The source is the other process: a read is done with what was there before, or not done."""
+    """The source is the other process: a read is done with the earlier bytes, or not done."""
     there.grant("read")
     read = here.read_until_bytes_land(held=held)
     time.sleep(random.Random(seed).random() * 0.005)
@@ -109,7 +109,7 @@ def test_fence_at_the_source(here: Node, there: Worker, how: str, held: bool, se
 
 
 def test_fences_hold_while_layers_are_held_back(here: Node, there: Worker) -> None:
-    """Deterministic: half has arrived, the rest is released after the fence."""
+    """Deterministic: half has arrived, and the rest is released after the fence."""
     lease = here.grant("write")
     write = there.write(hold=True)
     there.release(2)
@@ -150,7 +150,7 @@ def test_cancel(here: Node, there: Worker, where: str) -> None:
     ended(error, *(("cancelled",) if where == "source" else ("cancelled", "not-permitted", "lease-ended")))
     if where == "source":
         here.cancel(incoming)
-    # A piece that the source stopped in its middle may tell before the source's own word does.
+    # A piece that the source stopped in its middle may report the end before the source's own message does.
     ended(here.end(incoming), "cancelled", *(("lease-ended",) if where == "source" else ()))
     here.set(7)
     time.sleep(0.1)
@@ -208,8 +208,8 @@ def test_deadline(here: Node, there: Worker) -> None:
     write = there.write(notify=b"req", hold=True, timeout_s=0.5)
     there.release(1)
     error = here.end(incoming)
-    # Whichever end's time is over first; a piece that the source stopped in its middle may tell before
-    # the source's own word does.
+    # Either end's deadline may come first. A piece that the source stopped in its middle may report the end
+    # before the source's own message does.
     ended(error, "deadline", "lease-ended")
     assert sorted(error.failed_blocks.tolist()) == here.all  # type: ignore[union-attr]
     ended(there.end(write), "deadline", "lease-ended", "not-permitted")
@@ -297,7 +297,7 @@ def test_nothing_is_read_or_written_without_a_lease(here: Node, there: Worker) -
 def test_more_in_flight_than_a_peer_takes(
     transport: str, local: Local, remote: Remote, bound_here: int
 ) -> None:
-    """Back-pressure is no failure where both ends know the bound; where one does not, it is told."""
+    """Back-pressure is not a failure if both ends know the bound; an end that does not is told."""
     here = local("here", transport, max_transfers_per_peer=bound_here)
     there = remote("there", transport, max_transfers_per_peer=8)
     here.fill(1)

@@ -61,7 +61,7 @@ def assert_handed_over(
 
 
 def assert_flipped_bits_change_the_tokens(prefill: VllmServer, decode: VllmServer, prompt: str) -> None:
-    """Asserts that decode continues from what arrives; the prompt must be new to it, and not be used again."""
+    """Asserts that decode continues from what arrives; the prompt must be new to it, and used only here."""
     expected = complete(prefill, prompt).token_ids
     flip = observed(decode) / FLIP
     flip.write_text("tokens")
