@@ -254,10 +254,10 @@ def parts(result: Message) -> Iterator[Part]:
         yield Words(f"{words}; {settings}" if settings else words)
     yield from (Words(note, "dim") for note in result["notes"])
     for name, words in result["failures"].items():
-        yield Words(f"{name} failed, and was left out from then on: {words}", "bad")
+        yield Words(f"{name} failed and was left out from then on: {words}", "bad")
     if result["verified"] and systems and result["work"] == "pages":
         # `latency` checks every fiftieth write; `setup` checks the first one.
-        yield Words("every byte was checked at its destination, for every system and round")
+        yield Words("every byte checked at its destination, for every system and round")
 
 
 def _title(result: Message) -> str:

@@ -1,4 +1,4 @@
-"""What ``make demo`` says while it builds: how far it is, and all that was printed where the build fails."""
+"""What ``make demo`` prints while it builds: the progress, and the whole output if the build fails."""
 
 from __future__ import annotations
 

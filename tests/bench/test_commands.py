@@ -31,7 +31,7 @@ PARKING = ["parking", "--total-mib", "4", "--layers", "4", "--iterations", "2"]
 DAEMON = ["daemon", "--seconds", "1", "--iterations", "1", "--records", "3000", "--agents", "8"]
 DAEMON += ["--watchers", "8", "--events-per-s", "1000", "--transfers-per-s", "200"]
 PLAN = ["plan", "--layers", "4", "--blocks", "30", "--iterations", "3"]
-# -P: the installed package, whatever the working folder holds.
+# -P: the installed package, regardless of the working folder.
 PROGRAM = [sys.executable, "-P", "-m", "kvxfer.bench"]
 
 
@@ -51,7 +51,7 @@ def result_of(*arguments: str, status: int = 0) -> dict[str, Any]:
 
 
 def check_figures(result: dict[str, Any], *names: str) -> None:
-    """Each is a number above 0, or a spread or percentiles of such."""
+    """Asserts that each is a number above 0, or a spread or percentiles of such numbers."""
     for name in names:
         value = result[name]
         assert not isinstance(value, dict) or set(value) in (SPREAD, PERCENTILES), name
@@ -139,7 +139,7 @@ def test_pages_between_layouts_can_be_read(memory: str) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_handover_is_reported_in_its_stages(transport: str) -> None:
-    # A prefill so long that a push is posted within it on a busy machine, too.
+    # A prefill long enough that a push is posted during it even on a busy machine.
     prefill = ["--prefill-ms-per-layer", "5"]
     result = result_of(*HANDOVER, *prefill, "--requests", "6", "--transport", transport)
     assert (result["rails"], result["requests"]) == ([transport], 6)
@@ -270,7 +270,7 @@ def test_table_goes_to_stdout_and_progress_to_stderr(command: list[str], words: 
 def test_a_handover_has_sentences_and_no_figure_that_looks_like_a_defect(
     more: list[str], there: tuple[str, ...], not_there: tuple[str, ...]
 ) -> None:
-    # A pace that prefill keeps on a busy machine, too.
+    # A pace that prefill can keep even on a busy machine.
     done = bench(*HANDOVER, "--prefill-ms-per-layer", "2", *more)
     assert done.returncode == 0, done.stderr
     for words in there:
@@ -301,7 +301,7 @@ BAD_TRACE = '{"timestamp": 0, "input_length": 5}\n'
     ("arguments", "words"),
     [
         ([*PAGES, "--out", "FILE"], "is a file; name a directory"),
-        ([*HANDOVER, "--trace", "FILE"], "trace.jsonl:1: no request: KeyError: 'output_length'"),
+        ([*HANDOVER, "--trace", "FILE"], "trace.jsonl:1: not a request: KeyError: 'output_length'"),
         (["pages", "--src-layout", "tp4+nhdx", "--dst-layout", "tp2"], "unknown name 'nhdx' in the layout"),
         (["pages", "--dst-layout", "tp2"], "--src-layout is missing"),
         (["scale", "--series", "peers,elephants"], "unknown --series 'elephants'; known are transfers"),
@@ -325,5 +325,5 @@ def test_what_a_daemon_costs_is_reported(scene: str) -> None:
     pytest.importorskip("fastapi")
     result = result_of(*DAEMON, "--scenes", scene)
     assert SCENES[scene].keys() <= result.keys()
-    # An idle daemon takes no time that is counted; this laggard has read what it was sent.
+    # An idle daemon may use no measurable processor time; this slow watcher has missed no events.
     check_figures(result, *(SCENES[scene].keys() - {"idle_cores", "laggard_missed", "grown_mib", "slowest"}))

@@ -1,4 +1,4 @@
-"""Comparisons with a stand-in, a real process that moves bytes over a socket, and with the real software."""
+"""Comparisons with a stand-in process that moves bytes over a socket, and with the real software."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYSTEMS = ["kvxfer", "stand-in"]
 SPREAD = {"min", "median", "max"}
 SMALL: dict[str, Any] = {"total_mib": 2, "rounds": 2, "iterations": 1, "timeout_s": 20.0}
 
-# Copies pages through a TCP connection of its own; `misbehaves` says what goes wrong in which move.
+# Copies pages through its own TCP connection; `misbehaves` says what goes wrong in which move.
 STAND_IN = """
 import ctypes, json, os, queue, socket, struct, sys, threading, time
 
@@ -117,7 +117,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stand_in(folder: Path, misbehaves: str = "") -> Baseline:
-    """Returns the baseline; ``misbehaves`` is what it does from which start on, as ``crashes:1``."""
+    """Returns the baseline; ``misbehaves`` names a fault and its first start, as ``crashes:1``."""
     return Baseline(
         "stand-in",
         "nixl",
@@ -164,7 +164,8 @@ def test_the_same_work_is_done_and_checked_by_both(folder: Path, fields: dict[st
 
 @pytest.mark.parametrize("work", ["pages", "latency"])
 def test_wrong_bytes_of_a_baseline_end_the_run(folder: Path, work: str) -> None:
-    # A start is one end of one round; pages: from the second round on, latency: at once.
+    # Each round starts two processes. With pages it misbehaves from the second round on, with latency at
+    # once.
     result = run(folder, "lies:1" if work == "pages" else "lies", work=work)
     assert result["verified"] is False
     assert result["failure"].startswith("stand-in: ")
@@ -179,7 +180,7 @@ def test_baseline_that_crashes_is_left_out_with_its_last_words_and_what_it_gave_
     words = result["failures"]["stand-in"]
     assert "killed by signal 6" in words
     assert "stand-in: the device is on fire" in words
-    # The order of the second round begins with it: kvxfer goes on without.
+    # The second round begins with the stand-in: kvxfer continues without it.
     assert [list(one) for one in result["rounds_measured"]] == [SYSTEMS, ["kvxfer"], ["kvxfer"]]
     assert len(result["ratios"]["stand-in"]["gb_per_s"]["rounds"]) == 1
 
@@ -195,16 +196,16 @@ def test_baseline_that_hangs_is_given_up_and_killed(folder: Path, monkeypatch: p
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", remember)
-    # Long enough for what does not hang, kvxfer's own part among it, on a busy machine.
+    # Long enough for everything that does not hang on a busy machine, including kvxfer's own part.
     result = run(folder, "hangs", timeout_s=5.0, rounds=1)
-    assert "stand-in source process said nothing for 5.5 s (still running)" in result["failures"]["stand-in"]
+    assert "stand-in source process sent nothing for 5.5 s (still running)" in result["failures"]["stand-in"]
     assert "stand-in: waiting for a completion" in result["failures"]["stand-in"]
     assert list(result["systems"]) == ["kvxfer"]
     assert all(process.poll() is not None for process in started)
 
 
 def command(folder: Path, misbehaves: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts the command as a user does, with the stand-in where NIXL is looked for."""
+    """Starts the command as a user does, with the stand-in in NIXL's place."""
     python = folder / "nixl" / "bin" / "python"
     python.parent.mkdir(parents=True)
     there = "kvxfer.bench.compare.adapters.nixl_adapter"

@@ -17,14 +17,14 @@ import pytest
 pytest.importorskip("typer")
 
 SECRET = "a secret of 24 characters"
-# A peer without any region, as an engine is before it has registered its cache.
+# A peer without a region, like an engine that has not registered its cache yet.
 PLAIN_AGENT = """
 import sys, kvxfer
 with kvxfer.Agent("plain-engine") as agent:
     print(agent.address, flush=True)
     sys.stdin.read()
 """
-# Peers that look like a doctor: one flips a byte of a page, one grants nothing, one leaves.
+# Peers that imitate a doctor: one flips a byte of a page, one grants nothing, one leaves.
 FALSE_DOCTOR = """
 import sys, kvxfer
 from kvxfer.doctor import pages
@@ -51,7 +51,7 @@ def environment(secret: str) -> dict[str, str]:
 
 
 def doctor(*arguments: str, secret: str = "") -> subprocess.CompletedProcess[str]:
-    # -P: the installed package, whatever the working folder holds.
+    # -P: the installed package, regardless of the working folder.
     return subprocess.run(
         [sys.executable, "-P", "-m", "kvxfer", "doctor", *arguments],
         capture_output=True,
@@ -63,7 +63,7 @@ def doctor(*arguments: str, secret: str = "") -> subprocess.CompletedProcess[str
 
 
 def report_of(*arguments: str, status: int = 0, secret: str = "") -> dict[str, Any]:
-    """Runs it with ``--json`` and returns its one line; a peer is measured for a moment only."""
+    """Runs it with ``--json`` and returns its one line; it measures a peer only briefly."""
     short = ["--measure-s", "0.1"] if "--peer" in arguments else []
     done = doctor(*arguments, *short, "--json", secret=secret)
     assert done.returncode == status, done.stderr + done.stdout
@@ -79,7 +79,7 @@ def peer_findings(report: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 @contextlib.contextmanager
 def child(command: list[str], secret: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Starts a process that prints a line when it is ready; gives both, and ends it."""
+    """Starts a process that prints a line when it is ready; yields both, and ends it."""
     process = subprocess.Popen(
         [sys.executable, "-P", *command],
         stdin=subprocess.PIPE,
@@ -98,7 +98,7 @@ def child(command: list[str], secret: str = "") -> Iterator[tuple[subprocess.Pop
 
 @contextlib.contextmanager
 def served(*arguments: str, secret: str = "") -> Iterator[str]:
-    """Another process with ``kvxfer doctor --serve``; gives its address."""
+    """Starts ``kvxfer doctor --serve`` in another process; yields its address."""
     command = ["-m", "kvxfer", "doctor", "--serve", "--json", *arguments]
     with child(command, secret) as (process, line):
         yield json.loads(line)["address"]
@@ -108,7 +108,7 @@ def served(*arguments: str, secret: str = "") -> Iterator[str]:
 
 @contextlib.contextmanager
 def free_address() -> Iterator[str]:
-    """An address where nobody listens, nor will meanwhile."""
+    """Yields an address on which no process listens, and which none can take meanwhile."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{taken.getsockname()[1]}"

@@ -75,7 +75,7 @@ def test_the_two_programs_of_a_pull_move_a_request(tmp_path: Path) -> None:
 def _write_programs(folder: Path, port: str = "0") -> None:
     for program in PROGRAMS:
         if named := re.match(r"# (\w+\.py)\n", program):
-            # A busy machine takes longer than what an engine would wait.
+            # A busy machine takes longer than an engine would wait.
             told = program.replace("7301", port).replace("timeout_s=5", f"timeout_s={TIMEOUT_S}")
             (folder / named[1]).write_text(told)
 
@@ -92,7 +92,7 @@ def _started(folder: Path, name: str, stdin: IO[str] | None = None) -> subproces
 
 
 def _wait_for_listener(process: subprocess.Popen[str], port: int) -> None:
-    """Returns when the kernel has a listener there: a connection to see that would be a stranger's."""
+    """Waits until the kernel lists a listener; a test connection would count as a stranger."""
     entry = f"0100007F:{port:04X} 00000000:0000 0A"
     while entry not in Path("/proc/net/tcp").read_text():
         assert process.poll() is None, process.communicate()[0]

@@ -1,4 +1,4 @@
-"""``kvxfer bench report`` as a user starts it, on results that were kept by real runs."""
+"""``kvxfer bench report`` as a user starts it, on results of real runs."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_every_bench_is_shown_with_its_figures_and_its_failures(
         "one run",
     ):
         assert words in shown
-    # Figures are called by words, and arguments that were not given are not shown.
+    # Figures have names in words, and arguments that were not given are not shown.
     assert not re.search(r"│ \S*[._]\S* ", shown)
     assert "device ," not in shown
     # A time before the end of prefill has no sign.

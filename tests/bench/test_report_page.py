@@ -1,4 +1,4 @@
-"""The page of ``kvxfer bench report --html`` in a real Chromium: on telephone and desk, light and dark."""
+"""The page of ``kvxfer bench report --html`` in a real Chromium: phone and desktop, light and dark."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HANDOVER: dict[str, Any] = {
 
 
 def kept(folder: Path, rate: float, num_runs: int) -> Path:
-    """Keeps runs of both benches; a spread of the rate within a hundredth."""
+    """Keeps runs of both benches; their rates vary within one percent."""
     for run in range(num_runs):
         times = rate * (1 + run / 500)
         spread = {name: value * times for name, value in SPREAD.items()}
@@ -128,7 +128,7 @@ class TestInABrowser:
                  drawn: Array.from(plot.querySelectorAll(".row u"), mark => mark.className.split(" ").pop()),
                  legend: Array.from(plot.querySelectorAll(".legend u"), mark => mark.className)}))"""
         )
-        # A push and its end; and runs or intervals, where there are several.
+        # A push and its end; and also runs or intervals, if there are several.
         assert len(told) == {"one": 2, "many": 4, "two": 2}[name]
         for plot in told:
             assert plot["unit"]
@@ -138,7 +138,7 @@ class TestInABrowser:
                 assert min(ticks) < 1 < max(ticks)
             for _, left, right in plot["ticks"]:
                 assert 0 <= left < right <= width
-            # Labels of an axis do not lie on one another.
+            # Labels of an axis do not overlap.
             for (*_, right), (_, left, _) in itertools.pairwise(plot["ticks"]):
                 assert right <= left
             assert set(plot["legend"]) <= set(plot["drawn"])

@@ -22,22 +22,22 @@ HERE = Path(__file__).parent
 if importlib.util.find_spec("sglang") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
-    # What SGLang and torch warn of while they are imported is not ours to answer.
+    # Warnings of SGLang and torch during their import are not about this project.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import kvxfer.connectors.sglang.manager  # noqa: F401
 
 
 def has_engines(item: pytest.Item) -> bool:
-    """Whether a test starts engines; those come last, as what is broken without them fails sooner."""
+    """Whether a test starts engines; those run last, so that errors without engines show sooner."""
     return item.path.stem.endswith("_servers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            # Engines start within the first test that asks for them, on machines of any speed; SGLang's own
-            # warnings are not ours to answer.
+            # Engines start within the first test that needs them, on machines of any speed; SGLang's own
+            # warnings are not about this project.
             item.add_marker(pytest.mark.timeout(600), append=False)
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
     items.sort(key=lambda item: HERE in item.path.parents and has_engines(item))
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def forks(request: pytest.FixtureRequest) -> None:
-    """What engines are forked from imports SGLang beside the tests that need none."""
+    """The process from which engines are forked imports SGLang while tests without engines run."""
     if any(HERE in item.path.parents and has_engines(item) for item in request.session.items):
         fork_server.start(sglang_forked.__name__)
 

@@ -1,4 +1,4 @@
-"""Real engines for tests: one alone, whose tokens are the truth, and a prefill and a decode with a router."""
+"""Real engines for tests: one alone for the expected tokens, and a prefill and a decode with a router."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sglang import observed
 
 #: Tokens that a prefill computes at once: longer prompts are sent chunk by chunk.
 CHUNK = 256
-# Where a dozen processes that spin share two cores, one may not run for 15 s: that is nobody's death.
+# If a dozen spinning processes share two cores, one may not run for 15 s; it must not be lost.
 _PATIENCE = {"connect_timeout_s": 20.0, "silent_timeout_s": 60.0}
 
 
@@ -32,24 +32,24 @@ class _Fork(ServerProcess):
 
 
 class Server(SglangServer, _Fork):
-    """An `SglangServer` that has nothing to import, and says what it saw (tests/sglang/observed.py)."""
+    """A forked `SglangServer` that writes what it saw (tests/sglang/observed.py)."""
 
     @property
     def observed(self) -> Path:
-        """Where it does."""
+        """The folder of what it saw."""
         return self.log.with_suffix("") / "observed"
 
     def arrived(self) -> list[dict[str, Any]]:
-        """Returns what it says of requests whose pages have arrived, of all its workers."""
+        """Returns the records of requests whose pages have arrived, from all its workers."""
         path = self.observed / observed.ARRIVED
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def num_pages_arrived(self) -> int:
-        """Returns how many pages of requests have arrived whole, over all workers."""
+        """Returns how many pages have arrived completely, over all workers."""
         return sum(line["arrived"] for line in self.arrived())
 
     def held(self, timeout_s: float = 30.0) -> list[dict[str, int]]:
-        """Returns what each of its workers has of requests, once none is left in any of its queues."""
+        """Returns what each worker holds of requests, once all its queues are empty."""
         deadline_s = time.monotonic() + timeout_s
         while self.is_busy():
             assert time.monotonic() < deadline_s, f"{self.name} has requests in hand"
@@ -63,7 +63,7 @@ class Server(SglangServer, _Fork):
             time.sleep(0.1)
 
     def wait_held(self, expected: list[dict[str, int]], timeout_s: float = 60.0) -> None:
-        """Waits until it has of requests what it had before."""
+        """Waits until it holds of requests only what it held before."""
         deadline_s = time.monotonic() + timeout_s
         while (held := self.held(timeout_s)) != expected:
             more = [
@@ -101,14 +101,14 @@ class Engines(Trio):
 
 
 def handed_over(prefill: SglangServer, decode: Server, prompt: str) -> tuple[list[int], int]:
-    """Returns the tokens of a pair, and how many pages of the prompt have come whole from prefill."""
+    """Returns the tokens of a pair, and how many whole pages of the prompt came from prefill."""
     before = decode.num_pages_arrived()
     tokens = generate_apart(prefill, decode, prompt).token_ids
     return tokens, decode.num_pages_arrived() - before
 
 
 def random_prompt(num_tokens: int, seed: object = 1) -> str:
-    """Returns a text of so many tokens that no other test begins with."""
+    """Returns a text of `num_tokens` tokens with which no other test begins."""
     letters = random.Random(next_seed("prompt", num_tokens, seed))
     return "".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=num_tokens))
 

@@ -1,4 +1,4 @@
-"""What the process imports that SGLang's engines are forked from, and what a fork runs."""
+"""What the process from which SGLang's engines are forked imports, and what a fork runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import traceback
 import warnings
 from typing import Final
 
-#: What an engine of any kind imports; the registry all models.
+#: What every engine imports; the registry imports all models.
 MODULES: Final = (
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.scheduler",
@@ -27,7 +27,7 @@ MODULES: Final = (
 
 
 def environment() -> dict[str, str]:
-    """Returns the variables under which it is imported."""
+    """Returns the environment variables for the import."""
     from kvxfer.bench.engines import sglang_server
 
     return dict(sglang_server.ENVIRONMENT)
@@ -44,15 +44,15 @@ def prepare() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs a module of SGLang's, with its arguments, as ``python`` does that is given these."""
+    """Runs a module of SGLang with its arguments, as ``python -m`` does."""
     module, *own = arguments[arguments.index("-m") + 1 :]
     sys.argv = [module, *own]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit:
-        pass  # it has said why
+        pass  # it has printed the reason
     except BaseException:
         traceback.print_exc()
-    # Without taking down modules that would say of all they hold that it leaks.
+    # Without the end of modules that would report everything they hold as a leak.
     sys.stdout.flush()
     os._exit(0)

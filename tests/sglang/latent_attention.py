@@ -1,7 +1,7 @@
-"""A plug-in of tests: DeepSeek's attention over latents on a CPU, which SGLang has kernels for on GPUs alone.
+"""A plug-in for tests: DeepSeek's attention over latents on a CPU; SGLang has kernels for it only on GPUs.
 
-Its attention in torch reads keys and values from the cache as they are, so it can do that where the model
-asks in the latents' space ("absorbed"). By itself the model does so for decode's tokens alone.
+SGLang's attention in torch reads keys and values from the cache unchanged, so it works if the model's queries
+are in the latents' space ("absorbed"). By default the model does this only for decode's tokens.
 """
 
 from __future__ import annotations

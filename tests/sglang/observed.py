@@ -1,7 +1,7 @@
-"""A plug-in of tests: what decode was to receive is spoiled beforehand, and what arrived is looked at.
+"""A plug-in for tests: it corrupts decode's pages before a transfer, and records what arrived.
 
-SGLang's decode computes no prompt by itself: a page that was not brought is what lay there before.
-Each engine writes what it saw into the folder that ``KVXFER_OBSERVED`` names.
+SGLang's decode computes no prompt itself, so a page that did not arrive still has its old bytes. Each engine
+writes what it saw into the folder that ``KVXFER_OBSERVED`` names.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 NAME: Final = "kvxfer-observed"
 ENTRY_POINT: Final = f"{__name__}:register"
 FOLDER: Final = "KVXFER_OBSERVED"
-#: As long as this file is in the folder, one byte of what arrives is another one.
+#: While this file is in the folder, one byte of what arrives is changed.
 FLIP: Final = "flip"
 #: One line for each request whose pages have arrived.
 ARRIVED: Final = "arrived.jsonl"
-#: What an idle engine still has of requests; one file for each worker, written anew all the time.
+#: What an idle engine still holds of requests; one file for each worker, rewritten continuously.
 HELD: Final = "held"
 
-# Of every element: no model computes this NaN.
+# Every byte of the corrupted pages: no model computes this NaN.
 _SPOILED: Final = 0xFF
 _SPOILED_WORD: Final = 0xFFFFFFFF
-# The highest byte of a float32, with all but one bit of its exponent.
+# The highest byte of a float32, which has all but one bit of the exponent.
 _HIGH_BYTE: Final = 3
 _FLOAT_NBYTES: Final = 4
 _EXPONENT: Final = 0x40
 _TOLD_EVERY_S: Final = 0.2
-# Of a manager: why the last requests failed, of which it keeps so many and no more.
+# A manager's bounded records of why the last requests failed.
 _RECORDS: Final = ("failure_records", "_failed")
 
 _told_at = 0.0
@@ -68,10 +68,10 @@ def _look(_: Any, decode_req: Any) -> None:
     for buffer in _buffers(receiver):
         whole &= (buffer[pages].view(np.uint32) != _SPOILED_WORD).all(axis=1)
     if (_folder() / FLIP).exists():
-        # Of values rather than keys, which a softmax may hide.
+        # Values rather than keys, because a softmax may hide a changed key.
         *_, values = _buffers(receiver)
         high = values[pages[0], _HIGH_BYTE::_FLOAT_NBYTES]
-        # The first that is below 2 becomes huge; one that is not would only vanish.
+        # The first element below 2 becomes huge; a larger one would only become tiny.
         values[pages[0], _HIGH_BYTE + _FLOAT_NBYTES * int((high & _EXPONENT).argmin())] ^= _EXPONENT
     line = {"rid": decode_req.req.rid, "pages": len(pages), "arrived": int(whole.sum())}
     with (_folder() / ARRIVED).open("a") as file:
@@ -79,7 +79,7 @@ def _look(_: Any, decode_req: Any) -> None:
 
 
 def _buffers(receiver: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields what this worker has of keys and values of each layer, pages by their bytes."""
+    """Yields this worker's keys and values of each layer, as bytes of pages."""
     args = receiver.kv_mgr.kv_args
     for address, nbytes, page_nbytes in zip(
         args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens, strict=True

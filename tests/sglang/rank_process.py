@@ -1,9 +1,9 @@
-"""A rank in a process of its own, which a test may stop and kill.
+"""A rank in its own process, which a test may stop and kill.
 
     python -m tests.sglang.rank_process ROLE BOOTSTRAP FOLDER
 
-says its process id, and then does what each line of its input says, a method of one of its requests, and
-prints what that returned.
+prints its process id. Then it calls, for each line of its input, a method of one of its requests, and prints
+the result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RankProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.send_signal(signal.SIGKILL)
-        # Not until its output ends: what it was forked from has that, too.
+        # Do not wait for the end of its output: the process that it was forked from has the same output.
         for end in (self._process.stdin, self._process.stdout):
             assert end is not None
             end.close()
@@ -57,7 +57,7 @@ class RankProcess:
         self.call(room, "make", seed, num_pages)
 
     def call(self, room: int, method: str, *arguments: Any) -> Any:
-        """Has a method of a request called, or reads an attribute of it."""
+        """Calls a method of a request, or reads one of its attributes."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([room, method, arguments]) + "\n")
         self._process.stdin.flush()
@@ -80,7 +80,7 @@ def main(role: str, address: str, folder: str) -> None:
     from tests.sglang.ranks import LLAMA, Cache, Engine, Half, Receiving, Sending, configured
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what SGLang prints is no answer
+    os.dup2(2, 1)  # SGLang's output is not an answer
     with configured(Path(folder), address=address):
         engine = Engine(role, LLAMA, 1, address)
         print(os.getpid(), file=answers)

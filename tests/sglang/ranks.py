@@ -1,8 +1,8 @@
 """Ranks of SGLang engines without a model: real managers, senders and receivers on real buffers.
 
-All ranks of a test are in one process, with an agent each; prefill's bootstrap server is SGLang's own.
-What is in a cache is drawn once for the whole model, and each rank holds its slice of it, so what arrives
-is compared with what that rank would have computed itself.
+All ranks of a test are in one process, with an agent each; prefill's bootstrap server is SGLang's own. The
+contents of a cache are drawn once for the whole model, and each rank holds its slice. So what arrives is
+compared with what that rank would have computed itself.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ NUM_LAYERS: Final = 3
 TOTAL_HEADS: Final = 4
 HEAD_NBYTES: Final = 24
 LATENT_NBYTES: Final = 40
-#: Of metadata buffers: some alike, one longer.
+#: Sizes of metadata buffers: some equal, one longer.
 AUX_NBYTES: Final = (64, 64, 512, 128)
 _PATIENCE_S: Final = 60.0
 ENDED: Final = (KVPoll.Success, KVPoll.Failed)
 
-# Of the convolution: queries, keys and values have channels of their own.
+# Channels of the convolution: queries, keys and values have separate ones.
 CONV_CHANNELS: Final = (8, 8, 16)
 CONV_NBYTES: Final = 6
 STATE_HEADS: Final = 4
@@ -56,7 +56,7 @@ STATE_NBYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a model's cache is made of.
+    """The parts of a model's cache.
 
     Attributes
     ----------
@@ -86,20 +86,20 @@ LLAMA: Final = Model()
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of pipeline parallelism, and which of the model's layers it has."""
+    """A stage of pipeline parallelism, and its layers of the model."""
 
     rank: int
     layers: range
 
     @classmethod
     def all_of(cls, num: int) -> list[Self]:
-        """Divides the layers among so many, the first ones having more."""
+        """Divides the layers among `num` stages; the first ones have more."""
         starts = [-(-NUM_LAYERS * rank // num) for rank in range(num + 1)]
         return [cls(rank, range(*starts[rank : rank + 2])) for rank in range(num)]
 
 
 class PipelineGroup:
-    """What SGLang's stages tell each other by, all in this process: the first says it first."""
+    """The channel between SGLang's stages, all in this process: the first stage sends first."""
 
     def __init__(self) -> None:
         self._said: Any = None
@@ -142,7 +142,7 @@ class Buffers:
         return [np.zeros((NUM_PAGES, 16), np.uint8) for _ in range(NUM_LAYERS)]
 
     def args(self) -> KVArgs:
-        """Returns what SGLang tells a manager of them."""
+        """Returns SGLang's description of them for a manager."""
         args = KVArgs()
         args.engine_rank = self.tp_rank
         args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = _infos(self.kv)
@@ -184,7 +184,7 @@ def _infos(buffers: Sequence[Array]) -> tuple[list[int], list[int], list[int]]:
 
 
 class Cache:
-    """What a request has computed, of the whole model: drawn once, and cut for each rank."""
+    """What a request has computed for the whole model: drawn once, and sliced for each rank."""
 
     def __init__(self, model: Model, num_pages: int, seed: int) -> None:
         draw = np.random.default_rng(seed)
@@ -209,7 +209,7 @@ class Cache:
         return [draw.integers(1, 255, (self.num_pages, 16), np.uint8) for _ in range(NUM_LAYERS)]
 
     def of_rank(self, buffers: Buffers) -> list[list[Array]]:
-        """Returns what a rank holds of it: token rows by buffer, then each kind of states by buffer."""
+        """Returns a rank's slice: token rows by buffer, then each kind of states by buffer."""
         heads = slice(0, 1) if self.model.is_latent else self.model.heads_of(buffers.tp_size, buffers.tp_rank)
         layers = buffers.stage.layers
         rows = layers if self.model.is_latent else [*layers, *(NUM_LAYERS + layer for layer in layers)]
@@ -247,8 +247,8 @@ class Engine:
     address
         Of prefill's bootstrap server, which prefill's engine starts and decode's asks.
     num_stages, cp_size
-        Of pipeline and of context parallelism; each rank of the latter holds all pages here, as if it had
-        computed them.
+        Sizes of pipeline and of context parallelism; each rank of the latter holds all pages here, as if it
+        had computed them.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class Engine:
                 manager.request_status.close()
 
     def left(self) -> dict[str, int]:
-        """Returns what agents and managers still hold of requests; nothing, where all is well."""
+        """Returns what agents and managers still hold of requests; empty without a leak."""
         tables = (
             *("request_status", "failure_records", "_deliveries", "_senders", "_orphans", "transfer_infos"),
             *("req_to_decode_prefix_len", "prefill_response_tracker", "required_prefill_response_num_table"),
@@ -317,7 +317,7 @@ class Engine:
         return Place(np.array(pages, np.int32), slot, states)
 
     def free(self, place: Place) -> None:
-        """Gives pages back, and fills them with what nobody has sent."""
+        """Gives pages back, and fills them with bytes that were never sent."""
         for buffers in self.buffers:
             for each in buffers.kv:
                 each[place.pages] = 0
@@ -341,7 +341,7 @@ class Engine:
                 column[place.aux_slot] = item
 
     def differences(self, place: Place, cache: Cache, first_page: int = 0) -> list[str]:
-        """Returns what is not there of what a request's pages, states and metadata should hold."""
+        """Returns which of a request's pages, states and metadata differ from the expected ones."""
         found = []
         for rank, buffers in enumerate(self.buffers):
             tokens, *states = cache.of_rank(buffers)
@@ -375,7 +375,7 @@ class Half:
         raise NotImplementedError
 
     def poll(self) -> int:
-        """What the scheduler's ranks agree on: the least of all."""
+        """Returns the state on which the scheduler's ranks agree: the least of all."""
         return min(handle.poll() for handle in self.handles)
 
     @property
@@ -389,7 +389,7 @@ class Half:
     def release(self) -> list[str]:
         """Ends it as the scheduler does, and gives its pages back.
 
-        Returns why it failed, as each rank says that knows: a failure of one is a failure of all.
+        Returns why it failed, from each rank that knows; a failure of one rank fails all.
         """
         reasons = []
         has_failed = self.poll() == KVPoll.Failed
@@ -419,7 +419,7 @@ class Sending(Half):
             self.handles.append(KvxferKVSender(manager, self.engine.address, self.room))
 
     def begin(self) -> bool:
-        """Says how much is to come once decode has named its pages; returns whether that is so."""
+        """Announces the number of pages once decode has named its own; returns whether it has."""
         if not self.is_init and self.poll() == KVPoll.WaitingForInput:
             self.is_init = True
             for sender in self.handles:
@@ -462,7 +462,7 @@ class Receiving(Half):
             self.handles.append(receiver)
 
     def name_pages(self) -> bool:
-        """Names its pages once its receivers may; returns whether they were named."""
+        """Names its pages once its receivers are ready; returns whether they were named."""
         if not self.are_named and self.poll() == KVPoll.WaitingForInput:
             self.are_named = True
             for receiver in self.handles:
@@ -475,7 +475,7 @@ class Receiving(Half):
         return self.are_named
 
     def differences(self) -> list[str]:
-        """Returns which buffers do not hold what prefill was to send."""
+        """Returns which buffers do not hold what prefill should have sent."""
         return self.engine.differences(self.place, self.cache, self.prefix_pages)
 
     def pages(self) -> list[Array]:
@@ -523,12 +523,12 @@ class Pair:
         )
 
     def left(self) -> dict[str, int]:
-        """Returns what agents and managers still hold of requests; nothing, where all is well."""
+        """Returns what agents and managers still hold of requests; empty without a leak."""
         return {**self.prefill.left(), **self.decode.left()}
 
 
 def hand_over(sending: Sending, receiving: Receiving, chunk_pages: int = 3) -> tuple[int, int]:
-    """Goes from the beginning of a request to its end; returns what becomes of it at both engines."""
+    """Runs a request from its beginning to its end; returns its outcomes at both engines."""
     receiving.start()
     sending.start()
     until(receiving.name_pages, "sessions")
@@ -539,14 +539,14 @@ def hand_over(sending: Sending, receiving: Receiving, chunk_pages: int = 3) -> t
 
 
 def end_of(sending: Sending, receiving: Receiving) -> tuple[int, int]:
-    """Waits for the end at both engines, and returns what it is."""
-    # Schedulers go on asking while the other engine's is not done.
+    """Waits for the end at both engines, and returns both outcomes."""
+    # Schedulers continue to poll until the other engine's is done, too.
     until(lambda: all([sending.has_ended, receiving.has_ended]), "the end at both engines")
     return sending.poll(), receiving.poll()
 
 
 def until(holds: Callable[[], Any], what: str) -> None:
-    """Waits until something holds; it is asked as an engine's scheduler asks, again and again."""
+    """Waits until a condition holds; polls it as an engine's scheduler does."""
     deadline = time.monotonic() + _PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come in {_PATIENCE_S} s"

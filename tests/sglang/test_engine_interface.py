@@ -1,8 +1,8 @@
-"""What the connector needs of SGLang: is it there, and called as it was?
+"""Checks that SGLang still has what the connector needs, with the same signatures.
 
-`tests/sglang/contracts/` has what each release promised. Where the engine that is installed differs from the
-newest of them that is not newer than it, the tests say what moved: they fail for what the connector
-overrides, calls, reads or hooks and for what it must give, and only tell the rest.
+`tests/sglang/contracts/` has what each release promised. The tests compare the installed engine with the
+newest contract that is not newer than it. They fail for changes in what the connector overrides, calls,
+reads, hooks or must implement, and only report other changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OURS: Final = {
 
 
 def overrides(base: str, promised: dict[str, str]) -> dict[str, str]:
-    """What the connector gives of the methods of a base."""
+    """Returns the methods of a base that the connector implements."""
     cls = OURS[base]
     given = describe(cls, with_private=True)
     return {name: given[name] for name in vars(cls).keys() & promised.keys() if "(" in promised[name]}

@@ -1,4 +1,4 @@
-"""What ends a request early, at either engine: its pages are let go first, and it fails alone."""
+"""Requests that end early at either engine: their pages are released first, and only they fail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
 
 
 def succeed(pair: Pair, random_: random.Random) -> None:
-    """Hands one request over, as if nothing had been."""
+    """Hands one request over normally."""
     sending, receiving = pair.request(random_, 4)
     assert hand_over(sending, receiving) == SUCCESS
     assert receiving.differences() == []
@@ -73,17 +73,17 @@ def test_an_abort_is_told_at_both_ends(pair: Pair, aborts: str, num_steps: int, 
         if aborts in (role, "both"):
             half.abort()
     if aborts != "decode":
-        # Its pages may be others' from now on.
+        # From now on its pages may belong to other requests.
         sending.overwrite()
     until(lambda: receiving.name_pages() or receiving.has_ended, "decode's pages, or its end")
     ends = end_of(sending, receiving)
     assert KVPoll.Failed in ends
-    if ends[1] == KVPoll.Success:  # all had come before prefill gave it up
+    if ends[1] == KVPoll.Success:  # all pages had arrived before prefill failed it
         assert receiving.differences() == []
     assert bool(receiving.release()) == (ends[1] == KVPoll.Failed)
     assert bool(sending.release()) == (ends[0] == KVPoll.Failed)
     time.sleep(0.05)
-    # Nothing lands any more where `release` has put zeros.
+    # Nothing lands in the pages that `release` has zeroed.
     assert not any(each.any() for each in receiving.pages())
     succeed(pair, random_)
     assert pair.left() == {}

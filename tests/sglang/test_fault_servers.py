@@ -1,4 +1,4 @@
-"""Servers that die, stop, or are not who they should be: the others serve on, and nothing stays held."""
+"""Servers that die, stop or are impostors: the others continue to serve, and nothing stays held."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 from kvxfer.bench.engines.sglang_server import generate_request, meeting
 from tests.sglang.engine import Engines, Server, handed_over, random_prompt, server, start_pair
 
-# Sockets alone: a stopped process's memory can be read, its sockets say nothing.
+# Only sockets: the memory of a stopped process could still be read, but its sockets are silent.
 SETTINGS: dict[str, Any] = {"transports": ["tcp"], "silent_timeout_s": 3.0, "load_timeout_s": 10.0}
 NUM_REQUESTS = 200
-# A request that only one of two engines was asked for is given up after so long.
+# The time after which a request that reached only one of two engines is given up.
 ENVIRONMENT = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "20"}
 # Far above what any of it takes on two busy cores; a request that is never answered runs into it.
 ANSWERED_S = 100.0
@@ -29,7 +29,7 @@ Two = tuple[Server, Server]
 
 @pytest.fixture(scope="module")
 def pair(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    """A prefill and a decode over sockets alone."""
+    """A prefill and a decode that use only sockets."""
     folder = tmp_path_factory.mktemp("pair")
     with start_pair(weights, folder, environment=ENVIRONMENT, **SETTINGS) as pair:
         yield pair
@@ -52,7 +52,7 @@ def start(weights: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 def assert_serves(engines: Engines, prefill: Server, decode: Server, name: str) -> None:
-    """A pair says of a prompt that it never saw what one server says."""
+    """Asserts that a pair answers a new prompt as one server does."""
     prompt = random_prompt(100, name)
     tokens, arrived = handed_over(prefill, decode, prompt)
     assert tokens == engines.expected(prompt)
@@ -60,7 +60,7 @@ def assert_serves(engines: Engines, prefill: Server, decode: Server, name: str) 
 
 
 def asked(prefill: Server, decode: Server, prompt: str, max_tokens: int = 32, **fields: Any) -> list[Any]:
-    """Asks both at once, as a router does; returns what each answered, or how it failed."""
+    """Asks both at once, as a router does; returns each answer or error."""
     body = generate_request(prompt, max_tokens, **meeting(prefill), **fields)
 
     def ask(one: Server) -> Any:
@@ -178,7 +178,7 @@ def test_killed_ends_fail_their_requests_and_are_replaced(
         prefill.signal(signal.SIGKILL)
         for answer in answers:
             of_prefill, of_decode = answer.result()
-            # What had arrived before goes on; all else fails, and nothing hangs.
+            # Requests that had arrived before continue; all others fail, and nothing hangs.
             assert failed(of_prefill) or of_prefill.is_success
             assert not isinstance(of_decode, httpx.TransportError)
     assert not decode.has_ended()

@@ -1,4 +1,4 @@
-"""A rank's process dies or stands still with a request under way: the other end lets go and goes on."""
+"""A rank's process dies or stops during a request: the other end releases its pages and continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def address(folder: Path) -> Iterator[str]:
 
 
 def drive(half: Half, other: RankProcess, seed: int, num_chunks: int) -> None:
-    """Goes on with a request until so many chunks of three pages were sent."""
+    """Continues a request until `num_chunks` chunks of three pages were sent."""
     other.request(half.room, seed, NUM_PAGES)
     half.start()
     other.call(half.room, "start")
@@ -65,7 +65,7 @@ def test_prefill_is_lost(folder: Path, address: str, number: int, num_chunks: in
         (reason,) = receiving.release()
         assert "sglang-prefill/" in reason
         assert decode.left() == {}
-        # One that comes instead registers at the same server, and is found.
+        # A replacement registers at the same server, and is found.
         with RankProcess("prefill", address, folder) as another:
             again = Receiving(decode, 2, Cache(LLAMA, NUM_PAGES, seed), random_)
             drive(again, another, seed, 3)

@@ -19,7 +19,7 @@ AS_NIXL = Path(__file__).parents[2] / "connectors" / "nixl" / "distribution"
 
 
 class NixlPair:
-    """A prefill and a decode engine; decode by itself computes no prompt."""
+    """A prefill and a decode engine; decode computes no prompt itself."""
 
     def __init__(self, weights: Path, folder: Path, stack: ExitStack) -> None:
         self._weights, self._folder, self._stack = weights, folder, stack
@@ -53,7 +53,7 @@ def test_tokens_are_those_of_one_server(engines: Engines, pair: NixlPair) -> Non
     for num_tokens in (2, TOKENS_PER_PAGE, TOKENS_PER_PAGE + 1, CHUNK + 1, 900):
         prompt = random_prompt(num_tokens, "by NIXL's interface")
         assert generate_apart(pair.prefill, pair.decode, prompt).token_ids == engines.expected(prompt)
-    # It was kvxfer that went by the name.
+    # The module named ``nixl`` was kvxfer.
     for engine in (pair.prefill, pair.decode):
         for process in psutil.Process(engine.pid).children(recursive=True):
             assert "libnixl" not in Path(f"/proc/{process.pid}/maps").read_text()

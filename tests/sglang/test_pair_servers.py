@@ -1,4 +1,4 @@
-"""A prefill and a decode server behind SGLang's router say what one server says."""
+"""A prefill and a decode server behind SGLang's router answer as one server does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def num_pages(num_tokens: int) -> int:
 def decode_of_two(
     engines: Engines, weights: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A decode of two workers, each with half of the heads, that keeps what it had of earlier requests."""
+    """A decode of two workers, each with half of the heads, that keeps the pages of earlier requests."""
     folder = tmp_path_factory.mktemp("two")
     arguments = ("--tp-size", "2", "--disaggregation-decode-enable-radix-cache")
     with server("decode", weights, folder, "decode", arguments=arguments) as decode:
@@ -86,12 +86,12 @@ def test_what_decode_has_of_a_prompt_is_not_moved(engines: Engines, decode_of_tw
 
 @pytest.fixture(scope="module")
 def of_latents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """A prefill and a decode of a small DeepSeek, whose cache is one latent a token."""
+    """A prefill and a decode of a small DeepSeek, whose cache has one latent for each token."""
     folder = tmp_path_factory.mktemp("latents")
     weights = tiny_models.save("deepseek", folder / "model")
     options: dict[str, Any] = {
         "functions": {latent_attention.NAME: latent_attention.ENTRY_POINT},
-        # transformers' configuration has no word of it; all layers are dense.
+        # transformers' configuration lacks this field; all layers are dense.
         "arguments": ("--json-model-override-args", '{"moe_layer_freq": 1}'),
     }
     with (

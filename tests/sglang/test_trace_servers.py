@@ -1,4 +1,4 @@
-"""A request's way through SGLang: its own spans, and kvxfer's transfers, which share a room and no trace."""
+"""A request's trace through SGLang: its own spans and kvxfer's transfers, joined by the room."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def test_a_room_is_followed_through_both_servers(weights: Path, tmp_path: Path) 
 
         found = until(told, "its way is not known")
         assert {row.process.split()[0] for row in found.rows if "Req" in row.name} == {"sglang"}
-        # By the name that SGLang has for a request it is the same.
+        # SGLang's own name of the request gives the same result.
         rid = next(row.details["rid"] for row in found.rows if "rid" in row.details)
         assert any(row.name == "pages move" for row in client.get_request_trace(rid).rows)

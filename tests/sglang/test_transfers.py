@@ -1,4 +1,4 @@
-"""Caches between ranks of two engines: every kind, by chunks, also of unequal tensor parallelism."""
+"""Caches between ranks of two engines: every kind, in chunks, also with unequal tensor parallelism."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_each_stage_of_a_pipeline_brings_its_layers(
 def test_ranks_of_context_parallelism_bring_each_page_once(
     case: tuple[Model, int, int], all_send: str, folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGLang has the first of them send all, or each a share of the pages."""
+    """In SGLang the first of them sends everything, or each sends a share of the pages."""
     monkeypatch.setenv("SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER", all_send)
     model, prefill_tp, decode_tp = case
     with (
@@ -168,7 +168,7 @@ def test_pages_of_other_numbers_fail_the_request_alone(pair: Pair, seed: int) ->
     sending, receiving = pair.request(random_, 6)
     sending.start()
     receiving.start()
-    receiving.prefix_pages = 1  # it names one page less than prefill sends
+    receiving.prefix_pages = 1  # it names one page fewer than prefill sends
     until(receiving.name_pages, "sessions")
     sending.prefix_pages = 1
     until(sending.begin, "pages")
@@ -193,7 +193,7 @@ def succeed(pair: Pair, random_: random.Random) -> tuple[Sending, Receiving]:
 
 
 def test_caches_that_do_not_fit_are_refused_in_words(folder: Path, seed: int) -> None:
-    # SGLang does not tell how tensor parallelism divides these.
+    # SGLang does not describe how tensor parallelism divides these.
     model = Model(states=(StateType.DSV4_REQUEST_STATE,))
     random_ = random.Random(seed)
     with configured(folder) as address, Pair(model, 1, 1, address) as pair:

@@ -1,8 +1,9 @@
 """What TensorRT-LLM's connector interface promises, as it was read in its published source.
 
-`contracts/` has a file for each module path at which releases have it: classes and signatures (in the words
-of `tests.engine_contract`), what of the manager and of requests is read, which thread calls what, and in
-which order an iteration of the loop does. Each names the files that it was read from, and their commits.
+`contracts/` has a file for each module path of the interface in releases: classes and signatures (in the form
+of `tests.engine_contract`), the names of the manager and of requests that are read, the calling threads, and
+the order of calls in an iteration of the loop. Each names the source files that it was read from, and their
+commits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final
 from tests.engine_contract import Contract
 
 FOLDER: Final = Path(__file__).parent / "contracts"
-#: By what tests call the releases: the oldest path, and the one after it.
+#: The tests' names of the releases: the oldest path, and the one after it.
 RELEASES: Final = {
     "older": "pyexecutor.kv_cache_connector",
     "newer": "pyexecutor.connectors.kv_cache_connector",
@@ -32,12 +33,12 @@ class Interface:
     module
         Where releases have it.
     classes, documented
-        Their members; those that the engine's page alone has, at a later commit.
+        Their members; and those that only the engine's documentation has, at a later commit.
     manager, request
         Names of the engine's own that the connector reads or sets.
     threads
-        Who calls: ``"constructed"`` two threads at once, ``"main"`` the one that makes the executor,
-        ``"loop"`` the executor's.
+        The calling threads: ``"constructed"`` two threads at once, ``"main"`` the one that makes the
+        executor, ``"loop"`` the executor's.
     iteration
         The calls of one iteration of the loop, each with a comma behind; those of layer groups as the flat.
     """
@@ -57,7 +58,7 @@ class Interface:
 
 
 def interface(release: str) -> Interface:
-    """Returns what was written down of a release (`RELEASES`)."""
+    """Returns the recorded interface of a release (`RELEASES`)."""
     document: dict[str, Any] = json.loads((FOLDER / f"{RELEASES[release]}.json").read_text())
     words = document["iteration"]
     # A name stands for itself and a comma, with what makes it optional or repeated behind both.

@@ -1,4 +1,4 @@
-"""Engines as a test has them: ranks in processes of their own, asked through rank 0."""
+"""Engines for tests: ranks in separate processes, controlled through rank 0."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from tests.trtllm.executor import Options, main, prefix_hashes, sampled
 
-#: Within which what is waited for comes; nothing is asserted of how long it takes.
+#: The bound of every wait; the tests assert nothing about durations.
 BOUND_S: Final = 60.0
-# Where several engines share two cores, a silence of seconds is nobody's death.
+# If several engines share two cores, a peer that is silent for seconds is not lost.
 PATIENCE: Final[dict[str, Any]] = {
     "connect_timeout_s": 15.0,
     "silent_timeout_s": 20.0,
@@ -27,14 +27,14 @@ PATIENCE: Final[dict[str, Any]] = {
     "model": "tiny",
 }
 
-# Ranks are forks of a process that has imported what they import, and has made nothing.
+# Ranks are forks of a process that has imported their modules, but has made no objects.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.trtllm.preloaded"])
 _ports = itertools.count()
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of some ports on which nobody listens."""
+    """Returns the first of several consecutive free ports."""
     random_ = random.Random(os.getpid() * 1000 + next(_ports))
     while True:
         first = random_.randrange(20_000, 32_000 - count)
@@ -49,7 +49,7 @@ def free_ports(count: int) -> int:
 
 @dataclass
 class Answer:
-    """What became of a request: ``"done"`` with its tokens, ``"cancelled"`` or ``"failed"``."""
+    """The outcome of a request: ``"done"`` with its tokens, ``"cancelled"`` or ``"failed"``."""
 
     what: str
     tokens: list[int] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Engine:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Waits until the load that `hold` was told is promised; it begins at the end of the ``with``."""
+        """Waits until the held load is promised; the load begins at the end of the ``with``."""
         self.until(lambda: self.is_held, "a load that is promised")
         self.is_held = False
         yield
@@ -117,15 +117,15 @@ class Engine:
         try:
             self._controls[0].send(command)
         except BrokenPipeError:
-            self.until(lambda: False, str(command))  # it has said why
+            self.until(lambda: False, str(command))  # it has reported the reason
 
     def answer(self, request_id: int) -> Answer:
-        """Waits for what becomes of a request."""
+        """Waits for the outcome of a request."""
         self.until(lambda: request_id in self.answers, f"an answer to request {request_id}")
         return self.answers[request_id]
 
     def ask(self, *command: Any) -> Any:
-        """Returns what rank 0 says of all ranks."""
+        """Returns rank 0's answer for all ranks."""
         self.tell(*command)
         self.until(lambda: any(each[0] == command[0] for each in self._other), str(command))
         found = next(each for each in self._other if each[0] == command[0])
@@ -133,10 +133,10 @@ class Engine:
         return found[1]
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Takes in what the ranks say until something is so."""
+        """Processes the ranks' messages until a condition holds."""
         deadline = time.monotonic() + BOUND_S
         while not condition():
-            # A rank that has said its last word closes its line.
+            # A rank closes its connection after its last message.
             ended = {each[1] for each in self._ended}
             heard = [control for rank, control in enumerate(self._controls) if rank not in ended]
             ready = wait(heard, max(deadline - time.monotonic(), 0.0))
@@ -175,7 +175,7 @@ class Engine:
         return any(each for each in self.counts("failures"))
 
     def counts(self, name: str) -> Any:
-        """Returns the sum of what the ranks have counted since the last call."""
+        """Returns the sum of the ranks' counts since the last call."""
         return [None if each is None else each.get(name) for each in self.ask("counts")]
 
     # ---- processes ----------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Engine:
             os.kill(process.pid, number)
 
     def close(self, leaves_open: bool = False) -> None:
-        """Ends it, as an engine does that tells its connector nothing; raises what a loop has failed with."""
+        """Ends it without telling its connector, as the engine does; raises the error of a failed loop."""
         try:
             if all(process.is_alive() for process in self.processes):
                 self.tell("end", leaves_open)
@@ -228,7 +228,7 @@ def pair(
     decode_tp_size: int = 0,
     **options: Any,
 ) -> Iterator[tuple[Engine, Engine]]:
-    """Yields a prefill and a decode that asks it. Both start at once; settings are added to `PATIENCE`."""
+    """Yields a prefill, and a decode that asks it. Both start at once; settings are added to `PATIENCE`."""
     tp_size = options.get("tp_size", 1)
     port = free_ports(tp_size + 1)
     first = Engine(Options({**PATIENCE, "role": "prefill", "port": port, **(prefill or {})}, **options))
@@ -254,7 +254,7 @@ def prompt_of(num_tokens: int, seed: int) -> list[int]:
 
 
 def expected(tokens: list[int], count: int, salt: str | None = None) -> list[int]:
-    """Returns what one engine alone samples behind a prompt."""
+    """Returns the tokens that one engine alone samples after a prompt."""
     whole = list(tokens)
     for _ in range(count):
         whole.append(sampled(prefix_hashes(whole, salt)))

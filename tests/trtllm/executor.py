@@ -1,8 +1,9 @@
 """Plays TensorRT-LLM's executor on one rank: a process with the connector in it, on real buffers.
 
-Its loop calls the connector as the recorded contract says, and holds both to it: which thread calls, in which
-order, what may be answered. A "forward" reads every byte of a request's cache that the engine takes for
-computed, compares it with what the tokens alone decide, and writes that of the tokens that it computes.
+Its loop calls the connector as the recorded contract says, and checks both: the calling threads, the order,
+the allowed answers. A "forward" reads every byte of a request's cache that the engine takes for computed, and
+compares it with the bytes that follow from the tokens. Then it writes the bytes of the tokens that it
+computes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Options:
     settings
         ``KVXFER_TRTLLM``.
     chunk_tokens
-        Of a prompt, how many a step computes at most.
+        The most tokens of a prompt that a step computes.
     """
 
     settings: dict[str, Any]
@@ -75,7 +76,7 @@ class Options:
 
 
 def prefix_hashes(tokens: list[int], salt: str | None) -> list[int]:
-    """Returns for each token what it and those before it decide."""
+    """Returns for each token a hash of it and all tokens before it."""
     state = int.from_bytes((salt or "").encode()[:8].ljust(8)) | 1
     found = []
     for token in tokens:
@@ -85,7 +86,7 @@ def prefix_hashes(tokens: list[int], salt: str | None) -> list[int]:
 
 
 def content(hashes: list[int], layer: int, kv: int, head: int, nbytes: int) -> NDArray[np.uint8]:
-    """Returns what a model would have computed of one head: [token, byte]."""
+    """Returns what a model would have computed for one head: [token, byte]."""
     own = np.uint64(((layer * 2 + kv) * 64 + head) * 0x9E37 + 1)
     mixed = (np.array(hashes, np.uint64) ^ own)[:, None] * _SPREAD[:nbytes]
     return (mixed >> np.uint64(56)).astype(np.uint8)
@@ -128,7 +129,7 @@ class Group:
 
 
 class Cache:
-    """A rank's memory, and how the engine tells its connector of it."""
+    """A rank's memory, and how the engine describes it to its connector."""
 
     def __init__(self, options: Options, rank: int) -> None:
         is_latent = options.kind == "latent"
@@ -154,7 +155,7 @@ class Cache:
             self.groups = [Group(views, options.num_blocks, None)]
 
     def _lay_out(self, num_blocks: int) -> None:
-        """Layers 0 and 1 see all, and layer 2 a window; of each group keys and values are apart."""
+        """Layers 0 and 1 see all tokens, and layer 2 a window; each group's keys and values are separate."""
         groups = []
         nbytes = BLOCK_SIZE * len(self.heads) * self.head_nbytes
         for at, (layers, window) in enumerate((((0, 1), None), ((2,), WINDOW))):
@@ -208,7 +209,7 @@ class AsyncRequests:
 
 
 class Manager:
-    """Between the loop and the connector: who calls the scheduler, and what ranks agree on."""
+    """Stands between the loop and the connector: calls the scheduler, and makes the ranks agree."""
 
     def __init__(self, worker: Any, scheduler: Any, ranks: Any, by_group: bool) -> None:
         self.worker, self.scheduler = worker, scheduler
@@ -241,7 +242,7 @@ class Manager:
             self.scheduler.update_state_after_alloc(request, list(tables[0]))
 
     def step(self, output: Any) -> None:
-        # What is told goes to other ranks, and is theirs: no object of the leader's.
+        # The metadata go to other ranks as copies, not as the leader's objects.
         self.worker.bind_connector_meta(self._on_leader(lambda: self.scheduler.build_connector_meta(output)))
 
     def request_finished(self, request: LlmRequest, tables: list[list[int]]) -> bool:
@@ -264,7 +265,7 @@ class Manager:
         finished = list(self.new_async_requests.saving)
         self.pending_async_requests.take(self.new_async_requests)
         saved, loaded = self.worker.get_finished(finished, started)
-        # A name that was not given, or was given back before, is a KeyError here.
+        # An unknown request, or one that was given back before, raises a KeyError here.
         self.local_finished_async_requests.take(self.pending_async_requests.extract(saved, loaded))
         local = self.local_finished_async_requests
         said = self._ranks.allgather((set(local.saving), set(local.loading)))
@@ -288,12 +289,12 @@ class Manager:
 
 @dataclass
 class Sequence:
-    """A request, where the engine has it."""
+    """A request in the engine."""
 
     request: LlmRequest
-    num_local: int  # tokens at the beginning that its own prefix cache is made to have
+    num_local: int  # tokens at the beginning that its own prefix cache has
     tables: list[list[int]] = field(default_factory=list)
-    told_tables: list[int] = field(default_factory=list)  # how many blocks the connector was told
+    told_tables: list[int] = field(default_factory=list)  # how many blocks the connector knows
     num_told_tokens: int = 0
     num_matched: int = 0
     chunk: int = 0
@@ -311,7 +312,7 @@ class Executor:
     ranks
         How it talks to the others (`fake_engine.OneRank`).
     control
-        Of rank 0: commands come, and what became of requests goes.
+        At rank 0: the connection for commands and for the outcomes of requests.
     """
 
     def __init__(self, options: Options, ranks: Any, control: Connection) -> None:
@@ -338,7 +339,7 @@ class Executor:
         fake_engine.install(options.release, ranks, Manager)
         args = fake_engine.llm_args(options.tp_size, BLOCK_SIZE)
         module = importlib.import_module("kvxfer.connectors.trtllm")
-        # Both at once: one may wait for the other.
+        # Makes both at once, because one may wait for the other.
         with ThreadPoolExecutor(2) as threads:
             worker = threads.submit(module.KvxferConnectorWorker, args)
             scheduler = threads.submit(module.KvxferConnectorScheduler, args) if ranks.rank == 0 else None
@@ -356,7 +357,7 @@ class Executor:
             self.scheduler.wait_for_initialization()
 
     def _heard(self, half: Any, name: str) -> Any:
-        """Has every call of the contract's noted, and its thread looked at."""
+        """Records every call of the contract, and checks its thread."""
         for call in self._contract.classes[name] | self._contract.documented.get(name, {}):
             if call.startswith("_") or call in ("supports_attention_dp", "get_connector_meta"):
                 continue
@@ -376,7 +377,7 @@ class Executor:
         return noted
 
     def run(self) -> None:
-        """Runs the loop in a thread of its own until it is told to end."""
+        """Runs the loop in its own thread until the command to end."""
         failures: list[str] = []
 
         def loop() -> None:
@@ -389,14 +390,14 @@ class Executor:
         self._loop_thread = threading.Thread(target=loop, name="executor")
         self._loop_thread.start()
         self._loop_thread.join()
-        # The engine has no verb for the end.
+        # The engine's interface has no call for the end.
         for half in (self.scheduler, self.worker):
             if half is not None and not self._leaves_open:
                 half.shutdown()
         self._control.send(("ended", self._ranks.rank, failures))
 
     def _commands(self) -> list[tuple[Any, ...]]:
-        """Returns what is asked for; where nothing is to be done, the loop waits for it."""
+        """Returns the new commands; waits for one if the loop has nothing to do."""
         given, self._backlog = self._backlog, []
         if self._ranks.rank == 0:
             while self._control.poll(None if not (given or self._waiting or self._active) else 0):
@@ -432,7 +433,7 @@ class Executor:
         self._cancelled.clear()
         for request in self._manager.get_finished():
             self._give_back(self._saving.pop(request.request_id))
-        # Of one iteration; a rank without a scheduler has a part of it.
+        # The calls of one iteration; a rank without a scheduler makes a part of them.
         calls = "".join(f"{each}," for each in self._calls)
         assert self._contract.iteration.fullmatch(calls), f"out of order: {calls}"
         self._calls.clear()
@@ -471,7 +472,7 @@ class Executor:
             self._forward(batch)
 
     def _hold(self) -> None:
-        """Waits, on all ranks, between what was promised and the beginning of its load."""
+        """Waits, on all ranks, between the promise of a load and its beginning."""
         self._holds_load = False
         self._tell("held")
         cancelled: list[int] = []
@@ -480,11 +481,11 @@ class Executor:
                 cancelled.append(command[1])
             else:
                 self._backlog.append(command)
-        # Before this iteration's end, so that what is promised has not come yet.
+        # Before this iteration's end, so that the promised cache has not arrived yet.
         self._cancelled |= set(self._ranks.broadcast(cancelled))
 
     def _add(self) -> list[Sequence]:
-        """Gives blocks to requests that wait, and asks what another engine has of them."""
+        """Gives blocks to waiting requests, and asks which of their tokens another engine has."""
         added: list[Sequence] = []
         for request_id, each in list(self._waiting.items()):
             request = each.request
@@ -584,7 +585,7 @@ class Executor:
             self._compute_layer(each, layer, first, stop)
 
     def _compute_layer(self, each: Sequence, layer: int, first: int, stop: int) -> None:
-        """Looks at all that tokens see, and writes what they add."""
+        """Checks all that the tokens attend to, and writes their own part."""
         at, group = self._cache.group_of(layer)
         hashes = self._hashes(each)
         seen = 0 if group.window is None else max(first - group.window + 1, 0)
@@ -673,7 +674,7 @@ class Executor:
                 raise AssertionError(f"no such command: {command}")
 
     def _left(self) -> list[str]:
-        """Returns in words what this rank still holds of requests."""
+        """Returns descriptions of what this rank still holds of requests."""
         half = self.worker._half
         found = {
             "engine": {**self._waiting, **self._active, **self._saving},
@@ -708,11 +709,11 @@ _OF_HALF: Final = "_prefills", "_sources", "_said", "_fetching", "_kept", "_clai
 
 
 class Ranks:
-    """What the ranks of an engine say to each other: all to rank 0, and back."""
+    """The messages between the ranks of an engine: all to rank 0, and back."""
 
     def __init__(self, rank: int, size: int, lines: list[Connection]) -> None:
         self.rank, self.size = rank, size
-        self._lines = lines  # rank 0 has one to each other, in their order
+        self._lines = lines  # rank 0 has one to each other rank, in their order
 
     def allgather(self, own: Any) -> list[Any]:
         if self.rank:
@@ -733,7 +734,7 @@ class Ranks:
 
 
 def main(options: Options, rank: int, lines: list[Connection], control: Connection) -> None:
-    """Is one rank, in a process of its own."""
+    """Runs one rank in its own process."""
     try:
         executor = Executor(options, Ranks(rank, options.tp_size, lines), control)
     except Exception as error:

@@ -1,7 +1,7 @@
 """The part of TensorRT-LLM that its connectors see, after the recorded contract: no engine, no torch.
 
-`install` puts it where the connector looks for the engine. What is abstract, what is called how, and which
-names there are follows the contract (`test_engine_interface` looks); the code is this project's own.
+`install` puts it where the connector looks for the engine. Abstract methods, signatures and names follow the
+contract (`test_engine_interface` checks this); the code is this project's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tests.trtllm.contract import interface
 
-#: Where a request is, as the engine calls it.
+#: The engine's names of a request's states.
 CONTEXT, GENERATION, COMPLETE = "CONTEXT_INIT", "GENERATION_IN_PROGRESS", "GENERATION_COMPLETE"
 LOADING, SAVING = "DISAGG_GENERATION_TRANS_IN_PROGRESS", "DISAGG_CONTEXT_TRANS_IN_PROGRESS"
 
@@ -198,7 +198,7 @@ class KvCacheRegion:
         return np.lib.stride_tricks.as_strided(pool, (self.num_slots, self.size), (self.stride, 1))
 
 
-#: Memory by its address: the engine finds it by the address alone.
+#: Memory by its address, which is all that the engine has.
 POOLS: dict[int, NDArray[np.uint8]] = {}
 
 
@@ -256,7 +256,7 @@ def classes_of(release: str) -> dict[str, type]:
 
 
 class OneRank:
-    """What ranks say to each other, where there is one."""
+    """The messages between ranks, for an engine of one rank."""
 
     rank, size = 0, 1
 
@@ -285,7 +285,7 @@ def install(release: str, ranks: Any = None, manager: type | None = None) -> Mod
 
 
 def uninstall() -> None:
-    """Takes it away again, with what of the connector stands on it."""
+    """Removes it again, with the connector's modules that use it."""
     for name in list(sys.modules):
         if name.partition(".")[0] == _PACKAGE or name.startswith("kvxfer.connectors.trtllm."):
             del sys.modules[name]
@@ -295,7 +295,7 @@ def uninstall() -> None:
 
 
 def llm_args(tp_size: int = 1, block_size: int = 4, **changes: Any) -> SimpleNamespace:
-    """Returns what the engine is started with."""
+    """Returns the engine's start-up arguments."""
     cache = SimpleNamespace(tokens_per_block=block_size)
     return _Args(model="/models/tiny", tensor_parallel_size=tp_size, kv_cache_config=cache, **changes)
 
@@ -305,7 +305,7 @@ class _Args(SimpleNamespace):
 
 
 def module(name: str) -> ModuleType:
-    """Returns a module of the engine, with those above it; makes what is not there."""
+    """Returns a module of the engine; makes it and its parents if they are missing."""
     made = sys.modules.get(name)
     if made is None:
         made = sys.modules[name] = ModuleType(name)

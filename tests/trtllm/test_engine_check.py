@@ -1,4 +1,4 @@
-"""The command for an owner of the engine, as far as it goes without one."""
+"""The check command for users with the engine, as far as it works without the engine."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_what_does_not_fit_fails_it(engine: ModuleType, capsys: pytest.CaptureFi
         "FAILED  its methods take the parameters of KvCacheConnectorWorker's: start_load_kv must take" in said
     )
     assert "FAILED  KvCacheConnectorManager has get_finished" in said
-    # No engine is started of which that is known.
+    # An engine that fails these checks is not started.
     assert "one engine alone" not in said

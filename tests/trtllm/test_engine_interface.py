@@ -1,7 +1,7 @@
-"""What the connector needs of TensorRT-LLM's classes: is it as it was read, and called as it may be?
+"""Checks the connector against TensorRT-LLM's classes as recorded from their source.
 
-The engine is not installed here: `contracts/` has what its source promises, the fake engine is held to that,
-and the connector to both. `python -m kvxfer.connectors.trtllm` looks at an engine that is installed.
+The engine is not installed here. `contracts/` records what its source promises, the fake engine is checked
+against that, and the connector against both. `python -m kvxfer.connectors.trtllm` checks an installed engine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_every_release_can_make_and_call_the_connector(release: str, name: str) 
     assert not misfits(overrides, base)
     assert not cls.__abstractmethods__  # type: ignore[attr-defined]
     assert {each for each, what in base.items() if what.startswith("abstract ")} <= given.keys()
-    # Whatever the older release lacks is not needed there.
+    # Methods that the older release lacks are not needed there.
     assert overrides.keys() >= {each for each in base if each.endswith("_by_layer_group")}
 
 
@@ -83,7 +83,7 @@ def test_all_that_is_read_of_the_manager_and_of_requests_was_written_down(releas
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self.own"
     }
-    # What a release may lack is asked for with a default.
+    # Names that a release may lack are read with a default.
     assert read == set(llm_request.NEEDED) <= set(interface(release).request)
     assert {*llm_request.NEEDED, *llm_request.OPTIONAL} == set(interface("newer").request) | {"cache_salt_id"}
 

@@ -1,4 +1,4 @@
-"""Engines that die, stop, come back, or are not who they should be: others serve on, nothing stays held."""
+"""Engines that die, stop, restart or are impostors: others continue to serve, nothing stays held."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.trtllm.engines import PATIENCE, Engine, engine, expected, free_ports,
 from tests.trtllm.executor import Options
 from tests.trtllm.fake_engine import LlmRequest
 
-# Sockets alone: a stopped process's memory can be read, its sockets say nothing.
+# Only sockets: the memory of a stopped process could still be read, but its sockets are silent.
 HASTY: dict[str, Any] = {
     "transports": ["tcp"],
     "connect_timeout_s": 3.0,
@@ -31,7 +31,7 @@ HASTY: dict[str, Any] = {
     "lease_ttl_s": 3.0,
 }
 
-# Of engines of one rank the night's run alone has what those of two have by day.
+# Engines with two ranks run every day, those with one rank only at night.
 ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.slow), 2]
 
 
@@ -46,13 +46,13 @@ def is_stopped(prefill: Engine) -> None:
 
 
 def replaced(prefill: Engine) -> Engine:
-    """Puts another engine in its place, which has computed nothing."""
+    """Replaces it with another engine that has computed nothing."""
     killed(prefill)
     return Engine(prefill.options).wait_started()
 
 
 def gave_up(prefill: Engine) -> None:
-    """Waits until prefill has given back what it kept: its lease is over."""
+    """Waits until prefill has given back its kept blocks because their lease ended."""
     prefill.wait_empty()
 
 
@@ -84,10 +84,10 @@ def test_a_load_that_was_promised_and_fails_is_computed_on_every_rank(
         with decode.held():
             replacement = FAULTS[fault](prefill)
         answer = decode.answer(0)
-        # It was promised; what was computed instead is what one engine computes.
+        # The cache was promised; the engine computed the same tokens itself.
         assert (answer.tokens, answer.num_matched) == (expected(prompt, 4), 49)
         assert all(sum(each["pull"].values()) == 1 for each in decode.counts("failures"))
-        # It serves on, whatever has become of prefill.
+        # It continues to serve, regardless of prefill.
         decode.submit(1, other, 2)
         assert decode.answer(1).tokens == expected(other, 2)
         if fault == "stopped":
@@ -97,7 +97,7 @@ def test_a_load_that_was_promised_and_fails_is_computed_on_every_rank(
             prefill.kill()
             return
         serving = replacement or prefill
-        # The next one is brought as ever, once decode has dialled again.
+        # The next prompt is fetched as usual, once decode has dialled again.
         for at in range(2, 40):
             again = prompt_of(20, seed + at)
             serving.submit(at, again)
@@ -183,7 +183,7 @@ def test_blocks_of_an_aborted_load_are_given_back_when_nothing_can_land(tp_size:
         prefill.answer(0)
         decode.tell("hold")
         decode.submit(0, prompts[0])
-        # Nothing else fits beside it: what comes next has its blocks.
+        # Nothing else fits beside it: the next request gets its blocks.
         decode.submit(1, prompts[1], 3)
         with decode.held():
             decode.cancel(0)
@@ -267,7 +267,7 @@ DIGEST = prompt_digest(ExecutorRequest(LlmRequest(0, PROMPT, 1, None)), len(PROM
 
 
 def params(**changes: Any) -> dict[str, Any]:
-    """Returns what prefill tells of a prompt of 20 tokens, but for some of it."""
+    """Returns prefill's parameters for a prompt of 20 tokens, with changes."""
     own: dict[str, Any] = {
         "version": 1,
         "ranks": [RANK],
@@ -304,7 +304,7 @@ HOSTILE: dict[str, bytes] = {
 
 @contextmanager
 def answering(port: int, answers: list[bytes]) -> Iterator[None]:
-    """Is asked for prompts, and tells one thing after the other."""
+    """Answers enquiries for prompts with one given answer after the other."""
     with kvxfer.Agent("hostile/0.1", kvxfer.AgentOptions(listen=f"tcp://127.0.0.1:{port}")) as agent:
 
         def serve() -> None:
@@ -329,7 +329,7 @@ def test_hostile_parameters_cost_their_request_a_computation() -> None:
         for at, name in enumerate(HOSTILE):
             decode.submit(at, PROMPT, 2)
             answer = decode.answer(at)
-            # What can be read, and names nobody, is found out when it is dialled.
+            # Readable parameters that name no living engine are detected by the dial.
             num_matched = 19 if name == "nobody" else 0
             assert (answer.tokens, answer.num_matched) == (expected(PROMPT, 2), num_matched), name
         decode.wait_empty()
@@ -339,9 +339,9 @@ def test_hostile_parameters_cost_their_request_a_computation() -> None:
 
 
 def many_requests(num_requests: int, seed: int, num_blocks: int, **options: Any) -> None:
-    """Sends requests of which most are aborted at either end at some time, and looks at what is left."""
+    """Sends requests, most of which are aborted at either end at some time, and checks what is left."""
     random_ = random.Random(seed)
-    # A load that fails ends an engine with layer groups: on a machine that stands still for a second, too.
+    # A failed load ends an engine with layer groups, even if only the machine stalled for a second.
     is_layout = options["kind"] == "layout"
     hasty = {
         **HASTY,
@@ -375,8 +375,8 @@ def many_requests(num_requests: int, seed: int, num_blocks: int, **options: Any)
         assert matched > num_requests / 10
         prefill.wait_empty()
         decode.wait_empty()
-        # What was given back is whole: it serves all of a cache at once.
-        # (The layer group with a window has half of the blocks.)
+        # All blocks were given back: one prompt can use the whole cache. (The layer group with a window has
+        # half of the blocks.)
         prompt = prompt_of((2 if is_layout else 4) * num_blocks - 14, seed)
         prefill.submit(num_requests, prompt)
         prefill.answer(num_requests)
@@ -391,7 +391,7 @@ def many_requests(num_requests: int, seed: int, num_blocks: int, **options: Any)
     ("release", "kind", "tp_size", "num_blocks"),
     [
         ("older", "tensor", 2, 96),
-        # So few that prompts which nobody takes to decode keep others waiting.
+        # So few that prompts without a decode keep others waiting.
         pytest.param("older", "tensor", 1, 32, marks=pytest.mark.slow),
         pytest.param("newer", "latent", 2, 48, marks=pytest.mark.slow),
         pytest.param("newer", "layout", 1, 96, marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""One rank's worker, and how it stands to the engine's streams, to other ranks, and to its cache."""
+"""One rank's worker with the engine's streams, with other ranks, and with its cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = '{"role": "both", "model": "tiny", "huge_pages": false}'
 
 
 class LateStream:
-    """Runs what it was given, in that order, when it is told to. Engines have several."""
+    """Runs its work in order, when a test says so. Engines have several streams."""
 
     def __init__(self) -> None:
         self.given: deque[Callable[[], None]] = deque()
@@ -35,7 +35,7 @@ class LateStream:
 
 
 class Recording:
-    """What the worker's stream does on a GPU, with streams that run late: `EngineStream`."""
+    """The worker's `EngineStream` as on a GPU, with streams that run late."""
 
     def __init__(self) -> None:
         self.current: Any = None
@@ -65,7 +65,7 @@ def test_a_read_begins_behind_what_the_named_stream_was_given_before(
 ) -> None:
     rank_worker = importlib.import_module("kvxfer.connectors.trtllm.rank_worker")
     monkeypatch.setattr(rank_worker, "gpu_of", lambda tensor: 0)
-    # Host memory that is called a GPU's: its worker has a stream, and no GPU.
+    # Host memory that is declared as a GPU's: its worker has a stream, but no GPU.
     half = rank_worker.WorkerHalf
     monkeypatch.setattr(
         rank_worker,
@@ -89,7 +89,7 @@ def test_a_read_begins_behind_what_the_named_stream_was_given_before(
         decode.bind_connector_meta(Step(fetches=[FetchOrder("7", source, ((5, 3),), 0, 2 * BLOCK_SIZE)]))
         decode.start_load_kv(other)
         assert decode.get_finished([], [7]) == ([], [])
-        # The blocks are still another request's as long as its kernels have not run.
+        # The blocks belong to another request until its kernels have run.
         for _ in range(50):
             assert decode.get_finished([], []) == ([], [])
         assert np.array_equal(dst, before)
@@ -98,7 +98,7 @@ def test_a_read_begins_behind_what_the_named_stream_was_given_before(
         assert np.array_equal(dst[[4, 2]], src[[0, 1]])
         others = [0, 1, 3, 5, 6, 7]
         assert np.array_equal(dst[others], before[others])
-        # Of every call the stream is looked at anew.
+        # The stream is read again in every call.
         for call in (
             decode.wait_for_save,
             partial(decode.save_kv_layer, 0),
@@ -172,7 +172,7 @@ def test_orders_of_a_step_without_a_forward_are_not_lost(worker_class: Any) -> N
         worker.register_kv_caches(pool(0))
         rank = worker.registered.ranks[0].agent
         source = Handover("1", (rank,), (kvxfer.LeaseToken.draw(),), ((1,),), (4,), (1,), 4, keep_s=30.0)
-        # Two are bound before the engine asks what has ended.
+        # Two steps are bound before the engine asks what has ended.
         worker.bind_connector_meta(Step(claimed=[Claimed("1", source)]))
         worker.bind_connector_meta(Step(claimed=[Claimed("2", source)]))
         worker.get_finished([], [])
@@ -203,6 +203,6 @@ def test_ranks_are_through_when_all_are_and_have_failed_when_one_has() -> None:
     together = reach(0, received={"r"}, sent={"s"}, step=step)
     assert together == Said(frozenset(), frozenset("s"), frozenset("f"), News(frozenset("n")), step)
     said[:] = [Said(frozenset("r"), frozenset(), frozenset(), News())]
-    # What was said before stands until all have said it.
+    # Earlier reports stay until all ranks have made them.
     assert reach(0).received == frozenset("r")
     assert reach(0).received == frozenset()

@@ -1,4 +1,4 @@
-"""Prompts that one engine computes and another goes on with, every byte of which is looked at."""
+"""Prompts that one engine computes and another continues, with every byte checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = [
 
 
 def is_lacking(kind: str, num_tokens: int) -> bool:
-    """Whether prefill has given back a block that decode's last token sees, with a window: of one in four."""
+    """Whether prefill gave back a block that decode's last token sees: one length in four, with a window."""
     return kind == "layout" and num_tokens >= WINDOW and not (num_tokens - WINDOW + 1) % BLOCK_SIZE
 
 
@@ -111,7 +111,7 @@ def test_prompts_that_nobody_keeps_are_computed(seed: int) -> None:
     with pair() as (prefill, decode):
         prefill.submit(0, prompt, salt="one")
         prefill.answer(0)
-        # Others' tokens, the same under another salt, and what was brought already.
+        # Other tokens, the same tokens with another salt, and a prompt that was already fetched.
         for at, (tokens, salt) in enumerate([(prompt[:-1], None), (prompt, None), (prompt, "two")]):
             decode.submit(at, tokens, 2, salt=salt)
             answer = decode.answer(at)
@@ -148,7 +148,7 @@ def test_who_asks_while_a_prompt_is_computed_waits_for_it(seed: int) -> None:
         decode.submit(0, prompt_of(8, seed + 1))
         assert decode.answer(0).num_matched == 7
         prefill.submit(1, prompt)
-        # It is under way when one that came behind it has an answer.
+        # Its load is still running when a later request has its answer.
         prefill.submit(2, [1, 2, 3])
         prefill.answer(2)
         decode.submit(1, prompt, 2)
@@ -199,6 +199,6 @@ def flipped(seed: int) -> None:
 
 
 def test_a_byte_that_is_not_prefills_is_noticed(seed: int) -> None:
-    """The control: were nothing looked at, every test here would pass."""
+    """A control: if nothing were checked, every test here would pass."""
     with pytest.raises(AssertionError, match="are not what was computed"):
         flipped(seed)
