@@ -115,9 +115,7 @@ def _read(directory: int, path: Path) -> bytes | None:
             raise _bad(f"other users may read {path}: delete it, and kvxfer makes a new secret (mode 0600)")
         secret = opened.read(4096).strip()
     if len(secret) < 32:
-        raise _bad(
-            f"{path} holds {len(secret)} bytes, not a secret: delete it, and kvxfer makes a new one"
-        )
+        raise _bad(f"{path} holds {len(secret)} bytes, not a secret: delete it, and kvxfer makes a new one")
     return secret
 
 
