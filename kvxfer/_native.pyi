@@ -119,7 +119,7 @@ class Event:
         """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` and ``"message"`` (one or more
         came), ``"room"`` (peer: for messages), ``"peer-up"``, ``"peer-lost"`` (peer, code, message),
         ``"region"``, ``"region-gone"`` (peer, region), ``"lease-ended"`` (peer, lease, code: one that this
-        agent granted), ``"lease-told"`` (lease: see `AgentCore.await_told`), ``"commands"`` (handle: the
+        agent granted), ``"lease-acknowledged"`` (lease: see `AgentCore.await_acknowledged`), ``"commands"`` (handle: the
         ring's), ``"log"`` (message: one line for the log)."""
     @property
     def handle(self) -> int: ...
@@ -246,7 +246,7 @@ class AgentCore:
     def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
     def add_waiters(self, change: int) -> None:
         """Adds ``change`` to the number of waiters for "ended", "layer", "commands", "notification",
-        "message", "room" or "lease-told" events; without waiters such events are not made. A waiter first
+        "message", "room" or "lease-acknowledged" events; without waiters such events are not made. A waiter first
         calls this, and then checks its condition once more."""
     def take_notification(self) -> tuple[int, bytes, str] | None:
         """Takes the oldest unread notification (peer, payload, context). Of lost peers the newest 16384 are
@@ -415,8 +415,8 @@ class AgentCore:
         """Fences: after it returns True no byte moves under the lease. Idempotent.
 
         False: a device still copies under it after that time (below 0: no limit)."""
-    def await_told(self, lease: int) -> bool:
-        """False: its holder does not know of it yet; a "lease-told" event follows when the holder does, or
+    def await_acknowledged(self, lease: int) -> bool:
+        """False: its holder does not know of it yet; a "lease-acknowledged" event follows when the holder does, or
         when the lease ends first. Also True if no peer is notified of it, or if it has ended."""
     def lease_state(self, lease: int) -> str:
         """``"active"``, ``"ending"``, ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``.

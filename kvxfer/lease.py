@@ -136,7 +136,7 @@ class Lease:
 
     async def _told(self) -> Lease:
         try:
-            await self._completions.until(("lease", self._id), self._is_told)
+            await self._completions.until(("lease", self._id), self._is_acknowledged)
         except NativeError as error:
             raise translate(error, peer=self._holder_name) from None
         return self._checked()
@@ -152,7 +152,7 @@ class Lease:
             As awaiting it does.
         """
         try:
-            told = self._completions.block_until(self._is_told, timeout_s)
+            told = self._completions.block_until(self._is_acknowledged, timeout_s)
         except NativeError as error:
             raise translate(error, peer=self._holder_name) from None
         if not told:
@@ -261,8 +261,8 @@ class Lease:
     def _not_ended(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(f"{self!r} has not ended after {timeout_s} s")
 
-    def _is_told(self) -> bool:
-        return self._completions.core.await_told(self._id)
+    def _is_acknowledged(self) -> bool:
+        return self._completions.core.await_acknowledged(self._id)
 
     def _checked(self) -> Lease:
         """Returns itself while it is active; otherwise raises the error that says how it ended."""

@@ -189,7 +189,7 @@ class Completions:
         if kind == "room":
             self._wake(("room", event.peer))
             return
-        if kind == "lease-told":
+        if kind == "lease-acknowledged":
             self._wake(("lease", event.lease))
             return
         self._on_event(event)

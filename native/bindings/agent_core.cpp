@@ -36,7 +36,7 @@ std::string_view name_of_event(EventKind kind) {
     case EventKind::kRegion: return "region";
     case EventKind::kRegionGone: return "region-gone";
     case EventKind::kLeaseEnded: return "lease-ended";
-    case EventKind::kLeaseTold: return "lease-told";
+    case EventKind::kLeaseAcknowledged: return "lease-acknowledged";
     case EventKind::kCommands: return "commands";
     case EventKind::kLog: return "log";
   }
@@ -473,8 +473,8 @@ class PyAgentCore {
     return wait_in_slices(
         *runtime_, [&](Time slice_ns) { return runtime_->revoke(lease, slice_ns); }, timeout_s);
   }
-  bool await_told(LeaseId lease) const {
-    return call([&](Engine& engine, Time now) { return engine.await_told(now, lease); });
+  bool await_acknowledged(LeaseId lease) const {
+    return call([&](Engine& engine, Time now) { return engine.await_acknowledged(now, lease); });
   }
   std::string lease_state(LeaseId lease) const {
     // Answers for a closed agent, too; a forked child must not touch the gate.
@@ -573,7 +573,7 @@ void define_agent_core(nb::module_& m) {
       .def("grant", &PyAgentCore::grant, "grant"_a)
       .def("extend_lease", &PyAgentCore::extend_lease, "lease"_a, "ttl_s"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)
-      .def("await_told", &PyAgentCore::await_told, "lease"_a)
+      .def("await_acknowledged", &PyAgentCore::await_acknowledged, "lease"_a)
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
 }
 

@@ -15,7 +15,7 @@ bool only_wakes(EventKind kind) noexcept {
     case EventKind::kLayer:
     case EventKind::kCommands:
     case EventKind::kRoom:
-    case EventKind::kLeaseTold: return true;
+    case EventKind::kLeaseAcknowledged: return true;
     default: return false;
   }
 }

@@ -31,7 +31,7 @@ class CompletionRing {
   int fd() const noexcept { return fd_.get(); }
   void push(Event&& event);
   void deliver(MailKind kind, Mail mail);
-  // `change` more waiters wait for events of transfers (kEnded, kLayer, kCommands), kRoom, kLeaseTold, or
+  // `change` more waiters wait for events of transfers (kEnded, kLayer, kCommands), kRoom, kLeaseAcknowledged, or
   // mail (one kNotification or kMessage, without payload, for as many as came). A waiter first announces
   // itself here, and then looks once more at what it waits for: it gets no event for what came before its
   // announcement.

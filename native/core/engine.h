@@ -174,10 +174,10 @@ class Engine {
   // kLeaseEnded is emitted then.
   void revoke(Time now, LeaseId lease);
   std::optional<LeaseState> lease_state(LeaseId lease) const { return leases_.state(lease); }
-  // False: its holder has not heard of it yet. The engine then asks the holder, and emits kLeaseTold when
+  // False: its holder has not heard of it yet. The engine then asks the holder, and emits kLeaseAcknowledged when
   // the holder has heard of the lease, or when the right ends before. True also if the lease has no holder
   // to tell, or has ended.
-  bool await_told(Time now, LeaseId lease);
+  bool await_acknowledged(Time now, LeaseId lease);
 
   // ---- messages
   // Sends to a peer, at once. kExhausted: messages that its caller has not read take all of the room;

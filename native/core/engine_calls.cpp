@@ -165,9 +165,9 @@ void Engine::revoke(Time now, LeaseId lease) {
   rails_.cancel_stopped();
 }
 
-bool Engine::await_told(Time now, LeaseId lease) {
+bool Engine::await_acknowledged(Time now, LeaseId lease) {
   context_.now = now;
-  return leases_.await_told(lease);
+  return leases_.await_acknowledged(lease);
 }
 
 Status Engine::limit_peer(Time now, const std::string& name, const PeerLimit& limit) {

@@ -24,7 +24,7 @@ enum class EventKind : std::uint8_t {
   kRoom,          // peer: there is now more room for messages to it than when a caller found none
   kLeaseEnded,    // peer, lease, code: one that we granted
   // Lease: its holder has heard of it, or its right has ended; only if a caller waits for that.
-  kLeaseTold,
+  kLeaseAcknowledged,
   kCommands,      // handle: a command ring's id. One of its commands has ended
   kLog,           // message: one line for the log
 };

@@ -582,7 +582,7 @@ void Runtime::emit(Event event) {
   else
     ring_.push(std::move(event));
   if (num_followers_ > 0) notify_waiting();
-  if (driver_until_ != 0) rouse_driver();  // it may be what the driving caller waits for, and that sleeps
+  if (driver_until_ != 0) wake_driver();  // it may be what the driving caller waits for, and that sleeps
 }
 
 void Runtime::random(std::span<std::byte> bytes) { draw(bytes); }

@@ -226,10 +226,10 @@ class Runtime final : private EngineHost {
   void kick();
   void wake_reactor();  // wakes the thread that sleeps on it
   // Certain, unlike wake_reactor: another thread may consume the wake-up of that one first.
-  void rouse_thread();
-  void rouse_driver();
-  void unpark();  // ends a linger; the agent's thread looks for work
-  void rouse();  // wakes the thread that drives or is to drive; from any thread, without the gate
+  void wake_thread();
+  void wake_driver();
+  void end_linger();  // ends a linger; the agent's thread looks for work
+  void wake();  // wakes the thread that drives or is to drive; from any thread, without the gate
 
   // runtime_triggers.cpp
   // Sleeps on the reactor until that time, or until input comes, the sleeper's bell rings, or the word of
@@ -291,7 +291,7 @@ class Runtime final : private EngineHost {
   std::mutex watching_;  // for watch_records()
   mutable std::mutex streams_mutex_;
   std::shared_ptr<gpu::StreamWrites> stream_writes_;  // under it; with a GPU, as long as the agent is open
-  TriggerWatch triggers_{[this] { rouse(); }};
+  TriggerWatch triggers_{[this] { wake(); }};
   CommandWatch commands_;
   std::atomic<std::uint64_t> next_command_ring_{1};
 

@@ -17,7 +17,7 @@ Result<std::shared_ptr<CommandReader>> Runtime::open_command_ring(std::uint32_t 
       [this](std::uint64_t id) { emit({.kind = EventKind::kCommands, .handle = id}); });
   with_engine([&](Engine&, Time) { commands_.add(reader); });
   if (closed()) commands_.close_all();  // closing was under way, and did not see this ring
-  rouse();  // a sleeping thread does not look at rings yet
+  wake();  // a sleeping thread does not look at rings yet
   return reader;
 }
 

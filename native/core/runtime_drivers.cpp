@@ -194,7 +194,7 @@ void Runtime::kick() {
   const Time until = driven_ ? driver_until_ : thread_until_;
   if (until == 0) {
     // The thread keeps away for a loop, which may not be back before something else ends.
-    if (loop_lingers_ && busy()) unpark();
+    if (loop_lingers_ && busy()) end_linger();
     return;
   }
   // Before it sleeps, the thread asks peers to announce writes to rings that were read meanwhile.
@@ -212,23 +212,23 @@ void Runtime::Bell::answer() {
   if (std::uint64_t count; rung.exchange(false)) (void)!::read(fd.get(), &count, sizeof count);
 }
 
-void Runtime::rouse_thread() {
+void Runtime::wake_thread() {
   thread_bell_.ring();
   thread_until_ = 0;
 }
 
-void Runtime::rouse_driver() {
+void Runtime::wake_driver() {
   driver_bell_.ring();
   driver_until_ = 0;
 }
 
-void Runtime::rouse() {
-  if (driven_) rouse_driver();
-  rouse_thread();
-  unpark();
+void Runtime::wake() {
+  if (driven_) wake_driver();
+  wake_thread();
+  end_linger();
 }
 
-void Runtime::unpark() {
+void Runtime::end_linger() {
   loop_lingers_ = false;
   caller_until_ = 0;
   if (parked_) notify_waiting();
@@ -262,7 +262,7 @@ bool Runtime::poll() {
     while (left_ && now() < until);
     // While the thread sleeps, peers would announce over the socket what a polling caller sees at once:
     // wake the thread, so that it waits as it does after every caller.
-    if (connections_.shares_any_memory() && thread_until_ != 0 && start < caller_until_) rouse_thread();
+    if (connections_.shares_any_memory() && thread_until_ != 0 && start < caller_until_) wake_thread();
     kick();
   }
   loop_lingers_ = false;
@@ -286,7 +286,7 @@ bool Runtime::serve() {
     left = left || unannounced();  // such words have to be looked at
     if (left && rails_.busy()) thread_serves_until_ = now() + kLongWork;
     if (left) {
-      if (thread_until_ != 0) rouse_thread();
+      if (thread_until_ != 0) wake_thread();
     } else {
       kick();
       // A loop that waits on comes back soon, so the thread keeps out of its way, as after every
@@ -295,12 +295,12 @@ bool Runtime::serve() {
       loop_lingers_ = true;
     }
   }
-  if (left) unpark();
+  if (left) end_linger();
   return !left;
 }
 
 void Runtime::leave() {
-  if (is_alive() && loop_lingers_) unpark();
+  if (is_alive() && loop_lingers_) end_linger();
 }
 
 bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {

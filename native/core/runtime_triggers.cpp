@@ -42,7 +42,7 @@ Result<std::shared_ptr<Handle>> Runtime::post_after(TransferRequest request, Aft
   if (!post) return check_alive();
   Result<std::shared_ptr<Handle>> posted = std::move(*post);
   // A sleeping thread does not look at words yet; and one may have been stored to since.
-  if (posted.ok() && ready < num_layers && (triggers_.unannounced() || triggers_.has_news())) rouse();
+  if (posted.ok() && ready < num_layers && (triggers_.unannounced() || triggers_.has_news())) wake();
   return posted;
 }
 

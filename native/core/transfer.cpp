@@ -9,7 +9,7 @@ using S = TransferState;
 using E = TransferEvent;
 
 constexpr TransferTransition kSource[] = {
-    {S::kQueued, E::kTold, S::kServing},      {S::kQueued, E::kFail, S::kFailing},
+    {S::kQueued, E::kAnnounced, S::kServing}, {S::kQueued, E::kFail, S::kFailing},
     {S::kQueued, E::kCancel, S::kCancelling}, {S::kServing, E::kPeerDone, S::kFinishing},
     {S::kServing, E::kFail, S::kFailing},     {S::kServing, E::kCancel, S::kCancelling},
     {S::kFailing, E::kDrained, S::kFailed},   {S::kCancelling, E::kDrained, S::kCancelled},
@@ -17,7 +17,7 @@ constexpr TransferTransition kSource[] = {
 };
 
 constexpr TransferTransition kDestination[] = {
-    {S::kQueued, E::kTold, S::kRequested},       {S::kQueued, E::kFail, S::kFailing},
+    {S::kQueued, E::kAnnounced, S::kRequested},  {S::kQueued, E::kFail, S::kFailing},
     {S::kQueued, E::kCancel, S::kCancelling},    {S::kParked, E::kAuthorized, S::kMoving},
     {S::kParked, E::kFail, S::kFailing},         {S::kParked, E::kCancel, S::kCancelling},
     {S::kRequested, E::kAccepted, S::kMoving},   {S::kRequested, E::kFail, S::kFailing},

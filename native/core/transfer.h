@@ -25,7 +25,7 @@ enum class TransferState : std::uint8_t {
 };
 
 enum class TransferEvent : std::uint8_t {
-  kTold,        // OFFER or REQUEST went out
+  kAnnounced,        // OFFER or REQUEST went out
   kAuthorized,  // a lease or an expectation covers every block
   kAccepted,    // the source's ACCEPT came
   kConfirmed,   // destination: every piece is in and the source's right held to the end

@@ -240,7 +240,7 @@ void Agent::on_event(const Event& event) {
     introductions_.erase(event.peer);
     parts_.erase(event.peer);
     // Bounds what is kept of peers that come and go.
-    while (told_.size() > kMostLeft && told_.front().mail.peer == event.peer) told_.pop_front();
+    while (notices_.size() > kMostLeft && notices_.front().mail.peer == event.peer) notices_.pop_front();
     if (Remote* const remote = find(event.peer)) {
       remote->session = 0;  // the session has ended
       lose(*remote, {event.code, event.message});
@@ -256,7 +256,7 @@ void Agent::on_message(Mail mail) {
   if (kind == kNotify) {
     payload.erase(payload.begin());
     std::string from = name_of(peer);
-    told_.push_back({std::move(from), std::move(mail)});
+    notices_.push_back({std::move(from), std::move(mail)});
     return;
   }
   mail.charge.release();

@@ -188,11 +188,11 @@ class Agent {
   std::map<SessionKey, wire::Bytes> parts_;  // parts of what a peer sends in several messages
   // Notifications that came as messages, or from this agent itself. A peer's count against its budget until
   // our caller takes them.
-  struct Told {
+  struct Notice {
     std::string from;
     Mail mail;
   };
-  std::deque<Told> told_;
+  std::deque<Notice> notices_;
 };
 
 // A program that one session's peer has been told of. Its number is used again after this object is

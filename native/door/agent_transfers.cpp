@@ -94,7 +94,7 @@ Result<std::shared_ptr<Request>> Agent::make(Operation operation, const Prepared
 
 Status Agent::move_locally(Request& request) {
   for (const Request::Run& run : request.runs_) std::memmove(run.to, run.from, run.nbytes);
-  if (!request.notify_.empty()) told_.push_back({name(), {.payload = std::exchange(request.notify_, {})}});
+  if (!request.notify_.empty()) notices_.push_back({name(), {.payload = std::exchange(request.notify_, {})}});
   request.state_ = Request::State::kDone;
   request.ended_at_ = Runtime::now();
   return {};
@@ -297,7 +297,7 @@ Status Agent::notify(const std::string& remote_name, wire::Bytes payload) {
   {
     const std::lock_guard lock(mutex_);
     if (remote_name == name()) {
-      told_.push_back({name(), {.payload = std::move(payload)}});
+      notices_.push_back({name(), {.payload = std::move(payload)}});
       return {};
     }
   }
@@ -328,12 +328,12 @@ std::vector<std::pair<std::string, wire::Bytes>> Agent::take_notifications() {
   if (!runtime_->check_alive().ok()) return out;
   (void)runtime_->poll();
   const std::lock_guard lock(mutex_);
-  for (Told& told : told_) {
-    told.mail.charge.release();
-    if (told.mail.tells) runtime_->message_taken(told.mail.peer);
-    out.emplace_back(std::move(told.from), std::move(told.mail.payload));
+  for (Notice& notice : notices_) {
+    notice.mail.charge.release();
+    if (notice.mail.tells) runtime_->message_taken(notice.mail.peer);
+    out.emplace_back(std::move(notice.from), std::move(notice.mail.payload));
   }
-  told_.clear();
+  notices_.clear();
   while (std::optional<Mail> mail = runtime_->ring().take(MailKind::kNotification)) {
     if (mail->tells) runtime_->message_taken(mail->peer);
     out.emplace_back(name_of(mail->peer), std::move(mail->payload));

@@ -227,7 +227,7 @@ struct Meeting {
     return await([&] { return num_transfers() == 0; });
   }
   // Waits until both ends know of each transfer.
-  bool is_told(std::size_t transfers = 1) {
+  bool has_descriptor(std::size_t transfers = 1) {
     return await([&] { return num_transfers() == 2 * transfers; });
   }
 

@@ -154,7 +154,7 @@ TEST(what_is_left_unread_is_bounded_in_bytes_too) {
 }
 
 TEST(room_and_told_leases_wake_those_who_wait_alone) {
-  for (const EventKind kind : {EventKind::kRoom, EventKind::kLeaseTold}) {
+  for (const EventKind kind : {EventKind::kRoom, EventKind::kLeaseAcknowledged}) {
     CompletionRing ring;
     ring.push({.kind = kind, .peer = 1, .lease = 2});
     CHECK(ring.take_news());

@@ -35,17 +35,18 @@ void write(const fs::path& path, std::string_view text) { std::ofstream(path, st
 
 struct Watched {
   explicit Watched(std::vector<std::string> paths)
-      : watch(reactor, std::move(paths), [this](const Status& status) { ++num_told, watching = status; }) {
+      : watch(reactor, std::move(paths),
+              [this](const Status& status) { ++num_announced, watching = status; }) {
     REQUIRE_OK(watch.start());
   }
   // All events are queued already: inotify queues them before the call that changes a file returns.
   int told() {
-    const int before = num_told;
+    const int before = num_announced;
     while (reactor.run()) {}
-    return num_told - before;
+    return num_announced - before;
   }
   EpollReactor reactor;
-  int num_told = 0;
+  int num_announced = 0;
   Status watching;
   FileWatch watch;
 };
@@ -53,7 +54,7 @@ struct Watched {
 struct Change {
   const char* name;
   std::function<void(const fs::path& folder)> run;
-  bool is_told;
+  bool has_descriptor;
 };
 
 // Changes in a folder with "file" and "other", and "data" -> "first", which has a "file" as well.
@@ -84,8 +85,8 @@ TEST(what_changes_a_file_is_told_and_nothing_else) {
     CHECK_EQ(watched.told(), 0);
     change.run(in);
     const bool told = watched.told() > 0;
-    if (told != change.is_told) std::printf("  %s\n", change.name);
-    CHECK_EQ(told, change.is_told);
+    if (told != change.has_descriptor) std::printf("  %s\n", change.name);
+    CHECK_EQ(told, change.has_descriptor);
     CHECK_OK(watched.watching);
     CHECK_EQ(watched.told(), 0);
   }
@@ -193,9 +194,9 @@ TEST(a_change_for_which_there_was_no_memory_is_told_when_there_is) {
     watched.reactor.run();
     memory_failure::fails = nullptr;
     const bool had_enough = allocations_left >= 0;
-    if (!had_enough) CHECK_EQ(watched.num_told, 0);
+    if (!had_enough) CHECK_EQ(watched.num_announced, 0);
     watched.told();
-    CHECK_EQ(watched.num_told, 1);
+    CHECK_EQ(watched.num_announced, 1);
     CHECK_OK(watched.watching);
     CHECK_EQ(watched.watch.num_folders(), 2u);
     write(top.path / "2" / "file", "x");

@@ -34,7 +34,7 @@ TEST(a_transfer_waits_for_what_a_stream_was_given_and_for_nothing_later) {
   const auto handle = both.write(taken(both.src.runtime->after_stream(stream.get())));
   stream.hold(later);
   both.produce(stream, 9);
-  REQUIRE(both.is_told());
+  REQUIRE(both.has_descriptor());
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
   CHECK_EQ(static_cast<int>(both.first_byte()), 0);
   CHECK_EQ(handle->outcome(), Outcome::kPending);
@@ -103,7 +103,7 @@ TEST(a_graph_that_was_captured_fires_its_trigger_whenever_it_runs) {
   for (unsigned char run = 1; run <= 3; ++run) {
     trigger->reset();
     const auto handle = both.write({trigger});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     CHECK_EQ(handle->outcome(), Outcome::kPending);
     both.produce(stream, run);
     emulated::enqueue(stream.get(), stream.get()->captured.front());

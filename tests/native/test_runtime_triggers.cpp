@@ -63,7 +63,7 @@ TEST(a_transfer_is_posted_at_once_and_goes_when_its_trigger_fires) {
   on_all([](Ends& both, bool write) {
     const auto trigger = Trigger::create();
     const auto handle = both.post(write, {trigger});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(both.untouched());
     CHECK_EQ(handle->outcome(), Outcome::kPending);
@@ -80,7 +80,7 @@ TEST(a_store_that_nobody_announces_is_seen_by_agents_that_sleep) {
   on_all([](Ends& both, bool write) {
     std::uint32_t word = 0;
     const auto handle = both.post(write, {over(&word)});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(both.untouched());
     std::thread device([&] { store(word, 1); });
@@ -94,11 +94,11 @@ TEST(who_sleeps_already_looks_at_the_words_of_what_is_posted_next) {
   on_all([](Ends& both, bool write) {
     // The thread sleeps until the first transfer's deadline. The second one's is later, and wakes nothing.
     const auto first = both.post(write, {Trigger::create()}, {0}, 2 * kBound);
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     std::uint32_t word = 0;
     const auto handle = both.post(write, {over(&word)}, {1}, 4 * kBound);
-    REQUIRE(both.is_told(2));
+    REQUIRE(both.has_descriptor(2));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     store(word, 1);
     REQUIRE(ends(handle));
@@ -111,7 +111,7 @@ TEST(a_word_that_is_shared_while_a_transfer_waits_is_looked_at_from_then_on) {
   on_all([](Ends& both, bool write) {
     const auto trigger = Trigger::create();
     const auto handle = both.post(write, {trigger});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     store(*trigger->share(), 1);
     REQUIRE(ends(handle));
@@ -155,7 +155,7 @@ TEST(layers_go_one_by_one_as_the_word_grows_and_values_may_be_jumped_over) {
   on_all([](Ends& both, bool write) {
     std::uint32_t word = 0;
     const auto handle = both.post(write, {over(&word), 10, 5}, {2});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     const auto has = [&](std::uint32_t layer) { return both.arrived(2, layer); };
     store(word, 9);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -194,7 +194,7 @@ TEST(cancelled_while_it_waits_a_transfer_moves_nothing_though_it_fires_later) {
   on_all([](Ends& both, bool write) {
     const auto trigger = Trigger::create();
     const auto handle = both.post(write, {trigger});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     both.end(write).runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
     REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kCancelled);
@@ -208,7 +208,7 @@ TEST(a_peer_that_leaves_while_a_transfer_waits_ends_it) {
   on_all([](Ends& both, bool write) {
     const auto trigger = Trigger::create();
     const auto handle = both.post(write, {trigger});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     both.end(!write).runtime->close(kBound);
     REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kFailed);
@@ -222,7 +222,7 @@ TEST(an_agent_that_closes_while_a_transfer_waits_ends_it_and_is_told_nothing_mor
   on_all([](Ends& both, bool write) {
     const auto trigger = Trigger::create();
     const auto handle = both.post(write, {trigger});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     both.end(write).runtime->close(kBound);
     CHECK_EQ(handle->outcome(), Outcome::kFailed);
     CHECK_EQ(handle->status().code(), Code::kClosed);
@@ -237,7 +237,7 @@ TEST(one_trigger_lets_many_transfers_of_several_agents_go) {
   std::vector<std::shared_ptr<Handle>> handles;
   for (std::uint32_t block = 0; block < kBlocks; ++block)
     handles.push_back(both.post(block % 2 == 0, {trigger, 1 + block % 2, 0}, {block}));
-  REQUIRE(both.is_told(kBlocks));
+  REQUIRE(both.has_descriptor(kBlocks));
   trigger->fire(1);
   for (std::uint32_t block = 0; block < kBlocks; block += 2) REQUIRE(ends(handles[block]));
   for (std::uint32_t block = 1; block < kBlocks; block += 2)
@@ -255,7 +255,7 @@ TEST(a_word_stays_until_the_transfers_that_wait_for_it_have_ended_whoever_lets_i
     const std::weak_ptr<std::uint32_t> watched = word;
     std::uint32_t& there = *word;
     const auto handle = both.post(write, {over(&there, std::move(word))});
-    REQUIRE(both.is_told());
+    REQUIRE(both.has_descriptor());
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     REQUIRE(!watched.expired());
     store(there, 1);

@@ -13,7 +13,7 @@ namespace {
 // In the middle of a transfer, `end` ends the right. Once the owner is told that it has ended, no byte
 // changes, on rails that stop at once and on those that do not. The writer fails with one of the codes.
 void write_is_fenced(const std::function<void(Pair&)>& begin, const std::function<void(Pair&)>& end,
-                     const std::function<bool(Pair&)>& is_told, std::vector<Code> codes) {
+                     const std::function<bool(Pair&)>& has_descriptor, std::vector<Code> codes) {
   std::size_t num_late = 0;
   for (const Time fence_ns : {Time{0}, 20 * kMillisecond})
     on_every_rail([&](Pair& pair) {
@@ -23,7 +23,7 @@ void write_is_fenced(const std::function<void(Pair&)>& begin, const std::functio
       pair.dst.fence_ns = fence_ns;
       if (end) end(pair);  // otherwise its time ends it
       const std::uint64_t at_end = pair.bytes_landed;
-      REQUIRE(pair.world.until([&] { return is_told(pair); }));
+      REQUIRE(pair.world.until([&] { return has_descriptor(pair); }));
       pair.freeze_destination();
       if (end && fence_ns == 0) CHECK_EQ(pair.bytes_landed, at_end);
       num_late += pair.bytes_landed != at_end;

@@ -207,7 +207,7 @@ TEST(a_reader_that_lies_about_what_it_took_loses_its_session_alone) {
 std::vector<LeaseId> told_at(const Node& node) {
   std::vector<LeaseId> told;
   for (const Event& event : node.events)
-    if (event.kind == EventKind::kLeaseTold) told.push_back(event.lease);
+    if (event.kind == EventKind::kLeaseAcknowledged) told.push_back(event.lease);
   return told;
 }
 
@@ -217,10 +217,11 @@ TEST(a_lease_is_told_within_round_trips_and_not_at_the_next_heartbeat) {
   std::vector<LeaseId> leases;
   for (int i = 0; i < 100; ++i) leases.push_back(pair.grant_read({1}));
   pair.src.on_event = [](Node& node, const Event& event) {
-    if (event.kind == EventKind::kLeaseTold) CHECK(node.engine().await_told(node.now(), event.lease));
+    if (event.kind == EventKind::kLeaseAcknowledged)
+      CHECK(node.engine().await_acknowledged(node.now(), event.lease));
   };
   const auto ask = [&](LeaseId lease) {
-    const bool told = pair.src.engine().await_told(pair.world.now(), lease);
+    const bool told = pair.src.engine().await_acknowledged(pair.world.now(), lease);
     pair.src.settle();
     return told;
   };
@@ -243,11 +244,11 @@ TEST(nobody_is_told_who_does_not_ask) {
   const LeaseId lease = pair.grant_read({1});
   pair.world.run_for(2 * kSecond);
   CHECK(told_at(pair.src).empty());
-  CHECK(pair.src.engine().await_told(pair.world.now(), lease));  // confirmed by the heartbeats since
+  CHECK(pair.src.engine().await_acknowledged(pair.world.now(), lease));  // confirmed by the heartbeats since
   const LeaseId bearer =
       Pair::grant(pair.src, std::nullopt, pair.src_region, wire::LeaseMode::kRead, {1}, kSecond, false);
-  CHECK(pair.src.engine().await_told(pair.world.now(), bearer));
-  CHECK(pair.src.engine().await_told(pair.world.now(), 12345));
+  CHECK(pair.src.engine().await_acknowledged(pair.world.now(), bearer));
+  CHECK(pair.src.engine().await_acknowledged(pair.world.now(), 12345));
 }
 
 TEST(whoever_waits_for_a_lease_that_ends_before_is_woken) {
@@ -256,7 +257,7 @@ TEST(whoever_waits_for_a_lease_that_ends_before_is_woken) {
     Pair pair;
     pair.world.partition(pair.src, pair.dst);
     const LeaseId lease = pair.grant_read({1}, end == End::kExpired ? 100 * kMillisecond : kSecond, false);
-    CHECK(!pair.src.engine().await_told(pair.world.now(), lease));
+    CHECK(!pair.src.engine().await_acknowledged(pair.world.now(), lease));
     pair.src.settle();
     pair.world.run_for(kMillisecond);
     CHECK(told_at(pair.src).empty());
@@ -265,7 +266,7 @@ TEST(whoever_waits_for_a_lease_that_ends_before_is_woken) {
     if (end == End::kPeerGone) pair.src.end_session_with(pair.to_dst);
     REQUIRE(pair.world.until([&] { return !told_at(pair.src).empty(); }, 5 * kSecond));
     CHECK(told_at(pair.src) == std::vector<LeaseId>{lease});
-    CHECK(pair.src.engine().await_told(pair.world.now(), lease));
+    CHECK(pair.src.engine().await_acknowledged(pair.world.now(), lease));
     CHECK(pair.src.engine().lease_state(lease) != LeaseState::kActive);
   }
 }

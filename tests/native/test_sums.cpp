@@ -42,11 +42,11 @@ struct Summed : Source {
 
 const std::shared_ptr<CopyWorkers> kAlone;
 
-std::vector<Sums::Told> round_of(Sums& sums) {
-  std::vector<Sums::Told> told;
+std::vector<Sums::Finished> round_of(Sums& sums) {
+  std::vector<Sums::Finished> finished;
   sums.round([](SessionKey, auto&& turn) { turn(); },
-             [&](Sums::Told& each) { told.push_back(std::move(each)); });
-  return told;
+             [&](Sums::Finished& each) { finished.push_back(std::move(each)); });
+  return finished;
 }
 
 TEST(a_piece_without_end_keeps_no_other_session_from_its_sums) {
@@ -58,11 +58,11 @@ TEST(a_piece_without_end_keeps_no_other_session_from_its_sums) {
   sums.add(small, {0, 2});
   sums.add(small, {2, 1});
   CHECK_EQ(sums.num_runs(small.key), 1u);  // they are neighbours
-  const std::vector<Sums::Told> told = round_of(sums);
-  REQUIRE_EQ(told.size(), 1u);
-  CHECK(told[0].transfer == small.key);
-  CHECK_EQ(told[0].first_piece, 0u);
-  CHECK(told[0].sums == std::vector(3, crc32c(0, memory.data(), memory.size())));
+  const std::vector<Sums::Finished> finished = round_of(sums);
+  REQUIRE_EQ(finished.size(), 1u);
+  CHECK(finished[0].transfer == small.key);
+  CHECK_EQ(finished[0].first_piece, 0u);
+  CHECK(finished[0].sums == std::vector(3, crc32c(0, memory.data(), memory.size())));
   for (int i = 0; i < 10; ++i) CHECK(round_of(sums).empty());  // 40 MiB of it
   CHECK(!sums.empty());
   sums.forget(endless.key);
@@ -78,11 +78,11 @@ TEST(a_piece_of_many_rounds_has_the_sum_of_its_bytes) {
   sums.add(large, {0, 1});
   std::uint32_t expected = 0;
   for (int i = 0; i < 25; ++i) expected = crc32c(expected, memory.data(), memory.size());
-  std::vector<Sums::Told> told;
+  std::vector<Sums::Finished> finished;
   int num_rounds = 1;
-  while ((told = round_of(sums)).empty() && num_rounds < 100) ++num_rounds;
-  REQUIRE_EQ(told.size(), 1u);
-  CHECK(told[0].sums == std::vector{expected});
+  while ((finished = round_of(sums)).empty() && num_rounds < 100) ++num_rounds;
+  REQUIRE_EQ(finished.size(), 1u);
+  CHECK(finished[0].sums == std::vector{expected});
   CHECK(num_rounds > 5);
   CHECK(sums.empty());
 }
@@ -122,13 +122,13 @@ TEST(threads_compute_what_one_computes_and_tell_it_in_order) {
     int num_rounds = 0;
     for (; !sums.empty(); ++num_rounds) {
       REQUIRE(num_rounds < 1000);
-      for (const Sums::Told& told : round_of(sums)) {
-        if (told.transfer == gone.key) continue;
-        std::vector<std::uint32_t>& sums_of = heard[told.transfer];
-        CHECK_EQ(told.first_piece, told.transfer == first.key
-                                       ? sums_of.size()
-                                       : (num_pieces / 2 + sums_of.size()) % num_pieces);
-        sums_of.insert(sums_of.end(), told.sums.begin(), told.sums.end());
+      for (const Sums::Finished& finished : round_of(sums)) {
+        if (finished.transfer == gone.key) continue;
+        std::vector<std::uint32_t>& sums_of = heard[finished.transfer];
+        CHECK_EQ(finished.first_piece, finished.transfer == first.key
+                                           ? sums_of.size()
+                                           : (num_pieces / 2 + sums_of.size()) % num_pieces);
+        sums_of.insert(sums_of.end(), finished.sums.begin(), finished.sums.end());
       }
       if (num_rounds == 1) sums.forget(gone.key);  // in the middle of some pieces
     }

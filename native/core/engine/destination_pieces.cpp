@@ -274,12 +274,12 @@ void Destinations::piece_in(Destination& destination, std::uint32_t piece) {
 void Destinations::sum_slice() {
   if (sums_.empty()) return;
   sums_.round([this](SessionKey session, auto&& turn) { context_.serve(session, turn); },
-              [this](const Sums::Told& told) {
-                for (std::uint32_t i = 0; i < told.sums.size(); ++i) {
-                  Destination* destination = find(told.transfer);
+              [this](const Sums::Finished& finished) {
+                for (std::uint32_t i = 0; i < finished.sums.size(); ++i) {
+                  Destination* destination = find(finished.transfer);
                   if (destination == nullptr || destination->state != TransferState::kMoving) break;
-                  destination->sums->here[told.first_piece + i] = told.sums[i];
-                  compare_sums(*destination, told.first_piece + i);
+                  destination->sums->here[finished.first_piece + i] = finished.sums[i];
+                  compare_sums(*destination, finished.first_piece + i);
                 }
               });
   if (!sums_.empty()) context_.pump_again = true;

@@ -50,10 +50,10 @@ Destination& Destinations::add(std::unique_ptr<Destination> destination) {
 
 void Destinations::request(Peer& peer, TransferKey key) {
   Destination& destination = *find(key);
-  step(destination_transitions(), destination.state, TransferEvent::kTold);
+  step(destination_transitions(), destination.state, TransferEvent::kAnnounced);
   destination.asked_at = context_.now;
   wire::Message message = wire::Request();
-  const TransferEnd::Told told(destination, std::get<wire::Request>(message).spec);
+  const TransferEnd::LentTables lent(destination, std::get<wire::Request>(message).spec);
   sessions_.send(peer, message);
   admission_.opened(destination);
 }

@@ -63,7 +63,7 @@ Result<LeaseId> Leases::grant(Peer* holder, LeaseTerms terms) {
   context_.timers.set(granted.timer, granted.lease.expires_at(), TimerKind::kLease, id);
   if (holder == nullptr) return id;
   holders_[holder->key()].leases.insert(id);
-  granted.told_by = holder->session().next_heartbeat();
+  granted.acknowledged_by = holder->session().next_heartbeat();
   sessions_.send(*holder, wire::Lease{id,
                                       terms.region,
                                       terms.mode,
@@ -90,14 +90,14 @@ std::optional<LeaseState> Leases::state(LeaseId id) const {
   return std::nullopt;
 }
 
-bool Leases::await_told(LeaseId id) {
+bool Leases::await_acknowledged(LeaseId id) {
   const auto found = leases_.find(id);
   if (found == leases_.end() || !found->second.lease.holder()) return true;
   Granted& granted = found->second;
   Peer& holder = *sessions_.find(*granted.lease.holder());
-  if (holder.session().acknowledged_heartbeat() >= granted.told_by) return true;
+  if (holder.session().acknowledged_heartbeat() >= granted.acknowledged_by) return true;
   if (!std::exchange(granted.awaited, true)) holders_[holder.key()].awaited.push_back(id);
-  if (holder.session().next_heartbeat() <= granted.told_by) sessions_.hurry_heartbeat(holder);
+  if (holder.session().next_heartbeat() <= granted.acknowledged_by) sessions_.hurry_heartbeat(holder);
   return false;
 }
 
@@ -107,9 +107,9 @@ void Leases::acknowledged(const Peer& holder) {
   std::erase_if(found->second.awaited, [&](LeaseId id) {
     const auto granted = leases_.find(id);
     if (granted == leases_.end()) return true;
-    if (granted->second.told_by > holder.session().acknowledged_heartbeat()) return false;
+    if (granted->second.acknowledged_by > holder.session().acknowledged_heartbeat()) return false;
     granted->second.awaited = false;
-    context_.host.emit({.kind = EventKind::kLeaseTold, .lease = id});
+    context_.host.emit({.kind = EventKind::kLeaseAcknowledged, .lease = id});
     return true;
   });
 }
@@ -320,7 +320,7 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& wh
   if (has_ended || num_draining == 0) ending_.erase(id);
   if (has_ended) return std::nullopt;
   context_.timers.clear(found->second.timer);
-  if (found->second.awaited) context_.host.emit({.kind = EventKind::kLeaseTold, .lease = id});
+  if (found->second.awaited) context_.host.emit({.kind = EventKind::kLeaseAcknowledged, .lease = id});
   std::optional<Lease> lease(std::move(found->second.lease));
   by_region_.erase({lease->region(), id});
   leases_.erase(found);
@@ -370,13 +370,13 @@ void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState sta
 // ---- what peers know and told --------------------------------------------------------------------
 
 void Leases::told(const Peer& peer, const wire::Lease& lease) {
-  LeaseId& newest = holders_[peer.key()].newest_told;
+  LeaseId& newest = holders_[peer.key()].newest_granted;
   newest = std::max(newest, lease.id);
 }
 
-LeaseId Leases::newest_told(SessionKey grantor) const {
+LeaseId Leases::newest_granted(SessionKey grantor) const {
   auto found = holders_.find(grantor);
-  return found == holders_.end() ? 0 : found->second.newest_told;
+  return found == holders_.end() ? 0 : found->second.newest_granted;
 }
 
 // ---- views ---------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ class Leases {
   // See Engine::extend.
   bool extend(LeaseId id, Time ttl_ns);
   std::optional<LeaseState> state(LeaseId id) const;
-  // See Engine::await_told.
-  bool await_told(LeaseId id);
+  // See Engine::await_acknowledged.
+  bool await_acknowledged(LeaseId id);
   // The holder has acknowledged a heartbeat, so it has read everything that was sent before that.
   void acknowledged(const Peer& holder);
 
@@ -84,7 +84,7 @@ class Leases {
     ended_rights_.forget_session(holder);
   }
   void told(const Peer& peer, const wire::Lease& lease);
-  LeaseId newest_told(SessionKey grantor) const;
+  LeaseId newest_granted(SessionKey grantor) const;
 
   // Appends the leases after `last`, at most `most`, and moves `last` on. False: there are no more.
   bool append_views(LeaseId& last, std::size_t most, std::vector<LeaseView>& views) const;
@@ -95,13 +95,13 @@ class Leases {
   struct Granted {
     Lease lease;
     Timers::Timer timer;
-    std::uint64_t told_by = 0;  // the holder has heard of it once this heartbeat is acknowledged
+    std::uint64_t acknowledged_by = 0;  // the holder has heard of it once this heartbeat is acknowledged
     bool awaited = false;  // a caller waits for that
   };
   struct Holder {
     std::set<LeaseId> leases;  // leases that we granted to it
     Time heard_at = 0;  // when its newest heartbeat came, which renewed them
-    LeaseId newest_told = 0;  // among those that it granted
+    LeaseId newest_granted = 0;  // among those that it granted
     std::vector<LeaseId> awaited;  // those of `leases` that a caller waits for
   };
   struct Ending {  // the right has ended, and works under it have not

@@ -54,9 +54,9 @@ Status Messages::on(Peer& peer, wire::AgentMessage& message) {
             "MESSAGE: more bytes than may wait here unread: " + peer.budget()->in_words(Resource::kMessages)};
   window.received += charge;
   ++context_.stats.messages_in;
-  if (window.received - window.told_at >= kTellCharge) {
+  if (window.received - window.reported_at >= kTellCharge) {
     event.tells = true;
-    window.told_at = window.received;
+    window.reported_at = window.received;
   }
   if (peer.is_up())
     context_.host.emit(std::move(event));

@@ -52,7 +52,7 @@ class Messages {
     std::uint64_t sent = 0, taken_there = 0;
     bool lacks_room = false;  // a caller found no room since kRoom was last emitted
     std::uint64_t received = 0;
-    std::uint64_t told_at = 0;  // the value of `received` at the newest message that tells
+    std::uint64_t reported_at = 0;  // the value of `received` at the newest message that tells
     std::uint64_t told = 0;  // what our caller took, as the peer knows
     std::vector<Event> early;  // messages that came before our callers knew of the peer
   };

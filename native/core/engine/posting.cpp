@@ -67,7 +67,7 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   spec.priority = std::max(request.priority, limits_.least_priority(*peer));
   spec.flags = static_cast<std::uint8_t>((request.integrity ? wire::kFlagIntegrity : 0) |
                                          (request.lease != 0 ? wire::kFlagLease : 0));
-  spec.lease = request.lease != 0 ? request.lease : leases_.newest_told(peer->key());
+  spec.lease = request.lease != 0 ? request.lease : leases_.newest_granted(peer->key());
   spec.timeout_ns = static_cast<std::uint64_t>(request.timeout_ns);
   spec.src_ids = std::move(request.src_ids);
   spec.dst_ids = std::move(request.dst_ids);

@@ -24,7 +24,7 @@ bool Sources::offer(Peer& peer, TransferKey key) {
   FenceSlots& fences = fences_of(peer);
   if (!fences.has_room(key.first)) return false;
   source.fence = fences.take(key.first);
-  step(source_transitions(), source.state, TransferEvent::kTold);
+  step(source_transitions(), source.state, TransferEvent::kAnnounced);
   source.begun_at = context_.now;
   wire::Offer offer{{}, source.layers_ready, source.fence->index, source.fence->generation};
   if (source.layers_ready < source.move->grid.num_layers ||
@@ -32,7 +32,7 @@ bool Sources::offer(Peer& peer, TransferKey key) {
     source.eager_nbytes = 0;
   if (source.eager_nbytes != 0) offer.pages = pack_pages(*source.move, source.eager_nbytes);
   wire::Message message(std::move(offer));
-  const TransferEnd::Told told(source, std::get<wire::Offer>(message).spec);
+  const TransferEnd::LentTables lent(source, std::get<wire::Offer>(message).spec);
   sessions_.send(peer, message);
   admission_.opened(source);
   return true;
@@ -258,9 +258,10 @@ void Sources::rail_down(const Rail& rail) {
 void Sources::sum_slice() {
   if (sums_.empty()) return;
   sums_.round([this](SessionKey session, auto&& turn) { context_.serve(session, turn); },
-              [this](Sums::Told& told) {
-                sessions_.send(*sessions_.find(told.transfer.first),
-                               wire::Checksums{told.transfer.second, told.first_piece, std::move(told.sums)});
+              [this](Sums::Finished& finished) {
+                sessions_.send(*sessions_.find(finished.transfer.first),
+                               wire::Checksums{finished.transfer.second, finished.first_piece,
+                                               std::move(finished.sums)});
               });
   if (!sums_.empty()) context_.pump_again = true;
 }

@@ -79,7 +79,7 @@ std::uint64_t Sums::compute(std::deque<PieceChecksum>& begun, std::size_t num_th
   return most;
 }
 
-std::uint64_t Sums::sum_some(TransferKey transfer, Asked& asked, std::vector<Told>& told) const {
+std::uint64_t Sums::sum_some(TransferKey transfer, Asked& asked, std::vector<Finished>& finished) const {
   const std::size_t most_threads = workers_ == nullptr ? 1 : workers_->num_threads();
   const std::uint64_t nbytes = begin_pieces(asked, most_threads * kNbytesPerTurn);
   const std::uint64_t computed =
@@ -87,9 +87,9 @@ std::uint64_t Sums::sum_some(TransferKey transfer, Asked& asked, std::vector<Tol
   while (!asked.begun.empty() && asked.begun.front().done()) {
     Run& run = asked.runs.front();
     const bool continues =
-        !told.empty() && told.back().first_piece + told.back().sums.size() == run.first_piece;
-    if (!continues) told.push_back({transfer, run.first_piece, {}});
-    told.back().sums.push_back(asked.begun.front().value());
+        !finished.empty() && finished.back().first_piece + finished.back().sums.size() == run.first_piece;
+    if (!continues) finished.push_back({transfer, run.first_piece, {}});
+    finished.back().sums.push_back(asked.begun.front().value());
     asked.begun.pop_front();
     ++run.first_piece;
     if (--run.num_pieces == 0) asked.runs.pop_front();

@@ -30,7 +30,7 @@ inline void append(std::list<Run>& runs, Run run) {
 
 class Sums {
  public:
-  struct Told {
+  struct Finished {
     TransferKey transfer;
     std::uint32_t first_piece;
     std::vector<std::uint32_t> sums;  // of neighbouring pieces
@@ -44,7 +44,7 @@ class Sums {
   void forget(TransferKey transfer) { asked_.erase(transfer); }
   std::size_t num_runs(TransferKey transfer) const;
   bool empty() const noexcept { return asked_.empty(); }
-  // Computes for one round; the sum of one piece may take several. Sessions take turns, and told(session,
+  // Computes for one round; the sum of one piece may take several. Sessions take turns, and tell(session,
   // sums) gets the results. serve(session, work) runs what is done for that session (Context::serve).
   template <class Serve, class Tell>
   void round(Serve&& serve, Tell&& tell) {
@@ -54,10 +54,10 @@ class Sums {
       last_ = next->first.first;
       nbytes += kNbytesOfACall;
       serve(last_, [&] {
-        std::vector<Told> told;
-        nbytes += sum_some(next->first, next->second, told);
+        std::vector<Finished> finished;
+        nbytes += sum_some(next->first, next->second, finished);
         if (next->second.runs.empty()) asked_.erase(next);
-        for (Told& each : told) tell(each);
+        for (Finished& each : finished) tell(each);
       });
     }
   }
@@ -82,7 +82,7 @@ class Sums {
 
   std::uint64_t begin_pieces(Asked& asked, std::uint64_t nbytes) const;
   std::uint64_t compute(std::deque<PieceChecksum>& begun, std::size_t num_threads) const;
-  std::uint64_t sum_some(TransferKey transfer, Asked& asked, std::vector<Told>& told) const;
+  std::uint64_t sum_some(TransferKey transfer, Asked& asked, std::vector<Finished>& finished) const;
 
   const Side side_;
   const std::shared_ptr<CopyWorkers>& workers_;

@@ -43,7 +43,8 @@ void TransferEnd::take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgr
   move = std::move(moves);
 }
 
-TransferEnd::Told::Told(TransferEnd& transfer, wire::TransferSpec& spec) : transfer_(transfer), spec_(spec) {
+TransferEnd::LentTables::LentTables(TransferEnd& transfer, wire::TransferSpec& spec)
+    : transfer_(transfer), spec_(spec) {
   spec.transfer = transfer.key.second;
   spec.program = transfer.program;
   spec.grid = transfer.move->grid;
@@ -55,7 +56,7 @@ TransferEnd::Told::Told(TransferEnd& transfer, wire::TransferSpec& spec) : trans
   exchange();
 }
 
-void TransferEnd::Told::exchange() noexcept {
+void TransferEnd::LentTables::exchange() noexcept {
   spec_.src_ids.swap(transfer_.move->src_ids);
   spec_.dst_ids.swap(transfer_.move->dst_ids);
   spec_.notify.swap(transfer_.notify);

@@ -33,7 +33,7 @@ struct TransferEnd : Linked<TransferEnd> {
   bool ours = false;  // posted at this end
   TransferState state = TransferState::kQueued;
   std::shared_ptr<Handle> handle;  // of our caller; null if there is none
-  std::shared_ptr<Move> move;  // its tables: TransferEnd::Told
+  std::shared_ptr<Move> move;  // its tables: TransferEnd::LentTables
   RegionId region = 0;  // at this end
   MemoryKind memory = MemoryKind::kHost;  // the kind of memory that the region lies in
   std::uint32_t program = 0;
@@ -74,12 +74,12 @@ struct TransferEnd : Linked<TransferEnd> {
             RegionId remote);
   // Builds what a peer is told of the transfer, before any of it is posted. The frame holds the transfer's
   // tables and bytes until this object is destroyed, so that encoding copies none of them.
-  class Told {
+  class LentTables {
    public:
-    Told(TransferEnd& transfer, wire::TransferSpec& spec);
-    ~Told() { exchange(); }
-    Told(const Told&) = delete;
-    Told& operator=(const Told&) = delete;
+    LentTables(TransferEnd& transfer, wire::TransferSpec& spec);
+    ~LentTables() { exchange(); }
+    LentTables(const LentTables&) = delete;
+    LentTables& operator=(const LentTables&) = delete;
 
    private:
     void exchange() noexcept;

@@ -18,9 +18,9 @@ class Alarm final : public Reactor::Handler {
 
   void set(Clock::time_point at) noexcept;
   void clear() noexcept;
-  // True from when it rings until hush(). The caller looks at the clock to find out what is due.
+  // True from when it rings until acknowledge(). The caller looks at the clock to find out what is due.
   bool has_rung() const noexcept { return has_rung_; }
-  void hush() noexcept { has_rung_ = false; }
+  void acknowledge() noexcept { has_rung_ = false; }
 
  private:
   Alarm(Reactor& reactor, UniqueFd timer) : reactor_(reactor), timer_(std::move(timer)) {}

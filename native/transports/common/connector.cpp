@@ -71,7 +71,7 @@ void Connector::await(PeerId peer) noexcept {
   });
 }
 
-void Connector::hush() noexcept {
+void Connector::acknowledge() noexcept {
   std::uint64_t count;
   (void)!::read(bell_.get(), &count, sizeof count);
 }

@@ -64,7 +64,7 @@ class Connector {
   void await(PeerId peer) noexcept;
   // Readable once set-ups have ended.
   int fd() const noexcept { return bell_.get(); }
-  void hush() noexcept;
+  void acknowledge() noexcept;
   // The next set-up that has ended; null: none.
   std::unique_ptr<SetUp> take_ended() noexcept;
 

@@ -151,7 +151,7 @@ class RailPeers : public Transport {
   virtual void stop_shared(WorkId) noexcept {}
   virtual void stop_shared(PeerId, Code, std::string_view) noexcept {}
   // How many messages describe what peers are currently told of.
-  virtual std::size_t num_told() const noexcept { return 0; }
+  virtual std::size_t num_announced() const noexcept { return 0; }
 
   // ---- peers ----
 
@@ -220,7 +220,7 @@ class RailPeers : public Transport {
     if (peer.down) return;
     try {
       if (peer.channel.is_read()) peer.num_unread = 0;
-      if (++peer.num_unread > kMostUnread + 2 * num_told())
+      if (++peer.num_unread > kMostUnread + 2 * num_announced())
         return fail(peer, "it does not read its socket: " + std::to_string(peer.num_unread - 1) +
                               " messages and their descriptors are unread");
       peer.channel.queue(message, std::move(fd));

@@ -98,7 +98,7 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
   void on_down(Peer& peer) override { settle(peer); }  // kernels may still read; unmaps after them
   void forget(Peer& peer) noexcept override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
-  std::size_t num_told() const noexcept override { return exports_.all().size(); }
+  std::size_t num_announced() const noexcept override { return exports_.all().size(); }
 
   void fail_all(const std::string& why);  // the device is lost
   void settle(Peer& peer) noexcept;  // does what waited for kernels; may erase the peer

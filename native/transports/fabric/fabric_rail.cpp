@@ -281,7 +281,7 @@ Status FabricRail::send_away(Peer& peer, std::unique_ptr<Job>& job) {
 }
 
 void FabricRail::on_set_up() {
-  connector_->hush();
+  connector_->acknowledge();
   while (const std::unique_ptr<Connector::SetUp> any = connector_->take_ended()) {
     Job& ended = static_cast<Job&>(*any);
     Peer* const peer = find(ended.peer);  // the peer is kept until its endpoint is closed
@@ -517,16 +517,16 @@ void FabricRail::ring_by(Clock::time_point at) noexcept {
 // waits for room for another request while nothing is under way.
 bool FabricRail::rest(Peer& peer) noexcept {
   Endpoint& endpoint = *peer.endpoint;
-  const bool is_told = endpoint.fd() >= 0, is_at_work = endpoint.num_under_way() != 0;
-  if (is_told) {
+  const bool has_descriptor = endpoint.fd() >= 0, is_at_work = endpoint.num_under_way() != 0;
+  if (has_descriptor) {
     if (!endpoint.arm()) return false;  // something came
     reactor_.modify(endpoint.fd(), kEdges);  // reports once more what is there already
     if (!peer.rests || is_at_work) return true;
   }
   const Clock::time_point now = Clock::now();
   const Clock::duration quiet = now - peer.quiet_since;
-  if (!is_told && is_at_work && quiet < kNoPause) return false;
-  const Clock::duration longest = is_at_work || is_told ? kLongestPauseAtWork : kLongestPause;
+  if (!has_descriptor && is_at_work && quiet < kNoPause) return false;
+  const Clock::duration longest = is_at_work || has_descriptor ? kLongestPauseAtWork : kLongestPause;
   peer.look_at = now + std::clamp<Clock::duration>(quiet / 4, kShortestPause, longest);
   ring_by(*peer.look_at);
   return true;
@@ -534,7 +534,7 @@ bool FabricRail::rest(Peer& peer) noexcept {
 
 void FabricRail::look_at_clock() noexcept {
   if (!alarm_->has_rung()) return;
-  alarm_->hush();
+  alarm_->acknowledge();
   rings_at_.reset();
   const Clock::time_point now = Clock::now();
   for_each_peer([&](Peer& peer) {

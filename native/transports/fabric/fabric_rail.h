@@ -155,7 +155,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
   // A peer gets a message for each region that goes.
-  std::size_t num_told() const noexcept override { return 64 + WorkQueue::kMost + leaving_.size(); }
+  std::size_t num_announced() const noexcept override { return 64 + WorkQueue::kMost + leaving_.size(); }
 
   // ---- an endpoint's life: opened, connected and closed on a thread each time
   Status send_away(Peer& peer, std::unique_ptr<Job>& job);

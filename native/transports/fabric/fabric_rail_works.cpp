@@ -243,7 +243,7 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
 }
 
 Status FabricRail::prepare_piece(Peer& peer, Flight& flight) {
-  if (!peer.sends) return {Code::kUnsupported, "pages are fetched by the destination; this rail sends none"};
+  if (!peer.sends) return {Code::kUnsupported, "this rail cannot send: the destination fetches"};
   const Move& move = *flight.work.move;
   const bool is_sent = flight.work.kind == WorkKind::kSend;
   RunCursor cursor(move, flight.work.piece, is_sent ? Side::kSrc : Side::kDst);
@@ -385,7 +385,7 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     if (code == Code::kOk && fences_->value(*flight.scratch) != flight.work.fence_generation) {
       code = Code::kLeaseEnded;
       try {
-        flight.why = words(peer.name + " ended the right to read while the transfer was under way");
+        flight.why = words(peer.name + " ended the right to read while the bytes moved");
       } catch (const std::bad_alloc&) {  // the code is enough
       }
     }

@@ -57,7 +57,7 @@ Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr
 
 Result<std::shared_ptr<const RemoteMemory>> RemoteMemory::unpack(const RegionKeys& keys, Endpoint& endpoint) {
   const auto unlike = [](const char* what) {
-    return Status(Code::kUnsupported, std::string("its keys are not in the format of this version: ") + what);
+    return Status(Code::kUnsupported, std::string("its keys are not in this version's format: ") + what);
   };
   std::span<const std::byte> left = keys;
   KeysHead head;
@@ -76,7 +76,7 @@ Result<std::shared_ptr<const RemoteMemory>> RemoteMemory::unpack(const RegionKey
     if (told.key_nbytes > left.size() || told.nbytes == 0 ||
         __builtin_add_overflow(told.offset, told.nbytes, &end) ||
         __builtin_add_overflow(told.address, told.nbytes, &address_end) || told.offset < last_end)
-      return unlike("their spans are not in ascending order, or exceed 64 bits");
+      return unlike("their spans do not ascend, or exceed 64 bits");
     std::shared_ptr<const void>& holder = made->holders.emplace_back();
     const Result<std::uint64_t> key = endpoint.unpack(left.first(told.key_nbytes), holder);
     if (!key.ok()) return key.status();

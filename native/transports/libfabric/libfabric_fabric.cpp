@@ -210,7 +210,7 @@ class LibfabricEndpoint final : public fabric::Endpoint {
   Result<std::uint64_t> unpack(std::span<const std::byte> key, std::shared_ptr<const void>&) override {
     std::uint64_t number;
     if (key.size() != sizeof number)
-      return Status(Code::kUnsupported, "its keys are not in the format of this version");
+      return Status(Code::kUnsupported, "its keys are not in this version's format");
     std::memcpy(&number, key.data(), sizeof number);
     return number;
   }

@@ -64,7 +64,7 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   void on_down(Peer& peer) override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   bool wants_time(const Peer& peer) const noexcept override { return peer.pools.wants_populating(); }
-  std::size_t num_told() const noexcept override { return exported_.size(); }
+  std::size_t num_announced() const noexcept override { return exported_.size(); }
 
   Result<shm::PieceSource> source_of(const Peer& peer, const Work& work, std::uint64_t src_end) const;
   Result<std::uint64_t> copy_slice(Peer& peer, Peer::Copy& copy, std::string& broken) override;

@@ -77,16 +77,16 @@ class AwaitedPieces {
 // belongs to the first work that is left.
 class AskedPieces {
  public:
-  enum class Added : std::uint8_t { kYes, kForgone, kTooMany };
+  enum class Added : std::uint8_t { kYes, kDropped, kTooMany };
 
   // The most pieces that may be awaited at a time.
   void reserve(std::size_t most) {
     most_ = most;
     said_.reserve(most + 2 * kMostKept + 2);
   }
-  // kForgone: the work that should have sent it has ended.
+  // kDropped: the work that should have sent it has ended.
   Added add(const PieceTicket& ticket) noexcept {
-    if (take_debt(ticket)) return Added::kForgone;
+    if (take_debt(ticket)) return Added::kDropped;
     if (count(State::kAwaited) == most_) return Added::kTooMany;
     said_.push_back({ticket, State::kAwaited});
     return Added::kYes;
@@ -109,7 +109,7 @@ class AskedPieces {
   }
   bool has(TransferId transfer, std::uint32_t piece) const noexcept {
     return std::any_of(said_.begin(), said_.end(), [=](const Said& said) {
-      return said.state != State::kForgone && is_of(said, transfer, piece);
+      return said.state != State::kDropped && is_of(said, transfer, piece);
     });
   }
   // The first message about a piece that has one; and whether the piece was given up.
@@ -120,10 +120,10 @@ class AskedPieces {
     return {said.ticket, said.state == State::kGivenUp};
   }
   // The work that should have sent the piece ends. Returns the ticket if the peer awaited it.
-  std::optional<PieceTicket> forgo(const PieceTicket& ticket) noexcept {
+  std::optional<PieceTicket> drop(const PieceTicket& ticket) noexcept {
     const auto first = find(ticket.transfer, ticket.piece);
     if (first == said_.end()) {
-      keep({ticket, State::kForgone});
+      keep({ticket, State::kDropped});
       return std::nullopt;
     }
     const Said said = *first;
@@ -132,7 +132,7 @@ class AskedPieces {
   }
 
  private:
-  enum class State : std::uint8_t { kAwaited, kGivenUp, kForgone };
+  enum class State : std::uint8_t { kAwaited, kGivenUp, kDropped };
   struct Said {
     PieceTicket ticket;
     State state;
@@ -146,12 +146,12 @@ class AskedPieces {
   }
   std::vector<Said>::iterator find(TransferId transfer, std::uint32_t piece) noexcept {
     return std::find_if(said_.begin(), said_.end(), [=](const Said& said) {
-      return said.state != State::kForgone && is_of(said, transfer, piece);
+      return said.state != State::kDropped && is_of(said, transfer, piece);
     });
   }
   bool take_debt(const PieceTicket& ticket) noexcept {
     const auto found = std::find_if(said_.begin(), said_.end(), [&](const Said& said) {
-      return said.state == State::kForgone && is_of(said, ticket.transfer, ticket.piece);
+      return said.state == State::kDropped && is_of(said, ticket.transfer, ticket.piece);
     });
     if (found == said_.end()) return false;
     said_.erase(found);

@@ -229,7 +229,7 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
 }
 
 void VerbsTransport::on_connected() {
-  connector_->hush();
+  connector_->acknowledge();
   while (const std::unique_ptr<Connector::SetUp> any = connector_->take_ended()) {
     auto* const ended = static_cast<verbs::SetUp*>(any.get());
     Peer* const peer = find(ended->peer);
@@ -275,7 +275,7 @@ Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) 
   if (message.kind == MessageKind::kAwait) {
     switch (peer.asked.add(ticket)) {
       case verbs::AskedPieces::Added::kYes: activate(peer); break;  // a work that waited for this can begin
-      case verbs::AskedPieces::Added::kForgone: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
+      case verbs::AskedPieces::Added::kDropped: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
       case verbs::AskedPieces::Added::kTooMany:
         return {Code::kRailFailed, "it awaits more pieces than it may"};
     }
@@ -344,7 +344,7 @@ bool VerbsTransport::can_go_on(const Peer& peer) const noexcept {
                      [](const QueuePair& pair) { return pair.can_go_on(); });
 }
 
-std::size_t VerbsTransport::num_told() const noexcept {
+std::size_t VerbsTransport::num_announced() const noexcept {
   return QueuePair::kNumReceives * (device_->classes().size() - 1);
 }
 
@@ -526,11 +526,11 @@ void VerbsTransport::await(Peer& peer, std::size_t at) {
 // met, the peer is told, and the other work ends as well.
 void VerbsTransport::cancel(std::span<const WorkId> works) noexcept {
   for (const WorkId id : works)
-    if (Peer* const peer = peer_of(id); peer != nullptr && peer->writes && !peer->down) forgo(*peer, id);
+    if (Peer* const peer = peer_of(id); peer != nullptr && peer->writes && !peer->down) drop_piece(*peer, id);
   RailPeers::cancel(works);
 }
 
-void VerbsTransport::forgo(Peer& peer, WorkId id) noexcept {
+void VerbsTransport::drop_piece(Peer& peer, WorkId id) noexcept {
   const std::size_t at = peer.queue.first([id](const Work& work) { return work.id == id; });
   if (at == peer.queue.size()) return;
   const WorkKind kind = peer.queue[at].kind;
@@ -538,7 +538,7 @@ void VerbsTransport::forgo(Peer& peer, WorkId id) noexcept {
   // A copy: if the peer cannot be told, the rail fails and its queue is emptied.
   const verbs::PieceTicket ticket{peer.queue[at].move->transfer, peer.queue[at].piece, 0};
   if (kind == WorkKind::kReceive) return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
-  if (const std::optional<verbs::PieceTicket> awaited = peer.asked.forgo(ticket))
+  if (const std::optional<verbs::PieceTicket> awaited = peer.asked.drop(ticket))
     tell_of_piece(peer, MessageKind::kDropped, *awaited);
 }
 
@@ -805,7 +805,7 @@ void VerbsTransport::unwatch(Peer& peer) noexcept {
 }
 
 void VerbsTransport::look_at_clock() noexcept {
-  alarm_->hush();
+  alarm_->acknowledge();
   if (watched_.empty()) return;
   const Clock::time_point now = Clock::now();
   for (std::size_t i = 0; i < watched_.size();) {

@@ -145,12 +145,12 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   bool can_go_on(const Peer& peer) const noexcept override;
   // Each awaited piece takes one message, and one more if it is given up; so each further class adds as many.
-  std::size_t num_told() const noexcept override;
+  std::size_t num_announced() const noexcept override;
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
 
   void tell_of_piece(Peer& peer, verbs::MessageKind kind, const verbs::PieceTicket& ticket) noexcept;
-  void forgo(Peer& peer, WorkId work) noexcept;
+  void drop_piece(Peer& peer, WorkId work) noexcept;
 
   // ---- requests go out
   void on_connected();  // some of the connector's set-ups have ended
