@@ -132,9 +132,9 @@ class Lease:
         TransferError
             ``lease-ended`` or ``region-gone``: the lease has ended.
         """
-        return self._told().__await__()
+        return self._acknowledged().__await__()
 
-    async def _told(self) -> Lease:
+    async def _acknowledged(self) -> Lease:
         try:
             await self._completions.until(("lease", self._id), self._is_acknowledged)
         except NativeError as error:

@@ -17,7 +17,7 @@ from kvxfer.layout.schema import Field, Schema, hexadecimal, integer, text
 from kvxfer.lease import Lease, LeaseMode
 from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import BlockTable, as_ids
-from kvxfer.session.ownership import foreign, told_apart
+from kvxfer.session.ownership import distinguished, foreign
 from kvxfer.session.requests import Grant
 
 if TYPE_CHECKING:
@@ -374,7 +374,7 @@ class Region:
             )
         own = self._descriptor.agent, self._descriptor.incarnation
         if token.incarnation not in (b"", own[1]):
-            granted_by, ours = told_apart((token.agent, token.incarnation), own)
+            granted_by, ours = distinguished((token.agent, token.incarnation), own)
             raise invalid(
                 f"the token was granted by {granted_by}, but this region belongs to {ours}: draw another"
             )

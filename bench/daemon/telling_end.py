@@ -29,7 +29,7 @@ class TellingEnd(End):
         super().__init__(fields, coordinator, peers)
         self._place = Path(fields["runtime"]) / "agents.sock"
         self._sockets = [self._attach(number) for number in range(fields["agents"])]
-        self._num_told = 0
+        self._num_sent = 0
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -45,7 +45,7 @@ class TellingEnd(End):
         self._thread.join()
         if self._error is not None:
             raise BenchError(f"records could not be sent: {self._error}")
-        return {"records": self._num_told}
+        return {"records": self._num_sent}
 
     async def aclose(self) -> None:
         """Ends the connections."""
@@ -106,9 +106,9 @@ class TellingEnd(End):
     def _tell(self, count: int) -> None:
         """Sends records, equally many from each agent."""
         told: list[list[Record]] = [[] for _ in self._sockets]
-        for number in range(self._num_told, self._num_told + count):
+        for number in range(self._num_sent, self._num_sent + count):
             told[number % len(told)].append(_record(number))
-        self._num_told += count
+        self._num_sent += count
         for connected, records in zip(self._sockets, told, strict=True):
             if records:
                 connected.sendall(frame(FrameKind.RECORDS, encode(records)))

@@ -93,7 +93,7 @@ class KeptBlocks:
         is_own
             Whether the reader is this worker itself.
         """
-        kept = self._told_of(receipt, sender, is_own)
+        kept = self._kept_of(receipt, sender, is_own)
         if kept is None or receipt.reader >= receipt.num_readers:
             return
         kept.readers.read(sender, receipt.reader, receipt.num_readers)
@@ -108,7 +108,7 @@ class KeptBlocks:
 
     def claim(self, claim: Claim, sender: str) -> None:
         """Processes a claim: the reader's engine knows the request, and will read it or is reading it."""
-        kept = self._told_of(claim, sender)
+        kept = self._kept_of(claim, sender)
         if kept is not None and not kept.is_released:
             kept.readers.came(sender)
             kept.is_read = kept.readers.are_done
@@ -133,7 +133,7 @@ class KeptBlocks:
             if not kept.is_read:
                 self._statistics.gave_way()
 
-    def _told_of(self, note: Receipt | Claim, sender: str, is_own: bool = False) -> _Kept | None:
+    def _kept_of(self, note: Receipt | Claim, sender: str, is_own: bool = False) -> _Kept | None:
         """Returns the request that a note names, if the sender is one of its readers."""
         kept = self._kept.get(note.request)
         # The lease's digest proves that the sender did not merely guess the request's name.

@@ -104,7 +104,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._current = Counts()
-        self._kept_told = 0
+        self._kept_reported = 0
 
     def loaded(
         self,
@@ -182,8 +182,8 @@ class Recorder:
 
     def keeps(self, num_requests: int) -> None:
         """Sets how many requests are kept for readers; reported only when the number changes."""
-        if num_requests != self._kept_told:
-            self._current.data[KEPT] = self._kept_told = num_requests
+        if num_requests != self._kept_reported:
+            self._current.data[KEPT] = self._kept_reported = num_requests
 
     def take(self) -> Counts | None:
         """Returns the counts since the last call; None if nothing was counted."""

@@ -41,7 +41,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         self._loading: set[str] = set()  # loads that have not ended on every rank
         self._blocks: dict[str, list[list[int]]] = {}  # the blocks of running requests
         self._reset: set[str] = set()
-        self._told: dict[str, dict[str, Any]] = {}  # parameters to register once all ranks have granted
+        self._granting: dict[str, dict[str, Any]] = {}  # parameters to register once all ranks have granted
 
     @property
     def _way(self) -> _Ways:
@@ -142,9 +142,9 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         self._loading -= said.received
         if self._way.register is not None:
             # Every rank has begun the earlier steps before it agreed, so their grants are in force.
-            for request_id, told in self._told.items():
+            for request_id, told in self._granting.items():
                 self._way.register.ready(request_id, told)
-            self._told.clear()
+            self._granting.clear()
             for request_id in said.sent:
                 self._way.register.ended(request_id)
 
@@ -175,7 +175,7 @@ class KvxferConnectorScheduler(interface.module.KvCacheConnectorScheduler):
         stays, told = self._way.half.finished(seen, tables, seen.is_whole)
         if (register := self._way.register) is not None:
             if stays and told is not None:
-                self._told[name] = told
+                self._granting[name] = told
             else:
                 register.ended(name)
         # While a request loads, bytes still land in its blocks, so they must stay reserved.
@@ -243,10 +243,10 @@ class _Ways:
 
     def params(self, seen: ExecutorRequest) -> dict[str, Any]:
         """Returns the parameters that a router would have passed with a new request."""
-        told = self._told(seen) if self.lookup is not None and seen.num_prompt_tokens > 1 else None
+        told = self._ask(seen) if self.lookup is not None and seen.num_prompt_tokens > 1 else None
         return told or {"do_remote_decode": self._settings.produces}
 
-    def _told(self, seen: ExecutorRequest) -> dict[str, Any] | None:
+    def _ask(self, seen: ExecutorRequest) -> dict[str, Any] | None:
         assert self.lookup is not None
         told = self.lookup.ask(self.key(seen))
         if told is None:

@@ -97,7 +97,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
             self._cache = ModelCache.of(vllm_config, kv_cache_config.num_blocks, settings.model)
             stream = None if place.gpu is None else TorchStream(place.gpu)
             self._worker = WorkerHalf(place, settings, stream)
-            self._has_told_rank = False
+            self._has_sent_rank = False
 
     # ---- beside the scheduler ---------------------------------------------------------------
 
@@ -191,8 +191,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         news = self._moving.take_news()
         ranks = {}
-        if not self._has_told_rank:
-            self._has_told_rank = True
+        if not self._has_sent_rank:
+            self._has_sent_rank = True
             ranks[self._place.pp_rank, self._place.tp_rank] = self._moving.rank
         return WorkerMetadata(ranks, news or News()) if ranks or news else None
 

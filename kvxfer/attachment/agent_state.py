@@ -83,7 +83,7 @@ class AgentState:
         self._peers = peers
         self._regions = regions
         self._drain = drain
-        self._told: dict[str, Any] = {}
+        self._reported: dict[str, Any] = {}
         self._described: dict[int, dict[str, Any]] = {}
         self._looked_at: tuple[int, ...] = ()
         # Leases at the last check, and how many have ended since the first check, by kind of end.
@@ -92,7 +92,7 @@ class AgentState:
 
     def forget(self) -> None:
         """Makes the next report complete, for another daemon or one that was restarted."""
-        self._told.clear()
+        self._reported.clear()
         self._looked_at = ()
 
     def may_have_changed(self) -> bool:
@@ -113,8 +113,8 @@ class AgentState:
         found = {}
         for name, value in sections.items():
             compared = [_lasting(row) for row in value] if name == "leases" else value
-            if name not in self._told or self._told[name] != compared:
-                self._told[name], found[name] = compared, value
+            if name not in self._reported or self._reported[name] != compared:
+                self._reported[name], found[name] = compared, value
         return found and {**found, **_clocks()}
 
     def now(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class AgentState:
         leases = self._core.leases(_MOST_LEASES + 1)
         self._count_ended({row["lease"] for row in leases})
         return {
-            "regions": self._told_regions(regions),
+            "regions": self._region_report(regions),
             "num_regions": len(regions),
             "peers": [row for peer in peer_ids[:_MOST_PEERS] if (row := self.peer(peer)) is not None],
             "num_peers": len(peer_ids),
@@ -196,7 +196,7 @@ class AgentState:
         stats["strangers"] = {name: list(pair) for name, pair in stats["strangers"].items()}
         return stats
 
-    def _told_regions(self, regions: list[Region]) -> list[dict[str, Any]]:
+    def _region_report(self, regions: list[Region]) -> list[dict[str, Any]]:
         before, self._described = self._described, {}
         left_nbytes = _MOST_LAYOUTS_NBYTES
         for region in regions[:_MOST_REGIONS]:

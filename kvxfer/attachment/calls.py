@@ -177,10 +177,10 @@ class Calls:
         agent = args["remote_agent"]
         check_kind(agent, "remote_agent", str, "text")
         if (peer := self._connected(agent)) is not None:
-            return self._told_of(peer)
-        return lambda: self._told_of(self._agent.connect_blocking(agent, timeout_s))
+            return self._peer_report(peer)
+        return lambda: self._peer_report(self._agent.connect_blocking(agent, timeout_s))
 
-    def _told_of(self, peer: Peer) -> Answer:
+    def _peer_report(self, peer: Peer) -> Answer:
         row = self._state.peer(peer.id)
         if row is None:
             raise PeerError(f"peer {peer.name!r} was lost at once", code="peer-lost", peer=peer.name)

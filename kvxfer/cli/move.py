@@ -22,7 +22,7 @@ from kvxfer.cli.asking import (
 )
 from kvxfer.cli.region_place import Place, PlacedRegion
 from kvxfer.cli.right_to_write import revoke_quietly, right_to_write
-from kvxfer.cli.transfer_commands import told_of, took_us
+from kvxfer.cli.transfer_commands import lines_of, took_us
 from kvxfer.errors import invalid
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _with_both_ends(transfer: schema.Transfer, *clients: Client) -> schema.Trans
 
 
 def _print(transfer: schema.Transfer) -> None:
-    print("\n".join(told_of(transfer)))
+    print("\n".join(lines_of(transfer)))
     us = took_us(transfer)
     if transfer.state == "done" and us:
         print(f"moved {in_bytes(transfer.nbytes)} in {in_time(us)}: {in_bytes(transfer.nbytes / us * 1e6)}/s")

@@ -112,10 +112,10 @@ def _print_transfer(client: Client, id_: str, as_json: bool) -> None:
     if as_json:
         print_json(transfer)
     else:
-        print("\n".join(told_of(transfer)))
+        print("\n".join(lines_of(transfer)))
 
 
-def told_of(transfer: schema.Transfer) -> list[str]:
+def lines_of(transfer: schema.Transfer) -> list[str]:
     """Returns a transfer as lines: what it is, and the stages of its ends."""
     lines = [f"{transfer.id}: {transfer.state}"]
     if transfer.code:

@@ -21,7 +21,7 @@ class AgentSettings:
     def __init__(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
         self.all: Kept = {name: dict(each) for name, each in kept.items()}
 
-    def told_of(self, name: str, change: AgentSettingsChange | None) -> dict[str, Any]:
+    def arguments_of(self, name: str, change: AgentSettingsChange | None) -> dict[str, Any]:
         """Returns the arguments of ``settings.set`` for a change; None undoes all that is kept."""
         if change is None:
             kept = self.all.get(name, {})
@@ -32,7 +32,7 @@ class AgentSettings:
         limits = {peer: None if limit is None else limit.model_dump() for peer, limit in _peers(change)}
         return {"peers": limits, "rails": {rail: state == "on" for rail, state in _rails(change)}}
 
-    def told_to_new(self, name: str) -> dict[str, Any] | None:
+    def arguments_of_new(self, name: str) -> dict[str, Any] | None:
         """Returns the arguments for an agent that has just attached; None if nothing is kept for it."""
         kept = self.all.get(name)
         if kept is None:

@@ -22,7 +22,7 @@ from kvxfer.control.client_exchange import Outcome, Retry, exchange, unanswered
 from kvxfer.control.daemon_place import DaemonPlace, certificate_of, token_of
 from kvxfer.errors import invalid
 
-Asked = ParamSpec("Asked")
+RequestModel = ParamSpec("RequestModel")
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
@@ -30,23 +30,23 @@ _CONNECT_TIMEOUT_S: Final = 5.0
 _HEADERS: Final = {"User-Agent": f"kvxfer/{kvxfer.__version__}"}
 
 
-def _sync(call: Callable[Asked, Call[Answer]]) -> Callable[Concatenate[Client, Asked], Answer]:
+def _sync(call: Callable[RequestModel, Call[Answer]]) -> Callable[Concatenate[Client, RequestModel], Answer]:
     """Makes a method from a call."""
 
     @wraps(call)
-    def method(self: Client, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+    def method(self: Client, /, *args: RequestModel.args, **kwargs: RequestModel.kwargs) -> Answer:
         return self.call(call(*args, **kwargs))
 
     return method
 
 
 def _each(
-    call: Callable[Asked, Call[schema.Listed[Item]]],
-) -> Callable[Concatenate[Client, Asked], Iterator[Item]]:
+    call: Callable[RequestModel, Call[schema.Listed[Item]]],
+) -> Callable[Concatenate[Client, RequestModel], Iterator[Item]]:
     """Makes a method that yields the items of all pages of a list."""
 
     @wraps(call)
-    def method(self: Client, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Iterator[Item]:
+    def method(self: Client, /, *args: RequestModel.args, **kwargs: RequestModel.kwargs) -> Iterator[Item]:
         page = call(*args, **kwargs)
         while True:
             listed = self.call(page)
@@ -59,24 +59,26 @@ def _each(
 
 
 def _awaited(
-    call: Callable[Asked, Call[Answer]],
-) -> Callable[Concatenate[AsyncClient, Asked], Awaitable[Answer]]:
+    call: Callable[RequestModel, Call[Answer]],
+) -> Callable[Concatenate[AsyncClient, RequestModel], Awaitable[Answer]]:
     """Makes a coroutine from a call."""
 
     @wraps(call)
-    async def method(self: AsyncClient, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+    async def method(self: AsyncClient, /, *args: RequestModel.args, **kwargs: RequestModel.kwargs) -> Answer:
         return await self.call(call(*args, **kwargs))
 
     return method
 
 
 def _async_each(
-    call: Callable[Asked, Call[schema.Listed[Item]]],
-) -> Callable[Concatenate[AsyncClient, Asked], AsyncIterator[Item]]:
+    call: Callable[RequestModel, Call[schema.Listed[Item]]],
+) -> Callable[Concatenate[AsyncClient, RequestModel], AsyncIterator[Item]]:
     """Makes an asynchronous iterator over the items of all pages of a list."""
 
     @wraps(call)
-    async def method(self: AsyncClient, /, *args: Asked.args, **kwargs: Asked.kwargs) -> AsyncIterator[Item]:
+    async def method(
+        self: AsyncClient, /, *args: RequestModel.args, **kwargs: RequestModel.kwargs
+    ) -> AsyncIterator[Item]:
         page = call(*args, **kwargs)
         while True:
             listed = await self.call(page)

@@ -61,10 +61,10 @@ def exchange(call: Call[Answer], retry: Retry, where: str) -> Generator[Step, Ou
             if outcome.is_success or outcome.status_code in call.also:
                 return call.read(outcome.content)
             error = ControlError.of_answer(outcome.status_code, outcome.content)
-            told_s = _seconds(outcome.headers.get("retry-after", ""))
-            if told_s is None:
+            retry_after_s = _seconds(outcome.headers.get("retry-after", ""))
+            if retry_after_s is None:
                 raise error
-            wait_s = max(wait_s, told_s)
+            wait_s = max(wait_s, retry_after_s)
         else:
             assert outcome is not None
             error = unanswered(outcome, where)

@@ -145,7 +145,7 @@ class Intake:
 _TOPICS: Final = {outcome: f"transfers.{outcome}" for outcome in ("pending", "done", "failed", "cancelled")}
 
 
-def told_of_end(kept: tuple[str, str | None, PackedEnd]) -> dict[str, Any]:
+def event_of_end(kept: tuple[str, str | None, PackedEnd]) -> dict[str, Any]:
     """Returns the data of an event about an end."""
     id_, made_id, packed = kept
     end = unpack(packed)

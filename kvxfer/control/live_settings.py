@@ -101,7 +101,7 @@ class LiveSettings:
     async def tell_new(self, agent: Attached) -> None:
         """Sends an agent that has attached the settings of its name; the agent may be a new process."""
         async with self._changing:
-            args = self._of_agents.told_to_new(agent.name)
+            args = self._of_agents.arguments_of_new(agent.name)
             if args is None:
                 return
             try:
@@ -128,7 +128,7 @@ class LiveSettings:
         name = agents[0].name if agents else name
         if not agents and name not in self._of_agents.all:
             raise Refusal("not-found", f"no agent {name!r} is attached, and no settings are kept for it")
-        args, changed = self._of_agents.told_of(name, change), self._of_agents.changed(name, change)
+        args, changed = self._of_agents.arguments_of(name, change), self._of_agents.changed(name, change)
         agents = self._agents.some(name)
         told = await asyncio.gather(*(self._tell(agent, args) for agent in agents), return_exceptions=True)
         for agent, error in zip(agents, told, strict=True):

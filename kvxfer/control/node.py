@@ -21,7 +21,7 @@ from kvxfer.control.audit_log import AuditLog
 from kvxfer.control.drains import Drains
 from kvxfer.control.failure_log import FailureLog
 from kvxfer.control.grants import Grants
-from kvxfer.control.intake import Intake, told_of_end
+from kvxfer.control.intake import Intake, event_of_end
 from kvxfer.control.live_settings import LiveSettings
 from kvxfer.control.moves import Moves
 from kvxfer.control.names import Names
@@ -113,14 +113,14 @@ class NodeDaemon:
         self.store.begin_life()
         self.audit = AuditLog(options.state / "audit.log")
         self._reserved = max(1, self.store.load("node").get("events", 1))
-        self.events = EventLog(self._reserved, make=told_of_end)
+        self.events = EventLog(self._reserved, make=event_of_end)
         self.counts = TransferCounts()
         self.failures = FailureLog()
         self.certificates = ShownCertificates()
         self.table = TransferTable(options.most_transfers)
         #: Spans that engines and routers have sent.
-        self.spans_told = SpanTable()
-        self.traces = RequestTraces(self.table, self.spans_told)
+        self.engine_spans = SpanTable()
+        self.traces = RequestTraces(self.table, self.engine_spans)
         self.attachments = Attachments(
             options.runtime, on_records=self._on_records, on_change=self._on_change
         )

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kvxfer.control.problems import Refusal
-from kvxfer.control.state.span_table import ToldSpan
+from kvxfer.control.state.span_table import EngineSpan
 
 CONTENT_TYPE: Final = "application/x-protobuf"
 #: The largest body, after decompression.
@@ -33,7 +33,7 @@ _ROOM: Final = "bootstrap_room"
 class Read(NamedTuple):
     """Spans of one body, and how many of it were not taken."""
 
-    spans: list[ToldSpan]
+    spans: list[EngineSpan]
     num_rejected: int
 
 
@@ -109,7 +109,7 @@ def _groups(told: Any) -> Iterator[tuple[str, Any]]:
         yield _process(dict(_texts(attributes))), spans
 
 
-def _span(process: str, span: Any, now_s: float) -> ToldSpan | None:
+def _span(process: str, span: Any, now_s: float) -> EngineSpan | None:
     is_near = abs(span.start_time_unix_nano / 1e9 - now_s) < _NEAR_S
     if len(span.trace_id) != 16 or len(span.span_id) != 8 or not is_near:
         return None
@@ -118,7 +118,7 @@ def _span(process: str, span: Any, now_s: float) -> ToldSpan | None:
     end_ns = span.end_time_unix_nano
     if not span.start_time_unix_nano <= end_ns <= (now_s + _NEAR_S) * 1e9:
         end_ns = span.start_time_unix_nano
-    return ToldSpan(
+    return EngineSpan(
         span.trace_id.hex(),
         span.span_id.hex(),
         span.parent_span_id[:8].hex(),

@@ -9,7 +9,7 @@ from typing import Final
 from kvxfer.control import schema
 from kvxfer.control.problems import Refusal
 from kvxfer.control.spans import stages_of
-from kvxfer.control.state.span_table import SpanTable, ToldSpan
+from kvxfer.control.state.span_table import EngineSpan, SpanTable
 from kvxfer.control.state.tokens import Caller
 from kvxfer.control.state.transfer_table import END_NAMES, TRACE_PARENT, End, Entry, Filter, TransferTable
 
@@ -54,7 +54,7 @@ class RequestTraces:
             for name in names:
                 self._add(found, name, caller)
         traces = _traces_of(found.values())
-        spans: list[ToldSpan] = []
+        spans: list[EngineSpan] = []
         if sees_spans:
             for name in names:
                 traces |= dict.fromkeys(self._spans.traces_of(name))
@@ -130,8 +130,8 @@ _STAGES: Final = {
 }
 
 
-def _of_spans(spans: Sequence[ToldSpan]) -> Iterator[schema.TraceRow]:
-    by_id: dict[tuple[str, str], ToldSpan] = {}
+def _of_spans(spans: Sequence[EngineSpan]) -> Iterator[schema.TraceRow]:
+    by_id: dict[tuple[str, str], EngineSpan] = {}
     for span in spans:
         by_id.setdefault((span.trace, span.span), span)
     for span in by_id.values():

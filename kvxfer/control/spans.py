@@ -56,10 +56,10 @@ class Spans:
             raise UsageError(
                 f"--otlp needs OpenTelemetry ({error}): pip install 'kvxfer[otel]'", code="unsupported"
             ) from error
-        # `_told` logs failures, once.
+        # `_logging_failures` logs failures, once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=_EXPORT_S)
-        exporter.export = _told(exporter.export, endpoint)
+        exporter.export = _logging_failures(exporter.export, endpoint)
         resource = {"service.name": "kvxfer", "service.version": kvxfer.__version__, "host.name": node}
         self._provider = TracerProvider(resource=Resource(resource), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_MOST_WAITING))
@@ -132,7 +132,7 @@ def stages_of(end: End) -> Iterator[tuple[str, int, int]]:
             yield name, start_ns + offset_ns, end_ns + offset_ns
 
 
-def _told(export: Any, endpoint: str) -> Any:
+def _logging_failures(export: Any, endpoint: str) -> Any:
     """Wraps an export so that it logs once when it starts to fail, and once when it works again."""
     from opentelemetry.sdk.trace.export import SpanExportResult
 

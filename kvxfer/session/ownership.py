@@ -37,13 +37,13 @@ def foreign(mine: Completions, thing: Owned, what: str, instead: str) -> UsageEr
         What to do, for the message.
     """
     theirs = thing._completions
-    ours, others = told_apart(
+    ours, others = distinguished(
         (mine.agent_name, mine.core.incarnation), (theirs.agent_name, theirs.core.incarnation)
     )
     return invalid(f"{what} belongs to {others}, but the call is to {ours}: {instead}")
 
 
-def told_apart(first: tuple[str, bytes], second: tuple[str, bytes]) -> tuple[str, str]:
+def distinguished(first: tuple[str, bytes], second: tuple[str, bytes]) -> tuple[str, str]:
     """Returns two agents' names for messages, with incarnations if the names are equal."""
     if first[0] != second[0]:
         return f"agent {first[0]!r}", f"agent {second[0]!r}"

@@ -19,7 +19,7 @@ from kvxfer.options import AgentOptions
 from kvxfer.peer import OWN_PEER, Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.session.completion import Completions
-from kvxfer.session.ownership import foreign, told_apart
+from kvxfer.session.ownership import distinguished, foreign
 from kvxfer.session.peer_table import PeerTable
 from kvxfer.session.program_cache import InstalledProgram, ProgramCache
 from kvxfer.session.requests import FIRST, USUAL, WHOLE, Expected, Part, terms_of
@@ -291,7 +291,9 @@ def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:
     check_kind(token, "lease", LeaseToken, what, is_secret=True)
     _check_remote(remote)
     if token.incarnation and token.incarnation != remote.incarnation:
-        granted_by, owner = told_apart((token.agent, token.incarnation), (remote.agent, remote.incarnation))
+        granted_by, owner = distinguished(
+            (token.agent, token.incarnation), (remote.agent, remote.incarnation)
+        )
         raise invalid(
             f"the lease token is from {granted_by}, but region {remote.name!r} belongs to {owner}: pass a "
             "token that the region's own agent granted; after a restart it must grant a new one",

@@ -49,7 +49,7 @@ def test_counts_of_agents_that_come_and_go_are_bounded() -> None:
     counts = LeaseCounts()
     for number in range(5000):
         counts.take(f"{number:032x}", {})
-    assert len(counts._told) == 4096
+    assert len(counts._reported) == 4096
 
 
 async def figures(served: Served) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvxfer.cli.app import run
-from kvxfer.control.state.span_table import MOST_OF_A_TRACE, SpanTable, ToldSpan
+from kvxfer.control.state.span_table import MOST_OF_A_TRACE, EngineSpan, SpanTable
 from tests.control.records import attached, record
 from tests.control.serving import Served, program
 
@@ -16,8 +16,8 @@ CONTEXT = f"cmpl-7f3a-0 00-{TRACE}-b7ad6b7169203331-01"
 A, B = "a" * 32, "b" * 32
 
 
-def span(trace: str, number: int = 0, *requests: str) -> ToldSpan:
-    return ToldSpan(trace, f"{number:016x}", "", "span", "router", 1, 2, "", (), requests)
+def span(trace: str, number: int = 0, *requests: str) -> EngineSpan:
+    return EngineSpan(trace, f"{number:016x}", "", "span", "router", 1, 2, "", (), requests)
 
 
 def test_spans_are_found_by_trace_and_request_and_the_oldest_give_way() -> None:
@@ -84,9 +84,9 @@ async def test_a_request_is_found_by_each_of_its_names(traced: Served, request_:
 
 async def test_spans_hide_nothing_of_a_tenant_s_and_circles_end(traced: Served) -> None:
     ring = [
-        ToldSpan(TRACE, f"{n:016x}", f"{1 - n:016x}", "s", "p", 1, 2, "", (), ("7f3a-0",)) for n in (0, 1)
+        EngineSpan(TRACE, f"{n:016x}", f"{1 - n:016x}", "s", "p", 1, 2, "", (), ("7f3a-0",)) for n in (0, 1)
     ]
-    traced.daemon.spans_told.add(ring)
+    traced.daemon.engine_spans.add(ring)
     token = await traced.make_token("read", tenants=[""])
     async with traced.tcp(token) as client:
         found = (await client.get("/v1/request-trace", params={"request": "7f3a-0"})).json()

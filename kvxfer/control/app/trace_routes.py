@@ -91,5 +91,5 @@ def add_traces(api: Api, daemon: NodeDaemon) -> None:
         if reading.num_waiting >= _MOST_WAITING:
             raise Refusal("exhausted", "other spans are being read", retry_after_s=1)
         read = await reading.run(otlp.read_spans, await request.body(), encoding, daemon.clock())
-        daemon.spans_told.add(read.spans)
+        daemon.engine_spans.add(read.spans)
         return Response(otlp.answer(read.num_rejected), headers={"content-type": otlp.CONTENT_TYPE})

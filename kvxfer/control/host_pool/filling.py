@@ -71,7 +71,7 @@ class Filling:
         self._ended.update((key, asyncio.Event()) for key in keys)
         borrowed: BorrowedLease | None = None
         transfer: Transfer | None = None
-        is_told = is_filled = False
+        is_announced = is_filled = False
         try:
             region = await self._regions.get(keys[0].layout, source.region.layout)
             if lease is None:
@@ -80,7 +80,7 @@ class Filling:
             into = [page.block for page in pages]
             transfer = self._own.agent.read(region, source.region, blocks, into, lease=lease, **how)
             await transfer
-            is_told = True
+            is_announced = True
             await self._news.parked(keys)
             self._index.commit(pages, time.monotonic())
             is_filled = True
@@ -90,7 +90,7 @@ class Filling:
             if is_filled:
                 self._wake(keys)
             else:
-                if is_told:
+                if is_announced:
                     self._news.dropped(keys, "dropped")
                 self._jobs.after(transfer, partial(self._abort, pages))
 

@@ -8,7 +8,6 @@ versions may add fields to answers; today's clients ignore them. Names of times 
 from kvxfer.control.schema.agent_models import Agent, AgentDetail, ConnectRequest, Peer, Rail, Region
 from kvxfer.control.schema.base import (
     Address,
-    Asked,
     Block,
     Blocks,
     Context,
@@ -18,10 +17,11 @@ from kvxfer.control.schema.base import (
     LogLevel,
     Name,
     Problem,
+    RequestModel,
+    ResponseModel,
     Role,
     Seconds,
     Tenant,
-    Told,
     TransferState,
 )
 from kvxfer.control.schema.directory_models import (
@@ -78,7 +78,6 @@ __all__ = [
     "AgentDetail",
     "AgentSettings",
     "AgentSettingsChange",
-    "Asked",
     "Block",
     "Blocks",
     "Cancelled",
@@ -128,7 +127,9 @@ __all__ = [
     "Rail",
     "Readiness",
     "Region",
+    "RequestModel",
     "RequestTrace",
+    "ResponseModel",
     "Role",
     "Salt",
     "Seconds",
@@ -138,7 +139,6 @@ __all__ = [
     "Token",
     "TokenMade",
     "TokenRequest",
-    "Told",
     "Topology",
     "TraceRow",
     "Transfer",

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kvxfer.control.schema.base import Address, Asked, Told
+from kvxfer.control.schema.base import Address, RequestModel, ResponseModel
 from kvxfer.control.schema.node_models import PeerLimit
 
 
-class Agent(Told):
+class Agent(ResponseModel):
     id: str = Field(description="The agent's incarnation, in hexadecimal digits")
     name: str
     address: str
@@ -36,7 +36,7 @@ class AgentDetail(Agent):
     )
 
 
-class Region(Told):
+class Region(ResponseModel):
     agent: str
     agent_name: str
     id: int
@@ -48,7 +48,7 @@ class Region(Told):
     notes: list[str]
 
 
-class Rail(Told):
+class Rail(ResponseModel):
     agent: str
     agent_name: str
     peer: str
@@ -61,13 +61,13 @@ class Rail(Told):
     )
 
 
-class ConnectRequest(Asked):
+class ConnectRequest(RequestModel):
     """A session of one agent with another."""
 
     remote_agent: Address = Field(description="Name or id of an attached agent, or an allowed address")
 
 
-class Peer(Told):
+class Peer(ResponseModel):
     agent: str
     agent_name: str
     session: int

@@ -40,13 +40,13 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 TransferState = Literal["pending", "done", "failed", "cancelled"]
 
 
-class Asked(BaseModel):
+class RequestModel(BaseModel):
     """What a client sends."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Told(BaseModel):
+class ResponseModel(BaseModel):
     """What the daemon answers."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
@@ -55,14 +55,14 @@ class Told(BaseModel):
 Item = TypeVar("Item")
 
 
-class Listed(Told, Generic[Item]):
+class Listed(ResponseModel, Generic[Item]):
     """One page of a list; `next` is the cursor of the following page, and None on the last page."""
 
     items: list[Item]
     next: str | None = None
 
 
-class Problem(Told):
+class Problem(ResponseModel):
     """An error in the form of RFC 9457; programs test `code` (docs/errors.md, docs/daemon.md)."""
 
     type: str

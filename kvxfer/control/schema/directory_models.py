@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
-from kvxfer.control.schema.base import Asked, Name, Seconds, Told
+from kvxfer.control.schema.base import Name, RequestModel, ResponseModel, Seconds
 
 Incarnation = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 # Bounds the form only; kvxfer/address.py parses it.
@@ -18,7 +18,7 @@ Metadata = Annotated[
 ]
 
 
-class Entry(Asked):
+class Entry(RequestModel):
     """One life of an agent: its name, and the address at which others reach it."""
 
     name: Name
@@ -36,29 +36,29 @@ class EntryPublication(Entry):
     replace: bool = Field(default=True, description="Whether it replaces the entry of another incarnation")
 
 
-class EntryPublished(Told):
+class EntryPublished(ResponseModel):
     """Whether the name now belongs to this incarnation; events up to `index` include the change."""
 
     published: bool
     index: int
 
 
-class EntryKept(Asked):
+class EntryKept(RequestModel):
     name: Name
     incarnation: Incarnation
 
 
-class EntriesKept(Asked):
+class EntriesKept(RequestModel):
     entries: Annotated[list[EntryKept], Field(min_length=1, max_length=256)]
 
 
-class EntriesLost(Told):
+class EntriesLost(ResponseModel):
     """The names whose entries are missing, or have expired: publish these entries again."""
 
     lost: list[str]
 
 
-class DirectoryEntries(Told):
+class DirectoryEntries(ResponseModel):
     """A part of the directory, by name; events above `index` report later changes."""
 
     items: list[Entry]

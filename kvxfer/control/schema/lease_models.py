@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvxfer.control.schema.base import WHOLE, Asked, Blocks, Name, Seconds, Told
+from kvxfer.control.schema.base import WHOLE, Blocks, Name, RequestModel, ResponseModel, Seconds
 
 
-class LeaseRequest(Asked):
+class LeaseRequest(RequestModel):
     agent: Name
     region: Name
     blocks: Blocks | None = Field(default=None, description="null: the whole region")
@@ -21,11 +21,11 @@ class LeaseRequest(Asked):
     ttl_s: Seconds = 30.0
 
 
-class LeaseExtension(Asked):
+class LeaseExtension(RequestModel):
     ttl_s: Seconds
 
 
-class Lease(Told):
+class Lease(ResponseModel):
     """A lease. Its `id` gives no access to blocks; only the answer to its grant has the token, which does."""
 
     id: str
@@ -41,11 +41,11 @@ class Lease(Told):
     seconds_left: float | None
 
 
-class LeaseGranted(Told):
+class LeaseGranted(ResponseModel):
     id: str
     token: str = Field(description="Shown once; any agent with the token may use the lease")
 
 
-class LeaseEnded(Told):
+class LeaseEnded(ResponseModel):
     id: str
     state: str

@@ -6,10 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvxfer.control.schema.base import WHOLE, Asked, LogLevel, Name, Role, Seconds, Tenant, Told
+from kvxfer.control.schema.base import (
+    WHOLE,
+    LogLevel,
+    Name,
+    RequestModel,
+    ResponseModel,
+    Role,
+    Seconds,
+    Tenant,
+)
 
 
-class Node(Told):
+class Node(ResponseModel):
     """The daemon that answers; each start has a new `incarnation`."""
 
     node: str
@@ -21,34 +30,34 @@ class Node(Told):
     draining: bool
 
 
-class Health(Told):
+class Health(ResponseModel):
     status: Literal["ok"] = "ok"
 
 
-class Readiness(Told):
+class Readiness(ResponseModel):
     ready: bool
     reasons: list[str]
 
 
-class WhoAmI(Told):
+class WhoAmI(ResponseModel):
     name: str
     role: Role
     tenants: list[str] | None = Field(description="null: every tenant")
 
 
-class Link(Told):
+class Link(ResponseModel):
     source: str
     destination: str
     rails: list[str]
 
 
-class Topology(Told):
+class Topology(ResponseModel):
     machine: dict[str, Any]
     agents: list[str]
     links: list[Link]
 
 
-class Finding(Told):
+class Finding(ResponseModel):
     subject: str
     name: str
     state: str
@@ -57,7 +66,7 @@ class Finding(Told):
     change: str
 
 
-class Doctor(Told):
+class Doctor(ResponseModel):
     """What ``kvxfer doctor --json`` prints."""
 
     findings: list[Finding]
@@ -65,7 +74,7 @@ class Doctor(Told):
     machine: dict[str, Any]
 
 
-class PeerLimit(Told):
+class PeerLimit(ResponseModel):
     """The limits that an agent applies to peers of one name (`Agent.limit`)."""
 
     max_bytes_per_s: int | None = Field(
@@ -76,7 +85,7 @@ class PeerLimit(Told):
     )
 
 
-class AgentSettings(Told):
+class AgentSettings(ResponseModel):
     """The settings of agents of one name; kept over restarts of the daemon and of the agents."""
 
     peers: dict[str, PeerLimit] = Field(default_factory=dict, description="By the peer's name")
@@ -89,7 +98,7 @@ class AgentSettings(Told):
     )
 
 
-class Settings(Told):
+class Settings(ResponseModel):
     """Settings that can change at run time. All but the agents' log levels are kept over restarts."""
 
     log_level: LogLevel
@@ -106,14 +115,14 @@ class Settings(Told):
     )
 
 
-class PeerLimitChange(Asked):
+class PeerLimitChange(RequestModel):
     """Replaces a peer's limits: a limit that is left out is removed."""
 
     max_bytes_per_s: Annotated[int, Field(ge=1, le=2**50), WHOLE] | None = None
     least_priority: Annotated[int, Field(ge=0, le=255), WHOLE] = 0
 
 
-class AgentSettingsChange(Asked):
+class AgentSettingsChange(RequestModel):
     """Changes an agent's settings: what is left out stays; null removes a peer's limits."""
 
     # Without `additionalProperties` the schema would accept any value under a key that does not match.
@@ -133,7 +142,7 @@ class AgentSettingsChange(Asked):
     ) = None
 
 
-class SettingsChange(Asked):
+class SettingsChange(RequestModel):
     """Changes settings: what is left out stays; null removes a quota, a rate or all settings of an agent."""
 
     log_level: LogLevel | None = None
@@ -167,11 +176,11 @@ class SettingsChange(Asked):
     ) = None
 
 
-class DrainRequest(Asked):
+class DrainRequest(RequestModel):
     deadline_s: Seconds = 300.0
 
 
-class DrainAgent(Told):
+class DrainAgent(ResponseModel):
     agent: str
     name: str
     draining: bool
@@ -179,7 +188,7 @@ class DrainAgent(Told):
     refused: str = Field(default="", description="Why the agent was not drained, in words")
 
 
-class Drain(Told):
+class Drain(ResponseModel):
     """Whether new work is refused; `ready` is true when nothing is running, or the deadline is over."""
 
     draining: bool
@@ -189,7 +198,7 @@ class Drain(Told):
     agents: list[DrainAgent]
 
 
-class Event(Told):
+class Event(ResponseModel):
     """One event of /v1/events; `index` keeps growing over restarts."""
 
     index: int

@@ -10,15 +10,15 @@ from pydantic import Field, StringConstraints
 from kvxfer.control.schema.base import (
     WHOLE,
     Address,
-    Asked,
     Block,
     Context,
     Key,
     LeaseText,
     Name,
+    RequestModel,
+    ResponseModel,
     Seconds,
     Tenant,
-    Told,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ PageBlocks = Annotated[list[Block], Field(min_length=1, max_length=4096), WHOLE]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Salt(Asked):
+class Salt(RequestModel):
     """The salt of a page's key: pages with different salts are different pages."""
 
     tenant: Tenant = ""
@@ -77,7 +77,7 @@ class FetchRequest(PagesRequest):
     context: Context = ""
 
 
-class Page(Told):
+class Page(ResponseModel):
     tenant: str
     model: str
     revision: str
@@ -90,7 +90,7 @@ class Page(Told):
     fetches: int
 
 
-class PageAnswer(Told):
+class PageAnswer(ResponseModel):
     """The result for one key: ``parked``, ``present``, ``done``, ``missing``, or ``gone``.
 
     The daemon had acknowledged a ``gone`` page in its last run, and lost it by its restart.
@@ -100,13 +100,13 @@ class PageAnswer(Told):
     state: str
 
 
-class PagesDone(Told):
+class PagesDone(ResponseModel):
     layout: str
     pages: list[PageAnswer]
     nbytes: int = 0
 
 
-class LeasedPart(Told):
+class LeasedPart(ResponseModel):
     """Pages of one region: connect to the region's agent, and read `blocks` under `token`."""
 
     region: dict[str, Any] = Field(description="`RegionDescriptor.to_bytes`, as JSON")
@@ -127,14 +127,14 @@ class LeasedPart(Told):
         return LeaseToken.parse(self.token)
 
 
-class PageLease(Told):
+class PageLease(ResponseModel):
     id: str
     seconds_left: float
     parts: list[LeasedPart]
     missing: list[PageAnswer]
 
 
-class Pool(Told):
+class Pool(ResponseModel):
     """The pool; `tenants_nbytes` is each tenant's share, including pages that are being parked."""
 
     name: str

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from kvxfer.control.schema.base import Asked, Name, Role, Tenant, Told
+from kvxfer.control.schema.base import Name, RequestModel, ResponseModel, Role, Tenant
 from kvxfer.control.state.client_certificate import NAME
 
 
-class TokenRequest(Asked):
+class TokenRequest(RequestModel):
     name: Name
     role: Role = "read"
     tenants: Annotated[list[Tenant], Field(min_length=1, max_length=64)] | None = None
@@ -23,7 +23,7 @@ class TokenRequest(Asked):
     ttl_s: Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)] | None = None
 
 
-class Token(Told):
+class Token(ResponseModel):
     id: str
     name: str
     role: Role

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from kvxfer.control.schema.base import Told
+from kvxfer.control.schema.base import ResponseModel
 
 
-class TraceRow(Told):
+class TraceRow(ResponseModel):
     """Something that took time: an end of a transfer, a stage of it, or a span of an engine or router."""
 
     process: str = Field(description="The agent's name, or the engine's or router's in its spans")
@@ -20,7 +20,7 @@ class TraceRow(Told):
     details: dict[str, str]
 
 
-class RequestTrace(Told):
+class RequestTrace(ResponseModel):
     """What one daemon knows of a request; the rows are ordered by their start."""
 
     request: str

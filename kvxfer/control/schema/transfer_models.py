@@ -9,19 +9,19 @@ from pydantic import Field
 from kvxfer.control.schema.base import (
     WHOLE,
     Address,
-    Asked,
     Blocks,
     Context,
     LeaseText,
     Name,
+    RequestModel,
+    ResponseModel,
     Seconds,
     Tenant,
-    Told,
     TransferState,
 )
 
 
-class TransferRequest(Asked):
+class TransferRequest(RequestModel):
     """A copy of blocks between a region of `agent` and one of `remote_agent`, begun by `agent`."""
 
     agent: Name = Field(description="Id or name of an attached agent, or of the daemon's own agent")
@@ -45,7 +45,7 @@ class TransferRequest(Asked):
     tenant: Tenant = ""
 
 
-class TransferEnd(Told):
+class TransferEnd(ResponseModel):
     """How one end ended. Durations count from `posted_at_s`; null means not reached, or not known."""
 
     agent: str
@@ -72,7 +72,7 @@ class TransferEnd(Told):
     ended_after_us: float | None
 
 
-class Transfer(Told):
+class Transfer(ResponseModel):
     """One copy, with both ends as far as their agents are attached here.
 
     Every daemon that knows one of the ends uses the same `id`. Until an agent has reported a transfer that
@@ -100,6 +100,6 @@ class Transfer(Told):
     expectation: TransferEnd | None
 
 
-class Cancelled(Told):
+class Cancelled(ResponseModel):
     id: str
     found: bool = Field(description="False: it had ended")

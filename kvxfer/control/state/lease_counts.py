@@ -20,15 +20,15 @@ class LeaseCounts:
 
     def __init__(self) -> None:
         self.ended = dict.fromkeys(WAYS, 0)
-        self._told: dict[str, dict[str, int]] = {}
+        self._reported: dict[str, dict[str, int]] = {}
         self._run_out: dict[str, int] = {}
 
     def take(self, agent: str, told: Mapping[str, int]) -> None:
         """Adds the difference between an agent's last report and this one."""
-        before = self._told.pop(agent, None)
-        self._told[agent] = dict(told)
-        if len(self._told) > _MOST_AGENTS:
-            del self._told[next(iter(self._told))]
+        before = self._reported.pop(agent, None)
+        self._reported[agent] = dict(told)
+        if len(self._reported) > _MOST_AGENTS:
+            del self._reported[next(iter(self._reported))]
         if before is None:
             return
         for way in WAYS:

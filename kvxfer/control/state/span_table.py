@@ -16,7 +16,7 @@ MOST_OF_A_TRACE: Final = 500
 _MOST_OF_A_NAME: Final = 8
 
 
-class ToldSpan(NamedTuple):
+class EngineSpan(NamedTuple):
     """One span as its program sent it: times in ns since 1970, attributes as texts."""
 
     trace: str
@@ -45,15 +45,15 @@ class SpanTable:
         self._capacity = capacity
         self._most_nbytes = most_nbytes
         self._nbytes = 0
-        self._oldest: deque[ToldSpan] = deque()
-        self._by_trace: dict[str, list[ToldSpan]] = {}
+        self._oldest: deque[EngineSpan] = deque()
+        self._by_trace: dict[str, list[EngineSpan]] = {}
         # How many spans of each trace name a request.
         self._by_request: dict[str, dict[str, int]] = {}
 
     def __len__(self) -> int:
         return len(self._oldest)
 
-    def add(self, spans: Iterable[ToldSpan]) -> None:
+    def add(self, spans: Iterable[EngineSpan]) -> None:
         """Adds spans; the oldest spans are dropped. About 2 us each."""
         for span in spans:
             if len(self._by_trace.get(span.trace, ())) >= MOST_OF_A_TRACE:
@@ -69,7 +69,7 @@ class SpanTable:
             while len(self._oldest) > self._capacity or self._nbytes > self._most_nbytes:
                 self._forget(self._oldest.popleft())
 
-    def of(self, trace: str) -> Sequence[ToldSpan]:
+    def of(self, trace: str) -> Sequence[EngineSpan]:
         """Returns the spans of a trace, in the order in which they arrived."""
         return self._by_trace.get(trace, ())
 
@@ -77,7 +77,7 @@ class SpanTable:
         """Returns the newest traces of a request, by the name that a span gives it."""
         return self._by_request.get(request, ())
 
-    def _forget(self, span: ToldSpan) -> None:
+    def _forget(self, span: EngineSpan) -> None:
         self._nbytes -= span.nbytes
         kept = self._by_trace[span.trace]
         kept.pop(0)  # spans of a trace are forgotten in the order in which they came
