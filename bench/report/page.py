@@ -15,11 +15,11 @@ from kvxfer.bench.report.plots import Mark, Plot
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --back: #fff; --dim: #57606a; --line: #d0d7de;
   --good: #116329; --bad: #a40e26; --warn: #7d4e00; --unclear: #57606a; --run: #0550ae;
-  --waits: #8c959f; --moves: #0550ae; --tells: #bc4c00; }
+  --waits: #8c959f; --moves: #0550ae; --tells: #bc4c00; --far: #bc4c00; }
 @media (prefers-color-scheme: dark) { :root {
   --text: #e6edf3; --back: #0d1117; --dim: #9198a1; --line: #30363d;
   --good: #56d364; --bad: #ff7b72; --warn: #e3b341; --unclear: #9198a1; --run: #79c0ff;
-  --waits: #6e7681; --moves: #79c0ff; --tells: #ffa657; } }
+  --waits: #6e7681; --moves: #79c0ff; --tells: #ffa657; --far: #ffa657; } }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
   max-width: 72rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
@@ -48,7 +48,7 @@ figure { margin: 1rem 0; }
 """
 # Percent of an axis.
 _AT_END = 4
-_KINDS = ("good", "bad", "unclear", "run", "waits", "moves", "tells")
+_KINDS = ("good", "bad", "unclear", "run", "waits", "moves", "tells", "far")
 
 
 def write(path: Path, title: str, parts: Iterable[Part | Plot]) -> None:

@@ -14,6 +14,9 @@ from kvxfer.bench.report.labels import beside_prefill
 
 # Noise of a thousandth is no cloud: an axis of ratios reaches so far at least.
 _LEAST_SPREAD = 1.01
+# A run further from its median than so many times as far as three quarters of all runs (as logarithms) is
+# drawn at the axis's end, so that it does not squeeze the others together.
+_FAR = 4
 # Of the time until decode may start, what is shown before the end of prefill.
 _BEFORE_END = 0.25
 _STAGES = ("post", "first_layer", "last_layer", "decode_may_start")
@@ -54,21 +57,27 @@ class Plot:
 
 def runs(figures: Mapping[str, Sequence[float]]) -> Plot | None:
     """Returns each run over the median of its figure; None where no figure has two runs on one side of 0."""
-    rows, ratios = [], [_LEAST_SPREAD]
-    for name, told in figures.items():
-        words, values = beside_prefill(name, told)
+    ratios: dict[str, list[float]] = {}
+    for name, measured in figures.items():
+        words, values = beside_prefill(name, measured)
         if len(values) > 1 and min(values) > 0:
-            over = [float(each) for each in np.asarray(values) / np.median(values)]
-            rows.append(Row(words, [Mark(each, each, "run") for each in over]))
-            ratios += over
-    if not rows:
+            ratios[words] = [float(each) for each in np.asarray(values) / np.median(values)]
+    if not ratios:
         return None
+    distances = np.abs(np.log([ratio for row in ratios.values() for ratio in row]))
+    reach = max(_LEAST_SPREAD, float(np.exp(_FAR * np.quantile(distances, 0.75))))
+    rows = []
+    for words, row in ratios.items():
+        far = [each for each in row if not 1 / reach <= each <= reach]
+        label = words if not far else f"{words} (far: {', '.join(map(axis.words, far))})"
+        rows.append(Row(label, [Mark(each, each, "far" if each in far else "run") for each in row]))
+    near = [mark.low for row in rows for mark in row.marks if mark.kind == "run"]
     return Plot(
         rows,
-        axis.ratios(ratios, "run / median of the runs"),
+        axis.ratios([*near, _LEAST_SPREAD], "run / median of the runs"),
         "Each run divided by the median of its figure.",
         1.0,
-        {},
+        {"far": "beyond the axis, at its value in brackets"},
     )
 
 

@@ -1,4 +1,4 @@
-"""The public interface of a release, by name: Python, commands, REST, metrics, error codes, protocols.
+"""The public interface of a release, by name: Python, commands, REST, metrics, kernels, codes, protocols.
 
 `make interface` records this version's (interface.json). test_interface.py checks later versions against it,
 by the rules of docs/versions.md.
@@ -64,7 +64,14 @@ def collect() -> Interface:
     """Returns this version's interface, sorted. Starts a daemon in this process."""
     document, families = asyncio.run(_of_a_daemon())
     found: Interface = {}
-    for name, parts in (*_python(), *_commands(), *_rest(document), *_metrics(families), *_others()):
+    for name, parts in (
+        *_python(),
+        *_commands(),
+        *_rest(document),
+        *_metrics(families),
+        *_kernels(),
+        *_others(),
+    ):
         assert name not in found, name
         found[name] = parts
     return dict(sorted(found.items()))
@@ -291,6 +298,29 @@ def _metrics(families: list[Any]) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 # ---- What is spoken, and the rest ----------------------------------------------------------------
+
+
+def _kernels() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields what a CUDA kernel calls: functions of ``kvxfer/device.cuh``, and methods of `PageStores`."""
+    for header in ("device", "device_stores", "device_threads"):
+        text = (ROOT / f"native/include/kvxfer/{header}.cuh").read_text()
+        text = re.sub(r"//.*", "", text)
+        public = re.sub(r"\n private:.*?\n};", "", text, flags=re.DOTALL)
+        declared = re.findall(
+            r"^(?P<indent> *)__device__ (?:inline |explicit )?(?P<type>[\w ]+?[ *&]+)?(?P<name>\w+)"
+            r"\((?P<parameters>[^()]*(?:\(\)[^()]*)?)\)",
+            public,
+            flags=re.MULTILINE,
+        )
+        for indent, returned, name, parameters in declared:
+            if "static" in returned or name in ("store_page_by", "sync"):  # parts of those that are public
+                continue
+            name = f"PageStores::{name}" if indent else name
+            parts = {"is": "function", f"returns {returned.strip()}": "type"}
+            for place, each in enumerate(" ".join(parameters.split()).split(", ") if parameters else ()):
+                declaration, _, default = each.partition(" = ")
+                parts[f"{place} {declaration}"] = default or "required"
+            yield f"kernel {name} of {len(parts) - 2}" if name == "arrive" else f"kernel {name}", parts
 
 
 def _others() -> Iterator[tuple[str, dict[str, str]]]:

@@ -51,8 +51,16 @@ class RequestCursorOf {
         const Cell cell = cell_of(loop, program.units[loop.grain], layer, move_->src_ids[first + pair_],
                                   move_->dst_ids[first + pair_]);
         if (is_one_run) {  // the page of most layouts
-          const Stop stop = add(chain, num_runs, cell.src, cell.dst, loop.nbytes);
-          if (stop != Stop::kDone) return stop;
+          if (num_runs != 0 && within_ == 0 && is_in(src_span_, cell.src, loop.nbytes) &&
+              is_in(dst_span_, cell.dst, loop.nbytes)) [[likely]] {
+            within_ = name(chain, cell.src, cell.dst, loop.nbytes);
+            if (within_ == 0) return Stop::kFull;
+            --num_runs;
+          }
+          if (within_ != loop.nbytes) {
+            const Stop stop = add(chain, num_runs, cell.src, cell.dst, loop.nbytes);
+            if (stop != Stop::kDone) return stop;
+          }
           within_ = 0;
           continue;
         }
@@ -92,14 +100,23 @@ class RequestCursorOf {
       std::uint64_t num = nbytes - within_;
       if (num > src_span_->end - from) num = src_span_->end - from;
       if (num > dst_span_->end - to) num = dst_span_->end - to;
-      const std::uint64_t src_at = src_span_->address + (from - src_span_->offset);
-      const std::uint64_t dst_at = dst_span_->address + (to - dst_span_->offset);
-      const std::uint64_t added = is_write_ ? chain.add(dst_at, dst_span_->key, src_at, src_span_->key, num)
-                                            : chain.add(src_at, src_span_->key, dst_at, dst_span_->key, num);
+      const std::uint64_t added = name(chain, from, to, num);
       if (added == 0) return Stop::kFull;
       within_ += added;
     }
     return Stop::kDone;
+  }
+  // Whether a run lies in the span of the run before it, as nearly all do.
+  static bool is_in(const KeyedSpanOf<Key>* span, std::uint64_t at, std::uint64_t nbytes) noexcept {
+    return span != nullptr && at >= span->offset && at < span->end && nbytes <= span->end - at;
+  }
+  // Hands bytes to the chain that lie in one span at either end.
+  template <class Chain>
+  std::uint64_t name(Chain& chain, std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) noexcept {
+    const std::uint64_t src_at = src_span_->address + (src - src_span_->offset);
+    const std::uint64_t dst_at = dst_span_->address + (dst - dst_span_->offset);
+    return is_write_ ? chain.add(dst_at, dst_span_->key, src_at, src_span_->key, nbytes)
+                     : chain.add(src_at, src_span_->key, dst_at, dst_span_->key, nbytes);
   }
   Stop outside(Side side) noexcept {
     outside_ = side;

@@ -61,6 +61,16 @@ def test_runs_are_drawn_where_there_is_more_than_one(
     assert (None if found is None else [row.label for row in found.rows]) == labels
 
 
+def test_a_run_far_from_all_others_does_not_squeeze_them() -> None:
+    found = plots.runs({"total_ms": [1.0, 1.01, 0.99, 1.02, 4.0], "post_ms": [1.0, 1.0, 1.01, 1.02, 0.99]})
+    assert found is not None
+    assert [row.label for row in found.rows] == ["total (far: 3.96)", "post"]
+    assert found.axis.high < 1.2
+    far = next(mark for mark in found.rows[0].marks if mark.kind == "far")
+    assert found.axis.percent(far.low) == 100
+    assert list(found.drawn()) == ["far"]
+
+
 @pytest.mark.parametrize(
     ("verdicts", "legend"),
     [
