@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "gpu/driver.h"
@@ -26,11 +25,11 @@ class GpuContext {
   class Scope {
    public:
     explicit Scope(const GpuContext* gpu) {
-      if (gpu != nullptr) scope_.emplace(gpu->driver_, gpu->context_.get());
+      if (gpu != nullptr) scope_ = std::make_unique<gpu::ContextScope>(gpu->driver_, gpu->context_.get());
     }
 
    private:
-    std::optional<gpu::ContextScope> scope_;
+    std::unique_ptr<gpu::ContextScope> scope_;
   };
 
  private:
