@@ -37,6 +37,28 @@ class LeaseState(StrEnum):
         return self not in (LeaseState.ACTIVE, LeaseState.ENDING)
 
 
+class _Fence(Coroutine[Any, Any, None]):
+    """What `Lease.revoke` returns: a coroutine that does not warn if it is never awaited."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __del__(self) -> None:
+        self._coroutine.close()
+
+
 class Lease:
     """A right to read blocks, or one peer's right to write them, until it ends. Made by ``region.grant``.
 
@@ -162,7 +184,8 @@ class Lease:
     def revoke(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
         """Ends the right at once; awaiting the result waits until the blocks may be used again.
 
-        Transfers under it fail at both ends with ``lease-ended``. The fence waits for at most one slice of a
+        Transfers under it fail at both ends with ``lease-ended``. A caller that looks at `state` later need
+        not await the result. The fence waits for at most one slice of a
         copy in progress. For copies onto a GPU it waits for the launched ones, which may take long if they
         are queued behind kernels of the model. The agent serves its other peers meanwhile. If the lease has
         ended already, this does nothing; if it is ending, this waits for the end.
@@ -182,7 +205,7 @@ class Lease:
             The agent was closed meanwhile. The blocks may be used when its ``close`` has returned.
         """
         limit_s = seconds_or_none(timeout_s, "timeout_s")
-        return self._fenced(self._revoke(0.0), limit_s)
+        return _Fence(self._fenced(self._revoke(0.0), limit_s))
 
     def revoke_blocking(self, timeout_s: float | None = None) -> None:
         """Ends the right and blocks until the blocks may be used again: the blocking twin of `revoke`."""

@@ -65,9 +65,13 @@ class Work(Handle):
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} {self._handle.id} peer={self._scope.peer_name or 'any'} "
+            f"<{type(self).__name__} {self._handle.id}{self._tag_words()} "
+            f"peer={self._scope.peer_name or 'any'} "
             f"layers={self.layers.start}..{self.layers.stop - 1} {self.state}>"
         )
+
+    def _tag_words(self) -> str:
+        return ""
 
     # ---- state ------------------------------------------------------------------------------
 
@@ -299,6 +303,18 @@ class Incoming(Work):
     Done when every layer of every block has arrived, from one transfer or several. Awaiting it raises the
     errors that awaiting a `Transfer` raises (docs/errors.md). The cause is its own end or the failure of a
     writer. If `expect` was given no context, the error has the `context` of that writer.
+
+    Attributes
+    ----------
+    tag
+        As `expect` was given it.
     """
 
-    __slots__ = ()
+    __slots__ = ("tag",)
+
+    def __init__(self, handle: NativeHandle, scope: Scope, tag: bytes) -> None:
+        super().__init__(handle, scope)
+        self.tag: Final = tag
+
+    def _tag_words(self) -> str:
+        return f" tag={self.tag[:64]!r}"

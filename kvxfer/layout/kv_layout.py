@@ -196,8 +196,14 @@ class KVLayout:
         axes
             Letters of the axes of each tensor, as in `from_tensor`. All tensors must have the same shape,
             strides and dtype; only their addresses may differ.
-        dtype, scales, scale_axes, saturate, **held
+        dtype
+            As in `from_tensor`.
+        scales, scale_axes
             As in `from_tensor`; with `scales`, register ``[tensors, scales]``.
+        saturate
+            As in `from_tensor`.
+        **held
+            As in `from_tensor`.
         """
         from kvxfer.layout.axes import read_many
 

@@ -28,6 +28,8 @@ from kvxfer.plan.program import (
 )
 from kvxfer.plan.units import oversized, unit_tokens
 
+_RANK = "the layout of one rank of several takes first_head=, total_heads=, first_layer=, total_layers="
+
 
 def compile_program(
     src: KVLayout, dst: KVLayout, *, heads: Iterable[int] | None = None, fine: bool = False
@@ -133,6 +135,8 @@ def _differences(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> l
         )
         if ours != theirs
     ]
+    if (src.total_heads, src.total_layers) != (dst.total_heads, dst.total_layers):
+        found[-1] += f" ({_RANK})"
     unit = unit_tokens(src, dst)
     too_many = (oversized(src, unit, "source"), oversized(dst, unit, "destination"))
     return [*found, *obstacles(src, dst, layers, heads), *(words for words in too_many if words)]

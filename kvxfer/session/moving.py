@@ -185,9 +185,24 @@ class Moving:
             The region that they come from: ``peer.regions[name]``.
         src_blocks, dst_blocks
             Block ids of the remote and of the local region, as in `write`.
-        layers, heads, tokens, after, notify, timeout_s, priority, integrity, lease, context
-            As in `write`. Use `after` if local work still uses the destination blocks. The request goes to
-            the peer at once, so its lease must last until the bytes may land.
+        layers, heads, tokens
+            As in `write`.
+        after
+            As in `write`. Use it if local work still uses the destination blocks. The request goes to the
+            peer at once, so its lease must last until the bytes may land.
+        notify
+            Payload that the peer receives when all bytes are here; at most 4096 bytes.
+        timeout_s
+            Deadline by which both ends are final; None takes the options' ``transfer_timeout_s``.
+        priority
+            0 to 255; 0 goes first.
+        integrity
+            Whether a crc32c of every piece is checked; None takes the option.
+        lease
+            The token of the lease to use (`Lease.token`), which the peer sent. Required for a lease that was
+            granted to a name or to None; pass it wherever blocks are reused, as `write` explains.
+        context
+            Identifies the request, as in `write`.
 
         Raises
         ------
@@ -312,7 +327,8 @@ class Moving:
         tag
             1 to 4096 bytes, e.g. a request's id; unique among the pending expectations.
         blocks
-            Block ids of `region`, distinct.
+            Block ids of `region`, distinct. Expectations may share blocks; then a later write replaces the
+            bytes of an earlier one.
         region
             The region of `blocks`; may be left out if the agent has only one.
         layers

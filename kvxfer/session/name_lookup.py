@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from kvxfer.errors import KvxferError, PeerError, invalid
 if TYPE_CHECKING:
     from kvxfer.directory import Directory, Entry
 
+# "10.0.0.7:7301" or "node-a:7301": an address without its scheme.
+_HOST_AND_PORT: Final = re.compile(r"[^/\s]+:[0-9]{1,5}")
 # Longest single call to a directory, so that a caller that gave up is noticed soon.
 _ASK_S: Final = 1.0
 # Most look-ups that a directory without answers can block; further ones wait until their own deadlines.
@@ -34,6 +37,8 @@ class NameLookup:
     def check(self, name: str) -> None:
         """Raises `UsageError` if there is no directory for looking up a name."""
         if self._directory is None:
+            if _HOST_AND_PORT.fullmatch(name):
+                raise invalid(f"{name!r} looks like a host and a port: write 'tcp://{name}'")
             raise invalid(
                 f"{name!r} is a name without an address, and this agent has no directory to look it up in: "
                 'pass Agent(..., directory=...), or connect to an address ("tcp://host:port")'

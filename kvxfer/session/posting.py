@@ -235,7 +235,7 @@ class Poster:
         if peer is not None:
             what = "a Peer from connect() or accept(), or None for any peer"
             check_kind(peer, "peer", Peer, what)
-        check_kind(tag, "tag", bytes, "1 to 4096 bytes")
+        check_kind(tag, "tag", bytes, "bytes, 1 to 4096 of them")
         if region._completions is not self._completions:
             raise self._foreign_region(region)
         if peer is not None and peer._completions is not self._completions:
@@ -275,7 +275,8 @@ class Poster:
             )
         except NativeError as error:
             raise translate(error, peer=name, context=context_in_words(context)) from None
-        return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True, region))
+        scope = Scope(self._completions, name, wanted, layout.first_layer, True, region)
+        return Incoming(handle, scope, tag)
 
 
 def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:

@@ -44,6 +44,14 @@ wire::Bytes to_bytes_of(nb::handle payload, const char* what) {
 
 wire::Bytes to_message(nb::handle payload) { return to_bytes_of(payload, "a message"); }
 
+wire::Bytes to_tag(nb::handle tag) {
+  wire::Bytes bytes = to_bytes_of(tag, "a tag");
+  if (bytes.size() > wire::kMaxNotify)
+    raise({Code::kInvalidArgument, "a tag has at most " + std::to_string(wire::kMaxNotify) + " bytes, not " +
+                                       std::to_string(bytes.size())});
+  return bytes;
+}
+
 wire::Bytes to_payload(nb::handle payload) {
   wire::Bytes bytes = to_bytes_of(payload, "a notification");
   if (bytes.size() > wire::kMaxNotify)

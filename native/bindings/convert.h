@@ -77,6 +77,7 @@ inline wire::Bytes to_bytes(const nb::bytes& bytes) {
 }
 
 // The bytes of a notification or a tag; raises if the value is neither.
+wire::Bytes to_tag(nb::handle tag);
 wire::Bytes to_payload(nb::handle payload);
 // The bytes of a message; the engine checks its length.
 wire::Bytes to_message(nb::handle payload);

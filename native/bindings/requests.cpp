@@ -37,7 +37,7 @@ Terms::Terms(nb::handle tuple) {
 
 Expected::Expected(nb::handle tuple) {
   const auto fields = fields_of<12>(tuple);
-  tag = to_payload(fields[0]);
+  tag = to_tag(fields[0]);
   region = nb::cast<RegionId>(fields[1]);
   blocks = to_ids(fields[2]);
   first_layer = nb::cast<std::uint32_t>(fields[3]);

@@ -47,7 +47,7 @@ def test_a_port_beyond_16_bits_is_no_other(port: str) -> None:
 def test_an_agent_that_connects_to_itself_is_told_so(transports: tuple[str, ...]) -> None:
     with Agent("prefill", options=AgentOptions(transports=transports)) as agent:
         with pytest.raises(
-            (PeerError, UsageError), match="it is this agent itself; use the address of another"
+            (PeerError, UsageError), match="that is this agent's own address: use the address of another"
         ):
             agent.connect_blocking(agent.address, 10)
         assert not agent.peers

@@ -82,7 +82,7 @@ TEST(the_initiator_refuses_a_peer_with_another_secret) {
   REQUIRE_OK(pair.carry(pair.initiator));
   const Status status = pair.carry(pair.acceptor);
   CHECK_EQ(status.code(), Code::kAuthFailed);
-  CHECK(says(status, "\"decode-0\": the peer's secret differs"));
+  CHECK(says(status, "\"decode-0\": it has another secret"));
   CHECK(says(status, "give both agents the same secret"));
   CHECK_EQ(pair.initiator.state(), State::kClosed);
   CHECK(pair.initiator.take_output().empty());  // a stranger gets no proof
@@ -168,7 +168,7 @@ TEST(the_acceptor_refuses_a_peer_that_cannot_prove_the_secret) {
     REQUIRE_EQ(proof.size(), 1);
     const auto result = pair.acceptor.receive(pair.now, proof[0]);
     CHECK_EQ(result.status().code(), Code::kAuthFailed);
-    CHECK(says(result.status(), "\"prefill-0\": the peer's secret differs: its PROOF is wrong"));
+    CHECK(says(result.status(), "\"prefill-0\": it has another secret (its PROOF is wrong)"));
     CHECK_EQ(pair.acceptor.state(), State::kClosed);
     CHECK_EQ(pair.acceptor.peer().name, "");
   }

@@ -279,7 +279,9 @@ void FrameSocket::read_all() {
     const ssize_t got = receive(in_.data() + in_end_, wanted);
     if (got <= 0) {
       if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-      const std::string why = got == 0 ? "it closed the connection" : reason(errno);
+      const std::string why = got == 0
+                                  ? "it closed the connection without a goodbye: it was killed, or it crashed"
+                                  : reason(errno);
       while (fd_ && deliver()) {}  // first the frames that the peer wrote to the ring before that
       return fail(why);
     }

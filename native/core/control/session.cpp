@@ -261,7 +261,7 @@ void Session::answer_unknown_version(const wire::Header& header, wire::ByteSpan 
 // Also refuses our own HELLO or CHALLENGE if a third party without the secret relays it back to us.
 Status Session::check_is_another(const wire::Identity& identity) const {
   if (identity.name != config_.self.name || identity.incarnation != config_.self.incarnation) return Status();
-  return Status(Code::kInvalidArgument, "it is this agent itself; use the address of another agent");
+  return Status(Code::kInvalidArgument, "that is this agent's own address: use the address of another agent");
 }
 
 void Session::certify(Certified certified) {
@@ -344,7 +344,7 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
   peer_features_ = wire::decode_features(challenge.extensions);
   if (!choose_secret(challenge, body))
     return violate(Code::kAuthFailed,
-                   "the peer's secret differs: the proof in its CHALLENGE is wrong; " + config_.other_secret);
+                   "it has another secret (the proof in its CHALLENGE is wrong); " + config_.other_secret);
   session_ = challenge.session;
   queue(wire::Proof{prove("kvxfer/1 initiator")});
   step(Event::kChallenge);
@@ -362,8 +362,7 @@ Status Session::on_proof(Time now, const wire::Proof& proof) {
   }
   config_.second_secret.clear();
   if (!proved)
-    return violate(Code::kAuthFailed,
-                   "the peer's secret differs: its PROOF is wrong; " + config_.other_secret);
+    return violate(Code::kAuthFailed, "it has another secret (its PROOF is wrong); " + config_.other_secret);
   step(Event::kProof);
   open(now, std::move(claimed_));
   return Status();

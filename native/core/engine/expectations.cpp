@@ -3,6 +3,16 @@
 #include <algorithm>
 
 namespace kvxfer {
+namespace {
+
+std::string tag_in_words(std::string tag) {
+  constexpr std::size_t kMost = 64;
+  if (tag.size() > kMost) tag = tag.substr(0, kMost) + "...";
+  return "tag " + quoted(wire::on_one_line(std::move(tag)));
+}
+
+}  // namespace
+
 Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId region_id,
                                                        std::vector<std::uint32_t> blocks,
                                                        std::uint32_t first_layer, std::uint32_t num_layers,
@@ -15,7 +25,8 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
   if (tag.empty() || tag.size() > wire::kMaxNotify)
     return Status(Code::kInvalidArgument, "a tag has 1 to " + std::to_string(wire::kMaxNotify) + " bytes");
   if (tags_.contains(wire::text_of(tag)))
-    return Status(Code::kInvalidArgument, "this tag is already expected: use another tag for each request");
+    return Status(Code::kInvalidArgument, tag_in_words(wire::text_of(tag)) +
+                                              " is already expected: use another tag for each request");
   if (num_layers == 0 || num_layers > wire::kMaxLayers || first_layer > wire::kMaxLayers)
     return Status(Code::kOutOfRange, "an expectation names at least one layer of its region");
   if (blocks.size() > wire::kMaxBlocks)
@@ -87,8 +98,9 @@ Status Expectations::late(std::uint64_t handle) {
   const Expectation& expected = *found->second.expectation;
   return {Code::kDeadline, std::to_string(expected.incomplete_blocks().size()) + " of the " +
                                std::to_string(expected.blocks().size()) + " expected blocks of region " +
-                               quoted(regions_.find(expected.region())->name) +
-                               " had not arrived in full when the expectation's time was over"};
+                               quoted(regions_.find(expected.region())->name) + ", for " +
+                               tag_in_words(wire::text_of(expected.tag())) +
+                               ", had not arrived in full when the expectation's time was over"};
 }
 
 void Expectations::give_up(std::uint64_t handle, const Status& why) {

@@ -163,20 +163,21 @@ Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, co
     // told nothing.
     const Lease* lease = find(transfer.lease);
     if (lease != nullptr && !lease->holder() && !admits(*lease, transfer.key.first))
-      return {Code::kNotPermitted, "the named lease is for " + in_words(*lease) + ", and you are " +
-                                       quoted(name_of(transfer.key.first)) +
-                                       by_certificate(transfer.key.first) +
-                                       ": its owner chooses the readers in region.grant(holder, allow=...)"};
+      return {Code::kNotPermitted,
+              "the named lease is for " + in_words(*lease) + ", and you are " +
+                  quoted(name_of(transfer.key.first)) + by_certificate(transfer.key.first) +
+                  ": its owner must grant a lease for your name, or name your certificate in allow="};
     return {Code::kLeaseEnded, std::string("the named lease has ended, or does not permit you to ") +
                                    (write ? "write to " : "read ") + named};
   }
-  return {Code::kNotPermitted, write
-                                   ? "no write lease of yours covers " + named +
-                                         ": its owner permits writes with region.grant(peer, mode=\"write\") "
-                                         "or, for one tag, with expect(); an earlier lease may have ended"
-                                   : "no read lease of yours covers " + named +
-                                         ": its owner permits reads with region.grant(peer, mode=\"read\"); "
-                                         "an earlier lease may have ended"};
+  return {Code::kNotPermitted,
+          write ? "no write lease of yours covers " + named +
+                      ": its owner permits writes with region.grant(peer, mode=\"write\") "
+                      "or, for one tag, with expect(); an earlier lease may have ended"
+                : "no read lease of yours covers " + named +
+                      ": its owner permits reads with region.grant(). A read uses a lease "
+                      "for a name only if it passes the token, as lease=. An earlier lease "
+                      "may have ended"};
 }
 
 Status Leases::find_any(const TransferEnd& transfer, wire::LeaseMode mode) const {

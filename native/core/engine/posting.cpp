@@ -12,9 +12,8 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   if (peer == nullptr) return sessions_.lost_status(request.peer);
   const Programs::Program* program = programs_.find_ours(peer->key(), request.program);
   if (program == nullptr)
-    return Status(
-        Code::kUnknownRegion,
-        "a region of the program is not registered any more, here or at peer " + quoted(peer->name()));
+    return Status(Code::kUnknownRegion, "a region of the transfer is no longer registered, here or at peer " +
+                                            quoted(peer->name()));
   const bool write = program->write;
   const RegionId ours = write ? program->src : program->dst, theirs = write ? program->dst : program->src;
   const Region* local = regions_.find(ours);

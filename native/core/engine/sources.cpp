@@ -274,7 +274,7 @@ void Sources::on_timer(TransferKey key) {
   std::string why = source->layers_ready < source->move->grid.num_layers
                         ? source->unreleased("here")
                         : "the peer had not fetched every page when the transfer's time was over: no lease "
-                          "or expectation there permitted it in time, or the peer is slow";
+                          "there covers the blocks, no expectation there has this tag, or the peer is slow";
   fail(*source, TransferEvent::kFail, {Code::kDeadline, std::move(why)}, true);
 }
 
