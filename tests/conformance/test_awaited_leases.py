@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -86,6 +88,18 @@ async def test_one_that_has_ended_says_how(ends: Ends) -> None:
         await lost
     with pytest.raises(PeerError):
         lost.wait(BOUND_S)
+
+
+async def test_a_revocation_need_not_be_awaited_and_can_be(ends: Ends) -> None:
+    left, awaited, task = (ends.region.grant(ends.to_reader, [block]) for block in (1, 2, 3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        left.revoke()
+        gc.collect()
+    assert not caught
+    await awaited.revoke()
+    await asyncio.create_task(task.revoke())
+    assert {lease.state for lease in (left, awaited, task)} == {LeaseState.REVOKED}
 
 
 async def _await(lease: object) -> None:

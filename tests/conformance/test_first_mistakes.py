@@ -69,8 +69,8 @@ async def test_who_waits_for_a_peer_is_told_that_nobody_came() -> None:
 @pytest.mark.parametrize(
     ("verb", "remedy"),
     [
-        ("write", r'grant\(peer, mode="write"\) or, for one tag, by expect'),
-        ("read", r'grant\(peer, mode="read"\)'),
+        ("write", r'grant\(peer, mode="write"\) or, for one tag, with expect'),
+        ("read", r"grant\(\)\. A read uses a lease for a name only if it passes the token, as lease="),
     ],
 )
 def test_who_has_no_right_is_told_who_gives_it_and_how(verb: str, remedy: str) -> None:
