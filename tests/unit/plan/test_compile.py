@@ -200,7 +200,10 @@ def test_too_many_loops_are_refused_before_they_are_made(seed: int) -> None:
     [
         ({"dim": 16}, ("head_dim", "8 at the source", "16 at the destination")),
         ({"kv": 1}, ("keys and values", "told apart", "latent")),
-        ({"total_heads": 8}, ("heads of the model", "4 at the source", "8 at the destination")),
+        (
+            {"total_heads": 8},
+            ("heads of the model", "4 at the source", "8 at the destination", "first_head="),
+        ),
         ({"total_layers": 3}, ("layers of the model", "2 at the source", "3 at the destination")),
         ({"model": "other"}, ("model", "some", "other")),
         ({"group": "sliding"}, ("cache group", "full", "sliding")),
