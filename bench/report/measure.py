@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -27,13 +28,19 @@ def with_plots(names: Sequence[str], found: Sequence[Found]) -> Iterator[Part | 
     """Yields the same with the plots of a page."""
     for name, one in zip(names, found, strict=True):
         times = sorted(record.time for record in one.records)
-        yield Words(f"{name}: {len(one.records)} results, {times[0]} to {times[-1]}")
+        yield Words(
+            f"{name}: {len(one.records)} results, {_to_seconds(times[0])} to {_to_seconds(times[-1])}"
+        )
         yield from (Words(words, "dim") for words in machines_of(one.records))
         yield from (Words(warning, "warn") for warning in one.warnings)
     if len(found) == 1:
         yield from _one(found[0])
     else:
         yield from _two(names, found[0], found[1])
+
+
+def _to_seconds(time: str) -> str:
+    return re.sub(r"\.\d+", "", time).replace("T", " ").replace("+00:00", " UTC")
 
 
 def _one(found: Found) -> Iterator[Part | Plot]:

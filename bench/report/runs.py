@@ -22,6 +22,9 @@ _FACTS = frozenset(
 )
 # Fractions that were asked for.
 _ARGUMENTS = frozenset({"timeout_s", "idle_s", "wait_s", "prefill_ms_per_layer"})
+# Values of arguments that say nothing, and units at the end of their names.
+_NO = frozenset({"", "False", "None"})
+_UNITS = {"s": "s", "ms": "ms", "kib": "KiB", "mib": "MiB", "gib": "GiB", "nbytes": "bytes"}
 # Of a spread the median speaks for the run; its ends belong to single iterations.
 _SPREAD_ENDS = frozenset({"min", "max"})
 
@@ -37,9 +40,19 @@ class Kind:
     arguments: tuple[tuple[str, str], ...]
 
     def in_words(self) -> str:
-        """Returns the bench, and ``name value`` pairs of what was given, on one line."""
-        given = ", ".join(f"{name} {value}" for name, value in self.arguments if value)
+        """Returns the bench and what was given, on one line, values with their units."""
+        given = ", ".join(_argument(name, value) for name, value in self.arguments if value not in _NO)
         return f"{self.bench}: {given}" if given else self.bench
+
+
+def _argument(name: str, value: str) -> str:
+    stem, _, unit = name.rpartition("_")
+    if unit in _UNITS:
+        return f"{stem.replace('_', ' ')} {value} {_UNITS[unit]}"
+    if name.startswith("num_"):
+        return f"{value} {name.removeprefix('num_').replace('_', ' ')}"
+    words = name.replace("_", " ")
+    return words if value == "True" else f"{words} {value}"
 
 
 @dataclass(slots=True)

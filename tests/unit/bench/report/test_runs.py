@@ -35,7 +35,7 @@ def test_runs_of_one_kind_are_gathered_whatever_the_machine_chose() -> None:
 
 def test_other_arguments_are_another_kind() -> None:
     first, _ = gather([record(), record(transport="tcp")])
-    assert first.kind.in_words() == "pages: transport shm, block_kib 32, timeout_s 30"
+    assert first.kind.in_words() == "pages: transport shm, block 32 KiB, timeout 30 s"
 
 
 def test_rows_are_told_apart_by_their_arguments_wherever_they_are() -> None:
