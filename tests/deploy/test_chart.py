@@ -40,10 +40,11 @@ VALUES: dict[str, dict[str, Any]] = {
         }
     },
     "monitoring": {
-        "monitoring": {"podMonitor": True, "rules": True},
+        "monitoring": {"podMonitor": True, "rules": True, "runbook": "https://wiki/operations"},
         "daemon": {"log": "plain", "otlp": "http://collector:4318"},
     },
     "alone": {"networkPolicy": {"enabled": False}, "imagePullSecrets": [{"name": "pull"}]},
+    "doctor": {"networkPolicy": {"doctorPort": 7301}},
 }
 
 
@@ -82,6 +83,9 @@ def test_helm_has_no_complaint() -> None:
         ({"daemon": {"directory": "consul://x"}}, "/daemon/directory"),
         ({"daemons": {}}, "daemons"),
         ({"secrets": {"agents": ""}}, "/secrets/agents"),
+        ({"networkPolicy": {"doctorPort": 65536}}, "/networkPolicy/doctorPort"),
+        ({"monitoring": {"serverName": ""}}, "/monitoring/serverName"),
+        ({"monitoring": {"runbook": "operations.md"}}, "/monitoring/runbook"),
     ],
 )
 def test_values_that_are_wrong_are_refused_by_name(values: dict[str, Any], words: str) -> None:
@@ -137,9 +141,41 @@ def test_an_upgrade_restarts_no_other_pods(change: dict[str, Any], restarted: se
     assert {name for name in before if before[name] != after[name]} == restarted
 
 
-def test_the_rules_are_those_of_deploy() -> None:
-    rules = one(rendered(VALUES["monitoring"]), "PrometheusRule", "kv")["spec"]
-    assert rules == yaml.safe_load((CHART.parent / "prometheus" / "alerts.yaml").read_text())
+@pytest.mark.parametrize("page", ["", "https://wiki/operations"], ids=["no page", "page"])
+def test_the_rules_are_those_of_deploy(page: str) -> None:
+    values = {"monitoring": {"rules": True, "runbook": page}}
+    (group,) = one(rendered(values), "PrometheusRule", "kv")["spec"]["groups"]
+    (wanted,) = yaml.safe_load((CHART.parent / "prometheus" / "alerts.yaml").read_text())["groups"]
+    for rule in wanted["rules"]:
+        rule["annotations"].pop("runbook_url")
+        if page:
+            rule["annotations"]["runbook_url"] = f"{page}#{rule['alert'].lower()}"
+    assert group == wanted
+
+
+def test_prometheus_verifies_a_name_of_the_certificate() -> None:
+    documents = rendered({"monitoring": {"podMonitor": True}})
+    (endpoint,) = one(documents, "PodMonitor", "kv-daemon")["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"]["serverName"] == "kvxfer"
+    (container,) = one(documents, "DaemonSet", "kv-daemon")["spec"]["template"]["spec"]["containers"]
+    assert "--host-name=kvxfer" in container["args"]
+
+
+@pytest.mark.parametrize(("port", "admitted"), [(0, {7380, 7381}), (7301, {7380, 7381, 7301})])
+def test_the_network_policy_admits_the_doctor_on_request(port: int, admitted: set[int]) -> None:
+    values = {"networkPolicy": {"doctorPort": port}}
+    agents, scrapers = one(rendered(values), "NetworkPolicy", "kv-daemon")["spec"]["ingress"]
+    assert {each["port"] for each in agents["ports"]} == admitted
+    assert {each["port"] for each in scrapers["ports"]} == {7380}
+
+
+def test_the_doctor_finds_the_secret_in_the_daemons_pod() -> None:
+    pod = one(rendered({}), "DaemonSet", "kv-daemon")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (secret,) = (each["value"] for each in container["env"] if each["name"] == "KVXFER_SECRET_FILE")
+    assert f"--secret-file={secret}" in container["args"]
+    folders = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(Path(secret).parent) in folders
 
 
 @pytest.fixture

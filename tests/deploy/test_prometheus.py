@@ -79,7 +79,9 @@ def test_what_is_asked_for_is_there(daemon: Program) -> None:
 def test_each_alert_has_its_cause_and_cure() -> None:
     headings = {line.strip("# \n").lower() for line in OPERATIONS.read_text().splitlines() if line[:1] == "#"}
     alerts = re.findall(r"alert: (\w+)", RULES.read_text())
-    runbooks = re.findall(r"runbook: docs/operations.md#(\w+)", RULES.read_text())
+    runbooks = re.findall(
+        r"runbook_url: https://docs.kvxfer.example/operations.html#(\w+)", RULES.read_text()
+    )
     assert runbooks == [name.lower() for name in alerts]
     assert set(runbooks) <= headings
 
