@@ -30,7 +30,7 @@ OBJECTS = {
 }
 # Options of other programs.
 FOREIGN = {
-    *("--kv-transfer-config", "--speculative-config", "--strict"),
+    *("--kv-transfer-config", "--reuse-values", "--speculative-config", "--strict"),
     *("--disaggregation-decode-allocation-policy", "--disaggregation-decode-enable-radix-cache"),
     *("--disaggregation-decode-host-receive-threshold", "--disaggregation-mode"),
     *("--disaggregation-transfer-backend", "--log-level"),
