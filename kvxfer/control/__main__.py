@@ -29,7 +29,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--agent-listen", default="tcp://127.0.0.1:0", help="address on which its own agent listens"
     )
     parser.add_argument("--agent-advertise", help="address at which other agents reach it")
-    parser.add_argument("--secret", help="file of the agents' secret; default: KVXFER_SECRET or _FILE")
+    parser.add_argument(
+        "--secret-file",
+        "--secret",
+        dest="secret",
+        help="file of the agents' secret; default: KVXFER_SECRET or _FILE",
+    )
     parser.add_argument(
         "--directory", default="", help="directory of its own agent: etcd://..., or a daemon's URL"
     )

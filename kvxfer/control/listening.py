@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import ssl
 import stat
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -14,6 +16,8 @@ from kvxfer.errors import UsageError, invalid
 
 API_SOCKET: Final = "api.sock"
 DEFAULT_LISTEN: Final = "127.0.0.1:7380"
+# Reasons of OpenSSL; the last one is for a key of another type.
+_OF_ANOTHER_KEY: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,50 @@ class Tls:
     certificate: Path
     key: Path
     client_ca: Path | None = None
+
+
+def check_files(tls: Tls) -> None:
+    """Reads the files of certificates as the server will, so that a bad one ends the start.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, with the option, the file, and what is wrong.
+    """
+    certificate = _pem_of("--tls-certificate", tls.certificate)
+    key = _pem_of("--tls-key", tls.key)
+    _check_certificates("--tls-certificate", tls.certificate, certificate)
+    if "ENCRYPTED" in key:
+        raise invalid(f"--tls-key {tls.key} has a password: name a file with the key without a password")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password=str)
+    except ssl.SSLError as error:
+        if error.reason in _OF_ANOTHER_KEY:
+            words = f"is not the key of --tls-certificate {tls.certificate}: name the key that belongs to it"
+        else:
+            words = f"does not hold a private key in PEM ({error.reason or error})"
+        raise invalid(f"--tls-key {tls.key} {words}") from None
+    if tls.client_ca is not None:
+        authorities = _pem_of("--tls-client-ca", tls.client_ca)
+        _check_certificates("--tls-client-ca", tls.client_ca, authorities)
+
+
+def _pem_of(option: str, path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace")
+    except OSError as error:
+        raise invalid(f"{option} {path} cannot be read: {error.strerror}") from None
+
+
+def _check_certificates(option: str, path: Path, text: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        words = "does not hold a certificate in PEM"
+        if "-----BEGIN CERTIFICATE-----" in text:
+            words = f"holds a malformed certificate ({error.reason or error})"
+        raise invalid(f"{option} {path} {words}") from None
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
@@ -79,8 +127,9 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     Raises
     ------
     UsageError
-        ``system``, with the address in the message.
+        ``system``, with the option and the address in the message.
     """
+    where = f"--listen {host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -93,7 +142,13 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise UsageError(f"cannot listen on {host}:{port}: {error}", code="system") from None
+        if error.errno == errno.EADDRINUSE:
+            words = f"{where} is in use: stop the other program, or choose another port"
+        elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            words = f"{where} is not an address of this host ({error.strerror}): name one that is"
+        else:
+            words = f"{where} cannot be listened on: {error.strerror}"
+        raise UsageError(words, code="system") from None
     return listener
 
 

@@ -25,6 +25,7 @@ from kvxfer.control.listening import (
     API_SOCKET,
     DEFAULT_LISTEN,
     Tls,
+    check_files,
     is_loopback,
     listen_tcp,
     listen_unix,
@@ -34,7 +35,7 @@ from kvxfer.control.listening import (
 from kvxfer.control.node import NodeDaemon, NodeOptions
 from kvxfer.control.spans import Spans
 from kvxfer.control.state.transfer_table import CAPACITY
-from kvxfer.errors import invalid
+from kvxfer.errors import UsageError, invalid
 from kvxfer.log import logger
 from kvxfer.log_lines import FORMATS, write_to_stderr
 from kvxfer.shared_secret import SecretOption, find_secrets
@@ -122,8 +123,20 @@ class ServeOptions:
 
 
 def role_files(told: Iterable[str]) -> tuple[tuple[str, Path], ...]:
-    """Reads a list of ``ROLE=FILE``."""
-    return tuple((role, Path(path)) for role, _, path in (each.partition("=") for each in told))
+    """Reads a list of ``ROLE=FILE``.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: one of them has another form.
+    """
+    found = []
+    for each in told:
+        role, _, path = each.partition("=")
+        if not role or not path:
+            raise invalid(f"--token {each}: write ROLE=FILE")
+        found.append((role, Path(path)))
+    return tuple(found)
 
 
 def state_folder() -> Path:
@@ -132,6 +145,40 @@ def state_folder() -> Path:
         return Path("/var/lib/kvxfer")
     named = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".local/state") / "kvxfer"
+
+
+def _absolute(runtime: Path) -> Path:
+    """Returns the absolute path of ``--runtime``; refuses one that is too long for a socket's path."""
+    from kvxfer.attachment.runtime_folder import SOCKET_NAME, checked
+
+    folder = runtime.absolute()
+    try:
+        checked(folder / SOCKET_NAME)
+    except UsageError:
+        raise invalid(
+            f"--runtime {runtime}: the path of its socket {folder / SOCKET_NAME} has more than 107 bytes: "
+            "name a folder with a shorter path"
+        ) from None
+    return folder
+
+
+def _check_secret(secret: SecretOption) -> None:
+    """Reads the agents' secret, which the daemon's own agent reads again later."""
+    try:
+        find_secrets(secret)
+    except UsageError as error:
+        if not isinstance(secret, os.PathLike):
+            raise
+        path = os.fspath(secret)
+        raise invalid(error.args[0].replace(f"the secret's file ({path})", f"--secret-file {path}")) from None
+
+
+def _require_room(pool_gib: float) -> None:
+    has_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if not 0 <= pool_gib <= has_gib:
+        raise invalid(
+            f"--pool-gib {pool_gib:g} is not possible: this machine has {has_gib:.1f} GiB of memory"
+        )
 
 
 def _runtime_folder() -> Path:
@@ -158,9 +205,10 @@ async def serve(
     Raises
     ------
     UsageError
-        ``invalid-argument``, ``system``: the daemon cannot listen, or must not without TLS.
+        ``invalid-argument``, ``system``: an option is not possible, a file that one names cannot be used, or
+        the daemon cannot listen, or must not without TLS.
     OSError, RuntimeError
-        The folders cannot be used; ``BlockingIOError``: another daemon uses them.
+        The folders cannot be used, or another daemon uses them; or a listener has failed.
     """
     if options.gpu is not None and not options.own_agent:
         raise invalid("--gpu needs the daemon's own agent: leave --no-agent out")
@@ -170,11 +218,14 @@ async def serve(
                 "KVXFER_TLS_CERTIFICATE and --secret-file are both given, but an agent uses "
                 "certificates or a secret: leave one out"
             )
-        find_secrets(options.secret)  # raises before anything is made
+        _check_secret(options.secret)
     address = parse_listen(options.listen) if options.listen else None
     if address is not None:
         require_safe(address[0], options.tls)
-    runtime = options.runtime or _runtime_folder()
+    if options.tls is not None:
+        await asyncio.to_thread(check_files, options.tls)
+    _require_room(options.pool_gib)
+    runtime = _runtime_folder() if options.runtime is None else _absolute(options.runtime)
     node = options.node or platform.node() or "node"
     spans = Spans(node, options.otlp) if options.otlp else None
     daemon = NodeDaemon(
@@ -194,7 +245,11 @@ async def serve(
     directory: MirroredDirectory | None = None
     servers: list[tuple[QuietServer, asyncio.Task[None]]] = []
     try:
-        await daemon.start()
+        try:
+            await daemon.start()
+        except BlockingIOError:
+            raise RuntimeError(f"another daemon uses {runtime}: name another folder (--runtime)") from None
+        listener = None if address is None else listen_tcp(*address)
         app = DaemonApp(
             daemon,
             hosts=_host_names(options, address),
@@ -204,8 +259,7 @@ async def serve(
         )
         servers.append(_begin(app, listen_unix(runtime / API_SOCKET), None))
         announce(f"listening on {runtime / API_SOCKET}, for this user")
-        if address is not None:
-            listener = listen_tcp(*address)
+        if listener is not None:
             host, port = listener.getsockname()[:2]
             servers.append(_begin(app, listener, options.tls))
             if options.tls is not None:
@@ -224,8 +278,10 @@ async def serve(
         on_ready(daemon)
         ends = [task for _, task in servers]
         waiting = asyncio.create_task(stop.wait())
-        await asyncio.wait([waiting, *ends], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([waiting, *ends], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
+        for task in done:
+            task.result()  # raises what ended a listener
         await daemon.drains.stop_taking(options.stop_after_s)
     finally:
         if app is not None:
@@ -234,6 +290,8 @@ async def serve(
             server.end()
         for _, task in servers:
             await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # the first listener's error was raised
         if app is not None:  # otherwise the socket may belong to another daemon, which has the folder
             (runtime / API_SOCKET).unlink(missing_ok=True)
         await daemon.aclose()

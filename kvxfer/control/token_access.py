@@ -44,7 +44,8 @@ class Access:
         #: The file of the admin's token, if this start has written it; otherwise None.
         self.admin_file: Path | None = None
         self._path = admin_file
-        self._given = {token.id: path for path, token in self._read(given)}
+        #: The option that gave each token, by the token's id.
+        self._given = dict(self._read(given))
 
     async def start(self) -> None:
         """Makes an admin's token if there is no token at all.
@@ -69,19 +70,24 @@ class Access:
         self._tokens.add(record)
         self.admin_file = self._path
 
-    def _read(self, given: Sequence[tuple[str, Path]]) -> Iterator[tuple[Path, TokenRecord]]:
+    def _read(self, given: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str]]:
         for role, path in given:
             token = None
+            option = f"--token {role}={path}"
             if role in ROLES:
-                token = Tokens.given(path.name, role, path.read_text().strip(), self._clock())
+                try:
+                    text = path.read_text("utf-8", "replace")
+                except OSError as error:
+                    raise invalid(f"{option}: the file cannot be read: {error.strerror}") from None
+                token = Tokens.given(path.name, role, text.strip(), self._clock())
             if token is None:
                 raise invalid(
-                    f"--token {role}={path}: write a role ({', '.join(ROLES)}) and a file with kvx_, "
+                    f"{option}: write a role ({', '.join(ROLES)}) and a file with kvx_, "
                     "16 hexadecimal digits, _ and at least 32 random letters and digits"
                 )
             self._tokens.revoke(token.id)
             self._tokens.add(token)
-            yield path, token
+            yield token.id, option
 
     def of_secret(self, secret: str) -> Caller | None:
         """Returns the caller that a secret identifies."""
@@ -144,9 +150,9 @@ class Access:
             )
         if token is None:
             raise Refusal("not-found", f"there is no token {id_!r}")
-        if (path := self._given.get(id_)) is not None:
+        if (option := self._given.get(id_)) is not None:
             raise Refusal(
-                "conflict", f"the daemon was started with this token, from {path}: start it without"
+                "conflict", f"this token comes from {option!r}: restart the daemon without that option"
             )
         await self._store.remove(_KIND, id_)
         self._tokens.revoke(id_)

@@ -262,7 +262,10 @@ async def test_a_token_that_was_drawn_elsewhere_holds_while_the_daemon_is_starte
         assert served.token  # the first admin's token, as before
         async with served.tcp(secret) as client:
             assert (await client.get("/metrics")).status_code == 200
-            assert (await client.put("/v1/drain", json={})).status_code == 403
+            refused = await client.put("/v1/drain", json={})
+            assert refused.status_code == 403
+            words = "PUT /v1/drain needs the role admin, and the token named 'prometheus' has read"
+            assert refused.json()["detail"] == words
         async with served.unix() as client:
             shown = (await client.get("/v1/tokens")).json()["items"]
             assert [(each["name"], each["role"]) for each in shown if each["id"] == "5a" * 8] == [
@@ -270,6 +273,8 @@ async def test_a_token_that_was_drawn_elsewhere_holds_while_the_daemon_is_starte
             ]
             refused = await client.delete(f"/v1/tokens/{'5a' * 8}")
             assert refused.status_code == 409
-            assert str(file) in refused.json()["detail"]
+            assert refused.json()["detail"] == (
+                f"this token comes from '--token read={file}': restart the daemon without that option"
+            )
     async with serving(tmp_path) as served, served.tcp(secret) as client:
         assert (await client.get("/metrics")).status_code == 401

@@ -18,7 +18,7 @@ from kvxfer.control import serve as module
 from kvxfer.control.listening import Tls, parse_listen, require_safe
 from kvxfer.errors import UsageError
 from tests.control.engines import until
-from tests.control.serving import BOUND_S, program, serving
+from tests.control.serving import BOUND_S, options, program, serving
 from tests.control.test_access import DIGEST
 
 
@@ -53,14 +53,64 @@ def test_this_host_needs_none(host: str) -> None:
     [
         (["--listen", "0.0.0.0:0"], "without TLS"),
         (["--listen", "nonsense"], "--listen"),
-        (["--listen", "192.0.2.1:1", "--tls-certificate", "c", "--tls-key", "k"], "cannot listen on"),
+        (
+            ["--listen", "host.invalid:1", "--tls-certificate", "cert.pem", "--tls-key", "key.pem"],
+            "--listen host.invalid",
+        ),
+        (
+            ["--listen", "192.0.2.1:1", "--tls-certificate", "cert.pem", "--tls-key", "key.pem"],
+            "not an address of this",
+        ),
+        (
+            ["--tls-certificate", "/no.pem", "--tls-key", "key.pem"],
+            "--tls-certificate /no.pem cannot be read: No such",
+        ),
+        (
+            ["--tls-certificate", "/", "--tls-key", "key.pem"],
+            "--tls-certificate / cannot be read: Is a directory",
+        ),
+        (
+            ["--tls-certificate", "cert.pem", "--tls-key", "/no.key"],
+            "--tls-key /no.key cannot be read: No such file",
+        ),
+        (
+            ["--tls-certificate", "key.pem", "--tls-key", "key.pem"],
+            "--tls-certificate key.pem does not hold a certificate",
+        ),
+        (
+            ["--tls-certificate", "cert.pem", "--tls-key", "cert.pem"],
+            "--tls-key cert.pem does not hold a private key in PEM",
+        ),
+        (
+            ["--tls-certificate", "cert.pem", "--tls-key", "other.pem"],
+            "is not the key of --tls-certificate cert.pem",
+        ),
+        (["--tls-certificate", "cert.pem", "--tls-key", "locked.pem"], "--tls-key locked.pem has a password"),
+        (
+            ["--tls-certificate", "broken.pem", "--tls-key", "key.pem"],
+            "broken.pem holds a malformed certificate",
+        ),
+        (
+            ["--tls-certificate", "cert.pem", "--tls-key", "key.pem", "--tls-client-ca", "/no.ca"],
+            "--tls-client-ca /no.ca cannot be read: No such file",
+        ),
+        (
+            ["--tls-certificate", "cert.pem", "--tls-key", "key.pem", "--tls-client-ca", "key.pem"],
+            "--tls-client-ca key.pem does not hold a certificate in PEM",
+        ),
         (["--tls-key", "k"], "must be given together"),
         (["--tls-client-ca", "c"], "needs TLS"),
         (["--allow", "10.0.0.0/99"], "10.0.0.0/99"),
+        (["--secret-file", "/nothing"], "--secret-file /nothing cannot be read: No such file"),
+        (["--secret-file", "/dev/null"], "--secret-file /dev/null has 0 bytes"),
         (["--secret", "/nothing"], "/nothing"),
         (["--token", "reader=/etc/hostname"], "write a role (read, transfer, admin)"),
         (["--token", "read=/etc/hostname"], "a file with kvx_"),
-        (["--token", "read=/nothing"], "/nothing"),
+        (["--token", "read=/nothing"], "--token read=/nothing: the file cannot be read: No such file"),
+        (["--token", "token"], "--token token: write ROLE=FILE"),
+        (["--token", "read="], "--token read=: write ROLE=FILE"),
+        (["--runtime", "c/" + 60 * "d/"], "name a folder with a shorter path"),
+        (["--pool-gib", "9e9"], "--pool-gib 9e+09 is not possible: this machine has"),
         (["--gpu", "0"], "own agent: leave --no-agent out"),
         (["--log", "xml"], "write plain or json"),
         (["--secret", __file__], "an agent uses certificates or a secret"),
@@ -71,11 +121,14 @@ def test_it_says_why_it_does_not_start(
 ) -> None:
     if words.startswith("an agent uses certificates"):
         monkeypatch.setenv("KVXFER_TLS_CERTIFICATE", "node.pem")
+    if any(option.startswith("--tls") for option in arguments):
+        pem_files(tmp_path)
     command = [sys.executable, "-m", "kvxfer.control", "--state", str(tmp_path / "s")]
     command += ["--runtime", str(tmp_path / "r"), "--no-agent", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
+    assert "listening on" not in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -97,7 +150,8 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         command += ["--runtime", str(tmp_path / "r"), "--no-agent", "--listen", f"127.0.0.1:{port}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 2
-    assert f"127.0.0.1:{port}" in done.stderr
+    assert f"--listen 127.0.0.1:{port} is in use: stop the other program" in done.stderr
+    assert "listening on" not in done.stderr
 
 
 async def test_it_answers_before_its_own_agent_is_there(
@@ -169,6 +223,7 @@ def test_a_folder_of_another_daemon_is_refused_and_stays_that_ones(tmp_path: Pat
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
         assert done.returncode == 2
         assert "another daemon uses" in done.stderr
+        assert f"name another folder ({shared})" in done.stderr
         assert str(folders[shared]) in done.stderr
         assert (tmp_path / "run/api.sock").exists()
         assert client.get("/v1/node").status_code == 200
@@ -197,6 +252,29 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     if done.returncode:
         pytest.skip("openssl makes no certificate here")
     return folder / "cert.pem", folder / "key.pem"
+
+
+def pem_files(folder: Path) -> None:
+    """Makes cert.pem with key.pem, another key, one with a password, and a file of a broken certificate."""
+    certificate(folder)
+    for arguments in (
+        ("genpkey", "-algorithm", "ED25519", "-out", "other.pem"),
+        ("pkey", "-in", "other.pem", "-aes256", "-passout", "pass:secret", "-out", "locked.pem"),
+    ):
+        subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, check=True, timeout=BOUND_S)
+    (folder / "broken.pem").write_text("-----BEGIN CERTIFICATE-----\nMII=\n-----END CERTIFICATE-----\n")
+
+
+async def test_a_listener_that_fails_ends_the_daemon_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(server: object, listener: socket.socket) -> None:
+        listener.close()
+        raise OSError("no certificate")
+
+    monkeypatch.setattr(module.QuietServer, "run_on", fail)
+    with pytest.raises(OSError, match="no certificate"):
+        await module.serve(options(tmp_path), asyncio.Event())
 
 
 def test_tls_and_tokens(tmp_path: Path) -> None:

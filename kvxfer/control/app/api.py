@@ -75,7 +75,9 @@ class GuardedRoute(APIRoute):
             if change is not None:
                 request.app.state.changes.note_refused(operation_id, caller, request)
             raise Refusal(
-                "forbidden", f"{operation_id} needs the role {role}, and {caller.name} has {caller.role}"
+                "forbidden",
+                f"{request.method} {self.path} needs the role {role}, and the token named {caller.name!r} "
+                f"has {caller.role}",
             )
 
         return guarded

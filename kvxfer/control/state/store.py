@@ -80,7 +80,10 @@ class Store:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5)
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
-                raise RuntimeError(f"{path} has version {version}, but this daemon knows only {_VERSION}")
+                raise RuntimeError(
+                    f"{path} has version {version}, but this daemon knows only {_VERSION}: put back the copy "
+                    "from before the upgrade, or start the newer daemon"
+                )
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.executescript(_SCHEMA)
