@@ -95,8 +95,9 @@ class Drains:
         await self._store.put(_KIND, _ID, deadline_at_s)
         self._deadline_at_s = deadline_at_s
         self._was_ready = False
-        await self._tell_all(deadline_s)
+        # Before the agents know: their answers may make the node ready.
         self._note("drain.begun", {"deadline_s": deadline_s})
+        await self._tell_all(deadline_s)
         self.look()
         return self.shown()
 

@@ -15,6 +15,7 @@ from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
 from kvxfer.control.agent_dials import AgentDials
 from kvxfer.control.agent_view import AgentView
+from kvxfer.control.arrival_log import ArrivalLog
 from kvxfer.control.attached import Attached
 from kvxfer.control.attachments import Attachments
 from kvxfer.control.audit_log import AuditLog
@@ -116,6 +117,7 @@ class NodeDaemon:
         self.events = EventLog(self._reserved, make=event_of_end)
         self.counts = TransferCounts()
         self.failures = FailureLog()
+        self.arrivals = ArrivalLog()
         self.certificates = ShownCertificates()
         self.table = TransferTable(options.most_transfers)
         #: Spans that engines and routers have sent.
@@ -194,6 +196,7 @@ class NodeDaemon:
         """Ends all parts; agents go on without the daemon. Idempotent."""
         for task in self._tasks:
             task.cancel()
+        self.arrivals.close()
         if self._memory is not None:
             await self._memory.aclose()
         if self._pool is not None:
@@ -231,8 +234,10 @@ class NodeDaemon:
     def _on_change(self, agent: Attached, what: frozenset[str]) -> None:
         self.intake.changed(agent, what)
         if "attached" in what:
+            self.arrivals.attached(agent)
             self._spawn(self.settings.tell_new(agent))
         if "gone" in what:
+            self.arrivals.gone(agent)
             self.moves.on_gone(agent.incarnation)
         elif "attached" in what if self.drains.draining else agent.draining and "draining" in what:
             # The agent drains although the node does not: it missed the end of the drain, e.g. because the

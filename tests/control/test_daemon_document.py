@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 from kvxfer.control.problems import STATUSES
+from kvxfer.control.state.transfer_counts import FAILURES, TransferCounts
 from kvxfer.errors import CODE_NAMES
 from tests.control.records import attached, record
 from tests.control.serving import Served
 
+ERRORS = (Path(__file__).parents[2] / "docs/errors.md").read_text()
 DOCUMENT = (Path(__file__).parents[2] / "docs/daemon.md").read_text()
 SOURCES = Path(__file__).parents[2] / "kvxfer/control"
 
@@ -44,6 +46,31 @@ async def test_each_figure_is_explained(served: Served) -> None:
         f"{name}_total" if kind == "Counter" else name
         for kind, name in re.findall(r'(Counter|Gauge)MetricFamily\(\s*"(kvxfer_pool_\w+)"', source)
     }
+
+
+def test_codes_that_end_transfers_are_counted_from_0() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| `\w+` \| [^|]+ \| (\w*) ?\|", ERRORS, re.M)
+    awaiting = {code for code, mark in rows if mark}
+    # A child of a fork reports nothing, and what was cancelled has an outcome of its own.
+    assert set(FAILURES) == awaiting - {"forked", "cancelled"}
+    ended = TransferCounts().ended
+    assert set(ended.values()) == {0}
+    assert len(ended) == 3 * (2 + len(FAILURES))
+    for role in ("source", "destination", "expectation"):
+        assert {(role, "done", ""), (role, "cancelled", "cancelled"), (role, "failed", "peer-lost")} <= set(
+            ended
+        )
+
+
+async def test_a_first_failure_is_an_increase(served: Served) -> None:
+    async with served.unix() as client:
+        text = (await client.get("/metrics")).text
+    for line in (
+        'kvxfer_transfers_ended_total{code="peer-lost",outcome="failed",role="destination"} 0.0',
+        'kvxfer_transfers_ended_total{code="",outcome="done",role="source"} 0.0',
+        'kvxfer_transfer_bytes_total{role="source"} 0.0',
+    ):
+        assert f"\n{line}\n" in text
 
 
 TOPIC = r"(?:agents|transfers|leases|pages|memory|drain|settings)\.[a-z]+"

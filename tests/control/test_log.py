@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kvxfer.control.arrival_log import MOST_LINES, ArrivalLog
 from kvxfer.control.failure_log import FailureLog
 from kvxfer.control.state.transfer_table import End
 from kvxfer.errors import PeerError
 from kvxfer.log_lines import JsonLines, PlainLines
-from tests.control.records import record
+from tests.control.records import attached, record
 from tests.control.serving import program
 from tests.control.waiting import until
 from tests.fault.node import Node, Worker
@@ -61,6 +62,45 @@ async def test_a_transfer_counts_once_and_a_pair_is_told_of_once_a_minute(
     assert caplog.messages == ["10 transfers of prefill with decode failed [deadline]: too slow"]
     failures.close()
     assert caplog.messages[1:] == ["20 transfers of prefill with decode failed [deadline]: too slow"]
+
+
+async def test_agents_that_attach_and_go_are_told_of_and_hundreds_share_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "kvxfer")
+    arrivals = ArrivalLog()
+    agents = [attached(f"{number:032x}", f"decode-{number}", pid=number) for number in range(200)]
+    for _ in range(2):
+        for agent in agents:
+            arrivals.attached(agent)
+        for agent in agents[:50]:
+            arrivals.gone(agent)
+        arrivals.tell()
+        assert len(caplog.messages) == MOST_LINES + 1
+        assert caplog.messages[0] == "agent decode-0 attached, from process 0 with kvxfer 0"
+        more = 200 - MOST_LINES
+        assert caplog.messages[-1] == f"further agents within 10 s: {more} attached, 50 are gone"
+        caplog.clear()
+    arrivals.gone(agents[7])
+    (line,) = caplog.records
+    assert line.getMessage() == "agent decode-7 of process 7 is gone"
+    told = json.loads(JsonLines().format(line))
+    assert (told["agent"], told["agent_id"], told["agent_pid"]) == ("decode-7", f"{7:032x}", 7)
+    arrivals.close()
+    arrivals.gone(agents[8])
+    assert caplog.records == [line], "agents that go because the daemon ends are not lost"
+
+
+def test_a_killed_engine_is_a_line_of_its_own_daemon(tmp_path: Path) -> None:
+    with program(tmp_path) as daemon:
+        victim = Worker("prefill", "shm", daemon=str(daemon.folder / "run"))
+        try:
+            until(lambda: any("agent prefill attached" in line for line in daemon.said), "no line")
+            victim.kill()
+            until(lambda: any("agent prefill of process" in line for line in daemon.said), "no line")
+        finally:
+            victim.finish()
+        assert daemon.end() == 0
 
 
 def test_a_lost_peer_is_one_line_and_not_one_for_each_transfer(tmp_path: Path) -> None:

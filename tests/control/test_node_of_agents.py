@@ -303,6 +303,8 @@ async def test_a_drain_reaches_the_agents_and_is_taken_back(node: Node) -> None:
     assert node.there.draining
     found = await node.until("/v1/drain", lambda found: all(agent["draining"] for agent in found["agents"]))
     assert found["ready"]
+    events = (await node.get("/v1/events/recent", topic="drain"))["items"]
+    assert [event["topic"] for event in events] == ["drain.begun", "drain.ready"]
     await node.client.delete("/v1/drain")
     assert not node.here.draining
 

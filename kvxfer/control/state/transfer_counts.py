@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import product
 from typing import Final, NamedTuple
 
 from kvxfer.session.records import Record
@@ -29,6 +30,25 @@ BOUNDS_S: Final = (
 _BOUNDS_NS: Final = tuple(int(bound * 1e9) for bound in BOUNDS_S)
 #: Names of stages: waiting for the right, for the first byte, for the last byte, and the total.
 STAGES: Final = ("right", "first_piece", "moving", "total")
+#: Codes with which an end of a transfer or an expectation fails: those that docs/errors.md marks "awaiting".
+FAILURES: Final = (
+    "not-permitted",
+    "lease-ended",
+    "region-gone",
+    "deadline",
+    "integrity",
+    "refused",
+    "no-path",
+    "peer-lost",
+    "peer-silent",
+    "peer-restarted",
+    "auth-failed",
+    "protocol",
+    "closed",
+)
+#: Outcomes and codes that are counted from 0: the increase of a series that begins at 1 would not be seen.
+KNOWN: Final = (("done", ""), ("cancelled", "cancelled"), *product(("failed",), FAILURES))
+_MOVING: Final = ("source", "destination")
 
 
 class Example(NamedTuple):
@@ -70,8 +90,11 @@ class TransferCounts:
     """Counts of all ends since the daemon's start."""
 
     def __init__(self) -> None:
-        self.ended: dict[tuple[str, str, str], int] = {}
-        self.nbytes: dict[str, int] = {}
+        #: By role, outcome and code; `KNOWN` ones are there from the start.
+        self.ended: dict[tuple[str, str, str], int] = {
+            (role, outcome, code): 0 for role in (*_MOVING, "expectation") for outcome, code in KNOWN
+        }
+        self.nbytes: dict[str, int] = dict.fromkeys(_MOVING, 0)
         #: By role, verb (`verb_of`) and stage.
         self.stages: dict[tuple[str, str, str], Histogram] = {}
 
