@@ -15,8 +15,10 @@ from kvxfer.cli.asking import (
     ago,
     asking,
     in_bytes,
+    plain,
     print_one,
     print_rows,
+    require_agent,
 )
 from kvxfer.errors import invalid
 
@@ -83,6 +85,7 @@ def regions(
             ],
             as_json=json,
             nothing="no region is registered",
+            if_empty=lambda: require_agent(client, agent),
         )
 
 
@@ -93,7 +96,7 @@ def peers(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List the sessions of agents, with the rails that pages take.
+    """List the sessions of agents, with the rails that pages take. SESSION is the agent's number of it.
 
     kvxfer peers --agent prefill-0
     """
@@ -102,6 +105,7 @@ def peers(
             client.peers(agent or None),
             [
                 ("AGENT", lambda row: row.agent_name),
+                ("SESSION", lambda row: row.session),
                 ("PEER", lambda row: row.name),
                 ("PEER'S ID", lambda row: row.id),
                 ("ADDRESS", lambda row: row.address),
@@ -110,7 +114,8 @@ def peers(
                 ("NOTES", lambda row: row.notes or None),
             ],
             as_json=json,
-            nothing="no agent is connected to another",
+            nothing=f"{plain(agent)} has no session" if agent else "no agent is connected to another",
+            if_empty=lambda: require_agent(client, agent),
         )
 
 

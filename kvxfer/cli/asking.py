@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json as json_of
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -89,6 +91,9 @@ def asking(daemon: str, token_file: str, ca_file: str = "") -> Iterator[Client]:
         try:
             yield client
         except ControlError as error:
+            if error.code == "unauthorized" and (file := token_file or os.environ.get("KVXFER_TOKEN_FILE")):
+                words = f"the token in {file} is not valid at {client.place}: wrong, expired or revoked"
+                raise ControlError(error.code, error.title, words, error.status) from None
             if (hint := _HINTS.get(error.code)) is not None:
                 words = f"{error.detail}; {hint}"
                 raise ControlError(error.code, error.title, words, error.status) from None
@@ -97,6 +102,18 @@ def asking(daemon: str, token_file: str, ca_file: str = "") -> Iterator[Client]:
             fault: Any = error.errors()[0]
             words = f"{'.'.join(map(str, fault['loc']))} is {fault['input']!r:.100}: {fault['msg']}"
             raise invalid(words) from None
+
+
+def require_agent(client: Client, agent: str) -> None:
+    """Refuses a filter that names no attached agent, where a list is empty.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``.
+    """
+    if agent and all(agent not in (each.id, each.name) for each in client.agents()):
+        raise invalid(f"no agent {agent!r} is attached: kvxfer agents lists them")
 
 
 def print_json(shown: Any) -> None:
@@ -111,11 +128,18 @@ def print_rows(
     *,
     as_json: bool,
     nothing: str,
+    if_empty: Callable[[], None] = lambda: None,
 ) -> None:
-    """Prints a list as a table, or as JSON lines; an empty table is reported on stderr."""
+    """Prints a list as a table, or as JSON lines; an empty table is reported on stderr.
+
+    `if_empty` is called first when the list is empty, and may raise the reason.
+    """
     if as_json:
+        row = None
         for row in rows:
             print_json(row)
+        if row is None:
+            if_empty()
         return
     from rich.table import Table
     from rich.text import Text
@@ -129,20 +153,29 @@ def print_rows(
     if table.row_count:
         console().print(table)
     else:
+        if_empty()
         print(nothing, file=sys.stderr)
 
 
 def print_one(shown: Any, as_json: bool) -> None:
-    """Prints one thing, one field per line, or as JSON."""
+    """Prints one thing, one field per line, or as JSON; a field of fields has its lines below it."""
     if as_json:
         print_json(shown)
         return
     told = shown.model_dump(mode="json")
+    print("\n".join(_lines(told)))
+
+
+def _lines(told: dict[str, Any]) -> Iterator[str]:
     width = max(map(len, told))
     for name, value in told.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key}={each}" for key, each in value.items()) or None
-        print(f"{name:{width}}  {plain(value)}")
+        if isinstance(value, dict) and value:
+            yield plain(name)
+            yield from (f"  {line}" for line in _lines(value))
+            continue
+        if name.endswith("_at_s") and isinstance(value, float):
+            value = datetime.fromtimestamp(value).astimezone().isoformat(" ", "seconds")
+        yield f"{plain(name):{width}}  {plain(value or None if isinstance(value, dict) else value)}"
 
 
 def console() -> Any:
@@ -161,6 +194,11 @@ def plain(value: object) -> str:
         value = ", ".join(map(str, value))
     text = str(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns e.g. ``"1 block"`` or ``"2 blocks"``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def in_bytes(nbytes: float | None) -> str:

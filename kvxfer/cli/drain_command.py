@@ -15,6 +15,7 @@ from kvxfer.cli.asking import (
     JsonOption,
     TokenFileOption,
     asking,
+    counted,
     plain,
     print_json,
 )
@@ -59,7 +60,7 @@ def drain(
     if json:
         print_json(found)
     else:
-        words = "ready to stop" if found.ready else f"drains: {found.running} transfers run"
+        words = "ready to stop" if found.ready else f"drains: {counted(found.running, 'transfer')} left"
         print(words if found.draining else "accepts work")
         for each in found.agents:
             if each.refused:

@@ -18,6 +18,7 @@ from kvxfer.cli.asking import (
     lists_alone,
     print_json,
     print_rows,
+    require_agent,
 )
 from kvxfer.cli.region_place import Place, find_region
 from kvxfer.errors import invalid
@@ -55,6 +56,7 @@ def leases(
             ],
             as_json=json,
             nothing="no lease is open",
+            if_empty=lambda: require_agent(client, agent),
         )
 
 
@@ -71,7 +73,7 @@ def grant(
     ] = "",
     session: Annotated[
         int | None,
-        typer.Option(min=0, help="Let the peer of this session of the agent write (kvxfer peers --json)."),
+        typer.Option(min=0, help="Let the peer of this session of the agent write (kvxfer peers)."),
     ] = None,
     ttl_s: Annotated[float, typer.Option(min=0.001, help="How long the lease lasts.")] = 30.0,
     daemon: DaemonOption = "",

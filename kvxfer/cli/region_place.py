@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvxfer.cli.asking import counted
 from kvxfer.errors import invalid
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class PlacedRegion:
     @property
     def words(self) -> str:
         """Its name in messages."""
-        return f"{len(self.blocks)} blocks of {self.region.name} of {self.agent.name}"
+        return f"{counted(len(self.blocks), 'block')} of {self.region.name} of {self.agent.name}"
 
 
 def find_region(client: Client, place: Place) -> tuple[schema.Agent, schema.Region]:

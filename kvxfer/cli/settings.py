@@ -64,7 +64,9 @@ def settings(
     ca_file: CaFileOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show or change the settings of a running node; all options but --log-level may be repeated.
+    """Show or change the settings of a running node.
+
+    Options that name a peer, a transport or a tenant may be repeated.
 
     kvxfer settings
 

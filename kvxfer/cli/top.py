@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_ENDED = 12
 _MOST_OPEN = 12
+_MOST_NAMES = 10_000
 
 
 class Watch:
@@ -46,6 +47,7 @@ class Watch:
         self._rates = LiveRates(time.monotonic())
         self._missed = 0
         self._ended: deque[schema.Event] = deque(maxlen=_MOST_ENDED)
+        self._names: dict[str, str] = {}
         #: Why the event stream has ended; "" while it is open.
         self.error = ""
         threading.Thread(target=self._run, name="kvxfer-top", daemon=True).start()
@@ -67,10 +69,17 @@ class Watch:
             pass  # the client was closed
 
     def _take(self, event: schema.Event) -> None:
+        if (peer := str(event.data.get("peer_name", ""))) and len(self._names) < _MOST_NAMES:
+            self._names[str(event.data["peer"])[:16]] = peer
         if event.topic == "transfers.done":
             self._rates.add(event.data, time.monotonic())
         if event.data.get("role") != "source" or event.topic != "transfers.done":
             self._ended.appendleft(event)
+
+    def names(self) -> dict[str, str]:
+        """Returns the names of peers, which may be attached elsewhere, by their ids' digits in a link."""
+        with self._lock:
+            return dict(self._names)
 
     def look(self) -> tuple[list[LinkRate], list[schema.Event], int]:
         """Returns rates, the last ended transfers, and the number of missed events."""
@@ -138,6 +147,7 @@ def _look(client: Client, watch: Watch) -> dict[str, Any]:
         "node": client.get_node,
         "drain": client.get_drain,
         "agents": lambda: list(client.agents()),
+        "recent": lambda: client.list_transfers(limit=_MOST_ENDED).items,
         "open": lambda: client.list_open_transfers(limit=_MOST_OPEN).items,
         "pools": lambda: client.list_pools().items,
     }
@@ -154,6 +164,9 @@ def _look(client: Client, watch: Watch) -> dict[str, Any]:
             if isinstance(told, list)
             else told.model_dump(mode="json")
         )
+    names = watch.names()
+    names |= {agent["id"][:16]: agent["name"] for agent in found.get("agents", ())}
+    found["names"] = names
     return found
 
 
@@ -161,10 +174,8 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    names = {agent["id"][:16]: agent["name"] for agent in found.get("agents", ())}
-
     def name_of(id_: str) -> str:
-        return str(names.get(id_, id_[:8]))
+        return str(found["names"].get(id_) or id_[:8])
 
     node, drain = found.get("node", {}), found.get("drain", {})
     head = Text.assemble(
@@ -227,14 +238,15 @@ def _screen(found: dict[str, Any]) -> RenderableType:
             ("TRANSFER", "OUTCOME", "AT", "SIZE", "TOOK", "CONTEXT"),
             [
                 (
-                    data["id"],
-                    f"{data['outcome']} [{data['code']}]" if data["code"] else data["outcome"],
-                    data["name"],
-                    in_bytes(data["nbytes"]),
-                    in_time(data["total_us"]),
-                    data["context"],
+                    each["id"],
+                    f"{each['state']} [{each['code']}]" if each["code"] else each["state"],
+                    ", ".join(end["agent_name"] for end in _ends(each)),
+                    in_bytes(each["nbytes"]),
+                    in_time(max((end["ended_after_us"] or 0.0 for end in _ends(each)), default=None)),
+                    each["context"],
                 )
-                for data in (event["data"] for event in found["ended"])
+                for each in found.get("recent", ())
+                if each["state"] != "pending"
             ],
         )
     )

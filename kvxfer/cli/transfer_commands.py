@@ -15,11 +15,13 @@ from kvxfer.cli.asking import (
     LimitOption,
     TokenFileOption,
     asking,
+    counted,
     in_bytes,
     in_time,
     plain,
     print_json,
     print_rows,
+    require_agent,
 )
 from kvxfer.errors import invalid
 
@@ -87,6 +89,7 @@ def transfers(
                 ],
                 as_json=json,
                 nothing="no such transfer",
+                if_empty=lambda: require_agent(client, agent),
             )
 
 
@@ -121,7 +124,8 @@ def lines_of(transfer: schema.Transfer) -> list[str]:
     if transfer.code:
         lines[0] += f" [{transfer.code}] {plain(transfer.message)}"
     lines.append(
-        f"  {transfer.num_blocks} blocks, {transfer.num_layers} layers, {in_bytes(transfer.nbytes)}"
+        f"  {counted(transfer.num_blocks, 'block')}, {counted(transfer.num_layers, 'layer')}, "
+        + in_bytes(transfer.nbytes)
         + (f", for {plain(transfer.context)}" if transfer.context else "")
         + (f", tenant {transfer.tenant}" if transfer.tenant else "")
     )
@@ -133,7 +137,7 @@ def lines_of(transfer: schema.Transfer) -> list[str]:
     for word, end, other in ends:
         if end is None:
             if other is not None and (name := _end(None, other)) is not None:
-                lines.append(f"  {word} {plain(name)}; its daemon has the stages")
+                lines.append(f"  {word} {plain(name)}: the daemon of its node has its stages")
             continue
         lines.append(
             f"  {word} {plain(end.region_name) or end.region} of {plain(end.agent_name) or end.agent}"
@@ -143,6 +147,7 @@ def lines_of(transfer: schema.Transfer) -> list[str]:
         lines += [
             f"    {in_time(after_us):>10}  {what}"
             for what, after_us in (
+                ("posted here", 0.0 if end.posted_at_s else None),
                 ("begun", end.begun_after_us),
                 ("first piece", end.first_piece_after_us),
                 (end.outcome, end.ended_after_us),

@@ -89,10 +89,28 @@ def unanswered(error: httpx.TransportError, where: str) -> ControlError:
             f"{where} did not answer in time: the request may or may not have been carried out",
             0,
         )
+    if refusal := _tls_refusal(words, where):
+        return ControlError(UNREACHABLE, title, refusal, 0)
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         detail = f"no daemon answers at {where} ({words}): start one (kvxfer serve), or name another"
         return ControlError(UNREACHABLE, title, detail, 0)
-    return ControlError(UNREACHABLE, title, f"the connection to {where} ended: {words}", 0)
+    detail = f"the connection to {where} ended: {words}"
+    if where.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
+        detail += "; if the daemon has a certificate, write https"
+    return ControlError(UNREACHABLE, title, detail, 0)
+
+
+def _tls_refusal(words: str, where: str) -> str:
+    """Returns what to do where something listens, but TLS failed; ``""`` for other errors."""
+    if "WRONG_VERSION_NUMBER" in words or "record layer failure" in words:
+        return f"{where} speaks http, not https: write http{where.removeprefix('https')}"
+    if "CERTIFICATE_VERIFY_FAILED" not in words:
+        return ""
+    reason = words.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or words
+    cure = "name the file of its authority (--ca-file, or verify= in Python)"
+    if "not valid for" in reason:
+        cure = "address the daemon by a name in its certificate"
+    return f"the certificate of {where} is not trusted: {reason}: {cure}"
 
 
 def _seconds(text: str) -> float | None:

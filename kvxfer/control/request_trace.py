@@ -65,7 +65,10 @@ class RequestTraces:
         for name in dict.fromkeys((*traces, *(name for span in spans for name in span.requests))):
             self._add(found, name, caller)
         if not found and not spans:
-            raise Refusal("not-found", f"request {request!r:.200} is not known (any more)")
+            words = f"request {request!r:.200} is not known (any more)"
+            if len(request) < _LEAST_OF_A_NAME:
+                words += f"; a part of an id is looked for from {_LEAST_OF_A_NAME} characters on"
+            raise Refusal("not-found", words)
         rows = [*_of_spans(spans), *(row for entry in found.values() for row in _of_entry(entry))]
         rows.sort(key=lambda row: (row.started_at_s, row.depth))
         return schema.RequestTrace(request=request, traces=list(traces), rows=rows)

@@ -19,7 +19,7 @@ import pytest
 from kvxfer.control import AsyncClient, Client, ControlError, Missed, Retry, client_calls, schema
 from kvxfer.control.client_calls import Call
 from kvxfer.control.client_events import EventCursor
-from kvxfer.control.client_exchange import exchange
+from kvxfer.control.client_exchange import exchange, unanswered
 from kvxfer.control.daemon_place import DaemonPlace, token_of
 from kvxfer.errors import UsageError
 from tests.control.serving import Served, program, serving
@@ -341,6 +341,37 @@ def test_a_blocking_client_asks_over_both_sockets(tmp_path: Path) -> None:
             client.get_node()
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)",
+            "https://h:1 speaks http, not https: write http://h:1",
+        ),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:10)",
+            "the certificate of https://h:1 is not trusted: self-signed certificate: name the file of its "
+            "authority (--ca-file, or verify= in Python)",
+        ),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: Hostname mismatch, certificate is "
+            "not valid for 'h'. (_ssl.c:1006)",
+            "the certificate of https://h:1 is not trusted: Hostname mismatch, certificate is not valid for "
+            "'h'.: address the daemon by a name in its certificate",
+        ),
+        ("Connection refused", "no daemon answers at https://h:1 (Connection refused): start one"),
+    ],
+)
+def test_a_daemon_that_speaks_otherwise_is_not_said_to_be_away(words: str, expected: str) -> None:
+    error = unanswered(httpx.ConnectError(words), "https://h:1")
+    assert (error.code, error.detail[: len(expected)]) == ("unreachable", expected)
+
+
+def test_http_where_a_daemon_has_a_certificate_is_told_of_https() -> None:
+    error = unanswered(httpx.RemoteProtocolError("Server disconnected"), "http://h:1")
+    assert error.detail.endswith("Server disconnected; if the daemon has a certificate, write https")
+
+
 # ---- where and with which token ---------------------------------------------------------------------
 
 
@@ -358,6 +389,16 @@ def test_places_of_daemons(text: str, url: str, socket: str, monkeypatch: pytest
     assert DaemonPlace.parse(text) == DaemonPlace(url, socket)
     monkeypatch.setenv("KVXFER_DAEMON_URL", text)
     assert DaemonPlace.parse(None) == DaemonPlace(url, socket)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:7380", "node-a:7380", "[::1]:7380"])
+def test_a_host_and_a_port_are_no_path(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"write http://{text}, or https://{text}")):
+        DaemonPlace.parse(text)
+    assert DaemonPlace.parse(f"unix:{text}") == DaemonPlace("http://localhost", text)
+    monkeypatch.chdir(tmp_path)
+    Path(text).touch()
+    assert DaemonPlace.parse(text) == DaemonPlace("http://localhost", text)
 
 
 @pytest.mark.parametrize("text", ["ftp://x", "http://", "http://user:secret@host", "http://host/?token=1"])

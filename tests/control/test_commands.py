@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 pytest.importorskip("typer", reason="kvxfer[cli] is not installed")
 
 import kvxfer
+from kvxfer.cli import top
 from kvxfer.cli.asking import in_bytes, in_time, plain
 from kvxfer.cli.region_place import Place
 from kvxfer.control import Client, schema
@@ -153,7 +155,8 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
     assert told("transfers", transfer["made_id"], daemon=at)[0]["id"] == transfer["id"]
     shown = run("transfers", transfer["id"], daemon=at)
     assert "begun" in shown.stdout
-    assert "its daemon has the stages" in shown.stdout
+    assert ": the daemon of its node has its stages" in shown.stdout
+    assert "0 us  posted here" in shown.stdout
     assert "\x1b" not in shown.stdout
     listed = run("transfers", "--context", "req-1", daemon=at).stdout
     assert "prefill-0/kv" in listed
@@ -193,7 +196,8 @@ def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     done = run("move", src, dst)
     assert done.returncode == 0, done.stderr
     for words in (
-        *("lease to read 1 blocks of kv of prefill-0", "done", "moved ", "/s"),
+        *("lease to read 1 block of kv of prefill-0", "done", "moved ", "/s"),
+        *("posted by", "-handle-", "known as ", " until it ends", "  1 block, 2 layers, "),
         *("  from kv of prefill-0: done", "  to kv of \\x1b[2J[red]decode (began it): done"),
     ):
         assert words in done.stdout
@@ -224,6 +228,56 @@ def test_what_agents_call_themselves_does_not_reach_the_terminal(nodes: list[Nod
         done = run(command, daemon=nodes[1].place)
         assert "\x1b" not in done.stdout
         assert "\\x1b[2J[red]decode" in done.stdout
+
+
+@pytest.mark.parametrize("noun", ["regions", "peers", "transfers", "leases"])
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["table", "json"])
+def test_an_agent_that_is_not_there_is_named(nodes: list[Node], noun: str, more: tuple[str, ...]) -> None:
+    done = run(noun, "--agent", "nobody", *more, daemon=nodes[0].place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("kvxfer: no agent 'nobody' is attached: kvxfer agents lists them")
+
+
+def test_sessions_have_their_numbers_and_an_agent_its_fields_on_lines(filled: list[Node]) -> None:
+    src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
+    assert run("move", src, dst).returncode == 0
+    shown = run("peers", "--agent", "prefill-0", daemon=filled[0].place).stdout.splitlines()
+    sessions = [str(row["session"]) for row in told("peers", "--agent", "prefill-0", daemon=filled[0].place)]
+    assert shown[0].split()[:2] == ["AGENT", "SESSION"]
+    assert [line.split()[1] for line in shown if line.startswith("prefill-0")] == sessions
+    shown = run("agents", "prefill-0", daemon=filled[0].place).stdout.splitlines()
+    (at,) = (line for line in shown if line.startswith("attached_at_s"))
+    assert datetime.fromisoformat(at.partition(" ")[2].strip()).year > 2000
+    assert "stats" in shown
+    assert any(line.startswith("  transfers_open ") for line in shown)
+
+
+def test_top_names_peers_and_what_ended_before(filled: list[Node]) -> None:
+    src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
+    (made,) = told("move", src, dst, "--context", "req-top", daemon="")
+    for node in filled:
+        shown = run("top", "--count", "1", "--interval-s", "0.1", daemon=node.place).stdout
+        assert "req-top" in shown
+        (found,) = told("top", "--count", "1", "--interval-s", "0.1", daemon=node.place)
+        assert found["recent"][0]["id"] == made["id"]
+        assert found["names"][node.agent.incarnation.hex()[:16]] == node.agent.name
+
+
+def test_top_knows_a_peer_of_another_node_by_its_transfers() -> None:
+    one, other = "1" * 32, "2" * 32
+    data = {"id": f"{one[:16]}-{other[:16]}-1", "agent": one, "role": "destination", "nbytes": 1000}
+    ended = schema.Event(
+        index=1, topic="transfers.done", at_s=1.0, data={**data, "peer": other, "peer_name": "decode-0"}
+    )
+
+    class Told:
+        def events(self, topic: list[str]) -> Iterator[schema.Event]:
+            assert topic == ["transfers"]
+            yield ended
+
+    watch = top.Watch(Told())  # type: ignore[arg-type]
+    until(watch.names, "the event is not read")
+    assert watch.names() == {other[:16]: "decode-0"}
 
 
 def test_a_transfer_is_cancelled_by_its_id(nodes: list[Node]) -> None:
@@ -299,7 +353,7 @@ def test_pages_are_parked_fetched_pinned_and_dropped(tmp_path: Path) -> None:
             assert (done.returncode, "missing" in done.stdout) == (1, True), done.stderr
             for arguments, words in (
                 (("pin", "x", *of), "not parked for model 'm'"),
-                (("park", "a/kv:1", "x", "y", *of), "2 keys for 1 blocks"),
+                (("park", "a/kv:1", "x", "y", *of), "keys: 2, blocks: 1; name one block for each key"),
                 (("park", "a/kv:1", "x y", *of), "keys.0 is 'x y'"),
                 (("fetch", "a/kv:1", "x", *of, "--layout", parked["layout"]), "1 of 1 pages are not parked"),
             ):
@@ -333,12 +387,15 @@ def test_tokens_are_made_into_files_and_used_from_them(nodes: list[Node], tmp_pa
     assert done.returncode == 0, done.stderr
     assert file.stat().st_mode & 0o777 == 0o600
     url = nodes[0].daemon.url
+    wrong = tmp_path / "wrong"
+    wrong.write_text(f"kvx_{'0' * 16}_{'x' * 43}")
     assert run("agents", "--token-file", str(file), daemon=url).returncode == 0
     assert run("agents", daemon=url, KVXFER_TOKEN_FILE=str(file)).returncode == 0
     for arguments, words in (
         (("agents",), "--token-file, or KVXFER_TOKEN_FILE"),
         (("drain", "--token-file", str(file)), "needs the role admin"),
         (("agents", "--token-file", "/nowhere"), "cannot be read"),
+        (("agents", "--token-file", str(wrong)), f"the token in {wrong} is not valid at http://127.0.0.1:"),
     ):
         done = run(*arguments, daemon=url)
         assert done.returncode == 2

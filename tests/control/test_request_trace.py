@@ -102,6 +102,8 @@ async def test_what_is_not_known_is_said_so_and_tenants_see_their_own(traced: Se
         async with traced.tcp(secret) as client:
             answer = await client.get("/v1/request-trace", params={"request": request})
         assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
+        is_short = "a part of an id is looked for from 6 characters on" in answer.json()["detail"]
+        assert is_short == (request == "1")
 
 
 def test_the_command_asks_several_daemons_and_says_where_nothing_is_known(

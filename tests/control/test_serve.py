@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from kvxfer.control import serve as module
+from kvxfer.control.http_protocol import QuietServer
 from kvxfer.control.listening import Tls, parse_listen, require_safe
 from kvxfer.errors import UsageError
 from tests.control.engines import until
@@ -272,7 +273,7 @@ async def test_a_listener_that_fails_ends_the_daemon_with_its_error(
         listener.close()
         raise OSError("no certificate")
 
-    monkeypatch.setattr(module.QuietServer, "run_on", fail)
+    monkeypatch.setattr(QuietServer, "run_on", fail)
     with pytest.raises(OSError, match="no certificate"):
         await module.serve(options(tmp_path), asyncio.Event())
 

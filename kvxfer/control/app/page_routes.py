@@ -37,7 +37,10 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
 
     def require_as_many(asked: schema.ParkRequest | schema.FetchRequest) -> None:
         if len(asked.keys) != len(asked.blocks):
-            raise Refusal("length-mismatch", f"{len(asked.keys)} keys for {len(asked.blocks)} blocks")
+            raise Refusal(
+                "length-mismatch",
+                f"keys: {len(asked.keys)}, blocks: {len(asked.blocks)}; name one block for each key",
+            )
 
     def note(topic: str, asked: schema.PagesRequest | schema.ParkRequest) -> None:
         told = {"tenant": asked.tenant, "model": asked.model, "keys": len(asked.keys)}

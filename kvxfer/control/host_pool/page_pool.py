@@ -190,7 +190,7 @@ class PagePool:
         self._jobs.check_open()
         if len(blocks) != len(keys) or not 0 < len(keys) <= MOST_PAGES:
             raise invalid(
-                f"{len(keys)} keys are named for {len(blocks)} blocks; name 1 to {MOST_PAGES} of each"
+                f"keys: {len(keys)}, blocks: {len(blocks)}; name 1 to {MOST_PAGES} keys, with a block each"
             )
         how = {"timeout_s": timeout_s, "priority": priority, "integrity": integrity, "context": context}
         return await self._jobs.run(self._park(salt, source, blocks, keys, lease, pin, how))
@@ -324,7 +324,7 @@ class PagePool:
         self._jobs.check_open()
         _check_named(keys)
         if len(blocks) != len(keys):
-            raise invalid(f"{len(keys)} keys are named for {len(blocks)} blocks")
+            raise invalid(f"keys: {len(keys)}, blocks: {len(blocks)}; name one block for each key")
         how = {"timeout_s": timeout_s, "priority": priority, "integrity": integrity, "context": context}
         return await self._jobs.run(self._push(keys, target, blocks, lease=lease, notify=notify, **how))
 
