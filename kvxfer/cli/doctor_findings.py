@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kvxfer.doctor import available_transports, peer_reach
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.report import Report
 
@@ -25,25 +26,39 @@ def problems(findings: list[Finding]) -> list[Finding]:
 
 
 def print_report(report: Report, *, problems_alone: bool) -> None:
-    """Prints the verdict and the first steps, then all findings or only problems; ends with the verdict."""
+    """Prints the verdict and the first steps, then all findings or only problems; ends with the verdict.
+
+    Findings about a peer come first, and all of them are printed.
+    """
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
     found = problems(report.findings)
+    of_peer = [each for each in report.findings if each.subject == peer_reach.SUBJECT]
     verdict = _verdict(report.findings)
     console.print(verdict)
     if problems_alone:
-        _print_findings(console, found, beside_subjects=True)
+        _print_findings(console, of_peer, beside_subjects=True)
+        of_machine = [each for each in found if each.subject != peer_reach.SUBJECT]
+        _print_findings(console, of_machine, beside_subjects=True)
         return
     _print_steps(console, found)
     console.print()
-    _print_findings(console, report.findings)
+    _print_findings(console, of_peer)
+    _print_findings(console, [each for each in report.findings if each.subject != peer_reach.SUBJECT])
     console.print(verdict)
 
 
 def _verdict(findings: list[Finding]) -> Text:
+    """Returns which transports are ready, and how many findings block and limit."""
+    ready = [
+        each.name
+        for each in findings
+        if each.subject == available_transports.SUBJECT and each.state is State.GOOD
+    ]
     blocks, limits = (sum(each.state is state for each in findings) for state in (State.BLOCKS, State.LIMITS))
-    words = f"{_things(blocks)} block{'s' if blocks < 2 else ''}"
+    words = f"ready: {', '.join(ready) or 'no transport'}; "
+    words += f"{_things(blocks)} block{'s' if blocks < 2 else ''}"
     words += f", {_things(limits)} limit{'s' if limits < 2 else ''}"
     return Text(words, "bold red" if blocks else "bold yellow" if limits else "bold green")
 

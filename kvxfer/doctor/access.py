@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
+import stat
 from pathlib import Path
 
 from kvxfer.doctor.finding import Finding, State
@@ -24,6 +26,26 @@ _INHERITED = Finding(
     "a value in the environment is inherited, shown by /proc, and cannot be changed while agents run",
     f"set {FILE_VARIABLE} to a file of mode 0600 instead; agents read it again when it changes",
 )
+
+
+def _open_file(path: Path) -> list[Finding]:
+    """Reports a file of secrets that every user of this host can read."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:  # another finding reports it
+        return []
+    if not mode & stat.S_IROTH:
+        return []
+    return [
+        Finding(
+            SUBJECT,
+            "who can read the secret",
+            State.LIMITS,
+            f"every user of this host: {path} has mode {mode:04o}",
+            "a user that knows the secret can connect to every agent that accepts it, and name any peer",
+            f"chmod 600 {shlex.quote(str(path))}",
+        )
+    ]
 
 
 def kernel_tls() -> tuple[str, str]:
@@ -115,6 +137,7 @@ def examine(root: Path) -> list[Finding]:
                 "peers prove that they know the secret; traffic over the network is not encrypted",
             ),
             *([_INHERITED] if by_value else []),
+            *(_open_file(Path(given.file)) if given.file else ()),
             Finding(
                 SUBJECT,
                 "who can read every page",
@@ -125,7 +148,7 @@ def examine(root: Path) -> list[Finding]:
                 "the secret",
             ),
         ]
-    kept = f"{secret_folder() / SECRET_FILE} ({'there' if own else 'made by the first agent'})"
+    kept = f"{secret_folder() / SECRET_FILE}{'' if own else ', which the first agent makes'}"
     return [
         Finding(
             SUBJECT,

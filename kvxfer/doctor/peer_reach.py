@@ -17,6 +17,12 @@ from kvxfer.session import transport_registry as registry
 
 SUBJECT = "peer"
 
+# The daemon's REST listens there, and often its address is known best.
+_PORT_OF_REST = 7380
+_CHANGE_REST = (
+    "7380 is the port of a daemon's REST: name an agent's address (kvxfer agents lists them), or start "
+    "kvxfer doctor --serve --listen HOST:PORT on the peer"
+)
 # How long to wait for a doctor's lease after the session is open (serve.py looks every 50 ms).
 _LEASE_WAIT_S = 3.0
 _LEASE_RETRY_S = 0.02
@@ -31,7 +37,7 @@ _WHY_SESSION = (
     "every transfer needs a session: a connection to the peer, and the same secret if either end has one"
 )
 _CHANGES = {
-    "unreachable": "start the peer (kvxfer doctor --serve --listen tcp://HOST:PORT), check its address, let "
+    "unreachable": "start the peer (kvxfer doctor --serve --listen HOST:PORT), check its address, let "
     "the port through firewalls, and give both ends a transport in common (--transports)",
     "auth-failed": "give both ends the same KVXFER_SECRET_FILE (or KVXFER_SECRET), or none",
     "peer-lost": "check that the port is an agent's and that it is running; its log says why it closed the "
@@ -96,7 +102,10 @@ def examine(
             if isinstance(error, UsageError):
                 raise
             change = _CHANGES.get(error.code, "see the cause in the message")
-            found = f"cannot connect to {address}: {error}"
+            if Address.parse(address, "--peer").port == _PORT_OF_REST and error.code != "auth-failed":
+                change = _CHANGE_REST
+            begin = f"cannot connect to {address}: "
+            found = begin + str(error).removeprefix(begin)
             return [Finding(SUBJECT, "session", State.BLOCKS, found, _WHY_SESSION, change)], figures
         figures |= {"connected": True, "name": peer.name}
         figures["connect_ms"] = round((time.monotonic() - started) * 1e3, 3)
@@ -169,10 +178,8 @@ def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
         return Finding(SUBJECT, "path", State.BLOCKS, found, why, change)
     if required and path not in required:
         wanted = ", ".join(required)
-        change = (
-            f"--require asks for {wanted}: see the notes, run kvxfer doctor on the peer, and check "
-            "--transports"
-        )
+        found = f"pages go over {path}, not over {wanted} as --require asks; {found}"
+        change = "see the notes, run kvxfer doctor on the peer, and check --transports"
         return Finding(SUBJECT, "path", State.BLOCKS, found, why, change)
     state = State.LIMITS if notes else State.GOOD
     return Finding(SUBJECT, "path", state, found, why, "see the causes in the notes" if notes else "")

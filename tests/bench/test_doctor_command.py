@@ -16,6 +16,9 @@ import pytest
 
 pytest.importorskip("typer")
 
+from kvxfer.doctor import peer_reach
+from kvxfer.errors import PeerError
+
 SECRET = "a secret of 24 characters"
 # A peer without a region, like an engine that has not registered its cache yet.
 PLAIN_AGENT = """
@@ -131,7 +134,10 @@ def test_table_names_every_subject_and_ends_with_the_verdict() -> None:
     for subject in ("transports", "foreign memory", "huge pages", "network", "software"):
         assert f"\n{subject}\n" in f"\n{done.stdout}"
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("nothing blocks, ")
+    ready, _, counts = lines[0].partition("; ")
+    assert ready.startswith("ready: loopback, ")
+    assert {"shm", "unix", "tcp"} <= set(ready.removeprefix("ready: ").split(", "))
+    assert counts.startswith("nothing blocks, ")
     assert lines[-1] == lines[0]
 
 
@@ -142,7 +148,8 @@ def test_problems_stand_alone_and_what_to_do_first_stands_first(more: list[str],
     assert sum(finding["state"] == "blocks" for finding in problems) == blocks
 
     lines = doctor(*more).stdout.splitlines()
-    assert lines[0].startswith(f"{blocks} things block, " if blocks else "nothing blocks, ")
+    counts = lines[0].partition("; ")[2]
+    assert counts.startswith(f"{blocks} things block, " if blocks else "nothing blocks, ")
     steps = [line for line in lines if line[:1].isdigit() and line[1:3] == ". "]
     changes = [finding["change"] for finding in sorted(problems, key=lambda each: each["state"])]
     for step, change in zip(steps, dict.fromkeys(changes), strict=False):
@@ -251,7 +258,17 @@ def test_another_path_than_the_required_one_is_status_1() -> None:
         report = report_of("--peer", address, "--require", "shm", "--transports", "tcp", status=1)
     assert report["peer"]["path"] == "tcp"
     assert peer_findings(report)["path"]["state"] == "blocks"
-    assert "--require asks for shm" in peer_findings(report)["path"]["change"]
+    found = peer_findings(report)["path"]["found"]
+    assert found.startswith("pages go over tcp, not over shm as --require asks; ")
+
+
+@pytest.mark.parametrize("more", [(), ("--problems",)], ids=["all", "problems"])
+def test_a_peers_path_and_speed_stand_before_all_of_this_machine(more: tuple[str, ...]) -> None:
+    with served() as address:
+        lines = doctor("--peer", address, "--measure-s", "0.1", *more).stdout.splitlines()
+    subjects = [line for line in lines[1:] if line and not line.startswith(" ") and line[1:3] != ". "]
+    assert subjects[0] == "peer"
+    assert any(line.split()[:2] == ["speed", "good"] and "GB/s over shm" in line for line in lines)
 
 
 def test_a_peer_that_is_no_doctor_is_connected_and_not_measured() -> None:
@@ -306,6 +323,20 @@ def test_a_wrong_secret_is_named_and_status_1(theirs: str) -> None:
 def test_the_right_secret_opens() -> None:
     with served(secret=SECRET) as address:
         assert report_of("--peer", address, secret=SECRET)["peer"]["verified"] is True
+
+
+def test_a_port_of_rest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(agent: object, address: str) -> None:
+        raise PeerError(f"cannot connect to {address}: Connection refused", code="unreachable")
+
+    monkeypatch.setattr("kvxfer.Agent.connect_blocking", refused)
+    for port, words in (
+        (7380, "7380 is the port of a daemon's REST"),
+        (7301, "start the peer (kvxfer doctor"),
+    ):
+        ((session,), _) = peer_reach.examine(f"tcp://10.0.0.7:{port}", ("tcp",))
+        assert session.found == f"cannot connect to tcp://10.0.0.7:{port}: Connection refused [unreachable]"
+        assert session.change.startswith(words)
 
 
 def test_a_socket_that_is_no_agent_is_status_1() -> None:

@@ -75,7 +75,7 @@ def test_a_file_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     store.submit(lambda db: db.execute("PRAGMA user_version=7")).result()
     store.close()
-    with pytest.raises(RuntimeError, match="has version 7, .*: put back the copy from before the upgrade"):
+    with pytest.raises(RuntimeError, match=r"has version 7, .*: put back the copy from before the upgrade"):
         Store(tmp_path / "db")
     (tmp_path / "other").write_bytes(b"no database at all" * 1000)
     with pytest.raises(RuntimeError, match="cannot be opened"):

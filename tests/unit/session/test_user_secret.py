@@ -114,6 +114,7 @@ def test_doctor_says_who_may_connect_and_who_can_read_what(
     monkeypatch.delenv("KVXFER_SECRET_FILE", raising=False)
     monkeypatch.delenv("KVXFER_SECRET", raising=False)
     assert _access()["who may connect"].startswith(f"good: processes of user {os.geteuid()} on this host")
+    assert _access()["who may connect"].endswith("secret, which the first agent makes")
     assert not home.exists(), "the doctor changes nothing"
     user_secret()
     (home / "secret").chmod(0o644)
@@ -128,6 +129,23 @@ def test_doctor_says_who_may_connect_and_who_can_read_what(
     monkeypatch.setenv("KVXFER_SECRET_FILE", str(home.parent / "given"))
     assert "knows one of the two secrets of KVXFER_SECRET_FILE," in _access()["who may connect"]
     assert "programs that inherit the secret" not in _access()
+
+
+@pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
+def test_doctor_names_a_file_of_secrets_that_every_user_can_read(
+    home: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_open: bool
+) -> None:
+    file = home.parent / "given secret"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(mode)
+    monkeypatch.delenv("KVXFER_SECRET", raising=False)
+    monkeypatch.setenv("KVXFER_SECRET_FILE", str(file))
+    found = {finding.name: finding for finding in access.examine(Path("/"))}
+    assert ("who can read the secret" in found) == is_open
+    if is_open:
+        finding = found["who can read the secret"]
+        assert finding.found == f"every user of this host: {file} has mode {mode:04o}"
+        assert (finding.state, finding.change) == ("limits", f"chmod 600 '{file}'")
 
 
 def test_doctor_says_what_certificates_mean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
