@@ -72,7 +72,7 @@ TEST(streams_of_another_gpu_and_of_captures_are_refused_in_words) {
           "on GPU 1, but the agent's GPU is 0");
   const auto trigger = agent.make_trigger();
   REQUIRE_OK(trigger);
-  refused(agent.record(*trigger.value(), stream.get(), 1), Code::kInvalidArgument, "of GPU 1");
+  refused(agent.record(*trigger.value(), stream.get(), 1), Code::kInvalidArgument, "on GPU 1");
   stream.get()->context = emulated::own_context();
   stream.get()->capturing = true;
   refused(agent.after_stream(stream.get()).status(), Code::kInvalidArgument, "is being captured");

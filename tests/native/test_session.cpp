@@ -216,7 +216,7 @@ TEST(an_agent_does_not_talk_to_itself) {
   Pair pair(1, config_of("prefill-0"), config_of("prefill-0"));
   const Status status = pair.handshake();
   CHECK_EQ(status.code(), Code::kInvalidArgument);
-  CHECK(says(status, "this agent itself"));
+  CHECK(says(status, "this agent's own address"));
 }
 
 TEST(an_agent_that_called_itself_is_told_so_at_the_end_that_called) {
@@ -227,7 +227,7 @@ TEST(an_agent_that_called_itself_is_told_so_at_the_end_that_called) {
   REQUIRE_EQ(answers.size(), 1);
   const Status told = pair.initiator.receive(kStart, answers[0]).status();
   CHECK_EQ(told.code(), Code::kInvalidArgument);
-  CHECK(says(told, "this agent itself; use the address of another agent"));
+  CHECK(says(told, "this agent's own address: use the address of another agent"));
 }
 
 // ---- ends
