@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import signal
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -402,10 +401,9 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
     """Runs a daemon until SIGTERM or SIGINT; a second signal ends it at once."""
 
     def say(words: str) -> None:
-        if options.log == "json":
-            logger().info("%s", words)
-        else:
-            print(words, file=sys.stderr, flush=True)
+        # Whatever the log level is: programs wait for "ready".
+        log = logger()
+        log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, "%s", (words,), None))
 
     def started(_: NodeDaemon) -> None:
         # These objects stay. Collecting them again would delay requests by a tenth of a second.

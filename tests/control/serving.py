@@ -106,7 +106,7 @@ async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
 
 def says_ready(line: str) -> bool:
     """Returns whether a line of the daemon's log, plain or JSON, says that it serves."""
-    return line == "ready" or '"message": "ready"' in line
+    return line.endswith(" INFO ready") or '"message": "ready"' in line
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ async def test_agents_that_attach_and_go_are_told_of_and_hundreds_share_a_line(
     arrivals.close()
     arrivals.gone(agents[8])
     assert caplog.records == [line], "agents that go because the daemon ends are not lost"
+
+
+def test_every_line_of_the_plain_log_has_its_time_and_the_start_is_there_at_any_level(tmp_path: Path) -> None:
+    for _ in range(2):
+        with program(tmp_path) as daemon:
+            with daemon.client() as client:
+                assert client.patch("/v1/settings", json={"log_level": "error"}).status_code == 200
+            assert daemon.end() == 0
+        assert len(daemon.said) >= 3
+        for line in daemon.said:
+            assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO \w", line), line
+    assert daemon.said[-1].endswith(" INFO ready")
 
 
 def test_a_killed_engine_is_a_line_of_its_own_daemon(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_the_tutorial_works_as_it_is_pasted() -> None:
         assert not (folder / "t").exists()
     assert (status, errors) == (0, ""), printed
     serving, _, parked, fetched, moved, looked, stopped, rest = (text.strip() for text in printed)
-    assert serving.endswith("\nready")
+    assert " INFO ready\n" in f"{serving}\n"
     assert [page["state"] for page in json.loads(parked.splitlines()[0])["pages"]] == ["parked", "parked"]
     assert [line.split()[0] for line in parked.splitlines()[2:]] == ["0-x", "0-y", "1-x", "1-y"]
     assert fetched == told("decode-0 has"), "the document shows what is printed"
