@@ -44,7 +44,7 @@ class _Fence(Coroutine[Any, Any, None]):
         self._coroutine = coroutine
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self._coroutine.__await__()
+        yield from self._coroutine.__await__()  # the generator keeps this object alive meanwhile
 
     def send(self, value: Any) -> Any:
         return self._coroutine.send(value)
