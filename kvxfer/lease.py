@@ -37,7 +37,7 @@ class LeaseState(StrEnum):
         return self not in (LeaseState.ACTIVE, LeaseState.ENDING)
 
 
-class _Fence(Coroutine[Any, Any, None]):
+class Revocation(Coroutine[Any, Any, None]):
     """What `Lease.revoke` returns: a coroutine that does not warn if it is never awaited."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -181,7 +181,7 @@ class Lease:
             raise TimeoutError(f"{self._holder_name} has not acknowledged {self!r} after {timeout_s} s")
         return self._checked()
 
-    def revoke(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
+    def revoke(self, timeout_s: float | None = None) -> Revocation:
         """Ends the right at once; awaiting the result waits until the blocks may be used again.
 
         Transfers under it fail at both ends with ``lease-ended``. A caller that looks at `state` later need
@@ -205,7 +205,7 @@ class Lease:
             The agent was closed meanwhile. The blocks may be used when its ``close`` has returned.
         """
         limit_s = seconds_or_none(timeout_s, "timeout_s")
-        return _Fence(self._fenced(self._revoke(0.0), limit_s))
+        return Revocation(self._fenced(self._revoke(0.0), limit_s))
 
     def revoke_blocking(self, timeout_s: float | None = None) -> None:
         """Ends the right and blocks until the blocks may be used again: the blocking twin of `revoke`."""

@@ -242,7 +242,7 @@ def test_an_owner_without_an_address_is_looked_up() -> None:
         assert caught.value.code == "peer-restarted"
     with Agent("lonely") as lonely, pytest.raises(UsageError, match="'there' is a name without an address"):
         lonely.connect_blocking(unsaid)
-    with Agent("lonely") as lonely, pytest.raises(UsageError, match="write 'tcp://10.0.0.7:7301'"):
+    with Agent("lonely") as lonely, pytest.raises(UsageError, match=r"write 'tcp://10\.0\.0\.7:7301'"):
         lonely.connect_blocking("10.0.0.7:7301")
 
 

@@ -28,7 +28,7 @@ def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
     scope = Scope(
         agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True, region=REGION
     )
-    return handle, Incoming(handle, scope)
+    return handle, Incoming(handle, scope, b"req")
 
 
 async def test_done_wakes_all_who_wait(incoming: tuple[Any, Incoming]) -> None:
