@@ -303,18 +303,18 @@ class Incoming(Work):
     Done when every layer of every block has arrived, from one transfer or several. Awaiting it raises the
     errors that awaiting a `Transfer` raises (docs/errors.md). The cause is its own end or the failure of a
     writer. If `expect` was given no context, the error has the `context` of that writer.
-
-    Attributes
-    ----------
-    tag
-        As `expect` was given it.
     """
 
-    __slots__ = ("tag",)
+    __slots__ = ("_tag",)
 
     def __init__(self, handle: NativeHandle, scope: Scope, tag: bytes) -> None:
         super().__init__(handle, scope)
-        self.tag: Final = tag
+        self._tag = tag
+
+    @property
+    def tag(self) -> bytes:
+        """The tag, as `expect` was given it."""
+        return self._tag
 
     def _tag_words(self) -> str:
-        return f" tag={self.tag[:64]!r}"
+        return f" tag={self._tag[:64]!r}"
