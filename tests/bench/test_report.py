@@ -41,7 +41,7 @@ def test_every_bench_is_shown_with_its_figures_and_its_failures(
     for words in (
         "pages: transport shm",
         "handover: model Llama-3.1-8B",
-        "block_kib 4",
+        "block 4 KiB",
         "check failed: ",
         "decode may start, p50, after prefill ended",
         "rate, p50, at prefill's pace",

@@ -197,7 +197,7 @@ def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     assert done.returncode == 0, done.stderr
     for words in (
         *("lease to read 1 block of kv of prefill-0", "done", "moved ", "/s"),
-        *("posted by", "-handle-", "known as ", " until it ends", "  1 block, 2 layers, "),
+        *("posted by", "known as ", " until it ends", "  1 block, 2 layers, "),
         *("  from kv of prefill-0: done", "  to kv of \\x1b[2J[red]decode (began it): done"),
     ):
         assert words in done.stdout

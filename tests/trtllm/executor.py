@@ -704,7 +704,7 @@ class Executor:
 
 
 _OF_WORKER: Final = "_steps", "_orders", "_started", "_received", "_through", "_aborted", "_parked"
-_OF_SCHEDULER: Final = "_requests", "_promised", "_loading", "_blocks", "_reset", "_told"
+_OF_SCHEDULER: Final = "_requests", "_promised", "_loading", "_blocks", "_reset", "_granting"
 _OF_HALF: Final = "_prefills", "_sources", "_said", "_fetching", "_kept", "_claimed"
 
 

@@ -5,10 +5,19 @@
 namespace kvxfer {
 namespace {
 
+// Tags may be any bytes. A tag that is no text is shown by the first bytes of its hexadecimal form.
 std::string tag_in_words(std::string tag) {
-  constexpr std::size_t kMost = 64;
-  if (tag.size() > kMost) tag = tag.substr(0, kMost) + "...";
-  return "tag " + quoted(wire::on_one_line(std::move(tag)));
+  constexpr std::size_t kMostText = 64, kMostBytes = 16;
+  const auto is_plain = [](char c) { return c >= 0x20 && c < 0x7f; };
+  if (std::all_of(tag.begin(), tag.end(), is_plain))
+    return "tag " + quoted(tag.size() > kMostText ? tag.substr(0, kMostText) + "..." : tag);
+  std::string digits;
+  for (std::size_t i = 0; i < std::min(tag.size(), kMostBytes); ++i) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    digits += kDigits[static_cast<unsigned char>(tag[i]) >> 4];
+    digits += kDigits[tag[i] & 0xf];
+  }
+  return "tag 0x" + digits + (tag.size() > kMostBytes ? "..." : "");
 }
 
 }  // namespace
