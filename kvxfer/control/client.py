@@ -22,7 +22,7 @@ from kvxfer.control.client_exchange import Outcome, Retry, exchange, unanswered
 from kvxfer.control.daemon_place import DaemonPlace, certificate_of, token_of
 from kvxfer.errors import invalid
 
-RequestModel = ParamSpec("RequestModel")
+Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
@@ -30,23 +30,23 @@ _CONNECT_TIMEOUT_S: Final = 5.0
 _HEADERS: Final = {"User-Agent": f"kvxfer/{kvxfer.__version__}"}
 
 
-def _sync(call: Callable[RequestModel, Call[Answer]]) -> Callable[Concatenate[Client, RequestModel], Answer]:
+def _sync(call: Callable[Arguments, Call[Answer]]) -> Callable[Concatenate[Client, Arguments], Answer]:
     """Makes a method from a call."""
 
     @wraps(call)
-    def method(self: Client, /, *args: RequestModel.args, **kwargs: RequestModel.kwargs) -> Answer:
+    def method(self: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         return self.call(call(*args, **kwargs))
 
     return method
 
 
 def _each(
-    call: Callable[RequestModel, Call[schema.Listed[Item]]],
-) -> Callable[Concatenate[Client, RequestModel], Iterator[Item]]:
+    call: Callable[Arguments, Call[schema.Listed[Item]]],
+) -> Callable[Concatenate[Client, Arguments], Iterator[Item]]:
     """Makes a method that yields the items of all pages of a list."""
 
     @wraps(call)
-    def method(self: Client, /, *args: RequestModel.args, **kwargs: RequestModel.kwargs) -> Iterator[Item]:
+    def method(self: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Item]:
         page = call(*args, **kwargs)
         while True:
             listed = self.call(page)
@@ -59,25 +59,25 @@ def _each(
 
 
 def _awaited(
-    call: Callable[RequestModel, Call[Answer]],
-) -> Callable[Concatenate[AsyncClient, RequestModel], Awaitable[Answer]]:
+    call: Callable[Arguments, Call[Answer]],
+) -> Callable[Concatenate[AsyncClient, Arguments], Awaitable[Answer]]:
     """Makes a coroutine from a call."""
 
     @wraps(call)
-    async def method(self: AsyncClient, /, *args: RequestModel.args, **kwargs: RequestModel.kwargs) -> Answer:
+    async def method(self: AsyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         return await self.call(call(*args, **kwargs))
 
     return method
 
 
 def _async_each(
-    call: Callable[RequestModel, Call[schema.Listed[Item]]],
-) -> Callable[Concatenate[AsyncClient, RequestModel], AsyncIterator[Item]]:
+    call: Callable[Arguments, Call[schema.Listed[Item]]],
+) -> Callable[Concatenate[AsyncClient, Arguments], AsyncIterator[Item]]:
     """Makes an asynchronous iterator over the items of all pages of a list."""
 
     @wraps(call)
     async def method(
-        self: AsyncClient, /, *args: RequestModel.args, **kwargs: RequestModel.kwargs
+        self: AsyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> AsyncIterator[Item]:
         page = call(*args, **kwargs)
         while True:
