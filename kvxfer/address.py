@@ -16,9 +16,15 @@ MAX_NBYTES: Final = 300
 _PATTERN: Final = re.compile(
     r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?"
 )
+_WITHOUT_SCHEME: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):[0-9]{1,5}")
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 # Addresses for documentation (RFC 5737, RFC 3849). No host has them, so their route is the default route.
 _ANYWHERE: Final = {"0.0.0.0": ("192.0.2.1",), "::": ("2001:db8::1", "192.0.2.1")}
+
+
+def is_without_scheme(text: str) -> bool:
+    """Whether a text looks like an address without its scheme, e.g. ``"node-a:7301"``."""
+    return _WITHOUT_SCHEME.fullmatch(text) is not None
 
 
 class Address(NamedTuple):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from kvxfer.address import is_without_scheme
 from kvxfer.attachment.runtime_folder import runtime_folder
 from kvxfer.errors import invalid
 
@@ -16,8 +16,6 @@ _URL: Final = "KVXFER_DAEMON_URL"
 _TOKEN_FILE: Final = "KVXFER_TOKEN_FILE"
 _CERTIFICATE_FILE: Final = "KVXFER_CERTIFICATE_FILE"
 _KEY_FILE: Final = "KVXFER_KEY_FILE"
-# host:port, which could also be a relative path.
-_HOST_AND_PORT: Final = re.compile(r"([^/:]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,8 @@ class DaemonPlace:
             return cls("http://localhost", str(runtime_folder() / "api.sock"))
         if named.startswith("unix:") or "://" not in named:
             path = Path(named.removeprefix("unix:").removeprefix("//"))
-            if _HOST_AND_PORT.fullmatch(named) and not named.startswith("unix:") and not path.exists():
+            # It could also be a relative path.
+            if is_without_scheme(named) and not named.startswith("unix:") and not path.exists():
                 raise invalid(f"{named!r} does not name a daemon: write http://{named}, or https://{named}")
             return cls("http://localhost", str(path / "api.sock" if path.is_dir() else path))
         parts = urlsplit(named)

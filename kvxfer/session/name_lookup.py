@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from kvxfer.address import is_without_scheme
 from kvxfer.errors import KvxferError, PeerError, invalid
 
 if TYPE_CHECKING:
     from kvxfer.directory import Directory, Entry
 
-# "10.0.0.7:7301" or "node-a:7301": an address without its scheme.
-_HOST_AND_PORT: Final = re.compile(r"[^/\s]+:[0-9]{1,5}")
 # Longest single call to a directory, so that a caller that gave up is noticed soon.
 _ASK_S: Final = 1.0
 # Most look-ups that a directory without answers can block; further ones wait until their own deadlines.
@@ -37,7 +35,7 @@ class NameLookup:
     def check(self, name: str) -> None:
         """Raises `UsageError` if there is no directory for looking up a name."""
         if self._directory is None:
-            if _HOST_AND_PORT.fullmatch(name):
+            if is_without_scheme(name):
                 raise invalid(f"{name!r} looks like a host and a port: write 'tcp://{name}'")
             raise invalid(
                 f"{name!r} is a name without an address, and this agent has no directory to look it up in: "
