@@ -15,9 +15,9 @@ from kvxfer.session.transport_registry import TransportKind
 SUBJECT = "transports"
 _WHY_DEVICES = (
     "the pages of a memory go first over the devices that are near it; "
-    "AgentOptions(transport_options={...}) chooses other devices, e.g. verbs.devices"
+    "AgentOptions(transport_options={...}) chooses other devices (verbs.devices) "
+    "or another library (ucx.library)"
 )
-_WHY_LIBRARY = "the transport reaches its devices by this library; option {name}.library names another file"
 
 
 def check_names(names: tuple[str, ...], what: str = "") -> None:
@@ -60,18 +60,12 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
     if all(finding.state is not State.GOOD for finding in findings):
         findings = [replace(finding, state=State.BLOCKS) for finding in findings]
     on_gpu = [_on_gpu(kind, lacking[kind.name]) for kind in kinds.values() if kind.needs_gpu]
-    devices = [_of_devices(kind.name, words) for kind in kinds.values() for words in kind.devices]
+    devices = [
+        Finding(SUBJECT, f"{kind.name} devices", State.NOTE, words, _WHY_DEVICES)
+        for kind in kinds.values()
+        for words in kind.devices
+    ]
     return [*findings, *devices, *on_gpu]
-
-
-def _of_devices(name: str, words: str) -> Finding:
-    """Reports a device of a transport, or the library that reaches its devices."""
-    for ending, said in ((" would be opened", "agents load {}"), (" is open", "{} is loaded")):
-        file, found, rest = words.partition(ending)
-        if found and file.startswith("/"):
-            why = _WHY_LIBRARY.format(name=name)
-            return Finding(SUBJECT, f"{name} devices", State.NOTE, said.format(file) + rest, why)
-    return Finding(SUBJECT, f"{name} devices", State.NOTE, words, _WHY_DEVICES)
 
 
 def _kinds() -> tuple[dict[str, TransportKind], str]:

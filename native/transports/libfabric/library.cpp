@@ -61,12 +61,12 @@ Result<const Library*> Library::load(const std::string& file) {
 }
 
 std::string Library::describe() {
-  if (const std::string file = found_library::opened(kPrefix); !file.empty()) return file + " is open";
+  if (const std::string file = found_library::opened(kPrefix); !file.empty()) return file + " is loaded";
   std::string file = found_library::of_system(kSystemFile);
   if (file.empty() && ::access(kFileOfAws, R_OK) == 0) file = kFileOfAws;
   return file.empty() ? "no libfabric was found: install libfabric or libfabric1, or name its file as option "
                         "libfabric.library"
-                      : file + " would be opened";
+                      : "agents load " + file;
 }
 
 }  // namespace kvxfer::libfabric

@@ -111,7 +111,7 @@ std::string Library::describe() {
     return "no libucp was found: install ucx or libucx0, or the wheel libucx-cu12, or name its file as "
            "option "
            "ucx.library";
-  return file + (is_open ? " is open" : " would be opened") +
+  return (is_open ? file + " is loaded" : "agents load " + file) +
          (has_rdma_beside(file) ? ", with RDMA" : ", without RDMA: it has no libuct_ib beside it");
 }
 

@@ -120,24 +120,6 @@ def test_a_transport_that_fails_limits_or_blocks(monkeypatch: pytest.MonkeyPatch
     assert tcp.change
 
 
-@pytest.mark.parametrize(
-    ("words", "found", "why"),
-    [
-        (
-            "/lib/libucp.so.0 would be opened, with RDMA",
-            "agents load /lib/libucp.so.0, with RDMA",
-            "ucx.library",
-        ),
-        ("/lib/libucp.so.0 is open, with RDMA", "/lib/libucp.so.0 is loaded, with RDMA", "ucx.library"),
-        ("mlx5_0 carries the pages of node 0", "mlx5_0 carries the pages of node 0", "transport_options"),
-    ],
-)
-def test_a_library_is_told_apart_from_devices(words: str, found: str, why: str) -> None:
-    finding = available_transports._of_devices("ucx", words)
-    assert (finding.name, finding.found) == ("ucx devices", found)
-    assert why in finding.why
-
-
 def test_trial_says_what_failed_instead_of_raising() -> None:
     assert "no transport 'pigeon'" in trial.try_transport("pigeon")
 
