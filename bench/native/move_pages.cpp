@@ -47,6 +47,7 @@ struct End {
     options.name = name;
     options.listen = "tcp://127.0.0.1:0";
     options.transports = {transport};
+    options.require = {transport};  // otherwise the first pages go over tcp, until its rail is up
     // Where every instruction is counted, seconds pass between two frames.
     options.heartbeat_ns = 600 * kSecond;
     options.silent_ns = 2400 * kSecond;
