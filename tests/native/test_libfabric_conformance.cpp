@@ -11,11 +11,12 @@ namespace {
 using conformance::Subject;
 using conformance::with_faults;
 
-Subject libfabric_over(std::string name, std::string provider, std::uint32_t num_reads = 64,
-                       bool is_bound = false) {
+Subject libfabric_over(std::string name, std::string provider, std::uint32_t num_requests = 64,
+                       bool is_bound = false, bool writes = false) {
   libfabric::Options options;
   options.provider = std::move(provider);
-  options.num_reads = num_reads;
+  options.num_requests = num_requests;
+  options.writes = writes;
   Subject subject{std::move(name),
                   [=](Reactor& reactor, const FenceTable& fences) {
                     const libfabric::Library& real = fabric_ends::libfabric_library();
@@ -32,9 +33,14 @@ Subject libfabric_over(std::string name, std::string provider, std::uint32_t num
 Subject libfabric_tcp() { return libfabric_over("libfabric over tcp", ""); }
 Subject libfabric_one_at_a_time() { return libfabric_over("libfabric over tcp, one at a time", "", 1); }
 Subject bound_libfabric_tcp() { return libfabric_over("libfabric, memory bound to endpoints", "", 64, true); }
-Subject faulty_libfabric() {
-  return with_faults(libfabric_tcp(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05");
+Subject libfabric_writes() { return libfabric_over("libfabric by writes", "", 64, false, true); }
+Subject libfabric_one_write() { return libfabric_over("libfabric by one write at a time", "", 1, false, true); }
+Subject bound_libfabric_writes() {
+  return libfabric_over("libfabric by writes, memory bound to endpoints", "", 64, true, true);
 }
+constexpr const char* kFaults = "again=0.3,delay=0.3,reorder=0.5,fail=0.05";
+Subject faulty_libfabric() { return with_faults(libfabric_tcp(), kFaults); }
+Subject faulty_libfabric_writes() { return with_faults(libfabric_writes(), kFaults); }
 // Asked from time to time. Its ends may not end within a read (libfabric_kind.cpp).
 Subject libfabric_shm() { return libfabric_over("libfabric over shm", "shm"); }
 
@@ -42,6 +48,10 @@ CONFORMANCE(libfabric_tcp)
 CONFORMANCE(libfabric_one_at_a_time)
 CONFORMANCE(bound_libfabric_tcp)
 CONFORMANCE(faulty_libfabric)
+CONFORMANCE(libfabric_writes)
+CONFORMANCE(libfabric_one_write)
+CONFORMANCE(bound_libfabric_writes)
+CONFORMANCE(faulty_libfabric_writes)
 #define READS(subject)                                                   \
   CONFORMANCE_PROMISE(subject, every_byte_arrives_and_no_other_changes)  \
   CONFORMANCE_PROMISE(subject, programs_of_every_kind_arrive)            \

@@ -9,11 +9,11 @@ namespace {
 using conformance::Subject;
 using conformance::with_faults;
 
-Subject ucx_over(std::string name, std::string transports, std::uint32_t num_reads = 64,
-                 ucx::Way way = ucx::Way::kChosen) {
+Subject ucx_over(std::string name, std::string transports, std::uint32_t num_requests = 64,
+                 std::optional<fabric::Way> way = {}) {
   ucx::Options options;
   options.transports = std::move(transports);
-  options.num_reads = num_reads;
+  options.num_requests = num_requests;
   options.way = way;
   Subject subject{std::move(name),
                   [=](Reactor& reactor, const FenceTable& fences) {
@@ -28,8 +28,10 @@ Subject ucx_over(std::string name, std::string transports, std::uint32_t num_rea
 Subject ucx_tcp() { return ucx_over("ucx over tcp", "tcp"); }
 Subject ucx_one_at_a_time() { return ucx_over("ucx over tcp, one at a time", "tcp", 1); }
 // As over RDMA. Over tcp no end may end while it reads (ucx_fabric.h).
-Subject ucx_reads() { return ucx_over("ucx by reads", "tcp", 64, ucx::Way::kRead); }
-Subject ucx_reads_one() { return ucx_over("ucx by one read at a time", "tcp", 1, ucx::Way::kRead); }
+Subject ucx_reads() { return ucx_over("ucx by reads", "tcp", 64, fabric::Way::kRead); }
+Subject ucx_reads_one() { return ucx_over("ucx by one read at a time", "tcp", 1, fabric::Way::kRead); }
+Subject ucx_writes() { return ucx_over("ucx by writes", "tcp", 64, fabric::Way::kWrite); }
+Subject ucx_one_write() { return ucx_over("ucx by one write at a time", "tcp", 1, fabric::Way::kWrite); }
 Subject faulty_ucx() { return with_faults(ucx_tcp(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05"); }
 
 CONFORMANCE(ucx_tcp)
@@ -48,6 +50,8 @@ CONFORMANCE(faulty_ucx)
   CONFORMANCE_PROMISE(subject, an_idle_rail_asks_for_nothing)
 READS(ucx_reads)
 READS(ucx_reads_one)
+CONFORMANCE(ucx_writes)
+CONFORMANCE(ucx_one_write)
 
 }  // namespace
 }  // namespace kvxfer

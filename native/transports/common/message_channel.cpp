@@ -14,9 +14,10 @@ namespace kvxfer {
 
 SharedFd share_copy_of(int fd) { return share(UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0))); }
 
-bool MessageChannel::is_read() const noexcept {
+std::size_t MessageChannel::num_unread() const noexcept {
   int unread_nbytes = 0;
-  return !wants_room() && ::ioctl(socket_.get(), SIOCOUTQ, &unread_nbytes) == 0 && unread_nbytes == 0;
+  if (::ioctl(socket_.get(), SIOCOUTQ, &unread_nbytes) != 0) return SIZE_MAX;
+  return outbox_.size() + (static_cast<std::size_t>(unread_nbytes) + incoming_.size() - 1) / incoming_.size();
 }
 
 void MessageChannel::queue(std::span<const std::byte> message, SharedFd attached) {

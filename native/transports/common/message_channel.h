@@ -37,9 +37,9 @@ class MessageChannel {
   // As flush(), for a socket that this reactor watches: it also watches for room while more is to be written.
   Status flush(Reactor& reactor);
   std::size_t num_queued() const noexcept { return outbox_.size(); }
-  // True once the peer has read all that was queued. Until then the kernel holds descriptors that the peer
-  // has not taken.
-  bool is_read() const noexcept;
+  // The messages that the peer has not read, at most; over TCP those that its host has not taken. Until they
+  // are read the kernel holds their descriptors.
+  std::size_t num_unread() const noexcept;
 
   struct Received {
     std::span<const std::byte> message;  // valid until the next call; empty: no whole message yet

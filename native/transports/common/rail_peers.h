@@ -56,7 +56,7 @@ struct RailPeer {
   std::optional<Copy> copy;
 
   bool is_active = false;  // is in active_
-  std::size_t num_unread = 0;  // messages since it had last read everything
+  std::size_t num_unread = 0;  // messages, at most
 };
 
 template <class Peer>
@@ -219,7 +219,7 @@ class RailPeers : public Transport {
   void tell(Peer& peer, const Message& message, SharedFd fd = nullptr) noexcept {
     if (peer.down) return;
     try {
-      if (peer.channel.is_read()) peer.num_unread = 0;
+      peer.num_unread = std::min(peer.num_unread, peer.channel.num_unread());
       if (++peer.num_unread > kMostUnread + 2 * num_announced())
         return fail(peer, "it does not read its socket: " + std::to_string(peer.num_unread - 1) +
                               " messages and their descriptors are unread");

@@ -55,7 +55,7 @@ class SideChannel {
   GuardedFd release() noexcept { return channel_.release(); }
   void close() noexcept { channel_.close(); }
   std::size_t num_queued() const noexcept { return channel_.num_queued(); }
-  bool is_read() const noexcept { return channel_.is_read(); }
+  std::size_t num_unread() const noexcept { return channel_.num_unread(); }
 
   void queue(const Message& message, SharedFd attached = nullptr) {
     channel_.queue(std::as_bytes(std::span(&message, 1)), std::move(attached));

@@ -1,5 +1,5 @@
 // What a rail needs of a library that moves memory between processes (UCX, libfabric): memory that the
-// library knows, and for each peer an endpoint that reads the peer's memory.
+// library knows, and for each peer an endpoint that reads the peer's memory, or writes it.
 //
 // Threads: Fabric::map() runs on any thread, at the same time as anything else. One thread at a time uses an
 // Endpoint: the thread that holds the progress gate, or a thread that sets the endpoint up or ends it
@@ -28,11 +28,23 @@ namespace kvxfer::fabric {
 using KeyedSpan = KeyedSpanOf<std::uint64_t>;
 using KeyedSpans = KeyedSpansOf<std::uint64_t>;
 
+// How pages come from a peer.
+enum class Way : std::uint32_t {
+  kRead = 0,  // the destination reads the source's memory
+  kSend = 1,  // the source sends, into memory that the destination has named
+  kWrite = 2,  // the source writes the destination's memory, once the destination awaits the piece
+};
+// What two ends take that prefer these: they send if one of them wants that, and write if both do.
+constexpr Way agreed(Way ours, Way theirs) noexcept {
+  if (ours == Way::kSend || theirs == Way::kSend) return Way::kSend;
+  return ours == theirs ? ours : Way::kRead;
+}
+
 // Memory of ours that the library knows; the library forgets it when this object ends.
 class Memory {
  public:
   virtual ~Memory() = default;
-  std::uint64_t local_key = 0;  // for reads that land here
+  std::uint64_t local_key = 0;  // for reads that land here, and writes that come from here
   std::uint64_t address = 0;  // where peers find its first byte
   std::vector<std::byte> key;  // as sent to peers
 };
@@ -41,11 +53,11 @@ class Memory {
 // has none.
 struct Route { std::vector<std::byte> ours, theirs; };
 
-// A run of bytes in the peer's memory, and where it goes in ours.
+// A run of bytes in the peer's memory and in ours.
 struct Run { std::uint64_t remote, remote_key, local, local_key, nbytes; };
 
-// One read, of one or more runs.
-struct Read {
+// One read or write, of one or more runs.
+struct Request {
   static constexpr std::uint32_t kMostRuns = 4;
 
   void clear() noexcept {
@@ -73,16 +85,19 @@ struct PieceHeader {
   std::uint64_t nbytes = 0;
 };
 
-// A work with reads that are under way or will be next; or a piece that is sent or awaited.
+// A work with reads or writes that are under way or will be next; or a piece that is sent or awaited.
 struct Flight {
   Work work;
   std::shared_ptr<const RemoteMemory> remote;  // held, because its region may be detached meanwhile
   RequestCursorOf<std::uint64_t> cursor;
-  Read next;  // runs that the cursor has named and that are not posted
+  Request next;  // runs that the cursor has named and that are not posted
   std::uint32_t num_under_way = 0;
   PieceHeader header;  // of a piece that is sent
   std::vector<iovec> segments;  // of a piece that is sent or awaited, in the order of the stream
   bool is_awaited = false;  // nothing of the piece has come yet
+  bool is_write = false;  // the source writes the piece, which the destination knows by this number
+  std::uint32_t number = 0;
+  bool is_flushed = true;  // nothing is left to post after the last write
   std::optional<std::uint32_t> scratch;  // for a read of a fence word: where the word lands
   bool is_used = false;
   bool is_proof = false;  // no work: an endpoint's first read, which proves that it works
@@ -92,9 +107,9 @@ struct Flight {
   Code code = Code::kOk;  // result, once its reads have ended
   std::string why;
 
-  bool has_more() const noexcept { return !is_named || next.nbytes != 0; }
+  bool has_more() const noexcept { return !is_named || next.nbytes != 0 || !is_flushed; }
   bool has_landed() const noexcept { return is_used && num_under_way == 0 && !is_awaited && !has_more(); }
-  // Posts nothing more of this flight.
+  // Reads, writes and sends nothing more of this flight.
   void stop(Code its_code, std::string_view its_why) noexcept;
 };
 
@@ -129,33 +144,25 @@ class Endpoint {
   virtual Result<std::uint64_t> unpack(std::span<const std::byte> key,
                                        std::shared_ptr<const void>& holder) = 0;
 
-  // Begins a read for a flight. `has_more`: the caller posts another read at once.
-  Posted post(const Read& next, Flight& flight, bool has_more) noexcept {
-    ++flight.num_under_way;
-    ++num_under_way_;
-    const Posted posted = read(next, flight, has_more);
-    if (posted != Posted::kUnderWay) {
-      --flight.num_under_way;
-      --num_under_way_;
-    }
-    return posted;
+  // Begins a read or write for a flight. `has_more`: the caller posts another one at once.
+  Posted post(const Request& next, Flight& flight, bool has_more) noexcept {
+    began(flight);
+    return counted(flight.is_write ? write(next, flight, has_more) : read(next, flight, has_more), flight);
+  }
+  // After a flight's last write. When this and all its writes have completed, the peer's memory has the bytes.
+  Posted post_flush(Flight& flight) noexcept {
+    began(flight);
+    return counted(flush(flight), flight);
   }
   // Begins to send a piece. The header and the segments are the flight's.
   Posted post_send(Flight& flight) noexcept {
-    ++flight.num_under_way;
-    ++num_under_way_;
-    const Posted posted = send(flight);
-    if (posted != Posted::kUnderWay) {
-      --flight.num_under_way;
-      --num_under_way_;
-    }
-    return posted;
+    began(flight);
+    return counted(send(flight), flight);
   }
-  // Whether pieces should be sent to this peer and received from it, because reads would cost the peer's
-  // processor time.
-  virtual bool prefers_sends() const { return false; }
+  // How pieces should go to this peer and come from it.
+  virtual Way preferred_way() const { return Way::kRead; }
   void receive_for(Receiver* receiver) noexcept { receiver_ = receiver; }
-  std::uint32_t num_under_way() const noexcept { return num_under_way_; }  // of reads, sends and receives
+  std::uint32_t num_under_way() const noexcept { return num_under_way_; }  // of requests of any kind
   std::size_t num_flights = 0;  // that are in use
   // Takes in a bounded amount of what has come; false: nothing had come.
   virtual bool progress() noexcept = 0;
@@ -173,19 +180,29 @@ class Endpoint {
   const std::string& failure() const noexcept { return failure_; }
 
  protected:
-  virtual Posted read(const Read& read, Flight& flight, bool has_more) noexcept = 0;
+  virtual Posted read(const Request& next, Flight& flight, bool has_more) noexcept = 0;
+  virtual Posted write(const Request&, Flight&, bool) noexcept { return Posted::kFailed; }
+  virtual Posted flush(Flight&) noexcept { return Posted::kDone; }
   virtual Posted send(Flight&) noexcept { return Posted::kFailed; }
-  // For what the library begins by itself, for a flight that it asked for.
+  // For what is about to begin, or what the library begins by itself for a flight that it asked for.
   void began(Flight& flight) noexcept {
     ++flight.num_under_way;
     ++num_under_way_;
   }
   Receiver* receiver() const noexcept { return receiver_; }
-  // A read of the flight has ended. `why`: "" or why it failed.
+  // A request of the flight has ended. `why`: "" or why it failed.
   void completed(Flight& flight, std::string_view why) noexcept;
   void fail(std::string_view why) noexcept;
 
  private:
+  Posted counted(Posted posted, Flight& flight) noexcept {
+    if (posted != Posted::kUnderWay) {
+      --flight.num_under_way;
+      --num_under_way_;
+    }
+    return posted;
+  }
+
   std::string failure_;
   std::uint32_t num_under_way_ = 0;
   Receiver* receiver_ = nullptr;
@@ -197,8 +214,9 @@ class Fabric {
   virtual std::string_view transport() const noexcept = 0;  // "ucx"
   virtual std::string library() const = 0;  // with its version, for people
   virtual std::string terms() const { return {}; }
-  // Makes memory known to the library; the span is contiguous.
-  virtual Result<std::unique_ptr<Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind) = 0;
+  // Makes memory known to the library; the span is contiguous. Peers read it and, if `takes_writes`, write it.
+  virtual Result<std::unique_ptr<Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind,
+                                              bool takes_writes) = 0;
   // Opens an endpoint for one peer. Takes milliseconds.
   virtual Result<std::unique_ptr<Endpoint>> open(const Route& route) = 0;
   virtual std::uint64_t endpoint_nbytes() const noexcept = 0;  // of memory that an endpoint takes, about
@@ -208,9 +226,11 @@ class Fabric {
   virtual MemoryKinds memory() const noexcept { return MemoryKind::kHost; }
   // Whether endpoints can send and receive pieces.
   virtual bool can_send() const noexcept { return false; }
-  virtual std::uint64_t most_read_nbytes() const noexcept { return std::uint64_t{1} << 30; }
-  virtual std::uint32_t most_runs() const noexcept { return 1; }  // runs of one read, at most
-  virtual std::uint32_t num_reads() const noexcept = 0;  // under way for each peer, at most
+  // Whether peers that want to may write into the memory of regions.
+  virtual bool takes_writes() const noexcept { return false; }
+  virtual std::uint64_t most_request_nbytes() const noexcept { return std::uint64_t{1} << 30; }
+  virtual std::uint32_t most_runs() const noexcept { return 1; }  // runs of one read or write, at most
+  virtual std::uint32_t num_requests() const noexcept = 0;  // under way for each peer, at most
 };
 
 }  // namespace kvxfer::fabric

@@ -94,7 +94,7 @@ struct FabricRail::Job final : Connector::SetUp {
 Result<std::unique_ptr<FabricRail>> FabricRail::create(Reactor& reactor, const FenceTable& fences,
                                                        std::shared_ptr<fabric::Fabric> fabric) {
   Result<std::unique_ptr<FenceWords>> words = FenceWords::create(
-      [fabric](const LocalRegion& region) { return Registration::create(fabric, region); }, fences);
+      [fabric](const LocalRegion& region) { return Registration::create(fabric, region, false); }, fences);
   if (!words.ok()) return words.status();
   Result<std::unique_ptr<Alarm>> alarm = Alarm::create(reactor);
   if (!alarm.ok()) return alarm.status();
@@ -130,7 +130,7 @@ FabricRail::~FabricRail() {
 Capabilities FabricRail::capabilities() const noexcept {
   return {.name = fabric_->transport(),
           .one_sided = true,
-          .two_sided = fabric_->can_send(),
+          .two_sided = fabric_->can_send() || fabric_->takes_writes(),
           .window = 64,
           .memory = fabric_->memory(),
           .converts = false};
@@ -139,7 +139,7 @@ Capabilities FabricRail::capabilities() const noexcept {
 // ---- our memory ----
 
 Result<Pinned> FabricRail::prepare(const LocalRegion& region) {
-  Result<std::shared_ptr<const Registration>> made = Registration::create(fabric_, region);
+  Result<std::shared_ptr<const Registration>> made = Registration::create(fabric_, region, fabric_->takes_writes());
   if (!made.ok()) return made.status();
   return Pinned(std::move(made).value());
 }
@@ -147,7 +147,7 @@ Result<Pinned> FabricRail::prepare(const LocalRegion& region) {
 Result<RegionKeys> FabricRail::register_memory(const LocalRegion& region, const Pinned& pinned) {
   auto registration = std::static_pointer_cast<const Registration>(pinned);
   if (registration == nullptr) {
-    Result<std::shared_ptr<const Registration>> made = Registration::create(fabric_, region);
+    Result<std::shared_ptr<const Registration>> made = Registration::create(fabric_, region, fabric_->takes_writes());
     if (!made.ok()) return made.status();
     registration = std::move(made).value();
   }
@@ -214,7 +214,7 @@ std::string FabricRail::path_to(PeerId id) const {
 
 WorkKind FabricRail::choose(PeerId id, const Move&, std::uint32_t) const noexcept {
   const Peer* const peer = find(id);
-  return peer != nullptr && peer->sends ? WorkKind::kReceive : WorkKind::kFetch;
+  return peer != nullptr && peer->way != fabric::Way::kRead ? WorkKind::kReceive : WorkKind::kFetch;
 }
 
 Status FabricRail::attach(PeerId id, const RemoteRegion& region) {
@@ -321,10 +321,9 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
   if (words == nullptr || words->end - first < peer.fence_slots.nbytes())
     return {Code::kRailFailed, "its fence table has another length than this session's"};
   peer.is_connected = true;
-  const bool wants_sends = peer.endpoint->prefers_sends();
-  peer.sends = peer.sends || wants_sends;
+  peer.preferred = peer.endpoint->preferred_way();
   Message ready = Message::about(MessageKind::kReady);
-  ready.flag = wants_sends ? 1 : 0;
+  ready.flag = static_cast<std::uint32_t>(peer.preferred);
   tell(peer, ready);
   return peer.is_ready && !peer.down ? prove(peer) : Status();
 }
@@ -383,12 +382,19 @@ Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
     case MessageKind::kMore: return hear(peer, message);
     case MessageKind::kReady:
       if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
-      if (message.flag != 0 && !fabric_->can_send())
+      if (message.flag > static_cast<std::uint32_t>(fabric::Way::kWrite))
+        return {Code::kRailFailed, "it wants pages in a way that this version does not know"};
+      peer.theirs = static_cast<fabric::Way>(message.flag);
+      if (peer.theirs == fabric::Way::kSend && !fabric_->can_send())
         return {Code::kUnsupported,
                 "it asks for pieces to be sent, which " + fabric_->library() + " does not"};
-      peer.sends = peer.sends || message.flag != 0;
       return peer.is_connected ? prove(peer) : Status();
-    case MessageKind::kDropped: dropped(peer, message); return {};
+    case MessageKind::kDropped:
+      if (peer.sends()) return dropped(peer, message), Status();
+      [[fallthrough]];
+    case MessageKind::kAwait:
+    case MessageKind::kGiveUp:
+    case MessageKind::kWritten: return on_piece(peer, message);
     case MessageKind::kGone: {
       peer.gone_regions.insert(message.region);
       if (peer.gone_regions.size() > kMostGone) peer.gone_regions.erase(peer.gone_regions.begin());
@@ -421,7 +427,13 @@ void FabricRail::tell_what_is_let_go(Peer& peer) noexcept {
 // Proves that the rail carries something: reads one of the peer's fence words, whose value does not matter,
 // or exchanges messages without bytes.
 Status FabricRail::prove(Peer& peer) {
-  if (peer.sends) {
+  peer.way = fabric::agreed(peer.preferred, peer.theirs);
+  if (peer.writes()) {
+    peer.awaited.reserve(kMostAwaited, 1);
+    peer.asked.reserve(kMostAwaited);
+    peer.written.reserve(kMostFlights);
+  }
+  if (peer.sends()) {
     if (!peer.proof_has_come) {
       Flight& awaited = spare_flight(peer);
       awaited.is_proof = awaited.is_named = awaited.is_awaited = true;
@@ -481,6 +493,10 @@ void FabricRail::closed(Peer& peer) noexcept {
     land(peer, *flight);
   }
   peer.flights.clear();
+  while (!peer.awaited.empty()) {
+    AwaitedPieces::Piece& piece = *peer.awaited.begin();
+    end_awaited(peer, piece, piece.code == Code::kOk ? Code::kRailFailed : piece.code, piece.why);
+  }
   peer.endpoint.reset();
   peer.charge.release();
   for (auto leaving = leaving_.begin(); leaving != leaving_.end();) {
@@ -517,7 +533,8 @@ void FabricRail::ring_by(Clock::time_point at) noexcept {
 // waits for room for another request while nothing is under way.
 bool FabricRail::rest(Peer& peer) noexcept {
   Endpoint& endpoint = *peer.endpoint;
-  const bool has_descriptor = endpoint.fd() >= 0, is_at_work = endpoint.num_under_way() != 0;
+  const bool has_descriptor = endpoint.fd() >= 0;
+  const bool is_at_work = endpoint.num_under_way() != 0 || !peer.awaited.empty();
   if (has_descriptor) {
     if (!endpoint.arm()) return false;  // something came
     reactor_.modify(endpoint.fd(), kEdges);  // reports once more what is there already
@@ -561,6 +578,12 @@ void FabricRail::look_at_clock() noexcept {
       if (stood_still) flight->due_at = now + kStopBound;
       is_late = is_late || flight->due_at <= now;
       first = std::min(first.value_or(flight->due_at), flight->due_at);
+    }
+    for (AwaitedPieces::Piece& piece : peer.awaited) {
+      if (piece.code != Code::kCancelled) continue;
+      if (stood_still) piece.due_at = now + kStopBound;
+      is_late = is_late || piece.due_at <= now;
+      first = std::min(first.value_or(piece.due_at), piece.due_at);
     }
     peer.due = first;
     if (is_late)

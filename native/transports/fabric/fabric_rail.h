@@ -1,6 +1,6 @@
 // A rail through a library that moves memory between processes (fabric.h). The destination reads the source's
 // pages, with one read for each run of bytes. Where reads would cost the source's processor time, the source
-// sends the pages instead, with one message for each piece.
+// sends the pages instead, with one message for each piece. Where both ends are set so, the source writes them.
 //
 // The rail's socket carries the addresses of endpoints (message.h), never pages; when the socket ends, so
 // does the rail. Each peer has an endpoint of its own, so ending one fences that peer alone. Its parts:
@@ -28,6 +28,7 @@
 #include "transports/common/alarm.h"
 #include "transports/common/connector.h"
 #include "transports/common/fence_words.h"
+#include "transports/common/piece_tickets.h"
 #include "transports/common/rail_peers.h"
 #include "transports/fabric/message.h"
 #include "transports/fabric/registration.h"
@@ -63,7 +64,19 @@ struct Peer final : RailPeer<Message>, Receiver {
   bool rests = false;  // the endpoint said "again", and nothing has come since
   Alarm::Clock::time_point quiet_since{};  // when something last came or began, as far as the clock was read
   std::optional<Alarm::Clock::time_point> look_at;  // polled again then, since no descriptor reports it
-  bool sends = false;  // pieces are sent and received, because one of the ends wants that
+  Way preferred = Way::kRead, theirs = Way::kRead;  // by this end, and by the peer
+  Way way = Way::kRead;  // agreed, once both ends are connected
+  bool sends() const noexcept { return way == Way::kSend; }
+  bool writes() const noexcept { return way == Way::kWrite; }
+
+  // ---- pieces that are written
+  AwaitedPieces awaited;
+  AskedPieces asked;
+  struct Written {
+    std::uint32_t number;
+    bool is_whole;
+  };
+  std::vector<Written> written;  // that the peer is to be told; room for all
 
   std::unordered_map<RegionId, std::shared_ptr<const RemoteMemory>> regions;
   std::shared_ptr<const RemoteMemory> fences;
@@ -136,9 +149,13 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   static constexpr std::chrono::microseconds kShortestPause{20}, kLongestPause{5000};
   static constexpr std::chrono::microseconds kLongestPauseAtWork{1000};  // with reads under way
   static constexpr std::chrono::microseconds kNoPause{50};  // no pause for this long with those
-  // A piece that is sent ends with the help of the other agent, which may have to take in earlier pieces
+  // A piece that is sent or written ends with the help of the other agent, which may have to take in earlier pieces
   // first: 64 of 512 KiB, which 100 Mb/s carry in 3 s.
   static constexpr std::chrono::milliseconds kSendStopBound{3000};
+  // Works that are begun for one peer at a time. The requests under way have a bound of their own.
+  static constexpr std::size_t kMostFlights = 256;
+  // Pieces that a peer may await at a time, if they are written.
+  static constexpr std::size_t kMostAwaited = 64;
 
   FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::unique_ptr<Alarm> alarm,
              std::unique_ptr<Connector> connector, std::unique_ptr<FenceWords> fences);
@@ -154,6 +171,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   bool can_go_on(const Peer& peer) const noexcept override;
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
+  static std::chrono::milliseconds stop_bound(const Flight& flight) noexcept;
   // A peer gets a message for each region that goes.
   std::size_t num_announced() const noexcept override { return 64 + WorkQueue::kMost + leaving_.size(); }
 
@@ -170,7 +188,7 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   void closed(Peer& peer) noexcept;  // nothing of it is under way any more; may erase the peer
   void wake(Peer& peer) noexcept;
 
-  // ---- reads
+  // ---- reads and sends
   Flight& spare_flight(Peer& peer);
   bool has_room(const Peer& peer) const noexcept;  // for another read, and for the works that need one
   void post_some() noexcept;
@@ -182,9 +200,20 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   bool progress(Peer& peer) noexcept;
   void land(Peer& peer) noexcept;
   void land(Peer& peer, Flight& flight) noexcept;
+  Result<const Registration*> registered(const Move& move) const;
   Flight* begin_receive(Peer& peer, const fabric::PieceHeader& header) noexcept;
   void tell_dropped(Peer& peer, const Work& work, bool cannot) noexcept;
   void dropped(Peer& peer, const fabric::Message& message);
+
+  // ---- writes
+  void await_some(Peer& peer);
+  void await(Peer& peer, std::size_t at);
+  void drop_piece(Peer& peer, WorkId work) noexcept;
+  Status on_piece(Peer& peer, const fabric::Message& message);
+  void end_awaited(Peer& peer, AwaitedPieces::Piece& piece, Code code, std::string_view why) noexcept;
+  bool stop_awaited(Peer& peer, WorkId work) noexcept;  // false: the peer awaits no such piece
+  void tell_of_piece(Peer& peer, fabric::MessageKind kind, const PieceTicket& ticket) noexcept;
+  void tell_what_was_written(Peer& peer) noexcept;
 
   // ---- regions that go
   bool held_by_peers(RegionId region) const noexcept override;

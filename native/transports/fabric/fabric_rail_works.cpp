@@ -10,24 +10,18 @@ namespace kvxfer {
 
 using fabric::Message;
 using fabric::MessageKind;
-using fabric::Read;
+using fabric::Request;
 
 namespace {
 
-// The most runs that one poll posts. Reads that the processor copies at once then take 0.3 ms.
+// The most runs that one poll posts. If the processor copies them at once, they take 0.3 ms.
 constexpr std::uint32_t kRunsPerPoll = 256;
 constexpr std::uint64_t kNbytesPerPoll = 2 * 1024 * 1024;
 constexpr int kRoundsPerPoll = 16;  // of the library's own progress, for one peer
-// A run of this size has a read of its own. Measured over libfabric's tcp with up to four runs in a read:
+// A run of this size has a request of its own. Measured over libfabric's tcp with up to four runs in a read:
 // runs of 4 KiB went 1.7 times as fast as with a read each, of 16 KiB 1.4 times, of 32 KiB 0.95 times (two
 // runs: 0.8).
 constexpr std::uint64_t kLargeRun = 32 * 1024;
-// Works that are begun for one peer at a time. The reads under way have a bound of their own.
-constexpr std::size_t kMostFlights = 256;
-
-bool work_is_read(const Work& work) noexcept {
-  return work.kind == WorkKind::kFetch || work.kind == WorkKind::kCheckFence;
-}
 
 }  // namespace
 
@@ -37,21 +31,21 @@ struct FabricRail::Budget {
   bool is_spent() const noexcept { return num_runs == 0 || nbytes == 0; }
 };
 
-// The runs of a flight on their way to the endpoint: merged where they touch, as many in one read as the
-// library takes. The last read is held back until it is known what follows.
+// The runs of a flight on their way to the endpoint: merged where they touch, as many in one request as the
+// library takes. The last request is held back until it is known what follows.
 class FabricRail::Batch {
  public:
   Batch(const fabric::Fabric& fabric, Peer& peer, Flight& flight, Budget& budget)
-      : most_(fabric.num_reads()),
-        most_nbytes_(fabric.most_read_nbytes()),
-        most_runs_(std::min(fabric.most_runs(), Read::kMostRuns)),
+      : most_(fabric.num_requests()),
+        most_nbytes_(fabric.most_request_nbytes()),
+        most_runs_(std::min(fabric.most_runs(), Request::kMostRuns)),
         peer_(peer),
         flight_(flight),
         budget_(budget) {}
 
   std::uint64_t add(std::uint64_t remote, std::uint64_t remote_key, std::uint64_t local,
                     std::uint64_t local_key, std::uint64_t nbytes) noexcept {
-    Read& next = flight_.next;
+    Request& next = flight_.next;
     nbytes = std::min(nbytes, most_nbytes_);
     if (next.num_runs != 0) {
       fabric::Run& last = next.runs[next.num_runs - 1];
@@ -78,7 +72,7 @@ class FabricRail::Batch {
   }
 
  private:
-  // `has_more`: this batch posts another read after this one, and there is room for it.
+  // `has_more`: this batch posts another one after it, and there is room for that.
   bool post(bool has_more) noexcept {
     Endpoint& endpoint = *peer_.endpoint;
     if (endpoint.num_under_way() >= most_) return false;
@@ -102,25 +96,29 @@ class FabricRail::Batch {
 };
 
 bool FabricRail::takes_works(const Peer& peer) const noexcept {
-  return peer.up && peer.endpoint != nullptr && (peer.sends || has_room(peer));
+  return peer.up && peer.endpoint != nullptr && (peer.way != fabric::Way::kRead || has_room(peer));
 }
 
 bool FabricRail::can_run(const Peer& peer, const Work& work) const noexcept {
   if (!peer.up || peer.endpoint == nullptr) return false;
-  if (work.kind == WorkKind::kReceive) return peer.endpoint->num_flights < kMostFlights + WorkQueue::kMost;
+  if (work.kind == WorkKind::kReceive)
+    return peer.writes() ? peer.awaited.has_room()
+                         : peer.endpoint->num_flights < kMostFlights + WorkQueue::kMost;
+  if (work.kind == WorkKind::kSend && peer.writes() && !peer.asked.has(work.move->transfer, work.piece))
+    return false;
   if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
   return has_room(peer);
 }
 
 bool FabricRail::has_room(const Peer& peer) const noexcept {
-  return peer.current == nullptr && peer.endpoint->num_under_way() < fabric_->num_reads() &&
+  return peer.current == nullptr && peer.endpoint->num_under_way() < fabric_->num_requests() &&
          peer.endpoint->num_flights < kMostFlights;
 }
 
-// Reads end one by one, and several in a row cost less to post: a piece goes on once a quarter has ended.
+// Requests end one by one, and several in a row cost less to post: a piece goes on once a quarter has ended.
 bool FabricRail::can_go_on(const Peer& peer) const noexcept {
   if (peer.current == nullptr || peer.rests || peer.down || peer.endpoint == nullptr) return false;
-  const std::uint32_t most = fabric_->num_reads();
+  const std::uint32_t most = fabric_->num_requests();
   return peer.endpoint->num_under_way() < most - most / 4;
 }
 
@@ -151,7 +149,11 @@ void FabricRail::post_some() noexcept {
 void FabricRail::post_some(Peer& peer, Budget& budget) {
   --budget.num_runs;  // a short work counts, too
   // An awaited piece need not wait for what is posted.
-  if (peer.sends && peer.up) {
+  if (peer.writes() && peer.up) {
+    await_some(peer);
+    if (peer.down) return;
+  }
+  if (peer.sends() && peer.up) {
     const std::size_t at = peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
     if (at != peer.queue.size() && can_run(peer, peer.queue[at])) {
       begin(peer, at);
@@ -159,6 +161,7 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
     }
   }
   if (peer.current == nullptr) {
+    if (peer.queue.empty()) return;
     const std::size_t at = first_that_runs(peer);
     if (at == peer.queue.size() || !begin(peer, at)) return;
   }
@@ -166,8 +169,8 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
   peer.rests = false;
   Batch batch(*fabric_, peer, flight, budget);
   using Cursor = RequestCursorOf<std::uint64_t>;
-  if (flight.work.kind == WorkKind::kSend || (flight.is_proof && peer.sends)) {
-    if (peer.endpoint->num_under_way() < fabric_->num_reads()) switch (peer.endpoint->post_send(flight)) {
+  if (peer.sends() && (flight.work.kind == WorkKind::kSend || flight.is_proof)) {
+    if (peer.endpoint->num_under_way() < fabric_->num_requests()) switch (peer.endpoint->post_send(flight)) {
         case Endpoint::Posted::kUnderWay:
         case Endpoint::Posted::kDone: flight.is_named = true; break;
         case Endpoint::Posted::kAgain: peer.rests = true; break;
@@ -180,13 +183,20 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
       case Cursor::Stop::kFull:
       case Cursor::Stop::kTired: break;
       case Cursor::Stop::kOutside:
-        flight.stop(Code::kInternal, words(flight.cursor.outside() == Side::kSrc
+        flight.stop(Code::kInternal, words((flight.cursor.outside() == Side::kSrc) != flight.is_write
                                                ? "the piece ends outside the region of " + peer.name
                                                : "the piece ends outside the region here"));
         break;
     }
   }
   batch.finish();
+  if (flight.is_named && flight.next.nbytes == 0 && !flight.is_flushed && !peer.rests)
+    switch (peer.endpoint->post_flush(flight)) {
+      case Endpoint::Posted::kUnderWay:
+      case Endpoint::Posted::kDone: flight.is_flushed = true; break;
+      case Endpoint::Posted::kAgain: peer.rests = true; break;
+      case Endpoint::Posted::kFailed: break;
+    }
   wake(peer);
   if (!flight.has_more()) peer.current = nullptr;
   if (!peer.endpoint->failure().empty()) return fail(peer, peer.endpoint->failure());
@@ -212,6 +222,7 @@ bool FabricRail::begin(Peer& peer, std::size_t at) {
   --peer.endpoint->num_flights;
   end_work(failed(flight.work.id, ready.code(), words(ready.message())));
   tell_dropped(peer, flight.work, ready.code() == Code::kUnsupported);
+  if (flight.number != 0) tell_of_piece(peer, MessageKind::kDropped, {0, 0, flight.number});
   return false;
 }
 
@@ -229,23 +240,37 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
     return {};
   }
   const Move& move = *work.move;
-  if (move.program->converts())
-    return {Code::kUnsupported,
-            fabric_->library() + " copies bytes unchanged, and this program converts them"};
-  const auto local = registered_.find(move.local->id);
-  if (local == registered_.end())
-    return {Code::kUnsupported, "the region here is not registered with " + fabric_->library()};
-  if (work.kind != WorkKind::kFetch) return prepare_piece(peer, flight);
+  flight.is_write = work.kind == WorkKind::kSend && peer.writes();
+  if (flight.is_write) {
+    const auto [ticket, is_given_up] = peer.asked.take(move.transfer, work.piece);
+    if (is_given_up) return {Code::kCancelled, peer.name + " no longer awaits the piece"};
+    flight.number = ticket.number;
+  }
+  const Result<const Registration*> local = registered(move);
+  if (!local.ok()) return local.status();
+  if (work.kind != WorkKind::kFetch && !flight.is_write) return prepare_piece(peer, flight);
   const auto remote = peer.regions.find(move.remote_region);
   if (remote == peer.regions.end())
     return {Code::kRegionGone, "the region of " + peer.name + " is not attached"};
   flight.remote = remote->second;
-  flight.cursor = {move, work.piece, flight.remote->spans, local->second->local(), Side::kDst};
+  flight.cursor = {move, work.piece, flight.remote->spans, local.value()->local(),
+                   flight.is_write ? Side::kSrc : Side::kDst};
+  flight.is_flushed = !flight.is_write;
   return {};
 }
 
+Result<const fabric::Registration*> FabricRail::registered(const Move& move) const {
+  if (move.program->converts())
+    return Status(Code::kUnsupported,
+                  fabric_->library() + " copies bytes unchanged, and this program converts them");
+  const auto local = registered_.find(move.local->id);
+  if (local == registered_.end())
+    return Status(Code::kUnsupported, "the region here is not registered with " + fabric_->library());
+  return local->second.get();
+}
+
 Status FabricRail::prepare_piece(Peer& peer, Flight& flight) {
-  if (!peer.sends) return {Code::kUnsupported, "this rail cannot send: the destination fetches"};
+  if (!peer.sends()) return {Code::kUnsupported, "this rail cannot send: the destination fetches"};
   const Move& move = *flight.work.move;
   const bool is_sent = flight.work.kind == WorkKind::kSend;
   RunCursor cursor(move, flight.work.piece, is_sent ? Side::kSrc : Side::kDst);
@@ -284,10 +309,9 @@ fabric::Flight* FabricRail::begin_receive(Peer& peer, const fabric::PieceHeader&
 }
 
 void FabricRail::tell_dropped(Peer& peer, const Work& work, bool cannot) noexcept {
-  if (work.kind != WorkKind::kSend || !peer.sends) return;
+  if (work.kind != WorkKind::kSend || !peer.sends()) return;
   Message message = Message::about(MessageKind::kDropped);
-  message.transfer = work.move->transfer;
-  message.piece = work.piece;
+  message.ticket = {work.move->transfer, work.piece, 0};
   message.flag = cannot ? 1 : 0;
   tell(peer, message);
 }
@@ -297,8 +321,8 @@ void FabricRail::dropped(Peer& peer, const Message& message) {
   const char* const why = message.flag != 0 ? "the source's end of the rail cannot send the piece"
                                             : "the source stopped before it sent the piece";
   const auto is_it = [&](const Work& work) {
-    return work.kind == WorkKind::kReceive && work.move->transfer == message.transfer &&
-           work.piece == message.piece;
+    return work.kind == WorkKind::kReceive && work.move->transfer == message.ticket.transfer &&
+           work.piece == message.ticket.piece;
   };
   if (const std::size_t at = peer.queue.first(is_it); at != peer.queue.size())
     return end_work(failed(peer.queue.take(at).id, code, words(why)));
@@ -313,7 +337,9 @@ void FabricRail::dropped(Peer& peer, const Message& message) {
 void FabricRail::cancel(std::span<const WorkId> works) noexcept {
   for (const WorkId id : works) {
     Peer* const peer = peer_of(id);
-    if (peer == nullptr || !peer->sends || peer->down) continue;
+    if (peer == nullptr || peer->down) continue;
+    if (peer->writes()) drop_piece(*peer, id);
+    if (!peer->sends()) continue;
     const std::size_t at = peer->queue.first([id](const Work& work) { return work.id == id; });
     // A copy: if the peer cannot be told, the rail fails and its queue is emptied.
     if (at != peer->queue.size())
@@ -340,6 +366,7 @@ bool FabricRail::progress(Peer& peer) noexcept {
     if (peer.endpoint->fd() < 0) peer.quiet_since = Clock::now();
     peer.rests = false;
     land(peer);
+    if (peer.down) return came;  // it does not read what it was told
   }
   if (!peer.endpoint->failure().empty()) {
     fail(peer, peer.endpoint->failure());
@@ -363,7 +390,10 @@ void FabricRail::land(Peer& peer) noexcept {
       any_cancelled = any_cancelled || (flight->is_used && flight->is_cancelled);
     }
   }
+  for (const AwaitedPieces::Piece& piece : peer.awaited)
+    any_cancelled = any_cancelled || piece.code == Code::kCancelled;
   if (!any_cancelled) peer.due.reset();
+  tell_what_was_written(peer);
   if (any_landed && !peer.leaving.empty()) tell_what_is_let_go(peer);
 }
 
@@ -377,7 +407,7 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     if (flight.code != Code::kOk || peer.down || !is_last) return;
     try {
       peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library +
-                  ")" + (peer.sends ? ", sent" : ", read");
+                  ")" + (peer.sends() ? ", sent" : peer.writes() ? ", written" : ", read");
     } catch (const std::bad_alloc&) {  // its name is enough
     }
     return come_up(peer);
@@ -393,18 +423,24 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     }
     fences_->give_back(*flight.scratch);
   }
+  if (flight.is_write && !peer.down) peer.written.push_back({flight.number, code == Code::kOk});
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
+}
+
+std::chrono::milliseconds FabricRail::stop_bound(const Flight& flight) noexcept {
+  const WorkKind kind = flight.work.kind;
+  return kind == WorkKind::kFetch || kind == WorkKind::kCheckFence ? kStopBound : kSendStopBound;
 }
 
 void FabricRail::stop_shared(WorkId work) noexcept {
   Peer* const peer = peer_of(work);
-  if (peer == nullptr || peer->endpoint == nullptr) return;
+  if (peer == nullptr || peer->endpoint == nullptr || stop_awaited(*peer, work)) return;
   for (const auto& flight : peer->flights) {
     if (!flight->is_used || flight->is_proof || flight->work.id != work) continue;
     flight->stop(Code::kCancelled, {});
     flight->is_cancelled = true;
-    flight->due_at = Clock::now() + (work_is_read(flight->work) ? kStopBound : kSendStopBound);
-    if (peer->current == flight.get()) peer->current = nullptr;
+    flight->due_at = Clock::now() + stop_bound(*flight);
+    if (peer->current == flight.get() && !flight->has_more()) peer->current = nullptr;
     if (!peer->due || flight->due_at < *peer->due) watch(*peer, flight->due_at);
     return land(*peer);
   }
@@ -415,6 +451,11 @@ void FabricRail::stop_shared(PeerId id, Code code, std::string_view why) noexcep
   if (peer == nullptr) return;
   for (const auto& flight : peer->flights)
     if (flight->is_used) flight->stop(code, why);
+  for (AwaitedPieces::Piece& piece : peer->awaited) try {
+      if (piece.code == Code::kOk) piece.code = code;
+      piece.why = why;
+    } catch (const std::bad_alloc&) {  // the code is enough
+    }
   peer->current = nullptr;
   if (peer->endpoint != nullptr) land(*peer);
 }

@@ -20,7 +20,7 @@ void append(std::vector<std::byte>& whole, std::span<const std::byte> field) {
 
 Status Message::check(bool has_fd) const {
   if (has_fd) return {Code::kRailFailed, "it sent a descriptor, which this transport does not use"};
-  if (kind < MessageKind::kHello || kind > MessageKind::kDropped)
+  if (kind < MessageKind::kHello || kind > MessageKind::kWritten)
     return {Code::kRailFailed, "it sent a message of an unknown kind"};
   if (part_nbytes > kPartNbytes || whole_nbytes > Introduction::kMostNbytes)
     return {Code::kRailFailed, "its introduction is too long"};

@@ -9,6 +9,7 @@
 
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"
+#include "transports/common/piece_tickets.h"
 #include "transports/common/side_channel.h"
 
 namespace kvxfer::fabric {
@@ -16,23 +17,28 @@ namespace kvxfer::fabric {
 enum class MessageKind : std::uint32_t {
   kHello = 1,  // first, once: the beginning of an introduction
   kMore = 2,   // more of the introduction
-  kReady = 3,  // the sender's endpoint is connected to the receiver's; whether it wants pieces to be sent
+  kReady = 3,  // the sender's endpoint is connected to the receiver's; the way that it prefers
   kGone = 4,   // the sender has deregistered a region
   kLetGo = 5,  // the answer to kGone: the sender no longer reads that region
-  kDropped = 6,  // a piece that the receiver awaits will not come
+  kDropped = 6,  // a piece that the receiver awaits will not come, or not in full
+  // About pieces that are written. From the destination: it awaits a piece, and gives it a number (kAwait); it
+  // no longer awaits it (kGiveUp). From the source: all of it is in the destination's memory (kWritten).
+  kAwait = 7,
+  kGiveUp = 8,
+  kWritten = 9,
 };
 
 struct Message {
-  static constexpr std::size_t kPartNbytes = 496;
+  static constexpr std::size_t kPartNbytes = 488;
 
-  std::array<char, 4> magic{'k', 'v', 'f', '1'};
+  std::array<char, 4> magic{'k', 'v', 'f', '2'};
   MessageKind kind = MessageKind::kHello;
   RegionId region = 0;  // kGone, kLetGo
-  TransferId transfer = 0;  // kDropped
-  std::uint32_t piece = 0;  // likewise
-  std::uint32_t flag = 0;  // kReady: send pieces; kDropped: the source's rail cannot send it
+  PieceTicket ticket{};  // kDropped, kAwait, kGiveUp, kWritten; without a number where pieces are sent
+  std::uint32_t flag = 0;  // kReady: a Way; kDropped of a sent piece: the source's rail cannot send it
   std::uint32_t whole_nbytes = 0;  // kHello: of the introduction
   std::uint32_t part_nbytes = 0;  // kHello, kMore
+  std::uint32_t reserved = 0;
   std::array<std::byte, kPartNbytes> part{};
 
   static Message about(MessageKind kind, RegionId region = 0) noexcept {

@@ -13,7 +13,7 @@ class Registration {
  public:
   // Merges spans that touch.
   static Result<std::shared_ptr<const Registration>> create(std::shared_ptr<Fabric> fabric,
-                                                            const LocalRegion& region);
+                                                            const LocalRegion& region, bool takes_writes);
   const KeyedSpans& local() const noexcept { return local_; }
   const RegionKeys& keys() const noexcept { return keys_; }  // as sent to peers
 

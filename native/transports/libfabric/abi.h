@@ -19,8 +19,9 @@ inline constexpr std::uint32_t kApi = version(1, 17);
 
 using PeerAddress = std::uint64_t;  // fi_addr_t
 
-inline constexpr std::uint64_t kRma = 1 << 2, kRead = 1 << 8, kReceive = 1 << 10, kTransmit = 1 << 11,
-                               kRemoteRead = 1 << 12, kMore = 1 << 18, kGpuMemory = std::uint64_t{1} << 47;
+inline constexpr std::uint64_t kRma = 1 << 2, kRead = 1 << 8, kWrite = 1 << 9, kReceive = 1 << 10,
+                               kTransmit = 1 << 11, kRemoteRead = 1 << 12, kRemoteWrite = 1 << 13,
+                               kMore = 1 << 18, kDelivered = 1 << 28, kGpuMemory = std::uint64_t{1} << 47;
 inline constexpr std::uint64_t kContext = std::uint64_t{1} << 59, kContext2 = std::uint64_t{1} << 52;
 inline constexpr int kKeysLocal = 1 << 2, kKeysVirtual = 1 << 4, kKeysAllocated = 1 << 5,
                      kKeysProvided = 1 << 6, kKeysOfEndpoint = 1 << 9, kKeysGpu = 1 << 10;
@@ -178,7 +179,7 @@ struct RemoteSpan {
   std::size_t nbytes;
   std::uint64_t key;
 };
-struct RemoteRead {
+struct RemoteRequest {
   const iovec* spans = nullptr;
   void** descriptors = nullptr;
   std::size_t num_spans = 0;
@@ -192,7 +193,10 @@ struct RemoteOps {
   std::size_t size;
   void (*read)();
   void (*read_spans)();
-  ssize_t (*read_message)(Endpoint* endpoint, const RemoteRead* read, std::uint64_t flags);
+  ssize_t (*read_message)(Endpoint* endpoint, const RemoteRequest* read, std::uint64_t flags);
+  void (*write)();
+  void (*write_spans)();
+  ssize_t (*write_message)(Endpoint* endpoint, const RemoteRequest* write, std::uint64_t flags);
 };
 struct NameOps {
   std::size_t size;
@@ -248,7 +252,7 @@ struct Info {
   FabricAttributes* fabric;
 };
 
-// Memory that a provider may use for a read that is under way (struct fi_context2).
+// Memory that a provider may use for a request that is under way (struct fi_context2).
 struct Context { void* internal[8]; };
 
 }  // namespace kvxfer::libfabric::abi

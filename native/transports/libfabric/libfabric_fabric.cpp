@@ -96,10 +96,11 @@ bool is_named(const std::string& name, const std::string& names) {
 // Memory that is registered wherever the fabric serves it.
 class LibfabricMemory final : public fabric::Memory {
  public:
-  LibfabricMemory(std::shared_ptr<LibfabricFabric> fabric, std::byte* memory, std::uint64_t nbytes)
+  LibfabricMemory(std::shared_ptr<LibfabricFabric> fabric, std::byte* memory, std::uint64_t nbytes,
+                  bool takes_writes)
       : fabric_(std::move(fabric)), span_{memory, nbytes} {
     params_.num_spans = 1;
-    params_.access = abi::kRead | abi::kRemoteRead;
+    params_.access = abi::kRead | abi::kRemoteRead | (takes_writes ? abi::kWrite | abi::kRemoteWrite : 0);
   }
   ~LibfabricMemory() override {
     const std::lock_guard lock(fabric_->mutex_);
@@ -143,8 +144,8 @@ class LibfabricMemory final : public fabric::Memory {
 class LibfabricEndpoint final : public fabric::Endpoint {
  public:
   LibfabricEndpoint(std::shared_ptr<LibfabricFabric> fabric, std::vector<std::byte> theirs)
-      : fabric_(std::move(fabric)), theirs_(std::move(theirs)), reads_(fabric_->num_reads()) {
-    for (UnderWay& each : reads_) each.next_spare = std::exchange(spare_, &each);
+      : fabric_(std::move(fabric)), theirs_(std::move(theirs)), requests_(fabric_->num_requests()) {
+    for (UnderWay& each : requests_) each.next_spare = std::exchange(spare_, &each);
   }
   ~LibfabricEndpoint() override {
     close();
@@ -242,6 +243,9 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     close_object(endpoint_);
   }
 
+  fabric::Way preferred_way() const override {
+    return fabric_->options_.writes ? fabric::Way::kWrite : fabric::Way::kRead;
+  }
   std::string path() const override {
     return fabric_->provider_ + " " + fabric_->device_ + (fd_ < 0 ? ", polled" : "");
   }
@@ -252,7 +256,7 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     abi::Domain& domain = *domain_;
     abi::Fabric& fabric = *fabric_->fabric_;
     abi::QueueParams params;
-    params.size = reads_.size() + 64;
+    params.size = requests_.size() + 64;
     params.format = abi::kFormatContext;
     params.wait_object = abi::kWaitDescriptor;
     // net's own descriptor stays readable after something has come; only a wait set's descriptor is ever
@@ -276,33 +280,42 @@ class LibfabricEndpoint final : public fabric::Endpoint {
     return domain.ops->queue(&domain, &params, &queue_, nullptr);
   }
 
-  // A read that libfabric has, and the memory that it may use for it.
+  // A request that libfabric has, and the memory that it may use for it.
   struct UnderWay {
     abi::Context context{};
     fabric::Flight* flight = nullptr;
     UnderWay* next_spare = nullptr;
   };
 
-  Posted read(const fabric::Read& next, fabric::Flight& flight, bool has_more) noexcept override {
+  Posted read(const fabric::Request& next, fabric::Flight& flight, bool has_more) noexcept override {
+    return begin(endpoint_->remote->read_message, next, flight, has_more ? abi::kMore : 0);
+  }
+  // It completes when the bytes are in the peer's memory.
+  Posted write(const fabric::Request& next, fabric::Flight& flight, bool has_more) noexcept override {
+    return begin(endpoint_->remote->write_message, next, flight,
+                 abi::kDelivered | (has_more ? abi::kMore : 0));
+  }
+  Posted begin(decltype(abi::RemoteOps::read_message) message, const fabric::Request& next,
+               fabric::Flight& flight, std::uint64_t flags) noexcept {
     if (spare_ == nullptr) return Posted::kAgain;
     UnderWay& under_way = *spare_;
-    std::array<iovec, fabric::Read::kMostRuns> local;
-    std::array<void*, fabric::Read::kMostRuns> descriptors;
-    std::array<abi::RemoteSpan, fabric::Read::kMostRuns> remote;
+    std::array<iovec, fabric::Request::kMostRuns> local;
+    std::array<void*, fabric::Request::kMostRuns> descriptors;
+    std::array<abi::RemoteSpan, fabric::Request::kMostRuns> remote;
     for (std::uint32_t i = 0; i < next.num_runs; ++i) {
       const fabric::Run& run = next.runs[i];
       local[i] = {reinterpret_cast<void*>(run.local), run.nbytes};
       descriptors[i] = reinterpret_cast<void*>(run.local_key);
       remote[i] = {run.remote, run.nbytes, run.remote_key};
     }
-    abi::RemoteRead read;
-    read.spans = local.data();
-    read.descriptors = descriptors.data();
-    read.num_spans = read.num_remote = next.num_runs;
-    read.peer = peer_;
-    read.remote = remote.data();
-    read.context = &under_way;
-    const ssize_t posted = endpoint_->remote->read_message(endpoint_, &read, has_more ? abi::kMore : 0);
+    abi::RemoteRequest request;
+    request.spans = local.data();
+    request.descriptors = descriptors.data();
+    request.num_spans = request.num_remote = next.num_runs;
+    request.peer = peer_;
+    request.remote = remote.data();
+    request.context = &under_way;
+    const ssize_t posted = message(endpoint_, &request, flags);
     if (posted == -EAGAIN) return Posted::kAgain;
     if (posted != 0) {
       fail(fabric_->library_.error_string(static_cast<int>(-posted)));
@@ -331,7 +344,7 @@ class LibfabricEndpoint final : public fabric::Endpoint {
   const std::shared_ptr<LibfabricFabric> fabric_;
   abi::Domain* domain_ = nullptr;
   const std::vector<std::byte> theirs_;  // address of the peer's end of the rail's socket
-  std::vector<UnderWay> reads_;
+  std::vector<UnderWay> requests_;
   UnderWay* spare_ = nullptr;
   abi::Endpoint* endpoint_ = nullptr;
   abi::Queue* queue_ = nullptr;
@@ -364,7 +377,8 @@ Result<std::vector<std::shared_ptr<LibfabricFabric>>> LibfabricFabric::create(co
   const auto ask = [&](const std::string& provider, bool with_gpu, bool is_bound) {
     const Info hints(library.copy_info(nullptr), library.free_info);
     if (hints == nullptr) return Info(nullptr, library.free_info);
-    hints->caps = abi::kRma | abi::kRead | abi::kRemoteRead | (with_gpu ? abi::kGpuMemory : 0);
+    hints->caps = abi::kRma | abi::kRead | abi::kRemoteRead | (with_gpu ? abi::kGpuMemory : 0) |
+                  (options.writes ? abi::kWrite | abi::kRemoteWrite : 0);
     hints->mode = abi::kContext | abi::kContext2;
     hints->endpoint->type = abi::kReliableDatagrams;
     // Memory that is bound to endpoints is registered once for each peer, always with the key that all peers
@@ -440,8 +454,8 @@ Status LibfabricFabric::open(const abi::Info& info) {
   if (info_ == nullptr) return {Code::kExhausted, "no memory"};
   provider_ = info_->fabric->provider == nullptr ? "?" : info_->fabric->provider;
   device_ = info_->domain->name == nullptr ? "" : info_->domain->name;
-  num_reads_ = static_cast<std::uint32_t>(
-      std::clamp<std::size_t>(options_.num_reads, 1, std::max<std::size_t>(info_->transmit->size, 1)));
+  num_requests_ = static_cast<std::uint32_t>(
+      std::clamp<std::size_t>(options_.num_requests, 1, std::max<std::size_t>(info_->transmit->size, 1)));
   if (const int opened = library_.open_fabric(info_->fabric, &fabric_, nullptr); opened != 0)
     return refused("a fabric", opened);
   // One key can serve several domains only if it is ours.
@@ -507,8 +521,8 @@ Status LibfabricFabric::draw_key(std::uint64_t& key) const {
 }
 
 Result<std::unique_ptr<fabric::Memory>> LibfabricFabric::map(std::byte* memory, std::uint64_t nbytes,
-                                                             MemoryKind kind) {
-  auto made = std::make_unique<LibfabricMemory>(shared_from_this(), memory, nbytes);
+                                                             MemoryKind kind, bool takes_writes) {
+  auto made = std::make_unique<LibfabricMemory>(shared_from_this(), memory, nbytes, takes_writes);
   abi::RegionParams& params = made->params();
   if (kind == MemoryKind::kGpu) {
     params.memory = abi::kCudaMemory;
@@ -559,14 +573,14 @@ std::uint64_t LibfabricFabric::endpoint_nbytes() const noexcept {
   return follows_routes() ? 256 << 10 : 16 << 20;
 }
 
-// With more than one run in a read, shm makes the source's processor do the work.
+// With more than one run in a request, shm makes the source's processor do the work.
 std::uint32_t LibfabricFabric::most_runs() const noexcept {
   if (!follows_routes()) return 1;
   return static_cast<std::uint32_t>(std::clamp<std::size_t>(
-      std::min(info_->transmit->num_spans, info_->transmit->num_remote_spans), 1, fabric::Read::kMostRuns));
+      std::min(info_->transmit->num_spans, info_->transmit->num_remote_spans), 1, fabric::Request::kMostRuns));
 }
 
-std::uint64_t LibfabricFabric::most_read_nbytes() const noexcept {
+std::uint64_t LibfabricFabric::most_request_nbytes() const noexcept {
   return std::min<std::uint64_t>(info_->endpoint->most_nbytes, std::uint64_t{1} << 30);
 }
 

@@ -2,8 +2,9 @@
 // in a domain of one provider on one device.
 //
 // Because each endpoint serves one peer, peers share nothing: neither requests under way nor wake-ups.
-// Closing an endpoint fences that peer alone. The destination reads the source's pages; nothing is sent and
-// nothing written. Reads end in any order (EFA keeps none), so each is counted.
+// Closing an endpoint fences that peer alone. The destination reads the source's pages or, where both ends are
+// set so, the source writes them; nothing is sent. Requests end in any order (EFA keeps none), so each is
+// counted.
 //
 // Over tcp each peer also has a domain of its own, and all memory is registered once more in each. There are
 // two reasons. A domain polls its sockets for all endpoints at once, whichever endpoint asks. And when an
@@ -37,7 +38,8 @@ struct Options {
   std::string library;  // file; "" for the one that is found
   std::string provider;  // as fi_info names it; "" for the best one available
   std::string devices;  // domains, separated by commas; "" for all of the provider's
-  std::uint32_t num_reads = 64;
+  std::uint32_t num_requests = 64;
+  bool writes = false;  // the source writes pages, where the peer is set so, too
   std::shared_ptr<const fabric::GpuContext> gpu;  // the agent's; null: none
 };
 
@@ -52,14 +54,15 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   std::string library() const override { return library_.name(); }
   std::string terms() const override { return "provider " + provider_; }
   Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes,
-                                              MemoryKind kind) override;
+                                              MemoryKind kind, bool takes_writes) override;
   Result<std::unique_ptr<fabric::Endpoint>> open(const fabric::Route& route) override;
   std::uint64_t endpoint_nbytes() const noexcept override;
   bool serves_peers() const noexcept override { return true; }
   MemoryKinds memory() const noexcept override { return memory_; }
-  std::uint64_t most_read_nbytes() const noexcept override;
+  bool takes_writes() const noexcept override { return options_.writes; }
+  std::uint64_t most_request_nbytes() const noexcept override;
   std::uint32_t most_runs() const noexcept override;
-  std::uint32_t num_reads() const noexcept override { return num_reads_; }
+  std::uint32_t num_requests() const noexcept override { return num_requests_; }
 
  private:
   friend class LibfabricEndpoint;
@@ -88,7 +91,7 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   std::map<abi::Domain*, abi::Endpoint*> served_;  // and what memory is bound to in it; null: to nothing
   std::set<LibfabricMemory*> registered_;
   MemoryKinds memory_ = MemoryKind::kHost;
-  std::uint32_t num_reads_ = 1;
+  std::uint32_t num_requests_ = 1;
 };
 
 }  // namespace kvxfer::libfabric

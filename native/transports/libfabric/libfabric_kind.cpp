@@ -17,7 +17,11 @@ constexpr TransportOption kOptions[] = {
      "net (what releases before 1.18 call their lean tcp) and tcp",
      ""},
     {"devices", "domains, separated by commas, as `fi_info` names them; empty: all of the provider's", ""},
-    {"requests", "reads under way for each peer, at most", std::int64_t{64}, 1, 4096},
+    {"way",
+     "how pages come: read, or write where both ends say so (a peer may then write into every region of this "
+     "agent)",
+     "read"},
+    {"requests", "reads and writes under way for each peer, at most", std::int64_t{64}, 1, 4096},
 };
 
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
@@ -25,7 +29,11 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   options.library = values.text("library");
   options.provider = values.text("provider");
   options.devices = values.text("devices");
-  options.num_reads = static_cast<std::uint32_t>(values.number("requests"));
+  options.num_requests = static_cast<std::uint32_t>(values.number("requests"));
+  const std::string& way = values.text("way");
+  if (way != "read" && way != "write")
+    return Status(Code::kInvalidArgument, "libfabric.way is \"" + way + "\": use read or write");
+  options.writes = way == "write";
   if (!parts.gpus.empty()) {
     auto gpu = fabric::GpuContext::create(parts.gpus.front());
     if (!gpu.ok()) return gpu.status();

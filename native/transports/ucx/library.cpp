@@ -72,6 +72,8 @@ OneLibrary::Loaded load_library(const std::string& file) {
   find(table.ep_rkey_unpack, "ucp_ep_rkey_unpack");
   find(table.rkey_destroy, "ucp_rkey_destroy");
   find(table.get_nbx, "ucp_get_nbx");
+  find(table.put_nbx, "ucp_put_nbx");
+  find(table.ep_flush_nbx, "ucp_ep_flush_nbx");
   find(table.worker_set_am_recv_handler, "ucp_worker_set_am_recv_handler");
   find(table.am_send_nbx, "ucp_am_send_nbx");
   find(table.am_recv_data_nbx, "ucp_am_recv_data_nbx");

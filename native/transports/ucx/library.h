@@ -42,6 +42,10 @@ struct Library {
   abi::StatusPointer (*get_nbx)(abi::EndpointHandle* endpoint, void* buffer, std::size_t nbytes,
                                 std::uint64_t remote_address, abi::RemoteKey* key,
                                 const abi::RequestParams* params);
+  abi::StatusPointer (*put_nbx)(abi::EndpointHandle* endpoint, const void* buffer, std::size_t nbytes,
+                                std::uint64_t remote_address, abi::RemoteKey* key,
+                                const abi::RequestParams* params);
+  abi::StatusPointer (*ep_flush_nbx)(abi::EndpointHandle* endpoint, const abi::RequestParams* params);
   abi::StatusCode (*worker_set_am_recv_handler)(abi::Worker* worker, const abi::HandlerParams* params);
   abi::StatusPointer (*am_send_nbx)(abi::EndpointHandle* endpoint, unsigned id, const void* header,
                                     std::size_t header_nbytes, const void* buffer, std::size_t count,

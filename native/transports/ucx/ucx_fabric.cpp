@@ -61,10 +61,10 @@ class UcxEndpoint final : public fabric::Endpoint {
  public:
   UcxEndpoint(std::shared_ptr<UcxFabric> fabric, abi::Worker* worker)
       : fabric_(std::move(fabric)), library_(fabric_->library_), worker_(worker) {
-    read_.field_mask =
+    request_.field_mask =
         abi::RequestParams::kCallback | abi::RequestParams::kUserData | abi::RequestParams::kMemoryHandle;
-    read_.callback.sent = [](void* request, abi::StatusCode status, void* flight) {
-      static_cast<UcxEndpoint*>(current)->on_read(request, status, *static_cast<fabric::Flight*>(flight));
+    request_.callback.sent = [](void* request, abi::StatusCode status, void* flight) {
+      current->on_end(request, status, *static_cast<fabric::Flight*>(flight));
     };
   }
   ~UcxEndpoint() override {
@@ -173,10 +173,12 @@ class UcxEndpoint final : public fabric::Endpoint {
   // Without a lane that reads memory by itself, UCX has the peer's processor serve reads. It checks no key
   // there. Of eight releases that were tried, five (1.13.1 to 1.22.0) crashed at times when the reader ended
   // meanwhile.
-  bool prefers_sends() const override {
-    if (fabric_->options_.way != Way::kChosen) return fabric_->options_.way == Way::kSend;
+  fabric::Way preferred_way() const override {
+    if (fabric_->options_.way) return *fabric_->options_.way;
     const std::vector<Lane> all = lanes();
-    return std::none_of(all.begin(), all.end(), [](const Lane& lane) { return lane.reads; });
+    return std::any_of(all.begin(), all.end(), [](const Lane& lane) { return lane.reads; })
+               ? fabric::Way::kRead
+               : fabric::Way::kSend;
   }
 
  private:
@@ -212,7 +214,7 @@ class UcxEndpoint final : public fabric::Endpoint {
     abi::RequestParams params;
     params.field_mask = abi::RequestParams::kCallback | abi::RequestParams::kUserData;
     params.callback.sent = [](void* request, abi::StatusCode status, void* its) {
-      current->on_read(request, status, *static_cast<fabric::Flight*>(its));
+      current->on_end(request, status, *static_cast<fabric::Flight*>(its));
     };
     params.user_data = &flight;
     // The bytes go straight to where they are awaited, without a buffer.
@@ -244,7 +246,7 @@ class UcxEndpoint final : public fabric::Endpoint {
     abi::RequestParams params;
     params.field_mask = abi::RequestParams::kCallback | abi::RequestParams::kUserData;
     params.callback.received = [](void* request, abi::StatusCode status, std::size_t, void* its) {
-      current->on_read(request, status, *static_cast<fabric::Flight*>(its));
+      current->on_end(request, status, *static_cast<fabric::Flight*>(its));
     };
     params.user_data = flight;
     const Buffer buffer = name(*flight, params);
@@ -268,13 +270,28 @@ class UcxEndpoint final : public fabric::Endpoint {
     return {segments.data(), segments.size()};
   }
 
-  Posted read(const fabric::Read& next, fabric::Flight& flight, bool) noexcept override {
+  Posted read(const fabric::Request& next, fabric::Flight& flight, bool) noexcept override {
+    return begin(library_.get_nbx, next.runs.front(), flight);
+  }
+  Posted write(const fabric::Request& next, fabric::Flight& flight, bool) noexcept override {
+    return begin(library_.put_nbx, next.runs.front(), flight);
+  }
+  template <class Function>
+  Posted begin(Function function, const fabric::Run& run, fabric::Flight& flight) noexcept {
     const Current now(*this);
-    const fabric::Run& run = next.runs.front();
-    read_.user_data = &flight;
-    read_.memory = reinterpret_cast<abi::MemoryHandle*>(run.local_key);
-    return posted(library_.get_nbx(endpoint_, reinterpret_cast<void*>(run.local), run.nbytes, run.remote,
-                                   reinterpret_cast<abi::RemoteKey*>(run.remote_key), &read_));
+    request_.user_data = &flight;
+    request_.memory = reinterpret_cast<abi::MemoryHandle*>(run.local_key);
+    return posted(function(endpoint_, reinterpret_cast<void*>(run.local), run.nbytes, run.remote,
+                           reinterpret_cast<abi::RemoteKey*>(run.remote_key), &request_));
+  }
+  // A write has completed when UCX no longer needs its bytes; a flush, when the peer has them.
+  Posted flush(fabric::Flight& flight) noexcept override {
+    const Current now(*this);
+    abi::RequestParams params;
+    params.field_mask = abi::RequestParams::kCallback | abi::RequestParams::kUserData;
+    params.callback = request_.callback;
+    params.user_data = &flight;
+    return posted(library_.ep_flush_nbx(endpoint_, &params));
   }
   Posted posted(abi::StatusPointer request) noexcept {
     if (request == nullptr) return Posted::kDone;
@@ -284,7 +301,7 @@ class UcxEndpoint final : public fabric::Endpoint {
     fail(library_.status_string(status));
     return Posted::kFailed;
   }
-  void on_read(void* request, abi::StatusCode status, fabric::Flight& flight) noexcept {
+  void on_end(void* request, abi::StatusCode status, fabric::Flight& flight) noexcept {
     library_.request_free(request);
     completed(flight, status == abi::kOk ? std::string_view() : library_.status_string(status));
   }
@@ -295,7 +312,7 @@ class UcxEndpoint final : public fabric::Endpoint {
   bool is_closed_ = false;
   abi::EndpointHandle* endpoint_ = nullptr;
   int fd_ = -1;
-  abi::RequestParams read_;
+  abi::RequestParams request_;  // of reads and writes
 };
 
 thread_local UcxEndpoint* UcxEndpoint::current = nullptr;
@@ -333,7 +350,7 @@ Result<std::shared_ptr<UcxFabric>> UcxFabric::create(const Library& library, con
   params.field_mask = abi::ContextParams::kFeatures | abi::ContextParams::kMtWorkersShared;
   params.features = abi::ContextParams::kActiveMessages | abi::ContextParams::kWakeup;
   // Without kRma, UCX serves no reads and writes of a peer.
-  if (options.way != Way::kSend) params.features |= abi::ContextParams::kRma;
+  if (options.way != fabric::Way::kSend) params.features |= abi::ContextParams::kRma;
   params.mt_workers_shared = 1;
   if (const abi::StatusCode begun =
           library.init_version(abi::kApiMajor, abi::kApiMinor, &params, config, &made->context_);
@@ -354,7 +371,7 @@ UcxFabric::~UcxFabric() {
 }
 
 Result<std::unique_ptr<fabric::Memory>> UcxFabric::map(std::byte* memory, std::uint64_t nbytes,
-                                                       MemoryKind kind) {
+                                                       MemoryKind kind, bool) {
   abi::MemoryMapParams params;
   params.field_mask =
       abi::MemoryMapParams::kAddress | abi::MemoryMapParams::kLength | abi::MemoryMapParams::kMemoryType;

@@ -4,7 +4,7 @@
 // remembers. To end a peer, its endpoint is closed by force, and then the worker is destroyed. UCX's
 // shared-memory transports are left out: their endpoints cannot be closed by force (docs/fabrics.md).
 //
-// Over RDMA, pages are read. Over tcp, UCX would have the source's processor serve reads, in software that
+// Over RDMA, pages are read or, where both ends are set so, written. Over tcp, UCX would have the source's processor serve reads, in software that
 // checks no key and crashes at times when the reader ends. So over tcp pieces are sent, as active messages
 // whose bytes go straight to where they are awaited.
 //
@@ -13,6 +13,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "transports/fabric/fabric.h"
@@ -21,16 +22,13 @@
 
 namespace kvxfer::ucx {
 
-// How pages come: this end reads them, the source sends them, or the way that UCX's transports are made for.
-enum class Way : std::uint8_t { kChosen, kRead, kSend };
-
 struct Options {
-  Way way = Way::kChosen;
+  std::optional<fabric::Way> way;  // nothing: read or send, as UCX's transports are made for
   std::string library;  // file; "" for the one that is found
   std::string transports;  // UCX_TLS; "" for the environment's value, or UCX's own choice
   std::string devices;  // UCX_NET_DEVICES, likewise
   std::string config;  // more of UCX's settings, as "RMA_BW_LANES=2 RC_RX_QUEUE_LEN=1024"
-  std::uint32_t num_reads = 64;
+  std::uint32_t num_requests = 64;
   std::shared_ptr<const fabric::GpuContext> gpu;  // the agent's; null: none
 };
 
@@ -42,13 +40,14 @@ class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_th
   std::string_view transport() const noexcept override { return "ucx"; }
   std::string library() const override { return library_.name(); }
   Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes,
-                                              MemoryKind kind) override;
+                                              MemoryKind kind, bool takes_writes) override;
   Result<std::unique_ptr<fabric::Endpoint>> open(const fabric::Route& route) override;
   std::uint64_t endpoint_nbytes() const noexcept override;
   bool serves_peers() const noexcept override { return true; }
   bool can_send() const noexcept override { return true; }
   MemoryKinds memory() const noexcept override { return memory_; }
-  std::uint32_t num_reads() const noexcept override { return options_.num_reads; }
+  bool takes_writes() const noexcept override { return options_.way == fabric::Way::kWrite; }
+  std::uint32_t num_requests() const noexcept override { return options_.num_requests; }
 
  private:
   friend class UcxEndpoint;

@@ -16,10 +16,10 @@ constexpr TransportOption kOptions[] = {
     {"config", "more of UCX's settings, without the prefix UCX_, as \"MAX_RMA_RAILS=2 RC_RX_QUEUE_LEN=1024\"",
      ""},
     {"way",
-     "how pages come: read, send (UCX then serves no peer's reads), or empty: read if UCX's transports read "
-     "memory by themselves, as over RDMA; else send",
+     "how pages come: read, send (UCX then serves no peer's reads), write where both ends say so, or empty: "
+     "read if UCX's transports read memory by themselves, as over RDMA; else send",
      ""},
-    {"requests", "reads and sends under way for each peer, at most", std::int64_t{64}, 1, 4096},
+    {"requests", "reads, writes and sends under way for each peer, at most", std::int64_t{64}, 1, 4096},
 };
 
 Result<Rails> make(const RailParts& parts, const OptionValues& values) {
@@ -28,11 +28,13 @@ Result<Rails> make(const RailParts& parts, const OptionValues& values) {
   options.transports = values.text("transports");
   options.devices = values.text("devices");
   options.config = values.text("config");
-  options.num_reads = static_cast<std::uint32_t>(values.number("requests"));
+  options.num_requests = static_cast<std::uint32_t>(values.number("requests"));
   const std::string& way = values.text("way");
-  if (way != "" && way != "read" && way != "send")
-    return Status(Code::kInvalidArgument, "ucx.way is \"" + way + "\": use read, send or nothing");
-  options.way = way == "read" ? ucx::Way::kRead : way == "send" ? ucx::Way::kSend : ucx::Way::kChosen;
+  if (way == "read") options.way = fabric::Way::kRead;
+  if (way == "send") options.way = fabric::Way::kSend;
+  if (way == "write") options.way = fabric::Way::kWrite;
+  if (way != "" && !options.way)
+    return Status(Code::kInvalidArgument, "ucx.way is \"" + way + "\": use read, send, write or nothing");
   const Result<const ucx::Library*> library = ucx::Library::load(options.library);
   if (!library.ok()) return library.status();
   if (!parts.gpus.empty()) {

@@ -9,6 +9,7 @@
 
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"
+#include "transports/common/piece_tickets.h"
 #include "transports/common/side_channel.h"
 #include "transports/verbs/abi.h"
 #include "transports/verbs/options.h"
@@ -24,13 +25,6 @@ enum class MessageKind : std::uint32_t {
   kAwait = 3,
   kGiveUp = 4,
   kDropped = 5,
-};
-
-// A piece of a transfer, and its number. Among all pieces that the destination awaits over this rail, the
-// number is unique.
-struct PieceTicket {
-  TransferId transfer;
-  std::uint32_t piece, number;
 };
 
 // One queue pair: its number, the number of the first packet that it sends, and the first priority that it

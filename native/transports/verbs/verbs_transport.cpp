@@ -13,7 +13,6 @@
 
 namespace kvxfer {
 
-using verbs::AwaitedPieces;
 using verbs::Flight;
 using verbs::KeyedSpan;
 using verbs::Message;
@@ -271,12 +270,12 @@ Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) 
   }
   if (!peer.writes)
     return {Code::kRailFailed, "it sent a message about WRITEs, which the two ends have not agreed on"};
-  const verbs::PieceTicket& ticket = message.ticket;
+  const PieceTicket& ticket = message.ticket;
   if (message.kind == MessageKind::kAwait) {
     switch (peer.asked.add(ticket)) {
-      case verbs::AskedPieces::Added::kYes: activate(peer); break;  // a work that waited for this can begin
-      case verbs::AskedPieces::Added::kDropped: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
-      case verbs::AskedPieces::Added::kTooMany:
+      case AskedPieces::Added::kYes: activate(peer); break;  // a work that waited for this can begin
+      case AskedPieces::Added::kDropped: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
+      case AskedPieces::Added::kTooMany:
         return {Code::kRailFailed, "it awaits more pieces than it may"};
     }
   } else if (message.kind == MessageKind::kGiveUp) {
@@ -292,7 +291,7 @@ Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) 
   return {};
 }
 
-void VerbsTransport::tell_of_piece(Peer& peer, MessageKind kind, const verbs::PieceTicket& ticket) noexcept {
+void VerbsTransport::tell_of_piece(Peer& peer, MessageKind kind, const PieceTicket& ticket) noexcept {
   Message message;
   message.kind = kind;
   message.ticket = ticket;
@@ -465,7 +464,7 @@ Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
   if (work.kind != WorkKind::kFetch && !(is_write && peer.writes))
     return {Code::kUnsupported, "this rail cannot send: the destination fetches"};
   const Move& move = *work.move;
-  verbs::PieceTicket asked{};
+  PieceTicket asked{};
   if (is_write) {
     const auto [ticket, is_given_up] = peer.asked.take(move.transfer, work.piece);
     asked = ticket;
@@ -510,7 +509,7 @@ void VerbsTransport::await_some(Peer& peer) {
 
 void VerbsTransport::await(Peer& peer, std::size_t at) {
   Work work = peer.queue.take(at);
-  verbs::PieceTicket ticket{work.move->transfer, work.piece, 0};
+  PieceTicket ticket{work.move->transfer, work.piece, 0};
   if (const auto local = registered(*work.move, true); !local.ok()) {
     end_work(failed(work.id, local.status().code(), words(local.status().message())));
     return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
@@ -536,9 +535,9 @@ void VerbsTransport::drop_piece(Peer& peer, WorkId id) noexcept {
   const WorkKind kind = peer.queue[at].kind;
   if (kind != WorkKind::kReceive && kind != WorkKind::kSend) return;
   // A copy: if the peer cannot be told, the rail fails and its queue is emptied.
-  const verbs::PieceTicket ticket{peer.queue[at].move->transfer, peer.queue[at].piece, 0};
+  const PieceTicket ticket{peer.queue[at].move->transfer, peer.queue[at].piece, 0};
   if (kind == WorkKind::kReceive) return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
-  if (const std::optional<verbs::PieceTicket> awaited = peer.asked.drop(ticket))
+  if (const std::optional<PieceTicket> awaited = peer.asked.drop(ticket))
     tell_of_piece(peer, MessageKind::kDropped, *awaited);
 }
 

@@ -1,5 +1,5 @@
-// Pieces that come by WRITE, and the numbers that announce them. No number is given twice, so a late number
-// has no effect.
+// Pieces that the source writes into the destination's memory, and the numbers that announce them. No number
+// is given twice, so a late number has no effect.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,15 @@
 #include <vector>
 
 #include "kvxfer/transport.h"
-#include "transports/verbs/message.h"
 
-namespace kvxfer::verbs {
+namespace kvxfer {
+
+// A piece of a transfer, and its number. Among all pieces that the destination awaits over this rail, the
+// number is unique.
+struct PieceTicket {
+  TransferId transfer;
+  std::uint32_t piece, number;
+};
 
 // At the destination: the pieces that it awaits from one peer.
 class AwaitedPieces {
@@ -175,4 +181,4 @@ class AskedPieces {
   std::vector<Said> said_;  // room for all of them, and one more
 };
 
-}  // namespace kvxfer::verbs
+}  // namespace kvxfer

@@ -1,0 +1,110 @@
+// Pieces that the source writes into the destination's memory (transports/common/piece_tickets.h).
+#include <algorithm>
+#include <new>
+
+#include "transports/fabric/fabric_rail.h"
+
+namespace kvxfer {
+
+using fabric::Message;
+using fabric::MessageKind;
+
+// ---- at the destination ----
+
+void FabricRail::await_some(Peer& peer) {
+  while (!peer.down && peer.awaited.has_room()) {
+    const std::size_t at = peer.queue.first([](const Work& work) { return work.kind == WorkKind::kReceive; });
+    if (at == peer.queue.size()) return;
+    await(peer, at);
+  }
+}
+
+void FabricRail::await(Peer& peer, std::size_t at) {
+  Work work = peer.queue.take(at);
+  PieceTicket ticket{work.move->transfer, work.piece, 0};
+  if (const auto local = registered(*work.move); !local.ok()) {
+    end_work(failed(work.id, local.status().code(), words(local.status().message())));
+    return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
+  }
+  ticket.number = peer.awaited.add(std::move(work), 0).number;
+  if (peer.endpoint->fd() < 0) peer.quiet_since = Clock::now();
+  wake(peer);
+  tell_of_piece(peer, MessageKind::kAwait, ticket);
+}
+
+void FabricRail::end_awaited(Peer& peer, AwaitedPieces::Piece& piece, Code code,
+                             std::string_view why) noexcept {
+  end_work(piece.work.id, code, code == Code::kOk ? std::string_view() : why);
+  peer.awaited.erase(&piece);
+}
+
+// The peer may be writing it: the piece ends when the peer says that it no longer does, or with the endpoint.
+bool FabricRail::stop_awaited(Peer& peer, WorkId work) noexcept {
+  AwaitedPieces::Piece* const piece = peer.awaited.find_work(work);
+  if (piece == nullptr) return false;
+  if (piece->code != Code::kOk) return true;
+  piece->code = Code::kCancelled;
+  piece->due_at = Clock::now() + kSendStopBound;
+  if (!peer.due || piece->due_at < *peer.due) watch(peer, piece->due_at);
+  tell_of_piece(peer, MessageKind::kGiveUp, {piece->work.move->transfer, piece->work.piece, piece->number});
+  return true;
+}
+
+// ---- at both ends ----
+
+Status FabricRail::on_piece(Peer& peer, const Message& message) {
+  if (!peer.writes())
+    return {Code::kRailFailed, "it sent a message about writes, which the two ends have not agreed on"};
+  const PieceTicket& ticket = message.ticket;
+  if (message.kind == MessageKind::kAwait) {
+    switch (peer.asked.add(ticket)) {
+      case AskedPieces::Added::kYes: activate(peer); break;  // a work that waited for this can begin
+      case AskedPieces::Added::kDropped: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
+      case AskedPieces::Added::kTooMany:
+        return {Code::kRailFailed, "it awaits more pieces than it may"};
+    }
+  } else if (message.kind == MessageKind::kGiveUp) {
+    // If the piece has begun, the message at its end tells the peer.
+    if (!peer.asked.give_up(ticket)) return {};
+    if (ticket.number != 0) tell_of_piece(peer, MessageKind::kDropped, ticket);
+    if (!peer.down) activate(peer);  // its work, if there is one, ends cancelled
+  } else if (AwaitedPieces::Piece* const piece = peer.awaited.find(ticket.number)) {
+    const bool is_dropped = message.kind == MessageKind::kDropped && piece->code == Code::kOk;
+    end_awaited(peer, *piece, is_dropped ? Code::kLeaseEnded : piece->code,
+                is_dropped ? words("the source stopped before all of the piece was written") : piece->why);
+    land(peer);
+    if (!peer.down && !peer.queue.empty()) activate(peer);  // another piece can be awaited
+  }
+  return {};
+}
+
+// Each awaited piece has a work at the source that writes it. If one of the two works ends before they have
+// met, the peer is told, and the other work ends as well.
+void FabricRail::drop_piece(Peer& peer, WorkId work) noexcept {
+  const std::size_t at = peer.queue.first([work](const Work& each) { return each.id == work; });
+  if (at == peer.queue.size()) return;
+  const WorkKind kind = peer.queue[at].kind;
+  if (kind != WorkKind::kReceive && kind != WorkKind::kSend) return;
+  const PieceTicket ticket{peer.queue[at].move->transfer, peer.queue[at].piece, 0};
+  if (kind == WorkKind::kReceive) return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
+  if (const std::optional<PieceTicket> awaited = peer.asked.drop(ticket))
+    tell_of_piece(peer, MessageKind::kDropped, *awaited);
+}
+
+void FabricRail::tell_of_piece(Peer& peer, MessageKind kind, const PieceTicket& ticket) noexcept {
+  Message message = Message::about(kind);
+  message.ticket = ticket;
+  tell(peer, message);
+}
+
+// ---- at the source ----
+
+void FabricRail::tell_what_was_written(Peer& peer) noexcept {
+  for (std::size_t i = 0; i < peer.written.size() && !peer.down; ++i) {
+    const auto [number, is_whole] = peer.written[i];
+    tell_of_piece(peer, is_whole ? MessageKind::kWritten : MessageKind::kDropped, {0, 0, number});
+  }
+  peer.written.clear();
+}
+
+}  // namespace kvxfer
