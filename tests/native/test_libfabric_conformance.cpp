@@ -34,7 +34,9 @@ Subject libfabric_tcp() { return libfabric_over("libfabric over tcp", ""); }
 Subject libfabric_one_at_a_time() { return libfabric_over("libfabric over tcp, one at a time", "", 1); }
 Subject bound_libfabric_tcp() { return libfabric_over("libfabric, memory bound to endpoints", "", 64, true); }
 Subject libfabric_writes() { return libfabric_over("libfabric by writes", "", 64, false, true); }
-Subject libfabric_one_write() { return libfabric_over("libfabric by one write at a time", "", 1, false, true); }
+Subject libfabric_one_write() {
+  return libfabric_over("libfabric by one write at a time", "", 1, false, true);
+}
 Subject bound_libfabric_writes() {
   return libfabric_over("libfabric by writes, memory bound to endpoints", "", 64, true, true);
 }
