@@ -84,7 +84,7 @@ def named(value: object) -> set[str]:
     """Transports that a parameter of a test, or what stands in it, names."""
     value = getattr(getattr(value, "options", value), "transports", value)
     if isinstance(value, str):
-        return {value} & TRANSPORTS
+        return {value.removesuffix("-written")} & TRANSPORTS
     return set().union(*map(named, value)) if isinstance(value, tuple) else set()
 
 

@@ -65,6 +65,13 @@ EAGER = [
     Setting("tcp-eager", AgentOptions(transports=("tcp",), eager_nbytes=65_536), "tcp"),
     Setting("unix-eager", AgentOptions(transports=("unix",), eager_nbytes=65_536), "unix", "foreign"),
 ]
+WRITTEN = [
+    Setting(
+        "libfabric-written",
+        replace(RAILS_ALONE, transports=("libfabric",), transport_options={"libfabric.way": "write"}),
+        "libfabric",
+    ),
+]
 SLOW = FaultPlan(again=0.3, delay=0.3, reorder=0.5)
 # A transfer ends when 64 pieces of it, and four times as many as it has, had to be brought again: never by
 # this rate.
@@ -72,6 +79,7 @@ FAILING = FaultPlan(again=0.2, delay=0.2, reorder=0.3, fail=0.1)
 SETTINGS = [
     *PLAIN,
     *EAGER,
+    *WRITTEN,
     *(replace(setting, name=f"{setting.name}+slow", faults=SLOW) for setting in PLAIN),
     *(replace(setting, name=f"{setting.name}+failing", faults=FAILING) for setting in PLAIN),
 ]

@@ -12,7 +12,9 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 from tests.fault.node import Node, Worker
 
 
-@pytest.fixture(params=["shm", "tcp", "ucx", "libfabric"])
+@pytest.fixture(
+    params=["shm", "tcp", "ucx", "libfabric", pytest.param("libfabric-written", marks=pytest.mark.slow)]
+)
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

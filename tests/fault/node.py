@@ -48,6 +48,9 @@ _RAILS: Final = {
     "tcp": AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 2}),
     "ucx": AgentOptions(transports=("ucx",), transport_options={"ucx.transports": "tcp", "tcp.rails": 1}),
     "libfabric": AgentOptions(transports=("libfabric",), transport_options={"tcp.rails": 1}),
+    "libfabric-written": AgentOptions(
+        transports=("libfabric",), transport_options={"tcp.rails": 1, "libfabric.way": "write"}
+    ),
     "loopback": AgentOptions(transports=("loopback",)),
 }
 

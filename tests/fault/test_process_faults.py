@@ -23,6 +23,9 @@ Remote = Callable[..., Worker]
 
 LOST = {"peer-lost", "peer-silent", "peer-restarted"}
 
+# By night all tests run where the source writes; these do by day, too.
+also_written = pytest.mark.parametrize("transport", ["shm", "tcp", "ucx", "libfabric", "libfabric-written"])
+
 
 def join(survivor: Node, victim: Worker) -> None:
     """Connects a worker to the node of this process."""
@@ -75,6 +78,7 @@ def kept_log() -> list[str]:
 # ---- killed -------------------------------------------------------------------------------------
 
 
+@also_written
 def test_destination_is_killed_while_a_write_is_open(transport: str, local: Local, remote: Remote) -> None:
     src = local("survivor", transport)
     src.fill(1)
@@ -97,6 +101,7 @@ def test_destination_is_killed_while_a_write_is_open(transport: str, local: Loca
     src.wait_idle()
 
 
+@also_written
 def test_source_is_killed_while_a_write_is_open(transport: str, local: Local, remote: Remote) -> None:
     dst = local("survivor", transport)
     src = remote("victim", transport)
@@ -213,6 +218,7 @@ def test_a_reader_that_is_killed_leaves_a_bearer_lease_to_the_others(
 # ---- stopped ------------------------------------------------------------------------------------
 
 
+@also_written
 def test_destination_is_stopped_while_a_write_is_open(transport: str, local: Local, remote: Remote) -> None:
     src = local("survivor", transport, silent_timeout_s=HASTY_S)
     src.fill(1)
@@ -346,6 +352,7 @@ def test_revoke_fences_every_reader_of_a_bearer_lease(
     assert src.is_all(7)
 
 
+@also_written
 def test_nothing_lands_from_a_writer_that_slept_past_the_fence(
     transport: str, local: Local, remote: Remote
 ) -> None:

@@ -53,6 +53,7 @@ RAILS = {
     "tcp": ("tcp", "tcp"),
     "ucx": ("tcp", "ucx"),
     "libfabric": ("tcp", "libfabric"),
+    "libfabric-written": ("tcp", "libfabric"),
 }
 
 

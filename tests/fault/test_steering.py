@@ -94,6 +94,22 @@ def test_pages_come_over_the_first_transport_that_is_named(order: tuple[str, str
         assert moved.rails == (order[0],)
 
 
+@pytest.mark.transports("libfabric")
+@pytest.mark.parametrize(
+    ("prefill", "decode", "moved"),
+    [("write", "write", "written"), ("write", "read", "read"), ("read", "write", "read")],
+)
+def test_pages_are_written_where_both_ends_say_so(prefill: str, decode: str, moved: str) -> None:
+    def made(name: str, way: str) -> Agent:
+        options = {"libfabric.way": way}
+        return Agent(name, AgentOptions(transports=("libfabric",), transport_options=options))
+
+    with made("prefill", prefill) as src, made("decode", decode) as dst:
+        peers = src.connect_blocking(dst.address), dst.accept_blocking(timeout_s=30)
+        for peer in peers:
+            until(lambda peer=peer: any(moved in path for path in peer.paths), "it is up in another way")
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_rails_are_switched_off_and_come_back(here: bool) -> None:
     with Ends(transports=("shm", "unix")) as ends:
@@ -150,6 +166,7 @@ def test_what_cannot_be_set_is_refused_in_words() -> None:
         ({"provider": "shm"}, "keeps a lock"),
         ({"devices": "smoke0"}, 'libfabric.devices is "smoke0", and the provider has '),
         ({"library": "/smoke.so"}, "/smoke.so"),
+        ({"way": "send"}, 'libfabric.way is "send": use read or write'),
     ],
 )
 def test_what_a_library_does_not_have_is_refused_in_words(named: dict[str, str], words: str) -> None:

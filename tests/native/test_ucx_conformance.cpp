@@ -17,7 +17,10 @@ Subject ucx_over(std::string name, std::string transports, std::uint32_t num_req
   options.way = way;
   Subject subject{std::move(name),
                   [=](Reactor& reactor, const FenceTable& fences) {
-                    return fabric_ends::make_ucx(reactor, fences, options);
+                    const bool writes = options.way == fabric::Way::kWrite;
+                    return fabric_ends::make_ucx(
+                        reactor, fences, options,
+                        writes ? fabric_ends::ucx_with_rdma() : fabric_ends::ucx_library());
                   },
                   conformance::tcp_sockets,
                   false,
@@ -27,7 +30,7 @@ Subject ucx_over(std::string name, std::string transports, std::uint32_t num_req
 }
 Subject ucx_tcp() { return ucx_over("ucx over tcp", "tcp"); }
 Subject ucx_one_at_a_time() { return ucx_over("ucx over tcp, one at a time", "tcp", 1); }
-// As over RDMA. Over tcp no end may end while it reads (ucx_fabric.h).
+// As over RDMA. Over tcp no end may end while it reads or writes (ucx_fabric.cpp).
 Subject ucx_reads() { return ucx_over("ucx by reads", "tcp", 64, fabric::Way::kRead); }
 Subject ucx_reads_one() { return ucx_over("ucx by one read at a time", "tcp", 1, fabric::Way::kRead); }
 Subject ucx_writes() { return ucx_over("ucx by writes", "tcp", 64, fabric::Way::kWrite); }
@@ -37,7 +40,7 @@ Subject faulty_ucx() { return with_faults(ucx_tcp(), "again=0.3,delay=0.3,reorde
 CONFORMANCE(ucx_tcp)
 CONFORMANCE(ucx_one_at_a_time)
 CONFORMANCE(faulty_ucx)
-#define READS(subject)                                                   \
+#define WITHOUT_ENDS(subject)                                            \
   CONFORMANCE_PROMISE(subject, every_byte_arrives_and_no_other_changes)  \
   CONFORMANCE_PROMISE(subject, programs_of_every_kind_arrive)            \
   CONFORMANCE_PROMISE(subject, post_accepts_a_prefix_and_the_rest_later) \
@@ -48,10 +51,10 @@ CONFORMANCE(faulty_ucx)
   CONFORMANCE_PROMISE(subject, what_is_detached_is_not_read)             \
   CONFORMANCE_PROMISE(subject, descriptors_are_given_back)               \
   CONFORMANCE_PROMISE(subject, an_idle_rail_asks_for_nothing)
-READS(ucx_reads)
-READS(ucx_reads_one)
-CONFORMANCE(ucx_writes)
-CONFORMANCE(ucx_one_write)
+WITHOUT_ENDS(ucx_reads)
+WITHOUT_ENDS(ucx_reads_one)
+WITHOUT_ENDS(ucx_writes)
+WITHOUT_ENDS(ucx_one_write)
 
 }  // namespace
 }  // namespace kvxfer

@@ -1,9 +1,10 @@
-"""The transport libfabric over Soft-RoCE: reads of verbs, through libfabric's ofi_rxm."""
+"""The transport libfabric over Soft-RoCE: reads and writes of verbs, through libfabric's ofi_rxm."""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,8 +36,10 @@ OPTIONS = AgentOptions(
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_contract(check: Check, seed: int) -> None:
-    check(lambda shape: connected_pair(OPTIONS, shape=shape, seed=seed))
+@pytest.mark.parametrize("way", ["read", pytest.param("write", marks=pytest.mark.slow)])
+def test_contract(way: str, check: Check, seed: int) -> None:
+    options = replace(OPTIONS, transport_options={**OVER_RXM["transport_options"], "libfabric.way": way})
+    check(lambda shape: connected_pair(options, shape=shape, seed=seed))
 
 
 # By day only the tests in which an endpoint is closed while reads are under way: of a dead peer, and of a

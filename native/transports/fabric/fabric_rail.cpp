@@ -139,7 +139,8 @@ Capabilities FabricRail::capabilities() const noexcept {
 // ---- our memory ----
 
 Result<Pinned> FabricRail::prepare(const LocalRegion& region) {
-  Result<std::shared_ptr<const Registration>> made = Registration::create(fabric_, region, fabric_->takes_writes());
+  Result<std::shared_ptr<const Registration>> made =
+      Registration::create(fabric_, region, fabric_->takes_writes());
   if (!made.ok()) return made.status();
   return Pinned(std::move(made).value());
 }
@@ -147,7 +148,8 @@ Result<Pinned> FabricRail::prepare(const LocalRegion& region) {
 Result<RegionKeys> FabricRail::register_memory(const LocalRegion& region, const Pinned& pinned) {
   auto registration = std::static_pointer_cast<const Registration>(pinned);
   if (registration == nullptr) {
-    Result<std::shared_ptr<const Registration>> made = Registration::create(fabric_, region, fabric_->takes_writes());
+    Result<std::shared_ptr<const Registration>> made =
+        Registration::create(fabric_, region, fabric_->takes_writes());
     if (!made.ok()) return made.status();
     registration = std::move(made).value();
   }

@@ -407,7 +407,10 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     if (flight.code != Code::kOk || peer.down || !is_last) return;
     try {
       peer.path = peer.endpoint->path() + " (" + fabric_->library() + "; " + peer.introduction->library +
-                  ")" + (peer.sends() ? ", sent" : peer.writes() ? ", written" : ", read");
+                  ")" +
+                  (peer.sends()    ? ", sent"
+                   : peer.writes() ? ", written"
+                                   : ", read");
     } catch (const std::bad_alloc&) {  // its name is enough
     }
     return come_up(peer);

@@ -35,7 +35,8 @@ Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr
     for (++i; i < region.spans.size() && region.spans[i].offset == span.offset + span.nbytes; ++i)
       span.nbytes += region.spans[i].nbytes;
     std::byte* const first = region.base + span.offset;
-    Result<std::unique_ptr<Memory>> mapped = made->fabric_->map(first, span.nbytes, region.kind, takes_writes);
+    Result<std::unique_ptr<Memory>> mapped =
+        made->fabric_->map(first, span.nbytes, region.kind, takes_writes);
     if (!mapped.ok()) return mapped.status();
     const Memory& memory = *made->memory_.emplace_back(std::move(mapped).value());
     made->local_.push_back(

@@ -576,8 +576,9 @@ std::uint64_t LibfabricFabric::endpoint_nbytes() const noexcept {
 // With more than one run in a request, shm makes the source's processor do the work.
 std::uint32_t LibfabricFabric::most_runs() const noexcept {
   if (!follows_routes()) return 1;
-  return static_cast<std::uint32_t>(std::clamp<std::size_t>(
-      std::min(info_->transmit->num_spans, info_->transmit->num_remote_spans), 1, fabric::Request::kMostRuns));
+  return static_cast<std::uint32_t>(
+      std::clamp<std::size_t>(std::min(info_->transmit->num_spans, info_->transmit->num_remote_spans), 1,
+                              fabric::Request::kMostRuns));
 }
 
 std::uint64_t LibfabricFabric::most_request_nbytes() const noexcept {

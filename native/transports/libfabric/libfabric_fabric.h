@@ -53,8 +53,8 @@ class LibfabricFabric final : public fabric::Fabric, public std::enable_shared_f
   std::string_view transport() const noexcept override { return "libfabric"; }
   std::string library() const override { return library_.name(); }
   std::string terms() const override { return "provider " + provider_; }
-  Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes,
-                                              MemoryKind kind, bool takes_writes) override;
+  Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind,
+                                              bool takes_writes) override;
   Result<std::unique_ptr<fabric::Endpoint>> open(const fabric::Route& route) override;
   std::uint64_t endpoint_nbytes() const noexcept override;
   bool serves_peers() const noexcept override { return true; }

@@ -170,15 +170,16 @@ class UcxEndpoint final : public fabric::Endpoint {
     for (const std::string& name : names) words += (words.empty() ? "" : " ") + name;
     return words.empty() ? "lanes unknown" : words;
   }
-  // Without a lane that reads memory by itself, UCX has the peer's processor serve reads. It checks no key
-  // there. Of eight releases that were tried, five (1.13.1 to 1.22.0) crashed at times when the reader ended
-  // meanwhile.
+  // Without a lane that reads and writes memory by itself, UCX has the peer's processor serve reads and
+  // writes. It checks no key there. Of eight releases that were tried, five (1.13.1 to 1.22.0) crashed at times
+  // when the reader ended meanwhile; 1.13.1 aborts where the writer did.
   fabric::Way preferred_way() const override {
-    if (fabric_->options_.way) return *fabric_->options_.way;
+    const std::optional<fabric::Way>& chosen = fabric_->options_.way;
+    if (chosen == fabric::Way::kRead || chosen == fabric::Way::kSend) return *chosen;
     const std::vector<Lane> all = lanes();
-    return std::any_of(all.begin(), all.end(), [](const Lane& lane) { return lane.reads; })
-               ? fabric::Way::kRead
-               : fabric::Way::kSend;
+    if (std::none_of(all.begin(), all.end(), [](const Lane& lane) { return lane.is_rdma; }))
+      return fabric::Way::kSend;
+    return chosen.value_or(fabric::Way::kRead);
   }
 
  private:
@@ -194,7 +195,7 @@ class UcxEndpoint final : public fabric::Endpoint {
   // A lane of the endpoint, as UCX prints it: "lane[0]:  0:rc_mlx5/mlx5_0:1 md[0] ... rma_bw#0 am".
   struct Lane {
     std::string name;
-    bool reads;
+    bool is_rdma;
   };
   std::vector<Lane> lanes() const {
     std::istringstream stream(printed([this](std::FILE* file) { library_.ep_print_info(endpoint_, file); }));

@@ -23,7 +23,8 @@
 namespace kvxfer::ucx {
 
 struct Options {
-  std::optional<fabric::Way> way;  // nothing: read or send, as UCX's transports are made for
+  // Nothing: read or send, as UCX's transports are made for. Without RDMA, kWrite is kSend.
+  std::optional<fabric::Way> way;
   std::string library;  // file; "" for the one that is found
   std::string transports;  // UCX_TLS; "" for the environment's value, or UCX's own choice
   std::string devices;  // UCX_NET_DEVICES, likewise
@@ -39,8 +40,8 @@ class UcxFabric final : public fabric::Fabric, public std::enable_shared_from_th
 
   std::string_view transport() const noexcept override { return "ucx"; }
   std::string library() const override { return library_.name(); }
-  Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes,
-                                              MemoryKind kind, bool takes_writes) override;
+  Result<std::unique_ptr<fabric::Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind,
+                                              bool takes_writes) override;
   Result<std::unique_ptr<fabric::Endpoint>> open(const fabric::Route& route) override;
   std::uint64_t endpoint_nbytes() const noexcept override;
   bool serves_peers() const noexcept override { return true; }

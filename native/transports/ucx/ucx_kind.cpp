@@ -16,8 +16,9 @@ constexpr TransportOption kOptions[] = {
     {"config", "more of UCX's settings, without the prefix UCX_, as \"MAX_RMA_RAILS=2 RC_RX_QUEUE_LEN=1024\"",
      ""},
     {"way",
-     "how pages come: read, send (UCX then serves no peer's reads), write where both ends say so, or empty: "
-     "read if UCX's transports read memory by themselves, as over RDMA; else send",
+     "how pages come: read, send (UCX then serves no peer's reads), write (over RDMA, where both ends say "
+     "so), "
+     "or empty: read if UCX's transports read memory by themselves, as over RDMA; else send",
      ""},
     {"requests", "reads, writes and sends under way for each peer, at most", std::int64_t{64}, 1, 4096},
 };
