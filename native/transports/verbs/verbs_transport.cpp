@@ -275,8 +275,7 @@ Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) 
     switch (peer.asked.add(ticket)) {
       case AskedPieces::Added::kYes: activate(peer); break;  // a work that waited for this can begin
       case AskedPieces::Added::kDropped: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
-      case AskedPieces::Added::kTooMany:
-        return {Code::kRailFailed, "it awaits more pieces than it may"};
+      case AskedPieces::Added::kTooMany: return {Code::kRailFailed, "it awaits more pieces than it may"};
     }
   } else if (message.kind == MessageKind::kGiveUp) {
     // If the piece has begun, its last WRITE tells the peer.
