@@ -106,8 +106,10 @@ def test_pages_are_written_where_both_ends_say_so(prefill: str, decode: str, mov
 
     with made("prefill", prefill) as src, made("decode", decode) as dst:
         peers = src.connect_blocking(dst.address), dst.accept_blocking(timeout_s=30)
-        for peer in peers:
-            until(lambda peer=peer: any(moved in path for path in peer.paths), "it is up in another way")
+        until(
+            lambda: all(any(moved in path for path in peer.paths) for peer in peers),
+            "an end is up in another way",
+        )
 
 
 @pytest.mark.parametrize("here", [True, False])

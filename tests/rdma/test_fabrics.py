@@ -22,12 +22,16 @@ pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine"), pytest.mark.
 # Soft-RoCE.
 os.environ.setdefault("FI_UNIVERSE_SIZE", "16")
 
-OVER_RXM: dict[str, Any] = {
-    "transports": ("libfabric",),
-    "transport_options": {"libfabric.provider": "verbs;ofi_rxm", "libfabric.devices": "rxe0"},
-}
+
+def over_rxm(way: str) -> dict[str, Any]:
+    named = {"provider": "verbs;ofi_rxm", "devices": "rxe0", "way": way}
+    return {
+        "transports": ("libfabric",),
+        "transport_options": {f"libfabric.{name}": value for name, value in named.items()},
+    }
+
+
 OPTIONS = AgentOptions(
-    **OVER_RXM,
     require=("libfabric",),
     eager_nbytes=0,
     silent_timeout_s=conformance.BOUND_S,
@@ -38,7 +42,7 @@ OPTIONS = AgentOptions(
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 @pytest.mark.parametrize("way", ["read", pytest.param("write", marks=pytest.mark.slow)])
 def test_contract(way: str, check: Check, seed: int) -> None:
-    options = replace(OPTIONS, transport_options={**OVER_RXM["transport_options"], "libfabric.way": way})
+    options = replace(OPTIONS, **over_rxm(way))
     check(lambda shape: connected_pair(options, shape=shape, seed=seed))
 
 
@@ -47,15 +51,16 @@ def test_contract(way: str, check: Check, seed: int) -> None:
 BY_DAY = ("source killed, read", "destination killed, read", "reader slept, revoke")
 
 
+@pytest.mark.parametrize("way", ["read", pytest.param("write", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "fault",
     [fault if fault in BY_DAY else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS],
 )
-def test_faults_of_processes(fault: str) -> None:
+def test_faults_of_processes(fault: str, way: str) -> None:
     with ExitStack() as closing:
 
         def made(kind: type[Any], end: str, name: str, _: str = "", *arguments: Any, **options: Any) -> Any:
-            node = kind(name, "tcp", *arguments, **{**OVER_RXM, **options})
+            node = kind(name, "tcp", *arguments, **{**over_rxm(way), **options})
             closing.callback(getattr(node, end))
             return node
 
