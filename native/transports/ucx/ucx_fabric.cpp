@@ -138,13 +138,18 @@ class UcxEndpoint final : public fabric::Endpoint {
 
   bool progress() noexcept override {
     const Current now(*this);
-    return library_.worker_progress(worker_) != 0;
+    return std::exchange(has_come_, false) | (library_.worker_progress(worker_) != 0);
   }
   int fd() const noexcept override { return fd_; }
   bool arm() noexcept override {
     const abi::StatusCode armed = library_.worker_arm(worker_);
     if (armed != abi::kOk && armed != abi::kBusy) fail(library_.status_string(armed));
-    return armed == abi::kOk;
+    if (armed != abi::kOk || !library_.has_rdma) return armed == abi::kOk;
+    // A device announces what completes from now on. What had completed before needs no announcement with
+    // mlx5, and gets none with Soft-RoCE.
+    const Current now(*this);
+    has_come_ = library_.worker_progress(worker_) != 0;
+    return !has_come_;
   }
 
   void close() noexcept override {
@@ -311,6 +316,7 @@ class UcxEndpoint final : public fabric::Endpoint {
   const Library& library_;
   abi::Worker* const worker_;
   bool is_closed_ = false;
+  bool has_come_ = false;  // something, while it was armed
   abi::EndpointHandle* endpoint_ = nullptr;
   int fd_ = -1;
   abi::RequestParams request_;  // of reads and writes
