@@ -52,7 +52,8 @@ class AwaitedPieces {
 
   Piece& add(Work work, std::size_t of_class) noexcept {
     ++nums_[of_class];
-    return pieces_.emplace_back(Piece{++last_, std::move(work), of_class, Code::kOk, {}, {}});
+    if (++last_ == 0) ++last_;  // 0 is the number of a piece that was never awaited
+    return pieces_.emplace_back(Piece{last_, std::move(work), of_class, Code::kOk, {}, {}});
   }
   Piece* find(std::uint32_t number) noexcept {
     return find_if([number](const Piece& piece) { return piece.number == number; });

@@ -540,12 +540,16 @@ bool FabricRail::rest(Peer& peer) noexcept {
   if (has_descriptor) {
     if (!endpoint.arm()) return false;  // something came
     reactor_.modify(endpoint.fd(), kEdges);  // reports once more what is there already
-    if (!peer.rests || is_at_work) return true;
+    // What is awaited need not come: the peer may rest in the same way.
+    if (!peer.rests || endpoint.num_under_way() != 0) return true;
   }
   const Clock::time_point now = Clock::now();
   const Clock::duration quiet = now - peer.quiet_since;
   if (!has_descriptor && is_at_work && quiet < kNoPause) return false;
-  const Clock::duration longest = is_at_work || has_descriptor ? kLongestPauseAtWork : kLongestPause;
+  // What the peer writes is not reported, so it never ends the quiet.
+  const Clock::duration longest = !has_descriptor && !peer.awaited.empty() ? kNoPause
+                                  : is_at_work || has_descriptor           ? kLongestPauseAtWork
+                                                                           : kLongestPause;
   peer.look_at = now + std::clamp<Clock::duration>(quiet / 4, kShortestPause, longest);
   ring_by(*peer.look_at);
   return true;

@@ -210,8 +210,10 @@ bool FabricRail::begin(Peer& peer, std::size_t at) {
   if (!is_awaited) peer.current = &flight;
   if (peer.endpoint->fd() < 0) peer.quiet_since = Clock::now();
   Status ready;
+  std::string why;
   try {
     ready = prepare_flight(peer, flight);
+    if (!ready.ok()) why = words(ready.message());
   } catch (const std::bad_alloc&) {
     flight.stop(Code::kRailFailed, kNoMemory);  // the rail's end ends it
     throw;
@@ -220,9 +222,10 @@ bool FabricRail::begin(Peer& peer, std::size_t at) {
   if (!is_awaited) peer.current = nullptr;
   flight.is_used = false;
   --peer.endpoint->num_flights;
-  end_work(failed(flight.work.id, ready.code(), words(ready.message())));
-  tell_dropped(peer, flight.work, ready.code() == Code::kUnsupported);
-  if (flight.number != 0) tell_of_piece(peer, MessageKind::kDropped, {0, 0, flight.number});
+  const std::uint32_t number = flight.number;
+  end_work(failed(flight.work.id, ready.code(), std::move(why)));
+  tell_dropped(peer, flight.work, ready.code() == Code::kUnsupported);  // may end the rail, and its flights
+  if (number != 0) tell_of_piece(peer, MessageKind::kDropped, {0, 0, number});
   return false;
 }
 

@@ -20,10 +20,13 @@ void FabricRail::await_some(Peer& peer) {
 }
 
 void FabricRail::await(Peer& peer, std::size_t at) {
+  // What needs memory comes first: a work that is in no queue would never end.
+  const Status local = registered(*peer.queue[at].move).status();
+  std::string why = local.ok() ? std::string() : words(local.message());
   Work work = peer.queue.take(at);
   PieceTicket ticket{work.move->transfer, work.piece, 0};
-  if (const auto local = registered(*work.move); !local.ok()) {
-    end_work(failed(work.id, local.status().code(), words(local.status().message())));
+  if (!local.ok()) {
+    end_work(failed(work.id, local.code(), std::move(why)));
     return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
   }
   ticket.number = peer.awaited.add(std::move(work), 0).number;

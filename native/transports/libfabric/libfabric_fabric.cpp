@@ -219,7 +219,8 @@ class LibfabricEndpoint final : public fabric::Endpoint {
   bool progress() noexcept override {
     abi::QueueEntry entries[32];
     const ssize_t num = queue_->ops->read(queue_, entries, std::size(entries));
-    for (ssize_t i = 0; i < num; ++i) end(*static_cast<UnderWay*>(entries[i].context), {});
+    for (ssize_t i = 0; i < num; ++i)  // without a context: a write of the peer's that brought a number
+      if (entries[i].context != nullptr) end(*static_cast<UnderWay*>(entries[i].context), {});
     if (num == -abi::kAvailableLater) return read_error();
     if (num < 0 && num != -EAGAIN) fail(fabric_->library_.error_string(static_cast<int>(-num)));
     return num > 0;

@@ -507,10 +507,13 @@ void VerbsTransport::await_some(Peer& peer) {
 }
 
 void VerbsTransport::await(Peer& peer, std::size_t at) {
+  // What needs memory comes first: a work that is in no queue would never end.
+  const Status local = registered(*peer.queue[at].move, true).status();
+  std::string why = local.ok() ? std::string() : words(local.message());
   Work work = peer.queue.take(at);
   PieceTicket ticket{work.move->transfer, work.piece, 0};
-  if (const auto local = registered(*work.move, true); !local.ok()) {
-    end_work(failed(work.id, local.status().code(), words(local.status().message())));
+  if (!local.ok()) {
+    end_work(failed(work.id, local.code(), std::move(why)));
     return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
   }
   const std::size_t of_class = peer.pairs->class_of(work);
