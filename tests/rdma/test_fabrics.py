@@ -1,4 +1,4 @@
-"""The transports libfabric and ucx over Soft-RoCE: reads and writes of verbs, through ofi_rxm and rc_verbs."""
+"""The transports libfabric and ucx over Soft-RoCE, by verbs: through ofi_rxm and through rc_verbs."""
 
 from __future__ import annotations
 
