@@ -215,7 +215,8 @@ class RailPeers : public Transport {
   }
 
   // Sends a message of ours. A peer that reads none of them makes us keep what goes with them: descriptors,
-  // and the memory of regions that were deregistered. So the number of unread messages is bounded (kMostUnread).
+  // and the memory of regions that were deregistered. So the number of unread messages is bounded
+  // (kMostUnread).
   void tell(Peer& peer, const Message& message, SharedFd fd = nullptr) noexcept {
     if (peer.down) return;
     try {

@@ -149,7 +149,8 @@ class Endpoint {
     began(flight);
     return counted(flight.is_write ? write(next, flight, has_more) : read(next, flight, has_more), flight);
   }
-  // After a flight's last write. When this and all its writes have completed, the peer's memory has the bytes.
+  // After a flight's last write. When this and all its writes have completed, the bytes are in the peer's
+  // memory.
   Posted post_flush(Flight& flight) noexcept {
     began(flight);
     return counted(flush(flight), flight);
@@ -214,7 +215,8 @@ class Fabric {
   virtual std::string_view transport() const noexcept = 0;  // "ucx"
   virtual std::string library() const = 0;  // with its version, for people
   virtual std::string terms() const { return {}; }
-  // Makes memory known to the library; the span is contiguous. Peers read it and, if `takes_writes`, write it.
+  // Makes memory known to the library; the span is contiguous. Peers read it and, if `takes_writes`, write
+  // it.
   virtual Result<std::unique_ptr<Memory>> map(std::byte* memory, std::uint64_t nbytes, MemoryKind kind,
                                               bool takes_writes) = 0;
   // Opens an endpoint for one peer. Takes milliseconds.

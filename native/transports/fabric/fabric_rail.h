@@ -1,6 +1,7 @@
 // A rail through a library that moves memory between processes (fabric.h). The destination reads the source's
 // pages, with one read for each run of bytes. Where reads would cost the source's processor time, the source
-// sends the pages instead, with one message for each piece. Where both ends are set so, the source writes them.
+// sends the pages instead, with one message for each piece. Where both ends are set so, the source writes
+// them.
 //
 // The rail's socket carries the addresses of endpoints (message.h), never pages; when the socket ends, so
 // does the rail. Each peer has an endpoint of its own, so ending one fences that peer alone. Its parts:
@@ -149,8 +150,8 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   static constexpr std::chrono::microseconds kShortestPause{20}, kLongestPause{5000};
   static constexpr std::chrono::microseconds kLongestPauseAtWork{1000};  // with reads under way
   static constexpr std::chrono::microseconds kNoPause{50};  // no pause for this long with those
-  // A piece that is sent or written ends with the help of the other agent, which may have to take in earlier pieces
-  // first: 64 of 512 KiB, which 100 Mb/s carry in 3 s.
+  // A piece that is sent or written ends with the help of the other agent, which may have to take in earlier
+  // pieces first: 64 of 512 KiB, which 100 Mb/s carry in 3 s.
   static constexpr std::chrono::milliseconds kSendStopBound{3000};
   // Works that are begun for one peer at a time. The requests under way have a bound of their own.
   static constexpr std::size_t kMostFlights = 256;

@@ -21,8 +21,8 @@ enum class MessageKind : std::uint32_t {
   kGone = 4,   // the sender has deregistered a region
   kLetGo = 5,  // the answer to kGone: the sender no longer reads that region
   kDropped = 6,  // a piece that the receiver awaits will not come, or not in full
-  // About pieces that are written. From the destination: it awaits a piece, and gives it a number (kAwait); it
-  // no longer awaits it (kGiveUp). From the source: all of it is in the destination's memory (kWritten).
+  // About pieces that are written. From the destination: it awaits a piece, and gives it a number (kAwait);
+  // it no longer awaits it (kGiveUp). From the source: all of it is in the destination's memory (kWritten).
   kAwait = 7,
   kGiveUp = 8,
   kWritten = 9,

@@ -2,8 +2,8 @@
 // in a domain of one provider on one device.
 //
 // Because each endpoint serves one peer, peers share nothing: neither requests under way nor wake-ups.
-// Closing an endpoint fences that peer alone. The destination reads the source's pages or, where both ends are
-// set so, the source writes them; nothing is sent. Requests end in any order (EFA keeps none), so each is
+// Closing an endpoint fences that peer alone. The destination reads the source's pages or, where both ends
+// are set so, the source writes them; nothing is sent. Requests end in any order (EFA keeps none), so each is
 // counted.
 //
 // Over tcp each peer also has a domain of its own, and all memory is registered once more in each. There are

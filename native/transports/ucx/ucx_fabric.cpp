@@ -176,8 +176,8 @@ class UcxEndpoint final : public fabric::Endpoint {
     return words.empty() ? "lanes unknown" : words;
   }
   // Without a lane that reads and writes memory by itself, UCX has the peer's processor serve reads and
-  // writes. It checks no key there. Of eight releases that were tried, five (1.13.1 to 1.22.0) crashed at times
-  // when the reader ended meanwhile; 1.13.1 aborts where the writer did.
+  // writes. It checks no key there. Of eight releases that were tried, five (1.13.1 to 1.22.0) crashed at
+  // times when the reader ended meanwhile; 1.13.1 aborts if the writer did.
   fabric::Way preferred_way() const override {
     const std::optional<fabric::Way>& chosen = fabric_->options_.way;
     if (chosen == fabric::Way::kRead || chosen == fabric::Way::kSend) return *chosen;

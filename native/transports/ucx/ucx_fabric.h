@@ -4,9 +4,9 @@
 // remembers. To end a peer, its endpoint is closed by force, and then the worker is destroyed. UCX's
 // shared-memory transports are left out: their endpoints cannot be closed by force (docs/fabrics.md).
 //
-// Over RDMA, pages are read or, where both ends are set so, written. Over tcp, UCX would have the source's processor serve reads, in software that
-// checks no key and crashes at times when the reader ends. So over tcp pieces are sent, as active messages
-// whose bytes go straight to where they are awaited.
+// Over RDMA, pages are read or, where both ends are set so, written. Over tcp, UCX would have the peer's
+// processor serve reads and writes, in software that checks no key and crashes at times when the other end
+// ends. So over tcp pieces are sent, as active messages whose bytes go straight to where they are awaited.
 //
 // Where reads are allowed, UCX itself does not stop a peer from reading or writing any address. So memory
 // stays until peers have said that they no longer read it, and every peer that may connect has to be trusted.
