@@ -5,11 +5,14 @@
 //
 // With OF_A_BATCH both agents leave records of their transfers; the program takes them in batches of this
 // size.
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,7 +50,6 @@ struct End {
     options.name = name;
     options.listen = "tcp://127.0.0.1:0";
     options.transports = {transport};
-    options.require = {transport};  // otherwise the first pages go over tcp, until its rail is up
     // Where every instruction is counted, seconds pass between two frames.
     options.heartbeat_ns = 600 * kSecond;
     options.silent_ns = 2400 * kSecond;
@@ -81,10 +83,20 @@ int main(int argc, char** argv) {
 
   const SessionKey there = take(src.runtime->begin_connect(dst.runtime->address(), 60 * kSecond));
   std::vector<SessionKey> peers;
-  const auto open_peers = [](Runtime& runtime) {
-    return runtime.with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+  // Until the rail is up pages would go over tcp.
+  const auto has_rail = [&](Runtime& runtime) {
+    return runtime.with_engine([&](Engine& engine, Time) {
+      peers = engine.open_peers();
+      if (peers.empty()) return false;
+      const auto view = engine.peer(peers.front());
+      return view && std::ranges::count(view->rails, transport) != 0;
+    });
   };
-  while (open_peers(*src.runtime).empty() || (peers = open_peers(*dst.runtime)).empty()) both();
+  while (!has_rail(*src.runtime) || !has_rail(*dst.runtime)) {
+    both();
+    // Threads of theirs open the rail, and hardly run beside one that polls while instructions are counted.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   take(dst.runtime->with_engine([&](Engine& engine, Time now) {
     return engine.grant(now,
                         {peers.front(), dst.region, wire::LeaseMode::kWrite, true, {}, 3600 * kSecond, true});
