@@ -49,7 +49,11 @@ Subject libfabric_shm_writes() {
   return libfabric_over("libfabric by writes over shm", "shm", 64, false, true);
 }
 // With 2.1.0 some of these tests stand still (why is not known; the transport refuses shm).
-bool has_shm() { return fabric_ends::libfabric_library().version.starts_with("1."); }
+bool has_shm() {
+  if (fabric_ends::libfabric_library().version.starts_with("1.")) return true;
+  std::puts("  libfabric over shm: skipped, with this release it can stand still");
+  return false;
+}
 
 CONFORMANCE(libfabric_tcp)
 CONFORMANCE(libfabric_one_at_a_time)

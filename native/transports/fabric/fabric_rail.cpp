@@ -108,7 +108,7 @@ Result<std::unique_ptr<FabricRail>> FabricRail::create(Reactor& reactor, const F
 
 FabricRail::FabricRail(Reactor& reactor, std::shared_ptr<fabric::Fabric> fabric, std::unique_ptr<Alarm> alarm,
                        std::unique_ptr<Connector> connector, std::unique_ptr<FenceWords> fences)
-    : RailPeers(reactor),
+    : WrittenPieces(reactor),
       reactor_(reactor),
       fabric_(std::move(fabric)),
       fences_(std::move(fences)),

@@ -29,8 +29,7 @@
 #include "transports/common/alarm.h"
 #include "transports/common/connector.h"
 #include "transports/common/fence_words.h"
-#include "transports/common/piece_tickets.h"
-#include "transports/common/rail_peers.h"
+#include "transports/common/written_pieces.h"
 #include "transports/fabric/message.h"
 #include "transports/fabric/registration.h"
 
@@ -98,7 +97,7 @@ struct Peer final : RailPeer<Message>, Receiver {
 
 }  // namespace fabric
 
-class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
+class FabricRail final : public WrittenPieces<fabric::Peer>, private MemoryLender {
  public:
   static Result<std::unique_ptr<FabricRail>> create(Reactor& reactor, const FenceTable& fences,
                                                     std::shared_ptr<fabric::Fabric> fabric);
@@ -209,11 +208,8 @@ class FabricRail final : public RailPeers<fabric::Peer>, private MemoryLender {
   // ---- writes
   void await_some(Peer& peer);
   void await(Peer& peer, std::size_t at);
-  void drop_piece(Peer& peer, WorkId work) noexcept;
   Status on_piece(Peer& peer, const fabric::Message& message);
-  void end_awaited(Peer& peer, AwaitedPieces::Piece& piece, Code code, std::string_view why) noexcept;
   bool stop_awaited(Peer& peer, WorkId work) noexcept;  // false: the peer awaits no such piece
-  void tell_of_piece(Peer& peer, fabric::MessageKind kind, const PieceTicket& ticket) noexcept;
   void tell_what_was_written(Peer& peer) noexcept;
 
   // ---- regions that go

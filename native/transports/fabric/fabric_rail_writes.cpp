@@ -1,4 +1,4 @@
-// Pieces that the source writes into the destination's memory (transports/common/piece_tickets.h).
+// Pieces that the source writes into the destination's memory (transports/common/written_pieces.h).
 #include <algorithm>
 #include <new>
 
@@ -35,12 +35,6 @@ void FabricRail::await(Peer& peer, std::size_t at) {
   tell_of_piece(peer, MessageKind::kAwait, ticket);
 }
 
-void FabricRail::end_awaited(Peer& peer, AwaitedPieces::Piece& piece, Code code,
-                             std::string_view why) noexcept {
-  end_work(piece.work.id, code, code == Code::kOk ? std::string_view() : why);
-  peer.awaited.erase(&piece);
-}
-
 // The peer may be writing it: the piece ends when the peer says that it no longer does, or with the endpoint.
 bool FabricRail::stop_awaited(Peer& peer, WorkId work) noexcept {
   AwaitedPieces::Piece* const piece = peer.awaited.find_work(work);
@@ -58,19 +52,9 @@ bool FabricRail::stop_awaited(Peer& peer, WorkId work) noexcept {
 Status FabricRail::on_piece(Peer& peer, const Message& message) {
   if (!peer.writes())
     return {Code::kRailFailed, "it sent a message about writes, which the two ends have not agreed on"};
-  const PieceTicket& ticket = message.ticket;
-  if (message.kind == MessageKind::kAwait) {
-    switch (peer.asked.add(ticket)) {
-      case AskedPieces::Added::kYes: activate(peer); break;  // a work that waited for this can begin
-      case AskedPieces::Added::kDropped: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
-      case AskedPieces::Added::kTooMany: return {Code::kRailFailed, "it awaits more pieces than it may"};
-    }
-  } else if (message.kind == MessageKind::kGiveUp) {
-    // If the piece has begun, the message at its end tells the peer.
-    if (!peer.asked.give_up(ticket)) return {};
-    if (ticket.number != 0) tell_of_piece(peer, MessageKind::kDropped, ticket);
-    if (!peer.down) activate(peer);  // its work, if there is one, ends cancelled
-  } else if (AwaitedPieces::Piece* const piece = peer.awaited.find(ticket.number)) {
+  if (message.kind == MessageKind::kAwait || message.kind == MessageKind::kGiveUp)
+    return on_asked(peer, message.kind, message.ticket);
+  if (AwaitedPieces::Piece* const piece = peer.awaited.find(message.ticket.number)) {
     const bool is_dropped = message.kind == MessageKind::kDropped && piece->code == Code::kOk;
     end_awaited(peer, *piece, is_dropped ? Code::kLeaseEnded : piece->code,
                 is_dropped ? words("the source stopped before all of the piece was written") : piece->why);
@@ -78,25 +62,6 @@ Status FabricRail::on_piece(Peer& peer, const Message& message) {
     if (!peer.down && !peer.queue.empty()) activate(peer);  // another piece can be awaited
   }
   return {};
-}
-
-// Each awaited piece has a work at the source that writes it. If one of the two works ends before they have
-// met, the peer is told, and the other work ends as well.
-void FabricRail::drop_piece(Peer& peer, WorkId work) noexcept {
-  const std::size_t at = peer.queue.first([work](const Work& each) { return each.id == work; });
-  if (at == peer.queue.size()) return;
-  const WorkKind kind = peer.queue[at].kind;
-  if (kind != WorkKind::kReceive && kind != WorkKind::kSend) return;
-  const PieceTicket ticket{peer.queue[at].move->transfer, peer.queue[at].piece, 0};
-  if (kind == WorkKind::kReceive) return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
-  if (const std::optional<PieceTicket> awaited = peer.asked.drop(ticket))
-    tell_of_piece(peer, MessageKind::kDropped, *awaited);
-}
-
-void FabricRail::tell_of_piece(Peer& peer, MessageKind kind, const PieceTicket& ticket) noexcept {
-  Message message = Message::about(kind);
-  message.ticket = ticket;
-  tell(peer, message);
 }
 
 // ---- at the source ----

@@ -76,7 +76,7 @@ VerbsTransport::VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> 
                                std::shared_ptr<const verbs::GpuMemory> gpu, MemoryPlaces far,
                                std::unique_ptr<Alarm> alarm, std::unique_ptr<Connector> connector,
                                std::unique_ptr<verbs::FenceWords> fences)
-    : RailPeers(reactor),
+    : WrittenPieces(reactor),
       reactor_(reactor),
       device_(std::move(device)),
       gpu_(std::move(gpu)),
@@ -270,31 +270,14 @@ Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) 
   }
   if (!peer.writes)
     return {Code::kRailFailed, "it sent a message about WRITEs, which the two ends have not agreed on"};
-  const PieceTicket& ticket = message.ticket;
-  if (message.kind == MessageKind::kAwait) {
-    switch (peer.asked.add(ticket)) {
-      case AskedPieces::Added::kYes: activate(peer); break;  // a work that waited for this can begin
-      case AskedPieces::Added::kDropped: tell_of_piece(peer, MessageKind::kDropped, ticket); break;
-      case AskedPieces::Added::kTooMany: return {Code::kRailFailed, "it awaits more pieces than it may"};
-    }
-  } else if (message.kind == MessageKind::kGiveUp) {
-    // If the piece has begun, its last WRITE tells the peer.
-    if (!peer.asked.give_up(ticket)) return {};
-    if (ticket.number != 0) tell_of_piece(peer, MessageKind::kDropped, ticket);
-    if (!peer.down) activate(peer);  // its work, if there is one, ends cancelled
-  } else if (AwaitedPieces::Piece* const piece = peer.awaited.find(ticket.number)) {
+  if (message.kind == MessageKind::kAwait || message.kind == MessageKind::kGiveUp)
+    return on_asked(peer, message.kind, message.ticket);
+  if (AwaitedPieces::Piece* const piece = peer.awaited.find(message.ticket.number)) {
     end_awaited(peer, *piece, piece->code == Code::kOk ? Code::kLeaseEnded : piece->code,
                 piece->code == Code::kOk ? "the source stopped in the middle of the piece" : piece->why);
     settle(peer);
   }
   return {};
-}
-
-void VerbsTransport::tell_of_piece(Peer& peer, MessageKind kind, const PieceTicket& ticket) noexcept {
-  Message message;
-  message.kind = kind;
-  message.ticket = ticket;
-  tell(peer, message);
 }
 
 void VerbsTransport::on_down(Peer& peer) {
@@ -523,24 +506,10 @@ void VerbsTransport::await(Peer& peer, std::size_t at) {
   tell_of_piece(peer, MessageKind::kAwait, ticket);
 }
 
-// Each awaited piece has a work at the source that sends it. If one of the two works ends before they have
-// met, the peer is told, and the other work ends as well.
 void VerbsTransport::cancel(std::span<const WorkId> works) noexcept {
   for (const WorkId id : works)
     if (Peer* const peer = peer_of(id); peer != nullptr && peer->writes && !peer->down) drop_piece(*peer, id);
   RailPeers::cancel(works);
-}
-
-void VerbsTransport::drop_piece(Peer& peer, WorkId id) noexcept {
-  const std::size_t at = peer.queue.first([id](const Work& work) { return work.id == id; });
-  if (at == peer.queue.size()) return;
-  const WorkKind kind = peer.queue[at].kind;
-  if (kind != WorkKind::kReceive && kind != WorkKind::kSend) return;
-  // A copy: if the peer cannot be told, the rail fails and its queue is emptied.
-  const PieceTicket ticket{peer.queue[at].move->transfer, peer.queue[at].piece, 0};
-  if (kind == WorkKind::kReceive) return tell_of_piece(peer, MessageKind::kGiveUp, ticket);
-  if (const std::optional<PieceTicket> awaited = peer.asked.drop(ticket))
-    tell_of_piece(peer, MessageKind::kDropped, *awaited);
 }
 
 RequestCursor::Stop VerbsTransport::add_requests(Peer& peer, Flight& flight, std::uint32_t& num_runs) {
@@ -674,12 +643,6 @@ void VerbsTransport::land_written(Peer& peer, std::uint32_t number) noexcept {
     piece->code = flush(piece->why);
   if (piece->code == Code::kOk) measure(peer, piece->work, true);
   end_awaited(peer, *piece, piece->code, piece->why);
-}
-
-void VerbsTransport::end_awaited(Peer& peer, AwaitedPieces::Piece& piece, Code code,
-                                 std::string_view why) noexcept {
-  end_work(piece.work.id, code, code == Code::kOk ? std::string_view() : why);
-  peer.awaited.erase(&piece);
 }
 
 void VerbsTransport::measure(Peer& peer, const Work& work, bool by_write) noexcept {

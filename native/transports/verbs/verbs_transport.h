@@ -9,7 +9,7 @@
 //   Connector     threads that connect them, which may take seconds
 //   PairClass     a range of transfer priorities with queue pairs of its own
 //   RequestCursor the runs of a piece, as READs or WRITEs in a Chain under one doorbell
-//   WayChoice     which pieces come by WRITE (transports/common/piece_tickets.h)
+//   WayChoice     which pieces come by WRITE (transports/common/written_pieces.h)
 //   GpuMemory     how the device reaches a GPU's memory
 //   FenceWords    the source's fence, READ after all of a transfer has landed
 //
@@ -33,8 +33,7 @@
 #include "transports/common/alarm.h"
 #include "transports/common/connector.h"
 #include "transports/common/fence_words.h"
-#include "transports/common/piece_tickets.h"
-#include "transports/common/rail_peers.h"
+#include "transports/common/written_pieces.h"
 #include "transports/verbs/gpu_memory.h"
 #include "transports/verbs/message.h"
 #include "transports/verbs/queue_pair.h"
@@ -90,7 +89,7 @@ struct Peer : RailPeer<Message> {
 
 }  // namespace verbs
 
-class VerbsTransport final : public RailPeers<verbs::Peer> {
+class VerbsTransport final : public WrittenPieces<verbs::Peer> {
  public:
   static Result<std::unique_ptr<VerbsTransport>> create(Reactor& reactor, const FenceTable& fences,
                                                         std::shared_ptr<verbs::Device> device,
@@ -149,9 +148,6 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void stop_shared(WorkId work) noexcept override;
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
 
-  void tell_of_piece(Peer& peer, verbs::MessageKind kind, const PieceTicket& ticket) noexcept;
-  void drop_piece(Peer& peer, WorkId work) noexcept;
-
   // ---- requests go out
   void on_connected();  // some of the connector's set-ups have ended
   Status on_connected(Peer& peer, const verbs::SetUp& ended);
@@ -175,7 +171,6 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void land(Peer& peer) noexcept;  // works whose requests have ended
   void land(Peer& peer, verbs::Flight& flight) noexcept;
   void land_written(Peer& peer, std::uint32_t number) noexcept;
-  void end_awaited(Peer& peer, AwaitedPieces::Piece& piece, Code code, std::string_view why) noexcept;
   // Makes the GPU see a piece that has landed. Returns the piece's result; `why` says what failed.
   Code flush(std::string& why) noexcept;
   void measure(Peer& peer, const Work& work, bool by_write) noexcept;
