@@ -14,8 +14,9 @@ class EngineRequest(Protocol):
     id
         The engine's name for the request.
     params
-        The router's parameters, or None. The scheduler half changes them: it marks what it has used, so that
-        a request that is scheduled again is not handed over again.
+        The router's parameters, or None. Clients can send a value of any other type, so read them with
+        `handover.params_of`. The scheduler half changes them: it marks what it has used, so that a request
+        that is scheduled again is not handed over again.
     family
         A name that all samples of one request share, if this is one of several; else None.
     batch

@@ -260,4 +260,5 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def _list(names: list[str]) -> str:
-    return ", ".join(names[:8])[:200]
+    # Escaped: a stranger's names may have line feeds, or lone surrogates, which no log can encode.
+    return ", ".join(ascii(name)[1:-1] for name in names[:8])[:200]
