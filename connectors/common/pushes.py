@@ -21,7 +21,7 @@ from kvxfer.connectors.common.notes import KEY_NBYTES, Leaving, Refusal, Registr
 from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
 from kvxfer.connectors.common.place import engine_of
 from kvxfer.connectors.common.push_reader import Reader
-from kvxfer.connectors.common.push_registration import Registration
+from kvxfer.connectors.common.push_registration import Registration, Share
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
 from kvxfer.connectors.common.remembering import remember
 from kvxfer.connectors.common.settings import Settings
@@ -386,39 +386,51 @@ class Pushes:
             registration.num_tokens if is_last else self._whole(chunk, group, stop_token)
             for group in range(len(self._regions.groups))
         ]
-        for share in registration.shares:
-            group, region = share.group, self._regions.regions[share.group]
-            first, stop = reader.posted[group], stops[group]
-            if first >= stop:
-                continue
-            src, dst = self._table(chunk, group), registration.table(group)
-            pairs = pair_pages(src, dst, first, stop)
-            if pairs.num_lacking:
-                raise kvxfer.UsageError(
-                    f"prefill has given back {pairs.num_lacking} pages of {region.name} that decode asks for",
-                    code="out-of-range",
-                )
-            if not len(pairs.dst):
-                continue
-            remote = remote_region(reader.peer, region.name)
-            write = self._agent.write(
-                region,
-                remote,
-                counted(pairs.src, region.layout, src.pages_per_block),
-                counted(pairs.dst, remote.layout, dst.pages_per_block),
-                layers=range(*share.layers),
-                heads=range(*share.heads),
-                tokens=pairs.tokens,
-                notify=registration.tag_of(group),
-                timeout_s=self._settings.load_timeout_s,
-                context=context_of(chunk.request_id, chunk.trace),
-                **self._order(group, share.layers[0], computing),
-            )
-            reader.took([write])
-            if computing and self._layer_marks is None:
-                self._held.append((group, write))
-                self._release(group, write)
+        writes: list[kvxfer.Transfer] = []
+        try:
+            for share in registration.shares:
+                first, stop = reader.posted[share.group], stops[share.group]
+                write = self._write(push, reader, share, first, stop, computing) if first < stop else None
+                if write is None:
+                    continue
+                writes.append(write)
+                if computing and self._layer_marks is None:
+                    self._held.append((share.group, write))
+                    self._release(share.group, write)
+        finally:
+            reader.took(writes)
         reader.posted = [max(posted, stop) for posted, stop in zip(reader.posted, stops, strict=True)]
+
+    def _write(
+        self, push: _Push, reader: Reader, share: Share, first: int, stop: int, computing: bool
+    ) -> kvxfer.Transfer | None:
+        """Posts the write of some tokens of one group; None if no page of them is to move."""
+        assert reader.registration is not None
+        chunk, registration, group = push.chunk, reader.registration, share.group
+        region = self._regions.regions[group]
+        src, dst = self._table(chunk, group), registration.table(group)
+        pairs = pair_pages(src, dst, first, stop)
+        if pairs.num_lacking:
+            raise kvxfer.UsageError(
+                f"prefill has given back {pairs.num_lacking} pages of {region.name} that decode asks for",
+                code="out-of-range",
+            )
+        if not len(pairs.dst):
+            return None
+        remote = remote_region(reader.peer, region.name)
+        return self._agent.write(
+            region,
+            remote,
+            counted(pairs.src, region.layout, src.pages_per_block),
+            counted(pairs.dst, remote.layout, dst.pages_per_block),
+            layers=range(*share.layers),
+            heads=range(*share.heads),
+            tokens=pairs.tokens,
+            notify=registration.tag_of(group),
+            timeout_s=self._settings.load_timeout_s,
+            context=context_of(chunk.request_id, chunk.trace),
+            **self._order(group, share.layers[0], computing),
+        )
 
     def _order(self, group: int, first_layer: int, computing: bool) -> dict[str, Any]:
         """Returns the arguments that make a write wait until its tokens are computed."""

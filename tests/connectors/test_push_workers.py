@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.notes import RegistrationPart
+from kvxfer.connectors.common.push_registration import Registration, Share
 from kvxfer.connectors.common.step import Chunk, Claimed, Remainder, Step
 from tests.connectors.workers import (
     LAYERS,
@@ -184,6 +186,34 @@ def test_another_prompt_is_refused() -> None:
         )
         assert not any(cache.any() for cache in decode[0].caches.values())
         assert collected(prefill, {"another"})[0].sent == {"another"}
+
+
+@pytest.mark.parametrize("num_shares", [2, 4096])
+def test_a_registration_costs_one_write_of_each_group(num_shares: int) -> None:
+    pushed = Pushed.draw("costly", TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        registration = Registration(
+            tag="ab" * 16,
+            prompt="digest",
+            first_token=0,
+            num_tokens=TOKENS,
+            tables=(pushed.dst,),
+            block_sizes=(32,),
+            pages_per_block=(1,),
+            shares=(Share(group=0, layers=(0, NUM_LAYERS), heads=(0, 4)),),
+        )
+        greedy = registration.model_copy(update={"shares": registration.shares * num_shares})
+        peer = decode[0].half._agent.connect_blocking(prefill[0].rank)
+        # A later note from the same peer shows that prefill has read both.
+        later = replace(pushed, key=bytes(16))
+        for key, each in ((pushed.key, greedy), (later.key, registration)):
+            for part in RegistrationPart.split(key, 0, 1, each.model_dump_json().encode()):
+                decode[0].half._mail.send(peer, part)
+        until(lambda: prefill_knows(prefill, later), "the second registration")
+        prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
+        assert prefill[0].half._pushes is not None
+        posted = prefill[0].half._pushes._pushes[pushed.key].readers.values()
+        assert sum(len(reader.writes.members) for reader in posted) <= 1
 
 
 def test_engines_that_the_router_does_not_name_are_refused() -> None:

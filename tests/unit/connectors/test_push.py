@@ -193,6 +193,13 @@ def test_what_has_waited_too_long_is_forgotten() -> None:
         {"pages_per_block": (3,)},
         {"shares": (Share(group=1, layers=(0, 4), heads=(2, 4)),)},
         {"shares": ({"group": 0, "layers": (0, -4), "heads": (0, 1)},)},
+        {"shares": ({"group": 0, "layers": (4, 4), "heads": (0, 1)},)},
+        {
+            "shares": (
+                Share(group=0, layers=(0, 4), heads=(0, 2)),
+                Share(group=0, layers=(0, 4), heads=(2, 4)),
+            )
+        },
     ],
 )
 def test_absurd_registrations_are_refused(changes: dict[str, Any]) -> None:
