@@ -7,6 +7,7 @@ not use all of them together. Requests take turns. Thus no host and no request d
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -18,6 +19,8 @@ from typing import Any, Final
 import kvxfer
 from kvxfer.connectors.common.handover import MAX_RANKS, place_of
 from kvxfer.directory import Entry
+
+_log = logging.getLogger("kvxfer")
 
 _NUM_THREADS: Final = MAX_RANKS
 # 16 of 64: an honest engine's ranks answer within milliseconds, so 64 ranks need four rounds.
@@ -135,7 +138,12 @@ class Diallers:
         is_stranger = dial.host not in self._known_hosts
         self._count(dial, 1)
         self._num_strangers += is_stranger
-        self._threads.submit(self._run, dial, is_stranger)
+        try:
+            self._threads.submit(self._run, dial, is_stranger)
+        except RuntimeError as error:
+            # The system refuses a thread. The dial stays queued for one of the others, and its caller gives
+            # up after `timeout_s` as for a host that does not answer.
+            _log.warning("kvxfer: dialling %s is delayed: %s", dial.rank.address, error)
 
     def _count(self, dial: _Dial, change: int) -> None:
         counters: tuple[tuple[Counter[Any], Any], ...] = (

@@ -228,8 +228,10 @@ class Fetches:
         """Stops every fetch; returns when no byte can land any more. `collect` still returns them."""
         for fetch in self._fetches.values():
             fetch.fail(why, code)
-            # If this time is not enough, the end of its region or of the agent ends the fetch.
-            fetch.wait(self._settings.load_timeout_s)
+        # If this time is not enough, the end of its region or of the agent ends a fetch.
+        deadline = time.monotonic() + self._settings.load_timeout_s
+        for fetch in self._fetches.values():
+            fetch.wait(deadline - time.monotonic())
 
     def close(self) -> None:
         """Stops and drops every fetch; returns when no byte can land any more."""

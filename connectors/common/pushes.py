@@ -22,6 +22,7 @@ from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
 from kvxfer.connectors.common.place import engine_of
 from kvxfer.connectors.common.push_reader import Reader
 from kvxfer.connectors.common.push_registration import Registration, Share
+from kvxfer.connectors.common.quiescence import quiesce
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
 from kvxfer.connectors.common.remembering import remember
 from kvxfer.connectors.common.settings import Settings
@@ -117,6 +118,7 @@ class Pushes:
         self._owed: set[str] = set()
         self._news = News()
         self._read: set[str] = set()  # fully read and perhaps shared; not yet reported to the scheduler half
+        self._leaving: list[Reader] = []  # readers of pages that this step takes away
         # The running step: the pushes that it computes, their held writes, and the layers that are done.
         self._computing: set[bytes] = set()
         self._held: list[tuple[int, kvxfer.Transfer]] = []
@@ -134,7 +136,7 @@ class Pushes:
     # ---- before a forward -------------------------------------------------------------------
 
     def withdraw(self, request_id: str) -> None:
-        """Ends the push of a request that loses its pages; when it returns, none of the pages is read."""
+        """Ends the push of a request that loses its pages; see `settle`."""
         self._owed.discard(request_id)
         key = self._keys.pop(request_id, None)
         if key is None:
@@ -142,30 +144,37 @@ class Pushes:
         self._end(key, "its request ended before its prompt was computed")
 
     def preempt(self, request_id: str) -> None:
-        """Resets the push of a preempted request; when it returns, none of its old pages is read.
+        """Resets the push of a preempted request, which loses its pages; see `settle`.
 
         Readers that register meanwhile are served when the prompt is computed again.
         """
         if (key := self._keys.get(request_id)) is not None:
             self._pushes[key].ready = 0
-            self._settle(self._pushes[key])
+            self._leaving += self._pushes[key].readers.values()
 
     def shrink(self, remainder: Remainder) -> None:
-        """Continues a push without the pages that left a window; when it returns, none of them is read.
+        """Continues a push without the pages that left a window; see `settle`.
 
         A later reader that asks for one of them is refused.
         """
         if (key := self._keys.get(remainder.request_id)) is not None:
             push = self._pushes[key]
             push.chunk = replace(push.chunk, tables=remainder.tables)
-            self._settle(push)
+            self._leaving += push.readers.values()
 
-    def _settle(self, push: _Push) -> None:
+    def settle(self) -> None:
+        """Returns when none of the pages is read that this step takes away.
+
+        The time does not grow with the number of requests, readers or engines that lose pages in one step.
+        """
+        leaving, self._leaving = self._leaving, []
         deadline = time.monotonic() + _SETTLE_S
-        for reader in push.readers.values():
-            if not reader.is_quiet_by(deadline):
-                self._fail(reader, "its pages were needed before they were fetched")
-                reader.quiesce(self._patience_s)
+        late = [reader for reader in leaving if not reader.is_quiet_by(deadline)]
+        for reader in late:
+            self._fail(reader, "its pages were needed before they were fetched")
+        deadline = time.monotonic() + self._patience_s
+        if stuck := [reader for reader in late if not reader.is_quiet_by(deadline)]:
+            quiesce(kvxfer.Group([each.writes for each in stuck]), {each.peer for each in stuck}, 0.0)
 
     def begin(self, chunk: Chunk) -> None:
         """Posts writes of the tokens that the forward will compute, and of earlier ones not yet written."""
@@ -244,6 +253,7 @@ class Pushes:
         for group, done in enumerate(self._done):
             done.clear()
             self._num_done[group] = 0
+        self.settle()
 
     def _release(self, group: int, write: kvxfer.Transfer) -> None:
         first = self._regions.regions[group].layout.layers[0]
@@ -509,11 +519,13 @@ class Pushes:
         for key, push in list(self._pushes.items()):
             (self._due if push.expires_at else self._owed).add(push.chunk.request_id)
             self._end(key, "its engine sleeps")
+        self.settle()
 
     def close(self) -> None:
         """Ends every push."""
         for key in list(self._pushes):
             self._end(key, "the engine shuts down")
+        self.settle()
         self._keys.clear()
 
     def _look_after(self, reader: Reader) -> None:
@@ -524,14 +536,14 @@ class Pushes:
             reader.failure = reader.failure or "its engine is gone"
 
     def _end(self, key: bytes, why: str) -> None:
+        """Ends a push; its pages may be read until `settle` has returned."""
         push = self._pushes.pop(key)
         self._keys.pop(push.chunk.request_id, None)
         self._computing.discard(key)
         remember(self._ended, key, why)
         for reader in push.readers.values():
             self._fail(reader, why)
-        for reader in push.readers.values():
-            reader.quiesce(self._patience_s)
+        self._leaving += push.readers.values()
 
     def _fail(self, reader: Reader, why: str) -> None:
         """Stops writing to a reader and tells it why; the first reason stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +21,8 @@ from kvxfer.connectors.common.regions import CacheMemory, CacheRegions
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Counts, Recorder
 from kvxfer.connectors.common.step import News, OwnRank, Step
+
+_log = logging.getLogger("kvxfer")
 
 # While a forward waits for a layer, because prefill may send a refusal.
 _READ_NOTES_EVERY_S: Final = 0.05
@@ -117,6 +120,8 @@ class WorkerHalf:
             self._pushes.give_way(request_id)
         for remainder in step.remainders:
             self._pushes.shrink(remainder)
+        self._kept.settle()
+        self._pushes.settle()
         for chunk in step.chunks:
             self._pushes.begin(chunk)
 
@@ -193,20 +198,29 @@ class WorkerHalf:
         return True
 
     def _read_notes(self, timeout_s: float = 0.0) -> None:
-        assert self._fetches is not None
-        assert self._pushes is not None
         self._mail.flush()
         for peer, note in self._mail.receive(timeout_s):
-            match note:
-                case notes.Receipt():
-                    self._kept.note(note, peer.name)
-                case notes.Claim():
-                    self._kept.claim(note, peer.name)
-                    self._pushes.claim(note.request, peer.name)
-                case notes.Refusal():
-                    self._fetches.refused(note)
-                case notes.RegistrationPart() | notes.Leaving():
-                    self._pushes.note(peer, note)
+            try:
+                self._process(peer, note)
+            except kvxfer.AgentError:
+                raise
+            except Exception:
+                # Input from another engine must not end this engine.
+                _log.exception("kvxfer: a note from %s could not be processed", peer.name)
+
+    def _process(self, peer: kvxfer.Peer, note: notes.Note) -> None:
+        assert self._fetches is not None
+        assert self._pushes is not None
+        match note:
+            case notes.Receipt():
+                self._kept.note(note, peer.name)
+            case notes.Claim():
+                self._kept.claim(note, peer.name)
+                self._pushes.claim(note.request, peer.name)
+            case notes.Refusal():
+                self._fetches.refused(note)
+            case notes.RegistrationPart() | notes.Leaving():
+                self._pushes.note(peer, note)
 
     def take_news(self) -> News | None:
         """Returns the news for the scheduler half since the last call; None if there are none."""
