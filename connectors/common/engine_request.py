@@ -22,6 +22,9 @@ class EngineRequest(Protocol):
     batch
         A name that all prompts of one request share, and the index of this prompt. It is the same at both
         engines if the router gives both the same name. None if it cannot be determined.
+    was_refused
+        Whether the engine refused the request before it told of it. It then ends at once, and its tokens and
+        inputs stand in for those that the engine never passed on.
     has_tokens
         Whether its prompt is tokens. Embeddings have no digest.
     trace
@@ -45,6 +48,9 @@ class EngineRequest(Protocol):
 
     @property
     def batch(self) -> tuple[str, int] | None: ...
+
+    @property
+    def was_refused(self) -> bool: ...
 
     @property
     def has_tokens(self) -> bool: ...

@@ -119,6 +119,8 @@ class SchedulerHalf:
     def arrived(self, request: EngineRequest) -> None:
         """Registers a new request: shortens a prefill that must stop early, and claims a cache it names."""
         self._samples.arrived(request)
+        if request.was_refused:
+            return  # `finished` follows at once, and declines a cache that it names
         params = params_of(request)
         if request.params is not None and params is not request.params:
             _log.warning(
@@ -510,16 +512,15 @@ class SchedulerHalf:
         return True, handover.params(self._engine_id, request)
 
     def _decline(self, request: EngineRequest, params: dict[str, Any]) -> None:
-        """Tells the other engine that no fetch will follow for a request that ended before it was scheduled.
-
-        If the engine refused the request earlier, `request` is a stand-in with one token.
-        """
+        """Tells the other engine that no fetch follows for a request that ended before it was scheduled."""
         try:
             may_be_shared = self._may_be_shared(request)
             if is_return(params) or not (is_push(params) or has_coordinates(params) or is_further(request)):
                 self._next.released.append(
                     replace(unwanted(params, self._settings), may_be_shared=may_be_shared)
                 )
+            elif request.was_refused and (is_further(request) or not is_push(params)):
+                raise HandoverError("its key follows from its prompt, which the engine did not pass on")
             else:
                 self._next.released.append(self._read(params, request))
         except HandoverError as error:

@@ -59,6 +59,10 @@ class VllmRequest:
         return None
 
     @property
+    def was_refused(self) -> bool:
+        return self._own.abort_immediately
+
+    @property
     def has_tokens(self) -> bool:
         return self._own.prompt_token_ids is not None
 

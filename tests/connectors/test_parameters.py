@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import random
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from tests.connectors.workers import BLOCK_SIZE, LAYERS, Worker, until, workers
 NUM_TOKENS = 100
 BLOCKS = [[1, 2, 3, 4]]
 TOKENS = list(range(NUM_TOKENS))
+GROUP = CacheGroup(0, "kv.0", LAYERS, BLOCK_SIZE)
 RANK = Entry("p/0.1", "tcp://127.0.0.1:1", bytes(16))
 PULL = Handover(
     "cmpl-1", (RANK,), (LeaseToken.draw(),), ((7, 9, 0, 4),), (BLOCK_SIZE,), (1,), NUM_TOKENS, keep_s=30.0
@@ -104,7 +106,9 @@ def test_they_end_no_engine(decode: Worker, seed: int) -> None:
         half.set_ranks({(0, 0): OwnRank(decode.rank, (1,))})
         name = f"{seed}-{at}"
         batch = random_.choice([None, ("cmpl-1", 0), ("cmpl-1", 1)])
-        request = Request([*TOKENS], name, drawn(random_), batch=batch, family=random_.choice([None, "f"]))
+        request = Request([*TOKENS], name, drawn(random_), batch=batch)
+        request.family = random_.choice([None, "f"])
+        request.was_refused = random_.random() < 0.1
         shown = repr(request.params)[:300]
         try:
             half.arrived(request)
@@ -129,3 +133,30 @@ def test_they_end_no_engine(decode: Worker, seed: int) -> None:
 def fetching(decode: Worker) -> bool:
     assert decode.half._fetches is not None
     return bool(decode.half._fetches._fetches)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "is_named"),
+    [
+        (0, None, True),
+        (1, None, True),
+        (2, ("cmpl-1", 0), True),
+        # The key of these pushes follows from the prompt.
+        (3, ("cmpl-1", 0), False),
+        (0, ("cmpl-1", 1), False),
+        (2, ("cmpl-1", 1), False),
+    ],
+)
+def test_a_refused_request_is_declined_without_a_complaint(
+    decode: Worker, kind: int, batch: tuple[str, int] | None, is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    half = SchedulerHalf("decode", True, True, (GROUP,), 64, Settings())
+    half.set_ranks({(0, 0): OwnRank(decode.rank, (1,))})
+    # The engine tells of one token in place of the prompt.
+    request = Request([0], "a", copy.deepcopy(VALID[kind]), batch=batch, was_refused=True)
+    half.arrived(request)
+    assert half.finished(request, [[]], is_whole=False) == (False, None)
+    step = half.step({}, (), lambda _: None)
+    assert not step.claimed
+    assert [rank for source in step.released for rank in source.ranks] == [RANK] * is_named
+    assert not [record for record in caplog.records if record.levelno >= logging.INFO]
