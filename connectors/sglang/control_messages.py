@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.directory import Entry
-from kvxfer.directory.entry import MAX_NAME_NBYTES
 from kvxfer.errors import invalid
 from kvxfer.layout.schema import Field, Schema, flag, hexadecimal, integer_within, mapping, text_within
 
@@ -37,16 +36,17 @@ _MAX_NAMES: Final = 1024
 _MAX_ROOM: Final = 2**63 - 1
 _MAX_TOKENS: Final = 2**31 - 1
 _MAX_RANKS: Final = 65535
+_MAX_NAME_NBYTES: Final = 128  # of an agent or a region
 _MAX_HOST_NBYTES: Final = 255  # of a name in the DNS
 _MAX_REASON_NBYTES: Final = 4096
 
-_agent_name = text_within(MAX_NAME_NBYTES)
+_name = text_within(_MAX_NAME_NBYTES)
 
 
 def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > _MAX_NAMES:
         raise ValueError(f"is not a list of at most {_MAX_NAMES} names")
-    return tuple(map(_agent_name, value))  # a region's name has as many bytes as an agent's
+    return tuple(map(_name, value))
 
 
 def _tag(value: Any) -> bytes:
@@ -231,7 +231,7 @@ _ANSWERING: Final = Schema(
     "answer of a prefill rank",
     "kvxfer_sglang",
     _VERSION,
-    (Field("agent", _agent_name), Field("reason", text_within(_MAX_REASON_NBYTES), write=_shortened)),
+    (Field("agent", _name), Field("reason", text_within(_MAX_REASON_NBYTES), write=_shortened)),
 )
 _DESTINATION: Final = Schema(
     "pages of a request",
@@ -240,7 +240,7 @@ _DESTINATION: Final = Schema(
     (
         Field("room", integer_within(0, _MAX_ROOM)),
         *_ADDRESS,
-        Field("agent", _agent_name),
+        Field("agent", _name),
         Field("tag", _tag, write=bytes.hex),
         Field("aux_slot", integer_within(0, 2**32 - 1)),
         Field("required_dst_info_num", integer_within(1, _MAX_RANKS)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -52,9 +51,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < _nbytes(self.name) <= MAX_NAME_NBYTES:
-            raise invalid(
-                f"an agent's name must have 1 to {MAX_NAME_NBYTES} bytes of UTF-8, not {self.name!r:.200}"
-            )
+            raise invalid(f"an agent's name must have 1 to {MAX_NAME_NBYTES} bytes, not {self.name!r:.300}")
         if self.address != "" and Address.parse(self.address, "an agent's address").is_wildcard:
             raise invalid(
                 f"an agent's address must be one address, not {self.address!r}, which stands for all "
@@ -108,11 +105,8 @@ class Entry:
         return cls(**_SCHEMA.decode(encoded, _MAX_NBYTES))
 
 
-def _nbytes(value: str) -> float:
-    try:
-        return len(value.encode())
-    except UnicodeEncodeError:  # a lone surrogate: no message can carry it
-        return math.inf
+def _nbytes(value: str) -> int:
+    return len(value.encode(errors="surrogatepass"))
 
 
 _SCHEMA: Final = Schema(
