@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvxfer
+from kvxfer import plan
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.paging import GroupTable
 
@@ -97,3 +98,19 @@ def remote_region(peer: kvxfer.Peer, name: str) -> kvxfer.RegionDescriptor:
             peer=peer.name,
         )
     return remote
+
+
+def require_alike(region: kvxfer.Region, remote: kvxfer.RegionDescriptor) -> None:
+    """Raises `kvxfer.UsageError` (``layout-mismatch``) if no page can be copied between two caches.
+
+    Copying may be possible in one direction only, e.g. with page scales, which are computed in one direction.
+    Then the transfer decides.
+    """
+    reasons = plan.differences(region.layout, remote.layout)
+    if reasons and plan.differences(remote.layout, region.layout):
+        raise kvxfer.UsageError(
+            f"the caches of this engine (source) and {remote.agent} (destination) differ in region "
+            f"{region.name!r}: {'; '.join(reasons)}",
+            code="layout-mismatch",
+            peer=remote.agent,
+        )

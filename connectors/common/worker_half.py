@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import kvxfer
@@ -270,8 +270,10 @@ class WorkerHalf:
 
 
 def _agent(place: Place, settings: Settings) -> kvxfer.Agent:
+    # An engine whose cache differs is not fetched from, but is told that its blocks are not wanted.
+    options = replace(settings.agent_options(place), refuse_unlike=False)
     try:
-        return kvxfer.Agent(place.agent_name(), settings.agent_options(place))
+        return kvxfer.Agent(place.agent_name(), options)
     except kvxfer.KvxferError as error:
         error.add_note(f"The agent listens at the setting host, or KVXFER_HOST: {settings.host}")
         raise
