@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import kvxfer
 from kvxfer import plan
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.paging import GroupTable
+
+#: A region of one byte that a worker's agent has until its engine's first step.
+STARTING: Final = "starting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +91,34 @@ class CacheRegions:
 
 
 def remote_region(peer: kvxfer.Peer, name: str) -> kvxfer.RegionDescriptor:
-    """Returns a peer's region with the same name as one of ours."""
-    remote = peer.regions.get(name)
-    if remote is None:
-        raise kvxfer.UsageError(
-            f"{peer.name} has no region {name}: both engines must run the same model with the same kind "
-            "of cache manager",
-            code="unknown-region",
-            peer=peer.name,
+    """Returns a peer's region with the same name as one of ours.
+
+    Raises
+    ------
+    UsageError
+        ``unknown-region``: it has none, perhaps because its engine has not begun to step, or sleeps.
+    """
+    regions = peer.regions
+    if (remote := regions.get(name)) is not None:
+        return remote
+    if regions.keys() <= {STARTING}:
+        what = (
+            "no cache yet: its engine is starting" if regions else "no cache now: its engine starts or sleeps"
         )
-    return remote
+    else:
+        what = f"no region {name}: both engines must run the same model with the same kind of cache manager"
+    raise kvxfer.UsageError(f"{peer.name} has {what}", code="unknown-region", peer=peer.name)
+
+
+def require_started(peer: kvxfer.Peer) -> None:
+    """Raises `kvxfer.UsageError` (``unknown-region``) if a peer's engine has not begun to step.
+
+    A prompt that it is asked to push may then never reach it: its server does not listen yet.
+    """
+    if STARTING in peer.regions:
+        raise kvxfer.UsageError(
+            f"{peer.name} pushes no prompt yet: its engine is starting", code="unknown-region", peer=peer.name
+        )
 
 
 def require_alike(region: kvxfer.Region, remote: kvxfer.RegionDescriptor) -> None:

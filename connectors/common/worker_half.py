@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 import kvxfer
 from kvxfer.connectors.common import notes
 from kvxfer.connectors.common.claims import Claims
@@ -17,7 +19,7 @@ from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.pushes import Pushes
-from kvxfer.connectors.common.regions import CacheMemory, CacheRegions
+from kvxfer.connectors.common.regions import STARTING, CacheMemory, CacheRegions
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Counts, Recorder
 from kvxfer.connectors.common.step import News, OwnRank, Step
@@ -62,6 +64,7 @@ class WorkerHalf:
         self._settings = settings
         self._stream = stream
         self._agent = _agent(place, settings)
+        self._starting: kvxfer.Region | None = self._agent.register(STARTING, np.zeros((1, 1), np.uint8))
         self._mail = Mail(self._agent)
         self._statistics = Recorder()
         self._kept = KeptBlocks(settings.lease_ttl_s, settings.return_ttl_s, self._statistics)
@@ -198,6 +201,9 @@ class WorkerHalf:
         return True
 
     def _read_notes(self, timeout_s: float = 0.0) -> None:
+        if self._starting is not None:
+            self._starting.deregister_blocking()
+            self._starting = None
         self._mail.flush()
         for peer, note in self._mail.receive(timeout_s):
             try:
