@@ -31,6 +31,8 @@ _MOST_OF_HOST: Final = 16
 # The other 16 are reserved for hosts that have answered before.
 _MOST_OF_STRANGERS: Final = 48
 _MAX_KNOWN_HOSTS: Final = 1024
+# Dials that wait for a thread: those of 256 requests of 64 ranks each.
+_MAX_WAITING: Final = 16384
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Diallers:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kvxfer-dial")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Dial]] = {}  # by request, in the order of their turns
+        self._num_waiting = 0
         # Running dials: by request, by host, by request and host; and those to hosts that never answered.
         self._of_request: Counter[str] = Counter()
         self._of_host: Counter[str] = Counter()
@@ -80,8 +83,12 @@ class Diallers:
             # No waiting dial can begin now: each was tried when the last running dial ended.
             if request_id not in self._waiting and self._may_begin(dial):
                 self._begin(dial)
-            else:
+                return future
+            if self._num_waiting < _MAX_WAITING:
+                self._num_waiting += 1
                 self._waiting.setdefault(request_id, deque()).append(dial)
+                return future
+        self._give_up(dial, "too many other dials wait")
         return future
 
     def close(self) -> None:
@@ -90,6 +97,7 @@ class Diallers:
             self._is_closed = True
             waiting = [dial for each in self._waiting.values() for dial in each]
             self._waiting.clear()
+            self._num_waiting = 0
         for dial in waiting:
             dial.future.cancel()
         self._threads.shutdown(wait=False)
@@ -113,17 +121,22 @@ class Diallers:
                         has_begun = True
                     if dials:
                         self._waiting[request_id] = dials
+            self._num_waiting = sum(map(len, self._waiting.values()))
         for dial in late:
-            if dial.future.set_running_or_notify_cancel():
-                # The first caller has given up by now; later callers of the same future have not.
-                dial.future.set_exception(
-                    kvxfer.PeerError(
-                        f"{dial.rank.address} was not dialled within {self._timeout_s:g} s: too many other "
-                        "dials of its request, to its host or to hosts that have never answered were running",
-                        code="unreachable",
-                        peer=dial.rank.name,
-                    )
+            # The first caller has given up by now; later callers of the same future have not.
+            self._give_up(
+                dial,
+                f"for {self._timeout_s:g} s too many other dials of its request, to its host or to hosts "
+                "that have never answered were running",
+            )
+
+    def _give_up(self, dial: _Dial, why: str) -> None:
+        if dial.future.set_running_or_notify_cancel():
+            dial.future.set_exception(
+                kvxfer.PeerError(
+                    f"{dial.rank.address} was not dialled: {why}", code="unreachable", peer=dial.rank.name
                 )
+            )
 
     def _may_begin(self, dial: _Dial) -> bool:
         return (

@@ -108,7 +108,7 @@ class KeptBlocks:
             Whether the reader is this worker itself.
         """
         kept = self._kept_of(receipt, sender, is_own)
-        if kept is None or receipt.reader >= receipt.num_readers:
+        if kept is None:
             return
         kept.readers.read(sender, receipt.reader, receipt.num_readers)
         self._statistics.received()

@@ -17,7 +17,7 @@ class Reader:
     Attributes
     ----------
     registration
-        None if the reader wants nothing.
+        None if the reader wants nothing, or has failed.
     posted
         For each group, the tokens whose writes have been posted.
     writes

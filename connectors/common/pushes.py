@@ -323,7 +323,7 @@ class Pushes:
                     arrival.peer, arrival.registration, "the router named other engines as its readers"
                 )
                 continue
-            if arrival.num_readers != num_readers or arrival.reader >= num_readers:
+            if arrival.num_readers != num_readers:
                 self._refuse(arrival.peer, arrival.registration, "its readers do not agree on their number")
                 continue
             push.engines[engine] = num_readers
@@ -551,6 +551,7 @@ class Pushes:
             return
         reader.fail(why)
         self._refuse(reader.peer, reader.registration, why)
+        reader.registration = None  # its tables may be long
 
     def _refuse(self, peer: kvxfer.Peer, registration: Registration | None, why: str) -> None:
         if registration is not None:

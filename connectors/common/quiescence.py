@@ -86,6 +86,21 @@ def revoke(leases: Iterable[kvxfer.Lease]) -> None:
             pass  # the agent is closed
 
 
+def deregister(regions: Iterable[kvxfer.Region]) -> None:
+    """Deregisters regions; returns when no peer touches a byte of them any more.
+
+    Raises
+    ------
+    AgentError
+        ``internal``: a device still copies after a minute.
+    """
+    for region in regions:
+        try:
+            region.deregister_blocking(_GPU_S)
+        except TimeoutError:
+            raise _stuck(f"a copy to or from {region!r} does not end") from None
+
+
 def _stuck(what: str) -> kvxfer.AgentError:
     return kvxfer.AgentError(
         f"{what} within {_GPU_S:g} s although nothing at this end permits it any more: a GPU hangs, and "

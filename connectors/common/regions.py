@@ -10,6 +10,7 @@ import kvxfer
 from kvxfer import plan
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.paging import GroupTable
+from kvxfer.connectors.common.quiescence import deregister
 
 #: A region of one byte that a worker's agent has until its engine's first step.
 STARTING: Final = "starting"
@@ -78,8 +79,7 @@ class CacheRegions:
 
         Transfers that name the old regions fail.
         """
-        for region in self.regions:
-            region.deregister_blocking()
+        deregister(self.regions)
         self._is_registered = False
 
     def position(self, layer_name: str) -> tuple[int, int]:

@@ -31,6 +31,7 @@ import kvxfer
 from kvxfer.connectors.common.handover import HandoverError, require_allowed
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks, is_open
+from kvxfer.connectors.common.quiescence import deregister
 from kvxfer.connectors.common.regions import remote_region
 from kvxfer.connectors.common.remembering import remember
 from kvxfer.connectors.common.statistics import Recorder
@@ -122,8 +123,7 @@ class KvxferKVManager(CommonKVManager):
     def deregister_buffer_to_engine(self) -> None:
         """Deregisters the caches: when this returns, no peer touches a byte of them any more."""
         regions, self.regions = self.regions, {}
-        for region in regions.values():
-            region.deregister_blocking()
+        deregister(regions.values())
 
     def parts_of_component(self, component: int) -> list[CachePart]:
         """Returns the parts that use a component's block ids."""
