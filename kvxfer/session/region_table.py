@@ -87,13 +87,15 @@ class RegionTable:
     def end_if_unlike(self, peer: Peer) -> None:
         """Ends the session with a peer whose caches cannot be copied to or from ours, and raises the reason.
 
+        The option ``refuse_unlike`` can leave that to transfers.
+
         Raises
         ------
         UsageError
             ``layout-mismatch``; the message compares the caches of one name field by field.
         """
         ours = {name: region.layout for name, region in self.by_name().items()}
-        if not ours:
+        if not ours or not self._options.refuse_unlike:
             return
         from kvxfer.plan.compile import differences
 

@@ -1,4 +1,4 @@
-"""Pages of two tables of the same tokens: pages of states, where only the last one counts."""
+"""Pages of two tables of the same tokens, and of numbers that no page has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from kvxfer.connectors.common.paging import GroupTable, pair_pages
+import kvxfer
+from kvxfer.connectors.common.paging import GroupTable, pages_of, pair_pages
 
 
 @pytest.mark.parametrize("src_size", [64, 288, 1024])
@@ -30,3 +31,16 @@ def test_of_states_the_last_moves_whatever_is_held(src_size: int, dst_size: int,
 def test_a_state_that_is_gone_is_lacking() -> None:
     pairs = pair_pages(GroupTable((0, 0), 64, 1, is_state=True), GroupTable((0, 9), 64, 1), 0, 100)
     assert (len(pairs.src), len(pairs.dst), pairs.num_lacking) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("pages_per_block", [1, 2, 3])
+def test_a_page_that_cannot_be_is_not_taken_for_another(pages_per_block: int) -> None:
+    last = (2**32 - 1) // pages_per_block
+    if pages_per_block > 1:
+        for block in (last + 1, 2**32 - 1):
+            with pytest.raises(kvxfer.UsageError, match="above 2"):
+                pages_of((0, block), pages_per_block)
+    assert pages_of((0, last - 1), pages_per_block).tolist() == [
+        *(0 for _ in range(pages_per_block)),
+        *((last - 1) * pages_per_block + at for at in range(pages_per_block)),
+    ]
