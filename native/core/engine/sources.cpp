@@ -312,6 +312,7 @@ void Sources::fail(TransferKey key, TransferEvent event, Status why, bool tell_p
 
 void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_peer) {
   const bool told = source.state == TransferState::kServing;
+  if (why.code() == Code::kCancelled) event = TransferEvent::kCancel;  // also if the peer's caller asked
   if (!step(source_transitions(), source.state, event)) return end_again(source);
   context_.timers.clear(source.timer);
   source.reason = as_loss(std::move(why));
