@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/system/random.h"
+#include "core/system/signals_blocked.h"
 #include "door/messages.h"
 
 namespace kvxfer::door {
@@ -21,12 +22,13 @@ constexpr std::size_t kMostLeft = 65536;
 std::unique_ptr<Agent> Agent::create(std::shared_ptr<Runtime> runtime, Options options) {
   std::unique_ptr<Agent> agent(new Agent(std::move(runtime), std::move(options)));
   agent->runtime_->ring().add_mail_waiters(MailKind::kMessage, 1);
+  const SignalsBlocked blocked;
   agent->thread_ = std::thread([raw = agent.get()] { raw->serve(); });
   return agent;
 }
 
 Agent::~Agent() {
-  if (runtime_->check_alive().code() == Code::kForked) {  // a forked child does not have the thread
+  if (runtime_->forked()) {  // a forked child does not have the thread
     (void)new std::thread(std::move(thread_));
     return;
   }
