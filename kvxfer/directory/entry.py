@@ -10,10 +10,9 @@ from typing import Any, Final
 from kvxfer.address import Address
 from kvxfer.errors import invalid
 from kvxfer.layout.schema import Field, Schema, hexadecimal, mapping, text
+from kvxfer.names import check_name
 
 ENTRY_VERSION: Final = 1
-# native/core/control/wire.h: kMaxName.
-MAX_NAME_NBYTES: Final = 128
 INCARNATION_NBYTES: Final = 16
 #: Limit of keys and values together, enough for a role, a model, a zone. Do not put load or cache contents
 #: here.
@@ -30,7 +29,7 @@ class Entry:
     Attributes
     ----------
     name
-        The agent's name, 1 to 128 bytes.
+        The agent's name, 1 to 128 bytes in UTF-8.
     address
         ``"tcp://host:port"``; ``""`` if the agent accepts no peers, or its address is unknown.
     incarnation
@@ -50,8 +49,7 @@ class Entry:
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not 0 < _nbytes(self.name) <= MAX_NAME_NBYTES:
-            raise invalid(f"an agent's name must have 1 to {MAX_NAME_NBYTES} bytes, not {self.name!r:.300}")
+        check_name(self.name, "an agent's name")
         if self.address != "" and Address.parse(self.address, "an agent's address").is_wildcard:
             raise invalid(
                 f"an agent's address must be one address, not {self.address!r}, which stands for all "
