@@ -36,6 +36,7 @@ from kvxfer.session.receiving import Receiving
 from kvxfer.session.region_table import RegionTable
 from kvxfer.session.steering import Steering
 from kvxfer.shared_secret import SecretOption
+from kvxfer.threads import in_thread
 
 if TYPE_CHECKING:
     from kvxfer._native import Event
@@ -282,7 +283,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
             What the directory's ``withdraw`` raised in that time. The agent is closed nevertheless.
         """
         timeout_s = seconds(timeout_s, "timeout_s")
-        if self.closed:
+        if self.closed and not self._completions.is_broken:
             return
         begun = time.monotonic()
         try:
@@ -309,13 +310,11 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Exception
             What the directory's ``withdraw`` raised in that time. The agent is closed nevertheless.
         """
-        import asyncio
-
         timeout_s = seconds(timeout_s, "timeout_s")
-        if not self.closed:
+        if not self.closed or self._completions.is_broken:
             # An event loop's readers must be removed from within that loop.
             self._completions.stop_watching()
-            await asyncio.to_thread(self.close, timeout_s)
+            await in_thread(self.close, timeout_s)
 
     def _withdraw(self, timeout_s: float) -> None:
         if self._publication is not None:
