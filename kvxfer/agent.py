@@ -66,7 +66,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
     Parameters
     ----------
     name
-        The agent's name among its peers, at most 128 bytes; unique where a directory is used.
+        The agent's name among its peers, 1 to 128 bytes in UTF-8; unique where a directory is used.
     options
         How it behaves.
     listen, advertise, secret
@@ -82,7 +82,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
     ------
     UsageError
         An option does not fit, e.g. listening beyond loopback without a secret. ``unsupported``: the options
-        ask for a GPU, but kernels cannot run there; the message has the reason.
+        ask for a GPU, but kernels cannot run there, or for a transport that is off; the message has the
+        reason.
     AgentError
         The address cannot be listened on, or the system refuses a resource.
     Exception
@@ -376,7 +377,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Parameters
         ----------
         name
-            At most 128 bytes, unique among this agent's regions.
+            1 to 128 bytes in UTF-8, unique among this agent's regions.
         memory
             A torch tensor, a numpy array, anything with DLPack or the buffer protocol, or a list,
             tuple or dict of them. Kept alive until the region is deregistered. Tensors that touch
@@ -390,8 +391,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Raises
         ------
         UsageError
-            Read-only memory, a layout that reaches beyond the memory, or a name in use. ``unsupported``: GPU
-            memory, but kernels cannot run here, or the agent has no GPU or another one.
+            Read-only memory, or a name in use. ``length-mismatch``: the layout is larger than the memory.
+            ``unsupported``: GPU memory, but kernels cannot run here, or the agent has no GPU or another one.
 
         Notes
         -----

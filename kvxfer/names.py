@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from kvxfer.errors import invalid
 
@@ -10,15 +10,18 @@ from kvxfer.errors import invalid
 MAX_NAME_NBYTES: Final = 128
 
 
-def is_name(value: object) -> bool:
+def is_name(value: object) -> TypeGuard[str]:
     """Whether `value` can name an agent or a region: text of 1 to 128 bytes in UTF-8.
 
     A lone surrogate has no UTF-8, so no frame could carry the name.
     """
-    if not isinstance(value, str):
-        return False
+    return is_text(value) and 0 < len(value.encode()) <= MAX_NAME_NBYTES
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether `value` is text that UTF-8 can represent, as JSON and frames do."""
     try:
-        return 0 < len(value.encode()) <= MAX_NAME_NBYTES
+        return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
         return False
 
@@ -32,6 +35,6 @@ def check_name(value: Any, what: str) -> str:
         ``invalid-argument``: ``"{what} must be ..."``.
     """
     if is_name(value):
-        return str(value)
+        return value
     shown = ascii(value)[:200] if isinstance(value, str) else f"a {type(value).__name__}"
     raise invalid(f"{what} must be text of 1 to {MAX_NAME_NBYTES} bytes in UTF-8, not {shown}")

@@ -43,7 +43,8 @@ Result<Faults> Faults::parse(std::string_view text) {
                    : name == "mistake" ? &faults.mistake
                                        : nullptr;
     if (rate == nullptr)
-      return refuse(part, "is not a fault; the faults are seed, again, delay, reorder, fail, mistake, down_after");
+      return refuse(part,
+                    "is not a fault; the faults are seed, again, delay, reorder, fail, mistake, down_after");
     if (!read_number(value, *rate) || !(*rate >= 0 && *rate <= 1))
       return refuse(part, "needs a rate from 0 to 1");
     if (name == "again" && *rate == 1) return refuse(part, "nothing would ever be accepted; stay below 1");
