@@ -92,10 +92,10 @@ class KvxferError(Exception):
         return self._failed_blocks
 
     def __str__(self) -> str:
-        # A peer's context may hold line breaks, which would split a log line.
-        context = self.context if self.context.isprintable() else ascii(self.context)
-        named = (("peer", self.peer), ("rail", self.rail), ("context", context))
-        where = ", ".join(f"{label} {value}" for label, value in named if value)
+        named = (("peer", self.peer), ("rail", self.rail), ("context", self.context))
+        # Any of them may hold line breaks, which would split a log line, or what is no UTF-8.
+        shown = ((label, value if value.isprintable() else ascii(value)) for label, value in named if value)
+        where = ", ".join(f"{label} {value}" for label, value in shown)
         return f"{self.args[0]} [{self.code}{', ' + where if where else ''}]"
 
     def __reduce__(self) -> tuple[object, ...]:

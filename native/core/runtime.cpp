@@ -210,7 +210,8 @@ Status Runtime::check_alive() const {
 void Runtime::close(Time timeout_ns) {
   if (is_forked(owner_)) return;
   const std::lock_guard closing(closing_);
-  if (closed_.exchange(true)) return;
+  closed_ = true;
+  if (ended_) return;  // otherwise an earlier call found no memory: this one goes on
   const Time deadline = now() + timeout_ns;
   {
     const CallerTurn turn(*this);
@@ -330,6 +331,7 @@ Result<RegionId> Runtime::register_region(std::string name,
   // Peers reach the region over those rails while devices pin it for the others. All pin at the same time,
   // since each takes seconds for a large pool.
   Status ended;  // under the gate
+  Status starved{Code::kExhausted, "no memory left"};
   const auto pin = [&](std::size_t rail, Transport& transport) noexcept {
     try {
       const Result<Pinned> pinned = transport.prepare(described);
@@ -349,7 +351,7 @@ Result<RegionId> Runtime::register_region(std::string name,
       ended = announce(turn.now);
     } catch (const std::bad_alloc&) {
       const CallerTurn turn(*this);
-      ended = {Code::kExhausted, "no memory left"};
+      ended = std::move(starved);
     }
   };
   {

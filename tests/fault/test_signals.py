@@ -167,9 +167,12 @@ threads.submit(print, "moved", flush=True).result()
 asyncio.run(source.deregister())
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 for task in Path("/proc/self/task").iterdir():
-    blocked = int((task / "status").read_text().partition("SigBlk:")[2].split()[0], 16)
-    if not blocked >> (signal.SIGTERM - 1) & 1:
-        print("takes signals:", (task / "comm").read_text().strip(), flush=True)
+    try:
+        status = (task / "status").read_text()
+    except OSError:  # the thread has ended
+        continue
+    if not int(status.partition("SigBlk:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
+        print("takes signals:", status.splitlines()[0], flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
 print(signal.sigwait({signal.SIGTERM}).name, flush=True)
 near.close(), far.close()

@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include <deque>
+#include <list>
 #include <mutex>
 #include <new>
 
@@ -60,7 +60,7 @@ class StreamWait::Pool {
 
   const pid_t owner_ = ::getpid();
   std::mutex mutex_;
-  std::deque<Place*> free_;
+  std::list<Place*> free_;
 };
 
 // Never destroyed, since streams may use its words at any time.
