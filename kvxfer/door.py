@@ -17,7 +17,7 @@ from kvxfer._native import NativeError, descriptor_rows
 from kvxfer.address import published
 from kvxfer.errors import translate
 from kvxfer.log import logger
-from kvxfer.names import check_name
+from kvxfer.naming import check_name
 from kvxfer.options import AgentOptions
 
 if TYPE_CHECKING:

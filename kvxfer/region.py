@@ -17,7 +17,7 @@ from kvxfer.layout.schema import Field, Schema, hexadecimal, integer, text
 from kvxfer.lease import Lease, LeaseMode
 from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import BlockTable, as_ids
-from kvxfer.names import check_name
+from kvxfer.naming import check_name
 from kvxfer.session.ownership import distinguished, foreign
 from kvxfer.session.requests import Grant
 from kvxfer.threads import in_thread

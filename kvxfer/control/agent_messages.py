@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kvxfer.attachment.frames import VERSION, Malformed
-from kvxfer.names import is_name
+from kvxfer.naming import is_name
 
 _MOST_ROWS: Final = 1024
 _MAX_WORD: Final = 512

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvxfer.address import Address
 from kvxfer.errors import invalid
 from kvxfer.layout.schema import Field, Schema, hexadecimal, mapping, text
-from kvxfer.names import check_name, is_text
+from kvxfer.naming import check_name, is_text
 
 ENTRY_VERSION: Final = 1
 INCARNATION_NBYTES: Final = 16

@@ -12,7 +12,7 @@ from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.errors import PeerError, invalid, translate
-from kvxfer.names import check_name
+from kvxfer.naming import check_name
 from kvxfer.region import RegionDescriptor
 from kvxfer.threads import start_thread
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvxfer.arguments import check_kind
 from kvxfer.directory.entry import Entry
-from kvxfer.names import check_name
+from kvxfer.naming import check_name
 from kvxfer.peer import Peer
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.accepting import Accepting

@@ -11,7 +11,7 @@ import numpy as np
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.errors import UsageError, invalid, translate
 from kvxfer.layout.kv_layout import KVLayout
-from kvxfer.names import check_name
+from kvxfer.naming import check_name
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.region import Region, RegionDescriptor

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvxfer._native import NativeError
 from kvxfer.arguments import check_kind, count, flag
 from kvxfer.errors import invalid, translate
-from kvxfer.names import check_name
+from kvxfer.naming import check_name
 from kvxfer.peer import Peer
 from kvxfer.peer_limit import LAST_PRIORITY, MOST_BYTES_PER_S, PeerLimit
 from kvxfer.shared_secret import given_secrets

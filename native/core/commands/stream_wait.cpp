@@ -6,7 +6,7 @@
 #include <mutex>
 #include <new>
 
-#include "core/system/everlasting.h"
+#include "core/everlasting.h"
 #include "core/system/fork_guard.h"
 #include "gpu/kept_memory.h"
 

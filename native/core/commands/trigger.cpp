@@ -2,8 +2,8 @@
 
 #include <new>
 
+#include "core/everlasting.h"
 #include "core/in_room.h"
-#include "core/system/everlasting.h"
 #include "gpu/kept_memory.h"
 
 namespace kvxfer {

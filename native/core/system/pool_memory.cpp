@@ -11,7 +11,7 @@
 #include <mutex>
 #include <string_view>
 
-#include "core/system/everlasting.h"
+#include "core/everlasting.h"
 #include "core/system/memfd.h"
 
 #ifndef MFD_HUGE_2MB

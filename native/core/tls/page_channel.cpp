@@ -10,7 +10,7 @@
 #include <new>
 #include <utility>
 
-#include "core/system/everlasting.h"
+#include "core/everlasting.h"
 
 namespace kvxfer::tls {
 namespace {

@@ -8,7 +8,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
-#include "core/system/everlasting.h"
+#include "core/everlasting.h"
 #include "transports/common/peer_fences.h"
 
 namespace kvxfer {
