@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/faulty_transport.h"
+#include "core/mistake.h"
 #include "core/system/fork_guard.h"
 #include "core/system/pool_memory.h"
 #include "core/system/random.h"
@@ -352,6 +353,9 @@ Result<RegionId> Runtime::register_region(std::string name,
     } catch (const std::bad_alloc&) {
       const CallerTurn turn(*this);
       ended = std::move(starved);
+    } catch (const std::exception& mistake) {
+      const CallerTurn turn(*this);
+      ended = mistake_in_words(mistake);
     }
   };
   {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/in_room.h"
+#include "core/mistake.h"
 #include "core/system/signals_blocked.h"
 
 namespace kvxfer {
@@ -175,6 +176,8 @@ std::uint64_t CopyWorkers::copy_slice(std::unique_lock<std::mutex>& lock, std::s
     if (copied.ok()) cost = copied.value();
   } catch (const std::bad_alloc&) {
     starved = true;
+  } catch (const std::exception& mistake) {
+    status = mistake_in_words(mistake);
   }
   lock.lock();
   --copy.num_inside_;

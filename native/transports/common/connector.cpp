@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "core/in_room.h"
+#include "core/mistake.h"
 #include "core/system/signals_blocked.h"
 
 namespace kvxfer {
@@ -103,6 +104,8 @@ void Connector::run(SetUp& set_up) noexcept {
     set_up.status = set_up.run();
   } catch (const std::bad_alloc&) {
     set_up.status = Status(Code::kExhausted, {});
+  } catch (const std::exception& mistake) {
+    set_up.status = mistake_in_words(mistake);
   }
   if (set_up.is_abandoned) set_up.let_go();
 }
