@@ -243,7 +243,8 @@ class AgentCore:
     def event_fd(self) -> int:
         """Readable while there are events, once a ``drain(arm=True)`` that returned an empty list has armed
         it."""
-    def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
+    def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]:
+        """Takes events. Raises NativeError if there are none and the agent has ended by itself."""
     def add_waiters(self, change: int) -> None:
         """Adds ``change`` to the number of waiters for "ended", "layer", "commands", "notification",
         "message", "room" or "lease-acknowledged" events; without waiters such events are not made. A waiter first

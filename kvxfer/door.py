@@ -17,6 +17,7 @@ from kvxfer._native import NativeError, descriptor_rows
 from kvxfer.address import published
 from kvxfer.errors import translate
 from kvxfer.log import logger
+from kvxfer.naming import check_name
 from kvxfer.options import AgentOptions
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Door:
     """
 
     def __init__(self, name: str, options: AgentOptions, timeout_s: float) -> None:
+        check_name(name, "name")
         native = options.to_native()
         if options.device is not None:
             from kvxfer.gpu import part
@@ -295,7 +297,7 @@ class Door:
         return Request(made, remote_agent)
 
     def notify(self, remote: str, payload: bytes) -> None:
-        """Sends a notification of up to 64 KiB; waits for the session first if it is not open yet.
+        """Sends a notification of up to 65,535 bytes; waits for the session first if it is not open yet.
 
         Raises
         ------

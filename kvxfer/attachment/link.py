@@ -20,6 +20,7 @@ from kvxfer.errors import KvxferError, translate
 from kvxfer.log import logger
 from kvxfer.session.bell import Bell
 from kvxfer.session.records import RECORD_NBYTES
+from kvxfer.threads import start_thread
 
 if TYPE_CHECKING:
     from kvxfer._native import AgentCore
@@ -135,8 +136,7 @@ class _Link:
     def start(self) -> None:
         if self._bell.fd < 0:
             raise OSError("no descriptor is left")
-        self._thread = threading.Thread(target=self._run, name=LINK_THREAD, daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, LINK_THREAD)
 
     def stop(self) -> None:
         self._stopped = True
@@ -460,7 +460,7 @@ class _Conversation:
             link.news()
 
         try:
-            threading.Thread(target=run, name="kvxfer-call", daemon=True).start()
+            start_thread(run, "kvxfer-call")
         except RuntimeError as error:
             link.errands.release()
             self._reply(_failed(number, "system", f"no thread can be started: {error}"))

@@ -90,7 +90,9 @@ class PyAgentCore {
   }
 
   std::vector<Event> drain(std::size_t max_events, bool arm) const {
-    return runtime_->ring().drain(max_events, arm);
+    std::vector<Event> events = runtime_->ring().drain(max_events, arm);
+    if (events.empty() && runtime_->broken()) raise(runtime_->check_alive());
+    return events;
   }
 
   // 0: nothing moved. 1: something moved or came in. 2: as 1, and there are events to drain.
@@ -139,7 +141,7 @@ class PyAgentCore {
     return bytes_of(taken.get(), ring.take({taken.get(), most}));
   }
   void note_change() const {
-    if (runtime_->check_alive().code() != Code::kForked) runtime_->records().note_change();
+    if (!runtime_->forked()) runtime_->records().note_change();
   }
   std::uint64_t num_changes() const { return runtime_->records().num_changes(); }
   nb::bytes open_transfers(std::size_t most) const {
@@ -274,7 +276,8 @@ class PyAgentCore {
     return is_over;
   }
 
-  SessionKey begin_connect(const std::string& address, double timeout_s) const {
+  SessionKey begin_connect(nb::handle target, double timeout_s) const {
+    const std::string address = to_text(target, "target");
     check(runtime_->check_alive());
     Result<SessionKey> key = [&] {
       const WithoutGil released;
@@ -341,7 +344,8 @@ class PyAgentCore {
       out.append(nb::make_tuple(name, limit.max_bytes_per_s, limit.least_priority));
     return out;
   }
-  void switch_rails(const std::string& transport, bool on) const {
+  void switch_rails(nb::handle its_name, bool on) const {
+    const std::string transport = to_text(its_name, "transport");
     check(runtime_->check_alive());
     const Status status = [&] {
       const WithoutGil released;

@@ -3,15 +3,20 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <new>
+#include <thread>
 
 #include "core/system/random.h"
+#include "core/system/signals_blocked.h"
 #include "door/messages.h"
 
 namespace kvxfer::door {
 namespace {
 
 constexpr Time kClosingTimeout = 2'000'000'000;
+constexpr std::chrono::milliseconds kStarvedPause{1};
 constexpr std::size_t kMostLeft = 65536;
 
 }  // namespace
@@ -19,12 +24,13 @@ constexpr std::size_t kMostLeft = 65536;
 std::unique_ptr<Agent> Agent::create(std::shared_ptr<Runtime> runtime, Options options) {
   std::unique_ptr<Agent> agent(new Agent(std::move(runtime), std::move(options)));
   agent->runtime_->ring().add_mail_waiters(MailKind::kMessage, 1);
+  const SignalsBlocked blocked;
   agent->thread_ = std::thread([raw = agent.get()] { raw->serve(); });
   return agent;
 }
 
 Agent::~Agent() {
-  if (runtime_->check_alive().code() == Code::kForked) {  // a forked child does not have the thread
+  if (runtime_->forked()) {  // a forked child does not have the thread
     (void)new std::thread(std::move(thread_));
     return;
   }
@@ -199,21 +205,49 @@ void Agent::invalidate() {
 void Agent::serve() {
   CompletionRing& ring = runtime_->ring();
   for (;;) {
-    const std::vector<Event> events = ring.drain(256, true);
+    std::vector<Event> events;
+    try {
+      events = ring.drain(256, true);
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(kStarvedPause);
+      continue;
+    }
     if (events.empty()) {
       if (stops_) return;  // drain() may have taken the wake-up for this
       pollfd waits{ring.fd(), POLLIN, 0};
       (void)::poll(&waits, 1, -1);
       continue;
     }
-    for (const Event& event : events) on_event(event);
+    for (const Event& event : events) try {
+        on_event(event);
+      } catch (const std::exception& why) {
+        end_for(event.peer, why);
+      }
+  }
+}
+
+// What the peer said is lost, for want of memory or by a mistake of ours, so the session cannot go on.
+void Agent::end_for(SessionKey peer, const std::exception& why) noexcept {
+  try {
+    runtime_->with_engine([&](Engine& engine, Time now) {
+      engine.end_session(now, peer, Code::kInternal,
+                         std::string("its words could not be taken in: ") + why.what());
+      return 0;
+    });
+  } catch (const std::exception&) {  // its requests end by their time
   }
 }
 
 void Agent::on_event(const Event& event) {
   if (event.kind == EventKind::kMessage) {
-    while (std::optional<Mail> mail = runtime_->ring().take(MailKind::kMessage, true))
-      on_message(std::move(*mail));
+    while (std::optional<Mail> mail = runtime_->ring().take(MailKind::kMessage, true)) {
+      const SessionKey peer = mail->peer;
+      try {
+        on_message(std::move(*mail));
+      } catch (const std::exception& why) {
+        end_for(peer, why);
+      }
+    }
     return;
   }
   const std::lock_guard lock(mutex_);

@@ -140,6 +140,7 @@ class Agent {
       : options_(std::move(options)), runtime_(std::move(runtime)) {}
   void serve();  // the thread
   void on_event(const Event& event);
+  void end_for(SessionKey peer, const std::exception& why) noexcept;
   void on_message(Mail mail);
   void on_claim(SessionKey peer, const Token& token);
   // What a session says that is opened to say one thing only.
