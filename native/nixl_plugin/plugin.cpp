@@ -165,8 +165,9 @@ class KvxferEngine final : public Engine {
     return answer_of(agent->check(*static_cast<Posted*>(handle)->request));
   }
   Answer release(Transfer* handle) const override {
-    const std::unique_ptr<Posted> posted(static_cast<Posted*>(handle));
-    agent->release(*posted->request);
+    Posted* const posted = static_cast<Posted*>(handle);
+    if (Status status = agent->release(*posted->request); !status.ok()) return answer_of(status);
+    delete posted;
     return kSuccess;
   }
 
