@@ -11,8 +11,6 @@
 namespace kvxfer::door {
 namespace {
 
-// The largest loop within a region's own bytes (core/copy/footprint.cpp).
-constexpr std::uint64_t kMostLoopNbytes = std::uint64_t{1} << 30;
 constexpr Time kClosingTimeout = 2'000'000'000;
 constexpr std::size_t kMostLeft = 65536;
 

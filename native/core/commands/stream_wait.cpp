@@ -12,7 +12,7 @@
 namespace kvxfer {
 namespace {
 
-constexpr std::size_t kPageNbytes = 4096;
+constexpr std::size_t kPlacePageNbytes = 4096;
 
 // A word that has reached this value is not used again: up to here, greater is greater even if the
 // comparison subtracts.
@@ -47,9 +47,9 @@ class StreamWait::Pool {
  private:
   Status grow(const gpu::Driver& driver, int device) {
     const Result<void*> page =
-        gpu::allocate_kept(driver, device, kPageNbytes, "the words that streams wait for");
+        gpu::allocate_kept(driver, device, kPlacePageNbytes, "the words that streams wait for");
     if (!page.ok()) return page.status();
-    for (std::size_t at = 0; at < kPageNbytes; at += sizeof(Place))
+    for (std::size_t at = 0; at < kPlacePageNbytes; at += sizeof(Place))
       free_.push_back(new (static_cast<std::byte*>(page.value()) + at) Place);
     return {};
   }

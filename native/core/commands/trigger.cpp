@@ -8,7 +8,7 @@ namespace kvxfer {
 namespace {
 
 // A word has its cache line for itself: a thread that looks at one is not disturbed by stores to another.
-constexpr std::size_t kWordNbytes = 64, kPageNbytes = 4096;
+constexpr std::size_t kWordNbytes = 64, kWordPageNbytes = 4096;
 
 // Words of one kind of memory, which is never given back: a stream may store to a word at any time.
 class WordPool {
@@ -16,7 +16,7 @@ class WordPool {
   // Adds the words of a page.
   void grow(void* page) {
     pages_.push_back(page);
-    for (std::size_t at = kPageNbytes; at != 0; at -= kWordNbytes)
+    for (std::size_t at = kWordPageNbytes; at != 0; at -= kWordNbytes)
       free_.push_back(new (static_cast<std::byte*>(page) + at - kWordNbytes) Trigger::Word(0));
   }
   Trigger::Word* take() {
@@ -58,7 +58,7 @@ std::shared_ptr<Trigger> Trigger::create() {
   const std::lock_guard lock(pools().mutex);
   Word* word = pools().process.take();
   if (word == nullptr) {
-    pools().process.grow(operator new(kPageNbytes, std::align_val_t{kWordNbytes}));
+    pools().process.grow(operator new(kWordPageNbytes, std::align_val_t{kWordNbytes}));
     word = pools().process.take();
   }
   return std::shared_ptr<Trigger>(new Trigger(word, Home::kProcess));
@@ -68,7 +68,7 @@ Result<std::shared_ptr<Trigger>> Trigger::create_pinned(const gpu::Driver& drive
   const std::lock_guard lock(pools().mutex);
   Word* word = pools().pinned.take();
   if (word == nullptr) {
-    const Result<void*> page = gpu::allocate_kept(driver, device, kPageNbytes, "the words of triggers");
+    const Result<void*> page = gpu::allocate_kept(driver, device, kWordPageNbytes, "the words of triggers");
     if (!page.ok()) return page.status();
     pools().pinned.grow(page.value());
     word = pools().pinned.take();
