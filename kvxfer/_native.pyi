@@ -603,7 +603,10 @@ class DoorRequest:
     def ended_ns(self) -> int: ...
 
 class Door:
-    """native/door/agent.h. Rows are address, length and device: uint64 [N, 3]."""
+    """native/door/agent.h. Rows are address, length and device: uint64 [N, 3].
+
+    `prepare` also takes rows with a stride and a count: uint64 [N, 5].
+    """
 
     def __init__(
         self, name: str, options: dict[str, Any], advertise: str, timeout_s: float, exchanges: bool

@@ -315,7 +315,7 @@ class Door:
         return Request(made, remote_agent)
 
     def notify(self, remote: str, payload: bytes) -> None:
-        """Sends a notification of up to 64 KiB; waits for the session first if it is not open yet.
+        """Sends a notification of up to 65,535 bytes; waits for the session first if it is not open yet.
 
         Raises
         ------

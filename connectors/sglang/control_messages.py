@@ -167,11 +167,16 @@ def ids_of(indices: Any) -> Ids:
     Raises
     ------
     kvxfer.UsageError
-        ``invalid-argument``: one of them is negative.
+        ``invalid-argument``: one of them is no block id.
     """
-    ids = np.asarray([] if indices is None else indices).astype(np.int64).reshape(-1)
-    if len(ids) and int(ids.min()) < 0:
-        raise invalid(f"block id {int(ids.min())} is negative")
+    ids = np.asarray([] if indices is None else indices).reshape(-1)
+    if not len(ids):
+        return np.empty(0, np.uint32)
+    if ids.dtype.kind not in "iu":
+        raise invalid(f"block ids are integers, not {ids.dtype.name}")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high > 0xFFFF_FFFF:
+        raise invalid(f"block id {low if low < 0 else high} is not in 0 to {0xFFFF_FFFF}")
     return ids.astype(np.uint32)
 
 

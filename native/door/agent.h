@@ -93,6 +93,8 @@ class Agent {
   Status ask(const std::string& address, std::string name);
   // Makes the agent that listens there forget this agent.
   Status withdraw(const std::string& address);
+  // Whether one of these three is under way.
+  bool is_exchanging();
   // Sets the address that metadata name for this agent from now on.
   void advertise(std::string address);
 

@@ -222,6 +222,11 @@ Status Agent::ask(const std::string& address, std::string name) {
 }
 Status Agent::withdraw(const std::string& address) { return introduce(address, {kForget, {}, {}}); }
 
+bool Agent::is_exchanging() {
+  const std::lock_guard lock(mutex_);
+  return !introductions_.empty();
+}
+
 void Agent::advertise(std::string address) {
   const std::lock_guard lock(mutex_);
   options_.advertise = std::move(address);
