@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from kvxfer.connectors.nixl.statuses import nixlInvalidParamError, nixlNotSupportedError
+from kvxfer.address import Address
 from kvxfer.arguments import seconds
+from kvxfer.connectors.nixl.statuses import nixlInvalidParamError, nixlNotSupportedError
 from kvxfer.errors import UsageError
 from kvxfer.options import AgentOptions
 
@@ -19,9 +20,14 @@ _TRUE: Final = ("y", "yes", "on", "1", "true", "enable")
 _FALSE: Final = ("n", "no", "off", "0", "false", "disable")
 
 
+def _address(text: str) -> str:
+    Address.parse(text, "an agent's address")
+    return text
+
+
 #: For each variable of the agent: the option that it sets, and how its text is read.
 _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
-    "KVXFER_NIXL_LISTEN": ("listen", str),
+    "KVXFER_NIXL_LISTEN": ("listen", _address),
     "KVXFER_NIXL_ADVERTISE": ("advertise", str),
     "KVXFER_NIXL_TRANSPORTS": ("transports", lambda text: tuple(each.strip() for each in text.split(","))),
     "KVXFER_NIXL_DEVICE": ("gpu", int),

@@ -99,7 +99,9 @@ def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint
         if blocks:
             _require_ids(min(blocks[0], blocks[-1]), max(blocks[0], blocks[-1]))
             if len(blocks) > _MOST_OF_RANGE:
-                raise invalid(f"a range names {len(blocks)} blocks, but a block table at most {_MOST_OF_RANGE}")
+                raise invalid(
+                    f"a range names {len(blocks)} blocks, but a block table at most {_MOST_OF_RANGE}"
+                )
         array = np.arange(blocks.start, blocks.stop, blocks.step, dtype=np.int64)
     else:
         array = _from_iterable(blocks)

@@ -76,7 +76,9 @@ def test_every_documented_variable_is_set_by_a_test() -> None:
 
 
 def test_messages_are_printed_from_info_on_unless_the_program_says_otherwise() -> None:
-    program = "from kvxfer.connectors.nixl.logging import get_logger as g; l = g('_x'); l.info('A'); l.debug('B')"
+    program = (
+        "from kvxfer.connectors.nixl.logging import get_logger as g; l = g('_x'); l.info('A'); l.debug('B')"
+    )
     configured = "import logging; logging.basicConfig(level=logging.ERROR); " + program
 
     def run(program: str, **environment: str) -> str:

@@ -132,7 +132,8 @@ def test_nothing_lands_after_release(
 
 
 @pytest.mark.parametrize(
-    "indices", [[2**32 + 5], np.array([2**32 + 5]), [16], [-1], range(2**62), range(0, -2, -1), [2**70], [0.5]]
+    "indices",
+    [[2**32 + 5], np.array([2**32 + 5]), [16], [-1], range(2**62), range(0, -2, -1), [2**70], [0.5]],
 )
 def test_an_index_of_no_entry_is_refused(ends: tuple[End, End], indices: Any) -> None:
     near, far = ends
@@ -143,7 +144,9 @@ def test_an_index_of_no_entry_is_refused(ends: tuple[End, End], indices: Any) ->
     ]
     for chosen in ([indices, [0]], [[0], indices]):
         with pytest.raises(_bindings.nixlInvalidParamError):
-            near.agent.transfer(near.agent.make_prepped_xfer("WRITE", lists[0], chosen[0], lists[1], chosen[1]))
+            near.agent.transfer(
+                near.agent.make_prepped_xfer("WRITE", lists[0], chosen[0], lists[1], chosen[1])
+            )
     assert (far.memory == before).all()
 
 
