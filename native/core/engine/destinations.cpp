@@ -280,10 +280,14 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
     destination.expectation->handle()->let_streams_go(outcome_of(destination.state));
   admission_.closed(destination);
   if (!destination.posted.empty()) draining_.begin(destination);  // the fence
-  if (Peer* peer = sessions_.find_open(destination.key.first); peer != nullptr && tell_peer && told)
+  if (tell_peer && told && !destination.owes_word) tell_failure(destination);
+  if (destination.posted.empty()) drained(destination);
+}
+
+void Destinations::tell_failure(const Destination& destination) {
+  if (Peer* peer = sessions_.find_open(destination.key.first))
     sessions_.refuse(*peer, destination.key.second, destination.reason,
                      destination.tells_context ? destination.context : wire::Bytes());
-  if (destination.posted.empty()) drained(destination);
 }
 
 // See Sources::end_again.
@@ -297,6 +301,7 @@ void Destinations::drained(Destination& destination) {
   context_.make_room();
   const bool done = destination.state == TransferState::kDone;
   if (!done) step(destination_transitions(), destination.state, TransferEvent::kDrained);
+  if (!done && std::exchange(destination.owes_word, false)) tell_failure(destination);
   sums_.forget(destination.key);
   context_.timers.clear(destination.timer);
   if (destination.ours && !done) admission_.forget(destination);
