@@ -12,12 +12,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
 import kvxfer
 from kvxfer.connectors.common.handover import MAX_RANKS, place_of
+from kvxfer.connectors.common.helper_threads import HelperThreads
 from kvxfer.directory import Entry
 
 _log = logging.getLogger("kvxfer")
@@ -60,7 +61,7 @@ class Diallers:
     def __init__(self, connect: Callable[[Entry], kvxfer.Peer], timeout_s: float) -> None:
         self._connect = connect
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kvxfer-dial")
+        self._threads = HelperThreads(_NUM_THREADS, thread_name_prefix="kvxfer-dial")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Dial]] = {}  # by request, in the order of their turns
         self._num_waiting = 0

@@ -66,21 +66,13 @@ class PagePairs(NamedTuple):
 
 
 def pages_of(table: Sequence[int], pages_per_block: int) -> Ids:
-    """Returns the pages of a table of an engine's blocks; a 0 (no block) becomes pages 0.
-
-    Raises
-    ------
-    UsageError
-        ``out-of-range``: the number of a page exceeds 32 bits.
-    """
-    ids = np.array(table, np.uint64)
-    if pages_per_block != 1:
-        pages = ids[:, None] * np.uint64(pages_per_block) + np.arange(pages_per_block, dtype=np.uint64)
-        ids = np.where(ids[:, None] == 0, np.uint64(0), pages).reshape(-1)
-    # Checked before it is narrowed: otherwise page 2**32 + n would be page n.
-    if len(ids) and (largest := int(ids.max())) >= 2**32:
-        raise kvxfer.UsageError(f"page {largest} of a table is above 2**32 - 1", code="out-of-range")
-    return ids.astype(np.uint32)
+    """Returns the pages of a table of the engine's blocks; a 0 (no block) becomes pages 0."""
+    ids = kvxfer.BlockTable(table).ids
+    if pages_per_block == 1:
+        return ids
+    wide = ids.astype(np.int64)[:, None]  # a product may have more than 32 bits: it is checked, not cut off
+    pages = np.where(wide == 0, 0, wide * pages_per_block + np.arange(pages_per_block))
+    return kvxfer.BlockTable(pages.reshape(-1)).ids
 
 
 def counted(pages: Ids, layout: kvxfer.KVLayout, pages_per_block: int) -> Ids:

@@ -14,11 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
 import kvxfer
+from kvxfer.connectors.common.helper_threads import HelperThreads
+from kvxfer.threads import start_thread
 
 _log = logging.getLogger("kvxfer")
 
@@ -83,8 +85,7 @@ class PromptRegister:
         self._by_key: dict[bytes, dict[str, _Listed]] = {}
         self._waiting: dict[bytes, deque[_Enquiry]] = {}
         self._num_waiting = 0
-        self._thread = threading.Thread(target=self._answer, name="kvxfer-prompts", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._answer, "kvxfer-prompts")
 
     @property
     def address(self) -> str:
@@ -253,7 +254,7 @@ class PromptLookup:
         self._agent = agent
         self._timeout_s = timeout_s
         self._sources = [_Source(address) for address in addresses]
-        self._threads = ThreadPoolExecutor(max(len(addresses), 1), thread_name_prefix="kvxfer-prompts")
+        self._threads = HelperThreads(max(len(addresses), 1), thread_name_prefix="kvxfer-prompts")
         self._number = 0
         for source in self._sources:
             self._dial(source)

@@ -192,11 +192,16 @@ def ids_of(indices: Any) -> Ids:
     Raises
     ------
     kvxfer.UsageError
-        ``invalid-argument``: one of them is negative, or above 2**32 - 1.
+        ``invalid-argument``: one of them is no block id.
     """
     ids = np.asarray([] if indices is None else indices).reshape(-1)
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < 2**32:
-        raise invalid(f"block ids {int(ids.min())} to {int(ids.max())} are not within 0 to 2**32 - 1")
+    if not len(ids):
+        return np.empty(0, np.uint32)
+    if ids.dtype.kind not in "iu":
+        raise invalid(f"block ids are integers, not {ids.dtype.name}")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high > 0xFFFF_FFFF:
+        raise invalid(f"block id {low if low < 0 else high} is not in 0 to {0xFFFF_FFFF}")
     return ids.astype(np.uint32)
 
 

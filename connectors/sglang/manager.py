@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from sglang.srt.runtime_context import get_device, process_model_config
 
 import kvxfer
 from kvxfer.connectors.common.handover import HandoverError, require_allowed
+from kvxfer.connectors.common.helper_threads import HelperThreads
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks, is_open
 from kvxfer.connectors.common.quiescence import deregister
@@ -50,6 +51,7 @@ from kvxfer.connectors.sglang.control_messages import (
 from kvxfer.connectors.sglang.delivery import Delivery, Target
 from kvxfer.connectors.sglang.prefill_sources import Sources
 from kvxfer.connectors.sglang.waiting_rooms import WaitingRooms
+from kvxfer.threads import signals_blocked, start_thread
 
 _log = logging.getLogger("kvxfer")
 
@@ -100,13 +102,13 @@ class KvxferKVManager(CommonKVManager):
         self.rooms_lock = threading.RLock()
         self._decodes = PrefillRanks(self.agent, self.settings.connect_timeout_s)
         self._sessions: dict[str, Future[kvxfer.Peer]] = {}  # with decode ranks, by their agents' names
-        self._helpers = ThreadPoolExecutor(_NUM_HELPERS, thread_name_prefix="kvxfer-sglang")
+        self._helpers = HelperThreads(_NUM_HELPERS, thread_name_prefix="kvxfer-sglang")
         self._reported_at = time.monotonic()
         self._is_closing = threading.Event()
-        self._control = threading.Thread(target=self._serve_control, name="kvxfer-control", daemon=True)
-        self._control.start()
+        self._control = start_thread(self._serve_control, "kvxfer-control")
         if not self.is_prefill:
-            self._start_heartbeat_checker_thread()
+            with signals_blocked():
+                self._start_heartbeat_checker_thread()
 
     # ---- memory -------------------------------------------------------------------------------
 
