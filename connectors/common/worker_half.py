@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -266,13 +267,14 @@ class WorkerHalf:
 
     def close(self) -> None:
         """Closes the agent and ends all transfers: when it returns, no byte lands in the engine's caches."""
-        if self._fetches is not None:
-            self._fetches.close()
-        if self._pushes is not None:
-            self._pushes.close()
-        self._ranks.close()
-        self._kept.close()
-        self._agent.close()
+        with ExitStack() as ending:  # each is closed, whatever another raises; the last one first
+            ending.callback(self._agent.close)
+            ending.callback(self._kept.close)
+            ending.callback(self._ranks.close)
+            if self._pushes is not None:
+                ending.callback(self._pushes.close)
+            if self._fetches is not None:
+                ending.callback(self._fetches.close)
 
 
 def _agent(place: Place, settings: Settings) -> kvxfer.Agent:
