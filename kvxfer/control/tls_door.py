@@ -59,7 +59,7 @@ class _TlsDoor(asyncio.Protocol):
         self.leave()
 
     def _leave_place(self) -> None:
-        self._state.connections.discard(self)  # type: ignore[arg-type]
+        self._state.connections.discard(self)
         self._state.silent.pop(self, None)
 
     async def _let_in(self) -> None:
