@@ -238,7 +238,7 @@ void Agent::on_event(const Event& event) {
   } else if (event.kind == EventKind::kPeerLost) {
     granted_.erase(granted_.lower_bound({event.peer, 0}), granted_.lower_bound({event.peer + 1, 0}));
     introductions_.erase(event.peer);
-    outgoing_.erase(event.peer);
+    end_sending(event.peer);
     (void)take_parts(event.peer, {});
     // Bounds what is kept of peers that come and go.
     while (notices_.size() > kMostLeft && notices_.front().mail.peer == event.peer) notices_.pop_front();

@@ -172,6 +172,7 @@ class Agent {
   Status introduce(const std::string& address, Introduction introduction);
   void send_long(SessionKey session, std::uint8_t kind, wire::Bytes payload);
   void send_more(SessionKey session);
+  void end_sending(SessionKey session);
   void on_introduced(std::unique_lock<std::mutex>& lock, SessionKey peer, std::uint8_t kind,
                      wire::Bytes payload);
   void add_part(SessionKey peer, const wire::Bytes& payload);

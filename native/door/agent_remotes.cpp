@@ -233,8 +233,13 @@ void Agent::advertise(std::string address) {
 }
 
 void Agent::send_long(SessionKey session, std::uint8_t kind, wire::Bytes payload) {
+  if (outgoing_.empty()) runtime_->ring().add_waiters(1);  // only waiters are told of kRoom
   outgoing_.try_emplace(session, Outgoing{kind, std::move(payload), 0});  // one at a time
   send_more(session);
+}
+
+void Agent::end_sending(SessionKey session) {
+  if (outgoing_.erase(session) != 0 && outgoing_.empty()) runtime_->ring().add_waiters(-1);
 }
 
 void Agent::send_more(SessionKey session) {
@@ -250,7 +255,7 @@ void Agent::send_more(SessionKey session) {
     if (sent.code() == Code::kExhausted) return;  // kRoom will come
     if (!sent.ok()) break;
   }
-  outgoing_.erase(found);
+  end_sending(session);
 }
 
 void Agent::add_part(SessionKey peer, const wire::Bytes& payload) {
