@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +30,31 @@ class AuditLog:
         self._max_nbytes = max_nbytes
         self._kept = kept
         self._unwritten = bytearray()
+        #: Called when a change is refused; must not block.
+        self.on_refused: Callable[[], object] = lambda: None
+        self._is_closed = False
         self._file = self._open()
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
+        self._is_closed = True
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    @property
+    def fault(self) -> str:
+        """Why changes are refused now; ``""`` if they are not."""
+        try:
+            if self._file < 0 and not self._is_closed:
+                self._file = self._open()  # a new file could not be made before
+            free = os.fstatvfs(self._file)
+            if free.f_bavail * free.f_frsize < _LEAST_FREE_NBYTES:
+                raise OSError(f"less than {_LEAST_FREE_NBYTES >> 20} MiB are free")
+            self._write()
+        except OSError as error:
+            return f"the audit log cannot be written ({self._path}: {error})"
+        return ""
 
     def require_room(self) -> None:
         """Refuses a change whose line could not be written.
@@ -45,16 +64,9 @@ class AuditLog:
         Refusal
             ``unavailable``.
         """
-        try:
-            free = os.fstatvfs(self._file)
-            if free.f_bavail * free.f_frsize < _LEAST_FREE_NBYTES:
-                raise OSError(f"less than {_LEAST_FREE_NBYTES >> 20} MiB are free")
-            self._write()
-        except OSError as error:
-            raise Refusal(
-                "unavailable",
-                f"changes are refused while the audit log cannot be written ({self._path}: {error})",
-            ) from None
+        if fault := self.fault:
+            self.on_refused()
+            raise Refusal("unavailable", f"changes are refused while {fault}")
 
     def append(self, line: dict[str, Any]) -> None:
         """Writes a line; if that fails, keeps it for later."""
