@@ -123,14 +123,16 @@ class Attachments:
             - ``show.state`` {}: the current sections, in the form of `Attached`.
             - ``drain`` {deadline_s}: seconds; None ends the drain. Returns ``{}``
             - ``move.read``, ``move.write`` {region, remote_agent, remote_region, src_blocks, dst_blocks,
-              layers, heads, tokens, lease, notify, timeout_s, priority, context}: everything after
-              `dst_blocks` is optional, and as in `Agent.write`. `remote_agent` is a name, an incarnation or
-              an address; the agent connects to it if it is not a peer yet. `lease` is a token's text, and
-              `notify` is text. Returns when the transfer is posted: ``{"session", "handle", "is_source"}``;
+              layers, heads, tokens, lease, notify, timeout_s, priority, context, allow}: everything after
+              `dst_blocks` is optional, and as in `Agent.write`; `layers` lists each layer. `remote_agent` is
+              a name, an incarnation or an address; the agent connects to it if it is not a peer yet, and then
+              dials only hosts of `allow` (as in `AllowedHosts`), whatever its directory or a name server says.
+              `lease` is a token's text, and `notify` is text. Returns when the transfer is posted:
+              ``{"session", "handle", "is_source"}``;
               the record with that handle reports the end.
             - ``move.cancel`` {handle} for a transfer that was posted so, or {session, transfer, is_source} as
               in records: ``{"found": bool}``
-            - ``move.connect`` {remote_agent}: named as above. Returns the open session, or a new one:
+            - ``move.connect`` {remote_agent, allow}: as above. Returns the open session, or a new one:
               ``{"peer": row}``, as in `Attached.peers`
             - ``grant.grant`` {region, holder, session, blocks, mode, ttl_s}: `holder` is a name or None. With
               `session` the holder is that peer; a write lease needs a session.

@@ -82,8 +82,9 @@ class Moves:
                 "length-mismatch",
                 f"{len(asked.src_blocks)} src_blocks, but {len(asked.dst_blocks)} dst_blocks",
             )
+        layers = _named_layers(asked.layers)
         agent = self._agents.find(asked.agent)
-        self._dials.place_of(asked.remote_agent, agent)  # refuses a forbidden address before the wait
+        self._dials.arguments_of(asked.remote_agent, agent)  # refuses a forbidden address before the wait
         nbytes = self._agents.blocks_nbytes(agent.incarnation, asked.region, len(asked.src_blocks))
         left_s = await self._gate.enter(asked.tenant, nbytes, asked.timeout_s)
         self._drains.require_open()  # a drain may have begun during the wait
@@ -93,8 +94,10 @@ class Moves:
             )
         try:
             args = asked.model_dump(exclude={"agent", "verb", "tenant"}, exclude_none=True)
-            args["remote_agent"] = self._dials.place_of(asked.remote_agent, agent)
+            args |= self._dials.arguments_of(asked.remote_agent, agent)
             args["timeout_s"] = left_s
+            if layers is not None:
+                args["layers"] = layers
             with self._table.making(agent.incarnation):
                 told = await self._agents.call(agent, f"move.{asked.verb}", args, _POST_TIMEOUT_S)
                 entry = self._made(asked, agent, told["handle"], caller)
@@ -287,6 +290,18 @@ class Moves:
     def _entry(self, id_: str, caller: Caller) -> Entry | None:
         entry = self._table.get(id_)
         return entry if entry is not None and caller.sees(entry.tenant) else None
+
+
+def _named_layers(span: list[int] | None) -> list[int] | None:
+    """Returns the layers of a request's span, one by one, as agents of every version take them."""
+    if span is None:
+        return None
+    first, stop = span
+    if first >= stop:
+        raise Refusal(
+            "out-of-range", f"layers {span} name none: write [first, stop], e.g. [0, 1] for layer 0"
+        )
+    return list(range(first, stop))
 
 
 def _names(agent: Attached) -> EndNames:

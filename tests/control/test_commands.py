@@ -29,7 +29,7 @@ from tests.control.serving import Program, program
 from tests.control.waiting import until
 
 BOUND_S = 90.0
-SHAPE = (2, 2, 16, 8, 2, 8)  # [layers, keys and values, blocks, tokens, heads, dims]
+SHAPE = (4, 2, 16, 8, 2, 8)  # [layers, keys and values, blocks, tokens, heads, dims]
 HOSTILE = "\x1b[2J[red]decode"
 COMMANDS = (
     ("agents",),
@@ -163,6 +163,17 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
     assert "decode/kv" in listed
 
 
+@pytest.mark.parametrize("push", [(), ("--push",)], ids=["pull", "push"])
+@pytest.mark.parametrize(("first", "stop"), [(0, 1), (1, 3), (0, 4)])
+def test_only_the_named_layers_move(filled: list[Node], push: tuple[str, ...], first: int, stop: int) -> None:
+    src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:2-6" for node in filled)
+    expected = filled[1].memory.copy()
+    expected[first:stop, :, 2:7] = filled[0].memory[first:stop, :, 2:7]
+    (transfer,) = told("move", src, dst, *push, "--layers", f"{first}:{stop}", daemon="")
+    assert (transfer["state"], transfer["num_layers"]) == ("done", stop - first)
+    assert (filled[1].memory == expected).all()
+
+
 @pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
 def test_memory_that_was_handed_over_moves_without_an_agent(tmp_path: Path, push: bool) -> None:
     """The smallest cluster: two daemons, each with a program that has memory but no agent."""
@@ -197,7 +208,7 @@ def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     assert done.returncode == 0, done.stderr
     for words in (
         *("lease to read 1 block of kv of prefill-0", "done", "moved ", "/s"),
-        *("posted by", "known as ", " until it ends", "  1 block, 2 layers, "),
+        *("posted by", "known as ", " until it ends", "  1 block, 4 layers, "),
         *("  from kv of prefill-0: done", "  to kv of \\x1b[2J[red]decode (began it): done"),
     ):
         assert words in done.stdout

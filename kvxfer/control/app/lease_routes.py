@@ -36,7 +36,7 @@ def add_leases(api: Api, daemon: NodeDaemon) -> None:
     async def extend_lease(
         request: Request, lease: LeaseId, asked: schema.LeaseExtension
     ) -> schema.LeaseEnded:
-        """Makes the lease last `ttl_s` from now."""
+        """Makes the lease last at least `ttl_s` from now; it is never shortened."""
         require_all_tenants(caller_of(request), _WHAT)
         return await grants.extend(lease, asked.ttl_s)
 
