@@ -126,7 +126,7 @@ class Attachments:
               layers, heads, tokens, lease, notify, timeout_s, priority, context, allow}: everything after
               `dst_blocks` is optional, and as in `Agent.write`; `layers` lists each layer. `remote_agent` is
               a name, an incarnation or an address; the agent connects to it if it is not a peer yet, and then
-              dials only hosts of `allow` (as in `AllowedHosts`), whatever its directory or a name server says.
+              dials only hosts of `allow` (as in `AllowedHosts`), whatever a directory or a name server says.
               `lease` is a token's text, and `notify` is text. Returns when the transfer is posted:
               ``{"session", "handle", "is_source"}``;
               the record with that handle reports the end.

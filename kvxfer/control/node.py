@@ -38,7 +38,7 @@ from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import CAPACITY, End, TransferTable
 from kvxfer.control.tenant_gate import TenantGate
 from kvxfer.control.token_access import Access
-from kvxfer.errors import UsageError
+from kvxfer.errors import KvxferError, UsageError
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
@@ -192,17 +192,22 @@ class NodeDaemon:
                 count = sum(key.tenant == tenant for key in keys)
                 self.note("pages.evicted", {"tenant": tenant, "keys": count}, tenant)
 
+    async def end_own(self) -> None:
+        """Ends its own agents, while REST still answers: their directory may be this daemon's. Idempotent."""
+        for part in (self._memory, self._pool, self.own):
+            if part is None:
+                continue
+            try:
+                await part.aclose()
+            except (KvxferError, OSError) as error:  # of a directory: an entry stays until its time is over
+                logger().warning("%s", error)
+
     async def aclose(self) -> None:
         """Ends all parts; agents go on without the daemon. Idempotent."""
         for task in self._tasks:
             task.cancel()
         self.arrivals.close()
-        if self._memory is not None:
-            await self._memory.aclose()
-        if self._pool is not None:
-            await self._pool.aclose()
-        if self.own is not None:
-            await self.own.aclose()
+        await self.end_own()
         await self.attachments.aclose()
         self.failures.close()
         try:
