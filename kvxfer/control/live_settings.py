@@ -47,8 +47,17 @@ class LiveSettings:
         self._changing = asyncio.Lock()
         self._take_effect(())
 
-    def shown(self) -> schema.Settings:
-        """Returns the current settings."""
+    def shown(self, tenants: frozenset[str] | None = None) -> schema.Settings:
+        """Returns the current settings; with tenants, only what is set for these."""
+        if tenants is not None:
+            return schema.Settings.model_validate(
+                {
+                    "log_level": self._log_level,
+                    "agents_log_level": {},
+                    "page_quotas_nbytes": {key: n for key, n in self._quotas.items() if key in tenants},
+                    "tenant_bytes_per_s": {key: n for key, n in self._rates.items() if key in tenants},
+                }
+            )
         attached = self._agents.attached
         levels = {id_: level for id_, level in self._agents_log_level.items() if id_ in attached}
         self._refused = {id_: words for id_, words in self._refused.items() if id_ in attached}
@@ -76,6 +85,10 @@ class LiveSettings:
         Refusal
             An agent refused, or is not attached; with its words.
         """
+        async with self._changing:  # what a change leaves out must not be that of before another change
+            return await self._change(asked)
+
+    async def _change(self, asked: schema.SettingsChange) -> schema.Settings:
         before = tuple(self._quotas)
         quotas = _changed(self._quotas, asked.page_quotas_nbytes)
         rates = _changed(self._rates, asked.tenant_bytes_per_s)
@@ -92,9 +105,8 @@ class LiveSettings:
             self._log_level = level
         self._take_effect(before)
         await self._set_levels(asked.agents_log_level or {})
-        async with self._changing:  # so that agents are told of changes in the order of keeping
-            for name, change in (asked.agents or {}).items():
-                await self._set_agent(name, change)
+        for name, change in (asked.agents or {}).items():
+            await self._set_agent(name, change)
         self._note("settings.changed", asked.model_dump(exclude_none=True))
         return self.shown()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -117,7 +118,7 @@ class Moves:
             context=asked.context,
             priority=asked.priority,
             num_blocks=len(asked.src_blocks),
-            until_s=now_s + asked.timeout_s + _GRACE_S,
+            until_s=time.monotonic() + asked.timeout_s + _GRACE_S,
         )
         entry = self._table.add_made(made, now_s)
         self._running[entry.seq] = made
@@ -156,7 +157,7 @@ class Moves:
 
     def sweep(self) -> None:
         """Marks transfers as failed that must have ended, but whose record was lost."""
-        now_s = self._clock()
+        now_s = time.monotonic()  # the time of day may be set
         self._lose([seq for seq, made in self._running.items() if made.until_s < now_s])
 
     def _lose(self, seqs: Iterable[int]) -> None:

@@ -40,6 +40,7 @@ class Access:
         self._clock = clock
         self._tokens = Tokens(TokenRecord.from_dict(told) for told in store.load(_KIND).values())
         self._making: set[str] = set()  # names of certificates whose tokens are being stored
+        self._num_making = 0
         self._on_revoked: list[Callable[[str], None]] = []
         #: The file of the admin's token, if this start has written it; otherwise None.
         self.admin_file: Path | None = None
@@ -118,6 +119,7 @@ class Access:
         name = plain_name(asked.certificate)
         if name is None:
             raise Refusal("invalid-argument", f"{asked.certificate!r} is not a certificate's name")
+        await self._forget_expired(name)
         if self._tokens.has_certificate(name) or name in self._making:
             raise Refusal(
                 "conflict", f"there is already a token for {name}: revoke it, or name another certificate"
@@ -129,14 +131,32 @@ class Access:
             self._making.discard(name)
 
     async def _make(self, asked: schema.TokenRequest, certificate: str | None) -> schema.TokenMade:
-        if len(self._tokens) >= MAX_TOKENS:
+        if len(self._tokens) + self._num_making >= MAX_TOKENS:
+            await self._forget_expired()
+        if len(self._tokens) + self._num_making >= MAX_TOKENS:
             raise Refusal("exhausted", f"there are {MAX_TOKENS} tokens: revoke some")
         record, secret = Tokens.draw(
             asked.name, asked.role, asked.tenants, self._clock(), asked.ttl_s, certificate
         )
-        await self._store.put(_KIND, record.id, record.to_dict())
+        self._num_making += 1
+        try:
+            await self._store.put(_KIND, record.id, record.to_dict())
+        finally:
+            self._num_making -= 1
         self._tokens.add(record)
         return schema.TokenMade.model_validate({**_shown(record), "secret": secret or None})
+
+    async def _forget_expired(self, certificate: str = "") -> None:
+        """Forgets tokens whose time is over, or only that of one certificate: they make room for others."""
+        ids = [
+            token.id
+            for token in self._tokens.expired(self._clock())
+            if token.id not in self._given and certificate in ("", token.certificate)
+        ]
+        if ids:
+            await self._store.remove(_KIND, *ids)
+        for id_ in ids:
+            self._tokens.revoke(id_)
 
     async def revoke(self, id_: str, caller: Caller) -> schema.Token:
         """Revokes a token: when this returns it is invalid, also after a restart.

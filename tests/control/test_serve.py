@@ -328,6 +328,8 @@ def test_a_daemon_starts_with_every_option(
     for name, text in (("secret", "a shared secret of agents"), ("token", secret)):
         Path(name).touch(mode=0o600)
         Path(name).write_text(text)
+    trusted = ssl.create_default_context(cafile=str(cert))
+    trusted.load_cert_chain(cert, key)
     given = dict(ALL_OPTIONS)
     spec = importlib.util.find_spec
     if spec("opentelemetry") is None or spec("opentelemetry.exporter") is None:
@@ -336,8 +338,7 @@ def test_a_daemon_starts_with_every_option(
         program(tmp_path, *chain.from_iterable(given.items()), agent=True, module=module) as daemon,
         httpx.Client(
             base_url=daemon.url,
-            verify=ssl.create_default_context(cafile=str(cert)),
-            cert=(str(cert), str(key)),
+            verify=trusted,
             headers={"Authorization": f"Bearer {secret}"},
             timeout=BOUND_S,
         ) as client,

@@ -131,9 +131,10 @@ class Store:
         """Stores a document; see `run`."""
         await self.run(putting(kind, id_, document))
 
-    async def remove(self, kind: str, id_: str) -> None:
-        """Removes a document; see `run`."""
-        await self.run(lambda db: db.execute("DELETE FROM documents WHERE kind = ? AND id = ?", (kind, id_)))
+    async def remove(self, kind: str, *ids: str) -> None:
+        """Removes documents; see `run`."""
+        rows = [(kind, id_) for id_ in ids]
+        await self.run(lambda db: db.executemany("DELETE FROM documents WHERE kind = ? AND id = ?", rows))
 
     # ---- keys of pages -----------------------------------------------------------------------------
 

@@ -96,6 +96,10 @@ class Tokens:
         """Returns all tokens, the oldest first."""
         return sorted(self._by_id.values(), key=lambda token: (token.made_at_s, token.id))
 
+    def expired(self, now_s: float) -> list[TokenRecord]:
+        """Returns the tokens whose time is over."""
+        return [token for token in self._by_id.values() if not _holds(token, now_s)]
+
     @staticmethod
     def draw(
         name: str,
