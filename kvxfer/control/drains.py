@@ -12,7 +12,7 @@ from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.agent_view import AgentView
 from kvxfer.control.attached import Attached
 from kvxfer.control.problems import Refusal
-from kvxfer.control.state.store import Store
+from kvxfer.control.state.store import Store, number
 
 _KIND: Final = "node"
 _ID: Final = "drain"
@@ -47,7 +47,7 @@ class Drains:
         self._ends = False
         self.count_running: Callable[[], int] = lambda: 0
         # As a time of day, which a restart keeps; while the daemon runs, the monotonic clock decides.
-        self._deadline_at_s: float | None = store.load(_KIND).get(_ID)
+        self._deadline_at_s: float | None = store.load(_KIND, number).get(_ID)
         self._ends_at = 0.0
         if self._deadline_at_s is not None:
             left_s = min(max(0.0, self._deadline_at_s - clock()), _MOST_S)
@@ -100,7 +100,7 @@ class Drains:
     async def begin(self, deadline_s: float) -> schema.Drain:
         """Refuses new work from now on, and asks the agents to do the same."""
         deadline_at_s = self._clock() + deadline_s
-        await self._store.put(_KIND, _ID, deadline_at_s)
+        await self._store.put(_KIND, _ID, deadline_at_s, need="reserve")
         self._deadline_at_s, self._ends_at = deadline_at_s, time.monotonic() + deadline_s
         self._was_ready = False
         # Before the agents know: their answers may make the node ready.
@@ -111,7 +111,7 @@ class Drains:
 
     async def end(self) -> schema.Drain:
         """Ends the drain."""
-        await self._store.remove(_KIND, _ID)
+        await self._store.remove(_KIND, _ID, need="reserve")
         was = self.draining
         self._deadline_at_s = None
         if was:

@@ -34,7 +34,7 @@ class LiveSettings:
         self._note = note
         self._set_quotas = set_quotas
         self._set_rates = set_rates
-        kept = store.load(_KIND)
+        kept = store.load(_KIND, _setting)
         self._log_level: str = kept.get("log_level", "info")
         self._quotas: dict[str, int] = kept.get("page_quotas_nbytes", {})
         self._rates: dict[str, int] = kept.get("tenant_bytes_per_s", {})
@@ -165,6 +165,18 @@ class LiveSettings:
     def _take_effect(self, before: Iterable[str]) -> None:
         logging.getLogger("kvxfer").setLevel(self._log_level.upper())
         self._set_quotas(before, self._quotas)
+
+
+def _setting(id_: str, told: Any) -> Any:
+    """Checks a kept setting."""
+    if id_ == "agents":
+        for each in told.values():
+            schema.AgentSettings.model_validate(each)
+    elif id_ == "log_level":
+        logging.getLevelNamesMapping()[told.upper()]
+    elif not all(isinstance(n, int) for n in told.values()):
+        raise TypeError("it does not have a number for each tenant")
+    return told
 
 
 def _changed(kept: Mapping[str, int], change: Mapping[str, int | None] | None) -> dict[str, int]:

@@ -26,14 +26,16 @@ from kvxfer.control.intake import Intake, event_of_end
 from kvxfer.control.live_settings import LiveSettings
 from kvxfer.control.moves import Moves
 from kvxfer.control.names import Names
+from kvxfer.control.own_files import own_folder
 from kvxfer.control.problems import Refusal
 from kvxfer.control.request_trace import RequestTraces
 from kvxfer.control.shown_certificates import ShownCertificates
 from kvxfer.control.spans import Spans
 from kvxfer.control.state.answers import Answers
 from kvxfer.control.state.event_log import RESERVE, EventLog
+from kvxfer.control.state.reserve import Reserve
 from kvxfer.control.state.span_table import SpanTable
-from kvxfer.control.state.store import Store
+from kvxfer.control.state.store import Store, number
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import CAPACITY, End, TransferTable
 from kvxfer.control.tenant_gate import TenantGate
@@ -109,11 +111,14 @@ class NodeDaemon:
         self.pages: PageDesk | None = None
         self._pool: PagePool | None = None
         self._memory: HandedMemory | None = None
-        options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.store = Store(options.state / "daemon.sqlite")
+        own_folder(options.state)
+        #: Room on the state's disk for revoking and draining.
+        self.reserve = Reserve(options.state / "reserve")
+        self.reserve.take()
+        self.store = Store(options.state / "daemon.sqlite", self.reserve)
         self.store.begin_life()
-        self.audit = AuditLog(options.state / "audit.log")
-        self._reserved = max(1, self.store.load("node").get("events", 1))
+        self.audit = AuditLog(options.state / "audit.log", reserve=self.reserve)
+        self._reserved = max(1, int(self.store.load("node", number).get("events", 1)))
         self.events = EventLog(self._reserved, make=event_of_end)
         self.counts = TransferCounts()
         self.failures = FailureLog()

@@ -10,9 +10,12 @@ from typing import Any, Final
 from kvxfer.control import schema
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.client_certificate import ClientCertificate, plain_name
+from kvxfer.control.state.reserve import NO_ROOM
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.tokens import MAX_TOKENS, ROLES, Caller, TokenRecord, Tokens
 from kvxfer.errors import invalid
+from kvxfer.log import logger
+from kvxfer.shared_secret import read_secret_file
 
 _KIND: Final = "token"
 
@@ -38,7 +41,7 @@ class Access:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._tokens = Tokens(TokenRecord.from_dict(told) for told in store.load(_KIND).values())
+        self._tokens = Tokens(store.load(_KIND, lambda _, told: TokenRecord.from_dict(told)).values())
         self._making: set[str] = set()  # names of certificates whose tokens are being stored
         self._num_making = 0
         self._on_revoked: list[Callable[[str], None]] = []
@@ -60,14 +63,22 @@ class Access:
             return
         record, secret = Tokens.draw("admin", "admin", None, self._clock(), None)
         # The file first: a stored token whose secret is lost would prevent making another one.
-        self._path.unlink(missing_ok=True)
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(file, secret.encode() + b"\n")
-            os.fsync(file)
-        finally:
-            os.close(file)
-        await self._store.put(_KIND, record.id, record.to_dict())
+            self._path.unlink(missing_ok=True)
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, secret.encode() + b"\n")
+                os.fsync(file)
+            finally:
+                os.close(file)
+            await self._store.put(_KIND, record.id, record.to_dict())
+        except (OSError, Refusal) as error:
+            if isinstance(error, OSError) and error.errno not in NO_ROOM:
+                raise
+            logger().warning(
+                "no admin's token was made (%s): the next start makes one; the socket needs none", error
+            )
+            return
         self._tokens.add(record)
         self.admin_file = self._path
 
@@ -77,7 +88,7 @@ class Access:
             option = f"--token {role}={path}"
             if role in ROLES:
                 try:
-                    text = path.read_text("utf-8", "replace")
+                    text = read_secret_file(path, option).decode("utf-8", "replace")
                 except OSError as error:
                     raise invalid(f"{option}: the file cannot be read: {error.strerror}") from None
                 token = Tokens.given(path.name, role, text.strip(), self._clock())
@@ -174,7 +185,7 @@ class Access:
             raise Refusal(
                 "conflict", f"this token comes from {option!r}: restart the daemon without that option"
             )
-        await self._store.remove(_KIND, id_)
+        await self._store.remove(_KIND, id_, need="reserve")
         self._tokens.revoke(id_)
         for told in self._on_revoked:
             told(f"token:{id_}")

@@ -167,7 +167,7 @@ def test_a_drained_node_that_is_killed_drains_still(tmp_path: Path) -> None:
 async def test_a_full_disk_refuses_changes_and_nothing_else(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full() -> None:
+    def full(need: str) -> None:
         raise Refusal("unavailable", "no room")
 
     async with served.unix() as client:

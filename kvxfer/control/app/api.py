@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
+from kvxfer.control.audit_log import Need
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.tokens import ROLES, Caller
 
@@ -63,6 +64,7 @@ class GuardedRoute(APIRoute):
         change = extra.get("x-kvxfer-change")
         operation_id = self.operation_id or ""
 
+        need: Need = extra.get("x-kvxfer-needs", "room")
         of_tenants = extra.get("x-kvxfer-tenants", False)
 
         async def guarded(request: Request) -> Response:
@@ -81,7 +83,7 @@ class GuardedRoute(APIRoute):
                 if change is None:
                     return await inner(request)
                 changes: Changes = request.app.state.changes
-                return await changes.run(operation_id, change, caller, request, inner)
+                return await changes.run(operation_id, change, need, caller, request, inner)
             if change is not None:
                 request.app.state.changes.note_refused(operation_id, caller, request)
             raise Refusal("forbidden", words)
@@ -121,6 +123,7 @@ class Api:
         *,
         repeats: bool = True,
         tenants: bool = False,
+        needs: Need = "room",
         **more: Any,
     ) -> Callable[[Handler], Handler]:
         """Adds a route that changes something.
@@ -130,7 +133,11 @@ class Api:
         repeats
             For a POST: whether its answer may be kept and given again under the same idempotency key. False
             for answers that have a lasting secret: repeating the key is then refused.
+        needs
+            What it needs of the disk: a change that takes something back is also made while the disk is full.
         """
+        if needs != "room":
+            more["openapi_extra"] = {**more.get("openapi_extra", {}), "x-kvxfer-needs": needs}
         return self._add(method, path, role, "repeats" if repeats else "once", tenants, more)
 
     def keep(self, method: str, path: str, role: str, **more: Any) -> Callable[[Handler], Handler]:

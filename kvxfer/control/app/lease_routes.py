@@ -37,7 +37,7 @@ def add_leases(api: Api, daemon: NodeDaemon) -> None:
         """Makes the lease last at least `ttl_s` from now; it is never shortened."""
         return await grants.extend(lease, asked.ttl_s)
 
-    @api.change("DELETE", "/v1/leases/{lease}", "transfer", tags=["leases"])
+    @api.change("DELETE", "/v1/leases/{lease}", "transfer", needs="none", tags=["leases"])
     async def revoke_lease(request: Request, lease: LeaseId) -> schema.LeaseEnded:
         """Ends the lease; when this answers, no byte under it can be read or land any more."""
         return await grants.revoke(lease)

@@ -66,12 +66,12 @@ def add_node(api: Api, daemon: NodeDaemon) -> None:
         shown = daemon.drains.shown()
         return shown if caller_of(request).tenants is None else shown.model_copy(update={"agents": []})
 
-    @api.change("PUT", "/v1/drain", "admin", tags=["node"])
+    @api.change("PUT", "/v1/drain", "admin", needs="reserve", tags=["node"])
     async def begin_drain(request: Request, asked: schema.DrainRequest) -> schema.Drain:
         """Refuses new work from now on; running work goes on."""
         return await daemon.drains.begin(asked.deadline_s)
 
-    @api.change("DELETE", "/v1/drain", "admin", tags=["node"])
+    @api.change("DELETE", "/v1/drain", "admin", needs="reserve", tags=["node"])
     async def end_drain(request: Request) -> schema.Drain:
         """Ends the drain."""
         return await daemon.drains.end()

@@ -97,7 +97,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
         """Makes the lease last `ttl_s` from now."""
         return await pages().extend(lease, asked.ttl_s, caller_of(request).tenants)
 
-    @api.change("DELETE", "/v1/pages/lease/{lease}", "transfer", tenants=True, tags=["pages"])
+    @api.change("DELETE", "/v1/pages/lease/{lease}", "transfer", needs="none", tenants=True, tags=["pages"])
     async def revoke_page_lease(request: Request, lease: PageLeaseId) -> schema.LeaseEnded:
         """Ends the lease; when this answers, no agent reads pages under it."""
         return await pages().revoke(lease, caller_of(request).tenants)
@@ -108,13 +108,13 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
         require(caller_of(request), asked.tenant)
         return await pages().pin(asked, pinned=True)
 
-    @api.change("POST", "/v1/pages/unpin", "transfer", tenants=True, tags=["pages"])
+    @api.change("POST", "/v1/pages/unpin", "transfer", needs="none", tenants=True, tags=["pages"])
     async def unpin_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
         """Permits pages to be evicted again."""
         require(caller_of(request), asked.tenant)
         return await pages().pin(asked, pinned=False)
 
-    @api.change("POST", "/v1/pages/drop", "transfer", tenants=True, tags=["pages"])
+    @api.change("POST", "/v1/pages/drop", "transfer", needs="none", tenants=True, tags=["pages"])
     async def drop_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
         """Removes pages and ends leases on them; when this answers, no agent reads them."""
         require(caller_of(request), asked.tenant)

@@ -35,7 +35,7 @@ def add_tokens(api: Api, daemon: NodeDaemon) -> None:
         """Makes a token; only this answer has its secret."""
         return await access.make(asked)
 
-    @api.change("DELETE", "/v1/tokens/{token}", "admin", tags=["tokens"])
+    @api.change("DELETE", "/v1/tokens/{token}", "admin", needs="reserve", tags=["tokens"])
     async def revoke_token(
         request: Request, token: Annotated[str, Path(min_length=1, max_length=64)]
     ) -> schema.Token:

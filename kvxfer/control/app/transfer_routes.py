@@ -84,12 +84,16 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
         """One transfer, with the stages of both ends."""
         return await moves.get(transfer, caller_of(request), wait_s)
 
-    @api.change("DELETE", "/v1/transfers/{transfer}", "transfer", tenants=True, tags=["transfers"])
+    @api.change(
+        "DELETE", "/v1/transfers/{transfer}", "transfer", needs="none", tenants=True, tags=["transfers"]
+    )
     async def delete_transfer(request: Request, transfer: TransferId) -> schema.Cancelled:
         """Cancels a transfer; its record stays."""
         return await moves.cancel(transfer, caller_of(request))
 
-    @api.change("POST", "/v1/transfers/{transfer}/cancel", "transfer", tenants=True, tags=["transfers"])
+    @api.change(
+        "POST", "/v1/transfers/{transfer}/cancel", "transfer", needs="none", tenants=True, tags=["transfers"]
+    )
     async def cancel_transfer(request: Request, transfer: TransferId) -> schema.Cancelled:
         """Cancels a transfer; its record stays."""
         return await moves.cancel(transfer, caller_of(request))

@@ -77,7 +77,10 @@ class TokenRecord:
     def from_dict(cls, told: dict[str, Any]) -> TokenRecord:
         """Reads the dict of `to_dict`, after JSON has carried it."""
         tenants = told["tenants"]
-        return cls(**{**told, "tenants": None if tenants is None else tuple(tenants)})
+        token = cls(**{**told, "tenants": None if tenants is None else tuple(tenants)})
+        if token.role not in ROLES or not isinstance(token.digest, str):
+            raise ValueError(f"it has role {token.role!r} and no digest, or no such role")
+        return token
 
 
 class Tokens:
