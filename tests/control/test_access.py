@@ -244,7 +244,7 @@ async def test_tokens_that_have_expired_make_room(served: Served, monkeypatch: p
         assert await make(**of_certificate) == 201
         listed = (await client.get("/v1/tokens")).json()["items"]
     assert [token["name"] for token in listed] == ["admin", "c"]
-    kept = served.daemon.store.load("token")
+    kept: dict[str, Any] = served.daemon.store.load("token")
     assert {token["id"] for token in listed} == set(kept)
 
 

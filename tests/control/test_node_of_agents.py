@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -153,6 +155,21 @@ async def test_pages_are_moved_by_rest_under_a_lease(node: Node) -> None:
         (found,) = (await node.get("/v1/transfers", **search))["items"]
         assert found["id"] == whole["id"], search
     assert (await node.client.delete(f"/v1/transfers/{made['id']}")).json()["found"] is False
+
+
+async def test_of_a_long_answer_a_repetition_gets_the_status_and_the_digest(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvxfer.control.state.answers.LONG_NBYTES", 10)
+    asked = {"agent": "there", "region": "kv"}
+    first, again = [
+        await node.client.post("/v1/leases", json=asked, headers={"Idempotency-Key": "k"}) for _ in range(2)
+    ]
+    assert (first.status_code, again.status_code, again.json()) == (201, 201, {})
+    digest = base64.b64encode(hashlib.sha256(first.content).digest()).decode()
+    assert again.headers["Repr-Digest"] == f"sha-256=:{digest}:"
+    assert again.headers["Idempotent-Replay"] == "digest"
+    assert len((await node.until("/v1/leases", lambda found: found["items"]))["items"]) == 1
 
 
 async def test_what_agents_move_by_themselves_is_joined(node: Node) -> None:

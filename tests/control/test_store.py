@@ -152,7 +152,7 @@ async def test_a_damaged_document_ends_the_start_and_is_named(
         ("daemon.sqlite-wal", lambda path: (path.touch(), path.chmod(0o622))),
         ("daemon.sqlite", lambda path: os.chown(path, 12345, 12345)),
         ("daemon.lock", lambda path: os.chown(path, 12345, 12345)),
-        ("audit.log", lambda path: (path.unlink(), os.mkfifo(path))),
+        ("audit.log", lambda path: (path.unlink(), path.mkdir(mode=0o700))),
         ("audit.log", lambda path: path.chmod(0o666)),
     ],
 )

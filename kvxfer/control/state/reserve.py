@@ -56,9 +56,10 @@ class Reserve:
         try:
             found = self._path.lstat()
             os.truncate(self._path, 0)
-            os.truncate(self._path, found.st_size)
         except OSError:
             return False
+        with suppress(OSError):
+            os.truncate(self._path, found.st_size)
         return found.st_blocks > 0
 
     def _take(self) -> bool:
@@ -69,20 +70,19 @@ class Reserve:
                 return True
             free = room.f_bavail * room.f_frsize
             sizes = (found.st_size,) if found.st_size else _SIZES
-            nbytes = next((each for each in sizes if each + LEAST_FREE_NBYTES <= free), 0)
-            if not nbytes:
-                needed = (sizes[-1] + LEAST_FREE_NBYTES) >> 20
-                self._say(f"{self._path.parent} has no room for changes: {needed} MiB must be free")
-                return False
-            try:
-                os.posix_fallocate(file, 0, nbytes)
-            except OSError:
-                with suppress(OSError):
-                    os.ftruncate(file, 0)
-                    os.ftruncate(file, found.st_size)
-                raise
-            self._says = ""
-            return True
+            for nbytes in sizes:
+                if nbytes + LEAST_FREE_NBYTES <= free:
+                    try:
+                        os.posix_fallocate(file, 0, nbytes)
+                        self._says = ""
+                        return True
+                    except OSError:
+                        os.ftruncate(file, 0)
+            if found.st_size:
+                os.ftruncate(file, found.st_size)
+            needed = (sizes[-1] + LEAST_FREE_NBYTES) >> 20
+            self._say(f"{self._path.parent} has no room for changes: {needed} MiB must be free")
+            return False
         finally:
             os.close(file)
 
