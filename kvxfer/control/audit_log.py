@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -45,6 +46,9 @@ class AuditLog:
         self._max_nbytes = max_nbytes
         self._kept = kept
         self._waiting = bytearray()
+        #: Called when a change finds no room; must not block.
+        self.on_refused: Callable[[], object] = lambda: None
+        self._is_closed = False
         self._file = -1
         try:
             self._file = self._open()
@@ -55,9 +59,26 @@ class AuditLog:
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
+        self._is_closed = True
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    @property
+    def fault(self) -> str:
+        """Why changes are refused now; ``""`` if they are not."""
+        try:
+            if self._reserve is not None and not self._reserve.take():
+                raise OSError(errno.ENOSPC, str(self._reserve))
+            if self._file < 0 and not self._is_closed:
+                self._file = self._open()  # a new file could not be made before
+            free = os.fstatvfs(self._file)
+            if free.f_bavail * free.f_frsize < LEAST_FREE_NBYTES:
+                raise OSError(errno.ENOSPC, f"less than {LEAST_FREE_NBYTES >> 20} MiB are free")
+            self._write()
+        except OSError as error:
+            return f"the audit log cannot be written ({self._path}: {error.strerror or error})"
+        return ""
 
     def require_room(self, need: Need = "room") -> None:
         """Refuses a change whose line could not be written.
@@ -67,26 +88,14 @@ class AuditLog:
         Refusal
             ``unavailable``.
         """
-        try:
-            if self._reserve is not None and not self._reserve.take():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if self._file >= 0:
-                free = os.fstatvfs(self._file)
-                if free.f_bavail * free.f_frsize < LEAST_FREE_NBYTES:
-                    raise OSError(errno.ENOSPC, f"less than {LEAST_FREE_NBYTES >> 20} MiB are free")
-            self._write()
-        except OSError as error:
-            if need == "reserve":
-                if self._reserve is not None:
-                    self._reserve.give()
-                return
-            if need == "none" and len(self._waiting) < _MOST_WAITING_NBYTES:
-                return
-            raise Refusal(
-                "unavailable",
-                f"changes are refused while the audit log cannot be written ({self._path}: "
-                f"{error.strerror or error})",
-            ) from None
+        if not (fault := self.fault):
+            return
+        self.on_refused()
+        if need == "reserve":
+            if self._reserve is not None:
+                self._reserve.give()
+        elif need == "room" or len(self._waiting) >= _MOST_WAITING_NBYTES:
+            raise Refusal("unavailable", f"changes are refused while {fault}")
 
     def append(self, line: dict[str, Any], need: Need = "room") -> None:
         """Writes a line; if that fails, keeps it for later."""

@@ -31,6 +31,7 @@ from kvxfer.control.problems import Refusal
 from kvxfer.control.request_trace import RequestTraces
 from kvxfer.control.shown_certificates import ShownCertificates
 from kvxfer.control.spans import Spans
+from kvxfer.control.standing_reasons import StandingReasons
 from kvxfer.control.state.answers import Answers
 from kvxfer.control.state.event_log import RESERVE, EventLog
 from kvxfer.control.state.reserve import Reserve
@@ -118,6 +119,9 @@ class NodeDaemon:
         self.store = Store(options.state / "daemon.sqlite", self.reserve)
         self.store.begin_life()
         self.audit = AuditLog(options.state / "audit.log", reserve=self.reserve)
+        #: Why it refuses work; `serve` begins its log.
+        self.standing = StandingReasons(self._standing)
+        self.audit.on_refused = self.standing.look
         self._reserved = max(1, int(self.store.load("node", number).get("events", 1)))
         self.events = EventLog(self._reserved, make=event_of_end)
         self.counts = TransferCounts()
@@ -148,6 +152,7 @@ class NodeDaemon:
         self._doctors: dict[tuple[str, ...], tuple[float, asyncio.Task[schema.Doctor]]] = {}
         self._missing: tuple[str, ...] | None = None
         self._keeping_index = False
+        self._index_complaint = ""
 
     async def start(self) -> None:
         """Lets agents attach, and makes the first token if there is none."""
@@ -268,8 +273,12 @@ class NodeDaemon:
             reserved = self.events.last + 1 + RESERVE
             await self.store.put("node", "events", reserved)
             self._reserved = reserved
+            self._index_complaint = ""
         except Refusal as error:
-            logger().warning("event indexes could not be reserved, and may repeat after a crash: %s", error)
+            words = f"event indexes could not be reserved, and may repeat after a crash: {error}"
+            if words != self._index_complaint:
+                logger().warning("%s", words)
+            self._index_complaint = words
             await asyncio.sleep(1)
         finally:
             self._keeping_index = False
@@ -299,20 +308,33 @@ class NodeDaemon:
 
     def readiness(self) -> schema.Readiness:
         """Returns whether it takes work, and if not, why; at once, from what it knows."""
-        reasons = []
-        if self.drains.ends:
-            reasons.append("it is stopping")
-        if self.drains.draining:
-            reasons.append("it is draining")
-        if self.store.fault:
-            reasons.append(f"the store cannot be written: {self.store.fault}")
-        if self._missing is None or self.makes_own:
-            reasons.append("it is starting")
-        if self._missing is not None:
-            reasons.extend(self._missing)
-        if self.own is not None and not self.own.address:
-            reasons.append(f"{self.own.name} has no address at which others reach it")
+        reasons = [words for each in self.standing.look().values() for words in each]
+        if self.store.fault and not self._keeping_index:
+            # Only a successful write shows that the store can be written again, and while the daemon is not
+            # ready, nobody may ask for one.
+            self._keeping_index = True
+            self._spawn(self._keep_index())
         return schema.Readiness(ready=not reasons, reasons=reasons)
+
+    def _standing(self) -> dict[str, list[str]]:
+        reasons: dict[str, list[str]] = {}
+        if self.drains.ends:
+            reasons["stopping"] = ["it is stopping"]
+        if self.drains.draining:
+            reasons["draining"] = ["it is draining"]
+        if self.store.fault:
+            reasons["store"] = [f"the store cannot be written: {self.store.fault}"]
+        if fault := self.audit.fault:
+            reasons["audit-log"] = [fault]
+        if self._missing is None or self.makes_own:
+            reasons["starting"] = ["it is starting"]
+        if self._missing:
+            reasons["transport"] = list(self._missing)
+        if self.own is not None and self.own.agent.closed:
+            reasons["agent"] = [f"{self.own.name} has ended: start the daemon again"]
+        elif self.own is not None and not self.own.address:
+            reasons["agent"] = [f"{self.own.name} has no address at which others reach it"]
+        return reasons
 
     async def topology(self) -> schema.Topology:
         """Returns the machine, its agents, and their sessions with their rails."""

@@ -542,10 +542,9 @@ EngineLoad Engine::load() const noexcept {
           tag_memory_.size(), messages_.size()};
 }
 
-void Engine::close(Time now) {
+void Engine::close(Time now, const Status& why) {
   context_.now = now;
   closed_ = true;
-  const Status why{Code::kClosed, "the agent was closed"};
   sources_.let_streams_go();
   destinations_.let_streams_go();
   for (const SessionKey key : sessions_.keys()) end_session(now, key, why.code(), why.message());

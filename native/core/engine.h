@@ -220,7 +220,7 @@ class Engine {
   std::size_t num_transfers() const noexcept { return sources_.size() + destinations_.size(); }
 
   // Ends everything. Afterwards every handle is final once all posted works have completed.
-  void close(Time now);
+  void close(Time now, const Status& why = {Code::kClosed, "the agent was closed"});
   // After close, once the transports are gone: gives up the works that have not completed. Nothing of them
   // lands any more.
   void abandon(Time now);

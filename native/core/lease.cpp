@@ -4,20 +4,17 @@
 #include <utility>
 
 namespace kvxfer {
-namespace {
 
-using S = LeaseState;
-using E = LeaseEvent;
-
-constexpr LeaseTransition kTable[] = {
-    {S::kActive, E::kHeartbeat, S::kActive},      {S::kActive, E::kRevoke, S::kRevoked},
-    {S::kActive, E::kExpire, S::kExpired},        {S::kActive, E::kPeerLost, S::kPeerLost},
-    {S::kActive, E::kRegionGone, S::kRegionGone},
-};
-
-}  // namespace
-
-std::span<const LeaseTransition> lease_transitions() noexcept { return kTable; }
+std::span<const LeaseTransition> lease_transitions() noexcept {
+  using S = LeaseState;
+  using E = LeaseEvent;
+  static constexpr LeaseTransition kTable[] = {
+      {S::kActive, E::kHeartbeat, S::kActive},      {S::kActive, E::kRevoke, S::kRevoked},
+      {S::kActive, E::kExpire, S::kExpired},        {S::kActive, E::kPeerLost, S::kPeerLost},
+      {S::kActive, E::kRegionGone, S::kRegionGone},
+  };
+  return kTable;
+}
 
 std::string_view name_of(LeaseState state) noexcept {
   constexpr std::array<std::string_view, 6> kNames = {"active",    "revoked",     "expired",

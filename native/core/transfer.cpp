@@ -3,33 +3,34 @@
 #include <array>
 
 namespace kvxfer {
-namespace {
 
-using S = TransferState;
-using E = TransferEvent;
+std::span<const TransferTransition> source_transitions() noexcept {
+  using S = TransferState;
+  using E = TransferEvent;
+  static constexpr TransferTransition kTable[] = {
+      {S::kQueued, E::kAnnounced, S::kServing}, {S::kQueued, E::kFail, S::kFailing},
+      {S::kQueued, E::kCancel, S::kCancelling}, {S::kServing, E::kPeerDone, S::kFinishing},
+      {S::kServing, E::kFail, S::kFailing},     {S::kServing, E::kCancel, S::kCancelling},
+      {S::kFailing, E::kDrained, S::kFailed},   {S::kCancelling, E::kDrained, S::kCancelled},
+      {S::kFinishing, E::kDrained, S::kDone},
+  };
+  return kTable;
+}
 
-constexpr TransferTransition kSource[] = {
-    {S::kQueued, E::kAnnounced, S::kServing}, {S::kQueued, E::kFail, S::kFailing},
-    {S::kQueued, E::kCancel, S::kCancelling}, {S::kServing, E::kPeerDone, S::kFinishing},
-    {S::kServing, E::kFail, S::kFailing},     {S::kServing, E::kCancel, S::kCancelling},
-    {S::kFailing, E::kDrained, S::kFailed},   {S::kCancelling, E::kDrained, S::kCancelled},
-    {S::kFinishing, E::kDrained, S::kDone},
-};
-
-constexpr TransferTransition kDestination[] = {
-    {S::kQueued, E::kAnnounced, S::kRequested},  {S::kQueued, E::kFail, S::kFailing},
-    {S::kQueued, E::kCancel, S::kCancelling},    {S::kParked, E::kAuthorized, S::kMoving},
-    {S::kParked, E::kFail, S::kFailing},         {S::kParked, E::kCancel, S::kCancelling},
-    {S::kRequested, E::kAccepted, S::kMoving},   {S::kRequested, E::kFail, S::kFailing},
-    {S::kRequested, E::kCancel, S::kCancelling}, {S::kMoving, E::kConfirmed, S::kDone},
-    {S::kMoving, E::kFail, S::kFailing},         {S::kMoving, E::kCancel, S::kCancelling},
-    {S::kFailing, E::kDrained, S::kFailed},      {S::kCancelling, E::kDrained, S::kCancelled},
-};
-
-}  // namespace
-
-std::span<const TransferTransition> source_transitions() noexcept { return kSource; }
-std::span<const TransferTransition> destination_transitions() noexcept { return kDestination; }
+std::span<const TransferTransition> destination_transitions() noexcept {
+  using S = TransferState;
+  using E = TransferEvent;
+  static constexpr TransferTransition kTable[] = {
+      {S::kQueued, E::kAnnounced, S::kRequested},  {S::kQueued, E::kFail, S::kFailing},
+      {S::kQueued, E::kCancel, S::kCancelling},    {S::kParked, E::kAuthorized, S::kMoving},
+      {S::kParked, E::kFail, S::kFailing},         {S::kParked, E::kCancel, S::kCancelling},
+      {S::kRequested, E::kAccepted, S::kMoving},   {S::kRequested, E::kFail, S::kFailing},
+      {S::kRequested, E::kCancel, S::kCancelling}, {S::kMoving, E::kConfirmed, S::kDone},
+      {S::kMoving, E::kFail, S::kFailing},         {S::kMoving, E::kCancel, S::kCancelling},
+      {S::kFailing, E::kDrained, S::kFailed},      {S::kCancelling, E::kDrained, S::kCancelled},
+  };
+  return kTable;
+}
 
 std::string_view name_of(TransferState state) noexcept {
   constexpr std::array<std::string_view, 11> kNames = {"queued",  "parked",  "requested",  "moving",

@@ -14,8 +14,6 @@ constexpr std::size_t kFewPairs = 8;
 // The most runs, and bytes, of a program that names each run: one piece.
 constexpr std::size_t kMostRuns = 2048;
 constexpr std::uint64_t kMostRunNbytes = std::uint64_t{4} << 20;
-// Of one loop (core/copy/footprint.cpp).
-constexpr std::uint64_t kMostLoopNbytes = std::uint64_t{1} << 30;
 
 struct GridPair {
   std::uint32_t src, dst;
@@ -54,10 +52,10 @@ CopyLoop loop_of(const Grid& src, const Grid& dst, std::uint32_t layer) {
   return loop;
 }
 
-class Finder {
+class WayFinder {
  public:
-  Finder(const PreparedList& src, const std::uint32_t* src_entries, const PreparedList& dst,
-         const std::uint32_t* dst_entries, std::size_t num)
+  WayFinder(const PreparedList& src, const std::uint32_t* src_entries, const PreparedList& dst,
+            const std::uint32_t* dst_entries, std::size_t num)
       : src_(src), dst_(dst), src_entries_(src_entries), dst_entries_(dst_entries), num_(num) {}
 
   Result<std::vector<Way>> find() {
@@ -243,7 +241,7 @@ std::string Way::key() const {
 Result<std::vector<Way>> find_ways(const PreparedList& src, const std::uint32_t* src_entries,
                                    const PreparedList& dst, const std::uint32_t* dst_entries,
                                    std::size_t num) {
-  return Finder(src, src_entries, dst, dst_entries, num).find();
+  return WayFinder(src, src_entries, dst, dst_entries, num).find();
 }
 
 }  // namespace kvxfer::door

@@ -11,6 +11,9 @@
 
 namespace kvxfer::door {
 
+// The most bytes of one loop (core/copy/footprint.cpp).
+inline constexpr std::uint64_t kMostLoopNbytes = std::uint64_t{1} << 30;
+
 // One transfer: a program between two regions, and which of its units it moves.
 struct Way {
   RegionId src = 0, dst = 0;

@@ -105,8 +105,8 @@ async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
 
 
 def says_ready(line: str) -> bool:
-    """Returns whether a line of the daemon's log, plain or JSON, says that it serves."""
-    return line.endswith(" INFO ready") or '"message": "ready"' in line
+    """Returns whether a line of the daemon's log, plain or JSON, says that it serves, ready or not."""
+    return re.search(r' INFO (ready$|not ready: )|"message": "(ready"|not ready: )', line) is not None
 
 
 @dataclass

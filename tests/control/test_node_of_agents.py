@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,7 @@ from kvxfer.control import AsyncClient, layout_digest, schema
 from tests.control.serving import BOUND_S, Served, serving
 
 EVERYTHING = ("show", "drain", "move", "grant", "settings")
+ENDED = r'kvxfer_transfers_ended_total{code="(.*)",outcome="(.*)",role="(.*)"} 1.0'
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -227,6 +229,51 @@ async def test_deadlines_are_kept_when_the_time_of_day_is_set(node: Node, step_s
         await node.client.post(f"/v1/transfers/{made['id']}/cancel")
         await ending
     assert not daemon.drains.count_running()
+
+
+@pytest.mark.parametrize("by", ["writer", "reader", "expecting"])
+async def test_a_cancelled_transfer_is_cancelled_at_both_ends(node: Node, by: str) -> None:
+    """Whichever end's program cancels it, no end counts as failed, and no alert of failures sees it."""
+    peer = await node.here.connect(node.there.address)
+    here, there = node.regions["here"], peer.regions["kv"]
+    roles = {"source", "destination"} | ({"expectation"} if by == "expecting" else set())
+    work: Any
+    if by == "reader":
+        lease = node.regions["there"].grant(None)
+        work = node.here.read(here, there, [1], [1], lease=lease.token, after=node.here.trigger())
+    else:
+        work = node.here.write(here, there, [1], [3], notify=b"tag", hold=True)
+    await node.until("/v1/open-transfers", lambda found: len(found["items"]) == 2)
+    if by == "expecting":
+        work = node.there.expect(b"tag", [3])
+    work.cancel()
+    counted: set[tuple[str, str, str]] = set()
+    async with asyncio.timeout(BOUND_S):
+        while len(counted) < len(roles):
+            text = (await node.client.get("/metrics")).text
+            counted = set(re.findall(ENDED, text))
+            await asyncio.sleep(0.02)
+    assert counted == {("cancelled", "cancelled", role) for role in roles}
+
+
+async def test_agents_of_one_name_are_one_series_each(node: Node) -> None:
+    """Replicas may have one name; a scrape that has a series twice is refused."""
+    options = AgentOptions(daemon=str(node.served.socket.parent), daemon_may=EVERYTHING)
+    async with Agent("here", options) as other:
+        other.register("more", np.zeros((16, 1024), np.uint8))
+        await other.connect(node.there.address)
+        node.regions["here"].grant(None, blocks=[1])
+        other.regions["more"].grant(None, blocks=[1, 2])
+        await node.until("/v1/leases", lambda found: len(found["items"]) == 2)
+        await node.until("/v1/regions", lambda found: len(found["items"]) == 3)
+        await node.until("/v1/agents/there/peers", lambda found: found["items"])
+        text = (await node.client.get("/metrics")).text
+    names = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(names) == len(set(names))
+    for wanted in ("regions", "region_bytes"):
+        assert f'kvxfer_agent_{wanted}{{agent="here"}} {float(2 if wanted == "regions" else 2 << 14)}' in text
+    assert 'kvxfer_exports_outstanding{agent="here"} 2.0' in text
+    assert 'kvxfer_exports_outstanding_bytes{agent="here"} 3072.0' in text
 
 
 async def test_a_daemon_that_ends_takes_nothing_new_and_waits_for_what_it_began(node: Node) -> None:

@@ -122,7 +122,7 @@ def test_a_tensor_that_cannot_be_registered_is_named(ends: Ends) -> None:
 def test_a_layout_beyond_the_memory_is_refused(ends: Ends) -> None:
     with pytest.raises(UsageError, match="spans") as caught:
         ends.agent.register("half", ends.array[:2], ends.layout)
-    assert caught.value.code == "out-of-range"
+    assert caught.value.code == "length-mismatch"
 
 
 def test_deregister_lets_go_and_forgets_programs(ends: Ends) -> None:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kvxfer.log import logger
-
 #: Room that must stay free beside the reserve: for the lines of some thousand changes that are in progress.
 LEAST_FREE_NBYTES: Final = 1 << 20
 #: Errors of a system call that say that the disk is full, for this user or for all.
@@ -34,6 +32,10 @@ class Reserve:
         self._says = ""
         self.is_held = False
 
+    def __str__(self) -> str:
+        """Why it is not held; ``""`` if it is."""
+        return self._says
+
     def take(self) -> bool:
         """Takes the room if it is not held and the disk has it; returns whether it is held.
 
@@ -43,7 +45,7 @@ class Reserve:
             try:
                 self.is_held = self._take()
             except OSError as error:
-                self._say(f"{self._path.parent} has no room for changes: {error.strerror}")
+                self._says = str(error.strerror)
         return self.is_held
 
     def give(self) -> bool:
@@ -81,13 +83,7 @@ class Reserve:
             if found.st_size:
                 os.ftruncate(file, found.st_size)
             needed = (sizes[-1] + LEAST_FREE_NBYTES) >> 20
-            self._say(f"{self._path.parent} has no room for changes: {needed} MiB must be free")
+            self._says = f"{needed} MiB must be free"
             return False
         finally:
             os.close(file)
-
-    def _say(self, words: str) -> None:
-        """Logs it once for each time that the disk is full."""
-        if words != self._says:
-            self._says = words
-            logger().error("%s; only revoking and draining may use what is left", words)

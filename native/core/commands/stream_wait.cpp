@@ -2,17 +2,18 @@
 
 #include <unistd.h>
 
-#include <deque>
+#include <list>
 #include <mutex>
 #include <new>
 
+#include "core/everlasting.h"
 #include "core/system/fork_guard.h"
 #include "gpu/kept_memory.h"
 
 namespace kvxfer {
 namespace {
 
-constexpr std::size_t kPageNbytes = 4096;
+constexpr std::size_t kPlacePageNbytes = 4096;
 
 // A word that has reached this value is not used again: up to here, greater is greater even if the
 // comparison subtracts.
@@ -41,28 +42,31 @@ class StreamWait::Pool {
   void give_back(Place* place) {
     if (place->word == kLastValue) return;
     const std::lock_guard lock(mutex_);
-    free_.push_back(place);
+    try {
+      free_.push_back(place);
+    } catch (const std::bad_alloc&) {  // the place is not used again
+    }
   }
 
  private:
   Status grow(const gpu::Driver& driver, int device) {
     const Result<void*> page =
-        gpu::allocate_kept(driver, device, kPageNbytes, "the words that streams wait for");
+        gpu::allocate_kept(driver, device, kPlacePageNbytes, "the words that streams wait for");
     if (!page.ok()) return page.status();
-    for (std::size_t at = 0; at < kPageNbytes; at += sizeof(Place))
+    for (std::size_t at = 0; at < kPlacePageNbytes; at += sizeof(Place))
       free_.push_back(new (static_cast<std::byte*>(page.value()) + at) Place);
     return {};
   }
 
   const pid_t owner_ = ::getpid();
   std::mutex mutex_;
-  std::deque<Place*> free_;
+  std::list<Place*> free_;
 };
 
 // Never destroyed, since streams may use its words at any time.
 StreamWait::Pool& StreamWait::pool() {
-  static auto* one = new Pool;
-  return *one;
+  static Everlasting<Pool> one;
+  return one.get();
 }
 
 Result<std::shared_ptr<StreamWait>> StreamWait::create(const gpu::Driver& driver, int device) {

@@ -2,13 +2,15 @@
 
 #include <new>
 
+#include "core/everlasting.h"
+#include "core/in_room.h"
 #include "gpu/kept_memory.h"
 
 namespace kvxfer {
 namespace {
 
 // A word has its cache line for itself: a thread that looks at one is not disturbed by stores to another.
-constexpr std::size_t kWordNbytes = 64, kPageNbytes = 4096;
+constexpr std::size_t kWordNbytes = 64, kWordPageNbytes = 4096;
 
 // Words of one kind of memory, which is never given back: a stream may store to a word at any time.
 class WordPool {
@@ -16,7 +18,9 @@ class WordPool {
   // Adds the words of a page.
   void grow(void* page) {
     pages_.push_back(page);
-    for (std::size_t at = kPageNbytes; at != 0; at -= kWordNbytes)
+    // So that words can be given back without memory.
+    for (auto* words : {&free_, &awaited_}) words->reserve(pages_.size() * (kWordPageNbytes / kWordNbytes));
+    for (std::size_t at = kWordPageNbytes; at != 0; at -= kWordNbytes)
       free_.push_back(new (static_cast<std::byte*>(page) + at - kWordNbytes) Trigger::Word(0));
   }
   Trigger::Word* take() {
@@ -33,8 +37,8 @@ class WordPool {
     std::atomic_ref(*word).store(0, std::memory_order_relaxed);
     return word;
   }
-  void give_back(Trigger::Word* word) { free_.push_back(word); }
-  void await(Trigger::Word* word) { awaited_.push_back(word); }
+  void give_back(Trigger::Word* word) noexcept { add_in_room(free_, word); }
+  void await(Trigger::Word* word) noexcept { add_in_room(awaited_, word); }
 
  private:
   std::vector<Trigger::Word*> free_, awaited_;
@@ -46,10 +50,9 @@ struct Pools {
   WordPool process, pinned;
 };
 
-// Never destroyed: triggers may outlive every other object of the process.
 Pools& pools() {
-  static auto* all = new Pools;
-  return *all;
+  static Everlasting<Pools> all;
+  return all.get();
 }
 
 }  // namespace
@@ -58,7 +61,7 @@ std::shared_ptr<Trigger> Trigger::create() {
   const std::lock_guard lock(pools().mutex);
   Word* word = pools().process.take();
   if (word == nullptr) {
-    pools().process.grow(operator new(kPageNbytes, std::align_val_t{kWordNbytes}));
+    pools().process.grow(operator new(kWordPageNbytes, std::align_val_t{kWordNbytes}));
     word = pools().process.take();
   }
   return std::shared_ptr<Trigger>(new Trigger(word, Home::kProcess));
@@ -68,7 +71,7 @@ Result<std::shared_ptr<Trigger>> Trigger::create_pinned(const gpu::Driver& drive
   const std::lock_guard lock(pools().mutex);
   Word* word = pools().pinned.take();
   if (word == nullptr) {
-    const Result<void*> page = gpu::allocate_kept(driver, device, kPageNbytes, "the words of triggers");
+    const Result<void*> page = gpu::allocate_kept(driver, device, kWordPageNbytes, "the words of triggers");
     if (!page.ok()) return page.status();
     pools().pinned.grow(page.value());
     word = pools().pinned.take();

@@ -53,7 +53,7 @@ struct SessionConfig {
   // certificates proved.
   bool needs_certificate = false;
   wire::Identity self;
-  wire::Features features{.num_fence_slots = FenceTable::kSlots.num};
+  wire::Features features{.num_fence_slots = FenceTable::kSlots.num, .last_words = 1};
   Time handshake_timeout_ns = 2'000'000'000;
   Time heartbeat_ns = 500'000'000;  // the longest time between two heartbeats, whatever else is sent
   Time silent_ns = 2'000'000'000;  // nothing heard for this long: the peer is lost

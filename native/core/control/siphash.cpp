@@ -15,7 +15,7 @@ std::uint64_t load(const std::byte* at) noexcept {
   return value;
 }
 
-struct State {
+struct SipHashState {
   std::uint64_t v0, v1, v2, v3;
 
   // clang-format off
@@ -43,8 +43,8 @@ struct State {
 
 SipHashMac siphash128(const SipHashKey& key, std::span<const std::byte> bytes) noexcept {
   const std::uint64_t k0 = load(key.data()), k1 = load(key.data() + 8);
-  State state{0x736f6d6570736575u ^ k0, 0x646f72616e646f6du ^ k1 ^ 0xee,  // 0xee: of the 128-bit form
-              0x6c7967656e657261u ^ k0, 0x7465646279746573u ^ k1};
+  SipHashState state{0x736f6d6570736575u ^ k0, 0x646f72616e646f6du ^ k1 ^ 0xee,  // 0xee: of the 128-bit form
+                     0x6c7967656e657261u ^ k0, 0x7465646279746573u ^ k1};
   const std::size_t num_whole = bytes.size() / 8 * 8;
   for (std::size_t i = 0; i < num_whole; i += 8) state.absorb(load(bytes.data() + i));
   // The last word: the bytes left over, and the length's low byte on top.

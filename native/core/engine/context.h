@@ -14,6 +14,7 @@
 #include "core/copy/copy_workers.h"
 #include "core/engine/timers.h"
 #include "core/engine_host.h"
+#include "core/in_room.h"
 
 namespace kvxfer {
 
@@ -63,7 +64,7 @@ class Context {
   }
   template <class T>
   void keep_for_this_round(std::unique_ptr<T> owned) noexcept {
-    ended_.emplace_back(owned.release(), [](void* dead) { delete static_cast<T*>(dead); });
+    add_in_room(ended_, owned.release(), [](void* dead) { delete static_cast<T*>(dead); });
   }
   void begin_round() {
     ended_.clear();

@@ -268,6 +268,7 @@ void Destinations::finish(Destination& destination) {
 
 void Destinations::fail(Destination& destination, TransferEvent event, Status why, bool tell_peer) {
   const bool told = destination.state != TransferState::kQueued;
+  if (why.code() == Code::kCancelled) event = TransferEvent::kCancel;  // also if the peer's caller asked
   if (!step(destination_transitions(), destination.state, event)) return end_again(destination);
   parked_.remove(destination.parked);
   context_.timers.clear(destination.timer);
@@ -276,13 +277,17 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   sums_.forget(destination.key);
   if (destination.handle) destination.handle->let_streams_go(outcome_of(destination.state));
   if (destination.expectation && expectations_.contains(destination.expectation->handle()->id()))
-    destination.expectation->handle()->let_streams_go(Outcome::kFailed);
+    destination.expectation->handle()->let_streams_go(outcome_of(destination.state));
   admission_.closed(destination);
   if (!destination.posted.empty()) draining_.begin(destination);  // the fence
-  if (Peer* peer = sessions_.find_open(destination.key.first); peer != nullptr && tell_peer && told)
+  if (tell_peer && told && !destination.owes_word) tell_failure(destination);
+  if (destination.posted.empty()) drained(destination);
+}
+
+void Destinations::tell_failure(const Destination& destination) {
+  if (Peer* peer = sessions_.find_open(destination.key.first))
     sessions_.refuse(*peer, destination.key.second, destination.reason,
                      destination.tells_context ? destination.context : wire::Bytes());
-  if (destination.posted.empty()) drained(destination);
 }
 
 // See Sources::end_again.
@@ -296,6 +301,7 @@ void Destinations::drained(Destination& destination) {
   context_.make_room();
   const bool done = destination.state == TransferState::kDone;
   if (!done) step(destination_transitions(), destination.state, TransferEvent::kDrained);
+  if (!done && std::exchange(destination.owes_word, false)) tell_failure(destination);
   sums_.forget(destination.key);
   context_.timers.clear(destination.timer);
   if (destination.ours && !done) admission_.forget(destination);
@@ -329,6 +335,7 @@ void Destinations::drained(Destination& destination) {
 void Destinations::end_expectation(std::uint64_t handle, TransferState state, Status why) {
   const std::shared_ptr<Expectation> expectation = expectations_.find(handle);
   if (expectation == nullptr) return;
+  if (why.code() == Code::kCancelled) state = TransferState::kCancelled;  // also if the writer's caller asked
   std::vector<TransferKey> writers;
   for (const Writer* each = expectation->writers().first(); each != nullptr;
        each = LinkedList<Writer>::after(*each))

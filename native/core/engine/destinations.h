@@ -131,6 +131,7 @@ class Destinations {
   void begin_moving(Destination& destination, wire::ByteSpan pages = {});
   void finish(Destination& destination);
   void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
+  void tell_failure(const Destination& destination);
   void end_again(Destination& destination);
   void drained(Destination& destination);
 

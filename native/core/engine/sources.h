@@ -96,6 +96,7 @@ class Sources {
   void hear(Source& source, const wire::Bytes& context);
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
   void end_again(Source& source);
+  bool is_under_way(const Source& source) const;
   void drained(Source& source);
   FenceSlots& fences_of(const Peer& peer) noexcept {
     return peer.session().fence_slots().first == FenceTable::kSlots.first ? fences_ : old_fences_;

@@ -33,7 +33,7 @@ struct Aes128Gcm {  // tls12_crypto_info_aes_gcm_128
 static_assert(sizeof(Aes128Gcm) == 40);
 }  // namespace uapi
 
-constexpr std::size_t kBatchNbytes = 256 * 1024;  // of one call
+constexpr std::size_t kSendNbytes = 256 * 1024;  // of one call
 
 // In one call the kernel opens as many records as fill it; if a peer's records have one byte each, other
 // peers wait.
@@ -42,12 +42,7 @@ constexpr std::chrono::microseconds kMostOfACall{1000};
 
 constexpr std::size_t kMostKeysOfACall = 64;
 
-constexpr std::array<std::byte, 5> kKeyUpdate{std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1},
-                                              std::byte{0}};
 constexpr std::size_t kAlertNbytes = 2;
-constexpr std::byte kCloseNotify{0};
-
-bool would_block() noexcept { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 bool attach(int socket) noexcept {
   return ::setsockopt(socket, IPPROTO_TCP, uapi::kUpperProtocol, "tls", sizeof "tls") == 0;
@@ -171,7 +166,7 @@ ssize_t KernelChannel::send(std::span<const iovec> bytes) noexcept {
     const Runs before = from;
     if (num_sent_ < records_of_a_key_ || renew_key()) {
       runs_.clear();
-      nbytes = from.take(kBatchNbytes, runs_);
+      nbytes = from.take(kSendNbytes, runs_);
       msghdr message{};
       message.msg_iov = runs_.data();
       message.msg_iovlen = runs_.size();

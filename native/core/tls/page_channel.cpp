@@ -10,6 +10,8 @@
 #include <new>
 #include <utility>
 
+#include "core/everlasting.h"
+
 namespace kvxfer::tls {
 namespace {
 
@@ -21,13 +23,7 @@ constexpr std::size_t kOutNbytes = 256 * 1024;
 constexpr std::size_t kMostAside = 64;
 
 // A call of a MiB takes 65 full records; records of one byte each would keep all other peers waiting.
-constexpr std::size_t kMostRecordsOfACall = 256;
-
-constexpr std::array<std::byte, 5> kKeyUpdate{std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1},
-                                              std::byte{0}};
-constexpr std::byte kCloseNotify{0};
-
-bool would_block() noexcept { return errno == EAGAIN || errno == EWOULDBLOCK; }
+constexpr std::size_t kMostPageRecordsOfACall = 256;
 
 // As many as a few rails use at a time.
 constexpr std::size_t kMostSpare = 8;
@@ -38,8 +34,8 @@ struct Spare {
 };
 
 Spare& spare() {
-  static Spare& all = *new Spare;  // for threads that outlive static objects
-  return all;
+  static Everlasting<Spare> all;
+  return all.get();
 }
 
 }  // namespace
@@ -226,7 +222,7 @@ ssize_t PageChannel::receive(std::span<const iovec> runs) noexcept {
       total += length;
       continue;
     }
-    if (num_records == kMostRecordsOfACall) {
+    if (num_records == kMostPageRecordsOfACall) {
       if (total == 0) return fail("TLS: the peer renews its keys too often");
       has_unread_ = true;
       return static_cast<ssize_t>(total);

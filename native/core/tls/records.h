@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,6 +28,13 @@ inline constexpr std::size_t kMostRecordNbytes = kMostPlainNbytes + kRecordOverh
 inline constexpr std::uint64_t kRecordsOfAKey = std::uint64_t{1} << 24;
 
 enum class RecordKind : std::uint8_t { kAlert = 21, kHandshake = 22, kData = 23 };
+
+inline constexpr std::array<std::byte, 5> kKeyUpdate{std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1},
+                                                     std::byte{0}};
+inline constexpr std::byte kCloseNotify{0};  // the second byte of an alert
+
+// After a system call on a socket.
+inline bool would_block() noexcept { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 using TrafficSecret = std::array<std::byte, 32>;
 
