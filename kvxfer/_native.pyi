@@ -243,7 +243,8 @@ class AgentCore:
     def event_fd(self) -> int:
         """Readable while there are events, once a ``drain(arm=True)`` that returned an empty list has armed
         it."""
-    def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
+    def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]:
+        """Takes events. Raises NativeError if there are none and the agent has ended by itself."""
     def add_waiters(self, change: int) -> None:
         """Adds ``change`` to the number of waiters for "ended", "layer", "commands", "notification",
         "message", "room" or "lease-acknowledged" events; without waiters such events are not made. A waiter first
@@ -608,9 +609,14 @@ class DoorRequest:
     def ended_ns(self) -> int: ...
 
 class Door:
-    """native/door/agent.h. Rows are address, length and device: uint64 [N, 3]."""
+    """native/door/agent.h. Rows are address, length and device: uint64 [N, 3].
 
-    def __init__(self, name: str, options: dict[str, Any], advertise: str, timeout_s: float) -> None: ...
+    `prepare` also takes rows with a stride and a count: uint64 [N, 5].
+    """
+
+    def __init__(
+        self, name: str, options: dict[str, Any], advertise: str, timeout_s: float, exchanges: bool
+    ) -> None: ...
     def close(self, timeout_s: float) -> None: ...
     def register(self, rows: NDArray[np.uint64], is_gpu: bool) -> None: ...
     def deregister(self, rows: NDArray[np.uint64], is_gpu: bool) -> None: ...

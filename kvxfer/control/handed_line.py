@@ -11,6 +11,7 @@ from kvxfer.errors import UsageError, invalid
 from kvxfer.gpu.peer_pages import DESCRIPTOR, FABRIC, MOST_NBYTES
 from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
 from kvxfer.layout.schema import decode_object
+from kvxfer.naming import is_text
 
 #: The longest line: a layout, as text in JSON, and little else.
 MAX_LINE_NBYTES: Final = 2 * MAX_ENCODED_NBYTES + 4096
@@ -79,7 +80,7 @@ class HandedLine:
         """
         wanted = decode_object(line, MAX_LINE_NBYTES, "what is handed over")
         name = wanted.get("name")
-        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_NBYTES:
+        if not is_text(name) or not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
             raise invalid(f"name must be a text of 1 to {_MAX_NAME_NBYTES} bytes")
         if not name.isprintable():
             raise invalid("name contains characters that cannot be printed")

@@ -12,7 +12,9 @@ from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.errors import PeerError, invalid, translate
+from kvxfer.naming import check_name
 from kvxfer.region import RegionDescriptor
+from kvxfer.threads import start_thread
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -132,11 +134,11 @@ class Connecting:
         self._dialled = dialled = Future[int]()
         dialled.set_running_or_notify_cancel()
         if not self._address:
-            self._names.check(self._target)
+            self._names.check(check_name(self._target, "target, a name to look up,"))
         if _is_literal(self._address):
             self._begin(dialled)
         else:
-            threading.Thread(target=self._begin, args=(dialled,), name="kvxfer-dial", daemon=True).start()
+            start_thread(self._begin, "kvxfer-dial", dialled)
         return dialled
 
     def _begin(self, dialled: Future[int]) -> None:

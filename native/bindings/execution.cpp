@@ -175,13 +175,13 @@ void define_execution(nb::module_& m) {
   m.def("expand", &expand, "loops"_a, "layer"_a, "src_ids"_a, "dst_ids"_a, "num_fine"_a = 0,
         "units"_a = Units{1, 1, 0, 0});
   m.def("execute", &execute_layer, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layer"_a, "src_ids"_a,
-        "dst_ids"_a, "num_fine"_a, "src"_a, "dst"_a);
+        "dst_ids"_a, "num_fine"_a, "src"_a.noconvert(), "dst"_a.noconvert());
   m.def("pack", &pack, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layer"_a, "src_ids"_a, "dst_ids"_a,
-        "num_fine"_a, "src"_a);
+        "num_fine"_a, "src"_a.noconvert());
   m.def("unpack", &unpack, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layer"_a, "src_ids"_a,
-        "dst_ids"_a, "num_fine"_a, "packed"_a, "dst"_a);
-  m.def("convert", &convert, "src_dtype"_a, "dst_dtype"_a, "src"_a, "count"_a, "src_scale"_a.none(),
-        "dst_scale"_a.none(), "saturate"_a, "kernel"_a = "");
+        "dst_ids"_a, "num_fine"_a, "packed"_a, "dst"_a.noconvert());
+  m.def("convert", &convert, "src_dtype"_a, "dst_dtype"_a, "src"_a.noconvert(), "count"_a,
+        "src_scale"_a.none(), "dst_scale"_a.none(), "saturate"_a, "kernel"_a = "");
 }
 
 }  // namespace kvxfer::python

@@ -164,7 +164,7 @@ Status ForeignReader::land(const ForeignMemory& memory, const Move& move) {
   return status;
 }
 
-Status ForeignReader::read_buffer(const ForeignMemory& memory) noexcept {
+Status ForeignReader::read_buffer(const ForeignMemory& memory) {
   std::byte* at = buffer_.data();
   for (std::size_t first = 0; first < named_.size();) {
     const std::size_t num = std::min(named_.size() - first, kMaxRuns);
@@ -184,7 +184,7 @@ Status ForeignReader::read_buffer(const ForeignMemory& memory) noexcept {
   return {};
 }
 
-Status ForeignReader::read_runs(const ForeignMemory& memory, std::size_t num_runs) noexcept {
+Status ForeignReader::read_runs(const ForeignMemory& memory, std::size_t num_runs) {
   std::size_t first = 0;
   while (first < num_runs) {
     const ssize_t result = ::process_vm_readv(memory.pid(), &local_[first], num_runs - first, &remote_[first],
