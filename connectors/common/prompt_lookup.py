@@ -38,6 +38,8 @@ _MAX_PARTS: Final = 256
 _MAX_WAITING: Final = 1024
 # An engine that did not answer, or could not be dialled, is not asked again for so long.
 _REST_S: Final = 1.0
+# How long a thread waits after an error that it does not expect.
+_LOOK_AGAIN_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -163,12 +165,18 @@ class PromptRegister:
         while True:
             try:
                 message = self._agent.message_blocking()
-            except kvxfer.KvxferError:
-                return  # closed
-            try:
-                self._take(message.peer, message.payload)
-            except (ValueError, struct.error) as error:
-                _log.warning("kvxfer: %s sent a message that cannot be read: %s", message.peer.name, error)
+                try:
+                    self._take(message.peer, message.payload)
+                except (ValueError, struct.error) as error:
+                    _log.warning(
+                        "kvxfer: %s sent a message that cannot be read: %s", message.peer.name, error
+                    )
+            except Exception:
+                if self._agent.closed:
+                    return
+                # Without this thread no engine would be given a prompt any more.
+                _log.exception("kvxfer: %s: an enquiry for a prompt could not be answered", self._agent.name)
+                time.sleep(_LOOK_AGAIN_S)  # the cause may last
 
     def _take(self, peer: kvxfer.Peer, payload: bytes) -> None:
         kind, number, _, _ = _HEAD.unpack_from(payload)
@@ -261,8 +269,14 @@ class PromptLookup:
 
     def drain(self) -> None:
         """Declines prompts that were given too late."""
-        while (message := self._agent.take_message()) is not None:
-            self._late(message.peer, message.payload)
+        try:
+            while (message := self._agent.take_message()) is not None:
+                self._late(message.peer, message.payload)
+        except kvxfer.AgentError:
+            raise
+        except Exception:
+            # Input from another engine must not end this engine.
+            _log.exception("kvxfer: %s: an answer could not be taken", self._agent.name)
 
     def close(self) -> None:
         """Stops asking."""
@@ -329,6 +343,8 @@ class PromptLookup:
             )
         except (kvxfer.KvxferError, ValueError, RecursionError, struct.error) as error:
             _log.warning("kvxfer: asking %s for a prompt failed: %s", source.address, error)
+        except Exception:
+            _log.exception("kvxfer: asking %s for a prompt failed", source.address)
         return None
 
     def _late(self, peer: kvxfer.Peer, payload: bytes) -> None:

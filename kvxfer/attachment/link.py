@@ -61,7 +61,8 @@ class Attachment:
     It never delays the agent: its own thread does the work. A request that has to wait gets a thread of its
     own, 16 at a time. If the daemon is away, the link calls it again after 0.2 s, then less and less often,
     down to every 5 s. While the daemon hangs, the link sends nothing until it reads; the oldest records are
-    dropped and counted. After an invalid message the link ends the connection and calls again.
+    dropped and counted. After an invalid message, and after any error of its own, the link logs the reason,
+    ends the connection and calls again.
 
     Parameters
     ----------
@@ -85,7 +86,8 @@ class Attachment:
         agent: Verbs,
     ) -> None:
         self.core = core
-        self.greeting = hello(entry, options)
+        self.entry = entry
+        self.options = options
         self.state = AgentState(core, peers, regions, drain)
         self.calls = Calls(core, agent, self.state, drain, options.daemon_may)
         self._link = _Link(path, entry.name, weakref.ref(self))
@@ -100,7 +102,7 @@ class Attachment:
         try:
             self._link.start()
         except (OSError, RuntimeError) as error:
-            logger().warning("kvxfer: %s attaches to no daemon: %s", self.greeting["name"], error)
+            logger().warning("kvxfer: %s attaches to no daemon: %s", self.entry.name, error)
 
     def news(self) -> None:
         """Makes the link check the state, and report changes."""
@@ -169,24 +171,10 @@ class _Link:
         away_since = time.monotonic()
         try:
             while not self.stopped():
-                conversation = None
-                try:
-                    self._connection = dial(self._path)
-                    conversation = _Conversation(self, self._connection)
-                    try:
-                        conversation.hold()
-                    finally:
-                        self._connection.close()
-                        self._connection = None
-                except (Malformed, PermissionError) as error:
-                    self._tell_once(str(error), is_odd=True)
-                    # This welcome does not count, so the pauses between calls keep growing.
-                    conversation = None
-                except OSError as error:
-                    self._tell_once(str(error))
+                was_welcome = self._call_once()
                 if self.stopped():
                     return
-                if conversation is not None and conversation.is_welcome:
+                if was_welcome:
                     retry_s, away_since = _FIRST_RETRY_S, time.monotonic()
                 elif time.monotonic() - away_since > _RECORDS_WANTED_S:
                     self._watch_records(0)
@@ -199,6 +187,34 @@ class _Link:
                 os.close(self._records_fd)
                 self._records_fd = -1
 
+    def _call_once(self) -> bool:
+        """Holds one conversation with the daemon; returns whether the pauses between calls start anew.
+
+        They go on growing if either end was wrong, even if the daemon had welcomed the agent.
+        """
+        conversation = None
+        try:
+            self._connection = dial(self._path)
+            conversation = _Conversation(self, self._connection)
+            try:
+                conversation.hold()
+            finally:
+                self._connection.close()
+                self._connection = None
+        except (Malformed, PermissionError) as error:
+            self._tell_once(str(error), is_odd=True)
+            return False
+        except OSError as error:
+            if conversation is not None and conversation.is_welcome:
+                self.last_words = ""  # the daemon was there: that it went is news
+            self._tell_once(str(error))
+        except Exception as error:
+            # An error of this end. Without another call, the daemon would never hear of this agent again.
+            words = f"what it reports could not be sent, and is tried again: {type(error).__name__}: {error}"
+            self._tell_once(words, is_odd=True, error=error)
+            return False
+        return conversation is not None and conversation.is_welcome
+
     def _sleep(self, left_s: float) -> None:
         until = time.monotonic() + left_s
         poller = select.poll()
@@ -207,11 +223,11 @@ class _Link:
             if poller.poll(left_s * 1000):
                 self._bell.quiet()
 
-    def _tell_once(self, words: str, *, is_odd: bool = False) -> None:
-        """Logs the reason why there is no daemon, once for each reason."""
+    def _tell_once(self, words: str, *, is_odd: bool = False, error: Exception | None = None) -> None:
+        """Logs the reason why there is no daemon, once for each reason; with `error`, where it arose."""
         if words != self.last_words and not self.stopped():
             log = logger().warning if is_odd else logger().info
-            log("kvxfer: %s is not attached to its daemon: %s", self._name, words)
+            log("kvxfer: %s is not attached to its daemon: %s", self._name, words, exc_info=error)
         self.last_words = words
 
     def _watch_records(self, capacity: int) -> None:
@@ -224,8 +240,12 @@ class _Link:
         except NativeError:
             return  # the agent closes
         if capacity:
-            # The agent may close the descriptor itself at any time.
-            self._records_fd = os.dup(fd)
+            try:
+                # The agent may close the descriptor itself at any time.
+                self._records_fd = os.dup(fd)
+            except OSError:
+                attachment.core.watch_records(0)  # the next welcome tries again
+                raise
         else:
             os.close(self._records_fd)
             self._records_fd = -1
@@ -268,7 +288,7 @@ class _Conversation:
         attachment = self._link._attachment()
         if attachment is None:
             return
-        self._connection.send(attachment.greeting)
+        self._connection.send(hello(attachment.entry, attachment.options))
         attachment.state.forget()
         del attachment
         self._watch(self._link._bell.fd, select.POLLIN)
@@ -377,7 +397,7 @@ class _Conversation:
         try:
             self._connection.send(answer)
         except ValueError as error:
-            self._connection.send(_failed(answer["id"], "exhausted", f"the answer does not fit: {error}"))
+            self._connection.send(_failed(answer["id"], "exhausted", f"the answer cannot be sent: {error}"))
 
     # ---- what is heard ----------------------------------------------------------------------
 
@@ -385,7 +405,6 @@ class _Conversation:
         kind = message["t"]
         if kind == "welcome" and not self.is_welcome:
             self.is_welcome = self._has_state = self._has_records = True
-            self._link.last_words = ""
             self._link._watch_records(_RECORDS_KEPT)
         elif kind == "refused":
             raise PermissionError(f"the daemon refuses it: {str(message.get('words'))[:200]}")

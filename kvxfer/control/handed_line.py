@@ -75,7 +75,7 @@ class HandedLine:
         Raises
         ------
         UsageError
-            ``invalid-argument``: the line is malformed. ``out-of-range``: the layout spans more than the
+            ``invalid-argument``: the line is malformed. ``length-mismatch``: the layout spans more than the
             named part of a GPU's allocation. ``unsupported``: a handle that does not keep its memory alive.
         """
         wanted = decode_object(line, MAX_LINE_NBYTES, "what is handed over")
@@ -104,7 +104,7 @@ def require_span(layout: KVLayout, nbytes: int) -> None:
     """Refuses a layout that extends beyond its memory."""
     if layout.nbytes > nbytes:
         raise UsageError(
-            f"the layout spans {layout.nbytes} bytes, but the memory has {nbytes}", code="out-of-range"
+            f"the layout spans {layout.nbytes} bytes, but the memory has {nbytes}", code="length-mismatch"
         )
 
 

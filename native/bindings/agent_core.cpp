@@ -545,8 +545,8 @@ void define_agent_core(nb::module_& m) {
       .def("open_transfers", &PyAgentCore::open_transfers, "most"_a)
       .def("cancel_transfer", &PyAgentCore::cancel_transfer, "peer"_a, "transfer"_a, "is_source"_a)
       .def("leases", &PyAgentCore::leases, "most"_a)
-      .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
-           "layout"_a, "device"_a, "owner"_a)
+      .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a.noconvert(), "num_blocks"_a,
+           "footprint"_a, "layout"_a, "device"_a, "owner"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
       .def("region_notes", &PyAgentCore::region_notes, "region"_a)
       .def("region_node", &PyAgentCore::region_node, "region"_a)

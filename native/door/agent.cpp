@@ -80,11 +80,12 @@ Result<std::vector<Section>> Agent::make_region(const std::multiset<Descriptor>&
 }
 
 Status Agent::add_region(std::multiset<Descriptor> descriptors, MemoryKind kind) {
-  const Result<std::vector<Section>> made = make_region(descriptors, kind);
+  Result<std::vector<Section>> made = make_region(descriptors, kind);
   if (!made.ok()) return made.status();
   const std::lock_guard lock(mutex_);
-  for (const Section& section : made.value()) sections_.add(section);
-  registrations_.push_back({made.value().front().region, kind, std::move(descriptors)});
+  const RegionId region = made.value().front().region;
+  change(sections_, [&](SectionMap& sections) { sections.take(SectionMap(std::move(made).value())); });
+  registrations_.push_back({region, kind, std::move(descriptors)});
   return {};
 }
 
@@ -124,12 +125,12 @@ Status Agent::deregister_memory(std::span<const Descriptor> descriptors, MemoryK
     for (std::size_t i = 0; i < left.size(); ++i) {
       if (left[i].descriptors.size() == registrations_[i].descriptors.size()) continue;
       gone.push_back(left[i].region);
-      sections_.remove(left[i].region);
       if (!left[i].descriptors.empty()) rest.push_back(std::move(left[i].descriptors));
     }
     const auto is_gone = [&](RegionId region) {
       return std::find(gone.begin(), gone.end(), region) != gone.end();
     };
+    change(sections_, [&](SectionMap& sections) { sections.remove(gone); });
     std::erase_if(left, [&](const Registration& each) { return is_gone(each.region); });
     registrations_ = std::move(left);
     std::erase_if(tokens_, [&](const auto& each) {
@@ -160,7 +161,7 @@ Metadata Agent::described(const std::set<RegionId>* regions, bool with_address) 
   out.incarnation = runtime_->identity().incarnation;
   if (with_address) out.address = options_.advertise.empty() ? runtime_->address() : options_.advertise;
   std::set<RegionId> named;
-  for (const Section& section : sections_.all())
+  for (const Section& section : sections_->all())
     if (regions == nullptr || regions->contains(section.region)) {
       out.sections.push_back(section);
       named.insert(section.region);
@@ -251,10 +252,11 @@ void Agent::on_event(const Event& event) {
     return;
   }
   const std::lock_guard lock(mutex_);
+  if (event.kind == EventKind::kRoom) return send_more(event.peer);
   if (event.kind == EventKind::kPeerUp) {
     const std::string name = name_of(event.peer);
     if (const auto introduction = introductions_.find(event.peer); introduction != introductions_.end()) {
-      (void)send_long(event.peer, introduction->second.kind, introduction->second.payload);
+      send_long(event.peer, introduction->second.kind, std::move(introduction->second.payload));
       return;
     }
     Remote* const remote = find(event.peer);
@@ -268,20 +270,21 @@ void Agent::on_event(const Event& event) {
     remote->is_up = true;
     claim(*remote);
   } else if (event.kind == EventKind::kPeerLost) {
-    std::erase_if(granted_, [&](const auto& each) { return each.first.first == event.peer; });
+    granted_.erase(granted_.lower_bound({event.peer, 0}), granted_.lower_bound({event.peer + 1, 0}));
     introductions_.erase(event.peer);
-    parts_.erase(event.peer);
+    end_sending(event.peer);
+    (void)take_parts(event.peer, {});
     // Bounds what is kept of peers that come and go.
     while (notices_.size() > kMostLeft && notices_.front().mail.peer == event.peer) notices_.pop_front();
     if (Remote* const remote = find(event.peer)) {
-      remote->session = 0;  // the session has ended
+      by_session_.erase(std::exchange(remote->session, 0));  // it has ended
       lose(*remote, {event.code, event.message});
     }
   }
 }
 
 void Agent::on_message(Mail mail) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const SessionKey peer = mail.peer;
   wire::Bytes& payload = mail.payload;
   const std::uint8_t kind = payload.empty() ? 0 : static_cast<std::uint8_t>(payload.front());
@@ -295,7 +298,7 @@ void Agent::on_message(Mail mail) {
   if (mail.tells) runtime_->message_taken(peer);
   if (kind >= kPart && kind <= kThanks) {
     payload.erase(payload.begin());
-    return on_introduced(peer, kind, std::move(payload));
+    return on_introduced(lock, peer, kind, std::move(payload));
   }
   Token token;
   if (payload.size() != 1 + token.size()) return;
