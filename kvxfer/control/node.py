@@ -330,7 +330,7 @@ class NodeDaemon:
             reasons["starting"] = ["it is starting"]
         if self._missing:
             reasons["transport"] = list(self._missing)
-        if self.own is not None and self.own.agent.closed:
+        if self.own is not None and self.own.agent.closed and not self.drains.ends:
             reasons["agent"] = [f"{self.own.name} has ended: start the daemon again"]
         elif self.own is not None and not self.own.address:
             reasons["agent"] = [f"{self.own.name} has no address at which others reach it"]

@@ -19,6 +19,7 @@ from kvxfer.errors import KvxferError, PeerError, UsageError, invalid
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.lease import LeaseMode
 from kvxfer.lease_token import LeaseToken
+from kvxfer.naming import is_text
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
@@ -89,7 +90,7 @@ class OwnAgent:
         directory: Directory | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        if not 0 < len(node.encode()) <= _MAX_NODE_NBYTES or not node.isprintable():
+        if not is_text(node) or not 0 < len(node.encode()) <= _MAX_NODE_NBYTES or not node.isprintable():
             raise invalid(f"a node's name must have 1 to {_MAX_NODE_NBYTES} bytes, not {node!r:.100}")
         self.node = node
         self.allow = allow or AllowedHosts()

@@ -41,7 +41,15 @@ struct RailInfo {
 class EngineHost {
  public:
   virtual ~EngineHost() = default;
-  virtual void send(SessionKey session, wire::Bytes frame) = 0;
+  // Leaves the frame as it is if memory is lacking.
+  virtual void send(SessionKey session, wire::Bytes&& frame) = 0;
+  // What of the frames of a session has not gone out. `is_full`: its connection takes no more for now, and the
+  // engine is pumped when it does.
+  struct Unsent {
+    std::size_t nbytes = 0;
+    bool is_full = false;
+  };
+  virtual Unsent unsent(SessionKey session) const = 0;
   // After everything that was sent; no on_disconnected follows.
   virtual void close_session(SessionKey session) = 0;
   // The peer is authenticated. An initiator starts its rails here, and reports each later by rail_up or

@@ -244,7 +244,10 @@ class Runtime final : private EngineHost {
   Result<After> once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write);
 
   // runtime.cpp
-  void send(SessionKey session, wire::Bytes frame) override { connections_.send(session, std::move(frame)); }
+  void send(SessionKey session, wire::Bytes&& frame) override {
+    connections_.send(session, std::move(frame));
+  }
+  Unsent unsent(SessionKey session) const override { return connections_.unsent(session); }
   void close_session(SessionKey session) override;
   std::uint32_t session_open(SessionKey session) override { return connections_.dial_rails(session); }
   void dial_rail(SessionKey session, const wire::RailName& rail) override {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -274,6 +275,26 @@ def test_lines_are_appended_and_files_set_aside(tmp_path: Path) -> None:
     again.append({"n": 100})
     again.close()
     assert lines(path)[-1] == 100
+
+
+def test_a_new_file_that_could_not_be_made_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = AuditLog(tmp_path / "audit.log", max_nbytes=1)
+    log.append({"n": 0})
+    with monkeypatch.context() as patch:
+
+        def full(_: AuditLog) -> int:
+            raise OSError(errno.ENOSPC, "no space left")
+
+        patch.setattr(AuditLog, "_open", full)
+        log.append({"n": 1})
+        assert "no space left" in log.fault
+        with pytest.raises(Refusal, match="no space left"):
+            log.require_room()
+    assert log.fault == ""
+    log.close()
+    assert [lines(tmp_path / name) for name in ("audit.log.1", "audit.log")] == [[0], [1]]
 
 
 def test_it_follows_no_link(tmp_path: Path) -> None:

@@ -58,14 +58,13 @@ class Costs {
     return handle.value();
   }
   std::shared_ptr<Handle> write(SessionKey to, const std::string& tag, std::uint32_t block) {
-    return post(src_, to, writes_.at(to), tag, block, 0, 1);
+    return post(src_, to, writes_.at(to), tag, {block}, 0, 1);
   }
   // A read of which no layer is released.
-  std::shared_ptr<Handle> read(SessionKey from, LeaseId lease) {
-    return post(dst_, from, reads_.at(from), "", 1, lease, 0);
+  std::shared_ptr<Handle> read(SessionKey from, LeaseId lease, Blocks blocks = {1}) {
+    return post(dst_, from, reads_.at(from), "", std::move(blocks), lease, 0);
   }
-  LeaseId grant_read(std::size_t i) {
-    const std::vector<std::uint32_t> blocks{1};
+  LeaseId grant_read(std::size_t i, const Blocks& blocks = {1}) {
     const SessionKey to = i == 0 ? to_dst_ : session(src_, i);
     auto lease = src_.engine().grant(
         src_.now(), {to, src_region_, wire::LeaseMode::kRead, false, blocks, 1000 * kSecond, true});
@@ -103,14 +102,14 @@ class Costs {
     return out;
   }
   static std::shared_ptr<Handle> post(Node& node, SessionKey peer, std::uint32_t program,
-                                      const std::string& tag, std::uint32_t block, LeaseId lease,
+                                      const std::string& tag, Blocks blocks, LeaseId lease,
                                       std::uint32_t layers_ready) {
     TransferRequest request;
     request.peer = peer;
     request.program = program;
     request.num_layers = 1;
     request.layers_ready = layers_ready;
-    request.src_ids = request.dst_ids = {block};
+    request.src_ids = request.dst_ids = std::move(blocks);
     request.notify = bytes(tag);
     request.timeout_ns = 1000 * kSecond;
     request.lease = lease;
@@ -210,6 +209,19 @@ TEST(other_leases_of_its_peer_cost_a_read_nothing) {
                        all.world_.run_for(kMillisecond);
                        return [&all] {
                          all.read(all.to_src_, 0);
+                         all.world_.run_for(kMillisecond);
+                       };
+                     }};
+  cost_nothing_beside({.num_leases = 1000}, std::span(&read, 1));
+}
+
+// Of several leases that it needs, the newest allows a part, and the others are found by their blocks.
+TEST(leases_on_other_blocks_cost_a_read_under_several_nothing) {
+  const Case read = {"pages of four leases are read", [](Costs& all, const std::string&) {
+                       for (const std::uint32_t block : {2, 3, 4, 5}) all.grant_read(0, {block});
+                       all.world_.run_for(kMillisecond);
+                       return [&all] {
+                         all.read(all.to_src_, 0, {2, 3, 4, 5});
                          all.world_.run_for(kMillisecond);
                        };
                      }};

@@ -79,7 +79,7 @@ void FrameSocket::want(bool write) {
   reactor_.modify(fd_.get(), EPOLLIN | (write ? EPOLLOUT : 0u));
 }
 
-void FrameSocket::send(wire::Bytes frame) {
+void FrameSocket::send(wire::Bytes&& frame) {
   if (!fd_) return;
   if (out_begin_ == out_.size()) {
     if (outbox_ != nullptr && !offered_ && outbox_->push(frame)) {

@@ -126,6 +126,8 @@ class Session {
   std::vector<wire::Bytes> take_output();
   // The same for frequent calls: discards the contents of `into` and reuses its memory for the new frames.
   void take_output(std::vector<wire::Bytes>& into);
+  // Frames that were taken and could not be sent are the next ones again.
+  void give_back(std::vector<wire::Bytes>& frames) noexcept { output_.swap(frames); }
 
   SessionState state() const noexcept { return state_; }
   const Status& reason() const noexcept { return reason_; }  // why it closed; ok before

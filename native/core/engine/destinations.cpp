@@ -44,8 +44,19 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
 
 Destination& Destinations::add(std::unique_ptr<Destination> destination) {
   destination->posted_at = context_.now;
-  destination->set_timer(context_.timers, time_after(context_.now, destination->timeout_ns));
-  return destinations_.add(std::move(destination));
+  Destination& added = destinations_.add(std::move(destination));
+  try {
+    added.set_timer(context_.timers, time_after(context_.now, added.timeout_ns));
+  } catch (...) {
+    withdraw(added.key);
+    throw;
+  }
+  return added;
+}
+
+void Destinations::withdraw(TransferKey key) {
+  context_.timers.clear(find(key)->timer);
+  destinations_.take(key);
 }
 
 void Destinations::request(Peer& peer, TransferKey key) {
@@ -169,25 +180,26 @@ Status Destinations::authorize(Destination& destination) {
   return found.ok() || unlike.ok() ? found : unlike;
 }
 
-void Destinations::let_in(const LeaseTerms& lease) {
-  let_in(parked_.of_blocks(*lease.holder, lease.region, lease.all_blocks, lease.blocks));
+std::vector<TransferKey> Destinations::parked_for(const LeaseTerms& lease) const {
+  return parked_.of_blocks(*lease.holder, lease.region, lease.all_blocks, lease.blocks);
 }
 
 void Destinations::let_in(std::span<const TransferKey> parked) {
-  for (const TransferKey& key : parked) {
-    Destination* destination = find(key);
-    if (destination == nullptr || destination->state != TransferState::kParked) continue;
-    if (Status status = authorize(*destination); status.ok())
-      begin_moving(*destination);
-    else if (may_come_true(status))
-      parked_.add(*destination, destination->parked);
-    else
-      fail(*destination, TransferEvent::kFail, std::move(status), true);
-  }
+  for (const TransferKey& key : parked)
+    context_.serve(key.first, [&] {
+      Destination* destination = find(key);
+      if (destination == nullptr || destination->state != TransferState::kParked) return;
+      if (Status status = authorize(*destination); status.ok())
+        begin_moving(*destination);
+      else if (may_come_true(status))
+        parked_.add(*destination, destination->parked);
+      else
+        fail(*destination, TransferEvent::kFail, std::move(status), true);
+    });
 }
 
-void Destinations::let_in(const Expectation& expectation) {
-  let_in(parked_.of_tag(expectation.tag()));
+void Destinations::let_in(const Expectation& expectation, std::span<const TransferKey> parked) {
+  let_in(parked);
   if (tag_memory_.size() == 0 || expectation.complete() || !expectation.writers().empty()) return;
   const auto written = tag_memory_.take_written(
       wire::text_of(expectation.tag()),

@@ -15,8 +15,21 @@ constexpr std::uint64_t kRunNbytes = 64;
 
 Source& Sources::add(std::unique_ptr<Source> source) {
   source->posted_at = context_.now;
-  source->set_timer(context_.timers, time_after(context_.now, source->timeout_ns));
-  return sources_.add(std::move(source));
+  Source& added = sources_.add(std::move(source));
+  try {
+    added.set_timer(context_.timers, time_after(context_.now, added.timeout_ns));
+  } catch (...) {
+    withdraw(added.key);
+    throw;
+  }
+  return added;
+}
+
+void Sources::withdraw(TransferKey key) {
+  Source& source = *sources_.find(key);
+  release_fence(source);
+  context_.timers.clear(source.timer);
+  sources_.take(key);
 }
 
 bool Sources::offer(Peer& peer, TransferKey key) {

@@ -60,6 +60,7 @@ class Sources {
   // ---- ours: queued, then announced by an OFFER. False: no fence word is free for it; try later
   Source& add(std::unique_ptr<Source> source);
   bool offer(Peer& peer, TransferKey key);
+  void withdraw(TransferKey key);  // of which no peer has heard, and of which nothing was posted
   void layers_ready(TransferKey key, std::uint32_t layers);
 
   // ---- what peers say; an error breaks the protocol
