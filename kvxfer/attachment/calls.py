@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer.address import Address
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.arguments import check_kind, count, flag, seconds
 from kvxfer.attachment.agent_state import AgentState, lease_id
@@ -34,6 +36,8 @@ Later = Callable[[], Answer]
 _MOST_OPEN: Final = 1024
 _MOST_POSTED: Final = 65_536
 _MOST_LEASES: Final = 1 << 20
+# A host that does not answer keeps few of the threads for calls.
+_MOST_DIALS_OF_HOST: Final = 8
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 # Keywords of `Agent.write` and `Agent.read`, besides those for regions and blocks.
 _TERMS: Final = frozenset({"layers", "heads", "tokens", "timeout_s", "priority", "context"})
@@ -83,6 +87,8 @@ class Calls:
         # Transfers posted here that have not ended, by the number of their handle.
         self._posted: dict[int, Transfer] = {}
         self._swept_at = 64
+        # Dials under way, by host.
+        self._dials: Counter[str] = Counter()
         self._lock = (
             threading.Lock()
         )  # for posting: calls that had to connect first run on threads of their own
@@ -191,7 +197,7 @@ class Calls:
         """
         agent, told = args["remote_agent"], args.get("allow")
         if told is None:
-            return lambda: self._agent.connect_blocking(agent, timeout_s)
+            return lambda: self._connect_within(agent, timeout_s)
         check_kind(told, "allow", list, "a list of hosts")
         try:
             allowed = AllowedHosts(told)
@@ -211,9 +217,27 @@ class Calls:
             else:
                 entry = self._agent._names.look_up(agent, left_s, lambda: False)
                 target = replace(entry, address=allowed.place_of(entry.address)) if entry.address else entry
-            return self._agent.connect_blocking(target, left_s())
+            return self._connect_within(target, left_s())
 
         return dial
+
+    def _connect_within(self, target: str | Entry, timeout_s: float) -> Peer:
+        """Connects, unless too many dials of the same host wait for an answer."""
+        address = target if isinstance(target, str) else target.address
+        host = Address.parse(address, "remote_agent").host.lower() if "://" in address else str(target)
+        with self._lock:
+            if self._dials[host] >= _MOST_DIALS_OF_HOST:
+                raise ExhaustedError(
+                    f"{_MOST_DIALS_OF_HOST} dials of {host} wait for an answer: ask again later",
+                    code="exhausted",
+                )
+            self._dials[host] += 1
+        try:
+            return self._agent.connect_blocking(target, timeout_s)
+        finally:
+            with self._lock:
+                self._dials[host] -= 1
+                self._dials += Counter()  # forgets hosts without dials
 
     def _peer_report(self, peer: Peer) -> Answer:
         row = self._state.peer(peer.id)

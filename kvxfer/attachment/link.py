@@ -50,7 +50,9 @@ _FIRST_RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 5.0
 # If the daemon is away for longer, transfers make no records until it is back.
 _RECORDS_WANTED_S: Final = 60.0
-_MOST_CALLS: Final = 16
+# Calls under way that take long, by family: those that dial may wait for dead agents, and take no room from
+# those that end leases. `Calls` bounds the dials of one host.
+_MOST_CALLS: Final = {"move": 64, "grant": 16}
 _LONGEST_CALL_S: Final = 60.0
 _MAX_ID_NBYTES: Final = 64
 
@@ -128,7 +130,8 @@ class _Link:
         self._records_fd = -1
         self._has_news = False  # set by `news`, or by the end of a call
         self.last_words = ""
-        self.errands = threading.BoundedSemaphore(_MOST_CALLS)  # for all connections together
+        # For all connections together.
+        self.errands = {family: threading.BoundedSemaphore(most) for family, most in _MOST_CALLS.items()}
         _links.add(self)
 
     # ---- for other threads ------------------------------------------------------------------
@@ -439,16 +442,17 @@ class _Conversation:
 
         answer = _outcome(number, first)
         if later:
-            self._begin(later[0], number)
+            self._begin(later[0], number, verb.partition(".")[0])
         else:
             self._reply(answer)
             self._has_state = True
 
-    def _begin(self, errand: Later, number: int) -> None:
+    def _begin(self, errand: Later, number: int, family: str) -> None:
         """Starts a thread for work that may take long."""
         answers, link = self._answers, self._link
-        if not link.errands.acquire(blocking=False):
-            words = f"{_MOST_CALLS} calls of agent {link._name!r} are under way: ask again later"
+        errands = link.errands[family]
+        if not errands.acquire(blocking=False):
+            words = f"{_MOST_CALLS[family]} calls of agent {link._name!r} are under way: ask again later"
             self._reply(_failed(number, "exhausted", words))
             return
 
@@ -456,13 +460,13 @@ class _Conversation:
             try:
                 answers.append(_outcome(number, errand))
             finally:
-                link.errands.release()
+                errands.release()
             link.news()
 
         try:
             start_thread(run, "kvxfer-call")
         except RuntimeError as error:
-            link.errands.release()
+            errands.release()
             self._reply(_failed(number, "system", f"no thread can be started: {error}"))
 
 

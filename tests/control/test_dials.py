@@ -45,7 +45,7 @@ async def node_of_directory(folder: Path, allow: tuple[str, ...] | None) -> Asyn
         async with serving(
             folder / "node", own_agent=True, node="node-b", directory=at, pool_gib=0.001, allow=allow
         ) as node:
-            options = AgentOptions(daemon=str(folder / "node/run"), daemon_may=("show", "move"))
+            options = AgentOptions(daemon=str(folder / "node/run"), daemon_may=("show", "move", "grant"))
             with DaemonDirectory(at) as directory:
                 async with Agent("here", options, directory=directory):
                     agents = node.daemon.agents
@@ -102,6 +102,29 @@ async def test_names_that_do_not_answer_delay_no_other_name(tmp_path: Path) -> N
             async with Agent("alive", listen="tcp://127.0.0.2:0", directory=DaemonDirectory(at)):
                 answer = await park(client, "alive")
             assert answer.json()["code"] == "unknown-region", answer.text  # it was reached
+            for task in dead:
+                task.cancel()
+            await asyncio.gather(*dead, return_exceptions=True)
+
+
+async def test_dead_names_keep_an_attached_agent_from_no_other_call(tmp_path: Path) -> None:
+    """More dead names than an agent makes dials of one host, or has threads for calls that end leases."""
+    async with node_of_directory(tmp_path, None) as (node, at), node.unix() as client:
+        connect = "/v1/agents/here/peers"
+        with silent_host() as (address, _):
+            for number in range(20):
+                publish(at, f"dead-{number}", address)
+            dead = [
+                asyncio.create_task(client.post(connect, json={"remote_agent": f"dead-{number}"}))
+                for number in range(20)
+            ]
+            await asyncio.wait(dead, return_when=asyncio.FIRST_COMPLETED)
+            async with Agent("alive", listen="tcp://127.0.0.2:0", directory=DaemonDirectory(at)) as alive:
+                answer = await client.post(connect, json={"remote_agent": "alive"})
+                assert answer.json().get("id") == alive.incarnation.hex(), answer.text
+            here = next(each.incarnation for each in node.daemon.agents.all() if each.name == "here")
+            answer = await client.delete(f"/v1/leases/{here}-none")
+            assert answer.json()["code"] == "not-found", answer.text
             for task in dead:
                 task.cancel()
             await asyncio.gather(*dead, return_exceptions=True)

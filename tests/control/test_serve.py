@@ -458,7 +458,7 @@ def test_a_full_disk_is_a_reason_a_gauge_and_one_line_of_the_log(tmp_path: Path)
             while True:
                 file.write(bytes(1 << 16))
         for _ in range(3):
-            answer = client.put("/v1/drain", json={})
+            answer = client.post("/v1/tokens", json={"name": "x"})
             assert (answer.status_code, answer.json()["code"]) == (503, "unavailable"), answer.text
         (reason,) = client.get("/readyz").json()["reasons"]
         assert reason.startswith("the audit log cannot be written")
