@@ -159,7 +159,7 @@ def test_strided_rows_are_their_blocks(ends: tuple[End, End]) -> None:
     lists = [
         near.agent.prep_xfer_dlist(of, each, "DRAM") for of, each in zip(("", "far-away"), rows, strict=True)
     ]
-    handle = near.agent.make_prepped_xfer("WRITE", lists[0], range(5), lists[1], [4, 3, 2, 1, 0])
+    handle = near.agent.make_prepped_xfer("WRITE", lists[0], list(range(5)), lists[1], [4, 3, 2, 1, 0])
     near.agent.transfer(handle)
     while near.agent.check_xfer_state(handle) == "PROC":
         pass
