@@ -451,6 +451,11 @@ def kernel_tls() -> tuple[Literal["nothing", "one-key", "new-keys"], str]:
 # Runs one layer of a program without an agent. `units`: (src_units, dst_units, src_tokens, dst_tokens).
 Units = tuple[int, int, int, int]
 
+def check_ends(
+    program: Program, src: tuple[NDArray[np.void], int, int], dst: tuple[NDArray[np.void], int, int]
+) -> None:
+    """Raises NativeError where two agents would refuse a program. `src` and `dst` are (footprint, num_blocks,
+    nbytes) of the regions, as `AgentCore.register` takes them; the regions' ids are ignored."""
 def expand(
     loops: NDArray[np.void], layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],
     num_fine: int = 0, units: Units = ...,

@@ -391,8 +391,9 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Raises
         ------
         UsageError
-            Read-only memory, or a name in use. ``length-mismatch``: the layout is larger than the memory.
-            ``unsupported``: GPU memory, but kernels cannot run here, or the agent has no GPU or another one.
+            Read-only memory, a name in use, or blocks of more than 1 GiB in one layer. ``length-mismatch``:
+            the layout reaches beyond the memory. ``unsupported``: GPU memory, but kernels cannot run here, or
+            the agent has no GPU or another one.
 
         Notes
         -----

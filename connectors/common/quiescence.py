@@ -42,7 +42,7 @@ def quiesce(work: kvxfer.Group, peers: Iterable[kvxfer.Peer], patience_s: float)
     Raises
     ------
     AgentError
-        ``internal``: it moves even after the end of the sessions, for a minute.
+        ``system``: it moves even after the end of the sessions, for a minute.
     """
     if is_quiet_by(work, time.monotonic() + patience_s):
         return
@@ -73,7 +73,7 @@ def revoke(leases: Iterable[kvxfer.Lease]) -> None:
     Raises
     ------
     AgentError
-        ``internal``: a device still copies after a minute.
+        ``system``: a device still copies after a minute.
     """
     ending = [lease for lease in leases if not has_ended(lease)]
     deadline = time.monotonic() + _GPU_S
@@ -92,7 +92,7 @@ def deregister(regions: Iterable[kvxfer.Region]) -> None:
     Raises
     ------
     AgentError
-        ``internal``: a device still copies after a minute.
+        ``system``: a device still copies after a minute.
     """
     for region in regions:
         try:
@@ -105,5 +105,5 @@ def _stuck(what: str) -> kvxfer.AgentError:
     return kvxfer.AgentError(
         f"{what} within {_GPU_S:g} s although nothing at this end permits it any more: a GPU hangs, and "
         "blocks of the cache may still be read or written. Restart this engine",
-        code="internal",
+        code="system",
     )

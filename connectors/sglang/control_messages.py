@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kvxfer.directory import Entry
 from kvxfer.errors import invalid
 from kvxfer.layout.schema import Field, Schema, flag, hexadecimal, integer_within, mapping, text_within
+from kvxfer.naming import MAX_NAME_NBYTES
 
 Ids = NDArray[np.uint32]
 
@@ -36,11 +37,10 @@ _MAX_NAMES: Final = 1024
 _MAX_ROOM: Final = 2**63 - 1
 _MAX_TOKENS: Final = 2**31 - 1
 _MAX_RANKS: Final = 65535
-_MAX_NAME_NBYTES: Final = 128  # of an agent or a region
 _MAX_HOST_NBYTES: Final = 255  # of a name in the DNS
 _MAX_REASON_NBYTES: Final = 4096
 
-_name = text_within(_MAX_NAME_NBYTES)
+_name = text_within(MAX_NAME_NBYTES)  # of an agent or a region
 
 
 def _names(value: Any) -> tuple[str, ...]:

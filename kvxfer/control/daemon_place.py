@@ -66,11 +66,13 @@ class DaemonPlace:
         parts = urlsplit(named)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise invalid(
-                f'{where}{named!r} does not name a daemon: write "http://host:port", "https://..." or "unix:/path"'
+                f"{where}{named!r} does not name a daemon: "
+                'write "http://host:port", "https://..." or "unix:/path"'
             )
         if parts.username is not None or parts.password is not None:
             raise invalid(
-                f"{where}a daemon's URL must not contain a password: name a file with a token, or set {_TOKEN_FILE}"
+                f"{where}a daemon's URL must not contain a password: "
+                f"name a file with a token, or set {_TOKEN_FILE}"
             )
         return cls(named.rstrip("/"))
 

@@ -179,7 +179,8 @@ class HandedMemory:
             listener.close()
             raise
         try:
-            self._sibling = self._parent.sibling("memory", gpu=self._gpu)
+            # In a thread: it publishes itself, in a directory that this event loop may have to answer for.
+            self._sibling = await asyncio.to_thread(self._parent.sibling, "memory", gpu=self._gpu)
         except BaseException:
             listener.close()
             raise

@@ -286,6 +286,7 @@ async def serve(
             task.result()  # raises what ended a listener
         await daemon.drains.stop_taking(options.stop_after_s)
     finally:
+        await daemon.end_own()
         if app is not None:
             app.close()
         for server, _ in servers:

@@ -59,7 +59,7 @@ class _TlsDoor(asyncio.Protocol):
         self.leave()
 
     def _leave_place(self) -> None:
-        self._state.connections.discard(self)  # type: ignore[arg-type]
+        self._state.connections.discard(self)
         self._state.silent.pop(self, None)
 
     async def _let_in(self) -> None:
@@ -76,8 +76,10 @@ class _TlsDoor(asyncio.Protocol):
                 ssl_handshake_timeout=REQUEST_TIMEOUT_S,
                 ssl_shutdown_timeout=REQUEST_TIMEOUT_S,
             )
-        except OSError:
-            self._transport.abort()  # what arrived was no handshake, or no valid one, or nothing in time
+        except Exception:
+            # What arrived was no handshake, or no valid one, or not in time. A stranger may bring any of it
+            # about, so nothing is logged.
+            self._transport.abort()
             return
         finally:
             self._leave_place()

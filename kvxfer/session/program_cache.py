@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from kvxfer._native import AgentCore
+from kvxfer._native import AgentCore, NativeError, check_ends
+from kvxfer.errors import translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.log import is_debugging, logger
 from kvxfer.session.requests import Program
@@ -67,18 +66,7 @@ class ProgramCache:
             src, dst = (region, remote) if write else (remote, region)
             program = compile_program(src.layout, dst.layout, heads=heads, fine=fine)
             number = self._core.install_program(
-                Program(
-                    peer=peer_id,
-                    write=write,
-                    src_region=src.id,
-                    dst_region=dst.id,
-                    num_layers=program.num_program_layers,
-                    loops=np.array(program.loops),
-                    conversions=np.array(program.conversions),
-                    scales=np.array(program.scales),
-                    units=program.units,
-                    dst_heads=program.dst_heads,
-                )
+                Program.of(program, peer=peer_id, write=write, src=src.id, dst=dst.id)
             )
             first, _ = program.window(None)
             whole = _names_whole_blocks(src.layout, dst.layout)
@@ -103,6 +91,27 @@ class ProgramCache:
     def clear(self) -> None:
         """Drops everything."""
         self.entries = {}
+
+
+def checked_program(src: KVLayout, dst: KVLayout) -> CopyProgram:
+    """Compiles the program between two layouts, and holds it to what both ends' agents check.
+
+    Raises
+    ------
+    UsageError
+        As in `kvxfer.plan.compile_program`, or what an agent would refuse.
+    """
+    import numpy as np  # loaded with the first layout
+
+    from kvxfer.plan.compile import compile_program, footprint
+
+    program = compile_program(src, dst)
+    ends = [(np.array(footprint(end)), end.num_blocks, end.nbytes) for end in (src, dst)]
+    try:
+        check_ends(Program.of(program), *ends)
+    except NativeError as error:
+        raise translate(error) from None
+    return program
 
 
 def _names_whole_blocks(src: KVLayout, dst: KVLayout) -> bool:

@@ -125,11 +125,15 @@ class RegionTable:
     def _tell(self, name: str, found: Registration) -> int:
         from kvxfer.plan.compile import footprint
 
+        try:
+            loops = footprint(found.layout)
+        except UsageError as error:  # it speaks of two layouts
+            raise invalid(f"region {name!r} cannot be registered: {error.args[0]}") from None
         return self._core.register(
             name,
             np.array(found.spans, np.int64),
             found.layout.num_blocks,
-            np.array(footprint(found.layout)),
+            np.array(loops),
             found.layout.to_bytes(),
             found.device,
             found.views,

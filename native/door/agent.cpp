@@ -252,10 +252,11 @@ void Agent::on_event(const Event& event) {
     return;
   }
   const std::lock_guard lock(mutex_);
+  if (event.kind == EventKind::kRoom) return send_more(event.peer);
   if (event.kind == EventKind::kPeerUp) {
     const std::string name = name_of(event.peer);
     if (const auto introduction = introductions_.find(event.peer); introduction != introductions_.end()) {
-      (void)send_long(event.peer, introduction->second.kind, introduction->second.payload);
+      send_long(event.peer, introduction->second.kind, std::move(introduction->second.payload));
       return;
     }
     Remote* const remote = find(event.peer);
@@ -271,6 +272,7 @@ void Agent::on_event(const Event& event) {
   } else if (event.kind == EventKind::kPeerLost) {
     granted_.erase(granted_.lower_bound({event.peer, 0}), granted_.lower_bound({event.peer + 1, 0}));
     introductions_.erase(event.peer);
+    end_sending(event.peer);
     (void)take_parts(event.peer, {});
     // Bounds what is kept of peers that come and go.
     while (notices_.size() > kMostLeft && notices_.front().mail.peer == event.peer) notices_.pop_front();

@@ -171,7 +171,9 @@ class Agent {
     std::string name;  // the agent that must answer
   };
   Status introduce(const std::string& address, Introduction introduction);
-  Status send_long(SessionKey session, std::uint8_t kind, const wire::Bytes& payload);
+  void send_long(SessionKey session, std::uint8_t kind, wire::Bytes payload);
+  void send_more(SessionKey session);
+  void end_sending(SessionKey session);
   void on_introduced(std::unique_lock<std::mutex>& lock, SessionKey peer, std::uint8_t kind,
                      wire::Bytes payload);
   void add_part(SessionKey peer, const wire::Bytes& payload);
@@ -228,6 +230,13 @@ class Agent {
   std::uint64_t told_nbytes_ = 0;
   std::map<SessionKey, std::string> names_;  // of peers, by session
   std::map<SessionKey, Introduction> introductions_;
+  // What is longer than the room for messages: the rest goes when there is room again.
+  struct Outgoing {
+    std::uint8_t kind = 0;
+    wire::Bytes payload;
+    std::size_t num_sent = 0;
+  };
+  std::map<SessionKey, Outgoing> outgoing_;
   std::map<SessionKey, wire::Bytes> parts_;  // parts of what a peer sends in several messages
   std::uint64_t parts_nbytes_ = 0;
   // Notifications that came as messages, or from this agent itself. A peer's count against its budget until

@@ -232,12 +232,30 @@ void Agent::advertise(std::string address) {
   options_.advertise = std::move(address);
 }
 
-Status Agent::send_long(SessionKey session, std::uint8_t kind, const wire::Bytes& payload) {
+void Agent::send_long(SessionKey session, std::uint8_t kind, wire::Bytes payload) {
+  if (outgoing_.empty()) runtime_->ring().add_waiters(1);  // only waiters are told of kRoom
+  outgoing_.try_emplace(session, Outgoing{kind, std::move(payload), 0});  // one at a time
+  send_more(session);
+}
+
+void Agent::end_sending(SessionKey session) {
+  if (outgoing_.erase(session) != 0 && outgoing_.empty()) runtime_->ring().add_waiters(-1);
+}
+
+void Agent::send_more(SessionKey session) {
   constexpr std::size_t kMost = wire::kMaxMessage - 1;
-  std::size_t at = 0;
-  for (; payload.size() - at > kMost; at += kMost)
-    if (Status sent = send(session, kPart, std::span(payload).subspan(at, kMost)); !sent.ok()) return sent;
-  return send(session, kind, std::span(payload).subspan(at));
+  const auto found = outgoing_.find(session);
+  if (found == outgoing_.end()) return;
+  Outgoing& outgoing = found->second;
+  for (bool is_last = false; !is_last; outgoing.num_sent += kMost) {
+    const auto left = std::span<const std::byte>(outgoing.payload).subspan(outgoing.num_sent);
+    is_last = left.size() <= kMost;
+    const Status sent =
+        send(session, is_last ? outgoing.kind : kPart, left.first(std::min(left.size(), kMost)));
+    if (sent.code() == Code::kExhausted) return;  // kRoom will come
+    if (!sent.ok()) break;
+  }
+  end_sending(session);
 }
 
 void Agent::add_part(SessionKey peer, const wire::Bytes& payload) {
@@ -283,7 +301,7 @@ void Agent::on_introduced(std::unique_lock<std::mutex>& lock, SessionKey peer, s
   const bool is_answer = is_answer_to_us && kind == kAnswer && introduction->second.kind == kAsk;
   const std::string asked = is_answer ? introduction->second.name : std::string();
   if (kind == kAsk) {
-    (void)send_long(peer, kAnswer, described(nullptr, true).encode());
+    send_long(peer, kAnswer, described(nullptr, true).encode());
     return;
   }
   if (kind == kTell || is_answer) {

@@ -137,10 +137,14 @@ class Program:
 
 @contextmanager
 def program(
-    folder: Path, *arguments: str, agent: bool = False, under: tuple[str, ...] = ()
+    folder: Path,
+    *arguments: str,
+    agent: bool = False,
+    under: tuple[str, ...] = (),
+    module: tuple[str, ...] = ("kvxfer.control",),
 ) -> Iterator[Program]:
     """Runs ``python -m kvxfer.control`` until the block ends, `under` a command that becomes it."""
-    command = [*under, sys.executable, "-m", "kvxfer.control", "--state", str(folder / "state")]
+    command = [*under, sys.executable, "-m", *module, "--state", str(folder / "state")]
     command += ["--runtime", str(folder / "run"), "--node", "node-a", "--listen", "127.0.0.1:0"]
     command += [] if agent else ["--no-agent"]
     process = subprocess.Popen(

@@ -127,7 +127,7 @@ def test_after_any_error_of_its_own_the_link_says_so_and_calls_again(
 
         return failing
 
-    owner = {"hello": link, "changed": AgentState, "dup": link.os}[part]
+    owner = {"hello": link, "changed": AgentState, "dup": os}[part]
     monkeypatch.setattr(owner, part, once(getattr(owner, part)))
     with Agent("here", options(daemon)) as agent:
         until(lambda: not left and daemon.find("here") is not None)

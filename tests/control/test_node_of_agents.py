@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import os
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, LeaseToken, Region
-from kvxfer.control import layout_digest, schema
+from kvxfer.control import AsyncClient, layout_digest, schema
 from tests.control.serving import BOUND_S, Served, serving
 
 EVERYTHING = ("show", "drain", "move", "grant", "settings")
@@ -106,6 +109,24 @@ async def test_agents_are_shown_with_their_regions_peers_and_rails(node: Node) -
     assert (await node.client.get("/v1/agents/nobody")).status_code == 404
 
 
+@pytest.mark.parametrize("name", ["daemon/node-a", "a/regions/b", "a//b", "a b/%2F?#", "ü/é", "../x"])
+async def test_agents_whose_names_have_slashes_are_asked_for_by_name(node: Node, name: str) -> None:
+    options = AgentOptions(daemon=str(node.served.socket.parent), daemon_may=EVERYTHING)
+    async with Agent(name, options) as agent:
+        agent.register("kv", np.zeros((4, 1024), np.uint8))
+        id_ = agent.incarnation.hex()
+        await node.until("/v1/regions", lambda found: found["items"], agent=id_)
+        async with AsyncClient(node.served.socket) as client:
+            assert (await client.get_agent(name)).id == id_
+            assert [region.agent for region in (await client.list_agent_regions(name)).items] == [id_]
+            await client.connect_agent(name, schema.ConnectRequest(remote_agent="there"))
+            peers = await node.until("/v1/peers", lambda found: found["items"], agent=id_)
+            assert peers["items"][0]["name"] == "there"
+            assert [peer.name for peer in (await client.list_agent_peers(name)).items] == ["there"]
+        if "//" not in name and "%" not in name and ".." not in name:
+            assert (await node.get(f"/v1/agents/{name}/peers"))["items"][0]["name"] == "there"
+
+
 async def test_pages_are_moved_by_rest_under_a_lease(node: Node) -> None:
     node.memory["there"][[1, 2]] = 7
     lease = await node.lease(blocks=[1, 2])
@@ -136,6 +157,21 @@ async def test_pages_are_moved_by_rest_under_a_lease(node: Node) -> None:
         (found,) = (await node.get("/v1/transfers", **search))["items"]
         assert found["id"] == whole["id"], search
     assert (await node.client.delete(f"/v1/transfers/{made['id']}")).json()["found"] is False
+
+
+async def test_of_a_long_answer_a_repetition_gets_the_status_and_the_digest(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvxfer.control.state.answers.LONG_NBYTES", 10)
+    asked = {"agent": "there", "region": "kv"}
+    first, again = [
+        await node.client.post("/v1/leases", json=asked, headers={"Idempotency-Key": "k"}) for _ in range(2)
+    ]
+    assert (first.status_code, again.status_code, again.json()) == (201, 201, {})
+    digest = base64.b64encode(hashlib.sha256(first.content).digest()).decode()
+    assert again.headers["Repr-Digest"] == f"sha-256=:{digest}:"
+    assert again.headers["Idempotent-Replay"] == "digest"
+    assert len((await node.until("/v1/leases", lambda found: found["items"]))["items"]) == 1
 
 
 async def test_what_agents_move_by_themselves_is_joined(node: Node) -> None:
@@ -174,6 +210,25 @@ async def test_a_transfer_that_waits_is_shown_open_and_cancelled(node: Node) -> 
     ended = await node.get(f"/v1/transfers/{made['id']}", wait_s=30)
     assert (ended["state"], ended["code"]) == ("cancelled", "cancelled")
     assert (await node.get("/v1/drain"))["running"] == 0
+
+
+@pytest.mark.parametrize("step_s", [1e6, -1e6])
+async def test_deadlines_are_kept_when_the_time_of_day_is_set(node: Node, step_s: float) -> None:
+    await node.here.connect(node.there.address)
+    made = (await node.move(verb="write", notify="tag", timeout_s=120.0)).json()
+    await node.client.put("/v1/drain", json={"deadline_s": 600.0})
+    daemon = node.served.daemon
+    for part in (daemon, daemon.moves, daemon.drains):
+        part_clock = "clock" if part is daemon else "_clock"
+        setattr(part, part_clock, lambda: time.time() + step_s)
+    drain = await node.get("/v1/drain")
+    assert (drain["ready"], drain["running"] > 0) == (False, True)
+    assert (await node.get(f"/v1/transfers/{made['id']}"))["state"] == "pending"
+    async with asyncio.timeout(BOUND_S):
+        ending = asyncio.create_task(daemon.drains.stop_taking(3600.0))
+        await node.client.post(f"/v1/transfers/{made['id']}/cancel")
+        await ending
+    assert not daemon.drains.count_running()
 
 
 @pytest.mark.parametrize("by", ["writer", "reader", "expecting"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from itertools import chain
 from pathlib import Path
 
 import httpx
@@ -307,6 +309,86 @@ def test_tls_and_tokens(tmp_path: Path) -> None:
         plain = url.replace("https", "http")
         with httpx.Client(base_url=plain, timeout=5) as client, pytest.raises(httpx.TransportError):
             client.get("/healthz")
+
+
+# The rest that `kvxfer serve` and `python -m kvxfer.control` take; `program` gives four more.
+ALL_OPTIONS = {
+    "--host-name": "127.0.0.1",
+    "--tls-certificate": "cert.pem",
+    "--tls-key": "key.pem",
+    "--tls-client-ca": "cert.pem",
+    "--agent-listen": "tcp://127.0.0.1:0",
+    "--agent-advertise": "tcp://localhost",
+    "--secret-file": "secret",
+    "--directory": "unix:run/api.sock",
+    "--pool-gib": "0.01",
+    "--allow": "10.0.0.0/8,localhost",
+    "--require": "shm,tcp",
+    "--most-transfers": "10",
+    "--token": "read=token",
+    "--otlp": "http://127.0.0.1:9",
+    "--log": "json",
+    "--stop-after-s": "1",
+}
+
+
+@pytest.mark.parametrize("module", [("kvxfer", "serve"), ("kvxfer.control",)], ids=" ".join)
+def test_a_daemon_starts_with_every_option(
+    tmp_path: Path, module: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    secret = f"kvx_{'0' * 16}_{'x' * 43}"
+    for name, text in (("secret", "a shared secret of agents"), ("token", secret)):
+        Path(name).touch(mode=0o600)
+        Path(name).write_text(text)
+    trusted = ssl.create_default_context(cafile=str(cert))
+    trusted.load_cert_chain(cert, key)
+    given = dict(ALL_OPTIONS)
+    spec = importlib.util.find_spec
+    if spec("opentelemetry") is None or spec("opentelemetry.exporter") is None:
+        del given["--otlp"]
+    with (
+        program(tmp_path, *chain.from_iterable(given.items()), agent=True, module=module) as daemon,
+        httpx.Client(
+            base_url=daemon.url,
+            verify=trusted,
+            headers={"Authorization": f"Bearer {secret}"},
+            timeout=BOUND_S,
+        ) as client,
+    ):
+        assert client.get("/readyz").json() == {"ready": True, "reasons": []}
+        entries = client.get("/v1/directory").json()["items"]
+        assert [entry["name"] for entry in entries] == ["daemon/node-a", "daemon/node-a/memory"]
+        assert all(entry["address"].startswith("tcp://localhost:") for entry in entries)
+        assert client.get("/v1/pools").json()["items"]
+        assert daemon.end() == 0, daemon.said
+
+
+def test_every_option_of_each_command_is_run_by_a_test() -> None:
+    """Those of `kvxfer serve` by one start together."""
+    main = pytest.importorskip("typer.main", reason="kvxfer[cli] is not installed")
+    from kvxfer.cli.app import app
+
+    group = main.get_command(app)
+    texts = [path.read_text() for path in (Path(__file__).parents[1]).rglob("test_*.py")]
+    whole = "\n".join(texts)
+    # A machine with a GPU is needed for the one.
+    left_out = {"--gpu", "--help", "--install-completion", "--show-completion"}
+    missing = []
+    for name, command in group.commands.items():
+        verbs = getattr(command, "commands", {}) if name != "bench" else {}
+        for verb, of in {"": command, **verbs}.items():
+            options = {each for parameter in of.params for each in parameter.opts if each.startswith("--")}
+            missing += [
+                f"{name} {verb} {option}"
+                for option in sorted(options - left_out)
+                if f'"{option}"' not in whole
+            ]
+    assert not missing
+    given = {*ALL_OPTIONS, "--state", "--runtime", "--node", "--listen", "--agent", "--no-agent"}
+    serve = {each for parameter in group.commands["serve"].params for each in parameter.opts}
+    assert serve - left_out <= given
 
 
 def test_client_certificates_are_asked_for_beside_tokens(tmp_path: Path) -> None:

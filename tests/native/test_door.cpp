@@ -68,7 +68,7 @@ Status move(Agent& agent, Operation operation, const PreparedList& local, const 
   Status status = agent.post(*made.value(), bytes_of(notify));
   for (const Time until = Runtime::now() + kBound; status.code() == Code::kAgain && Runtime::now() < until;)
     status = agent.check(*made.value());
-  agent.release(*made.value());
+  CHECK(agent.release(*made.value()).ok());
   return status;
 }
 

@@ -288,7 +288,7 @@ class Sampler {
   }
   void make(Offer& m) {
     make(m.spec);
-    if (random_.chance(50)) m.spec.flags |= kFlagLastWord;
+    if (with_features_ && random_.chance(50)) m.spec.flags |= kFlagLastWord;
     m.layers_ready = between(0, m.spec.grid.num_layers);
     m.fence_slot = fence_slot();
     m.fence_generation = random_.next();

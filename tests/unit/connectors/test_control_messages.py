@@ -47,7 +47,7 @@ def test_messages_are_read_as_they_were_written(message: Any) -> None:
 
 @pytest.mark.parametrize("ids", [[-1], [5, 2**32 + 5], [2**70], np.array([2**63], np.uint64)])
 def test_block_ids_are_not_narrowed(ids: Any) -> None:
-    with pytest.raises(UsageError, match="not within"):
+    with pytest.raises(UsageError, match=r"block ids? "):
         ids_of(ids)
     assert ids_of([2**32 - 1, 0]).tolist() == [2**32 - 1, 0]
     assert len(ids_of(None)) == 0
