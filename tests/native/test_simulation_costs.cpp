@@ -124,14 +124,14 @@ class Costs {
   std::map<SessionKey, std::uint32_t> writes_, reads_;
 };
 
-struct Case {
+struct Counted {
   const char* name;
   // Prepares, and returns what is counted. It runs once before the run that is counted, so that memory kept
   // from building up is in order.
   std::function<std::function<void()>(Costs&, const std::string& tag)> act;
 };
 
-const Case kCases[] = {
+const Counted kCounted[] = {
     {"an expectation ends",
      [](Costs& all, const std::string& tag) {
        auto expected = all.expect(tag, {3, 5, 7});
@@ -165,8 +165,8 @@ const Case kCases[] = {
 };
 
 // Counts each of the cases beside that crowd.
-void cost_nothing_beside(const Crowd& crowd, std::span<const Case> cases) {
-  for (const Case& each : cases) {
+void cost_nothing_beside(const Crowd& crowd, std::span<const Counted> cases) {
+  for (const Counted& each : cases) {
     // Returns a count of at most `at_most` if one of three tries has it: once in a while malloc tidies up
     // memory that was freed before.
     const auto count = [&](const Crowd& beside, std::uint64_t at_most) {
@@ -199,32 +199,32 @@ TEST(what_stands_still_costs_nothing) {
                        .num_parked = 1000,
                        .num_expected = 1000,
                        .num_leases = 1000},
-                      kCases);
+                      kCounted);
 }
 
 // A read that names no lease uses the newest lease that its poster was told of.
 TEST(other_leases_of_its_peer_cost_a_read_nothing) {
-  const Case read = {"a page is read", [](Costs& all, const std::string&) {
-                       all.grant_read(0);
-                       all.world_.run_for(kMillisecond);
-                       return [&all] {
-                         all.read(all.to_src_, 0);
-                         all.world_.run_for(kMillisecond);
-                       };
-                     }};
+  const Counted read = {"a page is read", [](Costs& all, const std::string&) {
+                          all.grant_read(0);
+                          all.world_.run_for(kMillisecond);
+                          return [&all] {
+                            all.read(all.to_src_, 0);
+                            all.world_.run_for(kMillisecond);
+                          };
+                        }};
   cost_nothing_beside({.num_leases = 1000}, std::span(&read, 1));
 }
 
 // Of several leases that it needs, the newest allows a part, and the others are found by their blocks.
 TEST(leases_on_other_blocks_cost_a_read_under_several_nothing) {
-  const Case read = {"pages of four leases are read", [](Costs& all, const std::string&) {
-                       for (const std::uint32_t block : {2, 3, 4, 5}) all.grant_read(0, {block});
-                       all.world_.run_for(kMillisecond);
-                       return [&all] {
-                         all.read(all.to_src_, 0, {2, 3, 4, 5});
-                         all.world_.run_for(kMillisecond);
-                       };
-                     }};
+  const Counted read = {"pages of four leases are read", [](Costs& all, const std::string&) {
+                          for (const std::uint32_t block : {2, 3, 4, 5}) all.grant_read(0, {block});
+                          all.world_.run_for(kMillisecond);
+                          return [&all] {
+                            all.read(all.to_src_, 0, {2, 3, 4, 5});
+                            all.world_.run_for(kMillisecond);
+                          };
+                        }};
   cost_nothing_beside({.num_leases = 1000}, std::span(&read, 1));
 }
 

@@ -58,8 +58,8 @@ class Caller {
 using Callers = std::vector<std::unique_ptr<Caller>>;
 
 // An agent, and callers of it whose sessions are open. They have one name, or each its own.
-struct Crowd {
-  Crowd(std::size_t num, bool one_name, const EngineConfig& config = {})
+struct Throng {
+  Throng(std::size_t num, bool one_name, const EngineConfig& config = {})
       : world(check::seed(), config), victim(world.add("victim")) {
     for (std::size_t i = 0; i < num; ++i) {
       const std::string name = one_name ? "replica" : "replica " + std::to_string(i);
@@ -96,11 +96,11 @@ struct Crowd {
 };
 
 TEST(newcomers_of_one_name_are_refused_a_few_at_a_time_once_its_owner_answers) {
-  Crowd crowd(300, true);
-  CHECK_EQ(crowd.named().size(), 1);
-  crowd.bound_steps(20, SIZE_MAX);
-  REQUIRE(crowd.world.until([&] { return crowd.num_ended == 299; }));
-  CHECK(crowd.named() == std::vector{crowd.callers[0].get()});
+  Throng throng(300, true);
+  CHECK_EQ(throng.named().size(), 1);
+  throng.bound_steps(20, SIZE_MAX);
+  REQUIRE(throng.world.until([&] { return throng.num_ended == 299; }));
+  CHECK(throng.named() == std::vector{throng.callers[0].get()});
 }
 
 // Each gets the name that the one before it has left, and hears nothing of it until then.
@@ -108,12 +108,12 @@ TEST(newcomers_of_one_name_get_it_one_after_the_other) {
   EngineConfig patient;  // nobody answers a heartbeat meanwhile
   patient.session.silent_ns = 1000 * kSecond;
   patient.session.heartbeat_ns = 200 * kSecond;
-  Crowd crowd(200, true, patient);
-  crowd.bound_steps(20, SIZE_MAX);
-  for (std::size_t i = 0; i < crowd.callers.size(); ++i) {
-    REQUIRE(crowd.world.until([&] { return !crowd.named().empty(); }, kSecond));
-    CHECK_EQ(crowd.named().size(), 1);
-    Caller& owner = *crowd.named().front();
+  Throng throng(200, true, patient);
+  throng.bound_steps(20, SIZE_MAX);
+  for (std::size_t i = 0; i < throng.callers.size(); ++i) {
+    REQUIRE(throng.world.until([&] { return !throng.named().empty(); }, kSecond));
+    CHECK_EQ(throng.named().size(), 1);
+    Caller& owner = *throng.named().front();
     owner.hang_up();
     owner.ended = true;
   }
@@ -123,13 +123,13 @@ TEST(newcomers_of_one_name_get_it_one_after_the_other) {
 TEST(one_newcomer_takes_over_the_name_of_a_process_that_hangs) {
   EngineConfig patient;
   patient.session.silent_ns = 600 * kSecond;
-  Crowd crowd(50, true, patient);
-  crowd.callers[0]->is_mute = true;
-  crowd.bound_steps(20, SIZE_MAX);
-  crowd.world.run_for(6 * patient.session.heartbeat_ns + kSecond);
-  CHECK_EQ(crowd.num_ended, 49);  // the owner, and all newcomers but one
-  CHECK(crowd.callers[0]->ended);
-  CHECK_EQ(crowd.named().size(), 1);
+  Throng throng(50, true, patient);
+  throng.callers[0]->is_mute = true;
+  throng.bound_steps(20, SIZE_MAX);
+  throng.world.run_for(6 * patient.session.heartbeat_ns + kSecond);
+  CHECK_EQ(throng.num_ended, 49);  // the owner, and all newcomers but one
+  CHECK(throng.callers[0]->ended);
+  CHECK_EQ(throng.named().size(), 1);
 }
 
 TEST(newcomers_that_wait_cost_the_frames_of_others_nothing) {
@@ -137,12 +137,12 @@ TEST(newcomers_that_wait_cost_the_frames_of_others_nothing) {
   patient.session.silent_ns = 1000 * kSecond;
   patient.session.heartbeat_ns = 200 * kSecond;
   const auto count = [&](std::size_t num_callers, std::uint64_t at_most) {
-    Crowd crowd(num_callers, true, patient);
-    Caller other(crowd.world, crowd.victim, "other", patient.session.heartbeat_ns);
-    REQUIRE(crowd.world.until([&] { return other.has_name(); }));
+    Throng throng(num_callers, true, patient);
+    Caller other(throng.world, throng.victim, "other", patient.session.heartbeat_ns);
+    REQUIRE(throng.world.until([&] { return other.has_name(); }));
     const auto act = [&] {
       other.send(wire::AgentMessage{wire::Bytes(16)});
-      crowd.world.run_for(kMillisecond);
+      throng.world.run_for(kMillisecond);
     };
     other.send(wire::RegionsEnd{});
     act();
@@ -169,28 +169,28 @@ RegionId add_region(Node& node, std::size_t layout_nbytes) {
 }
 
 TEST(a_large_region_is_told_to_many_peers_a_part_of_them_at_a_time) {
-  Crowd crowd(100, false);
-  crowd.bound_steps(0, 1024 * 1024);
-  const RegionId id = add_region(crowd.victim, wire::kMaxLayout);
-  crowd.victim.settle();
+  Throng throng(100, false);
+  throng.bound_steps(0, 1024 * 1024);
+  const RegionId id = add_region(throng.victim, wire::kMaxLayout);
+  throng.victim.settle();
   // A frame of a caller's that goes out earlier is read behind what was registered before it.
-  const SessionKey last = crowd.victim.session_with("replica 99");
-  if (last != 0) CHECK(crowd.victim.send_message(last, wire::Bytes(1)).ok());
+  const SessionKey last = throng.victim.session_with("replica 99");
+  if (last != 0) CHECK(throng.victim.send_message(last, wire::Bytes(1)).ok());
   const auto all_have = [&](auto&& has) {
-    return crowd.world.until([&] { return std::all_of(crowd.callers.begin(), crowd.callers.end(), has); });
+    return throng.world.until([&] { return std::all_of(throng.callers.begin(), throng.callers.end(), has); });
   };
   CHECK(all_have([](const auto& each) { return each->template count<wire::Region>() == 1; }));
   // A region that comes and goes at once is told as one change.
-  CHECK(crowd.victim.engine().deregister_region(crowd.victim.now(), id).ok());
-  const RegionId brief = add_region(crowd.victim, wire::kMaxLayout);
-  CHECK(crowd.victim.engine().deregister_region(crowd.victim.now(), brief).ok());
-  crowd.victim.settle();
+  CHECK(throng.victim.engine().deregister_region(throng.victim.now(), id).ok());
+  const RegionId brief = add_region(throng.victim, wire::kMaxLayout);
+  CHECK(throng.victim.engine().deregister_region(throng.victim.now(), brief).ok());
+  throng.victim.settle();
   CHECK(all_have([](const auto& each) { return each->template count<wire::RegionGone>() == 2; }));
-  for (const auto& each : crowd.callers) CHECK_EQ(each->count<wire::Region>(), 1);
+  for (const auto& each : throng.callers) CHECK_EQ(each->count<wire::Region>(), 1);
 }
 
 // A session is given up for four of the largest frames that its peer does not read (frame_socket.h).
-constexpr std::size_t kMostUnsent = 4 * (wire::kMaxBody + 64);
+constexpr std::size_t kMostOfASocket = 4 * (wire::kMaxBody + 64);
 
 // Two agents with regions of so many blocks that tables of all of them are large frames.
 struct Slow {
@@ -230,10 +230,10 @@ TEST(writes_to_a_peer_that_stands_still_wait_and_then_end) {
     request.src_ids = request.dst_ids = slow.blocks;
     request.timeout_ns = 60 * kSecond;
     handles.push_back(Pair::post(slow.src, std::move(request)));
-    CHECK(slow.num_unsent() <= kMostUnsent / 2);
+    CHECK(slow.num_unsent() <= kMostOfASocket / 2);
   }
   slow.world.run_for(10 * kMillisecond);
-  CHECK(slow.num_unsent() <= kMostUnsent / 2);
+  CHECK(slow.num_unsent() <= kMostOfASocket / 2);
   slow.world.heal(slow.src, slow.dst);
   for (const auto& handle : handles) {
     REQUIRE(slow.world.until([&] { return handle->outcome() != Outcome::kPending; }, 60 * kSecond));
@@ -254,7 +254,7 @@ TEST(leases_are_refused_and_regions_wait_while_a_peer_reads_nothing) {
   for (int i = 0; i < 300; ++i) add_region(slow.src, wire::kMaxLayout);
   slow.src.settle();
   slow.world.run_for(10 * kMillisecond);
-  CHECK(slow.num_unsent() <= kMostUnsent / 4 * 3);
+  CHECK(slow.num_unsent() <= kMostOfASocket / 4 * 3);
   slow.world.heal(slow.src, slow.dst);
   CHECK(slow.world.until([&] { return slow.dst.engine().peer_regions(slow.to_src).value().size() == 301; }));
   CHECK(slow.src.engine()

@@ -107,8 +107,8 @@ void Leases::list(Granted& granted, std::uint32_t num_blocks, std::span<const st
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     OfBlock& of_block = granted.of_blocks[i];
     of_block.lease = &lease;
-    of_block.block = blocks[i];
-    covering.of_block.at(blocks[i]).push_back(of_block);
+    of_block.among = &covering.of_block.at(blocks[i]);
+    of_block.among->push_back(of_block);
   }
 }
 
@@ -120,7 +120,7 @@ void Leases::unlist(Granted& granted) noexcept {
   const auto found = holder->second.covering.find({lease.region(), lease.mode()});
   if (found == holder->second.covering.end()) return;
   Covering& covering = found->second;
-  for (OfBlock& of_block : granted.of_blocks) covering.of_block.at(of_block.block).remove(of_block);
+  for (OfBlock& of_block : granted.of_blocks) of_block.among->remove(of_block);
   granted.of_blocks.clear();
   covering.leases.erase(lease.id());
   covering.of_all_blocks.erase(lease.id());

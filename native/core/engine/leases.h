@@ -97,7 +97,7 @@ class Leases {
   // One block of a lease, among the leases that cover the same block.
   struct OfBlock : Linked<OfBlock> {
     const Lease* lease = nullptr;
-    std::uint32_t block = 0;
+    LinkedList<OfBlock>* among = nullptr;
   };
   struct Granted {
     Lease lease;
