@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import check_kind, count, flag, seconds
 from kvxfer.attachment.agent_state import AgentState, lease_id
-from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, translate
+from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, listed, translate
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
 
@@ -227,8 +227,7 @@ class Calls:
         regions = self._agent.regions
         if not isinstance(name, str) or name not in regions:
             raise UsageError(
-                f"agent {self._agent.name!r} has no region {name!r} (it has: "
-                f"{', '.join(sorted(regions)) or 'none'})",
+                f"agent {self._agent.name!r} has no region {name!r} (it has: {listed(regions, 'none')})",
                 code="unknown-region",
             )
         return regions[name]

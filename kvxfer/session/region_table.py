@@ -10,7 +10,7 @@ import numpy as np
 
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import check_kind
-from kvxfer.errors import UsageError, invalid, translate
+from kvxfer.errors import UsageError, invalid, listed, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
@@ -109,7 +109,7 @@ class RegionTable:
         if not found:
             return
         words = f"the caches of {self._agent_name} (source) and {peer.name} (destination) differ in "
-        words += "; in ".join(found)
+        words += listed(found, "nothing", "; in ")
         self._core.disconnect(peer.id, CODES["layout-mismatch"], words)
         raise UsageError(words, code="layout-mismatch", peer=peer.name)
 

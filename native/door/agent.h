@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "core/runtime.h"
+#include "core/installed.h"
 #include "door/descriptor_list.h"
 #include "door/metadata.h"
 #include "door/ways.h"
@@ -42,7 +43,6 @@ struct Options {
   Time timeout_ns = 120'000'000'000;  // of a transfer, counted from its post
 };
 
-class Installed;
 class Request;
 
 class Agent {
@@ -193,22 +193,6 @@ class Agent {
     Mail mail;
   };
   std::deque<Notice> notices_;
-};
-
-// A program that one session's peer has been told of. Its number is used again after this object is
-// destroyed.
-class Installed {
- public:
-  Installed(std::shared_ptr<Runtime> runtime, SessionKey session, std::uint32_t id)
-      : runtime_(std::move(runtime)), session_(session), id_(id) {}
-  ~Installed();
-  SessionKey session() const noexcept { return session_; }
-  std::uint32_t id() const noexcept { return id_; }
-
- private:
-  const std::shared_ptr<Runtime> runtime_;
-  const SessionKey session_;
-  const std::uint32_t id_;
 };
 
 // Ways of one remote agent. It may be posted again and again, one post after another has ended. Released

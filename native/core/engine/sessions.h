@@ -47,6 +47,9 @@ class Peer {
   // Both ends number transfers in one space: the initiator of the session takes the even numbers.
   TransferId first_transfer() const noexcept { return role() == SessionRole::kInitiator ? 2 : 1; }
   bool numbers(TransferId id) const noexcept { return id % 2 != first_transfer() % 2; }
+  Sender described() const {
+    return {name(), session_->peer().incarnation, role() == SessionRole::kInitiator, session_->identity()};
+  }
 
  private:
   friend class Sessions;
@@ -55,6 +58,7 @@ class Peer {
   const std::shared_ptr<Budget> budget_;
   std::vector<std::string> notes_;
   std::map<std::uint16_t, std::string> rail_notes_;  // by index: why it is not up
+  std::shared_ptr<const Sender> sender_;  // once it has sent mail
   std::optional<PeerNames::iterator> named_;
   Time heartbeat_seen_ = 0;
   std::uint64_t acknowledgement_seen_ = 0;
@@ -151,6 +155,7 @@ class Sessions {
   bool has_work() const noexcept { return !stirred_.empty(); }  // in this round: that
 
   std::optional<PeerView> view(SessionKey key) const;  // without rails
+  std::shared_ptr<const Sender> sender(SessionKey key);  // one object for all mail of the session
 
  private:
   void schedule(Peer& peer);
