@@ -159,7 +159,7 @@ class Connecting:
             except BaseException as error:
                 looked_up.set_exception(error)
 
-        threading.Thread(target=look_up, name="kvxfer-look-up", daemon=True).start()
+        threading.Thread(target=look_up, name="kvxfer-dial", daemon=True).start()
         return looked_up
 
     def _look_up_ended(self, looked_up: Future[Entry]) -> None:
