@@ -157,6 +157,15 @@ def trigger_over(memory: Any) -> Trigger:
     """Makes a trigger over a writable buffer of 4 bytes, which stays exported while a transfer waits for
     it."""
 
+class Sender:
+    """Who sent a notification or a message."""
+
+    def info(self) -> dict[str, Any]:
+        """``name``, ``incarnation``, ``identity`` and ``is_ours``, as `AgentCore.peer` has them."""
+
+class Installed:
+    """A copy program, for as long as this or a `Route` has it."""
+
 class Route:
     """A peer's program and some of its layers, ready for posting."""
 
@@ -249,11 +258,11 @@ class AgentCore:
         """Adds ``change`` to the number of waiters for "ended", "layer", "commands", "notification",
         "message", "room" or "lease-acknowledged" events; without waiters such events are not made. A waiter first
         calls this, and then checks its condition once more."""
-    def take_notification(self) -> tuple[int, bytes, str] | None:
-        """Takes the oldest unread notification (peer, payload, context). Of lost peers the newest 16384 are
+    def take_notification(self) -> tuple[int, bytes, str, Sender] | None:
+        """Takes the oldest unread notification (peer, payload, context, sender). Of lost peers the newest 16384 are
         kept; a "log" event reports the first dropped one."""
-    def take_message(self) -> tuple[int, bytes] | None:
-        """Takes the oldest unread message (peer, payload), with the same limits. The sender is notified after
+    def take_message(self) -> tuple[int, bytes, Sender] | None:
+        """Takes the oldest unread message (peer, payload, sender), with the same limits. The sender is notified after
         each quarter of the limit."""
     def send(self, peer: int, payload: bytes) -> None:
         """Sends a message. Raises NativeError(kExhausted) if there is no room; a "room" event follows when
@@ -375,13 +384,14 @@ class AgentCore:
         memory), ``is_staged`` (through host memory here), ``why_not`` ("" if it can carry pages)."""
 
     # A program between a local and a remote region; `write`: the source is local.
-    def install_program(self, program: Program) -> int:
-        """Checks a program, sends it to the peer, and returns its number."""
+    def install_program(self, program: Program) -> Installed:
+        """Checks a program and sends it to the peer. If the peer has to make room for others, it is sent again
+        with the next transfer."""
 
     def route(
         self,
         peer: int,
-        program: int,
+        program: Installed,
         first_layer: int,
         num_layers: int,
         timeout_s: float,

@@ -49,7 +49,7 @@ class Address(NamedTuple):
         found = _PATTERN.fullmatch(text) if isinstance(text, str) and len(text) <= MAX_NBYTES else None
         if found is None or int(found[3] or 0) > 65535 or (port_needed and found[3] is None):
             form = '"tcp://host:port"' if port_needed else '"tcp://host:port" or "tcp://host"'
-            raise invalid(f"{what} is {text!r}: write {form}")
+            raise invalid(f"{what} is {text!r:.300}: write {form}")
         host: str = found[1] or found[2]
         if host.lower().startswith("::ffff:") and "." in host:
             host = host[7:]  # IPv4, as a socket of IPv6 spells it

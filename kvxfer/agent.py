@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import AgentCore, NativeError
@@ -16,13 +16,14 @@ from kvxfer.directory.entry import Entry
 from kvxfer.directory.protocol import Directory
 from kvxfer.errors import AgentError, translate
 from kvxfer.layout.kv_layout import KVLayout
-from kvxfer.log import logger
+from kvxfer.log import beside, logger
 from kvxfer.message import Message
 from kvxfer.notification import Notification
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.region import Region, RegionDescriptor
 from kvxfer.session.completion import MESSAGE, NOTIFICATION, Completions
+from kvxfer.session.dials import Dials
 from kvxfer.session.drain import Drain, OnDraining
 from kvxfer.session.inbox import Inbox
 from kvxfer.session.meeting import Meeting
@@ -161,6 +162,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
         self._programs = ProgramCache(self._core)
         self._completions = Completions(self._core, name, options.spin_us, self._on_event)
         self._peers = PeerTable(self._core, self._completions)
+        self._dials = Dials(self._core, self._peers)
         self._regions = RegionTable(self._core, self._completions, self._programs, name, address, options)
         self._notifications = Inbox(
             self._core.take_notification, Notification, NOTIFICATION, self._completions, self._peers, name
@@ -347,10 +349,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with beside(error, f"closing {self.name}"):
             self.close()
-        except Exception as also:
-            self._tell_also(also, error)
 
     async def __aenter__(self) -> Agent:
         return self
@@ -358,16 +358,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with beside(error, f"closing {self.name}"):
             await self.aclose()
-        except Exception as also:
-            self._tell_also(also, error)
-
-    def _tell_also(self, also: Exception, error: BaseException | None) -> None:
-        """Raises the error of closing, unless that would hide the error that left the block."""
-        if error is None:
-            raise also
-        logger().warning("kvxfer: closing %s: %r", self.name, also)
 
     # ---- regions ----------------------------------------------------------------------------
 
@@ -443,3 +435,14 @@ class Agent(Meeting, Moving, Receiving, Steering):
             self._programs.forget_peer(event.peer, event.region)
         elif event.kind == "log":
             logger().warning("kvxfer: %s: %s", self.name, event.message)
+
+
+def _name_verbs_as_callers_know_them() -> None:
+    """Has a wrong call of a verb say ``Agent.write()``, also where the verb is of a part of the class."""
+    for part in (Meeting, Moving, Receiving, Steering):
+        for name, verb in vars(part).items():
+            if isinstance(verb, FunctionType):
+                verb.__qualname__ = f"{Agent.__name__}.{name}"
+
+
+_name_verbs_as_callers_know_them()

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# A directory has up to 65,536 names, and a log line is read by people.
+_MOST_LISTED: Final = 8
 # native/include/kvxfer/status.h: the numbers and their words. A test compares them.
 CODE_NAMES: Final[dict[int, str]] = {
     1: "again",
@@ -123,6 +125,13 @@ class UsageError(KvxferError):
 def invalid(message: str, *, peer: str = "") -> UsageError:
     """Returns the error for an argument of the wrong kind or size; the message names the argument."""
     return UsageError(message, code="invalid-argument", peer=peer)
+
+
+def listed(names: Iterable[str], none: str, between: str = ", ") -> str:
+    """Returns the first names of many for a message, and how many there are beyond them; `none` if none."""
+    known = sorted(names)
+    rest = len(known) - _MOST_LISTED
+    return between.join(known[:_MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "") or none
 
 
 class ExhaustedError(UsageError):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.arguments import check_kind, seconds_or_none
-from kvxfer.errors import KvxferError, UsageError, invalid, largest_loss
+from kvxfer.errors import KvxferError, UsageError, invalid, largest_loss, listed
 from kvxfer.handle import Handle, Stages, TransferState
 from kvxfer.session.completion import ALL_LAYERS
 from kvxfer.session.watch import Watch
@@ -63,7 +63,7 @@ class Group(Handle):
             elif isinstance(work, Transfer | Incoming):
                 members[work] = None
             else:
-                raise invalid(f"a group is made of transfers, expectations and groups, not of {work!r}")
+                raise invalid(f"a group is made of transfers, expectations and groups, not of {work!r:.200}")
         self._members = tuple(members)
         self._cancels = bool(cancel_on_failure)
 
@@ -127,7 +127,8 @@ class Group(Handle):
         if (cancelled := len(errors) - len(failed)) > 0:
             told.append(f"{cancelled} cancelled")
         if len(blocks) > 1:
-            counts = ", ".join(f"{len(ids)} of region {region.name!r}" for region, ids in blocks.items())
+            each = (f"{len(ids)} of region {region.name!r}" for region, ids in blocks.items())
+            counts = listed(each, "none")
             told.append(f"failed blocks: {counts} (failed_blocks_of)")
         return type(largest)(
             f"{len(failed)} of {len(self._members)} transfers {what}: {'; '.join(told)}",
@@ -149,7 +150,7 @@ class Group(Handle):
         """
         regions = self._regions
         if len(regions) > 1:
-            names = ", ".join(repr(region.name) for region in regions)
+            names = listed((repr(region.name) for region in regions), "none")
             raise UsageError(
                 f"the group moves blocks of regions {names}: ask failed_blocks_of(region) for each",
                 code="unsupported",

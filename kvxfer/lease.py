@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import bound, seconds_or_none
 from kvxfer.errors import PeerError, TransferError, translate
+from kvxfer.log import beside
 
 if TYPE_CHECKING:
     from kvxfer.lease_token import LeaseToken
@@ -247,7 +248,8 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._completions.lost:
-            await self.revoke()
+            with beside(error, f"revoking a lease of {self._holder_name or 'any peer'}"):
+                await self.revoke()
 
     def __enter__(self) -> Lease:
         return self
@@ -256,7 +258,8 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._completions.lost:
-            self.revoke_blocking()
+            with beside(error, f"revoking a lease of {self._holder_name or 'any peer'}"):
+                self.revoke_blocking()
 
     # ---- inside -----------------------------------------------------------------------------
 

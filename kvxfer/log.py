@@ -6,6 +6,8 @@ Importing ``logging`` takes a fifth of the time of importing all of kvxfer witho
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +19,17 @@ def logger() -> logging.Logger:
     import logging
 
     return logging.getLogger("kvxfer")
+
+
+@contextmanager
+def beside(error: BaseException | None, doing: str) -> Iterator[None]:
+    """For the end of a ``with`` block: logs what fails, so that it does not hide the `error` of the block."""
+    try:
+        yield
+    except Exception as also:
+        if error is None:
+            raise
+        logger().warning("kvxfer: %s: %r", doing, also)
 
 
 def is_debugging() -> bool:

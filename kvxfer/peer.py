@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import check_kind, count
-from kvxfer.errors import AgentError, KvxferError, PeerError, UsageError, from_code, translate
+from kvxfer.errors import AgentError, KvxferError, PeerError, UsageError, from_code, listed, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.message import MAX_MESSAGE_NBYTES
 from kvxfer.region import RegionDescriptor
@@ -37,7 +37,7 @@ class _Regions(dict[str, RegionDescriptor]):
 
     def __missing__(self, name: str) -> RegionDescriptor:
         raise KeyError(
-            f"{self._peer_name} has no region {name!r} now (it has: {', '.join(sorted(self)) or 'none'}): "
+            f"{self._peer_name} has no region {name!r} now (it has: {listed(self, 'none')}): "
             "peer.region(name) waits until it is registered"
         )
 
@@ -342,9 +342,9 @@ class Peer:
             raise error
         regions = self.regions
         if name not in regions:
-            there = ", ".join(sorted(regions)) or "none"
             raise TimeoutError(
-                f"{self._name} did not register region {name!r} within {timeout_s} s (it has: {there})"
+                f"{self._name} did not register region {name!r} within {timeout_s} s "
+                f"(it has: {listed(regions, 'none')})"
             )
         return regions[name]
 

@@ -284,7 +284,7 @@ class Region:
         check_kind(allow, "allow", str, 'a pattern, such as "acme/decode-*/*"')
         check_kind(renewable, "renewable", bool | None, "True, False or None")
         if mode not in ("read", "write"):
-            raise invalid(f'mode must be "read" or "write", not {mode!r}')
+            raise invalid(f'mode must be "read" or "write", not {mode!r:.200}')
         if not (ttl_s := seconds(ttl_s, "ttl_s")):
             raise invalid("ttl_s must be a positive number of seconds, not 0")
         if peer is None and renewable:

@@ -259,10 +259,11 @@ class Transfer(Work):
     __slots__ = ()
 
     def release(self, num_layers: int) -> None:
-        """Releases the first `num_layers` of `layers` of a write that was posted with ``hold``.
+        """Releases the first `num_layers` of `layers` of a transfer that was posted with ``hold``.
 
-        The bytes of these layers must be final. Layers stay released. The call is ignored if an earlier call
-        released as many, if the transfer is not held, or if it has ended.
+        The bytes of these layers must be final; those of a read may land from now on. Layers stay released.
+        The call is ignored if an earlier call released as many, if the transfer is not held, or if it has
+        ended.
 
         Parameters
         ----------

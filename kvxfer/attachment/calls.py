@@ -15,7 +15,7 @@ from kvxfer.address import Address
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.arguments import check_kind, count, flag, seconds
 from kvxfer.attachment.agent_state import AgentState, lease_id
-from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, translate
+from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, listed, translate
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
 
@@ -286,8 +286,7 @@ class Calls:
         regions = self._agent.regions
         if not isinstance(name, str) or name not in regions:
             raise UsageError(
-                f"agent {self._agent.name!r} has no region {name!r} (it has: "
-                f"{', '.join(sorted(regions)) or 'none'})",
+                f"agent {self._agent.name!r} has no region {name!r} (it has: {listed(regions, 'none')})",
                 code="unknown-region",
             )
         return regions[name]

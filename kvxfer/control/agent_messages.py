@@ -56,7 +56,7 @@ def sections_of(message: Mapping[str, Any]) -> dict[str, Any]:
     if "unix_ns" in message and "monotonic_ns" in message:
         found["clock_offset_ns"] = _integer(message["unix_ns"]) - _integer(message["monotonic_ns"])
     if "stats" in found:
-        found["records_dropped"] = _integer(found["stats"].get("records_dropped", 0))
+        found["records_dropped"] = found["stats"]["records_dropped"]
     return found
 
 
@@ -133,6 +133,14 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
+def _stats(value: Any) -> dict[str, Any]:
+    """Reads an agent's counters; those that the daemon counts with are numbers."""
+    told = _object(value)
+    for name in ("records_dropped", "transfers_open"):
+        _integer(told.setdefault(name, 0))
+    return told
+
+
 def _object_or_none(value: Any) -> dict[str, Any] | None:
     return None if value is None else _object(value)
 
@@ -192,7 +200,7 @@ _SECTIONS: Final[dict[str, Reader]] = {
     ),
     "rails_off": _words,
     "limits": _rows({"name": _word, "max_bytes_per_s": _integer, "least_priority": _integer}),
-    "stats": _object,
+    "stats": _stats,
     "draining": _flag,
     "draining_until_ns": _integer_or_none,
     "num_regions": _integer,

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from pydantic import ValidationError
+
 from kvxfer.control import client_calls as calls
 from kvxfer.control import schema
 from kvxfer.control.client import AsyncClient
@@ -17,7 +19,7 @@ from kvxfer.control.client_exchange import Retry
 from kvxfer.directory.distant import Snapshot, Update
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.mirrored import KEEP_EVERY_S, MirroredDirectory
-from kvxfer.errors import PeerError
+from kvxfer.errors import PeerError, UsageError, invalid
 
 _TOPIC: Final = "directory"
 # Two calls of `keep` may fail, and the third still comes in time.
@@ -89,14 +91,17 @@ class DaemonEntries:
 
     async def publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> int | None:
         """Publishes `entry`, unless it may not replace another incarnation's entry."""
-        asked = schema.EntryPublication(
-            name=entry.name,
-            address=entry.address,
-            incarnation=entry.incarnation.hex(),
-            metadata=dict(entry.metadata),
-            ttl_s=_OWN_TTL_S if ttl_s is None else ttl_s,
-            replace=replace,
-        )
+        try:
+            asked = schema.EntryPublication(
+                name=entry.name,
+                address=entry.address,
+                incarnation=entry.incarnation.hex(),
+                metadata=dict(entry.metadata),
+                ttl_s=_OWN_TTL_S if ttl_s is None else ttl_s,
+                replace=replace,
+            )
+        except ValidationError as error:
+            raise _not_taken(error) from None
         answer = await self._asked(calls.publish_entry(asked))
         if answer.published and ttl_s is None:
             self._kept[entry.name] = entry.incarnation
@@ -143,6 +148,16 @@ class DaemonEntries:
             return await self._client.call(replace(call, timeout_s=_ANSWER_S))
         except ControlError as error:
             raise _unreachable(error) from error
+
+
+def _not_taken(error: ValidationError) -> UsageError:
+    """Returns the error of an entry that an agent may have, and that the daemon does not take."""
+    first = error.errors()[0]
+    field = first["loc"][0] if first["loc"] else "entry"
+    said = f"the daemon's directory does not take {field} {first['input']!r:.300}: {first['msg']}"
+    if field == "ttl_s":
+        said += " (option directory_ttl_s)"
+    return invalid(said)
 
 
 def _unreachable(error: ControlError) -> PeerError:

@@ -155,4 +155,5 @@ class Drains:
 
 
 def _open_transfers(agent: Attached) -> int:
-    return int(agent.stats.get("transfers_open", 0))
+    found: int = agent.stats.get("transfers_open", 0)
+    return found

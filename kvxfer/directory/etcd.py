@@ -141,7 +141,7 @@ class EtcdEntries:
     async def _lease_of(self, entry: Entry, ttl_s: float | None) -> int:
         """Returns a lease with its full time left; revokes a lease that no longer fits."""
         life = self._lives.get(entry.name)
-        ttl = None if ttl_s is None else min(math.ceil(ttl_s), _LONGEST_TTL_S)
+        ttl = None if ttl_s is None else math.ceil(min(ttl_s, _LONGEST_TTL_S))
         is_same = life is not None and (life.incarnation, life.ttl_s) == (entry.incarnation, ttl)
         if life is not None and is_same and await self._gateway.keep_alive(life.lease):
             return life.lease

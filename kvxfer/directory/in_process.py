@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvxfer.directory.change import Change, ChangeKind, Pending
 from kvxfer.directory.entry import Entry
-from kvxfer.errors import PeerError, invalid
+from kvxfer.errors import PeerError, invalid, listed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,7 +54,7 @@ class InProcessDirectory:
         self._ended = ""
 
     def __repr__(self) -> str:
-        return f"<InProcessDirectory {', '.join(entry.name for entry in self.list()) or 'empty'}>"
+        return f"<InProcessDirectory {listed((entry.name for entry in self.list()), 'empty')}>"
 
     def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
         """Makes `entry` the one of its name, and wakes its waiters."""
@@ -165,7 +165,7 @@ class InProcessDirectory:
                     del self._waiting[name]
 
     def _unknown(self, name: str) -> PeerError:
-        known = ", ".join(entry.name for entry in self.list()) or "nobody"
+        known = listed((entry.name for entry in self.list()), "nobody")
         return PeerError(
             f"agent {name!r} was not published in time (known: {known})", code="unreachable", peer=name
         )

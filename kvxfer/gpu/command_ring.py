@@ -17,7 +17,7 @@ from kvxfer.session.posting import named_lease
 from kvxfer.session.requests import terms_of
 
 if TYPE_CHECKING:
-    from kvxfer._native import AgentCore
+    from kvxfer._native import AgentCore, Route
     from kvxfer.lease_token import LeaseToken
     from kvxfer.region import Blocks, Region, RegionDescriptor
     from kvxfer.session.completion import Completions
@@ -58,13 +58,25 @@ class CommandFailure:
 class PreparedWrite:
     """The block pairs that commands may write; made by `CommandRing.prepare_write`."""
 
-    __slots__ = ("_completions", "_number", "_peer", "_ring", "num_pairs")
+    __slots__ = ("_completions", "_number", "_peer", "_ring", "_route", "_routes", "num_pairs")
 
-    def __init__(self, completions: Completions, ring: Ring, number: int, num_pairs: int, peer: str) -> None:
+    def __init__(
+        self,
+        completions: Completions,
+        ring: Ring,
+        number: int,
+        num_pairs: int,
+        peer: str,
+        route: Route,
+        routes: set[Route],
+    ) -> None:
         self._completions = completions
         self._ring = ring
         self._number = number
         self._peer = peer
+        self._route = route
+        self._routes = routes
+        routes.add(route)
         #: Pairs of blocks; commands number them from 0.
         self.num_pairs = num_pairs
 
@@ -91,6 +103,7 @@ class PreparedWrite:
             self._ring.forget(self._number)
         except NativeError as error:
             raise translate(error) from None
+        self._routes.discard(self._route)
 
 
 class CommandRing:
@@ -111,7 +124,7 @@ class CommandRing:
     ends, because a kernel may post at any time. So make a ring once and reuse it.
     """
 
-    __slots__ = ("__weakref__", "_completions", "_poster", "_prepared_for", "_ring")
+    __slots__ = ("__weakref__", "_completions", "_poster", "_prepared_for", "_ring", "_routes")
 
     def __init__(self, ring: Ring, completions: Completions, poster: Poster) -> None:
         self._ring = ring
@@ -119,6 +132,8 @@ class CommandRing:
         self._poster = poster
         # number -> peer and context, for errors
         self._prepared_for: dict[int, tuple[str, str]] = {}
+        # Keep the programs of what is prepared, also if the caller has dropped the PreparedWrite.
+        self._routes: set[Route] = set()
 
     def __repr__(self) -> str:
         return f"<CommandRing of {self.num_commands}: {self.num_ended} of {self.num_taken} ended>"
@@ -209,7 +224,9 @@ class CommandRing:
         except NativeError as error:
             raise translate(error, peer=remote_region.agent, context=context_in_words(context)) from None
         self._prepared_for[number] = remote_region.agent, context_in_words(context)
-        return PreparedWrite(self._completions, self._ring, number, len(src), remote_region.agent)
+        return PreparedWrite(
+            self._completions, self._ring, number, len(src), remote_region.agent, route, self._routes
+        )
 
     def start(self, prepared: PreparedWrite, pair: int, layer: int | None = None, num_pairs: int = 1) -> bool:
         """Posts a command from this thread as a kernel would; returns False if the ring is full.

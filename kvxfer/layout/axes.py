@@ -34,7 +34,9 @@ class Axes:
             ``invalid-argument`` when the letters do not fit its shape.
         """
         if not isinstance(cast(object, axes), str):
-            raise invalid(f'axes must be a text with a letter for each axis, e.g. "l2bthd", not {axes!r}')
+            raise invalid(
+                f'axes must be a text with a letter for each axis, e.g. "l2bthd", not {axes!r:.200}'
+            )
         if len(axes) != len(seen.shape):
             raise invalid(
                 f'axes "{axes}" name {len(axes)} axes, but the tensor has {len(seen.shape)} (shape '

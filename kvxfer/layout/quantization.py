@@ -115,7 +115,7 @@ class Quantization:
         try:
             scales = (float(scale),)
         except (TypeError, ValueError):
-            raise invalid(f"scale must be a number above 0, not {scale!r}") from None
+            raise invalid(f"scale must be a number above 0, not {scale!r:.200}") from None
         return cls("tensor", scales, saturate=saturate)
 
     @classmethod

@@ -39,7 +39,7 @@ def consecutive(numbers: Iterable[int], name: str, *, may_be_empty: bool = False
             f"{name} of one transfer must be consecutive and ascending: post one transfer for each run"
         )
     if not found and not may_be_empty:
-        raise invalid(f"no {name} were named: leave {name} out for all")
+        raise invalid(f"no {name} were named: leave {name} out for all, or name at least one")
     return found
 
 
@@ -53,5 +53,6 @@ def _whole_numbers(numbers: Any, name: str) -> list[int]:
         return [operator.index(item) for item in items]
     except TypeError:
         raise invalid(
-            f"{name} must be consecutive whole numbers, e.g. range(0, 4), or None for all, not {numbers!r}"
+            f"{name} must be consecutive whole numbers, e.g. range(0, 4), or None for all, not "
+            f"{numbers!r:.200}"
         ) from None

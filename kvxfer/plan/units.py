@@ -156,7 +156,12 @@ def sequence_tokens(named: Iterable[int], *, may_be_empty: bool = False) -> rang
     UsageError
         ``invalid-argument``: they are not consecutive, or no sequence has them.
     """
-    tokens = consecutive(named, "tokens", may_be_empty=may_be_empty)
+    tokens = consecutive(named, "tokens", may_be_empty=True)
+    if not tokens and not may_be_empty:
+        raise invalid(
+            "no tokens were named, so nothing would have to arrive: name at least one (None waits for all "
+            "tokens of the blocks), or await the write's notification"
+        )
     if tokens.start < 0 or tokens.stop < 0:
         raise invalid(
             f"tokens are numbered from 0 in the sequence, so {min(tokens.start, tokens.stop)} is not a token"

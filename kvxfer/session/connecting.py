@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer._native import AgentCore, NativeError
 from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
-from kvxfer.errors import PeerError, invalid, translate
+from kvxfer.errors import KvxferError, PeerError, invalid, translate
 from kvxfer.naming import check_name
 from kvxfer.region import RegionDescriptor
+from kvxfer.session.dials import Dial
 from kvxfer.threads import start_thread
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from kvxfer.peer import Peer
     from kvxfer.session.completion import Completions
+    from kvxfer.session.dials import Dials
     from kvxfer.session.name_lookup import NameLookup
     from kvxfer.session.peer_table import PeerTable
     from kvxfer.session.region_table import RegionTable
@@ -30,13 +33,15 @@ _LAST_WORD_S: Final = 0.25
 
 
 class Connecting:
-    """One attempt to connect. Call `wait` or `wait_blocking` within its ``with`` block.
+    """One caller of ``connect``. Call `wait` or `wait_blocking` within its ``with`` block.
 
-    An exception that leaves the block, including cancellation and interrupts, ends the session at both ends.
+    Callers that ask for one agent at once share a dial (`Dials`). An exception that leaves the block,
+    including cancellation and interrupts, ends this caller's part in it; with the last caller the session
+    ends at both ends.
 
     Parameters
     ----------
-    core, completions, peers, regions, names
+    core, completions, peers, dials, regions, names
         The agent's.
     target, timeout_s
         As in ``agent.connect``.
@@ -54,6 +59,7 @@ class Connecting:
         core: AgentCore,
         completions: Completions,
         peers: PeerTable,
+        dials: Dials,
         regions: RegionTable,
         names: NameLookup,
         target: str | Entry | RegionDescriptor,
@@ -70,15 +76,14 @@ class Connecting:
         self._core = core
         self._completions = completions
         self._peers = peers
+        self._dials = dials
         self._regions = regions
         self._names = names
         # The expected agent, if known; the caller's text for it; the address to dial, "" for a name.
         self._owner = target if isinstance(target, Entry) else None
         self._target = target.name if isinstance(target, Entry) else target
         self._address = target.address if isinstance(target, Entry) else target if "://" in target else ""
-        self._shares_session = self._owner is not None
         self._ends_at = time.monotonic() + self._timeout_s
-        self._dialled: Future[int] | None = None
         self._is_given_up = threading.Event()
         if self._owner is not None and self._owner.incarnation == core.incarnation:
             raise invalid(f"{self._target} is this agent itself: connect to another")
@@ -89,11 +94,7 @@ class Connecting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            return
         self._is_given_up.set()
-        if self._dialled is not None:
-            self._dialled.add_done_callback(self._abandon)
         if isinstance(error, NativeError):
             raise translate(error, peer=self._target) from None
 
@@ -101,56 +102,73 @@ class Connecting:
         """Returns the peer once the session is open, its rails are up and its regions are known."""
         import asyncio
 
-        if (peer := self._known()) is not None:
-            return peer
-        with contextlib.suppress(asyncio.TimeoutError):  # _opened raises, with the details
-            async with asyncio.timeout(self._left_s() + _LAST_WORD_S):
-                peer_id = await asyncio.wrap_future(self._dial())
-                await self._completions.until(("peer", peer_id), lambda: self._peers.settled(peer_id))
-        return self._opened()
+        if self._must_look_up():
+            looked_up = self._looking_up()
+            with contextlib.suppress(Exception):  # _look_up_ended raises, with the details
+                async with asyncio.timeout(self._left_s() + _LAST_WORD_S):
+                    await asyncio.wrap_future(looked_up)
+            self._look_up_ended(looked_up)
+        while True:
+            with self._dials.joined(self._incarnation, self._address, self._ends_at) as dial:
+                if not isinstance(dial, Dial):
+                    return dial
+                with contextlib.suppress(asyncio.TimeoutError):  # _opened raises, with the details
+                    async with asyncio.timeout(self._left_s() + _LAST_WORD_S):
+                        with contextlib.suppress(Exception):  # likewise
+                            await asyncio.wrap_future(dial.session)
+                        await self._completions.until(dial.key, partial(self._is_settled, dial))
+                if (peer := self._opened(dial)) is not None:
+                    return peer
 
     def wait_blocking(self) -> Peer:
         """Returns the same: the blocking twin of `wait`."""
-        if (peer := self._known()) is not None:
-            return peer
-        with contextlib.suppress(TimeoutError):
-            peer_id = self._dial().result(self._left_s() + _LAST_WORD_S)
-            self._completions.block_until(lambda: self._peers.settled(peer_id), self._left_s() + _LAST_WORD_S)
-        return self._opened()
+        if self._must_look_up():
+            looked_up = self._looking_up()
+            with contextlib.suppress(TimeoutError):
+                looked_up.exception(self._left_s() + _LAST_WORD_S)
+            self._look_up_ended(looked_up)
+        while True:
+            with self._dials.joined(self._incarnation, self._address, self._ends_at) as dial:
+                if not isinstance(dial, Dial):
+                    return dial
+                with contextlib.suppress(TimeoutError):
+                    dial.session.exception(self._left_s() + _LAST_WORD_S)
+                    self._completions.block_until(
+                        partial(self._is_settled, dial), self._left_s() + _LAST_WORD_S
+                    )
+                if (peer := self._opened(dial)) is not None:
+                    return peer
 
-    # ---- inside -----------------------------------------------------------------------------
+    # ---- the name ---------------------------------------------------------------------------
 
-    def _left_s(self) -> float:
-        return max(self._ends_at - time.monotonic(), 0.0)
+    def _must_look_up(self) -> bool:
+        """Whether there is nothing to dial yet: a name, or an entry whose agent accepts nobody."""
+        return not self._address and (
+            self._owner is None or self._peers.first_with(self._owner.incarnation, "") is None
+        )
 
-    def _known(self) -> Peer | None:
-        """Returns the peer if a session with this incarnation of the agent is open already."""
-        return None if self._owner is None else self._peers.oldest_of(self._owner.incarnation)
-
-    def _dial(self) -> Future[int]:
-        """Returns a future with the session's number, at once; a directory or a name server may take long."""
+    def _looking_up(self) -> Future[Entry]:
+        """Returns a future with the target's entry, at once; a directory may take long."""
         from concurrent.futures import Future
 
-        self._dialled = dialled = Future[int]()
-        dialled.set_running_or_notify_cancel()
-        if not self._address:
-            self._names.check(check_name(self._target, "target, a name to look up,"))
-        if _is_literal(self._address):
-            self._begin(dialled)
-        else:
-            start_thread(self._begin, "kvxfer-dial", dialled)
-        return dialled
+        self._names.check(check_name(self._target, "target, a name to look up,"))
+        looked_up = Future[Entry]()
+        looked_up.set_running_or_notify_cancel()
 
-    def _begin(self, dialled: Future[int]) -> None:
-        try:
-            if not self._address:
-                self._owner = self._found()
-                self._address = self._owner.address
-            if self._is_given_up.is_set():
-                raise self._too_late("the caller gave up")
-            dialled.set_result(self._core.begin_connect(self._address, self._left_s()))
-        except BaseException as error:
-            dialled.set_exception(error)
+        def look_up() -> None:
+            try:
+                looked_up.set_result(self._found())
+            except BaseException as error:
+                looked_up.set_exception(error)
+
+        start_thread(look_up, "kvxfer-dial")
+        return looked_up
+
+    def _look_up_ended(self, looked_up: Future[Entry]) -> None:
+        if not looked_up.done():
+            raise self._too_late("its name is still being looked up")
+        self._owner = looked_up.result()
+        self._address = self._owner.address
 
     def _found(self) -> Entry:
         """Returns the target's directory entry, if it is the agent that the caller means."""
@@ -166,43 +184,44 @@ class Connecting:
             raise PeerError(f"{self._target} does not accept peers", code="unreachable", peer=self._target)
         return entry
 
-    def _abandon(self, dialled: Future[int]) -> None:
-        if dialled.exception() is None:
-            with contextlib.suppress(NativeError):  # the agent is closed and has no session
-                self._core.disconnect(dialled.result(), CODES["cancelled"], "the caller of connect() gave up")
+    # ---- the dial ---------------------------------------------------------------------------
 
-    def _opened(self) -> Peer:
-        """Returns the peer of a session that has settled, or raises the reason why there is none."""
-        assert self._dialled is not None
-        if not self._dialled.done():
-            raise self._too_late("its name is still being looked up")
-        peer_id = self._dialled.result()
-        info = self._core.peer(peer_id)
-        if info["state"] == "connecting":
-            raise self._too_late(_progress_of(info))
-        peer = self._peers.opened(peer_id, self._target, self._address)
-        if self._owner is not None:
-            peer = self._of_owner(peer)
-        self._regions.end_if_unlike(peer)
-        return peer
+    @property
+    def _incarnation(self) -> bytes | None:
+        return None if self._owner is None else self._owner.incarnation
 
-    def _of_owner(self, peer: Peer) -> Peer:
-        """Returns the one session with the meant agent, or raises if another agent answered."""
-        assert self._owner is not None
-        if peer.incarnation != self._owner.incarnation:
+    def _left_s(self) -> float:
+        return max(self._ends_at - time.monotonic(), 0.0)
+
+    def _is_settled(self, dial: Dial) -> bool:
+        return dial.has_failed or self._peers.settled(dial.session.result())
+
+    def _opened(self, dial: Dial) -> Peer | None:
+        """Returns the peer of a dial that has ended, or raises the reason why there is none.
+
+        None: the dial had less time than this caller, who begins another.
+        """
+        try:
+            if not dial.session.done():
+                raise self._too_late("its name is still being looked up")
+            peer_id = dial.session.result()
+            info = self._core.peer(peer_id)
+            if info["state"] == "connecting":
+                raise self._too_late(_progress_of(info))
+            peer = self._peers.opened(peer_id, self._target, dial.address)
+        except (KvxferError, NativeError):
+            if dial.ends_at < self._ends_at and time.monotonic() >= dial.ends_at and self._left_s():
+                self._dials.retire(dial)
+                return None
+            raise
+        if self._incarnation not in (None, peer.incarnation):
             error = self._restarted(f"{self._address} is {peer.name} with")
-            self._end(peer, "peer-restarted", str(error.args[0]))
+            dial.end = "peer-restarted", str(error.args[0])
             raise error
-        # One host can be written in many ways, and the other end may have called meanwhile.
-        before = self._known() if self._shares_session else None
-        if before is None or before.id >= peer.id:
-            return peer
-        self._end(peer, "cancelled", "another session with the same agent is open already")
-        return before
-
-    def _end(self, peer: Peer, code: str, words: str) -> None:
-        with contextlib.suppress(NativeError):  # the session was lost meanwhile
-            self._core.disconnect(peer.id, CODES[code], words)
+        taken = self._dials.take(dial, peer)
+        if taken is peer:
+            self._regions.end_if_unlike(peer)
+        return taken
 
     def _restarted(self, why: str) -> PeerError:
         return PeerError(
@@ -218,11 +237,6 @@ class Connecting:
             code="unreachable",
             peer=self._target,
         )
-
-
-def _is_literal(target: str) -> bool:
-    host = target.partition("://")[2].rpartition(":")[0]
-    return ":" in host or host.replace(".", "").isdigit()
 
 
 def _progress_of(info: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ class Inbox(Generic[T]):
     Parameters
     ----------
     take
-        Returns the oldest unread item, as the peer's number and its other fields, or None.
+        Returns the oldest unread item, as the peer's number, its other fields and its sender, or None.
     make
         Makes the reader's object from the peer and those fields.
     key
@@ -84,7 +84,8 @@ class Inbox(Generic[T]):
         taken = self._take_native()
         if taken is None:
             return None
-        return self._make(self._peers.get_or_nameless(taken[0]), *taken[1:])
+        peer_id, *fields, sender = taken
+        return self._make(self._peers.sender(peer_id, sender), *fields)
 
     def _take_into(self, found: list[T]) -> bool:
         one = self._take()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvxfer._native import AgentCore
     from kvxfer.options import AgentOptions
     from kvxfer.session.completion import Completions
+    from kvxfer.session.dials import Dials
     from kvxfer.session.name_lookup import NameLookup
     from kvxfer.session.peer_table import PeerTable
     from kvxfer.session.region_table import RegionTable
@@ -29,20 +30,26 @@ class Meeting:
     _options: AgentOptions
     _names: NameLookup
     _peers: PeerTable
+    _dials: Dials
     _regions: RegionTable
     _entry: Entry
 
     async def connect(self, target: str | Entry | RegionDescriptor, timeout_s: float | None = None) -> Peer:
-        """Opens a session with another agent, its rails and the list of its regions.
+        """Returns the session with another agent; opens it, its rails and the list of its regions if needed.
+
+        An agent has one session with each incarnation of another, however many callers connect, at once or
+        one after another: a request handler may connect for each request. Callers that ask at once share one
+        attempt. Cancelling one of them leaves it to the others; when the last one leaves, it is given up. So
+        `Peer.disconnect` ends the session for all who use it.
 
         Parameters
         ----------
         target
             ``"tcp://host:port"``, a name to look up in the directory, an agent's entry, or a region's
             descriptor, which stands for its owner. A name, an entry or a descriptor identifies the agent: the
-            session is with that agent, or connecting fails. For an entry or a descriptor an open session is
-            returned again. Between agents on one host the rails are shm and a unix socket whatever the
-            address, and cuda_ipc if both ends name it.
+            session is with that agent, or connecting fails. For an address it is the session with the agent
+            that answered there before, while that is open. Between agents on one host the rails are shm and a
+            unix socket whatever the address, and cuda_ipc if both ends name it.
         timeout_s
             Limit for looking up and connecting together; None takes the options' ``connect_timeout_s``.
 
@@ -74,6 +81,7 @@ class Meeting:
             self._core,
             self._completions,
             self._peers,
+            self._dials,
             self._regions,
             self._names,
             target,

@@ -171,6 +171,7 @@ class Moving:
         integrity: bool | None = None,
         lease: LeaseToken | None = None,
         context: str | bytes = "",
+        hold: bool = False,
     ) -> Transfer:
         """Posts a copy of blocks of a peer's region into blocks of `region`. Returns at once.
 
@@ -203,6 +204,8 @@ class Moving:
             granted to a name or to None; pass it wherever blocks are reused, as `write` explains.
         context
             Identifies the request, as in `write`.
+        hold
+            Whether to post now and let layers land only as `Transfer.release` releases them, as `after` does.
 
         Raises
         ------
@@ -225,7 +228,7 @@ class Moving:
             context,
             write=False,
             after=after,
-            hold=False,
+            hold=hold,
         )
 
     def explain(self, region: Region, remote_region: RegionDescriptor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.errors import AgentError, PeerError, translate
@@ -13,6 +13,9 @@ from kvxfer.peer import Peer, PeerState, loss_of
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.stats import PeerStats
+
+if TYPE_CHECKING:
+    from kvxfer._native import Sender
 
 
 class PeerTable:
@@ -22,9 +25,11 @@ class PeerTable:
         self._core = core
         self._completions = completions
         self._peers: dict[int, Peer] = {}
-        # The same peers by the incarnation of their agent, oldest first; several if both ends called.
+        # The same peers by the incarnation of their agent, in the order in which they came up; several if
+        # both ends called.
         self._by_incarnation: dict[bytes, tuple[Peer, ...]] = {}
-        self._lock = threading.Lock()  # for changes of both
+        self._by_address: dict[str, Peer] = {}  # those that this agent dialled
+        self._lock = threading.Lock()  # for changes of all
         # A notification that is read after the loss of its peer still gets the Peer object that the program
         # holds.
         self._lost: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
@@ -58,10 +63,10 @@ class PeerTable:
             peer = self._remember(peer_id, info)
         return peer
 
-    def get_or_nameless(self, peer_id: int) -> Peer:
-        """Returns the same, also for a session that native code may have forgotten."""
+    def sender(self, peer_id: int, sender: Sender) -> Peer:
+        """Returns the same for mail, whose session native code may have forgotten long ago."""
         peer = self._peers.get(peer_id) or self.get(peer_id)
-        return peer or Peer(self._completions, peer_id, {"name": "?", "incarnation": b"", "is_ours": True})
+        return peer or self._lost.setdefault(peer_id, Peer(self._completions, peer_id, sender.info()))
 
     def budgets(self) -> list[PeerStats]:
         """Returns for each open session the peer's name, and its use of its budgets here."""
@@ -90,12 +95,24 @@ class PeerTable:
                 return peer
         return None
 
-    def oldest_of(self, incarnation: bytes) -> Peer | None:
-        """Returns the oldest open session with this incarnation of an agent."""
-        for peer in self.open():
-            if peer.incarnation == incarnation:
-                return peer
-        return None
+    def all_with(self, incarnation: bytes) -> tuple[Peer, ...]:
+        """Returns the open sessions with this incarnation of an agent, the first that came up first."""
+        known = self._by_incarnation.get(incarnation, ())
+        return tuple(peer for peer in known if peer.state is PeerState.OPEN)
+
+    def first_with(self, incarnation: bytes | None, address: str) -> Peer | None:
+        """Returns the session that ``connect`` gives for an agent, if one is open.
+
+        None as `incarnation` stands for the agent that `address` has led to.
+        """
+        if incarnation is None:
+            dialled = self._by_address.get(address)
+            if dialled is None or dialled.state is not PeerState.OPEN:
+                return None
+            incarnation = dialled.incarnation
+        elif incarnation not in self._by_incarnation:
+            self.open()  # its session may have come up a moment ago, and its event may still be unread
+        return next(iter(self.all_with(incarnation)), None)
 
     def owner_of(self, remote: RegionDescriptor) -> Peer:
         """Returns the newest session with a descriptor's owner, or raises.
@@ -129,7 +146,10 @@ class PeerTable:
         if info["state"] != "open":
             raise loss_of(info, info["name"] or target)
         peer = self._remember(peer_id, info)
-        peer._address = address
+        with self._lock:
+            peer._address = address
+            if peer_id in self._peers:
+                self._by_address[address] = peer
         return peer
 
     def forget(self, peer_id: int) -> None:
@@ -142,6 +162,8 @@ class PeerTable:
                     self._by_incarnation[peer.incarnation] = left
                 else:
                     del self._by_incarnation[peer.incarnation]
+                if self._by_address.get(peer.address) is peer:
+                    del self._by_address[peer.address]
         if peer is not None:
             with contextlib.suppress(AgentError):  # closed meanwhile, while events that were left are read
                 peer._info()  # fetches the reason of the loss while native code knows it
@@ -152,6 +174,7 @@ class PeerTable:
         with self._lock:
             self._peers.clear()
             self._by_incarnation.clear()
+            self._by_address.clear()
 
     # ---- inside -----------------------------------------------------------------------------
 
@@ -162,6 +185,5 @@ class PeerTable:
             if peer is None:
                 peer = self._peers[peer_id] = Peer(self._completions, peer_id, info)
                 known = self._by_incarnation.get(peer.incarnation, ())
-                by_age = sorted((*known, peer), key=lambda each: each.id)
-                self._by_incarnation[peer.incarnation] = tuple(by_age)
+                self._by_incarnation[peer.incarnation] = (*known, peer)
         return peer

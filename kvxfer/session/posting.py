@@ -51,7 +51,7 @@ class Poster:
         self._programs = programs
         self._options = options
         # The last route of whole blocks in all layers, because most calls repeat the same two objects.
-        self._usual: tuple[Any, ...] = (object(), None, False, None, None, None)
+        self._usual: tuple[Any, ...] = (object(), None, False, 0, None, None)
 
     def transfer(
         self,
@@ -89,14 +89,14 @@ class Poster:
         else:
             number = None if lease is None else named_lease(lease, remote)
             terms = terms_of(priority, integrity, number, held)
-        known_region, known_remote, known_write, known_entries, route, scope = self._usual
+        known_region, known_remote, known_write, known_version, route, scope = self._usual
         num_fine = 0
         try:
             if (
                 region is not known_region
                 or remote is not known_remote
                 or write is not known_write
-                or known_entries is not self._programs.entries
+                or known_version != self._programs.version
                 or part is not WHOLE
             ):
                 route, scope, src_blocks, dst_blocks, num_fine = self._find(
@@ -120,6 +120,7 @@ class Poster:
         part: Part,
     ) -> tuple[Route, Scope, Blocks, Blocks, int]:
         """Returns the route of these blocks, and their units."""
+        version = self._programs.version  # read first: what is gone meanwhile changes it
         peer_id = self.peer_of(region, remote)
         layers, named_heads, tokens = part
         heads = None if named_heads is None else _as_range(named_heads, "heads")
@@ -136,7 +137,7 @@ class Poster:
         route, scope = self._route(peer_id, entry, write, region, remote, layers)
         # A descriptor from another process may mean another session each time.
         if part is WHOLE and entry.whole_blocks and remote._peer is not None:
-            self._usual = region, remote, write, self._programs.entries, route, scope
+            self._usual = region, remote, write, version, route, scope
         return route, scope, src_blocks, dst_blocks, num_fine
 
     def route(
@@ -185,7 +186,7 @@ class Poster:
             moved = range(start, start + count)
         route = self._core.route(
             peer_id,
-            entry.number,
+            entry.installed,
             first,
             len(moved),
             seconds(self._options.transfer_timeout_s, "option transfer_timeout_s"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.errors import UsageError, invalid, translate
+from kvxfer.errors import UsageError, invalid, listed, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.naming import check_name
 from kvxfer.options import AgentOptions
@@ -111,7 +111,7 @@ class RegionTable:
         if not found:
             return
         words = f"the caches of {self._agent_name} (source) and {peer.name} (destination) differ in "
-        words += "; in ".join(found)
+        words += listed(found, "nothing", "; in ")
         self._core.disconnect(peer.id, CODES["layout-mismatch"], words)
         raise UsageError(words, code="layout-mismatch", peer=peer.name)
 

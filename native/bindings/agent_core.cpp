@@ -70,6 +70,17 @@ nb::dict from_budget(const Budget& budget) {
   return out;
 }
 
+nb::dict from_sender(const Sender& sender) {
+  nb::dict out;
+  out["name"] = sender.name;
+  out["incarnation"] = from_bytes(sender.incarnation);
+  out["is_ours"] = sender.is_ours;
+  out["identity"] = sender.identity;
+  return out;
+}
+
+struct PySender { std::shared_ptr<const Sender> sender; };
+
 class PyAgentCore {
  public:
   PyAgentCore(const std::string& name, const nb::dict& options)
@@ -106,14 +117,15 @@ class PyAgentCore {
   }
 
   nb::object take_mail(MailKind kind) const {
-    const std::optional<Mail> taken = runtime_->ring().take(kind);
+    std::optional<Mail> taken = runtime_->ring().take(kind);
     if (!taken) return nb::none();
     if (taken->tells) {
       const WithoutGil released;
       runtime_->message_taken(taken->peer);
     }
-    if (kind == MailKind::kMessage) return nb::make_tuple(taken->peer, from_bytes(taken->payload));
-    return nb::make_tuple(taken->peer, from_bytes(taken->payload), wire::text_of(taken->context));
+    const PySender sender{std::move(taken->sender)};
+    if (kind == MailKind::kMessage) return nb::make_tuple(taken->peer, from_bytes(taken->payload), sender);
+    return nb::make_tuple(taken->peer, from_bytes(taken->payload), wire::text_of(taken->context), sender);
   }
 
   void send(SessionKey peer, nb::handle payload) const {
@@ -295,12 +307,8 @@ class PyAgentCore {
     const auto [view, paths] =
         call([&](Engine& engine, Time) { return std::pair(engine.peer(key), runtime_->paths(key)); });
     if (!view) raise({Code::kPeerLost, "there is no peer " + std::to_string(key) + " (any more)"});
-    nb::dict out;
-    out["name"] = view->name;
-    out["incarnation"] = from_bytes(view->incarnation);
+    nb::dict out = from_sender(*view);
     out["state"] = view->state;
-    out["is_ours"] = view->is_ours;
-    out["identity"] = view->identity;
     out["rails"] = nb::cast(view->rails);
     out["paths"] = nb::cast(paths);
     out["notes"] = nb::cast(view->notes);
@@ -404,17 +412,19 @@ class PyAgentCore {
     return out;
   }
 
-  std::uint32_t install_program(nb::handle asked) const {
+  PyInstalled install_program(nb::handle asked) const {
     Program of{asked};
-    return take(call([&](Engine& engine, Time now) {
+    const std::uint32_t id = take(call([&](Engine& engine, Time now) {
       return engine.install_program(now, of.peer, of.write, of.src_region, of.dst_region,
                                     std::move(of.program));
     }));
+    return PyInstalled::of(runtime_, of.peer, id);
   }
 
-  PyRoute route(SessionKey peer, std::uint32_t program, std::uint32_t first_layer, std::uint32_t num_layers,
-                double timeout_s, bool integrity, nb::object as_ids) const {
-    return {runtime_, peer, program, first_layer, num_layers, timeout_s, integrity, std::move(as_ids)};
+  PyRoute route(SessionKey peer, const PyInstalled& program, std::uint32_t first_layer,
+                std::uint32_t num_layers, double timeout_s, bool integrity, nb::object as_ids) const {
+    return {runtime_,   peer,      program.program, first_layer,
+            num_layers, timeout_s, integrity,       std::move(as_ids)};
   }
 
   PyCommandRing command_ring(std::uint32_t num_commands) const {
@@ -498,6 +508,7 @@ class PyAgentCore {
 }  // namespace
 
 void define_agent_core(nb::module_& m) {
+  nb::class_<PySender>(m, "Sender").def("info", [](const PySender& s) { return from_sender(*s.sender); });
   nb::class_<Event>(m, "Event")
       .def_prop_ro("kind", [](const Event& e) { return name_of_event(e.kind); })
       .def_ro("handle", &Event::handle)

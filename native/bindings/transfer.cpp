@@ -97,6 +97,13 @@ std::shared_ptr<StreamWait> PyHandle::wait_in(std::uint64_t stream,
 
 // ---- a route --------------------------------------------------------------------------------------
 
+PyInstalled PyInstalled::of(const std::shared_ptr<Runtime>& runtime, SessionKey peer, std::uint32_t id) {
+  return {std::shared_ptr<const Installed>(new Installed(runtime, peer, id), [](const Installed* program) {
+    const WithoutGil released;
+    delete program;
+  })};
+}
+
 namespace {
 
 bool to_bool(nb::handle flag, bool otherwise) {
@@ -125,7 +132,7 @@ TransferRequest PyRoute::request(nb::handle src_blocks, nb::handle dst_blocks, s
                                  const Terms& terms) const {
   TransferRequest request;
   request.peer = peer;
-  request.program = program;
+  request.program = program->id();
   request.src_ids = to_ids(src_blocks);
   request.dst_ids = to_ids(dst_blocks);
   request.num_fine = num_fine;
@@ -185,6 +192,7 @@ void define_transfer(nb::module_& module) {
         return reinterpret_cast<std::uint64_t>(wait.outcome_address());
       });
 
+  nb::class_<PyInstalled>(module, "Installed");
   nb::class_<PyRoute>(module, "Route")
       .def("post", &PyRoute::post, "src_blocks"_a.none(), "dst_blocks"_a.none(), "num_fine"_a,
            "notify"_a.none(), "timeout_s"_a.none(), "context"_a.none(), "terms"_a);

@@ -7,6 +7,7 @@
 
 #include "bindings/requests.h"
 #include "core/runtime.h"
+#include "core/installed.h"
 
 namespace kvxfer::python {
 
@@ -31,12 +32,20 @@ struct PyHandle {
   std::shared_ptr<StreamWait> wait_in(std::uint64_t stream, std::optional<std::uint32_t> layer) const;
 };
 
+// A program, for as long as this or a route keeps it. The last of them gives it back without the GIL, as that
+// waits for the progress gate.
+struct PyInstalled {
+  static PyInstalled of(const std::shared_ptr<Runtime>& runtime, SessionKey peer, std::uint32_t id);
+  std::shared_ptr<const Installed> program;
+};
+
 // A peer's program, some of its layers, and defaults for arguments that a caller leaves out. It takes
 // arguments as the caller passes them, so that a post like the one before it costs one call.
 struct PyRoute {
   std::shared_ptr<Runtime> runtime;
   SessionKey peer;
-  std::uint32_t program, first_layer, num_layers;
+  std::shared_ptr<const Installed> program;
+  std::uint32_t first_layer, num_layers;
   double timeout_s;
   bool integrity;
   nb::object as_ids;  // kvxfer/memory/block_table.py: converts ids that are no uint32 yet

@@ -194,6 +194,7 @@ class Engine {
 
   // ---- views
   std::optional<PeerView> peer(SessionKey key) const;
+  std::shared_ptr<const Sender> sender(SessionKey key) { return sessions_.sender(key); }  // of its mail
   std::vector<SessionKey> open_peers() const { return sessions_.up(); }
   Result<std::vector<RemoteRegionView>> peer_regions(SessionKey key) const {
     return peer_regions_.views(key);

@@ -115,14 +115,10 @@ struct PeerLimit {
   bool operator==(const PeerLimit&) const = default;
 };
 
-struct PeerView {
-  std::string name;
-  wire::Id128 incarnation{};
+struct PeerView : Sender {
   std::string state;  // "connecting", "open", "lost"
   std::vector<std::string> rails;
   std::vector<std::string> notes;
-  bool is_ours = false;  // true if we called
-  std::string identity;  // by its certificate; "": it has none
   Status reason;  // when lost
   std::shared_ptr<const Budget> budget;  // what it holds here, until it is lost
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "core/control/wire.h"
@@ -11,6 +12,14 @@ namespace kvxfer {
 
 using SessionKey = std::uint32_t;  // an agent's own number for a session: a caller's `peer`
 using LeaseId = std::uint64_t;     // unique in its grantor
+
+// Who is at the other end of a session.
+struct Sender {
+  std::string name;
+  wire::Id128 incarnation{};
+  bool is_ours = false;  // true if we called
+  std::string identity;  // by its certificate; "": it has none
+};
 
 enum class EventKind : std::uint8_t {
   kEnded,         // handle

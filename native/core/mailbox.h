@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 
 #include "core/event.h"
@@ -21,6 +22,8 @@ struct Mail {
   bool tells = false;  // see Event::tells
   bool was_lost = false;  // its peer's session has ended
   wire::Bytes context = {};  // of a notification: whose request it concerns
+  // Mail may be read when the agent has long forgotten the session.
+  std::shared_ptr<const Sender> sender = {};
 };
 
 // Oldest first. The budget of an open session bounds its mail here. Of the mail of ended sessions, the

@@ -583,7 +583,8 @@ void Runtime::emit(Event event) {
                    .payload = std::move(event.payload),
                    .charge = std::move(event.charge),
                    .tells = event.tells,
-                   .context = std::move(event.context)});
+                   .context = std::move(event.context),
+                   .sender = engine_->sender(event.peer)});
   else
     ring_.push(std::move(event));
   if (num_followers_ > 0) notify_waiting();

@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/installed.h"
 #include "core/runtime.h"
 #include "door/descriptor_list.h"
 #include "door/metadata.h"
@@ -46,7 +47,6 @@ struct Options {
   bool exchanges = false;
 };
 
-class Installed;
 class Request;
 
 class Agent {
@@ -246,22 +246,6 @@ class Agent {
     Mail mail;
   };
   std::deque<Notice> notices_;
-};
-
-// A program that one session's peer has been told of. Its number is used again after this object is
-// destroyed.
-class Installed {
- public:
-  Installed(std::shared_ptr<Runtime> runtime, SessionKey session, std::uint32_t id)
-      : runtime_(std::move(runtime)), session_(session), id_(id) {}
-  ~Installed();
-  SessionKey session() const noexcept { return session_; }
-  std::uint32_t id() const noexcept { return id_; }
-
- private:
-  const std::shared_ptr<Runtime> runtime_;
-  const SessionKey session_;
-  const std::uint32_t id_;
 };
 
 // Ways of one remote agent. It may be posted again and again, one post after another has ended. Released

@@ -17,14 +17,6 @@ constexpr std::size_t kMostNames = 65536;
 
 }  // namespace
 
-Installed::~Installed() {
-  if (runtime_->forked()) return;
-  runtime_->with_open_engine([&](Engine& engine, Time) {
-    engine.forget_program(session_, id_);
-    return 0;
-  });
-}
-
 // ---- transfers -------------------------------------------------------------------------------------
 
 template <class Row>

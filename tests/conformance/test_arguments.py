@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, Group, LeaseToken, Pool
+from kvxfer import Agent, AgentOptions, Group, KVLayout, LeaseToken, Pool
 from kvxfer.directory.in_process import InProcessDirectory
 from kvxfer.errors import KvxferError, UsageError
 
@@ -313,6 +313,56 @@ def test_layers_heads_and_tokens_have_no_gaps(kept: Ends, name: str) -> None:
             moved(kept, "write", name, numbers)
 
 
+def test_an_expectation_of_no_tokens_is_not_advised_to_wait_for_all(kept: Ends) -> None:
+    for tokens in (range(2, 2), [], range(0)):
+        with pytest.raises(UsageError, match=r"^no tokens were named, so nothing would have to arrive"):
+            kept.there.expect(b"none", [3], kept.region, tokens=tokens)
+
+
+def test_an_argument_that_there_is_not_names_the_verb_of_the_agent(kept: Ends) -> None:
+    for verb in ("connect_blocking", "read", "expect", "message_blocking", "limit"):
+        with pytest.raises(TypeError, match=rf"^Agent\.{verb}\(\)"):
+            getattr(kept.here, verb)(nothing=1)
+
+
+def test_messages_show_the_first_of_many_names(ends: Ends) -> None:
+    for number in range(40):
+        ends.there.register(f"region-{number:02}", np.zeros((1, 8), np.uint8))
+    ends.peer.region_blocking("region-39")
+    shown = "kv, region-00, region-01, region-02, region-03, region-04, region-05, region-06 and 33 more"
+    with pytest.raises(TimeoutError, match=shown):
+        ends.peer.region_blocking("nothing", 0)
+    with pytest.raises(KeyError, match=shown):
+        ends.peer.regions["nothing"]
+
+
+@pytest.mark.parametrize("verb", ["write", "read"])
+def test_held_layers_land_as_they_are_released(verb: str) -> None:
+    near, far = (
+        np.full((3, 2, 4, 2, 1, 8), value, np.float16) for value in ((1, 0) if verb == "write" else (0, 1))
+    )
+    with Agent("here") as here, Agent("there") as there:
+        mine = here.register("kv", near, KVLayout.from_tensor(near, "l2bthd"))
+        theirs = there.register("kv", far, KVLayout.from_tensor(far, "l2bthd"))
+        remote = here.connect_blocking(there.address).region_blocking("kv")
+        there.accept_blocking("here")
+        token = theirs.grant(None, blocks=[2], mode="read").token
+        if verb == "write":
+            landed, arriving = far, there.expect(b"tag", [2], theirs)
+            transfer = here.write(mine, remote, [2], [2], notify=b"tag", hold=True)
+        else:
+            landed = near
+            arriving = transfer = here.read(mine, remote, [2], [2], lease=token, hold=True)
+        transfer.release(1)
+        arriving.layer_blocking(0, 30)
+        assert (landed[0, :, 2] == 1).all()
+        assert (landed[1:] == 0).all()
+        transfer.release(3)
+        transfer.wait(30)
+        arriving.wait(30)
+        assert (landed[:, :, 2] == 1).all()
+
+
 @pytest.mark.parametrize("name", TIMED)
 def test_every_number_is_a_time(kept: Ends, name: str) -> None:
     for value in TIMES:
@@ -342,7 +392,8 @@ def test_a_long_time_is_for_ever(ends: Ends, name: str) -> None:
 def test_who_waits_for_ever_is_woken(ends: Ends, value: Any) -> None:
     ends.pending.release(1)
     ends.pending.wait(value)
-    ends.here.connect_blocking(ends.there.address, value).disconnect()
+    with Agent("other") as other:
+        ends.here.connect_blocking(other.address, value).disconnect()
     assert ends.here.accept_blocking("there", value).name == "there"
     ends.here.write(ends.source, ends.remote, [1], [2], notify=b"note", timeout_s=value).wait(value)
     assert ends.there.notification_blocking(value).payload == b"note"

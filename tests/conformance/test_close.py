@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, Peer, Transfer
+from kvxfer import Agent, AgentOptions, Lease, Peer, Transfer
 from kvxfer.errors import AgentError, KvxferError, PeerError, TransferError, UsageError
 
 BOUND_S = 60.0
@@ -376,4 +376,27 @@ def test_every_verb_beside_a_close_raises_what_is_documented(seed: int) -> None:
         try:
             verb()
         except (KvxferError, TimeoutError):
+            pass
+
+
+@pytest.mark.parametrize("how", ["with", "async with"])
+def test_the_end_of_a_lease_hides_no_error_of_its_block(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Another thread is closing the agent, whose native half has ended already."""
+
+    async def in_a_coroutine(agent: Agent, lease: Lease) -> None:
+        async with lease:
+            agent._core.close(0.0)
+            raise LookupError("the block's")
+
+    def on_a_thread(agent: Agent, lease: Lease) -> None:
+        with lease:
+            agent._core.close(0.0)
+            raise LookupError("the block's")
+
+    with Agent("here") as agent:
+        lease = agent.register("kv", memory()).grant(None, blocks=[1], mode="read")
+        with pytest.raises(LookupError, match="the block's"):
+            on_a_thread(agent, lease) if how == "with" else asyncio.run(in_a_coroutine(agent, lease))
+        assert "revoking a lease of any peer" in caplog.text
+        with pytest.raises(AgentError), lease:
             pass

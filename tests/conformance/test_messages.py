@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
+import numpy as np
 import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
@@ -38,6 +40,13 @@ def options(request: pytest.FixtureRequest) -> AgentOptions:
 def ends(options: AgentOptions) -> Iterator[Ends]:
     with Agent("here", options) as here, Agent("there", options) as there:
         yield Ends(here, there)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def fill(peer: Peer, nbytes: int = 0) -> int:
@@ -189,6 +198,38 @@ def test_agents_of_a_process_do_not_hear_each_others(options: AgentOptions) -> N
         assert b.message_blocking(BOUND_S).payload == b"to b"
         assert a.take_message() is None
         assert hub.take_message() is None
+
+
+@pytest.mark.parametrize("how", ["a reader that waits", "a reader that polls"])
+def test_mail_of_peers_that_are_long_gone_is_read_with_its_sender(how: str, options: AgentOptions) -> None:
+    """More peers than an agent remembers by their numbers; each says something and leaves."""
+    names = [f"worker-{number}" for number in range(80)]
+    with Agent("hub", options) as hub:
+        region = hub.register("kv", np.zeros((1, 8), np.uint8))
+        token = region.grant(None, blocks=[0], mode="read", ttl_s=600).token
+        incarnations = {}
+        for name in names:
+            with Agent(name, options) as worker:
+                incarnations[name] = worker.incarnation
+                to_hub = worker.connect_blocking(hub.address, BOUND_S)
+                mine = worker.register("kv", np.zeros((1, 8), np.uint8))
+                remote = to_hub.region_blocking("kv", BOUND_S)
+                worker.read(mine, remote, [0], [0], lease=token, notify=name.encode()).wait(BOUND_S)
+                to_hub.send(name.encode())
+                num = len(incarnations)
+                until(lambda: hub.stats()["messages_in"] == num == hub.stats()["transfers_done"])  # noqa: B023
+        until(lambda: not hub.peers)
+        for wait, take in (
+            (hub.message_blocking, hub.take_message),
+            (hub.notification_blocking, hub.take_notification),
+        ):
+            heard = [wait(BOUND_S) if how == "a reader that waits" else take() for _ in names]
+            assert take() is None
+            for name, mail in zip(names, heard, strict=True):
+                assert mail is not None
+                assert (mail.payload, mail.peer.name) == (name.encode(), name)
+                assert mail.peer.incarnation == incarnations[name]
+                assert mail.peer.state == "lost"
 
 
 # ---- room -----------------------------------------------------------------------------------------

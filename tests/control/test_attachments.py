@@ -272,6 +272,16 @@ def test_an_answer_that_is_none_ends_the_connection(reply: dict[str, Any], daemo
             waiting.result(BOUND_S)
 
 
+@pytest.mark.parametrize("name", ["transfers_open", "records_dropped"])
+@pytest.mark.parametrize("value", ["many", 0.5, None, 1 << 80])
+def test_a_counter_that_is_none_ends_the_connection(name: str, value: object, daemon: Daemon) -> None:
+    """And nothing that counts with it, such as a drain."""
+    with RawAgent(daemon.folder) as agent:
+        agent.greet()
+        agent.say({"t": "state", "stats": {name: value}})
+        assert agent.is_left()
+
+
 def test_open_transfers_that_are_none_end_the_connection(daemon: Daemon) -> None:
     assert daemon.attachments is not None
     with RawAgent(daemon.folder) as agent:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer import Agent
+from kvxfer import Agent, AgentOptions
 from kvxfer.control import Client, DaemonDirectory, schema
 from kvxfer.directory import Change, ChangeKind, Directory, Entry
-from kvxfer.errors import PeerError
+from kvxfer.errors import PeerError, UsageError
 from kvxfer.testing import directories
 from kvxfer.testing.directories import BOUND_S, entry
 from tests.control.serving import Program, program
@@ -54,6 +54,23 @@ class AtDaemon(directories.DirectorySubject):
 
     def pass_time(self, duration_s: float) -> None:
         threading.Event().wait(duration_s)
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "options"),
+    [
+        ("ttl_s", "agent", AgentOptions(directory_ttl_s=1e9)),
+        ("name", "two\nlines", AgentOptions()),
+        ("address", "agent", AgentOptions(advertise="tcp://[fe80::1%eth0]:7301")),
+    ],
+)
+def test_an_agent_whose_entry_is_not_taken_is_told_why(
+    field: str, name: str, options: AgentOptions, daemon: Program
+) -> None:
+    with DaemonDirectory(api(daemon)) as directory:
+        with pytest.raises(UsageError, match=f"the daemon's directory does not take {field}"):
+            Agent(name, options, directory=directory)
+        assert directory.list() == ()
 
 
 @pytest.mark.parametrize("check", directories.CHECKS, ids=lambda check: str(check.__name__))

@@ -176,10 +176,12 @@ TEST(an_older_peer_and_a_newer_one_have_slots_of_their_own) {
 
 TEST(programs_are_charged_to_the_peer_that_tells_them) {
   Bounded bounded(Resource::kBytes, 4096);
-  std::uint32_t told = 0;
-  while (!bounded.mallory.ended && told < 100) bounded.tell(++told);
-  CHECK(bounded.mallory.ended);
-  CHECK(told > 1 && told < 20);
+  for (std::uint32_t id = 1; id <= 100; ++id) bounded.tell(id);
+  const std::uint64_t held = held_by(bounded.pair.dst, bounded.mallory.key(), Resource::kBytes);
+  CHECK(held > 2048 && held <= 4096);
+  CHECK_EQ(bounded.ask(100, {1}), Code::kRefused);
+  CHECK(bounded.mallory.last<wire::Fail>()->text.find("copy programs") != std::string::npos);
+  CHECK(!bounded.mallory.ended);
   check_undisturbed(bounded.pair);
 }
 
@@ -404,6 +406,65 @@ TEST(a_name_whose_process_answers_is_not_taken_over) {
     CHECK_EQ(handle->outcome(), Outcome::kDone);
     CHECK(pair.equal(kFrom, kTo));
   }
+}
+
+// A caller that has more pairs of regions, or larger programs, than a peer keeps. Its end has the peer keep
+// those that were used last, so the peer never has to refuse one.
+TEST(more_programs_than_a_peer_keeps_take_turns) {
+  // The larger ones by a table of scales that no loop reads.
+  for (const auto& [num_programs, num_scales] :
+       {std::pair<std::uint32_t, std::size_t>{4200, 0}, {600, wire::kMaxScales}}) {
+    Pair pair({one_sided_rail()}, check::seed());
+    pair.grant_read();
+    std::vector<std::uint32_t> programs;
+    for (std::uint32_t i = 0; i < num_programs; ++i) {
+      CopyProgram program = program_between(pair.src_layout, pair.dst_layout);
+      if (i % 2 == 0) program.scales.resize(num_scales);
+      const auto installed = pair.dst.engine().install_program(
+          pair.dst.now(), pair.to_src, false, pair.src_region, pair.dst_region, std::move(program));
+      REQUIRE_OK(installed);
+      programs.push_back(installed.value());
+      if (i % 16 == 0) pair.world.run_for(kMillisecond);
+    }
+    pair.world.run_for(kMillisecond);
+    const std::uint64_t held = held_by(pair.src, pair.to_dst, Resource::kBytes);
+    CHECK(held > 0 && held <= std::uint64_t{64} * 1024 * 1024);
+    const auto read = [&](std::uint32_t program) {
+      TransferRequest request = pair.request(false, {1}, {2});
+      request.program = program;
+      return Pair::post(pair.dst, request);
+    };
+    for (const std::uint32_t id : {programs.front(), programs[1], programs.back(), programs.front()}) {
+      const auto handle = read(id);
+      REQUIRE(pair.ends(handle));
+      CHECK_OK(handle->status());
+    }
+    // Transfers that are posted keep programs that their caller forgets, also while they wait to be told.
+    pair.src.pause();
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (const std::uint32_t id : programs) handles.push_back(read(id));
+    for (const std::uint32_t id : programs) pair.dst.engine().forget_program(pair.to_src, id);
+    pair.src.resume();
+    for (const auto& handle : handles) {
+      REQUIRE(pair.ends(handle));
+      CHECK_OK(handle->status());
+    }
+    CHECK(pair.dst.engine().session(pair.to_src) != nullptr);
+    pair.check_quiet();
+  }
+}
+
+// An older release tells all that it has: what is one too many is refused in words, and only where it is used.
+TEST(a_program_too_many_costs_its_transfers_and_not_the_session) {
+  Bounded bounded(Resource::kBytes, std::uint64_t{192} * 1024 * 1024);
+  for (std::uint32_t id = 1; id <= 4100; ++id) bounded.tell(id);
+  CHECK_EQ(bounded.ask(1, {1}), Code::kOk);
+  CHECK_EQ(bounded.ask(4100, {1}), Code::kRefused);
+  CHECK(bounded.mallory.last<wire::Fail>()->text.find("copy programs") != std::string::npos);
+  bounded.tell(1);  // a number that is told anew takes its own place
+  CHECK_EQ(bounded.ask(1, {2}), Code::kOk);
+  CHECK(!bounded.mallory.ended);
+  check_undisturbed(bounded.pair);
 }
 
 }  // namespace

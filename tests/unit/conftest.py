@@ -158,6 +158,11 @@ class CoreControls:
         return [arguments for called, arguments in self.calls if called == name]
 
 
+class FakeSender:
+    def info(self) -> dict[str, Any]:
+        return {"name": "decode", "incarnation": bytes(16), "is_ours": False, "identity": ""}
+
+
 class FakeCore(CoreControls):
     """Records its calls, and reports the events that `happen` adds."""
 
@@ -195,10 +200,10 @@ class FakeCore(CoreControls):
         assert self.num_waiters >= 0
 
     def take_notification(self) -> tuple[Any, ...] | None:
-        return self.mail["notification"].pop(0) if self.mail["notification"] else None
+        return (*self.mail["notification"].pop(0), FakeSender()) if self.mail["notification"] else None
 
     def take_message(self) -> tuple[Any, ...] | None:
-        return self.mail["message"].pop(0) if self.mail["message"] else None
+        return (*self.mail["message"].pop(0), FakeSender()) if self.mail["message"] else None
 
     def serve(self) -> bool:
         self.num_served += 1

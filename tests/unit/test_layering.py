@@ -49,6 +49,7 @@ MAY_IMPORT_NATIVE = {
     "session/moving.py",
     "session/region_table.py",
     "session/connecting.py",
+    "session/dials.py",
     "session/peer_table.py",
     "session/posting.py",
     "session/program_cache.py",

@@ -61,6 +61,7 @@ void Destinations::withdraw(TransferKey key) {
 
 void Destinations::request(Peer& peer, TransferKey key) {
   Destination& destination = *find(key);
+  destination.program = programs_.number(peer, destination);
   step(destination_transitions(), destination.state, TransferEvent::kAnnounced);
   destination.asked_at = context_.now;
   wire::Message message = wire::Request();

@@ -1,6 +1,6 @@
 #include "core/engine/programs.h"
 
-#include <new>
+#include <utility>
 
 #include "core/copy/pack.h"
 
@@ -8,11 +8,31 @@ namespace kvxfer {
 namespace {
 
 constexpr std::size_t kMaxPeerPrograms = 4096;  // a pair of layouts each
+// What we have a peer keep is within its limits, also those of older releases: they end the session with the
+// program that fills the table, and charge a program before they let go of the one that its number named.
+constexpr std::size_t kMaxNumbers = kMaxPeerPrograms - 1;
+constexpr std::uint64_t kMaxToldNbytes = std::uint64_t{56} * 1024 * 1024;  // of 64 MiB: peer_budget()
 
 // Includes what an entry of a map takes.
 std::uint64_t nbytes_of(const CopyProgram& copies) {
   return 256 + sizeof(CopyProgram) + nbytes_of_counts(copies) + copies.loops.size() * sizeof(CopyLoop) +
          copies.conversions.size() * sizeof(Conversion) + copies.scales.size() * sizeof(float);
+}
+
+// A peer's program, charged to its budget until the last transfer that uses it has ended.
+struct Charged {
+  CopyProgram copies;
+  Charge charge;
+};
+
+// Named by a number whose program the peer no longer needs: nothing smaller is a program.
+CopyProgram least_program() {
+  CopyProgram least;
+  least.num_layers = 1;
+  CopyLoop& loop = least.loops.emplace_back();
+  loop.num_layers = loop.counts[0] = loop.counts[1] = 1;
+  loop.nbytes = 1;
+  return least;
 }
 
 }  // namespace
@@ -42,16 +62,65 @@ Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, Re
   entry.src = src;
   entry.dst = dst;
   entry.write = write;
-  std::uint32_t id = session.next;
-  if (session.free.empty()) {
-    ++session.next;
-  } else {
-    id = session.free.back();
-    session.free.pop_back();
+  number(peer, entry.copies, src, dst);
+  while (session.next == 0 || session.ours.contains(session.next)) ++session.next;
+  session.ours.emplace(session.next, std::move(entry));
+  return session.next++;
+}
+
+std::uint32_t Programs::number(Peer& peer, const TransferEnd& transfer) {
+  const bool is_source = transfer.is_source();
+  return number(peer, transfer.move->program, is_source ? transfer.region : transfer.remote_region(),
+                is_source ? transfer.remote_region() : transfer.region);
+}
+
+std::uint32_t Programs::number(Peer& peer, const std::shared_ptr<const CopyProgram>& copies, RegionId src,
+                               RegionId dst) {
+  OfSession& session = sessions_programs_[peer.key()];
+  if (const auto known = session.numbered.find(copies.get()); known != session.numbered.end()) {
+    session.numbers.splice(session.numbers.end(), session.numbers, known->second);
+    return known->second->number;
   }
-  sessions_.send(peer, wire::Program{id, src, dst, *entry.copies});
-  session.ours.emplace(id, std::move(entry));
-  return id;
+  const std::uint64_t nbytes = nbytes_of(*copies);
+  make_room(peer, session, nbytes);
+  Numbers& numbers = session.numbers;
+  const bool is_new = numbers.size() < kMaxNumbers && (numbers.empty() || numbers.front().copies != nullptr);
+  if (is_new) numbers.push_front({static_cast<std::uint32_t>(numbers.size() + 1), 0, nullptr});
+  const Numbers::iterator oldest = numbers.begin();
+  vacate(session, oldest->copies.get());
+  sessions_.send(peer, wire::Program{oldest->number, src, dst, *copies});
+  session.nbytes += nbytes - oldest->nbytes;
+  oldest->nbytes = nbytes;
+  session.numbered.emplace(copies.get(), oldest);
+  oldest->copies = copies;
+  numbers.splice(numbers.end(), numbers, oldest);
+  return oldest->number;
+}
+
+// The peer keeps a program until its number names another one. So where its memory would not do, the numbers
+// that were not used for longest are made to name next to nothing.
+void Programs::make_room(Peer& peer, OfSession& session, std::uint64_t nbytes) {
+  if (session.nbytes + nbytes <= kMaxToldNbytes) return;
+  const CopyProgram least = least_program();
+  const std::uint64_t least_nbytes = nbytes_of(least);
+  for (auto next = session.numbers.begin(); next != session.numbers.end();) {
+    const Numbers::iterator old = next++;
+    if (session.nbytes + nbytes <= kMaxToldNbytes) return;
+    if (old->nbytes <= least_nbytes) continue;
+    vacate(session, old->copies.get());
+    sessions_.send(peer, wire::Program{old->number, 0, 0, least});
+    session.nbytes -= old->nbytes - least_nbytes;
+    old->nbytes = least_nbytes;
+  }
+}
+
+void Programs::vacate(OfSession& session, const CopyProgram* copies) noexcept {
+  const auto named = session.numbered.find(copies);
+  if (named == session.numbered.end()) return;
+  const Numbers::iterator number = named->second;
+  session.numbered.erase(named);
+  number->copies = nullptr;
+  session.numbers.splice(session.numbers.begin(), session.numbers, number);
 }
 
 const Programs::Program* Programs::find_ours(SessionKey session, std::uint32_t id) const {
@@ -63,17 +132,21 @@ const Programs::Program* Programs::find_ours(SessionKey session, std::uint32_t i
 
 void Programs::forget(SessionKey session, std::uint32_t id) noexcept {
   const auto programs = sessions_programs_.find(session);
-  if (programs == sessions_programs_.end() || programs->second.ours.erase(id) == 0) return;
-  try {
-    programs->second.free.push_back(id);
-  } catch (const std::bad_alloc&) {  // then another program gets its number
-  }
+  if (programs == sessions_programs_.end()) return;
+  const auto forgotten = programs->second.ours.find(id);
+  if (forgotten == programs->second.ours.end()) return;
+  vacate(programs->second, forgotten->second.copies.get());
+  programs->second.ours.erase(forgotten);
 }
 
 Status Programs::told(Peer& peer, wire::Program& program) {
-  std::map<std::uint32_t, Program>& told = sessions_programs_[peer.key()].theirs;
-  // A peer that never stops telling programs does not use them. Programs whose regions are gone leave only
-  // now: the direction of a program is not known before it is used.
+  if (Status status = check_program(program.program); !status.ok())
+    return {Code::kProtocol, "PROGRAM refused: " + status.message()};
+  OfSession& session = sessions_programs_[peer.key()];
+  std::map<std::uint32_t, Program>& told = session.theirs;
+  told.erase(program.id);  // whatever happens, its number no longer names that program
+  // Programs whose regions are gone leave only now: the direction of a program is not known before it is
+  // used.
   if (told.size() >= kMaxPeerPrograms)
     std::erase_if(told, [&](const auto& each) {
       const Program& old = each.second;
@@ -82,27 +155,35 @@ Status Programs::told(Peer& peer, wire::Program& program) {
       };
       return !joins(old.dst, old.src) && !joins(old.src, old.dst);
     });
-  if (told.size() >= kMaxPeerPrograms) return {Code::kProtocol, "PROGRAM refused: too many programs"};
-  Program entry;
-  entry.charge = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(program.program));
-  if (!entry.charge)
-    return {Code::kProtocol,
-            "PROGRAM refused: it takes too much memory: " + peer.budget()->in_words(Resource::kBytes)};
-  if (Status status = check_program(program.program); !status.ok())
-    return {Code::kProtocol, "PROGRAM refused: " + status.message()};
+  if (told.size() >= kMaxPeerPrograms) {
+    session.unkept = {Code::kRefused, "the peer keeps " + std::to_string(kMaxPeerPrograms) +
+                                          " copy programs of this session, and no more"};
+    return {};
+  }
+  auto charged = std::make_shared<Charged>();
+  charged->charge = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(program.program));
+  if (!charged->charge) {
+    session.unkept = {Code::kRefused, "the peer has no memory left for this session's copy programs: " +
+                                          peer.budget()->in_words(Resource::kBytes)};
+    return {};
+  }
   count(program.program);
-  entry.copies = std::make_shared<CopyProgram>(std::move(program.program));
+  charged->copies = std::move(program.program);
+  Program entry;
+  entry.copies = {charged, &charged->copies};
   entry.src = program.src_region;
   entry.dst = program.dst_region;
-  told.insert_or_assign(program.id, std::move(entry));
+  told.emplace(program.id, std::move(entry));
   return {};
 }
 
 Result<Programs::Use> Programs::find(const Peer& peer, const wire::TransferSpec& spec, Side side) {
-  std::map<std::uint32_t, Program>& told = sessions_programs_[peer.key()].theirs;
-  auto found = told.find(spec.program);
-  if (found == told.end())
+  OfSession& session = sessions_programs_[peer.key()];
+  auto found = session.theirs.find(spec.program);
+  if (found == session.theirs.end()) {
+    if (!session.unkept.ok()) return session.unkept;
     return Status(Code::kInvalidArgument, "program " + std::to_string(spec.program) + " was never announced");
+  }
   Program& program = found->second;
   const bool is_src = side == Side::kSrc;
   const Region* local = regions_.find(is_src ? program.src : program.dst);
@@ -148,7 +229,10 @@ void Programs::forget(SessionKey session, RegionId gone, bool of_peer) {
   if (programs == sessions_programs_.end()) return;
   // Both agents count regions from 1, so an id alone does not say whose region it is.
   std::erase_if(programs->second.ours, [&](const auto& entry) {
-    return (entry.second.write != of_peer ? entry.second.src : entry.second.dst) == gone;
+    const Program& program = entry.second;
+    if ((program.write != of_peer ? program.src : program.dst) != gone) return false;
+    vacate(programs->second, program.copies.get());
+    return true;
   });
   // If the peer announces that number again, with other bounds, every program must be checked anew.
   if (of_peer)

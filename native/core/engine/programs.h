@@ -3,14 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
-#include <vector>
+#include <unordered_map>
 
 #include "core/engine/peer_regions.h"
 #include "core/engine/regions.h"
 #include "core/engine/sessions.h"
+#include "core/engine/transfer_end.h"
 
 namespace kvxfer {
 
@@ -24,7 +26,6 @@ class Programs {
     // own, so the two uses of one program name different regions, and the result for one says nothing
     // about the other.
     std::optional<Status> for_offers, for_requests;
-    Charge charge;  // of the peer's budget
   };
   // Both regions of a transfer that a peer begins, and the program between them.
   struct Use {
@@ -36,14 +37,18 @@ class Programs {
   Programs(Sessions& sessions, Regions& regions, PeerRegions& peer_regions)
       : sessions_(sessions), regions_(regions), peer_regions_(peer_regions) {}
 
-  // Checks a program of ours and tells the peer of it.
+  // Checks a program of ours and tells the peer of it. Our callers bound how many they have installed.
   Result<std::uint32_t> install(Peer& peer, bool write, RegionId src, RegionId dst, CopyProgram program);
   const Program* find_ours(SessionKey session, std::uint32_t id) const;
-  // Forgets a program of ours that no new transfer will name. The peer keeps it until its number names
-  // another one.
+  // Forgets a program of ours that no new transfer will name. Transfers that were posted keep theirs. The
+  // peer keeps it until its number names another one.
   void forget(SessionKey session, std::uint32_t id) noexcept;
+  // The number by which the peer knows the program of a transfer of ours, which is told next. Tells the peer
+  // the program first, if it has had to make room for others since it was used last.
+  std::uint32_t number(Peer& peer, const TransferEnd& transfer);
 
-  // A peer told us a program. An error: it breaks the protocol.
+  // A peer told us a program. An error: it breaks the protocol. A program that is one too many is not kept,
+  // and transfers that name it are refused in words.
   Status told(Peer& peer, wire::Program& program);
   // The regions and the program of a transfer that a peer begins. Cheap: it runs before the search for the
   // transfer's right.
@@ -56,11 +61,26 @@ class Programs {
   void remove_session(SessionKey session) { sessions_programs_.erase(session); }
 
  private:
+  // A number under which a peer keeps a program of ours.
+  struct Number {
+    std::uint32_t number;
+    std::uint64_t nbytes;  // of what the peer keeps under it
+    std::shared_ptr<const CopyProgram> copies;  // null: no transfer will name it, so it may name another
+  };
+  using Numbers = std::list<Number>;
   struct OfSession {
     std::map<std::uint32_t, Program> ours, theirs;  // by who compiled it
-    std::uint32_t next = 1;
-    std::vector<std::uint32_t> free;  // numbers below it, of forgotten programs
+    std::uint32_t next = 1;  // never given again, so that an id of a forgotten program names no other
+    // What the peer keeps of ours: those without a program first, then by their last use, oldest first.
+    Numbers numbers;
+    std::unordered_map<const CopyProgram*, Numbers::iterator> numbered;
+    std::uint64_t nbytes = 0;  // of all numbers
+    Status unkept;  // why the newest program of theirs that found no room was not kept
   };
+  std::uint32_t number(Peer& peer, const std::shared_ptr<const CopyProgram>& copies, RegionId src,
+                       RegionId dst);
+  void make_room(Peer& peer, OfSession& session, std::uint64_t nbytes);
+  static void vacate(OfSession& session, const CopyProgram* copies) noexcept;
 
   Sessions& sessions_;
   Regions& regions_;

@@ -48,8 +48,7 @@ void Sessions::remove(SessionKey key, const Status& why) {
   auto found = peers_.find(key);
   const Peer& last = *found->second;
   PeerView view;
-  view.name = last.name();
-  view.incarnation = last.session().peer().incarnation;
+  static_cast<Sender&>(view) = last.described();
   view.state = "lost";
   view.notes = last.notes();
   view.reason = why;
@@ -337,14 +336,18 @@ std::optional<PeerView> Sessions::view(SessionKey key) const {
     return lost == lost_.end() ? std::nullopt : std::optional(lost->second);
   }
   PeerView view;
-  view.name = peer->name();
-  view.incarnation = peer->session().peer().incarnation;
+  static_cast<Sender&>(view) = peer->described();
   view.state = peer->up_ ? "open" : "connecting";
-  view.is_ours = peer->role() == SessionRole::kInitiator;
-  view.identity = peer->session().identity();
   view.notes = peer->notes();
   view.budget = peer->budget_;
   return view;
+}
+
+std::shared_ptr<const Sender> Sessions::sender(SessionKey key) {
+  Peer* const peer = find(key);
+  if (peer == nullptr) return std::make_shared<const Sender>();
+  if (peer->sender_ == nullptr) peer->sender_ = std::make_shared<const Sender>(peer->described());
+  return peer->sender_;
 }
 
 }  // namespace kvxfer

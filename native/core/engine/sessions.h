@@ -57,6 +57,9 @@ class Peer : public Linked<Peer> {
   // Both ends number transfers in one space: the initiator of the session takes the even numbers.
   TransferId first_transfer() const noexcept { return role() == SessionRole::kInitiator ? 2 : 1; }
   bool numbers(TransferId id) const noexcept { return id % 2 != first_transfer() % 2; }
+  Sender described() const {
+    return {name(), session_->peer().incarnation, role() == SessionRole::kInitiator, session_->identity()};
+  }
 
  private:
   friend class Sessions;
@@ -65,6 +68,7 @@ class Peer : public Linked<Peer> {
   const std::shared_ptr<Budget> budget_;
   std::vector<std::string> notes_;
   std::map<std::uint16_t, std::string> rail_notes_;  // by index: why it is not up
+  std::shared_ptr<const Sender> sender_;  // once it has sent mail
   std::optional<PeerNames::iterator> name_;
   std::optional<Time> waits_since_;  // for its name
   std::uint64_t told_regions_ = 0;  // the newest change of our regions that it was told
@@ -188,6 +192,7 @@ class Sessions {
   bool has_work() const noexcept { return !stirred_.empty(); }  // in this round: that
 
   std::optional<PeerView> view(SessionKey key) const;  // without rails
+  std::shared_ptr<const Sender> sender(SessionKey key);  // one object for all mail of the session
 
  private:
   void put_out(Peer& peer);

@@ -36,6 +36,7 @@ bool Sources::offer(Peer& peer, TransferKey key) {
   Source& source = *sources_.find(key);
   FenceSlots& fences = fences_of(peer);
   if (!fences.has_room(key.first)) return false;
+  source.program = programs_.number(peer, source);
   source.fence = fences.take(key.first);
   step(source_transitions(), source.state, TransferEvent::kAnnounced);
   source.begun_at = context_.now;

@@ -36,7 +36,7 @@ struct TransferEnd : Linked<TransferEnd> {
   std::shared_ptr<Move> move;  // its tables: TransferEnd::LentTables
   RegionId region = 0;  // at this end
   MemoryKind memory = MemoryKind::kHost;  // the kind of memory that the region lies in
-  std::uint32_t program = 0;
+  std::uint32_t program = 0;  // as the peer is told of it, or has told it: Programs::number
   wire::Bytes notify;
   wire::Bytes context;  // whose request it is: as this end's caller says, else as the other end's says
   bool tells_context = false;  // the destination says so, and its source has not heard of it
