@@ -171,6 +171,7 @@ void Posting::serve_backlog() {
                  peer != nullptr && sessions_.takes_more(*peer) ? admission_.next(key) : std::nullopt) {
         if (!tell(*peer, waiting->key, waiting->is_source)) break;
         admission_.told(key);
+        sessions_.flush(*peer);  // so that the next look sees what waits to be sent
       }
     });
 }
