@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/in_room.h"
+
 namespace kvxfer {
 
 template <class Container>
@@ -13,11 +15,11 @@ class SpareNodes {
  public:
   SpareNodes() { nodes_.reserve(kMost); }
 
-  void erase(Container& from, typename Container::const_iterator entry) {
+  void erase(Container& from, typename Container::const_iterator entry) noexcept {
     if (nodes_.size() == kMost)
       from.erase(entry);
     else
-      nodes_.push_back(from.extract(entry));
+      add_in_room(nodes_, from.extract(entry));
   }
 
   // What the container's insert of a node returns.

@@ -120,7 +120,7 @@ void Leases::unlist(Granted& granted) noexcept {
   const auto found = holder->second.covering.find({lease.region(), lease.mode()});
   if (found == holder->second.covering.end()) return;
   Covering& covering = found->second;
-  for (OfBlock& of_block : granted.of_blocks) covering.of_block.at(of_block.block).remove(of_block);
+  for (OfBlock& of_block : granted.of_blocks) covering.of_block.made(of_block.block).remove(of_block);
   granted.of_blocks.clear();
   covering.leases.erase(lease.id());
   covering.of_all_blocks.erase(lease.id());
