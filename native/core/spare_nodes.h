@@ -15,7 +15,7 @@ class SpareNodes {
  public:
   SpareNodes() { nodes_.reserve(kMost); }
 
-  void erase(Container& from, typename Container::const_iterator entry) {
+  void erase(Container& from, typename Container::const_iterator entry) noexcept {
     if (nodes_.size() == kMost)
       from.erase(entry);
     else

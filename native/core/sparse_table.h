@@ -30,6 +30,8 @@ class SparseTable {
     if (page == nullptr) page = std::make_unique<Page>();
     return (*page)[id % kPerPage];
   }
+  // The same, of a page that at() has made.
+  T& made(std::size_t id) noexcept { return (*pages_[id / kPerPage])[id % kPerPage]; }
   const std::vector<std::unique_ptr<Page>>& pages() const noexcept { return pages_; }
   std::size_t size() const noexcept { return pages_.size() * kPerPage; }
 

@@ -178,7 +178,7 @@ def test_every_name_of_a_module_stands_once() -> None:
 # Each may import only those before it, in the order in which a page meets them (its ``__init__``).
 PARTS_OF_THE_HOST_POOL = (
     *("page", "page_layout", "slabs", "idle_pages", "tenants", "page_index"),
-    *("pool_jobs", "page_news", "page_sources", "pool_regions", "filling", "page_leases"),
+    *("time_left", "pool_jobs", "page_news", "page_sources", "pool_regions", "filling", "page_leases"),
     *("page_pool", "page_desk"),
 )
 

@@ -47,7 +47,7 @@ class Timers {
     clear(timer);
     if (at != kNever) timer = spare_.insert(queue_, at, Due{kind, a, b});
   }
-  void clear(Timer& timer) {
+  void clear(Timer& timer) noexcept {
     if (timer) spare_.erase(queue_, *timer);
     timer.reset();
   }
