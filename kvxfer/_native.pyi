@@ -252,7 +252,8 @@ class AgentCore:
     def event_fd(self) -> int:
         """Readable while there are events, once a ``drain(arm=True)`` that returned an empty list has armed
         it."""
-    def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
+    def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]:
+        """Takes events. Raises NativeError if there are none and the agent has ended by itself."""
     def add_waiters(self, change: int) -> None:
         """Adds ``change`` to the number of waiters for "ended", "layer", "commands", "notification",
         "message", "room" or "lease-acknowledged" events; without waiters such events are not made. A waiter first
@@ -460,6 +461,11 @@ def kernel_tls() -> tuple[Literal["nothing", "one-key", "new-keys"], str]:
 # Runs one layer of a program without an agent. `units`: (src_units, dst_units, src_tokens, dst_tokens).
 Units = tuple[int, int, int, int]
 
+def check_ends(
+    program: Program, src: tuple[NDArray[np.void], int, int], dst: tuple[NDArray[np.void], int, int]
+) -> None:
+    """Raises NativeError where two agents would refuse a program. `src` and `dst` are (footprint, num_blocks,
+    nbytes) of the regions, as `AgentCore.register` takes them; the regions' ids are ignored."""
 def expand(
     loops: NDArray[np.void], layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],
     num_fine: int = 0, units: Units = ...,
@@ -613,9 +619,14 @@ class DoorRequest:
     def ended_ns(self) -> int: ...
 
 class Door:
-    """native/door/agent.h. Rows are address, length and device: uint64 [N, 3]."""
+    """native/door/agent.h. Rows are address, length and device: uint64 [N, 3].
 
-    def __init__(self, name: str, options: dict[str, Any], advertise: str, timeout_s: float) -> None: ...
+    `prepare` also takes rows with a stride and a count: uint64 [N, 5].
+    """
+
+    def __init__(
+        self, name: str, options: dict[str, Any], advertise: str, timeout_s: float, exchanges: bool
+    ) -> None: ...
     def close(self, timeout_s: float) -> None: ...
     def register(self, rows: NDArray[np.uint64], is_gpu: bool) -> None: ...
     def deregister(self, rows: NDArray[np.uint64], is_gpu: bool) -> None: ...

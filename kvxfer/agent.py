@@ -37,6 +37,7 @@ from kvxfer.session.receiving import Receiving
 from kvxfer.session.region_table import RegionTable
 from kvxfer.session.steering import Steering
 from kvxfer.shared_secret import SecretOption
+from kvxfer.threads import in_thread
 
 if TYPE_CHECKING:
     from kvxfer._native import Event
@@ -66,7 +67,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
     Parameters
     ----------
     name
-        The agent's name among its peers, at most 128 bytes; unique where a directory is used.
+        The agent's name among its peers, 1 to 128 bytes in UTF-8; unique where a directory is used.
     options
         How it behaves.
     listen, advertise, secret
@@ -82,7 +83,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
     ------
     UsageError
         An option does not fit, e.g. listening beyond loopback without a secret. ``unsupported``: the options
-        ask for a GPU, but kernels cannot run there; the message has the reason.
+        ask for a GPU, but kernels cannot run there, or for a transport that is off; the message has the
+        reason.
     AgentError
         The address cannot be listened on, or the system refuses a resource.
     Exception
@@ -284,7 +286,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
             What the directory's ``withdraw`` raised in that time. The agent is closed nevertheless.
         """
         timeout_s = seconds(timeout_s, "timeout_s")
-        if self.closed:
+        if self.closed and not self._completions.is_broken:
             return
         begun = time.monotonic()
         try:
@@ -311,13 +313,11 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Exception
             What the directory's ``withdraw`` raised in that time. The agent is closed nevertheless.
         """
-        import asyncio
-
         timeout_s = seconds(timeout_s, "timeout_s")
-        if not self.closed:
+        if not self.closed or self._completions.is_broken:
             # An event loop's readers must be removed from within that loop.
             self._completions.stop_watching()
-            await asyncio.to_thread(self.close, timeout_s)
+            await in_thread(self.close, timeout_s)
 
     def _withdraw(self, timeout_s: float) -> None:
         if self._publication is not None:
@@ -369,7 +369,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Parameters
         ----------
         name
-            At most 128 bytes, unique among this agent's regions.
+            1 to 128 bytes in UTF-8, unique among this agent's regions.
         memory
             A torch tensor, a numpy array, anything with DLPack or the buffer protocol, or a list,
             tuple or dict of them. Kept alive until the region is deregistered. Tensors that touch
@@ -383,8 +383,9 @@ class Agent(Meeting, Moving, Receiving, Steering):
         Raises
         ------
         UsageError
-            Read-only memory, a layout that reaches beyond the memory, or a name in use. ``unsupported``: GPU
-            memory, but kernels cannot run here, or the agent has no GPU or another one.
+            Read-only memory, a name in use, or blocks of more than 1 GiB in one layer. ``length-mismatch``:
+            the layout reaches beyond the memory. ``unsupported``: GPU memory, but kernels cannot run here, or
+            the agent has no GPU or another one.
 
         Notes
         -----

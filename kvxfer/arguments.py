@@ -35,10 +35,21 @@ def check_kind(
     """
     if isinstance(value, kind):
         return
-    shown = f"a {type(value).__name__}" if is_secret else repr(value)
-    if len(shown) > _MOST_SHOWN:
-        shown = f"{shown[:_MOST_SHOWN]}..."
-    raise invalid(f"{name} must be {what}, not {shown}")
+    raise invalid(f"{name} must be {what}, not {type_of(value) if is_secret else shown(value)}")
+
+
+def type_of(value: object) -> str:
+    """Returns the value's type in words."""
+    return f"a {type(value).__name__}"
+
+
+def shown(value: object) -> str:
+    """Returns a value as a message shows it: its repr, cut; its type if it has none."""
+    try:
+        text = repr(value).encode(errors="backslashreplace").decode()
+    except Exception:  # any code may run there
+        return type_of(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def flag(value: object, name: str) -> bool:

@@ -17,6 +17,7 @@ from kvxfer._native import NativeError, descriptor_rows
 from kvxfer.address import published
 from kvxfer.errors import translate
 from kvxfer.log import logger
+from kvxfer.naming import check_name
 from kvxfer.options import AgentOptions
 
 if TYPE_CHECKING:
@@ -90,8 +91,18 @@ class Request:
             return self._native.check() == 0
 
     def release(self) -> None:
-        """Ends the transfer. After this returns no byte of it can land."""
-        self._native.release()
+        """Ends the transfer. After this returns no byte of it can land, at either end.
+
+        A write ends when the remote agent has said that it has stopped. If the session is lost first, this
+        returns, and the remote agent stops when it notices the loss.
+
+        Raises
+        ------
+        TransferError
+            ``deadline``: that took longer than a transfer may. The transfer is not released; call again.
+        """
+        with _translated(self._remote):
+            self._native.release()
 
     @property
     def nbytes(self) -> int:
@@ -126,6 +137,9 @@ class Door:
         `advertise`.
     timeout_s
         Deadline of a transfer, counted from its post.
+    exchanges
+        Whether agents that prove the secret may ask this one for its metadata, which open all memory that is
+        registered, and send it theirs (`tell`, `ask`, `withdraw`).
 
     Raises
     ------
@@ -133,14 +147,17 @@ class Door:
         The same errors as `kvxfer.Agent`.
     """
 
-    def __init__(self, name: str, options: AgentOptions, timeout_s: float) -> None:
+    def __init__(
+        self, name: str, options: AgentOptions, timeout_s: float, *, exchanges: bool = False
+    ) -> None:
+        check_name(name, "name")
         native = options.to_native()
         if options.device is not None:
             from kvxfer.gpu import part
 
             native["gpus"] = [part.of_agent(options, options.device)]
         with _translated():
-            self._native = NativeDoor(name, native, "", timeout_s)
+            self._native = NativeDoor(name, native, "", timeout_s, exchanges)
         address, note = published(self._native.address, options.advertise)
         if note:
             logger().warning("kvxfer: %s: %s", name, note)
@@ -223,7 +240,9 @@ class Door:
             self._native.remove_remote(name)
 
     def tell(self, address: str, metadata: bytes) -> None:
-        """Sends this agent's metadata to the agent at an address, which adds them; returns before that.
+        """Sends this agent's metadata to the agent at an address, which adds them if it `exchanges` metadata.
+
+        Returns before that.
 
         Raises
         ------
@@ -265,6 +284,9 @@ class Door:
     def prepare(self, of: str, rows: Rows, *, is_gpu: bool = False) -> DoorList:
         """Prepares descriptors of local memory (``of=""``), or of a remote agent's, for transfers.
 
+        Rows of five numbers end with a stride and a count, and stand for `count` blocks, `stride` bytes
+        apart. They take memory only as far as they lie in registered memory.
+
         Raises
         ------
         UsageError
@@ -295,7 +317,7 @@ class Door:
         return Request(made, remote_agent)
 
     def notify(self, remote: str, payload: bytes) -> None:
-        """Sends a notification of up to 64 KiB; waits for the session first if it is not open yet.
+        """Sends a notification of up to 65,535 bytes; waits for the session first if it is not open yet.
 
         Raises
         ------

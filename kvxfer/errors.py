@@ -80,23 +80,30 @@ class KvxferError(Exception):
         self.peer = peer
         self.rail = rail
         self.context = context
-        if failed_blocks is None:
-            import numpy as np  # takes a tenth of a second; programs that move nothing never need it
+        self._failed_blocks = failed_blocks
 
-            failed_blocks = np.empty(0, np.uint32)
-        self.failed_blocks = failed_blocks
+    @property
+    def failed_blocks(self) -> NDArray[np.uint32]:
+        """The blocks that the error names; see the class."""
+        if self._failed_blocks is None:
+            # Takes a tenth of a second, which programs that move nothing never need; and is impossible while
+            # the interpreter ends, when agents are closed, too.
+            import numpy as np
+
+            self._failed_blocks = np.empty(0, np.uint32)
+        return self._failed_blocks
 
     def __str__(self) -> str:
-        # A peer's context may hold line breaks, which would split a log line.
-        context = self.context if self.context.isprintable() else ascii(self.context)
-        named = (("peer", self.peer), ("rail", self.rail), ("context", context))
-        where = ", ".join(f"{label} {value}" for label, value in named if value)
+        named = (("peer", self.peer), ("rail", self.rail), ("context", self.context))
+        # Any of them may hold line breaks, which would split a log line, or what is no UTF-8.
+        shown = ((label, value if value.isprintable() else ascii(value)) for label, value in named if value)
+        where = ", ".join(f"{label} {value}" for label, value in shown)
         return f"{self.args[0]} [{self.code}{', ' + where if where else ''}]"
 
     def __reduce__(self) -> tuple[object, ...]:
         # An error must survive pickling, e.g. in an engine's process pool; keyword-only arguments would not.
         named = self.peer, self.rail, self.context
-        return _rebuild, (type(self), self.args[0], self.code, *named, self.failed_blocks)
+        return _rebuild, (type(self), self.args[0], self.code, *named, self._failed_blocks)
 
 
 def _rebuild(
@@ -106,7 +113,7 @@ def _rebuild(
     peer: str,
     rail: str,
     context: str,
-    failed: NDArray[np.uint32],
+    failed: NDArray[np.uint32] | None,
 ) -> KvxferError:
     return cls(message, code=code, peer=peer, rail=rail, context=context, failed_blocks=failed)
 

@@ -14,7 +14,10 @@ from kvxfer.errors import KvxferError
 
 
 class TransferState(StrEnum):
-    """A transfer's state; all but ``PENDING`` are final. Each member equals its word."""
+    """A transfer's state; all but ``PENDING`` are final. Each member equals its word.
+
+    A transfer is ``CANCELLED`` at both ends, whichever end's program cancelled it.
+    """
 
     PENDING = "pending"
     DONE = "done"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
+
+from kvxfer.threads import start_thread
 
 _T = TypeVar("_T")
 
@@ -25,8 +26,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._asking: set[asyncio.Future[Any]] = set()
-        self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
-        self._thread.start()
+        self._thread = start_thread(_run, name, self._loop)
 
     @property
     def is_running(self) -> bool:

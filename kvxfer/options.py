@@ -163,6 +163,10 @@ class AgentOptions:
         overwrite this agent's caches.
     faults
         Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. Only for tests.
+    refuse_unlike
+        Whether `Agent.connect` refuses a peer that has a region of the same name as one of this agent's, if
+        no page can be copied between the two (``layout-mismatch``). With False the session opens, and
+        transfers between such regions are refused instead; the ends can still exchange messages.
     """
 
     listen: str = "tcp://127.0.0.1:0"
@@ -196,6 +200,7 @@ class AgentOptions:
     daemon: str | None = None
     daemon_may: tuple[str, ...] = ("show", "drain")
     faults: str = ""
+    refuse_unlike: bool = True
 
     @property
     def device(self) -> int | None:
@@ -249,10 +254,9 @@ class AgentOptions:
             count(self.gpu, "option gpu", 0, _MOST_GPU)
         if self.gpu_ctas is not None:
             count(self.gpu_ctas, "option gpu_ctas", 1, _MOST_CTAS)
-        if not isinstance(self.copy_engines, bool):
-            raise invalid(f"option copy_engines is {self.copy_engines!r}, but must be True or False")
-        if not isinstance(self.meter_gate, bool):
-            raise invalid(f"option meter_gate is {self.meter_gate!r}, but must be True or False")
+        for name in ("copy_engines", "refuse_unlike", "meter_gate"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise invalid(f"option {name} is {value!r}, but must be True or False")
         if 0 < self.staging_nbytes < (least := registry.least_staging_nbytes()):
             raise invalid(
                 f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least {least}"

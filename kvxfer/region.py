@@ -17,8 +17,10 @@ from kvxfer.layout.schema import Field, Schema, hexadecimal, integer, text
 from kvxfer.lease import Lease, LeaseMode
 from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import BlockTable, as_ids
+from kvxfer.naming import check_name
 from kvxfer.session.ownership import distinguished, foreign
 from kvxfer.session.requests import Grant
+from kvxfer.threads import in_thread
 
 if TYPE_CHECKING:
     from kvxfer.layout.tensor import TensorView
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
 
 DESCRIPTOR_VERSION: Final = 3
-# native/core/control/wire.h: kMaxName.
-_MAX_NAME_NBYTES: Final = 128
 
 T = TypeVar("T")
 Blocks = BlockTable | NDArray[Any] | Iterable[int]
@@ -342,9 +342,7 @@ class Region:
         -----
         Runs in a thread, because devices may take long to unpin memory. Cancelling abandons only the waiting.
         """
-        import asyncio
-
-        await asyncio.to_thread(self.deregister_blocking, timeout_s)
+        await in_thread(self.deregister_blocking, timeout_s)
 
     def deregister_blocking(self, timeout_s: float | None = None) -> None:
         """Takes the region away from peers: the blocking twin of `deregister`."""
@@ -408,10 +406,4 @@ def _check_holder(holder: object, peer: Peer | None) -> None:
         return
     what = "a Peer from connect() or accept(), an agent's name, or None for any peer with the token"
     check_kind(holder, "holder", str, what)
-    assert isinstance(holder, str)
-    try:
-        nbytes = len(holder.encode())
-    except UnicodeEncodeError:
-        nbytes = 0
-    if not 0 < nbytes <= _MAX_NAME_NBYTES:
-        raise invalid(f"holder must be an agent's name of 1 to {_MAX_NAME_NBYTES} bytes, not {holder!r:.200}")
+    check_name(holder, "holder, an agent's name,")

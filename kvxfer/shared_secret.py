@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,8 @@ _MOST_FILE_NBYTES: Final = 4096
 SecretOption = bytes | str | os.PathLike[str] | tuple[bytes | str, ...]
 
 _warned = False
+# Files of which was said that others can read them.
+_warned_files: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +118,45 @@ def warn_of_value(secrets: Secrets) -> None:
     )
 
 
+def read_secret_file(path: str | os.PathLike[str], origin: str) -> bytes:
+    """Returns the beginning of a file with a secret, one byte more than such a file may have.
+
+    Logs, once for each file, that all users of the host can read it.
+
+    Raises
+    ------
+    OSError, ValueError
+        It cannot be read.
+    UsageError
+        ``invalid-argument``: it belongs to another user than this one and root, or all users may write to it.
+    """
+    from pathlib import Path
+
+    with Path(path).open("rb") as file:
+        found = os.fstat(file.fileno())
+        if stat.S_ISREG(found.st_mode):
+            mode = stat.S_IMODE(found.st_mode)
+            if found.st_uid not in (0, os.geteuid()) or mode & stat.S_IWOTH:
+                raise invalid(
+                    f"{origin} belongs to user {found.st_uid} and has mode {mode:o}, so that another user "
+                    f"may write the secret: give it to user {os.geteuid()}, and run chmod 600 on it"
+                )
+            if mode & stat.S_IROTH and str(path) not in _warned_files:
+                _warned_files.add(str(path))
+                logger().warning(
+                    "kvxfer: %s has mode %o, so that every user of this host can read the secret: run chmod "
+                    "600 on it",
+                    origin,
+                    mode,
+                )
+        return file.read(_MOST_FILE_NBYTES + 1)
+
+
 def _of_file(path: str, origin: str, variable: str) -> Secrets:
     from pathlib import Path
 
     try:
-        with Path(path).open("rb") as file:
-            text = file.read(_MOST_FILE_NBYTES + 1)
+        text = read_secret_file(path, origin)
     except (OSError, ValueError) as error:
         raise invalid(f"{origin} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return Secrets(_lines_of(text, origin), str(Path(path).absolute()), variable)

@@ -84,13 +84,15 @@ class Tls:
             if not found.get(name):
                 others = ", ".join(_VARIABLES[other] for other in found)
                 raise invalid(f"{_VARIABLES[name]} is not set, but {others} is: certificates need all three")
+        if (kernel := found.get("kernel") or "auto") not in _KERNEL:
+            raise invalid(f"{_VARIABLES['kernel']} is {kernel!r}, not one of {', '.join(_KERNEL)}")
         return cls(
             found["certificate"],
             found["key"],
             found["authorities"],
             found.get("revoked") or None,
             tuple(found.get("allow", "").split()),
-            found.get("kernel") or "auto",
+            kernel,
         )
 
     def to_native(self) -> dict[str, Any]:

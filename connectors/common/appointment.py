@@ -21,6 +21,7 @@ from kvxfer.connectors.common.handover import (
     Handover,
     HandoverError,
     Rank,
+    Version,
     parsed,
     prompt_digest,
     require_allowed,
@@ -41,7 +42,7 @@ class _Prefill(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    version: int
+    version: Version
     push: _Key
 
 

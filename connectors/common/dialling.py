@@ -7,17 +7,21 @@ not use all of them together. Requests take turns. Thus no host and no request d
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
 import kvxfer
 from kvxfer.connectors.common.handover import MAX_RANKS, place_of
+from kvxfer.connectors.common.helper_threads import HelperThreads
 from kvxfer.directory import Entry
+
+_log = logging.getLogger("kvxfer")
 
 _NUM_THREADS: Final = MAX_RANKS
 # 16 of 64: an honest engine's ranks answer within milliseconds, so 64 ranks need four rounds.
@@ -28,6 +32,8 @@ _MOST_OF_HOST: Final = 16
 # The other 16 are reserved for hosts that have answered before.
 _MOST_OF_STRANGERS: Final = 48
 _MAX_KNOWN_HOSTS: Final = 1024
+# Dials that wait for a thread: those of 256 requests of 64 ranks each.
+_MAX_WAITING: Final = 16384
 
 
 @dataclass(slots=True)
@@ -55,9 +61,10 @@ class Diallers:
     def __init__(self, connect: Callable[[Entry], kvxfer.Peer], timeout_s: float) -> None:
         self._connect = connect
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kvxfer-dial")
+        self._threads = HelperThreads(_NUM_THREADS, thread_name_prefix="kvxfer-dial")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Dial]] = {}  # by request, in the order of their turns
+        self._num_waiting = 0
         # Running dials: by request, by host, by request and host; and those to hosts that never answered.
         self._of_request: Counter[str] = Counter()
         self._of_host: Counter[str] = Counter()
@@ -77,8 +84,12 @@ class Diallers:
             # No waiting dial can begin now: each was tried when the last running dial ended.
             if request_id not in self._waiting and self._may_begin(dial):
                 self._begin(dial)
-            else:
+                return future
+            if self._num_waiting < _MAX_WAITING:
+                self._num_waiting += 1
                 self._waiting.setdefault(request_id, deque()).append(dial)
+                return future
+        self._give_up(dial, "too many other dials wait")
         return future
 
     def close(self) -> None:
@@ -87,6 +98,7 @@ class Diallers:
             self._is_closed = True
             waiting = [dial for each in self._waiting.values() for dial in each]
             self._waiting.clear()
+            self._num_waiting = 0
         for dial in waiting:
             dial.future.cancel()
         self._threads.shutdown(wait=False)
@@ -110,17 +122,22 @@ class Diallers:
                         has_begun = True
                     if dials:
                         self._waiting[request_id] = dials
+            self._num_waiting = sum(map(len, self._waiting.values()))
         for dial in late:
-            if dial.future.set_running_or_notify_cancel():
-                # The first caller has given up by now; later callers of the same future have not.
-                dial.future.set_exception(
-                    kvxfer.PeerError(
-                        f"{dial.rank.address} was not dialled within {self._timeout_s:g} s: too many other "
-                        "dials of its request, to its host or to hosts that have never answered were running",
-                        code="unreachable",
-                        peer=dial.rank.name,
-                    )
+            # The first caller has given up by now; later callers of the same future have not.
+            self._give_up(
+                dial,
+                f"for {self._timeout_s:g} s too many other dials of its request, to its host or to hosts "
+                "that have never answered were running",
+            )
+
+    def _give_up(self, dial: _Dial, why: str) -> None:
+        if dial.future.set_running_or_notify_cancel():
+            dial.future.set_exception(
+                kvxfer.PeerError(
+                    f"{dial.rank.address} was not dialled: {why}", code="unreachable", peer=dial.rank.name
                 )
+            )
 
     def _may_begin(self, dial: _Dial) -> bool:
         return (
@@ -135,7 +152,12 @@ class Diallers:
         is_stranger = dial.host not in self._known_hosts
         self._count(dial, 1)
         self._num_strangers += is_stranger
-        self._threads.submit(self._run, dial, is_stranger)
+        try:
+            self._threads.submit(self._run, dial, is_stranger)
+        except RuntimeError as error:
+            # The system refuses a thread. The dial stays queued for one of the others, and its caller gives
+            # up after `timeout_s` as for a host that does not answer.
+            _log.warning("kvxfer: dialling %s is delayed: %s", dial.rank.address, error)
 
     def _count(self, dial: _Dial, change: int) -> None:
         counters: tuple[tuple[Counter[Any], Any], ...] = (

@@ -14,13 +14,17 @@ class EngineRequest(Protocol):
     id
         The engine's name for the request.
     params
-        The router's parameters, or None. The scheduler half changes them: it marks what it has used, so that
-        a request that is scheduled again is not handed over again.
+        The router's parameters, or None. Clients can send a value of any other type, so read them with
+        `handover.params_of`. The scheduler half changes them: it marks what it has used, so that a request
+        that is scheduled again is not handed over again.
     family
         A name that all samples of one request share, if this is one of several; else None.
     batch
         A name that all prompts of one request share, and the index of this prompt. It is the same at both
         engines if the router gives both the same name. None if it cannot be determined.
+    was_refused
+        Whether the engine refused the request before it told of it. It then ends at once, and its tokens and
+        inputs stand in for those that the engine never passed on.
     has_tokens
         Whether its prompt is tokens. Embeddings have no digest.
     trace
@@ -44,6 +48,9 @@ class EngineRequest(Protocol):
 
     @property
     def batch(self) -> tuple[str, int] | None: ...
+
+    @property
+    def was_refused(self) -> bool: ...
 
     @property
     def has_tokens(self) -> bool: ...

@@ -106,10 +106,11 @@ class Fetch:
             pass
 
     def wait_to_post(self, timeout_s: float) -> None:
-        """Waits for the sessions and the mark that must precede posting."""
-        _, missing = wait(self.sessions, timeout_s)
-        if not missing and not self.mark.has_passed:
+        """Waits for the sessions, or a moment for the mark or the regions that must precede posting."""
+        if all(session.done() for session in self.sessions):
             time.sleep(min(timeout_s, _LOOK_AGAIN_S))
+        else:
+            wait(self.sessions, timeout_s)
 
     def has_ended(self, load_timeout_s: float) -> bool:
         """Checks its work; returns whether no byte can land any more and nothing will be posted again."""

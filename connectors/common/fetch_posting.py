@@ -15,7 +15,7 @@ from kvxfer.connectors.common.notes import KEY_NBYTES, RegistrationPart, context
 from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
-from kvxfer.connectors.common.regions import CacheRegions, remote_region
+from kvxfer.connectors.common.regions import CacheRegions, remote_region, require_alike, require_started
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import FetchOrder
 
@@ -50,6 +50,9 @@ class FetchPoster:
     def post(self, fetch: Fetch) -> None:
         """Posts all of a fetch, whose sessions are open; if it raises, the fetch owns what was posted."""
         peers = [session.result() for session in fetch.sessions]
+        if isinstance(fetch.order.source, Appointment):
+            for peer in peers:
+                require_started(peer)
         # Look up all regions before posting: this raises if a peer has not announced one yet.
         remotes = [[remote_region(peer, region.name) for peer in peers] for region in self._regions.regions]
         parts: dict[str, list[Work]] = {}
@@ -175,6 +178,8 @@ class FetchPoster:
         key = group, tuple((remote.incarnation, remote.id) for remote in remotes)
         shares = self._shares.get(key)
         if shares is None:
+            for remote in remotes:
+                require_alike(region, remote)
             load = [float((at - self._reader) % len(remotes)) for at in range(len(remotes))]
             shares = plan.route([remote.layout for remote in remotes], [region.layout], load)
             if len(self._shares) >= _MAX_KNOWN_SHARES:

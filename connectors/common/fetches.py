@@ -228,8 +228,10 @@ class Fetches:
         """Stops every fetch; returns when no byte can land any more. `collect` still returns them."""
         for fetch in self._fetches.values():
             fetch.fail(why, code)
-            # If this time is not enough, the end of its region or of the agent ends the fetch.
-            fetch.wait(self._settings.load_timeout_s)
+        # If this time is not enough, the end of its region or of the agent ends a fetch.
+        deadline = time.monotonic() + self._settings.load_timeout_s
+        for fetch in self._fetches.values():
+            fetch.wait(deadline - time.monotonic())
 
     def close(self) -> None:
         """Stops and drops every fetch; returns when no byte can land any more."""
@@ -266,8 +268,7 @@ class Fetches:
                     self._poster.post(fetch)
                     self._tell_of_reading(fetch)
                 except kvxfer.KvxferError as error:
-                    # Prefill is waking: the announcement of its new regions is on its way.
-                    if error.code == "unknown-region" and not fetch.work.members and fetch.is_early:
+                    if error.code == "unknown-region" and self._may_come(fetch):
                         return False
                     fetch.fail_as(error)
                 except Exception as error:
@@ -285,6 +286,16 @@ class Fetches:
             else:
                 return False
         return fetch.has_ended(self._settings.load_timeout_s)
+
+    def _may_come(self, fetch: Fetch) -> bool:
+        """Whether prefill may yet announce a region that a fetch lacks: it is waking, or its engine starts.
+
+        Prefill is asked for a push at the same time, so its first step may take as long as connecting.
+        """
+        starts = (
+            isinstance(fetch.order.source, Appointment) and fetch.age_s < self._settings.connect_timeout_s
+        )
+        return not fetch.work.members and (fetch.is_early or starts)
 
     def _tell_of_reading(self, fetch: Fetch) -> None:
         """Tells prefill that a read has begun, so its blocks come back within moments."""

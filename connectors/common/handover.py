@@ -3,8 +3,9 @@
 Usually prefill writes them for decode. For a later turn, decode writes them for the prefill of that turn.
 
 The fields beside ``kvxfer`` are those that routers already pass and read. The fields that this connector
-needs are under ``kvxfer``. A decode engine trusts none of them: `Handover.read` checks everything that it can
-check without a connection, and prefill's agents check the rest by their leases.
+needs are under ``kvxfer``. Clients can send any of them, so an engine trusts none: `params_of` and `parsed`
+check their types and ranges, `Handover.read` checks everything else that it can check without a connection,
+and prefill's agents check the rest by their leases.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ _Tokens = Annotated[int, Field(ge=1, le=2**20)]
 
 _EngineId = Annotated[str, Field(min_length=1, max_length=1024)]
 
+#: The writer's version; `require_version` compares it.
+Version = Annotated[int, Field(ge=1, lt=2**31)]
+
 
 class HandoverError(ValueError):
     """A request's parameters cannot be used; the message says which and why."""
@@ -71,7 +75,7 @@ class _Own(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    version: int
+    version: Version
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=MAX_RANKS)]
     leases: Annotated[tuple[_Lease, ...], Field(min_length=1, max_length=MAX_GROUPS)]
     block_sizes: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
@@ -102,7 +106,7 @@ class _Asked(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    version: int
+    version: Version
     reader: _EngineId | None = None
     readers: Annotated[tuple[_EngineId, ...], Field(max_length=MAX_READERS)] = ()
 
@@ -295,6 +299,12 @@ def prompt_digest(request: EngineRequest, num_tokens: int) -> str:
     digest.update(array("q", request.tokens[:num_tokens]).tobytes())
     digest.update(request.beside_tokens(num_tokens))
     return digest.hexdigest()
+
+
+def params_of(request: EngineRequest) -> dict[str, Any]:
+    """Returns the parameters that came with a request; empty if none came, or something that is no object."""
+    params: object = request.params
+    return params if isinstance(params, dict) else {}
 
 
 def parsed(model: type[_Model], document: Any) -> _Model:

@@ -12,6 +12,7 @@ import kvxfer
 from kvxfer.connectors.common.notes import Claim, Receipt, digest_of
 from kvxfer.connectors.common.paging import counted, pages_of
 from kvxfer.connectors.common.place import agents_of
+from kvxfer.connectors.common.quiescence import has_ended, revoke
 from kvxfer.connectors.common.readers import Readers
 from kvxfer.connectors.common.step import News
 
@@ -32,7 +33,7 @@ class _Kept:
     ttl_s: float
     expires_at: float
     is_read: bool = False  # all known readers have read; others may come while it is kept
-    is_released: bool = False  # no more readers are expected, or time is over
+    is_released: bool = False  # no more readers are expected, time is over, or no lease could be granted
     is_finished: bool = False  # the engine has reported the request as finished
 
 
@@ -53,6 +54,7 @@ class KeptBlocks:
         self._return_ttl_s = return_ttl_s
         self._statistics = statistics
         self._kept: dict[bytes, _Kept] = {}
+        self._withdrawn: list[kvxfer.Lease] = []
         self._news = News()
         self._read: set[str] = set()  # fully read and perhaps shared; not yet reported to the scheduler half
 
@@ -60,7 +62,10 @@ class KeptBlocks:
         return len(self._kept)
 
     def grant(self, grant: Grant, regions: CacheRegions) -> None:
-        """Grants leases on the blocks, with the grant's tokens, to its readers."""
+        """Grants leases on the blocks, with the grant's tokens, to its readers.
+
+        If that fails, the log says why, readers find no lease, and `collect` returns the finished request.
+        """
         first_lease = digest_of(str(grant.leases[0]))
         ttl_s = self._return_ttl_s if grant.is_return else self._ttl_s
         readers = Readers(grant.readers)
@@ -68,20 +73,29 @@ class KeptBlocks:
         # A lease can name one holder only. With several readers, the token alone is the right to read.
         holder = agents_of(grant.readers[0]) if len(grant.readers) == 1 else None
         self._kept[digest_of(grant.request_id)] = kept
-        for at, group in enumerate(regions.groups):
-            pages = pages_of(grant.tables[group.table], regions.pages_per_block[at])
-            if len(held := pages[pages != 0]):
-                token = group.lease(grant.leases[group.table])
-                region = regions.regions[at]
-                held = counted(held, region.layout, regions.pages_per_block[at])
-                # No expiry: `collect` revokes the lease before the blocks are reused, and claims may extend
-                # the time until then.
-                kept.leases.append(region.grant(holder, held, ttl_s=math.inf, token=token))
+        try:
+            for at, group in enumerate(regions.groups):
+                pages = pages_of(grant.tables[group.table], regions.pages_per_block[at])
+                if len(held := pages[pages != 0]):
+                    token = group.lease(grant.leases[group.table])
+                    region = regions.regions[at]
+                    held = counted(held, region.layout, regions.pages_per_block[at])
+                    # No expiry: `collect` revokes the lease before the blocks are reused, and claims may
+                    # extend the time until then.
+                    kept.leases.append(region.grant(holder, held, ttl_s=math.inf, token=token))
+        except kvxfer.KvxferError as error:
+            _log.warning("kvxfer: request %s cannot be read by other engines: %s", grant.request_id, error)
+            kept.is_released = True
 
     def withdraw(self, request_id: str) -> None:
-        """Revokes the leases of a request that was never announced to a reader."""
+        """Begins to revoke the leases of a request that was never announced to a reader; see `settle`."""
         if (kept := self._kept.pop(digest_of(request_id), None)) is not None:
-            _revoke(kept)
+            self._withdrawn += [lease for lease in kept.leases if not has_ended(lease)]
+
+    def settle(self) -> None:
+        """Returns when no block of a withdrawn request is read any more."""
+        withdrawn, self._withdrawn = self._withdrawn, []
+        revoke(withdrawn)
 
     def note(self, receipt: Receipt, sender: str, is_own: bool = False) -> None:
         """Processes the receipt of a reader that is done.
@@ -94,7 +108,7 @@ class KeptBlocks:
             Whether the reader is this worker itself.
         """
         kept = self._kept_of(receipt, sender, is_own)
-        if kept is None or receipt.reader >= receipt.num_readers:
+        if kept is None:
             return
         kept.readers.read(sender, receipt.reader, receipt.num_readers)
         self._statistics.received()
@@ -162,25 +176,22 @@ class KeptBlocks:
                         kept.ttl_s,
                     )
             if kept.is_released and kept.is_finished:
-                # The fence: a read that is still running fails instead of reporting the bytes as done.
-                _revoke(self._kept.pop(key))
-                given_back.add(kept.request_id)
+                # The fence: a read that is still running fails instead of reporting the bytes as done. A copy
+                # that a GPU has begun goes on; a later call then returns the request.
+                kept.leases = [lease for lease in kept.leases if not has_ended(lease)]
+                if not kept.leases:
+                    del self._kept[key]
+                    given_back.add(kept.request_id)
         return given_back
 
     def let_go(self) -> None:
         """Ends every lease, because the blocks lose their bytes; `collect` returns the requests as usual."""
+        revoke(lease for kept in self._kept.values() for lease in kept.leases)
         for kept in self._kept.values():
-            _revoke(kept)
             kept.leases.clear()
             kept.is_released = True
 
     def close(self) -> None:
         """Revokes every lease."""
-        for kept in self._kept.values():
-            _revoke(kept)
+        revoke(lease for kept in self._kept.values() for lease in kept.leases)
         self._kept.clear()
-
-
-def _revoke(kept: _Kept) -> None:
-    for lease in kept.leases:
-        lease.revoke_blocking()

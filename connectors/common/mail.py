@@ -67,18 +67,28 @@ class Mail:
 
     def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[kvxfer.Peer, Note]]:
         """Yields the notes that have arrived; waits up to `timeout_s` if none have. Logs invalid notes."""
-        message = self._agent.take_message()
+        message = self._take(0.0)
         if message is None and timeout_s:
-            try:
-                message = self._agent.message_blocking(timeout_s)
-            except TimeoutError:
-                return
+            message = self._take(timeout_s)
         while message is not None:
             try:
                 yield message.peer, read(message.payload)
             except ValueError as error:
                 _log.warning("kvxfer: %s sent a note that cannot be read: %s", message.peer.name, error)
-            message = self._agent.take_message()
+            message = self._take(0.0)
+
+    def _take(self, timeout_s: float) -> kvxfer.Message | None:
+        """Returns the next message; None if none came in time, or if one could not be taken."""
+        try:
+            return self._agent.message_blocking(timeout_s) if timeout_s else self._agent.take_message()
+        except TimeoutError:
+            return None
+        except kvxfer.AgentError:
+            raise  # the agent is closed: this engine can hand over nothing any more
+        except Exception:
+            # Input from another engine must not end this engine.
+            _log.exception("kvxfer: %s: a message could not be taken", self._agent.name)
+            return None
 
     def _send_waiting(self, peer: kvxfer.Peer) -> None:
         waiting = self._waiting[peer]

@@ -15,6 +15,8 @@ KEY_NBYTES: Final = 16
 # An agent's message has at most 65,536 bytes, and a note's head a few dozen.
 _PART_NBYTES: Final = 65_000
 _MAX_PARTS: Final = 256
+# Workers of one engine. Prefill keeps something for each.
+_MAX_WORKERS: Final = 1024
 _MAX_REASON_NBYTES: Final = 4000
 _MAX_CONTEXT_NBYTES: Final = 256  # the context of a transfer
 _MAX_RECORD_NBYTES: Final = 128  # the part of it that the transfer's record keeps
@@ -137,19 +139,22 @@ def read(payload: bytes) -> Note:
         match payload[:1]:
             case b"\x01" | b"\x06":
                 receipt = Receipt(*Receipt.FORM.unpack(payload)[1:])
+                _check_reader(receipt)
                 return replace(receipt, may_be_shared=payload[0] == Receipt.SHARED_KIND)
             case b"\x02":
                 head = RegistrationPart.FORM
                 part = RegistrationPart(*(*head.unpack_from(payload)[1:], payload[head.size :]))
                 if part.part >= part.num_parts or part.num_parts > _MAX_PARTS:
                     raise ValueError(f"part {part.part} of {part.num_parts}")
+                _check_reader(part)
                 return part
             case b"\x03" | b"\x07":
                 leaving = Leaving(*Leaving.FORM.unpack(payload)[1:])
+                _check_reader(leaving)
                 return replace(leaving, may_be_shared=payload[0] == Leaving.SHARED_KIND)
             case b"\x04":
                 head = Refusal.FORM
-                reason = payload[head.size :].decode(errors="replace")
+                reason = payload[head.size :][:_MAX_REASON_NBYTES].decode(errors="replace")
                 return Refusal(*(*head.unpack_from(payload)[1:], reason))
             case b"\x05":
                 _, request, first_lease, is_reading = Claim.FORM.unpack(payload)
@@ -159,6 +164,11 @@ def read(payload: bytes) -> Note:
     except struct.error as error:
         raise ValueError(f"{len(payload)} bytes of kind {payload[0]}: {error}") from None
     raise ValueError(f"{len(payload)} bytes that begin with {payload[:1].hex() or 'nothing'}")
+
+
+def _check_reader(note: Receipt | RegistrationPart | Leaving) -> None:
+    if not note.reader < note.num_readers <= _MAX_WORKERS:
+        raise ValueError(f"worker {note.reader} of {note.num_readers}, not of 1 to {_MAX_WORKERS}")
 
 
 def context_of(request_id: str, trace: str = "") -> str:

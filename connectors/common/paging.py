@@ -67,11 +67,12 @@ class PagePairs(NamedTuple):
 
 def pages_of(table: Sequence[int], pages_per_block: int) -> Ids:
     """Returns the pages of a table of the engine's blocks; a 0 (no block) becomes pages 0."""
-    ids = np.array(table, np.uint32)
+    ids = kvxfer.BlockTable(table).ids
     if pages_per_block == 1:
         return ids
-    pages = ids[:, None] * np.uint32(pages_per_block) + np.arange(pages_per_block, dtype=np.uint32)
-    return np.where(ids[:, None] == 0, np.uint32(0), pages).astype(np.uint32).reshape(-1)
+    wide = ids.astype(np.int64)[:, None]  # a product may have more than 32 bits: it is checked, not cut off
+    pages = np.where(wide == 0, 0, wide * pages_per_block + np.arange(pages_per_block))
+    return kvxfer.BlockTable(pages.reshape(-1)).ids
 
 
 def counted(pages: Ids, layout: kvxfer.KVLayout, pages_per_block: int) -> Ids:

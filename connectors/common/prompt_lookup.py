@@ -14,11 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
 import kvxfer
+from kvxfer.connectors.common.helper_threads import HelperThreads
+from kvxfer.threads import start_thread
 
 _log = logging.getLogger("kvxfer")
 
@@ -36,6 +38,8 @@ _MAX_PARTS: Final = 256
 _MAX_WAITING: Final = 1024
 # An engine that did not answer, or could not be dialled, is not asked again for so long.
 _REST_S: Final = 1.0
+# How long a thread waits after an error that it does not expect.
+_LOOK_AGAIN_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -81,8 +85,7 @@ class PromptRegister:
         self._by_key: dict[bytes, dict[str, _Listed]] = {}
         self._waiting: dict[bytes, deque[_Enquiry]] = {}
         self._num_waiting = 0
-        self._thread = threading.Thread(target=self._answer, name="kvxfer-prompts", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._answer, "kvxfer-prompts")
 
     @property
     def address(self) -> str:
@@ -162,12 +165,18 @@ class PromptRegister:
         while True:
             try:
                 message = self._agent.message_blocking()
-            except kvxfer.KvxferError:
-                return  # closed
-            try:
-                self._take(message.peer, message.payload)
-            except (ValueError, struct.error) as error:
-                _log.warning("kvxfer: %s sent a message that cannot be read: %s", message.peer.name, error)
+                try:
+                    self._take(message.peer, message.payload)
+                except (ValueError, struct.error) as error:
+                    _log.warning(
+                        "kvxfer: %s sent a message that cannot be read: %s", message.peer.name, error
+                    )
+            except Exception:
+                if self._agent.closed:
+                    return
+                # Without this thread no engine would be given a prompt any more.
+                _log.exception("kvxfer: %s: an enquiry for a prompt could not be answered", self._agent.name)
+                time.sleep(_LOOK_AGAIN_S)  # the cause may last
 
     def _take(self, peer: kvxfer.Peer, payload: bytes) -> None:
         kind, number, _, _ = _HEAD.unpack_from(payload)
@@ -245,7 +254,7 @@ class PromptLookup:
         self._agent = agent
         self._timeout_s = timeout_s
         self._sources = [_Source(address) for address in addresses]
-        self._threads = ThreadPoolExecutor(max(len(addresses), 1), thread_name_prefix="kvxfer-prompts")
+        self._threads = HelperThreads(max(len(addresses), 1), thread_name_prefix="kvxfer-prompts")
         self._number = 0
         for source in self._sources:
             self._dial(source)
@@ -260,8 +269,14 @@ class PromptLookup:
 
     def drain(self) -> None:
         """Declines prompts that were given too late."""
-        while (message := self._agent.take_message()) is not None:
-            self._late(message.peer, message.payload)
+        try:
+            while (message := self._agent.take_message()) is not None:
+                self._late(message.peer, message.payload)
+        except kvxfer.AgentError:
+            raise
+        except Exception:
+            # Input from another engine must not end this engine.
+            _log.exception("kvxfer: %s: an answer could not be taken", self._agent.name)
 
     def close(self) -> None:
         """Stops asking."""
@@ -328,6 +343,8 @@ class PromptLookup:
             )
         except (kvxfer.KvxferError, ValueError, RecursionError, struct.error) as error:
             _log.warning("kvxfer: asking %s for a prompt failed: %s", source.address, error)
+        except Exception:
+            _log.exception("kvxfer: asking %s for a prompt failed", source.address)
         return None
 
     def _late(self, peer: kvxfer.Peer, payload: bytes) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import kvxfer
 from kvxfer.connectors.common.push_registration import Registration
-from kvxfer.connectors.common.quiescence import is_quiet_by, quiesce
+from kvxfer.connectors.common.quiescence import is_quiet_by
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class Reader:
     Attributes
     ----------
     registration
-        None if the reader wants nothing.
+        None if the reader wants nothing, or has failed.
     posted
         For each group, the tokens whose writes have been posted.
     writes
@@ -57,7 +57,3 @@ class Reader:
     def is_quiet_by(self, deadline: float) -> bool:
         """Waits until no page is read for it; returns whether that came in time."""
         return is_quiet_by(self.writes, deadline)
-
-    def quiesce(self, patience_s: float) -> None:
-        """Returns when no page is read for it any more; ends its session if it does not let go in time."""
-        quiesce(self.writes, (self.peer,), patience_s)

@@ -6,13 +6,30 @@ import base64
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
 
 from kvxfer.connectors.common.handover import MAX_GROUPS
 from kvxfer.connectors.common.paging import GroupTable
 
 _Tokens = Annotated[int, Field(ge=1, le=2**20)]
-_Slice = tuple[Annotated[int, Field(ge=0, le=2**20)], Annotated[int, Field(ge=0, le=2**20)]]
+
+
+def _not_empty(bounds: tuple[int, int]) -> tuple[int, int]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError(f"begins at {bounds[0]} and stops at {bounds[1]}")
+    return bounds
+
+
+_Bound = Annotated[int, Field(ge=0, le=2**20)]
+_Slice = Annotated[tuple[_Bound, _Bound], AfterValidator(_not_empty)]
 
 
 def _blocks(value: Any) -> tuple[int, ...]:
@@ -55,7 +72,8 @@ class Registration(BaseModel):
     tables, block_sizes, pages_per_block
         For each cache group, the destination blocks.
     shares
-        The layers and heads that this rank is to push; empty if other ranks push everything.
+        The layers and heads that this rank is to push, once for each group of which it pushes something: a
+        rank holds one slice of a group, so `kvxfer.plan.route` gives it one share.
     may_be_shared
         Whether other engines may register for the same prompt.
     """
@@ -69,7 +87,7 @@ class Registration(BaseModel):
     tables: Annotated[tuple[_Blocks, ...], Field(max_length=MAX_GROUPS)]
     block_sizes: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
     pages_per_block: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
-    shares: Annotated[tuple[Share, ...], Field(max_length=MAX_GROUPS * MAX_GROUPS)]
+    shares: Annotated[tuple[Share, ...], Field(max_length=MAX_GROUPS)]
     may_be_shared: bool = False
 
     @model_validator(mode="after")
@@ -86,6 +104,8 @@ class Registration(BaseModel):
                 )
         if any(share.group >= len(self.tables) for share in self.shares):
             raise ValueError(f"a share names a group that is not among the {len(self.tables)}")
+        if len({share.group for share in self.shares}) != len(self.shares):
+            raise ValueError("two shares name one group")
         return self
 
     def table(self, group: int) -> GroupTable:

@@ -21,7 +21,8 @@ from kvxfer.connectors.common.notes import KEY_NBYTES, Leaving, Refusal, Registr
 from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
 from kvxfer.connectors.common.place import engine_of
 from kvxfer.connectors.common.push_reader import Reader
-from kvxfer.connectors.common.push_registration import Registration
+from kvxfer.connectors.common.push_registration import Registration, Share
+from kvxfer.connectors.common.quiescence import quiesce
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
 from kvxfer.connectors.common.remembering import remember
 from kvxfer.connectors.common.settings import Settings
@@ -117,6 +118,7 @@ class Pushes:
         self._owed: set[str] = set()
         self._news = News()
         self._read: set[str] = set()  # fully read and perhaps shared; not yet reported to the scheduler half
+        self._leaving: list[Reader] = []  # readers of pages that this step takes away
         # The running step: the pushes that it computes, their held writes, and the layers that are done.
         self._computing: set[bytes] = set()
         self._held: list[tuple[int, kvxfer.Transfer]] = []
@@ -134,7 +136,7 @@ class Pushes:
     # ---- before a forward -------------------------------------------------------------------
 
     def withdraw(self, request_id: str) -> None:
-        """Ends the push of a request that loses its pages; when it returns, none of the pages is read."""
+        """Ends the push of a request that loses its pages; see `settle`."""
         self._owed.discard(request_id)
         key = self._keys.pop(request_id, None)
         if key is None:
@@ -142,30 +144,37 @@ class Pushes:
         self._end(key, "its request ended before its prompt was computed")
 
     def preempt(self, request_id: str) -> None:
-        """Resets the push of a preempted request; when it returns, none of its old pages is read.
+        """Resets the push of a preempted request, which loses its pages; see `settle`.
 
         Readers that register meanwhile are served when the prompt is computed again.
         """
         if (key := self._keys.get(request_id)) is not None:
             self._pushes[key].ready = 0
-            self._settle(self._pushes[key])
+            self._leaving += self._pushes[key].readers.values()
 
     def shrink(self, remainder: Remainder) -> None:
-        """Continues a push without the pages that left a window; when it returns, none of them is read.
+        """Continues a push without the pages that left a window; see `settle`.
 
         A later reader that asks for one of them is refused.
         """
         if (key := self._keys.get(remainder.request_id)) is not None:
             push = self._pushes[key]
             push.chunk = replace(push.chunk, tables=remainder.tables)
-            self._settle(push)
+            self._leaving += push.readers.values()
 
-    def _settle(self, push: _Push) -> None:
+    def settle(self) -> None:
+        """Returns when none of the pages is read that this step takes away.
+
+        The time does not grow with the number of requests, readers or engines that lose pages in one step.
+        """
+        leaving, self._leaving = self._leaving, []
         deadline = time.monotonic() + _SETTLE_S
-        for reader in push.readers.values():
-            if not reader.is_quiet_by(deadline):
-                self._fail(reader, "its pages were needed before they were fetched")
-                reader.quiesce(self._patience_s)
+        late = [reader for reader in leaving if not reader.is_quiet_by(deadline)]
+        for reader in late:
+            self._fail(reader, "its pages were needed before they were fetched")
+        deadline = time.monotonic() + self._patience_s
+        if stuck := [reader for reader in late if not reader.is_quiet_by(deadline)]:
+            quiesce(kvxfer.Group([each.writes for each in stuck]), {each.peer for each in stuck}, 0.0)
 
     def begin(self, chunk: Chunk) -> None:
         """Posts writes of the tokens that the forward will compute, and of earlier ones not yet written."""
@@ -244,6 +253,7 @@ class Pushes:
         for group, done in enumerate(self._done):
             done.clear()
             self._num_done[group] = 0
+        self.settle()
 
     def _release(self, group: int, write: kvxfer.Transfer) -> None:
         first = self._regions.regions[group].layout.layers[0]
@@ -313,7 +323,7 @@ class Pushes:
                     arrival.peer, arrival.registration, "the router named other engines as its readers"
                 )
                 continue
-            if arrival.num_readers != num_readers or arrival.reader >= num_readers:
+            if arrival.num_readers != num_readers:
                 self._refuse(arrival.peer, arrival.registration, "its readers do not agree on their number")
                 continue
             push.engines[engine] = num_readers
@@ -386,39 +396,51 @@ class Pushes:
             registration.num_tokens if is_last else self._whole(chunk, group, stop_token)
             for group in range(len(self._regions.groups))
         ]
-        for share in registration.shares:
-            group, region = share.group, self._regions.regions[share.group]
-            first, stop = reader.posted[group], stops[group]
-            if first >= stop:
-                continue
-            src, dst = self._table(chunk, group), registration.table(group)
-            pairs = pair_pages(src, dst, first, stop)
-            if pairs.num_lacking:
-                raise kvxfer.UsageError(
-                    f"prefill has given back {pairs.num_lacking} pages of {region.name} that decode asks for",
-                    code="out-of-range",
-                )
-            if not len(pairs.dst):
-                continue
-            remote = remote_region(reader.peer, region.name)
-            write = self._agent.write(
-                region,
-                remote,
-                counted(pairs.src, region.layout, src.pages_per_block),
-                counted(pairs.dst, remote.layout, dst.pages_per_block),
-                layers=range(*share.layers),
-                heads=range(*share.heads),
-                tokens=pairs.tokens,
-                notify=registration.tag_of(group),
-                timeout_s=self._settings.load_timeout_s,
-                context=context_of(chunk.request_id, chunk.trace),
-                **self._order(group, share.layers[0], computing),
-            )
-            reader.took([write])
-            if computing and self._layer_marks is None:
-                self._held.append((group, write))
-                self._release(group, write)
+        writes: list[kvxfer.Transfer] = []
+        try:
+            for share in registration.shares:
+                first, stop = reader.posted[share.group], stops[share.group]
+                write = self._write(push, reader, share, first, stop, computing) if first < stop else None
+                if write is None:
+                    continue
+                writes.append(write)
+                if computing and self._layer_marks is None:
+                    self._held.append((share.group, write))
+                    self._release(share.group, write)
+        finally:
+            reader.took(writes)
         reader.posted = [max(posted, stop) for posted, stop in zip(reader.posted, stops, strict=True)]
+
+    def _write(
+        self, push: _Push, reader: Reader, share: Share, first: int, stop: int, computing: bool
+    ) -> kvxfer.Transfer | None:
+        """Posts the write of some tokens of one group; None if no page of them is to move."""
+        assert reader.registration is not None
+        chunk, registration, group = push.chunk, reader.registration, share.group
+        region = self._regions.regions[group]
+        src, dst = self._table(chunk, group), registration.table(group)
+        pairs = pair_pages(src, dst, first, stop)
+        if pairs.num_lacking:
+            raise kvxfer.UsageError(
+                f"prefill has given back {pairs.num_lacking} pages of {region.name} that decode asks for",
+                code="out-of-range",
+            )
+        if not len(pairs.dst):
+            return None
+        remote = remote_region(reader.peer, region.name)
+        return self._agent.write(
+            region,
+            remote,
+            counted(pairs.src, region.layout, src.pages_per_block),
+            counted(pairs.dst, remote.layout, dst.pages_per_block),
+            layers=range(*share.layers),
+            heads=range(*share.heads),
+            tokens=pairs.tokens,
+            notify=registration.tag_of(group),
+            timeout_s=self._settings.load_timeout_s,
+            context=context_of(chunk.request_id, chunk.trace),
+            **self._order(group, share.layers[0], computing),
+        )
 
     def _order(self, group: int, first_layer: int, computing: bool) -> dict[str, Any]:
         """Returns the arguments that make a write wait until its tokens are computed."""
@@ -497,11 +519,13 @@ class Pushes:
         for key, push in list(self._pushes.items()):
             (self._due if push.expires_at else self._owed).add(push.chunk.request_id)
             self._end(key, "its engine sleeps")
+        self.settle()
 
     def close(self) -> None:
         """Ends every push."""
         for key in list(self._pushes):
             self._end(key, "the engine shuts down")
+        self.settle()
         self._keys.clear()
 
     def _look_after(self, reader: Reader) -> None:
@@ -512,14 +536,14 @@ class Pushes:
             reader.failure = reader.failure or "its engine is gone"
 
     def _end(self, key: bytes, why: str) -> None:
+        """Ends a push; its pages may be read until `settle` has returned."""
         push = self._pushes.pop(key)
         self._keys.pop(push.chunk.request_id, None)
         self._computing.discard(key)
         remember(self._ended, key, why)
         for reader in push.readers.values():
             self._fail(reader, why)
-        for reader in push.readers.values():
-            reader.quiesce(self._patience_s)
+        self._leaving += push.readers.values()
 
     def _fail(self, reader: Reader, why: str) -> None:
         """Stops writing to a reader and tells it why; the first reason stays."""
@@ -527,6 +551,7 @@ class Pushes:
             return
         reader.fail(why)
         self._refuse(reader.peer, reader.registration, why)
+        reader.registration = None  # its tables may be long
 
     def _refuse(self, peer: kvxfer.Peer, registration: Registration | None, why: str) -> None:
         if registration is not None:

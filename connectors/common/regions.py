@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import kvxfer
+from kvxfer import plan
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.paging import GroupTable
+from kvxfer.connectors.common.quiescence import deregister
+
+#: A region of one byte that a worker's agent has until its engine's first step.
+STARTING: Final = "starting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +79,7 @@ class CacheRegions:
 
         Transfers that name the old regions fail.
         """
-        for region in self.regions:
-            region.deregister_blocking()
+        deregister(self.regions)
         self._is_registered = False
 
     def position(self, layer_name: str) -> tuple[int, int]:
@@ -87,13 +91,47 @@ class CacheRegions:
 
 
 def remote_region(peer: kvxfer.Peer, name: str) -> kvxfer.RegionDescriptor:
-    """Returns a peer's region with the same name as one of ours."""
-    remote = peer.regions.get(name)
-    if remote is None:
-        raise kvxfer.UsageError(
-            f"{peer.name} has no region {name}: both engines must run the same model with the same kind "
-            "of cache manager",
-            code="unknown-region",
-            peer=peer.name,
+    """Returns a peer's region with the same name as one of ours.
+
+    Raises
+    ------
+    UsageError
+        ``unknown-region``: it has none, perhaps because its engine has not begun to step, or sleeps.
+    """
+    regions = peer.regions
+    if (remote := regions.get(name)) is not None:
+        return remote
+    if regions.keys() <= {STARTING}:
+        what = (
+            "no cache yet: its engine is starting" if regions else "no cache now: its engine starts or sleeps"
         )
-    return remote
+    else:
+        what = f"no region {name}: both engines must run the same model with the same kind of cache manager"
+    raise kvxfer.UsageError(f"{peer.name} has {what}", code="unknown-region", peer=peer.name)
+
+
+def require_started(peer: kvxfer.Peer) -> None:
+    """Raises `kvxfer.UsageError` (``unknown-region``) if a peer's engine has not begun to step.
+
+    A prompt that it is asked to push may then never reach it: its server does not listen yet.
+    """
+    if STARTING in peer.regions:
+        raise kvxfer.UsageError(
+            f"{peer.name} pushes no prompt yet: its engine is starting", code="unknown-region", peer=peer.name
+        )
+
+
+def require_alike(region: kvxfer.Region, remote: kvxfer.RegionDescriptor) -> None:
+    """Raises `kvxfer.UsageError` (``layout-mismatch``) if no page can be copied between two caches.
+
+    Copying may be possible in one direction only, e.g. with page scales, which are computed in one direction.
+    Then the transfer decides.
+    """
+    reasons = plan.differences(region.layout, remote.layout)
+    if reasons and plan.differences(remote.layout, region.layout):
+        raise kvxfer.UsageError(
+            f"the caches of this engine (source) and {remote.agent} (destination) differ in region "
+            f"{region.name!r}: {'; '.join(reasons)}",
+            code="layout-mismatch",
+            peer=remote.agent,
+        )

@@ -22,6 +22,7 @@ from kvxfer.connectors.common.handover import (
     Handover,
     HandoverError,
     is_return,
+    params_of,
     prompt_digest,
     readers_of,
     unwanted,
@@ -118,7 +119,15 @@ class SchedulerHalf:
     def arrived(self, request: EngineRequest) -> None:
         """Registers a new request: shortens a prefill that must stop early, and claims a cache it names."""
         self._samples.arrived(request)
-        params = request.params or {}
+        if request.was_refused:
+            return  # `finished` follows at once, and declines a cache that it names
+        params = params_of(request)
+        if request.params is not None and params is not request.params:
+            _log.warning(
+                "kvxfer: request %s: its kv_transfer_params are a %s, not an object, and are ignored",
+                request.id,
+                type(request.params).__name__,
+            )
         is_prefill = params.get("do_remote_decode") and not params.get("do_remote_prefill")
         if self._num_held_back and self._produces and is_prefill:
             # A request that cannot be shortened is not handed over: both engines compute it whole.
@@ -147,7 +156,7 @@ class SchedulerHalf:
         return count
 
     def _num_external_tokens(self, request: EngineRequest, num_computed: int) -> int | None:
-        params = request.params or {}
+        params = params_of(request)
         comes_back = is_return(params)
         if not params.get("do_remote_prefill") and not comes_back:
             self._untransferred.asked(request, num_computed)
@@ -208,7 +217,7 @@ class SchedulerHalf:
     def allocated(self, request: EngineRequest, block_ids: Blocks, num_external: int) -> None:
         """Orders the fetch of a request that got its blocks; begins to track one that will be handed over."""
         self._keeping.allocated(request)
-        params = request.params
+        params = params_of(request)
         if num_external and (refusal := self._untransferred.refusal(request.id)):
             self._fetch(request, refusal, block_ids, num_external, "no-handover")
             return
@@ -280,7 +289,7 @@ class SchedulerHalf:
         """Returns the request's parsed parameters, or the reason why they cannot be used. Parses once."""
         known = self._sources.get(request.id)
         if known is None:
-            params = request.params or {}
+            params = params_of(request)
             try:
                 if not request.has_tokens:
                     raise HandoverError("prompts of embeddings are not handed over")
@@ -311,7 +320,7 @@ class SchedulerHalf:
     # ---- prefill ----------------------------------------------------------------------------
 
     def _prefill(self, request: EngineRequest) -> _Prefill:
-        params = request.params or {}
+        params = params_of(request)
         pushes = is_push(params) or is_further(request) or self._settings.mode == "push"
         if not pushes or is_return(params) or not request.has_tokens:
             if not request.can_tell:
@@ -465,7 +474,7 @@ class SchedulerHalf:
 
         With `is_whole` the request's last token was computed: the request was neither aborted nor refused.
         """
-        params = request.params
+        params = params_of(request)
         self._sources.pop(request.id, None)
         self._untransferred.ended(request.id)
         self._said.discard(request.id)
@@ -503,16 +512,15 @@ class SchedulerHalf:
         return True, handover.params(self._engine_id, request)
 
     def _decline(self, request: EngineRequest, params: dict[str, Any]) -> None:
-        """Tells the other engine that no fetch will follow for a request that ended before it was scheduled.
-
-        If the engine refused the request earlier, `request` is a stand-in with one token.
-        """
+        """Tells the other engine that no fetch follows for a request that ended before it was scheduled."""
         try:
             may_be_shared = self._may_be_shared(request)
             if is_return(params) or not (is_push(params) or has_coordinates(params) or is_further(request)):
                 self._next.released.append(
                     replace(unwanted(params, self._settings), may_be_shared=may_be_shared)
                 )
+            elif request.was_refused and (is_further(request) or not is_push(params)):
+                raise HandoverError("its key follows from its prompt, which the engine did not pass on")
             else:
                 self._next.released.append(self._read(params, request))
         except HandoverError as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
 
 import kvxfer
 from kvxfer.connectors.common import notes
@@ -16,10 +20,12 @@ from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.pushes import Pushes
-from kvxfer.connectors.common.regions import CacheMemory, CacheRegions
+from kvxfer.connectors.common.regions import STARTING, CacheMemory, CacheRegions
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Counts, Recorder
 from kvxfer.connectors.common.step import News, OwnRank, Step
+
+_log = logging.getLogger("kvxfer")
 
 # While a forward waits for a layer, because prefill may send a refusal.
 _READ_NOTES_EVERY_S: Final = 0.05
@@ -59,6 +65,7 @@ class WorkerHalf:
         self._settings = settings
         self._stream = stream
         self._agent = _agent(place, settings)
+        self._starting: kvxfer.Region | None = self._agent.register(STARTING, np.zeros((1, 1), np.uint8))
         self._mail = Mail(self._agent)
         self._statistics = Recorder()
         self._kept = KeptBlocks(settings.lease_ttl_s, settings.return_ttl_s, self._statistics)
@@ -117,6 +124,8 @@ class WorkerHalf:
             self._pushes.give_way(request_id)
         for remainder in step.remainders:
             self._pushes.shrink(remainder)
+        self._kept.settle()
+        self._pushes.settle()
         for chunk in step.chunks:
             self._pushes.begin(chunk)
 
@@ -193,20 +202,32 @@ class WorkerHalf:
         return True
 
     def _read_notes(self, timeout_s: float = 0.0) -> None:
-        assert self._fetches is not None
-        assert self._pushes is not None
+        if self._starting is not None:
+            self._starting.deregister_blocking()
+            self._starting = None
         self._mail.flush()
         for peer, note in self._mail.receive(timeout_s):
-            match note:
-                case notes.Receipt():
-                    self._kept.note(note, peer.name)
-                case notes.Claim():
-                    self._kept.claim(note, peer.name)
-                    self._pushes.claim(note.request, peer.name)
-                case notes.Refusal():
-                    self._fetches.refused(note)
-                case notes.RegistrationPart() | notes.Leaving():
-                    self._pushes.note(peer, note)
+            try:
+                self._process(peer, note)
+            except kvxfer.AgentError:
+                raise
+            except Exception:
+                # Input from another engine must not end this engine.
+                _log.exception("kvxfer: a note from %s could not be processed", peer.name)
+
+    def _process(self, peer: kvxfer.Peer, note: notes.Note) -> None:
+        assert self._fetches is not None
+        assert self._pushes is not None
+        match note:
+            case notes.Receipt():
+                self._kept.note(note, peer.name)
+            case notes.Claim():
+                self._kept.claim(note, peer.name)
+                self._pushes.claim(note.request, peer.name)
+            case notes.Refusal():
+                self._fetches.refused(note)
+            case notes.RegistrationPart() | notes.Leaving():
+                self._pushes.note(peer, note)
 
     def take_news(self) -> News | None:
         """Returns the news for the scheduler half since the last call; None if there are none."""
@@ -246,18 +267,21 @@ class WorkerHalf:
 
     def close(self) -> None:
         """Closes the agent and ends all transfers: when it returns, no byte lands in the engine's caches."""
-        if self._fetches is not None:
-            self._fetches.close()
-        if self._pushes is not None:
-            self._pushes.close()
-        self._ranks.close()
-        self._kept.close()
-        self._agent.close()
+        with ExitStack() as ending:  # each is closed, whatever another raises; the last one first
+            ending.callback(self._agent.close)
+            ending.callback(self._kept.close)
+            ending.callback(self._ranks.close)
+            if self._pushes is not None:
+                ending.callback(self._pushes.close)
+            if self._fetches is not None:
+                ending.callback(self._fetches.close)
 
 
 def _agent(place: Place, settings: Settings) -> kvxfer.Agent:
+    # An engine whose cache differs is not fetched from, but is told that its blocks are not wanted.
+    options = replace(settings.agent_options(place), refuse_unlike=False)
     try:
-        return kvxfer.Agent(place.agent_name(), settings.agent_options(place))
+        return kvxfer.Agent(place.agent_name(), options)
     except kvxfer.KvxferError as error:
         error.add_note(f"The agent listens at the setting host, or KVXFER_HOST: {settings.host}")
         raise

@@ -15,15 +15,16 @@ from kvxfer.connectors.nixl.descriptor_lists import (
     DescriptorList,
     Rows,
     as_bytes,
-    expanded,
     nixlRegDList,
     nixlRemoteDList,
     nixlXferDList,
     rows_of_array,
+    rows_of_strided,
 )
 from kvxfer.connectors.nixl.environment import agent_options, captures_telemetry, metadata_store
 from kvxfer.connectors.nixl.metadata_store import WHOLE, MetadataStore
 from kvxfer.connectors.nixl.statuses import (
+    NixlError,
     asked,
     nixl_cost_t,
     nixl_mem_t,
@@ -93,13 +94,19 @@ class nixlXferTelemetry:
         self.descCount = 0
 
 
-def _entries(indices: Any) -> NDArray[np.uint32]:
-    array = np.asarray(indices)
+def _entries(indices: Any, num: int) -> NDArray[np.uint32]:
+    """Returns indices into a list of `num` descriptors; checks them before it expands or narrows them."""
+    is_range = isinstance(indices, range)
+    array = np.array([indices[0], indices[-1]]) if is_range and indices else np.asarray(indices)
     if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0)):
         raise nixlInvalidParamError(
             "indices must be a list or a 1-D array of integers, none of them negative"
         )
-    return np.ascontiguousarray(array, np.uint32)
+    if len(array) and (largest := int(array.max())) >= num:
+        raise nixlInvalidParamError(
+            f"index {largest} is outside the list, which has {num} descriptors", "out-of-range"
+        )
+    return np.ascontiguousarray(indices if is_range else array, np.uint32)
 
 
 class nixlAgent:
@@ -109,11 +116,12 @@ class nixlAgent:
         if not name:
             raise ValueError("an agent needs a name")
         options, timeout_s = agent_options(config.listenPort if config.useListenThread else None)
+        exchanges = config.useListenThread
         self._name = name
         self._captures_telemetry = captures_telemetry(config.captureTelemetry)
         self._fetch_s = config.etcdWatchTimeout / 1e6
         self._store: MetadataStore | None = None
-        self._door = asked(lambda: Door(name, options, timeout_s))
+        self._door = asked(lambda: Door(name, options, timeout_s, exchanges=exchanges))
         self._lock = threading.Lock()
         self._next = 1
         self._backends: dict[int, str] = {}
@@ -270,7 +278,8 @@ class nixlAgent:
         descs = named[1] if len(named) > 1 else kwargs.get("descs")
         if isinstance(descs, nixl_mem_t):
             array, kind = (named[2] if len(named) > 2 else kwargs["descs"]), descs
-            rows = expanded(array) if array.ndim == 2 and array.shape[1] == 5 else rows_of_array(array)
+            is_strided = array.ndim == 2 and array.shape[1] == 5
+            rows = rows_of_strided(array) if is_strided else rows_of_array(array)
         elif isinstance(descs, nixlXferDList):
             rows, kind = descs.rows, descs.getType()
         else:
@@ -312,7 +321,7 @@ class nixlAgent:
             raise nixlInvalidParamError(
                 "the local list must belong to this agent, the remote list to a remote agent"
             )
-        chosen = _entries(local_indices), _entries(remote_indices)
+        chosen = _entries(local_indices, len(near[1])), _entries(remote_indices, len(far[1]))
         return self._make(operation, near[1], chosen[0], far[1], chosen[1], far[0], notif_msg)
 
     def createXferReq(
@@ -375,9 +384,13 @@ class nixlAgent:
 
     def releaseXferReq(self, reqh: int) -> nixl_status_t:
         request = self._requests.pop(reqh, None)
-        self._notify.pop(reqh, None)
+        notify = self._notify.pop(reqh, b"")
         if request is not None:
-            request.release()
+            try:
+                asked(request.release)
+            except NixlError:
+                self._requests[reqh], self._notify[reqh] = request, notify  # it may be released again
+                raise
         return nixl_status_t.NIXL_SUCCESS
 
     def getXferTelemetry(self, reqh: int) -> nixlXferTelemetry:
@@ -427,7 +440,10 @@ class nixlAgent:
 
 
 def _as_text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+    try:
+        return name.decode() if isinstance(name, bytes) else name.encode().decode()
+    except UnicodeError:
+        raise nixlInvalidParamError(f"an agent's name is UTF-8, and {name!r} is not") from None
 
 
 def _address(ip_addr: str, port: int) -> str:

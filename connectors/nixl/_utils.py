@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.malloc.restype = ctypes.c_void_p
@@ -10,9 +11,19 @@ _libc.malloc.argtypes = [ctypes.c_size_t]
 _libc.free.argtypes = [ctypes.c_void_p]
 
 
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def _checked(size: int) -> int:
+    # ctypes keeps the lowest bits of a number that is too large.
+    if not 0 <= size <= sys.maxsize:
+        raise ValueError(f"{size} is not a number of bytes")
+    return size
+
+
 def malloc_passthru(size: int) -> int:
     """Allocates `size` bytes; returns their address."""
-    address = _libc.malloc(size)
+    address = _libc.malloc(_checked(size))
     if not address:
         raise MemoryError(size)
     return int(address)
@@ -25,7 +36,7 @@ def free_passthru(address: int) -> None:
 
 def ba_buf(address: int, size: int) -> None:
     """Fills memory with 0xBA."""
-    ctypes.memset(address, 0xBA, size)
+    ctypes.memset(address, 0xBA, _checked(size))
 
 
 def verify_transfer(first: int, second: int, size: int) -> None:
@@ -36,5 +47,5 @@ def verify_transfer(first: int, second: int, size: int) -> None:
     AssertionError
         They differ.
     """
-    if ctypes.string_at(first, size) != ctypes.string_at(second, size):
+    if _libc.memcmp(first, second, _checked(size)) != 0:
         raise AssertionError(f"{size} bytes at 0x{first:x} and at 0x{second:x} differ")

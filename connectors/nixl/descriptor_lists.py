@@ -190,15 +190,10 @@ def rows_of_array(descs: NDArray[Any]) -> Rows:
     return np.ascontiguousarray(descs).view(np.uint64)
 
 
-def expanded(strided: NDArray[Any]) -> Rows:
-    """Expands rows of (address, length, device, stride, count) to one row for each block."""
-    if strided.ndim != 2 or strided.shape[1] != 5 or strided.dtype not in (np.uint64, np.int64):
+def rows_of_strided(descs: NDArray[Any]) -> Rows:
+    """Returns rows of (address, length, device, stride, count): uint64 [N, 5]."""
+    if descs.ndim != 2 or descs.shape[1] != 5 or descs.dtype not in (np.uint64, np.int64):
         raise ValueError("strided descriptors must be an Nx5 numpy array of uint64 or int64")
-    counts = strided[:, 4].astype(np.int64)
-    if not len(counts) or counts.min() < 1:
+    if not len(descs) or descs[:, 4].min() < 1:
         raise nixlInvalidParamError("a strided descriptor must have at least one block")
-    of = np.repeat(np.arange(len(counts)), counts)
-    within = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows = strided[of, :3].astype(np.uint64)
-    rows[:, 0] += strided[of, 3].astype(np.uint64) * within.astype(np.uint64)
-    return rows
+    return np.ascontiguousarray(descs).view(np.uint64)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from kvxfer.address import Address
+from kvxfer.arguments import seconds
 from kvxfer.connectors.nixl.statuses import nixlInvalidParamError, nixlNotSupportedError
+from kvxfer.errors import UsageError
 from kvxfer.options import AgentOptions
 
 if TYPE_CHECKING:
@@ -16,6 +20,24 @@ _TRUE: Final = ("y", "yes", "on", "1", "true", "enable")
 _FALSE: Final = ("n", "no", "off", "0", "false", "disable")
 
 
+def _address(text: str) -> str:
+    Address.parse(text, "an agent's address")
+    return text
+
+
+#: For each variable of the agent: the option that it sets, and how its text is read.
+_OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "KVXFER_NIXL_LISTEN": ("listen", _address),
+    "KVXFER_NIXL_ADVERTISE": ("advertise", str),
+    "KVXFER_NIXL_TRANSPORTS": ("transports", lambda text: tuple(each.strip() for each in text.split(","))),
+    "KVXFER_NIXL_DEVICE": ("gpu", int),
+    "KVXFER_NIXL_TIMEOUT_S": ("transfer_timeout_s", float),
+}
+_TIMEOUT_S: Final = 120.0
+# Of no agent: with it an option is checked alone, whatever the environment says of secrets.
+_ANY_SECRET: Final = b"any secret of sixteen bytes or more"
+
+
 def agent_options(listen_port: int | None) -> tuple[AgentOptions, float]:
     """Returns an agent's options, and the seconds after which its transfers fail.
 
@@ -23,19 +45,26 @@ def agent_options(listen_port: int | None) -> tuple[AgentOptions, float]:
     ----------
     listen_port
         None for any free port.
+
+    Raises
+    ------
+    nixlInvalidParamError
+        A variable's value is wrong; the message names the variable.
     """
-    get = os.environ.get
-    listen = get("KVXFER_NIXL_LISTEN", "tcp://127.0.0.1:0")
+    options: dict[str, Any] = {}
+    for variable, (option, read) in _OPTIONS.items():
+        if not (text := os.environ.get(variable)):
+            continue
+        try:
+            options[option] = read(text)
+            AgentOptions(secret=_ANY_SECRET, **{option: options[option]}).to_native()
+        except (UsageError, ValueError) as error:
+            raise nixlInvalidParamError(f"{variable} is {text!r}: {error}", "invalid-argument") from error
     if listen_port is not None:
-        listen = f"{listen.rpartition(':')[0]}:{listen_port}"
-    options: dict[str, Any] = {"listen": listen}
-    if advertise := get("KVXFER_NIXL_ADVERTISE"):
-        options["advertise"] = advertise
-    if transports := get("KVXFER_NIXL_TRANSPORTS"):
-        options["transports"] = tuple(transports.split(","))
-    if device := get("KVXFER_NIXL_DEVICE"):
-        options["device"] = int(device)
-    return AgentOptions(**options), float(get("KVXFER_NIXL_TIMEOUT_S", "120"))
+        listen = options.get("listen", AgentOptions().listen)
+        options["listen"] = f"{listen.rpartition(':')[0]}:{listen_port}"
+    timeout_s = seconds(options.pop("transfer_timeout_s", _TIMEOUT_S), "transfer_timeout_s")
+    return AgentOptions(**options), timeout_s
 
 
 def captures_telemetry(asked: bool) -> bool:

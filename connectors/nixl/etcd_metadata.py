@@ -95,6 +95,8 @@ class EtcdMetadata(MetadataStore):
                 if not is_away:
                     logger().warning("kvxfer: %s; the agent keeps trying", error)
                 is_away = True
+            except Exception:  # an answer of another form; the next one may be right
+                logger().warning("kvxfer: %s; the agent keeps trying", self._where, exc_info=True)
 
     async def _remove(self) -> None:
         self._kept.clear()
@@ -154,6 +156,10 @@ class EtcdMetadata(MetadataStore):
                         on_news()
             except PeerError as error:
                 logger().info("kvxfer: %s; the agent keeps trying", error)
+            except Exception:  # whatever one answer or one agent's metadata hold, following goes on
+                logger().warning(
+                    "kvxfer: metadata of %s in %s; the agent keeps trying", agent, self._where, exc_info=True
+                )
             await asyncio.sleep(_PAUSE_S * random.uniform(1.0, 2.0))
 
     def _apply(self, agent: str, followed: _Followed, label: str, pair: Pair | None) -> None:

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
@@ -29,8 +29,10 @@ from sglang.srt.runtime_context import get_device, process_model_config
 
 import kvxfer
 from kvxfer.connectors.common.handover import HandoverError, require_allowed
+from kvxfer.connectors.common.helper_threads import HelperThreads
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks, is_open
+from kvxfer.connectors.common.quiescence import deregister
 from kvxfer.connectors.common.regions import remote_region
 from kvxfer.connectors.common.remembering import remember
 from kvxfer.connectors.common.statistics import Recorder
@@ -48,6 +50,8 @@ from kvxfer.connectors.sglang.control_messages import (
 )
 from kvxfer.connectors.sglang.delivery import Delivery, Target
 from kvxfer.connectors.sglang.prefill_sources import Sources
+from kvxfer.connectors.sglang.waiting_rooms import WaitingRooms
+from kvxfer.threads import signals_blocked, start_thread
 
 _log = logging.getLogger("kvxfer")
 
@@ -93,18 +97,18 @@ class KvxferKVManager(CommonKVManager):
         self.sources = Sources(self.agent)
         self._deliveries: dict[int, Delivery] = {}
         self._senders: set[int] = set()
-        self._orphans: dict[int, float] = {}  # rooms without a sender, which SGLang may not clear; since when
+        self._orphans = WaitingRooms()  # rooms without a sender, which SGLang may not clear
         self._failed: dict[int, str] = {}  # rooms that failed before both sides were there; bounded
         self.rooms_lock = threading.RLock()
         self._decodes = PrefillRanks(self.agent, self.settings.connect_timeout_s)
         self._sessions: dict[str, Future[kvxfer.Peer]] = {}  # with decode ranks, by their agents' names
-        self._helpers = ThreadPoolExecutor(_NUM_HELPERS, thread_name_prefix="kvxfer-sglang")
+        self._helpers = HelperThreads(_NUM_HELPERS, thread_name_prefix="kvxfer-sglang")
         self._reported_at = time.monotonic()
         self._is_closing = threading.Event()
-        self._control = threading.Thread(target=self._serve_control, name="kvxfer-control", daemon=True)
-        self._control.start()
+        self._control = start_thread(self._serve_control, "kvxfer-control")
         if not self.is_prefill:
-            self._start_heartbeat_checker_thread()
+            with signals_blocked():
+                self._start_heartbeat_checker_thread()
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -121,8 +125,7 @@ class KvxferKVManager(CommonKVManager):
     def deregister_buffer_to_engine(self) -> None:
         """Deregisters the caches: when this returns, no peer touches a byte of them any more."""
         regions, self.regions = self.regions, {}
-        for region in regions.values():
-            region.deregister_blocking()
+        deregister(regions.values())
 
     def parts_of_component(self, component: int) -> list[CachePart]:
         """Returns the parts that use a component's block ids."""
@@ -152,7 +155,7 @@ class KvxferKVManager(CommonKVManager):
         """Notes that a sender for a room exists. Returns why the room has failed already, or ""."""
         with self.rooms_lock:
             self._senders.add(room)
-            self._orphans.pop(room, None)
+            self._orphans.end(room)
             return self._failed.pop(room, "")
 
     def delivery(self, room: int) -> Delivery | None:
@@ -172,7 +175,7 @@ class KvxferKVManager(CommonKVManager):
             self._senders.discard(room)
             if failure:
                 remember(self._failed, room, failure, _MAX_FAILED)
-                self._orphans[room] = time.monotonic()
+                self._orphans.begin(room)
         if delivery is not None and not delivery.is_quiet:
             delivery.fail("its request ended before it was sent")
             delivery.quiesce(self.patience_s)
@@ -180,7 +183,7 @@ class KvxferKVManager(CommonKVManager):
     def cleared(self, room: int, was_sent: bool) -> None:
         """Notes that SGLang's code has dropped a room's state, except for the reason of its failure."""
         with self.rooms_lock:
-            self._orphans.pop(room, None)
+            self._orphans.end(room)
         if was_sent:
             with self.failure_lock:
                 self.failure_records.pop(room, None)
@@ -249,9 +252,12 @@ class KvxferKVManager(CommonKVManager):
             if is_last_chunk:
                 delivery.close()
             self.update_status(bootstrap_room, KVPoll.Transferring)
-        except (kvxfer.KvxferError, ValueError) as error:
-            delivery.fail(str(error))
-            self.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=str(error))
+        except Exception as error:
+            if not isinstance(error, kvxfer.KvxferError | ValueError):
+                # Input from another engine must not end this engine.
+                _log.exception("kvxfer: room %s: a chunk could not be posted", bootstrap_room)
+            delivery.fail(str(error) or type(error).__name__)
+            self.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=delivery.failure)
 
     def _write_states(self, delivery: Delivery, target: Target, given: Sequence[Any], after: Any) -> None:
         named = target.destination.states
@@ -351,7 +357,7 @@ class KvxferKVManager(CommonKVManager):
         if not self.agent.closed:
             self.agent.take_message()  # this also processes news about peers
         if self.is_prefill:
-            self._forget_orphans(time.monotonic())
+            self._forget_orphans()
 
     # ---- prefill: decode's messages ---------------------------------------------------------------
 
@@ -396,23 +402,42 @@ class KvxferKVManager(CommonKVManager):
 
     def _admit(self, target: Target) -> None:
         message = target.destination
+        refused: list[tuple[Destination, str]] = []
         with self.rooms_lock:
-            failure = self._failed.get(message.room)
-            if failure is None:
-                self._take_in(target)
-        if failure is not None:
-            self._tell_failure(message, failure)
+            if (failure := self._failed.get(message.room) or self._misfit(message)) is not None:
+                refused.append((message, failure))
+            else:
+                refused += self._take_in(target)
+        for each, why in refused:
+            self._tell_failure(each, why)
 
-    def _take_in(self, target: Target) -> None:
+    def _misfit(self, message: Destination) -> str | None:
+        """Returns why the pages of a decode rank cannot belong to the room for which others named pages."""
+        infos = self.transfer_infos.get(message.room, {})
+        count = next((info.required_dst_info_num for info in infos.values()), message.required_dst_info_num)
+        if message.required_dst_info_num != count or len(infos.keys() | {message.agent}) > count:
+            return f"{count} decode ranks were to name pages of room {message.room}, and others have"
+        return None
+
+    def _take_in(self, target: Target) -> list[tuple[Destination, str]]:
+        """Stores a decode rank's pages; returns what is dropped for them, and why."""
         message = target.destination
+        dropped: list[tuple[Destination, str]] = []
         infos = self.transfer_infos.setdefault(message.room, {})
         infos[message.agent] = target
         if message.room not in self._senders:
-            self._orphans.setdefault(message.room, time.monotonic())
-        if len(infos) == message.required_dst_info_num:
+            # Without a session, nobody has proven the name.
+            holder = "" if target.peer is None else target.peer.name
+            for room in self._orphans.hold(message.room, holder, message.nbytes):
+                why = "too many requests of its engine wait for prefill's half"
+                dropped += [(each.destination, why) for each in self.transfer_infos.get(room, {}).values()]
+                self._forget(room)
+                remember(self._failed, room, why, _MAX_FAILED)
+        if len(infos) == message.required_dst_info_num and message.room in self.transfer_infos:
             self.resolve_kv_replica_factor(infos)
             self.req_to_decode_prefix_len[message.room] = message.decode_prefix_len
             self.update_status(message.room, KVPoll.WaitingForInput)
+        return dropped
 
     def _refuse(self, message: Destination, reason: str) -> None:
         """Fails a room whose pages at decode cannot be written."""
@@ -425,7 +450,7 @@ class KvxferKVManager(CommonKVManager):
             if room not in self._senders:
                 # If the room failed here before, keep its state: SGLang's scheduler has yet to ask why.
                 if room not in self._failed:
-                    self._orphans.pop(room, None)
+                    self._orphans.end(room)
                     self._forget(room)
                     remember(self._failed, room, reason, _MAX_FAILED)
             elif self.request_status.get(room) not in (None, KVPoll.Success):
@@ -460,12 +485,11 @@ class KvxferKVManager(CommonKVManager):
             delivery.quiesce(self.patience_s)
         self._maybe_ack_drained_abort(room)
 
-    def _forget_orphans(self, now: float) -> None:
+    def _forget_orphans(self) -> None:
         """Drops rooms whose request never came: the router asked only decode, or died in between."""
         with self.rooms_lock:
-            late = [room for room, at in self._orphans.items() if now - at > self.bootstrap_timeout]
-            for room in late:
-                del self._orphans[room]
+            for room in self._orphans.older_than(self.bootstrap_timeout):
+                self._orphans.end(room)
                 self._forget(room)
 
     def _tell(self, endpoint: str, port: int, frames: list[bytes]) -> None:

@@ -257,7 +257,9 @@ class _Ways:
         except HandoverError as error:
             _log.warning("kvxfer: request %s is computed here: %s", seen.id, error)
             return None
-        return {**told, "do_remote_prefill": True, "do_remote_decode": False}
+        # The register hands over kept prompts only; anything else would promise what nobody brings.
+        own = {name: value for name, value in told["kvxfer"].items() if name != "push"}
+        return {**told, "kvxfer": own, "do_remote_prefill": True, "do_remote_decode": False}
 
     def close(self) -> None:
         """Stops listening and asking."""

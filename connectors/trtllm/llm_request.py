@@ -50,6 +50,10 @@ class ExecutorRequest:
         return None
 
     @property
+    def was_refused(self) -> bool:
+        return False
+
+    @property
     def has_tokens(self) -> bool:
         return all(getattr(self.own, name, None) is None for name in _EMBEDDINGS)
 

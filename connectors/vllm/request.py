@@ -16,7 +16,7 @@ from vllm.v1.request import Request, RequestStatus
 _SAMPLE: Final = re.compile(r"[0-9]+_(.*-[0-9a-f]{8})", re.DOTALL)
 # The server's names for a chat and for the prompts of a completion, from the router's ``X-Request-Id``.
 _CHAT: Final = re.compile(r"(chatcmpl-.*)-[0-9a-f]{8}", re.DOTALL)
-_PROMPT: Final = re.compile(r"(cmpl-.*)-([0-9]+)-[0-9a-f]{8}", re.DOTALL)
+_PROMPT: Final = re.compile(r"(cmpl-.*)-([0-9]{1,9})-[0-9a-f]{8}", re.DOTALL)
 
 # https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACE_PARENT: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -57,6 +57,10 @@ class VllmRequest:
         if (found := _PROMPT.fullmatch(name)) is not None:
             return found[1], int(found[2])
         return None
+
+    @property
+    def was_refused(self) -> bool:
+        return self._own.abort_immediately
 
     @property
     def has_tokens(self) -> bool:

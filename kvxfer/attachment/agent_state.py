@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final
 
 from kvxfer._native import CODES, NativeError, __version__
@@ -57,9 +59,28 @@ def hello(entry: Entry, options: AgentOptions) -> dict[str, Any]:
 def _without_secret(options: AgentOptions) -> dict[str, Any]:
     shown = {name: getattr(options, name) for name in options.__slots__}
     shown["secret"] = None if options.secret is None else "..."
-    shown["transport_options"] = dict(options.transport_options)
     shown["tls"] = options.tls and options.tls.to_native()  # paths of files, not what is in them
-    return shown
+    return {name: _plain(value) for name, value in shown.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it. Options may be infinite, or numpy's numbers."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {_text(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    # REST shows it as UTF-8, which has no lone surrogates.
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def lease_id(number: int) -> str:

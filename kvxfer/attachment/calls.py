@@ -5,10 +5,14 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer.address import Address
+from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.arguments import check_kind, count, flag, seconds
 from kvxfer.attachment.agent_state import AgentState, lease_id
 from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, listed, translate
@@ -16,9 +20,11 @@ from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
+    from kvxfer.directory.entry import Entry
     from kvxfer.peer import Peer
     from kvxfer.region import Region, RegionDescriptor
     from kvxfer.session.drain import Drain
+    from kvxfer.session.name_lookup import NameLookup
     from kvxfer.transfer import Transfer
 
 #: An answer: a JSON object.
@@ -30,11 +36,13 @@ Later = Callable[[], Answer]
 _MOST_OPEN: Final = 1024
 _MOST_POSTED: Final = 65_536
 _MOST_LEASES: Final = 1 << 20
+# A host that does not answer keeps few of the threads for calls.
+_MOST_DIALS_OF_HOST: Final = 8
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 # Keywords of `Agent.write` and `Agent.read`, besides those for regions and blocks.
 _TERMS: Final = frozenset({"layers", "heads", "tokens", "timeout_s", "priority", "context"})
 _MOVE: Final = frozenset({"region", "remote_agent", "remote_region", "src_blocks", "dst_blocks"})
-_MOVE_MAY: Final = _TERMS | {"lease", "notify"}
+_MOVE_MAY: Final = _TERMS | {"lease", "notify", "allow"}
 
 
 class Verbs(Protocol):
@@ -54,7 +62,9 @@ class Verbs(Protocol):
     def limit(self) -> Callable[..., None]: ...
     @property
     def switch_rails(self) -> Callable[..., None]: ...
-    def connect_blocking(self, target: str, timeout_s: float | None = None) -> Peer: ...
+    @property
+    def _names(self) -> NameLookup: ...
+    def connect_blocking(self, target: str | Entry, timeout_s: float | None = None) -> Peer: ...
 
 
 class Calls:
@@ -77,6 +87,8 @@ class Calls:
         # Transfers posted here that have not ended, by the number of their handle.
         self._posted: dict[int, Transfer] = {}
         self._swept_at = 64
+        # Dials under way, by host.
+        self._dials: Counter[str] = Counter()
         self._lock = (
             threading.Lock()
         )  # for posting: calls that had to connect first run on threads of their own
@@ -166,19 +178,66 @@ class Calls:
             return self._post(region, peer, args, is_write)
 
         # Look-up, dialling and handshake run on this call's thread, so no other call waits for them.
-        def connect_and_post() -> Answer:
-            begun = self._agent.connect_blocking(args["remote_agent"], timeout_s)
-            return self._post(region, begun, args, is_write)
-
-        return connect_and_post
+        dial = self._dial(args, timeout_s)
+        return lambda: self._post(region, dial(), args, is_write)
 
     def _connect(self, args: Mapping[str, Any], timeout_s: float) -> Answer | Later:
-        _only(args, {"remote_agent"})
-        agent = args["remote_agent"]
-        check_kind(agent, "remote_agent", str, "text")
-        if (peer := self._connected(agent)) is not None:
+        _only(args, {"remote_agent"}, {"allow"})
+        check_kind(args["remote_agent"], "remote_agent", str, "text")
+        if (peer := self._connected(args["remote_agent"])) is not None:
             return self._peer_report(peer)
-        return lambda: self._peer_report(self._agent.connect_blocking(agent, timeout_s))
+        dial = self._dial(args, timeout_s)
+        return lambda: self._peer_report(dial())
+
+    def _dial(self, args: Mapping[str, Any], timeout_s: float) -> Callable[[], Peer]:
+        """Returns a function that connects to a request's agent, but to no host beyond the permitted ones.
+
+        The address is checked here, and not by the daemon, because this agent's directory and name servers
+        decide what is dialled.
+        """
+        agent, told = args["remote_agent"], args.get("allow")
+        if told is None:
+            return lambda: self._connect_within(agent, timeout_s)
+        check_kind(told, "allow", list, "a list of hosts")
+        try:
+            allowed = AllowedHosts(told)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise invalid(f"allow has something other than hosts and networks: {error}") from None
+        if "://" not in agent:
+            self._agent._names.check(agent)
+        ends_at = time.monotonic() + timeout_s
+
+        def left_s() -> float:
+            return max(ends_at - time.monotonic(), 0.0)
+
+        def dial() -> Peer:
+            target: str | Entry = agent
+            if isinstance(target, str) and "://" in target:
+                target = allowed.place_of(target)
+            else:
+                entry = self._agent._names.look_up(agent, left_s, lambda: False)
+                target = replace(entry, address=allowed.place_of(entry.address)) if entry.address else entry
+            return self._connect_within(target, left_s())
+
+        return dial
+
+    def _connect_within(self, target: str | Entry, timeout_s: float) -> Peer:
+        """Connects, unless too many dials of the same host wait for an answer."""
+        address = target if isinstance(target, str) else target.address
+        host = Address.parse(address, "remote_agent").host.lower() if "://" in address else str(target)
+        with self._lock:
+            if self._dials[host] >= _MOST_DIALS_OF_HOST:
+                raise ExhaustedError(
+                    f"{_MOST_DIALS_OF_HOST} dials of {host} wait for an answer: ask again later",
+                    code="exhausted",
+                )
+            self._dials[host] += 1
+        try:
+            return self._agent.connect_blocking(target, timeout_s)
+        finally:
+            with self._lock:
+                self._dials[host] -= 1
+                self._dials += Counter()  # forgets hosts without dials
 
     def _peer_report(self, peer: Peer) -> Answer:
         row = self._state.peer(peer.id)

@@ -45,8 +45,12 @@ def frame(kind: FrameKind, payload: bytes) -> bytes:
 
 
 def json_frame(message: Mapping[str, Any]) -> bytes:
-    """Returns the frame of a JSON object; raises `ValueError` as `frame` does."""
-    return frame(FrameKind.JSON, json.dumps(message, separators=(",", ":"), allow_nan=False).encode())
+    """Returns the frame of a JSON object; raises `ValueError` as `frame` does, or if it is not JSON."""
+    try:
+        text = json.dumps(message, separators=(",", ":"), allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"a message holds what is not JSON: {error}") from None
+    return frame(FrameKind.JSON, text.encode())
 
 
 class FrameReader:

@@ -20,6 +20,7 @@ from kvxfer.errors import KvxferError, translate
 from kvxfer.log import logger
 from kvxfer.session.bell import Bell
 from kvxfer.session.records import RECORD_NBYTES
+from kvxfer.threads import start_thread
 
 if TYPE_CHECKING:
     from kvxfer._native import AgentCore
@@ -49,7 +50,9 @@ _FIRST_RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 5.0
 # If the daemon is away for longer, transfers make no records until it is back.
 _RECORDS_WANTED_S: Final = 60.0
-_MOST_CALLS: Final = 16
+# Calls under way that take long, by family: those that dial may wait for dead agents, and take no room from
+# those that end leases. `Calls` bounds the dials of one host.
+_MOST_CALLS: Final = {"move": 64, "grant": 16}
 _LONGEST_CALL_S: Final = 60.0
 _MAX_ID_NBYTES: Final = 64
 
@@ -60,7 +63,8 @@ class Attachment:
     It never delays the agent: its own thread does the work. A request that has to wait gets a thread of its
     own, 16 at a time. If the daemon is away, the link calls it again after 0.2 s, then less and less often,
     down to every 5 s. While the daemon hangs, the link sends nothing until it reads; the oldest records are
-    dropped and counted. After an invalid message the link ends the connection and calls again.
+    dropped and counted. After an invalid message, and after any error of its own, the link logs the reason,
+    ends the connection and calls again.
 
     Parameters
     ----------
@@ -84,7 +88,8 @@ class Attachment:
         agent: Verbs,
     ) -> None:
         self.core = core
-        self.greeting = hello(entry, options)
+        self.entry = entry
+        self.options = options
         self.state = AgentState(core, peers, regions, drain)
         self.calls = Calls(core, agent, self.state, drain, options.daemon_may)
         self._link = _Link(path, entry.name, weakref.ref(self))
@@ -99,7 +104,7 @@ class Attachment:
         try:
             self._link.start()
         except (OSError, RuntimeError) as error:
-            logger().warning("kvxfer: %s attaches to no daemon: %s", self.greeting["name"], error)
+            logger().warning("kvxfer: %s attaches to no daemon: %s", self.entry.name, error)
 
     def news(self) -> None:
         """Makes the link check the state, and report changes."""
@@ -125,7 +130,8 @@ class _Link:
         self._records_fd = -1
         self._has_news = False  # set by `news`, or by the end of a call
         self.last_words = ""
-        self.errands = threading.BoundedSemaphore(_MOST_CALLS)  # for all connections together
+        # For all connections together.
+        self.errands = {family: threading.BoundedSemaphore(most) for family, most in _MOST_CALLS.items()}
         _links.add(self)
 
     # ---- for other threads ------------------------------------------------------------------
@@ -133,8 +139,7 @@ class _Link:
     def start(self) -> None:
         if self._bell.fd < 0:
             raise OSError("no descriptor is left")
-        self._thread = threading.Thread(target=self._run, name=LINK_THREAD, daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, LINK_THREAD)
 
     def stop(self) -> None:
         self._stopped = True
@@ -169,24 +174,10 @@ class _Link:
         away_since = time.monotonic()
         try:
             while not self.stopped():
-                conversation = None
-                try:
-                    self._connection = dial(self._path)
-                    conversation = _Conversation(self, self._connection)
-                    try:
-                        conversation.hold()
-                    finally:
-                        self._connection.close()
-                        self._connection = None
-                except (Malformed, PermissionError) as error:
-                    self._tell_once(str(error), is_odd=True)
-                    # This welcome does not count, so the pauses between calls keep growing.
-                    conversation = None
-                except OSError as error:
-                    self._tell_once(str(error))
+                was_welcome = self._call_once()
                 if self.stopped():
                     return
-                if conversation is not None and conversation.is_welcome:
+                if was_welcome:
                     retry_s, away_since = _FIRST_RETRY_S, time.monotonic()
                 elif time.monotonic() - away_since > _RECORDS_WANTED_S:
                     self._watch_records(0)
@@ -199,6 +190,34 @@ class _Link:
                 os.close(self._records_fd)
                 self._records_fd = -1
 
+    def _call_once(self) -> bool:
+        """Holds one conversation with the daemon; returns whether the pauses between calls start anew.
+
+        They go on growing if either end was wrong, even if the daemon had welcomed the agent.
+        """
+        conversation = None
+        try:
+            self._connection = dial(self._path)
+            conversation = _Conversation(self, self._connection)
+            try:
+                conversation.hold()
+            finally:
+                self._connection.close()
+                self._connection = None
+        except (Malformed, PermissionError) as error:
+            self._tell_once(str(error), is_odd=True)
+            return False
+        except OSError as error:
+            if conversation is not None and conversation.is_welcome:
+                self.last_words = ""  # the daemon was there: that it went is news
+            self._tell_once(str(error))
+        except Exception as error:
+            # An error of this end. Without another call, the daemon would never hear of this agent again.
+            words = f"what it reports could not be sent, and is tried again: {type(error).__name__}: {error}"
+            self._tell_once(words, is_odd=True, error=error)
+            return False
+        return conversation is not None and conversation.is_welcome
+
     def _sleep(self, left_s: float) -> None:
         until = time.monotonic() + left_s
         poller = select.poll()
@@ -207,11 +226,11 @@ class _Link:
             if poller.poll(left_s * 1000):
                 self._bell.quiet()
 
-    def _tell_once(self, words: str, *, is_odd: bool = False) -> None:
-        """Logs the reason why there is no daemon, once for each reason."""
+    def _tell_once(self, words: str, *, is_odd: bool = False, error: Exception | None = None) -> None:
+        """Logs the reason why there is no daemon, once for each reason; with `error`, where it arose."""
         if words != self.last_words and not self.stopped():
             log = logger().warning if is_odd else logger().info
-            log("kvxfer: %s is not attached to its daemon: %s", self._name, words)
+            log("kvxfer: %s is not attached to its daemon: %s", self._name, words, exc_info=error)
         self.last_words = words
 
     def _watch_records(self, capacity: int) -> None:
@@ -224,8 +243,12 @@ class _Link:
         except NativeError:
             return  # the agent closes
         if capacity:
-            # The agent may close the descriptor itself at any time.
-            self._records_fd = os.dup(fd)
+            try:
+                # The agent may close the descriptor itself at any time.
+                self._records_fd = os.dup(fd)
+            except OSError:
+                attachment.core.watch_records(0)  # the next welcome tries again
+                raise
         else:
             os.close(self._records_fd)
             self._records_fd = -1
@@ -268,7 +291,7 @@ class _Conversation:
         attachment = self._link._attachment()
         if attachment is None:
             return
-        self._connection.send(attachment.greeting)
+        self._connection.send(hello(attachment.entry, attachment.options))
         attachment.state.forget()
         del attachment
         self._watch(self._link._bell.fd, select.POLLIN)
@@ -377,7 +400,7 @@ class _Conversation:
         try:
             self._connection.send(answer)
         except ValueError as error:
-            self._connection.send(_failed(answer["id"], "exhausted", f"the answer does not fit: {error}"))
+            self._connection.send(_failed(answer["id"], "exhausted", f"the answer cannot be sent: {error}"))
 
     # ---- what is heard ----------------------------------------------------------------------
 
@@ -385,7 +408,6 @@ class _Conversation:
         kind = message["t"]
         if kind == "welcome" and not self.is_welcome:
             self.is_welcome = self._has_state = self._has_records = True
-            self._link.last_words = ""
             self._link._watch_records(_RECORDS_KEPT)
         elif kind == "refused":
             raise PermissionError(f"the daemon refuses it: {str(message.get('words'))[:200]}")
@@ -420,16 +442,17 @@ class _Conversation:
 
         answer = _outcome(number, first)
         if later:
-            self._begin(later[0], number)
+            self._begin(later[0], number, verb.partition(".")[0])
         else:
             self._reply(answer)
             self._has_state = True
 
-    def _begin(self, errand: Later, number: int) -> None:
+    def _begin(self, errand: Later, number: int, family: str) -> None:
         """Starts a thread for work that may take long."""
         answers, link = self._answers, self._link
-        if not link.errands.acquire(blocking=False):
-            words = f"{_MOST_CALLS} calls of agent {link._name!r} are under way: ask again later"
+        errands = link.errands[family]
+        if not errands.acquire(blocking=False):
+            words = f"{_MOST_CALLS[family]} calls of agent {link._name!r} are under way: ask again later"
             self._reply(_failed(number, "exhausted", words))
             return
 
@@ -437,13 +460,13 @@ class _Conversation:
             try:
                 answers.append(_outcome(number, errand))
             finally:
-                link.errands.release()
+                errands.release()
             link.news()
 
         try:
-            threading.Thread(target=run, name="kvxfer-call", daemon=True).start()
+            start_thread(run, "kvxfer-call")
         except RuntimeError as error:
-            link.errands.release()
+            errands.release()
             self._reply(_failed(number, "system", f"no thread can be started: {error}"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.attachment.frames import Malformed
@@ -26,8 +26,11 @@ class AgentDials:
         self._drains = drains
         self._allowed = allowed
 
-    def place_of(self, remote: str, agent: Attached) -> str:
-        """Returns what `agent` has to dial: an attached agent's incarnation or address, else `remote` itself.
+    def arguments_of(self, remote: str, agent: Attached) -> dict[str, Any]:
+        """Returns the arguments by which `agent` finds another agent.
+
+        An attached agent is named by its incarnation or its address. For any other the agent itself asks its
+        directory and its name servers, so it gets the permitted hosts, and checks what it dials.
 
         Raises
         ------
@@ -37,15 +40,15 @@ class AgentDials:
         require_allowed(self._allowed, remote)
         found = self._agents.some(remote)
         if len(found) != 1 or not found[0].address:
-            return remote
+            return {"remote_agent": remote, "allow": list(self._allowed.hosts)}
         known = any(peer["incarnation"] == found[0].incarnation for peer in agent.peers)
-        return found[0].incarnation if known else found[0].address
+        return {"remote_agent": found[0].incarnation if known else found[0].address}
 
     async def connect(self, name: str, asked: schema.ConnectRequest) -> schema.Peer:
         """Has an agent connect to another; returns the new session, or the newest of those that are open."""
         self._drains.require_open()
         agent = self._agents.find(name)
-        args = {"remote_agent": self.place_of(asked.remote_agent, agent)}
+        args = self.arguments_of(asked.remote_agent, agent)
         told = await self._agents.call(agent, "move.connect", args, _CONNECT_TIMEOUT_S)
         try:
             row = peer_of(told)

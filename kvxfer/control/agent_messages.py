@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kvxfer.attachment.frames import VERSION, Malformed
+from kvxfer.naming import is_name
 
 _MOST_ROWS: Final = 1024
-_MAX_NAME_NBYTES: Final = 128
 _MAX_WORD: Final = 512
 _MOST_COUNTS: Final = 16
 _MAX_OPTIONS_NBYTES: Final = 16 << 10
@@ -34,8 +34,8 @@ def hello_of(message: Mapping[str, Any]) -> Hello:
         raise Malformed(f"it speaks version {str(message.get('v'))[:20]}, but this daemon speaks {VERSION}")
     incarnation = _incarnation(message.get("incarnation"))
     name = _word(message.get("name"))
-    if not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
-        raise Malformed("its name is empty or too long")
+    if not is_name(name):
+        raise Malformed("its name is empty, too long, or not UTF-8")
     options = message.get("options")
     if not isinstance(options, dict) or len(json.dumps(options)) > _MAX_OPTIONS_NBYTES:
         raise Malformed("its options are not an object, or too large")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import fcntl
 import os
 import socket
-import stat
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from kvxfer.attachment.runtime_folder import SOCKET_NAME, checked
 from kvxfer.control.agent_errors import AgentGone
 from kvxfer.control.agent_line import MOST_AGENTS, AgentLine, Lines
 from kvxfer.control.attached import Attached
+from kvxfer.control.own_files import own_folder
 from kvxfer.session.records import Record, decode
 
 
@@ -72,7 +71,7 @@ class Attachments:
         """
         path = checked(self._folder / SOCKET_NAME)
         for_others = bool(self._lines.allowed_uids - {0, os.geteuid()})
-        _make_folder(self._folder, 0o711 if for_others else 0o700)
+        own_folder(self._folder, 0o711 if for_others else 0o700)
         # The lock ends with the process, however the process ends; the socket's name stays.
         self._lock_fd = os.open(
             path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -123,14 +122,16 @@ class Attachments:
             - ``show.state`` {}: the current sections, in the form of `Attached`.
             - ``drain`` {deadline_s}: seconds; None ends the drain. Returns ``{}``
             - ``move.read``, ``move.write`` {region, remote_agent, remote_region, src_blocks, dst_blocks,
-              layers, heads, tokens, lease, notify, timeout_s, priority, context}: everything after
-              `dst_blocks` is optional, and as in `Agent.write`. `remote_agent` is a name, an incarnation or
-              an address; the agent connects to it if it is not a peer yet. `lease` is a token's text, and
-              `notify` is text. Returns when the transfer is posted: ``{"session", "handle", "is_source"}``;
+              layers, heads, tokens, lease, notify, timeout_s, priority, context, allow}: everything after
+              `dst_blocks` is optional, and as in `Agent.write`; `layers` lists each layer. `remote_agent` is
+              a name, an incarnation or an address; the agent connects to it if it is not a peer yet, and then
+              dials only hosts of `allow` (as in `AllowedHosts`), whatever a directory or a name server says.
+              `lease` is a token's text, and `notify` is text. Returns when the transfer is posted:
+              ``{"session", "handle", "is_source"}``;
               the record with that handle reports the end.
             - ``move.cancel`` {handle} for a transfer that was posted so, or {session, transfer, is_source} as
               in records: ``{"found": bool}``
-            - ``move.connect`` {remote_agent}: named as above. Returns the open session, or a new one:
+            - ``move.connect`` {remote_agent, allow}: as above. Returns the open session, or a new one:
               ``{"peer": row}``, as in `Attached.peers`
             - ``grant.grant`` {region, holder, session, blocks, mode, ttl_s}: `holder` is a name or None. With
               `session` the holder is that peer; a write lease needs a session.
@@ -186,19 +187,3 @@ class Attachments:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-
-def _make_folder(folder: Path, mode: int) -> None:
-    """Makes the runtime folder, or checks that the existing one belongs to this user."""
-    with contextlib.suppress(FileExistsError):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(f"{folder} is not a directory")
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(
-            f"{folder} belongs to user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}: it must "
-            "belong to this user, and only this user may write to it"
-        )
-    folder.chmod(mode)

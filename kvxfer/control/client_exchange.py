@@ -58,6 +58,14 @@ def exchange(call: Call[Answer], retry: Retry, where: str) -> Generator[Step, Ou
         outcome = yield headers
         wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
         if isinstance(outcome, httpx.Response):
+            if outcome.headers.get("idempotent-replay") == "digest":
+                raise ControlError(
+                    "conflict",
+                    "Carried out, but the answer is lost",
+                    f"the request was carried out (status {outcome.status_code}), but the connection ended "
+                    "before its answer, and the daemon keeps no answer of this length for a repetition",
+                    outcome.status_code,
+                )
             if outcome.is_success or outcome.status_code in call.also:
                 return call.read(outcome.content)
             error = ControlError.of_answer(outcome.status_code, outcome.content)

@@ -52,22 +52,27 @@ class DaemonPlace:
             ``invalid-argument``: it is none of these.
         """
         named = os.fspath(text) if text else os.environ.get(_URL, "")
+        where = "" if text else f"{_URL}: "
         if not named:
             return cls("http://localhost", str(runtime_folder() / "api.sock"))
         if named.startswith("unix:") or "://" not in named:
             path = Path(named.removeprefix("unix:").removeprefix("//"))
             # It could also be a relative path.
             if is_without_scheme(named) and not named.startswith("unix:") and not path.exists():
-                raise invalid(f"{named!r} does not name a daemon: write http://{named}, or https://{named}")
+                raise invalid(
+                    f"{where}{named!r} does not name a daemon: write http://{named}, or https://{named}"
+                )
             return cls("http://localhost", str(path / "api.sock" if path.is_dir() else path))
         parts = urlsplit(named)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise invalid(
-                f'{named!r} does not name a daemon: write "http://host:port", "https://..." or "unix:/path"'
+                f"{where}{named!r} does not name a daemon: "
+                'write "http://host:port", "https://..." or "unix:/path"'
             )
         if parts.username is not None or parts.password is not None:
             raise invalid(
-                f"a daemon's URL must not contain a password: name a file with a token, or set {_TOKEN_FILE}"
+                f"{where}a daemon's URL must not contain a password: "
+                f"name a file with a token, or set {_TOKEN_FILE}"
             )
         return cls(named.rstrip("/"))
 
@@ -81,14 +86,15 @@ def token_of(file: str | os.PathLike[str] | None = None) -> str | None:
         ``invalid-argument``: the file cannot be read, or is empty.
     """
     path = os.fspath(file) if file else os.environ.get(_TOKEN_FILE, "")
+    where = "" if file else f"{_TOKEN_FILE}: "
     if not path:
         return None
     try:
         token = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise invalid(f"the token's file cannot be read: {error}") from None
+        raise invalid(f"{where}the token's file cannot be read: {error}") from None
     if not token.isascii() or not token.isprintable() or not token:
-        raise invalid(f"{path} does not contain a token")
+        raise invalid(f"{where}{path} does not contain a token")
     return token
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,10 +12,12 @@ from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.agent_view import AgentView
 from kvxfer.control.attached import Attached
 from kvxfer.control.problems import Refusal
-from kvxfer.control.state.store import Store
+from kvxfer.control.state.store import Store, number
 
 _KIND: Final = "node"
 _ID: Final = "drain"
+# The longest deadline of a drain (schema.Seconds), should the time of day have been set back.
+_MOST_S: Final = 86400.0
 # For telling one agent; all agents are told at the same time.
 _TELL_TIMEOUT_S: Final = 5.0
 
@@ -43,7 +46,12 @@ class Drains:
         self._was_ready = False
         self._ends = False
         self.count_running: Callable[[], int] = lambda: 0
-        self._deadline_at_s: float | None = store.load(_KIND).get(_ID)
+        # As a time of day, which a restart keeps; while the daemon runs, the monotonic clock decides.
+        self._deadline_at_s: float | None = store.load(_KIND, number).get(_ID)
+        self._ends_at = 0.0
+        if self._deadline_at_s is not None:
+            left_s = min(max(0.0, self._deadline_at_s - clock()), _MOST_S)
+            self._ends_at = time.monotonic() + left_s
 
     @property
     def draining(self) -> bool:
@@ -80,7 +88,7 @@ class Drains:
                     refused=self._refused.get(agent.incarnation, ""),
                 )
             )
-        late = self._deadline_at_s is not None and self._clock() >= self._deadline_at_s
+        late = self._left_s() == 0.0
         return schema.Drain(
             draining=self.draining,
             ready=self.draining and (running == 0 or late),
@@ -92,8 +100,8 @@ class Drains:
     async def begin(self, deadline_s: float) -> schema.Drain:
         """Refuses new work from now on, and asks the agents to do the same."""
         deadline_at_s = self._clock() + deadline_s
-        await self._store.put(_KIND, _ID, deadline_at_s)
-        self._deadline_at_s = deadline_at_s
+        await self._store.put(_KIND, _ID, deadline_at_s, need="reserve")
+        self._deadline_at_s, self._ends_at = deadline_at_s, time.monotonic() + deadline_s
         self._was_ready = False
         # Before the agents know: their answers may make the node ready.
         self._note("drain.begun", {"deadline_s": deadline_s})
@@ -103,7 +111,7 @@ class Drains:
 
     async def end(self) -> schema.Drain:
         """Ends the drain."""
-        await self._store.remove(_KIND, _ID)
+        await self._store.remove(_KIND, _ID, need="reserve")
         was = self.draining
         self._deadline_at_s = None
         if was:
@@ -114,21 +122,23 @@ class Drains:
     async def stop_taking(self, timeout_s: float) -> None:
         """Refuses new work until the daemon has stopped, and waits for the transfers that it began."""
         self._ends = True
-        until_s = self._clock() + timeout_s
-        while self.count_running() and self._clock() < until_s:  # noqa: ASYNC110  # records may be lost
+        until_s = time.monotonic() + timeout_s
+        while self.count_running() and time.monotonic() < until_s:  # noqa: ASYNC110  # records may be lost
             await asyncio.sleep(0.05)
 
     async def tell_new(self, agent: Attached) -> None:
         """Tells an agent that attached late whether the node drains, if the agent's own state differs."""
         if agent.draining != self.draining:
-            at_s = self._deadline_at_s
-            await self._tell(agent, None if at_s is None else max(0.0, at_s - self._clock()))
+            await self._tell(agent, self._left_s() if self.draining else None)
 
     def look(self) -> None:
         """Adds an event when the node becomes ready, once."""
         if self.draining and not self._was_ready and self.shown().ready:
             self._was_ready = True
             self._note("drain.ready", {})
+
+    def _left_s(self) -> float:
+        return max(0.0, self._ends_at - time.monotonic())
 
     async def _tell_all(self, deadline_s: float | None) -> None:
         self._refused.clear()

@@ -11,6 +11,7 @@ from kvxfer.errors import UsageError, invalid
 from kvxfer.gpu.peer_pages import DESCRIPTOR, FABRIC, MOST_NBYTES
 from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
 from kvxfer.layout.schema import decode_object
+from kvxfer.naming import is_text
 
 #: The longest line: a layout, as text in JSON, and little else.
 MAX_LINE_NBYTES: Final = 2 * MAX_ENCODED_NBYTES + 4096
@@ -74,12 +75,12 @@ class HandedLine:
         Raises
         ------
         UsageError
-            ``invalid-argument``: the line is malformed. ``out-of-range``: the layout spans more than the
+            ``invalid-argument``: the line is malformed. ``length-mismatch``: the layout spans more than the
             named part of a GPU's allocation. ``unsupported``: a handle that does not keep its memory alive.
         """
         wanted = decode_object(line, MAX_LINE_NBYTES, "what is handed over")
         name = wanted.get("name")
-        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_NBYTES:
+        if not is_text(name) or not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
             raise invalid(f"name must be a text of 1 to {_MAX_NAME_NBYTES} bytes")
         if not name.isprintable():
             raise invalid("name contains characters that cannot be printed")
@@ -103,7 +104,7 @@ def require_span(layout: KVLayout, nbytes: int) -> None:
     """Refuses a layout that extends beyond its memory."""
     if layout.nbytes > nbytes:
         raise UsageError(
-            f"the layout spans {layout.nbytes} bytes, but the memory has {nbytes}", code="out-of-range"
+            f"the layout spans {layout.nbytes} bytes, but the memory has {nbytes}", code="length-mismatch"
         )
 
 

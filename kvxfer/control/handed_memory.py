@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import mmap
@@ -34,6 +35,9 @@ _LINE_TIMEOUT_S: Final = 10.0
 _MOST_CONNECTIONS: Final = 1024
 _MOST_REGIONS: Final = 256
 _ACCEPT_AGAIN_S: Final = 0.1
+# Until deregistering a region that failed is tried again; doubled each time.
+_DEREGISTER_AGAIN_S: Final = 0.1
+_LONGEST_AGAIN_S: Final = 10.0
 # Memory of the host, or of a GPU.
 Memory = NDArray[np.uint8] | PeerPages
 # The unit of st_blocks, independent of the file system's block size.
@@ -133,6 +137,9 @@ class HandedMemory:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._kept: list[Handed] = []  # until the agent is closed
+        self._closing = asyncio.Event()
         self._nbytes = 0
         #: Memory that is handed over now, by the region's name. Read only.
         self.regions: dict[str, Handed] = {}
@@ -172,7 +179,8 @@ class HandedMemory:
             listener.close()
             raise
         try:
-            self._sibling = self._parent.sibling("memory", gpu=self._gpu)
+            # In a thread: it publishes itself, in a directory that this event loop may have to answer for.
+            self._sibling = await asyncio.to_thread(self._parent.sibling, "memory", gpu=self._gpu)
         except BaseException:
             listener.close()
             raise
@@ -184,6 +192,7 @@ class HandedMemory:
         if self._listener is None:
             return
         listener, self._listener = self._listener, None
+        self._closing.set()
         assert self._accepting is not None
         self._accepting.cancel()
         await asyncio.wait([self._accepting])
@@ -193,7 +202,12 @@ class HandedMemory:
             connection.cancel()
         while self._connections:
             await asyncio.wait(self._connections)
+        if self._ending:
+            await asyncio.wait(self._ending)
         await self.agent.aclose()
+        for handed in self._kept:
+            await self._release(handed)
+        self._kept.clear()
 
     # ---- connections ------------------------------------------------------------------------
 
@@ -242,8 +256,11 @@ class HandedMemory:
                 )
                 await _ended(connection)
             finally:
-                # Shielded, so that the memory is released after the last touch even if this is cancelled.
-                await asyncio.shield(self._gone(handed))
+                # A task of its own: the memory is released after the last touch even if this is cancelled.
+                ending = asyncio.create_task(self._gone(handed))
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+                await asyncio.shield(ending)
             _answer(connection, {"gone": True})
 
     async def _take(self, connection: socket.socket, fds: list[int]) -> Handed | None:
@@ -371,14 +388,31 @@ class HandedMemory:
         return np.frombuffer(mapped, np.uint8, nbytes, begin)
 
     async def _gone(self, handed: Handed) -> None:
-        """Deregisters a region, and releases its memory."""
+        """Deregisters a region, and releases its memory.
+
+        While that fails the memory stays mapped, because the agent may still touch it.
+        """
         self.regions.pop(handed.name, None)
-        try:
-            if not self.agent.agent.closed:
+        again_s = _DEREGISTER_AGAIN_S
+        while True:
+            try:
                 await handed.region.deregister()
-        except KvxferError as error:
-            if not self.agent.agent.closed:
-                logger().error("kvxfer: %s: %s", handed.name, error)
+                break
+            except Exception as error:
+                if self._closing.is_set():
+                    self._kept.append(handed)
+                    return
+                if again_s == _DEREGISTER_AGAIN_S:
+                    words = (
+                        "memory %s stays mapped, and deregistering it is tried again, because it failed: %s"
+                    )
+                    logger().error(words, handed.name, error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), again_s)
+            again_s = min(2 * again_s, _LONGEST_AGAIN_S)
+        await self._release(handed)
+
+    async def _release(self, handed: Handed) -> None:
         await self._let_go(handed.memory)
         self._names.discard(handed.name)
         self._tell(handed, False)

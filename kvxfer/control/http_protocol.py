@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,8 +25,8 @@ MOST_CONNECTIONS: Final = 1024
 #: Connections that are accepted in one round of the loop, before they are counted; more wait in the kernel.
 ACCEPTED_AT_ONCE: Final = 16
 _BACKLOG: Final = 1024
-# For a connection's first request to arrive, with all of its headers.
-_REQUEST_TIMEOUT_S: Final = 10.0
+#: For a connection's first request to arrive, with all of its headers; and for a TLS handshake before that.
+REQUEST_TIMEOUT_S: Final = 10.0
 # For a client to read something: until then an answer, or a stream's chunk, stays in memory.
 _STALL_TIMEOUT_S: Final = 60.0
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -44,19 +44,35 @@ class _Known:
         await self._app(scope, receive, send)
 
 
-class _State(ServerState):
+class Place(Protocol):
+    """A connection that another may replace."""
+
+    def leave(self) -> None:
+        """Ends the connection at once."""
+
+
+class State(ServerState):
     """The state of one listener, with its connections that have nothing in progress, the oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.silent: dict[BoundedProtocol, None] = {}
-        self.resting: dict[BoundedProtocol, None] = {}
+        self.silent: dict[Place, None] = {}
+        self.resting: dict[Place, None] = {}
+
+
+def make_room(state: State, newcomer: Place) -> bool:
+    """Ends a connection if there is one too many; returns whether the newcomer may stay."""
+    if len(state.connections) <= at_most(MOST_CONNECTIONS):
+        return True
+    loser = next(iter(state.silent or state.resting), newcomer)
+    loser.leave()
+    return loser is not newcomer
 
 
 class BoundedProtocol(H11Protocol):
     """One connection."""
 
-    server_state: _State
+    server_state: State
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -67,12 +83,8 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Accepts a connection; if there are too many, it replaces another."""
         super().connection_made(transport)
-        if len(self.connections) > at_most(MOST_CONNECTIONS):
-            state = self.server_state
-            loser = next(iter(state.silent or state.resting), self)
-            loser.leave()
-            if loser is self:
-                return
+        if not make_room(self.server_state, self):
+            return
         self.server_state.silent[self] = None
         end: socket.socket | None = transport.get_extra_info("socket")
         if end is not None and end.family == socket.AF_UNIX:
@@ -96,8 +108,12 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Marks the connection as idle, unless its next request has already arrived."""
         super().on_response_complete()
-        if self._is_idle() and not self.transport.is_closing():
+        if not self._is_idle():
+            return
+        if not self.transport.is_closing():
             self.server_state.resting[self] = None
+        elif not self.transport.get_write_buffer_size():
+            self.server_state.silent[self] = None  # with TLS, it waits for the client's own farewell
 
     def leave(self) -> None:
         """Ends the connection, because another needs its place."""
@@ -140,7 +156,7 @@ class BoundedProtocol(H11Protocol):
         self.server_state.resting.pop(self, None)
 
     def _wait_for_request(self) -> None:
-        self._patience = self.loop.call_later(_REQUEST_TIMEOUT_S, self.transport.abort)
+        self._patience = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:
@@ -159,7 +175,7 @@ class QuietServer(Server):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.server_state = _State()
+        self.server_state = State()
         self._listener: socket.socket | None = None
         self._ended = asyncio.Event()
 

@@ -22,7 +22,7 @@ _OF_ANOTHER_KEY: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of certificates.
+    """Files of certificates, which the daemon reads again when they change.
 
     Attributes
     ----------

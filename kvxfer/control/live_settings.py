@@ -34,7 +34,7 @@ class LiveSettings:
         self._note = note
         self._set_quotas = set_quotas
         self._set_rates = set_rates
-        kept = store.load(_KIND)
+        kept = store.load(_KIND, _setting)
         self._log_level: str = kept.get("log_level", "info")
         self._quotas: dict[str, int] = kept.get("page_quotas_nbytes", {})
         self._rates: dict[str, int] = kept.get("tenant_bytes_per_s", {})
@@ -47,8 +47,17 @@ class LiveSettings:
         self._changing = asyncio.Lock()
         self._take_effect(())
 
-    def shown(self) -> schema.Settings:
-        """Returns the current settings."""
+    def shown(self, tenants: frozenset[str] | None = None) -> schema.Settings:
+        """Returns the current settings; with tenants, only what is set for these."""
+        if tenants is not None:
+            return schema.Settings.model_validate(
+                {
+                    "log_level": self._log_level,
+                    "agents_log_level": {},
+                    "page_quotas_nbytes": {key: n for key, n in self._quotas.items() if key in tenants},
+                    "tenant_bytes_per_s": {key: n for key, n in self._rates.items() if key in tenants},
+                }
+            )
         attached = self._agents.attached
         levels = {id_: level for id_, level in self._agents_log_level.items() if id_ in attached}
         self._refused = {id_: words for id_, words in self._refused.items() if id_ in attached}
@@ -76,6 +85,10 @@ class LiveSettings:
         Refusal
             An agent refused, or is not attached; with its words.
         """
+        async with self._changing:  # what a change leaves out must not be that of before another change
+            return await self._change(asked)
+
+    async def _change(self, asked: schema.SettingsChange) -> schema.Settings:
         before = tuple(self._quotas)
         quotas = _changed(self._quotas, asked.page_quotas_nbytes)
         rates = _changed(self._rates, asked.tenant_bytes_per_s)
@@ -92,9 +105,8 @@ class LiveSettings:
             self._log_level = level
         self._take_effect(before)
         await self._set_levels(asked.agents_log_level or {})
-        async with self._changing:  # so that agents are told of changes in the order of keeping
-            for name, change in (asked.agents or {}).items():
-                await self._set_agent(name, change)
+        for name, change in (asked.agents or {}).items():
+            await self._set_agent(name, change)
         self._note("settings.changed", asked.model_dump(exclude_none=True))
         return self.shown()
 
@@ -153,6 +165,18 @@ class LiveSettings:
     def _take_effect(self, before: Iterable[str]) -> None:
         logging.getLogger("kvxfer").setLevel(self._log_level.upper())
         self._set_quotas(before, self._quotas)
+
+
+def _setting(id_: str, told: Any) -> Any:
+    """Checks a kept setting."""
+    if id_ == "agents":
+        for each in told.values():
+            schema.AgentSettings.model_validate(each)
+    elif id_ == "log_level":
+        logging.getLevelNamesMapping()[told.upper()]
+    elif not all(isinstance(n, int) for n in told.values()):
+        raise TypeError("it does not have a number for each tenant")
+    return told
 
 
 def _changed(kept: Mapping[str, int], change: Mapping[str, int | None] | None) -> dict[str, int]:

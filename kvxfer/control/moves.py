@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -82,8 +83,9 @@ class Moves:
                 "length-mismatch",
                 f"{len(asked.src_blocks)} src_blocks, but {len(asked.dst_blocks)} dst_blocks",
             )
+        layers = _named_layers(asked.layers)
         agent = self._agents.find(asked.agent)
-        self._dials.place_of(asked.remote_agent, agent)  # refuses a forbidden address before the wait
+        self._dials.arguments_of(asked.remote_agent, agent)  # refuses a forbidden address before the wait
         nbytes = self._agents.blocks_nbytes(agent.incarnation, asked.region, len(asked.src_blocks))
         left_s = await self._gate.enter(asked.tenant, nbytes, asked.timeout_s)
         self._drains.require_open()  # a drain may have begun during the wait
@@ -93,8 +95,10 @@ class Moves:
             )
         try:
             args = asked.model_dump(exclude={"agent", "verb", "tenant"}, exclude_none=True)
-            args["remote_agent"] = self._dials.place_of(asked.remote_agent, agent)
+            args |= self._dials.arguments_of(asked.remote_agent, agent)
             args["timeout_s"] = left_s
+            if layers is not None:
+                args["layers"] = layers
             with self._table.making(agent.incarnation):
                 told = await self._agents.call(agent, f"move.{asked.verb}", args, _POST_TIMEOUT_S)
                 entry = self._made(asked, agent, told["handle"], caller)
@@ -114,7 +118,7 @@ class Moves:
             context=asked.context,
             priority=asked.priority,
             num_blocks=len(asked.src_blocks),
-            until_s=now_s + asked.timeout_s + _GRACE_S,
+            until_s=time.monotonic() + asked.timeout_s + _GRACE_S,
         )
         entry = self._table.add_made(made, now_s)
         self._running[entry.seq] = made
@@ -153,7 +157,7 @@ class Moves:
 
     def sweep(self) -> None:
         """Marks transfers as failed that must have ended, but whose record was lost."""
-        now_s = self._clock()
+        now_s = time.monotonic()  # the time of day may be set
         self._lose([seq for seq, made in self._running.items() if made.until_s < now_s])
 
     def _lose(self, seqs: Iterable[int]) -> None:
@@ -287,6 +291,18 @@ class Moves:
     def _entry(self, id_: str, caller: Caller) -> Entry | None:
         entry = self._table.get(id_)
         return entry if entry is not None and caller.sees(entry.tenant) else None
+
+
+def _named_layers(span: list[int] | None) -> list[int] | None:
+    """Returns the layers of a request's span, one by one, as agents of every version take them."""
+    if span is None:
+        return None
+    first, stop = span
+    if first >= stop:
+        raise Refusal(
+            "out-of-range", f"layers {span} name none: write [first, stop], e.g. [0, 1] for layer 0"
+        )
+    return list(range(first, stop))
 
 
 def _names(agent: Attached) -> EndNames:

@@ -51,9 +51,9 @@ class Names:
 
     def load(self) -> None:
         """Restores the kept entries; blocks, so call it only at the start."""
-        for name, kept in self._store.load(_KIND).items():
-            self._ttls[name] = kept["ttl_s"]
-            self._entries.publish(Entry.from_dict(kept["entry"]), kept["ttl_s"])
+        for name, (entry, ttl_s) in self._store.load(_KIND, _kept).items():
+            self._ttls[name] = ttl_s
+            self._entries.publish(entry, ttl_s)
         self._tell()
 
     def shown(self, prefix: str, after: str, limit: int) -> schema.DirectoryEntries:
@@ -144,6 +144,11 @@ class Names:
                 self._note(_TOPICS[change.kind], _shown(change.entry).model_dump())
         except TimeoutError:
             return
+
+
+def _kept(name: str, told: Any) -> tuple[Entry, float | None]:
+    ttl_s = told["ttl_s"]
+    return Entry.from_dict(told["entry"]), None if ttl_s is None else float(ttl_s)
 
 
 def _shown(entry: Entry) -> schema.Entry:

@@ -26,19 +26,22 @@ from kvxfer.control.intake import Intake, event_of_end
 from kvxfer.control.live_settings import LiveSettings
 from kvxfer.control.moves import Moves
 from kvxfer.control.names import Names
+from kvxfer.control.own_files import own_folder
 from kvxfer.control.problems import Refusal
 from kvxfer.control.request_trace import RequestTraces
 from kvxfer.control.shown_certificates import ShownCertificates
 from kvxfer.control.spans import Spans
+from kvxfer.control.standing_reasons import StandingReasons
 from kvxfer.control.state.answers import Answers
 from kvxfer.control.state.event_log import RESERVE, EventLog
+from kvxfer.control.state.reserve import Reserve
 from kvxfer.control.state.span_table import SpanTable
-from kvxfer.control.state.store import Store
+from kvxfer.control.state.store import Store, number
 from kvxfer.control.state.transfer_counts import TransferCounts
 from kvxfer.control.state.transfer_table import CAPACITY, End, TransferTable
 from kvxfer.control.tenant_gate import TenantGate
 from kvxfer.control.token_access import Access
-from kvxfer.errors import UsageError
+from kvxfer.errors import KvxferError, UsageError
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
@@ -109,11 +112,17 @@ class NodeDaemon:
         self.pages: PageDesk | None = None
         self._pool: PagePool | None = None
         self._memory: HandedMemory | None = None
-        options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.store = Store(options.state / "daemon.sqlite")
+        own_folder(options.state)
+        #: Room on the state's disk for revoking and draining.
+        self.reserve = Reserve(options.state / "reserve")
+        self.reserve.take()
+        self.store = Store(options.state / "daemon.sqlite", self.reserve)
         self.store.begin_life()
-        self.audit = AuditLog(options.state / "audit.log")
-        self._reserved = max(1, self.store.load("node").get("events", 1))
+        self.audit = AuditLog(options.state / "audit.log", reserve=self.reserve)
+        #: Why it refuses work; `serve` begins its log.
+        self.standing = StandingReasons(self._standing)
+        self.audit.on_refused = self.standing.look
+        self._reserved = max(1, int(self.store.load("node", number).get("events", 1)))
         self.events = EventLog(self._reserved, make=event_of_end)
         self.counts = TransferCounts()
         self.failures = FailureLog()
@@ -143,6 +152,7 @@ class NodeDaemon:
         self._doctors: dict[tuple[str, ...], tuple[float, asyncio.Task[schema.Doctor]]] = {}
         self._missing: tuple[str, ...] | None = None
         self._keeping_index = False
+        self._index_complaint = ""
 
     async def start(self) -> None:
         """Lets agents attach, and makes the first token if there is none."""
@@ -192,17 +202,22 @@ class NodeDaemon:
                 count = sum(key.tenant == tenant for key in keys)
                 self.note("pages.evicted", {"tenant": tenant, "keys": count}, tenant)
 
+    async def end_own(self) -> None:
+        """Ends its own agents, while REST still answers: their directory may be this daemon's. Idempotent."""
+        for part in (self._memory, self._pool, self.own):
+            if part is None:
+                continue
+            try:
+                await part.aclose()
+            except (KvxferError, OSError) as error:  # of a directory: an entry stays until its time is over
+                logger().warning("%s", error)
+
     async def aclose(self) -> None:
         """Ends all parts; agents go on without the daemon. Idempotent."""
         for task in self._tasks:
             task.cancel()
         self.arrivals.close()
-        if self._memory is not None:
-            await self._memory.aclose()
-        if self._pool is not None:
-            await self._pool.aclose()
-        if self.own is not None:
-            await self.own.aclose()
+        await self.end_own()
         await self.attachments.aclose()
         self.failures.close()
         try:
@@ -258,8 +273,12 @@ class NodeDaemon:
             reserved = self.events.last + 1 + RESERVE
             await self.store.put("node", "events", reserved)
             self._reserved = reserved
+            self._index_complaint = ""
         except Refusal as error:
-            logger().warning("event indexes could not be reserved, and may repeat after a crash: %s", error)
+            words = f"event indexes could not be reserved, and may repeat after a crash: {error}"
+            if words != self._index_complaint:
+                logger().warning("%s", words)
+            self._index_complaint = words
             await asyncio.sleep(1)
         finally:
             self._keeping_index = False
@@ -289,20 +308,33 @@ class NodeDaemon:
 
     def readiness(self) -> schema.Readiness:
         """Returns whether it takes work, and if not, why; at once, from what it knows."""
-        reasons = []
-        if self.drains.ends:
-            reasons.append("it is stopping")
-        if self.drains.draining:
-            reasons.append("it is draining")
-        if self.store.fault:
-            reasons.append(f"the store cannot be written: {self.store.fault}")
-        if self._missing is None or self.makes_own:
-            reasons.append("it is starting")
-        if self._missing is not None:
-            reasons.extend(self._missing)
-        if self.own is not None and not self.own.address:
-            reasons.append(f"{self.own.name} has no address at which others reach it")
+        reasons = [words for each in self.standing.look().values() for words in each]
+        if self.store.fault and not self._keeping_index:
+            # Only a successful write shows that the store can be written again, and while the daemon is not
+            # ready, nobody may ask for one.
+            self._keeping_index = True
+            self._spawn(self._keep_index())
         return schema.Readiness(ready=not reasons, reasons=reasons)
+
+    def _standing(self) -> dict[str, list[str]]:
+        reasons: dict[str, list[str]] = {}
+        if self.drains.ends:
+            reasons["stopping"] = ["it is stopping"]
+        if self.drains.draining:
+            reasons["draining"] = ["it is draining"]
+        if self.store.fault:
+            reasons["store"] = [f"the store cannot be written: {self.store.fault}"]
+        if fault := self.audit.fault:
+            reasons["audit-log"] = [fault]
+        if self._missing is None or self.makes_own:
+            reasons["starting"] = ["it is starting"]
+        if self._missing:
+            reasons["transport"] = list(self._missing)
+        if self.own is not None and self.own.agent.closed and not self.drains.ends:
+            reasons["agent"] = [f"{self.own.name} has ended: start the daemon again"]
+        elif self.own is not None and not self.own.address:
+            reasons["agent"] = [f"{self.own.name} has no address at which others reach it"]
+        return reasons
 
     async def topology(self) -> schema.Topology:
         """Returns the machine, its agents, and their sessions with their rails."""

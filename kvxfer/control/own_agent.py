@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -14,10 +15,11 @@ from kvxfer.control.own_dials import OwnDials
 from kvxfer.control.own_leases import OwnLease, OwnLeases
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.protocol import Directory
-from kvxfer.errors import PeerError, UsageError, invalid
+from kvxfer.errors import KvxferError, PeerError, UsageError, invalid
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.lease import LeaseMode
 from kvxfer.lease_token import LeaseToken
+from kvxfer.naming import is_text
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
@@ -67,7 +69,8 @@ class OwnAgent:
     options
         As for any agent. With the daemon's socket in them, it attaches to its own daemon like others.
     allow
-        Hosts that requests may name. Agents that the directory has are dialled in any case.
+        Hosts that may be dialled for requests, by the address that is dialled: also for agents that the
+        directory has, because whoever publishes there names any address.
     directory, metadata
         As for any agent.
 
@@ -87,7 +90,7 @@ class OwnAgent:
         directory: Directory | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        if not 0 < len(node.encode()) <= _MAX_NODE_NBYTES or not node.isprintable():
+        if not is_text(node) or not 0 < len(node.encode()) <= _MAX_NODE_NBYTES or not node.isprintable():
             raise invalid(f"a node's name must have 1 to {_MAX_NODE_NBYTES} bytes, not {node!r:.100}")
         self.node = node
         self.allow = allow or AllowedHosts()
@@ -221,15 +224,10 @@ class OwnAgent:
                     f"no session is open with agent {agent!r}, and its address is unknown: name an "
                     "agent that `kvxfer agents` lists, or an address"
                 )
-            return await self._dials.dial(agent, agent, "")
+            return await self._connect_to_entry(self._directory, agent)
+        if not is_known:
+            address = await self._permitted(address, agent)
         place = Address.parse(address, "address")
-        if not is_known and not self.allow.allow(place.host):
-            raise UsageError(
-                f"host {place.host} is not one that this daemon may dial ({self.allow}): allow it when "
-                "you start the daemon",
-                code="not-permitted",
-                peer=agent,
-            )
         peer = await self._dials.dial(str(place), str(place), place.host.lower())
         if agent and agent not in (peer.name, peer.incarnation.hex()):
             raise PeerError(
@@ -238,6 +236,23 @@ class OwnAgent:
                 peer=agent,
             )
         return peer
+
+    async def _connect_to_entry(self, directory: Directory, agent: str) -> Peer:
+        """Returns a session with the agent that has a name in the directory."""
+        entry = await directory.resolve(agent, self.agent.options.connect_timeout_s)
+        if not entry.address:
+            raise PeerError(f"{agent} does not accept peers", code="unreachable", peer=agent)
+        place = Address.parse(await self._permitted(entry.address, agent), "address")
+        target = replace(entry, address=str(place))
+        return await self._dials.dial(entry.incarnation.hex(), target, place.host.lower())
+
+    async def _permitted(self, address: str, agent: str) -> str:
+        """Returns the address to dial for an address of another agent, which no trusted side has named."""
+        try:
+            return await asyncio.to_thread(self.allow.place_of, address)
+        except KvxferError as error:
+            error.peer = agent
+            raise
 
     async def connect_to(self, entry: Entry, *, is_known: bool = False) -> Peer:
         """Returns a session with one life of an agent, as `connect` does."""

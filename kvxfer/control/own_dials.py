@@ -6,11 +6,14 @@ import asyncio
 from typing import Final
 
 from kvxfer.agent import Agent
+from kvxfer.control.descriptors import at_most
+from kvxfer.directory.entry import Entry
 from kvxfer.errors import PeerError
 from kvxfer.peer import Peer, PeerState
 
-# Addresses come from requests. One that does not answer takes a descriptor until the connect fails.
-_MOST_DIALS: Final = 64
+# Addresses come from requests. One that does not answer takes a descriptor until the connect fails. So a host
+# has few, and all together have enough that some hosts without an answer do not keep out the others.
+_MOST_DIALS: Final = 512
 _MOST_DIALS_OF_HOST: Final = 16
 
 
@@ -28,7 +31,7 @@ class OwnDials:
         for dial in list(self._under_way.values()):
             dial.cancel()
 
-    async def dial(self, key: str, target: str, host: str) -> Peer:
+    async def dial(self, key: str, target: str | Entry, host: str) -> Peer:
         """Returns the session with one target; callers share one dial, and cancelling one does not end it.
 
         Parameters
@@ -50,12 +53,14 @@ class OwnDials:
             del self._at_address[key]
         dial = self._under_way.get(key)
         if dial is None:
-            if len(self._under_way) >= _MOST_DIALS or self._of_host.get(host, 0) >= _MOST_DIALS_OF_HOST:
+            of_host = self._of_host.get(host, 0)
+            if len(self._under_way) >= at_most(_MOST_DIALS) or of_host >= _MOST_DIALS_OF_HOST:
                 raise PeerError(
-                    f"{target} is not dialled: too many dials are waiting for an answer; try again later",
+                    f"{_words(target)} is not dialled: {of_host} dials of this host, and "
+                    f"{len(self._under_way)} of all, wait for an answer; try again later",
                     code="unreachable",
                 )
-            dial = asyncio.create_task(self.agent.connect(target), name=f"dial {target}")
+            dial = asyncio.create_task(self.agent.connect(target), name=f"dial {_words(target)}")
             self._under_way[key] = dial
             self._of_host[host] = self._of_host.get(host, 0) + 1
             dial.add_done_callback(lambda done: self._has_dialled(key, host, done))
@@ -71,3 +76,7 @@ class OwnDials:
                 at: peer for at, peer in self._at_address.items() if peer.state is PeerState.OPEN
             }
             self._at_address[key] = dial.result()
+
+
+def _words(target: str | Entry) -> str:
+    return target if isinstance(target, str) else f"{target.name} at {target.address}"

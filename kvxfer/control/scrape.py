@@ -6,17 +6,20 @@ docs/daemon.md lists the names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import kvxfer
+from kvxfer.control.standing_reasons import KINDS
 from kvxfer.control.state.transfer_counts import BOUNDS_S, Example
 from kvxfer.control.state.transfer_table import sampled_trace
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
     from kvxfer.control.app.event_routes import EventStreams
+    from kvxfer.control.attached import Attached
     from kvxfer.control.node import NodeDaemon
 
 
@@ -70,6 +73,13 @@ class Metrics:
         yield GaugeMetricFamily(
             "kvxfer_daemon_ready", "1 if /readyz answers 200.", float(daemon.readiness().ready)
         )
+        reasons = daemon.standing.look()
+        not_ready = GaugeMetricFamily(
+            "kvxfer_daemon_not_ready", "1 while this is a reason of /readyz.", labels=["reason"]
+        )
+        for kind in KINDS:
+            not_ready.add_metric([kind], float(kind in reasons))
+        yield not_ready
         yield GaugeMetricFamily(
             "kvxfer_daemon_draining", "1 while new work is refused.", float(daemon.drains.draining)
         )
@@ -103,6 +113,7 @@ class Metrics:
         from prometheus_client.core import GaugeMetricFamily
 
         agents = self._daemon.agents.all()
+        named = _by_name(agents)
         yield GaugeMetricFamily("kvxfer_agents", "Attached agents.", len(agents))
         yield GaugeMetricFamily(
             "kvxfer_agents_draining",
@@ -116,16 +127,16 @@ class Metrics:
         rails = GaugeMetricFamily(
             "kvxfer_agent_rails", "Rails of an agent that are up.", labels=["agent", "transport"]
         )
-        for agent in agents:
-            regions.add_metric([agent.name], len(agent.regions))
-            nbytes.add_metric([agent.name], sum(region["nbytes"] for region in agent.regions))
-            peers.add_metric([agent.name], len(agent.peers))
-            counts: dict[str, int] = {}
-            for peer in agent.peers:
-                for rail in peer.get("rails", ()):
-                    counts[rail] = counts.get(rail, 0) + 1
+        for name, those in named.items():
+            regions.add_metric([name], sum(len(agent.regions) for agent in those))
+            sizes = (region["nbytes"] for agent in those for region in agent.regions)
+            nbytes.add_metric([name], sum(sizes))
+            peers.add_metric([name], sum(len(agent.peers) for agent in those))
+            counts = Counter(
+                rail for agent in those for peer in agent.peers for rail in peer.get("rails", ())
+            )
             for rail, count in counts.items():
-                rails.add_metric([agent.name, rail], count)
+                rails.add_metric([name, rail], count)
         yield from (regions, nbytes, peers, rails)
 
     def _transfers(self) -> Iterator[Any]:
@@ -193,20 +204,10 @@ class Metrics:
             "Bytes of the pages under open leases to read.",
             labels=["agent"],
         )
-        for agent in self._daemon.agents.all():
-            sizes = {region["id"]: region for region in agent.regions}
-            count = held = 0
-            for lease in agent.leases:
-                if lease["mode"] != "read":
-                    continue
-                count += 1
-                region = sizes.get(lease["region"])
-                if region is not None and region["num_blocks"]:
-                    blocks = lease.get("num_blocks")
-                    share = 1.0 if blocks is None else blocks / region["num_blocks"]
-                    held += int(region["nbytes"] * share)
-            requests.add_metric([agent.name], max(count, 0))
-            nbytes.add_metric([agent.name], held)
+        for name, those in _by_name(self._daemon.agents.all()).items():
+            open_ = [_exports(agent) for agent in those]
+            requests.add_metric([name], sum(count for count, _ in open_))
+            nbytes.add_metric([name], sum(held for _, held in open_))
         yield from (requests, nbytes)
 
     def _pages(self) -> Iterator[Any]:
@@ -231,6 +232,30 @@ class Metrics:
             )
             yield CounterMetricFamily("kvxfer_pool_evicted", "Pages that were evicted.", pool.evicted_total)
             yield CounterMetricFamily("kvxfer_pool_dropped", "Pages that were dropped.", pool.dropped_total)
+
+
+def _by_name(agents: Iterable[Attached]) -> dict[str, list[Attached]]:
+    """Returns the agents of each name: replicas may share one, and a scrape has each series once."""
+    named: dict[str, list[Attached]] = {}
+    for agent in agents:
+        named.setdefault(agent.name, []).append(agent)
+    return named
+
+
+def _exports(agent: Attached) -> tuple[int, int]:
+    """Returns how many leases to read an agent has open, and the bytes under them."""
+    regions = {region["id"]: region for region in agent.regions}
+    count = held = 0
+    for lease in agent.leases:
+        if lease["mode"] != "read":
+            continue
+        count += 1
+        region = regions.get(lease["region"])
+        if region is not None and region["num_blocks"]:
+            blocks = lease.get("num_blocks")
+            share = 1.0 if blocks is None else blocks / region["num_blocks"]
+            held += int(region["nbytes"] * share)
+    return count, held
 
 
 def _exemplar(example: Example | None) -> Any:

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from uvicorn import Config
 
@@ -32,8 +32,10 @@ from kvxfer.control.listening import (
     require_safe,
 )
 from kvxfer.control.node import NodeDaemon, NodeOptions
+from kvxfer.control.rest_certificate import RestCertificate
 from kvxfer.control.spans import Spans
 from kvxfer.control.state.transfer_table import CAPACITY
+from kvxfer.control.tls_door import behind_tls
 from kvxfer.errors import UsageError, invalid
 from kvxfer.log import logger
 from kvxfer.log_lines import FORMATS, write_to_stderr
@@ -260,9 +262,10 @@ async def serve(
         announce(f"listening on {runtime / API_SOCKET}, for this user")
         if listener is not None:
             host, port = listener.getsockname()[:2]
-            servers.append(_begin(app, listener, options.tls))
-            if options.tls is not None:
-                await daemon.certificates.add_rest(options.tls.certificate)
+            certificate = None if options.tls is None else RestCertificate(options.tls)
+            servers.append(_begin(app, listener, certificate))
+            if certificate is not None:
+                await daemon.certificates.add_rest(certificate)
             scheme = "http" if options.tls is None else "https"
             host = f"[{host}]" if ":" in host else host
             announce(f"listening on {scheme}://{host}:{port}, for clients with a token")
@@ -273,7 +276,7 @@ async def serve(
             await _add_own(daemon, options, runtime, directory)
             assert daemon.own is not None
             announce(f"agent {daemon.own.name} is at {daemon.own.address}")
-        announce("ready")
+        announce(daemon.standing.begin())
         on_ready(daemon)
         ends = [task for _, task in servers]
         waiting = asyncio.create_task(stop.wait())
@@ -283,6 +286,7 @@ async def serve(
             task.result()  # raises what ended a listener
         await daemon.drains.stop_taking(options.stop_after_s)
     finally:
+        await daemon.end_own()
         if app is not None:
             app.close()
         for server, _ in servers:
@@ -320,18 +324,11 @@ def _host_names(options: ServeOptions, address: tuple[str, int] | None) -> set[s
 
 
 def _begin(
-    app: DaemonApp, listener: socket.socket, tls: Tls | None
+    app: DaemonApp, listener: socket.socket, certificate: RestCertificate | None
 ) -> tuple[QuietServer, asyncio.Task[None]]:
-    import ssl
-
-    more: dict[str, Any] = {}
-    if tls is not None:
-        more = {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
-        if tls.client_ca is not None:
-            more |= {"ssl_ca_certs": str(tls.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
     config = Config(
         app.asgi,
-        http=BoundedProtocol,
+        http=BoundedProtocol if certificate is None else behind_tls(certificate),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -344,7 +341,6 @@ def _begin(
         timeout_keep_alive=60,
         timeout_graceful_shutdown=_LAST_ANSWERS_S,
         h11_max_incomplete_event_size=_MAX_HEADERS_NBYTES,
-        **more,
     )
     server = QuietServer(config)
     return server, asyncio.create_task(server.run_on(listener), name="http")
@@ -401,7 +397,7 @@ def run(options: ServeOptions, announce: Callable[[str], None] | None = None) ->
     """Runs a daemon until SIGTERM or SIGINT; a second signal ends it at once."""
 
     def say(words: str) -> None:
-        # Whatever the log level is: programs wait for "ready".
+        # Whatever the log level is: programs wait for "ready", or for "not ready: " and the reasons.
         log = logger()
         log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, "%s", (words,), None))
 

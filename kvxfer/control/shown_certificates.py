@@ -8,9 +8,12 @@ import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvxfer.log import logger
+
+if TYPE_CHECKING:
+    from kvxfer.control.rest_certificate import RestCertificate
 
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 # Tags of DER: the version, which a certificate may leave out, and the older of the two forms of a time.
@@ -26,20 +29,23 @@ class ShownCertificates:
     Attributes
     ----------
     expires_at_s
-        By use, in seconds since 1970: ``"rest"``, which the daemon reads once, at its start, and ``"agent"``,
-        which its own agent reads again when the file changes. If a file holds a chain, the first of its
+        By use, in seconds since 1970: ``"rest"``, as new connections get it, and ``"agent"``, of the daemon's
+        own agent. Both are read again when their files change. If a file holds a chain, the first of its
         certificates that expires counts. A use without a certificate is left out.
     """
 
     def __init__(self) -> None:
         self.expires_at_s: dict[str, float] = {}
+        self._rest: RestCertificate | None = None
+        self._rest_num_read = -1
         self._agent: Path | None = None
         self._is_reading = False
         self._complaints: dict[str, str] = {}
 
-    async def add_rest(self, certificate: Path) -> None:
-        """Reads the certificate for REST."""
-        await self._read("rest", certificate)
+    async def add_rest(self, certificate: RestCertificate) -> None:
+        """Reads the certificate for REST; `refresh` reads it again."""
+        self._rest = certificate
+        await self.refresh()
 
     async def add_agent(self, certificate: Path) -> None:
         """Reads the certificate of the daemon's own agent; `refresh` reads it again."""
@@ -48,11 +54,17 @@ class ShownCertificates:
 
     async def refresh(self) -> None:
         """Reads again what may have changed, in a thread. If that fails, what was read last stays."""
-        if self._agent is None or self._is_reading:
+        if self._is_reading:
             return
         self._is_reading = True
         try:
-            await self._read("agent", self._agent)
+            if self._rest is not None:
+                await self._rest.context()
+                if (num_read := self._rest.num_read) != self._rest_num_read:
+                    self._rest_num_read = num_read
+                    await self._read("rest", self._rest.tls.certificate)
+            if self._agent is not None:
+                await self._read("agent", self._agent)
         finally:
             self._is_reading = False
 

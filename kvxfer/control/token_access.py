@@ -10,9 +10,12 @@ from typing import Any, Final
 from kvxfer.control import schema
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.client_certificate import ClientCertificate, plain_name
+from kvxfer.control.state.reserve import NO_ROOM
 from kvxfer.control.state.store import Store
 from kvxfer.control.state.tokens import MAX_TOKENS, ROLES, Caller, TokenRecord, Tokens
 from kvxfer.errors import invalid
+from kvxfer.log import logger
+from kvxfer.shared_secret import read_secret_file
 
 _KIND: Final = "token"
 
@@ -38,8 +41,9 @@ class Access:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._tokens = Tokens(TokenRecord.from_dict(told) for told in store.load(_KIND).values())
+        self._tokens = Tokens(store.load(_KIND, lambda _, told: TokenRecord.from_dict(told)).values())
         self._making: set[str] = set()  # names of certificates whose tokens are being stored
+        self._num_making = 0
         self._on_revoked: list[Callable[[str], None]] = []
         #: The file of the admin's token, if this start has written it; otherwise None.
         self.admin_file: Path | None = None
@@ -59,14 +63,22 @@ class Access:
             return
         record, secret = Tokens.draw("admin", "admin", None, self._clock(), None)
         # The file first: a stored token whose secret is lost would prevent making another one.
-        self._path.unlink(missing_ok=True)
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(file, secret.encode() + b"\n")
-            os.fsync(file)
-        finally:
-            os.close(file)
-        await self._store.put(_KIND, record.id, record.to_dict())
+            self._path.unlink(missing_ok=True)
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, secret.encode() + b"\n")
+                os.fsync(file)
+            finally:
+                os.close(file)
+            await self._store.put(_KIND, record.id, record.to_dict())
+        except (OSError, Refusal) as error:
+            if isinstance(error, OSError) and error.errno not in NO_ROOM:
+                raise
+            logger().warning(
+                "no admin's token was made (%s): the next start makes one; the socket needs none", error
+            )
+            return
         self._tokens.add(record)
         self.admin_file = self._path
 
@@ -76,7 +88,7 @@ class Access:
             option = f"--token {role}={path}"
             if role in ROLES:
                 try:
-                    text = path.read_text("utf-8", "replace")
+                    text = read_secret_file(path, option).decode("utf-8", "replace")
                 except OSError as error:
                     raise invalid(f"{option}: the file cannot be read: {error.strerror}") from None
                 token = Tokens.given(path.name, role, text.strip(), self._clock())
@@ -118,6 +130,7 @@ class Access:
         name = plain_name(asked.certificate)
         if name is None:
             raise Refusal("invalid-argument", f"{asked.certificate!r} is not a certificate's name")
+        await self._forget_expired(name)
         if self._tokens.has_certificate(name) or name in self._making:
             raise Refusal(
                 "conflict", f"there is already a token for {name}: revoke it, or name another certificate"
@@ -129,14 +142,32 @@ class Access:
             self._making.discard(name)
 
     async def _make(self, asked: schema.TokenRequest, certificate: str | None) -> schema.TokenMade:
-        if len(self._tokens) >= MAX_TOKENS:
+        if len(self._tokens) + self._num_making >= MAX_TOKENS:
+            await self._forget_expired()
+        if len(self._tokens) + self._num_making >= MAX_TOKENS:
             raise Refusal("exhausted", f"there are {MAX_TOKENS} tokens: revoke some")
         record, secret = Tokens.draw(
             asked.name, asked.role, asked.tenants, self._clock(), asked.ttl_s, certificate
         )
-        await self._store.put(_KIND, record.id, record.to_dict())
+        self._num_making += 1
+        try:
+            await self._store.put(_KIND, record.id, record.to_dict())
+        finally:
+            self._num_making -= 1
         self._tokens.add(record)
         return schema.TokenMade.model_validate({**_shown(record), "secret": secret or None})
+
+    async def _forget_expired(self, certificate: str = "") -> None:
+        """Forgets tokens whose time is over, or only that of one certificate: they make room for others."""
+        ids = [
+            token.id
+            for token in self._tokens.expired(self._clock())
+            if token.id not in self._given and certificate in ("", token.certificate)
+        ]
+        if ids:
+            await self._store.remove(_KIND, *ids)
+        for id_ in ids:
+            self._tokens.revoke(id_)
 
     async def revoke(self, id_: str, caller: Caller) -> schema.Token:
         """Revokes a token: when this returns it is invalid, also after a restart.
@@ -154,7 +185,7 @@ class Access:
             raise Refusal(
                 "conflict", f"this token comes from {option!r}: restart the daemon without that option"
             )
-        await self._store.remove(_KIND, id_)
+        await self._store.remove(_KIND, id_, need="reserve")
         self._tokens.revoke(id_)
         for told in self._on_revoked:
             told(f"token:{id_}")

@@ -10,10 +10,9 @@ from typing import Any, Final
 from kvxfer.address import Address
 from kvxfer.errors import invalid
 from kvxfer.layout.schema import Field, Schema, hexadecimal, mapping, text
+from kvxfer.naming import check_name, is_text
 
 ENTRY_VERSION: Final = 1
-# native/core/control/wire.h: kMaxName.
-MAX_NAME_NBYTES: Final = 128
 INCARNATION_NBYTES: Final = 16
 #: Limit of keys and values together, enough for a role, a model, a zone. Do not put load or cache contents
 #: here.
@@ -30,7 +29,7 @@ class Entry:
     Attributes
     ----------
     name
-        The agent's name, 1 to 128 bytes.
+        The agent's name, 1 to 128 bytes in UTF-8.
     address
         ``"tcp://host:port"``; ``""`` if the agent accepts no peers, or its address is unknown.
     incarnation
@@ -50,8 +49,7 @@ class Entry:
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not 0 < _nbytes(self.name) <= MAX_NAME_NBYTES:
-            raise invalid(f"an agent's name must have 1 to {MAX_NAME_NBYTES} bytes, not {self.name!r:.300}")
+        check_name(self.name, "an agent's name")
         if self.address != "" and Address.parse(self.address, "an agent's address").is_wildcard:
             raise invalid(
                 f"an agent's address must be one address, not {self.address!r}, which stands for all "
@@ -62,13 +60,12 @@ class Entry:
                 f"an agent's incarnation must have {INCARNATION_NBYTES} bytes, not {self.incarnation!r:.300}"
             )
         items = dict(self.metadata) if isinstance(self.metadata, Mapping) else {"": None}
-        if not all(isinstance(part, str) and part for part in items) or not all(
-            isinstance(value, str) for value in items.values()
-        ):
+        if not all(is_text(part) and part for part in items) or not all(map(is_text, items.values())):
             raise invalid(
-                f"an agent's metadata must be a mapping of names to texts, not {self.metadata!r:.300}"
+                "an agent's metadata must be a mapping of names to texts in UTF-8, not "
+                f"{self.metadata!a:.300}"
             )
-        nbytes = sum(_nbytes(key) + _nbytes(value) for key, value in items.items())
+        nbytes = sum(len(key.encode()) + len(value.encode()) for key, value in items.items())
         if len(items) > MAX_METADATA_ITEMS or nbytes > MAX_METADATA_NBYTES:
             raise invalid(
                 f"an agent's metadata may have at most {MAX_METADATA_ITEMS} items and {MAX_METADATA_NBYTES} "
@@ -103,10 +100,6 @@ class Entry:
     def from_bytes(cls, encoded: bytes) -> Entry:
         """Reads what `to_bytes` of this or another version wrote, as `from_dict` does."""
         return cls(**_SCHEMA.decode(encoded, _MAX_NBYTES))
-
-
-def _nbytes(value: str) -> int:
-    return len(value.encode(errors="surrogatepass"))
 
 
 _SCHEMA: Final = Schema(

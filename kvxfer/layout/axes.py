@@ -162,8 +162,11 @@ def _fields(
         fields["quantization"] = Quantization.of_views(
             views, scale_axes, base=lowest, counts=counts, saturate=saturate
         )
-    elif scale_axes or saturate:
-        raise invalid("scale_axes and saturate describe scales, but no scales were given")
+    elif scale_axes or not saturate:
+        raise invalid(
+            "scale_axes and saturate describe scales, but no scales were given: for a cache without scales "
+            "pass quantization=Quantization.per_tensor(1, saturate=False)"
+        )
     return {
         "dtype": seen.dtype if dtype is None else dtype_name(dtype),
         "itemsize": seen.itemsize,

@@ -130,7 +130,7 @@ class KVLayout:
         dtype: Any = None,
         scales: Any = None,
         scale_axes: str = "",
-        saturate: bool = False,
+        saturate: bool = True,
         **held: Unpack[Held],
     ) -> KVLayout:
         """Reads the layout off one tensor that holds the whole cache of this rank.
@@ -161,8 +161,9 @@ class KVLayout:
             With `scales`: as in `Quantization`.
         **held
             The fields that cannot be read off memory, all optional: ``first_layer``, ``total_layers``,
-            ``first_head`` and ``total_heads`` (by default this rank holds the whole model), ``quantization``,
-            ``null_block``, ``cp_rank``, ``cp_size``, ``cp_interleave``, ``model``, ``group``.
+            ``first_head`` and ``total_heads`` (by default this rank holds the whole model; a slice that does
+            not begin at 0 needs the total), ``quantization``, ``null_block``, ``cp_rank``, ``cp_size``,
+            ``cp_interleave``, ``model``, ``group``.
 
         Raises
         ------
@@ -182,7 +183,7 @@ class KVLayout:
         dtype: Any = None,
         scales: Any = None,
         scale_axes: str = "",
-        saturate: bool = False,
+        saturate: bool = True,
         **held: Unpack[Held],
     ) -> KVLayout:
         """Reads the layout off several tensors: one for each layer, or keys and values apart.
@@ -301,7 +302,7 @@ def complete(read: dict[str, Any], held: Held) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        ``invalid-argument`` when the quantization is given in both.
+        ``invalid-argument`` when the quantization is given in both, or a slice lacks the model's total.
     """
     if held.get("quantization") is not None and "quantization" in read:
         raise invalid(
@@ -309,11 +310,17 @@ def complete(read: dict[str, Any], held: Held) -> dict[str, Any]:
             "well: pass only one of the two"
         )
     done: dict[str, Any] = {"first_layer": 0, "first_head": 0, **held, **read}
-    for what in ("layers", "heads"):
-        if done.get(f"total_{what}") is None:
-            first, num = done[f"first_{what[:-1]}"], done[f"num_{what}"]
-            # Values that are not numbers are refused later, with the other fields.
-            done[f"total_{what}"] = first + num if isinstance(first, int | np.integer) else num
+    for what in ("layer", "head"):
+        total, first, num = f"total_{what}s", done[f"first_{what}"], done[f"num_{what}s"]
+        if done.get(total) is not None:
+            continue
+        # Without the total, both ends of a pair of ranks could take their slices for whole models.
+        if isinstance(first, int | np.integer) and first != 0:
+            raise invalid(
+                f"first_{what}={first} says that this rank holds a slice of the model's {what}s: pass "
+                f"{total}=, the number of {what}s of the whole model"
+            )
+        done[total] = num  # of a first that is no number the fields' check speaks
     return done
 
 

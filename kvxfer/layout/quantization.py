@@ -60,9 +60,10 @@ class Quantization:
         kv_stride + block * block_stride + head * head_stride``. 0 for an axis of one element, and
         ``head_stride`` for ``"page"``.
     saturate
-        Whether values that are too large for the stored type become its largest number. Otherwise they become
-        NaN (e4m3fn) or infinity (e5m2, float16), as in ml_dtypes. torch does the latter too, except that it
-        saturates e4m3fn.
+        Whether values that are too large for the stored type, infinities among them, become its largest
+        number, as engines' own fp8 caches do. Otherwise they become NaN (e4m3fn) or infinity (e5m2, float16),
+        as in ml_dtypes. NaN stays NaN. A cache without a quantization saturates where its type has a smaller
+        range than what comes in; to have NaN there, give it ``Quantization.per_tensor(1, saturate=False)``.
     """
 
     per: Per
@@ -72,7 +73,7 @@ class Quantization:
     kv_stride: int = 0
     block_stride: int = 0
     head_stride: int = 0
-    saturate: bool = False
+    saturate: bool = True
 
     def __post_init__(self) -> None:
         if self.per not in _STATIC + _PAGED:
@@ -109,7 +110,7 @@ class Quantization:
     # ---- making one -------------------------------------------------------------------------
 
     @classmethod
-    def per_tensor(cls, scale: float, *, saturate: bool = False) -> Quantization:
+    def per_tensor(cls, scale: float, *, saturate: bool = True) -> Quantization:
         """Returns one scale for the whole cache."""
         try:
             scales = (float(scale),)
@@ -118,12 +119,12 @@ class Quantization:
         return cls("tensor", scales, saturate=saturate)
 
     @classmethod
-    def per_layer(cls, scales: ArrayLike, *, saturate: bool = False) -> Quantization:
+    def per_layer(cls, scales: ArrayLike, *, saturate: bool = True) -> Quantization:
         """Returns one scale for each (layer of this rank, kv), from an array [num_layers, num_kv]."""
         return cls("layer", _numbers(scales, "layer", "[num_layers, num_kv]", 2), saturate=saturate)
 
     @classmethod
-    def per_head(cls, scales: ArrayLike, *, saturate: bool = False) -> Quantization:
+    def per_head(cls, scales: ArrayLike, *, saturate: bool = True) -> Quantization:
         """Returns one scale for each (layer, kv, head) of this rank, from [num_layers, num_kv, num_heads]."""
         return cls("head", _numbers(scales, "head", "[num_layers, num_kv, num_heads]", 3), saturate=saturate)
 
@@ -135,7 +136,7 @@ class Quantization:
         *,
         base: int,
         counts: Mapping[str, int],
-        saturate: bool = False,
+        saturate: bool = True,
     ) -> Quantization:
         """Reads page scales off float32 tensors: one tensor for all layers, or one for each.
 
@@ -273,6 +274,7 @@ QUANTIZATION_SCHEMA: Final = Schema(
         Field("per", text, MANDATORY),
         Field("scales", _read_scales, (), write=_write_scales),
         *(Field(name, integer, 0) for name in _PLACES),
+        # What is left out says False, as with versions in which that was the default.
         Field("saturate", flag, False),
     ),
 )

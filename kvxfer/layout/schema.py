@@ -223,6 +223,32 @@ def integer(value: Any) -> int:
     return value
 
 
+def integer_within(least: int, most: int) -> Callable[[Any], int]:
+    """Returns a reader of integers from `least` to `most`."""
+
+    def read(value: Any) -> int:
+        if not least <= integer(value) <= most:
+            raise ValueError(f"is out of range: it must be {least} to {most}")
+        return integer(value)
+
+    return read
+
+
+def text_within(max_nbytes: int) -> Callable[[Any], str]:
+    """Returns a reader of strings of 1 to `max_nbytes` bytes of UTF-8."""
+
+    def read(value: Any) -> str:
+        try:
+            nbytes = len(text(value).encode())
+        except UnicodeEncodeError:  # a lone surrogate
+            nbytes = 0
+        if not 0 < nbytes <= max_nbytes:
+            raise ValueError(f"must have 1 to {max_nbytes} bytes of UTF-8")
+        return text(value)
+
+    return read
+
+
 def integers(value: Any) -> tuple[int, ...]:
     """Reads a list of integers."""
     if not isinstance(value, list) or not all(type(item) is int for item in value):
@@ -260,4 +286,5 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def _list(names: list[str]) -> str:
-    return ", ".join(names[:8])[:200]
+    # Escaped: a stranger's names may have line feeds, or lone surrogates, which no log can encode.
+    return ", ".join(ascii(name)[1:-1] for name in names[:8])[:200]

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from kvxfer.errors import UsageError, invalid
 
 _MAX_ID = 0xFFFF_FFFF
+# A GiB of ids. No region has so many blocks.
+_MOST_OF_RANGE = 1 << 28
 _UINT32 = np.dtype(np.uint32)
 
 
@@ -93,6 +95,13 @@ def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint
     elif isinstance(blocks, BlockTable):
         return blocks._ids
     elif isinstance(blocks, range):
+        # Checked by its ends before it is expanded: a range takes no memory, however many ids it names.
+        if blocks:
+            _require_ids(min(blocks[0], blocks[-1]), max(blocks[0], blocks[-1]))
+            if len(blocks) > _MOST_OF_RANGE:
+                raise invalid(
+                    f"a range names {len(blocks)} blocks, but a block table at most {_MOST_OF_RANGE}"
+                )
         array = np.arange(blocks.start, blocks.stop, blocks.step, dtype=np.int64)
     else:
         array = _from_iterable(blocks)
@@ -106,14 +115,17 @@ def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint
             return np.empty(0, np.uint32)
         raise invalid(f"block ids must be integers, not {array.dtype.name}")
     if array.size:
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high > _MAX_ID:
-            raise UsageError(
-                f"block id {low if low < 0 else high} is not in 0 to {_MAX_ID}: cut off padding entries "
-                "(-1) first",
-                code="out-of-range",
-            )
+        _require_ids(int(array.min()), int(array.max()))
     return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def _require_ids(low: int, high: int) -> None:
+    if low < 0 or high > _MAX_ID:
+        raise UsageError(
+            f"block id {low if low < 0 else high} is not in 0 to {_MAX_ID}: cut off padding entries "
+            "(-1) first",
+            code="out-of-range",
+        )
 
 
 def _from_iterable(blocks: Iterable[int]) -> NDArray[Any]:

@@ -23,7 +23,13 @@ from kvxfer.plan.loops import Axis, LoopPart, Steps, kv_strands, make_rows, merg
 from kvxfer.plan.program import (
     COARSE,
     FINE,
+    MAX_FOUND_NBYTES,
+    MAX_HEADS,
     MAX_LOOPS,
+    MAX_PAIR_NBYTES,
+    MAX_RUNS,
+    MAX_SCALES,
+    MAX_UNITS,
     CopyProgram,
 )
 from kvxfer.plan.units import oversized, unit_tokens
@@ -52,9 +58,9 @@ def compile_program(
     ------
     UsageError
         ``layout-mismatch``: fields differ (`differences`; the message names all of them), no layer or no head
-        is common, single tokens would move into pages with scales of their own, or the layouts are so
-        irregular that the program would exceed 8192 loops. ``out-of-range``: one end does not hold `heads`.
-        ``invalid-argument``: `heads` have gaps.
+        is common, single tokens would move into pages with scales of their own, or the program would exceed a
+        bound of agents, such as 8192 loops or 1 GiB of a block in one layer. ``out-of-range``: one end does
+        not hold `heads`. ``invalid-argument``: `heads` have gaps.
     """
     layers, common_heads = _common_layers(src, dst), _common_heads(src, dst)
     wanted = common_heads if heads is None else _wanted_heads(src, dst, heads)
@@ -80,7 +86,7 @@ def compile_program(
     loops, conversions = make_rows(parts, how, layers.start - dst.first_layer)
     for array in (loops, conversions, how.table):
         array.flags.writeable = False
-    return CopyProgram(
+    program = CopyProgram(
         loops=loops,
         conversions=conversions,
         scales=how.table,
@@ -97,6 +103,8 @@ def compile_program(
         rows_per_pair=unit * len(wanted) * src.num_kv,
         conversion_words=describe(src, dst, how),
     )
+    _require_bounds(program)
+    return program
 
 
 def footprint(layout: KVLayout) -> NDArray[np.void]:
@@ -255,3 +263,42 @@ def _require_few(parts: list[LoopPart]) -> None:
             f"layers × {first.num_unrolled}), but the limit is {MAX_LOOPS}: allocate the layers in one "
             "tensor at one end or both"
         )
+
+
+def _require_bounds(program: CopyProgram) -> None:
+    """Refuses a program that an agent would refuse for its size."""
+    loops = program.loops
+    runs = loops["counts"].astype(np.int64).prod(axis=1)
+    longest = np.maximum(program.run_nbytes("src"), program.run_nbytes("dst"))
+    found = program.found_scales() > 0
+    smaller = "use smaller blocks"
+    for value, bound, what, cure in (
+        (
+            (runs * program.run_nbytes("src")).max(),
+            MAX_PAIR_NBYTES,
+            "bytes of a block in one layer would move in one loop",
+            smaller,
+        ),
+        (
+            (runs * np.maximum(longest, 64) * found).max(),
+            MAX_FOUND_NBYTES,
+            "bytes of a block would have their scales computed at once",
+            smaller,
+        ),
+        (
+            (runs * loops["num_layers"]).sum(),
+            MAX_RUNS,
+            "runs of a pair of blocks would move, over all layers",
+            "let heads, tokens and dims lie in one order at both ends, or use smaller blocks",
+        ),
+        (max(program.units), MAX_UNITS, "units or tokens would make a block", smaller),
+        (
+            program.dst_heads[2],
+            MAX_HEADS,
+            "heads are held by the destination",
+            "hold fewer of them in a rank",
+        ),
+        (len(program.scales), MAX_SCALES, "static scales would go along", "use one for each layer"),
+    ):
+        if value > bound:
+            raise _mismatch(f"{value} {what}, but the limit is {bound}: {cure}")

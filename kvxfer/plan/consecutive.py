@@ -26,8 +26,9 @@ def consecutive(numbers: Iterable[int], name: str, *, may_be_empty: bool = False
         `may_be_empty`.
     """
     if isinstance(numbers, range):
-        found = numbers if numbers.step == 1 else range(numbers.start, numbers.start + len(numbers))
-        has_gaps = numbers.step != 1 and len(numbers) > 1
+        # len() is limited to 63 bits; a range is not.
+        found = numbers if numbers.step == 1 else range(numbers.start, numbers.start + bool(numbers))
+        has_gaps = numbers.step != 1 and bool(numbers[1:])
     else:
         items = _whole_numbers(numbers, name)
         first = items[0] if items else 0

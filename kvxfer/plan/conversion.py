@@ -21,6 +21,8 @@ _DTYPE_NUMBERS: Final = {
     "float8_e5m2": 5,
     "int8": 6,
 }
+# From the smallest range to the largest.
+_BY_RANGE: Final = ("int8", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32")
 # Types for which a page's scale can be computed from the page's largest number.
 _FOUND_SCALES: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
 
@@ -81,7 +83,7 @@ def crossing(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> Cross
     dst_scales, dst_table = _scales(dst, layers, heads, len(src_table))
     record["src_dtype"], record["dst_dtype"] = _DTYPE_NUMBERS[src.dtype], _DTYPE_NUMBERS[dst.dtype]
     record["src_scales"], record["dst_scales"] = src_scales.place, dst_scales.place
-    record["saturate"] = dst.quantization is not None and dst.quantization.saturate
+    record["saturate"] = _saturates(src, dst)
     table = np.concatenate((src_table, dst_table))
     return Crossing(True, src_scales, dst_scales, table, None, record)
 
@@ -122,11 +124,23 @@ def describe(src: KVLayout, dst: KVLayout, crossing: Crossing) -> str:
     if not crossing.converts:
         return "Bytes are copied unchanged"
     found = " computed on the way" if crossing.dst.place == IN_REGION else ""
-    saturate = dst.quantization is not None and dst.quantization.saturate
     return (
         f"Numbers are converted from {src.dtype} ({_words(src)}) to {dst.dtype} "
-        f"({_words(dst)}{found}{', saturating' if saturate else ''})"
+        f"({_words(dst)}{found}{', saturating' if _saturates(src, dst) else ''})"
     )
+
+
+def _saturates(src: KVLayout, dst: KVLayout) -> bool:
+    """Returns whether what is too large for the destination's type becomes its largest number.
+
+    A destination without scales of its own has not said. It saturates where numbers may be too large for it,
+    since one NaN in a page makes every later token NaN; where none can be, infinities stay.
+    """
+    if dst.quantization is not None:
+        return dst.quantization.saturate
+    if src.quantization is not None:
+        return dst.dtype != "float32"
+    return _BY_RANGE.index(dst.dtype) < _BY_RANGE.index(src.dtype)
 
 
 def _page_obstacles(

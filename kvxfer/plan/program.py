@@ -69,8 +69,16 @@ CONVERSION_DTYPE: Final = np.dtype(
     ]
 )
 
-# native/core/control/wire.h: kMaxLoops.
+# Bounds that agents hold programs to: native/core/control/wire.h (loops, units, heads, scales of a table) and
+# native/core/copy/footprint.cpp (runs of a pair over all layers, bytes of a pair in a loop, bytes of a block
+# whose scales are computed).
 MAX_LOOPS: Final = 8192
+MAX_UNITS: Final = 1 << 20
+MAX_HEADS: Final = 1 << 16
+MAX_SCALES: Final = 1 << 16
+MAX_RUNS: Final = 1 << 20
+MAX_PAIR_NBYTES: Final = 1 << 30
+MAX_FOUND_NBYTES: Final = 16 << 20
 
 # native/core/copy/pack.h: kGatherBelowNbytes. If the contiguous pieces at one end are shorter than this on
 # average, a stream gathers or scatters them there.
@@ -145,7 +153,7 @@ class CopyProgram:
 
         The same for every layer of the program.
         """
-        return self._layer_sum(self._dst_nbytes() * self._runs() + SCALE_NBYTES * self._found_scales())
+        return self._layer_sum(self.run_nbytes("dst") * self._runs() + SCALE_NBYTES * self.found_scales())
 
     @property
     def runs_per_pair(self) -> int:
@@ -237,9 +245,7 @@ class CopyProgram:
     def _mean_stretch(self, side: str) -> int:
         """Returns the mean bytes of contiguous pieces at one end, over pairs of units."""
         loops = self.loops[self.loops["grain"] == COARSE]
-        run = (self.loops["nbytes"].astype(np.int64) if side == "src" else self._dst_nbytes())[
-            self.loops["grain"] == COARSE
-        ]
+        run = self.run_nbytes(side)[self.loops["grain"] == COARSE]
         outer, inner = loops["counts"].astype(np.int64).T
         outer_step, inner_step = loops[f"{side}_strides"].astype(np.int64).T
         touches = (inner_step == run) | (inner == 1)
@@ -261,9 +267,10 @@ class CopyProgram:
         counts = self.loops["counts"].astype(np.int64)
         return np.asarray(counts[:, 0] * counts[:, 1])
 
-    def _dst_nbytes(self) -> NDArray[np.int64]:
+    def run_nbytes(self, side: str) -> NDArray[np.int64]:
+        """Returns the bytes of a run of each loop at one end, ``"src"`` or ``"dst"``."""
         nbytes = self.loops["nbytes"].astype(np.int64)
-        if not len(self.conversions):
+        if side == "src" or not len(self.conversions):
             return nbytes
         # Conversion 0 keeps the size, so a row of ones goes in front of the table.
         src = np.concatenate(([1], _ITEMSIZE[self.conversions["src_dtype"]]))
@@ -271,8 +278,8 @@ class CopyProgram:
         which = self.loops["conversion"]
         return np.asarray(nbytes // src[which] * dst[which])
 
-    def _found_scales(self) -> NDArray[np.int64]:
-        """Number of scales that a pair of each loop writes at the destination: one for each granule."""
+    def found_scales(self) -> NDArray[np.int64]:
+        """Returns how many scales a pair of each loop writes at the destination: one for each granule."""
         if not len(self.conversions):
             return np.zeros(len(self.loops), np.int64)
         found = self.conversions["dst_scales"] == _IN_REGION

@@ -79,6 +79,7 @@ class Completions:
         self._spin_s = spin_us * 1e-6
         self._on_event = on_event
         self._lost: KvxferError | None = None
+        self.is_broken = False  # the native agent has ended by itself, and is still to be closed
         self._stopped = False  # event loops no longer watch
         self._waiters: dict[Key, dict[int, list[Wake]]] = {}
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -125,7 +126,10 @@ class Completions:
             self._watched = False
         if not loops:
             return  # returns before the import of asyncio, which fails if the process has no descriptor left
-        import asyncio
+        try:
+            import asyncio
+        except ImportError:  # the interpreter ends, and runs no loop any more
+            return
 
         for loop in loops:
             if loop.is_closed():
@@ -140,14 +144,18 @@ class Completions:
         """Called after the agent closed: wakes all waiters; `check` raises from now on."""
         self.drain()
         self._lost = error
+        self.is_broken = False
+        self._wake_all()
+        with self._turn:
+            self._close_wake_fd()
+
+    def _wake_all(self) -> None:
         with self._lock:
             waiters = [w for parts in self._waiters.values() for part in parts.values() for w in part]
             self._waiters.clear()
         for wake in waiters:
             wake()
         self._wake_blocked()
-        with self._turn:
-            self._close_wake_fd()
 
     # ---- draining ---------------------------------------------------------------------------
 
@@ -169,8 +177,15 @@ class Completions:
                         break
             except NativeError as error:
                 if self._lost is None:
-                    logger().error("kvxfer: cannot read completions: %s", translate(error))
+                    self._lose(translate(error))
         return found
+
+    def _lose(self, error: KvxferError) -> None:
+        """The native agent has ended by itself: wakes all waiters; `check` raises from now on."""
+        logger().error("kvxfer: %s", error)
+        self.is_broken = True
+        self._lost = error
+        self._wake_all()
 
     def _dispatch(self, event: Event) -> None:
         kind = event.kind

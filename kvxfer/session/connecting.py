@@ -13,8 +13,10 @@ from kvxfer._native import AgentCore, NativeError
 from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.errors import KvxferError, PeerError, invalid, translate
+from kvxfer.naming import check_name
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.dials import Dial
+from kvxfer.threads import start_thread
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -149,7 +151,7 @@ class Connecting:
         """Returns a future with the target's entry, at once; a directory may take long."""
         from concurrent.futures import Future
 
-        self._names.check(self._target)
+        self._names.check(check_name(self._target, "target, a name to look up,"))
         looked_up = Future[Entry]()
         looked_up.set_running_or_notify_cancel()
 
@@ -159,7 +161,7 @@ class Connecting:
             except BaseException as error:
                 looked_up.set_exception(error)
 
-        threading.Thread(target=look_up, name="kvxfer-dial", daemon=True).start()
+        start_thread(look_up, "kvxfer-dial")
         return looked_up
 
     def _look_up_ended(self, looked_up: Future[Entry]) -> None:

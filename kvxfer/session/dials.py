@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.errors import PeerError
+from kvxfer.threads import start_thread
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -148,7 +149,7 @@ class Dials:
             if _is_literal(dial.address):
                 self._call(dial)
             else:  # a name server may take long
-                threading.Thread(target=self._call, args=(dial,), name="kvxfer-dial", daemon=True).start()
+                start_thread(self._call, "kvxfer-dial", dial)
         except BaseException:  # an interrupt of this caller, or no thread can be started
             self._fail(dial, PeerError(f"{dial.address} could not be dialled: try again", code="unreachable"))
             raise

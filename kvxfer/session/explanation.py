@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvxfer.errors import UsageError
+from kvxfer.session.program_cache import checked_program
 
 if TYPE_CHECKING:
     from kvxfer._native import AgentCore
@@ -46,10 +47,8 @@ def explain(core: AgentCore, peer_id: int, region: Region, remote: RegionDescrip
 
 def _program(src: KVLayout, dst: KVLayout) -> CopyProgram | str:
     """Returns the program that moves pages between the layouts, or a message on why there is none."""
-    from kvxfer.plan.compile import compile_program
-
     try:
-        return compile_program(src, dst)
+        return checked_program(src, dst)
     except UsageError as error:
         return f"Not possible: {error}"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvxfer.arguments import check_kind
 from kvxfer.directory.entry import Entry
+from kvxfer.naming import check_name
 from kvxfer.peer import Peer
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.accepting import Accepting
@@ -104,7 +105,7 @@ class Meeting:
         Raises
         ------
         UsageError
-            ``invalid-argument``: `name` is not text.
+            ``invalid-argument``: `name` is no name: text of 1 to 128 bytes in UTF-8.
         TimeoutError
             No such peer came in time.
         """
@@ -116,6 +117,8 @@ class Meeting:
 
     def _accepting(self, name: str | None) -> Accepting:
         check_kind(name, "name", str | None, "a peer's name, or None for the next peer that calls")
+        if name is not None:
+            check_name(name, "name")
         return Accepting(self._completions, self._peers, self._entry.name, self._entry.address, name)
 
     @property

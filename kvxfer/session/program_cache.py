@@ -8,9 +8,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
-from kvxfer._native import AgentCore
+from kvxfer._native import AgentCore, NativeError, check_ends
+from kvxfer.errors import translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.log import is_debugging, logger
 from kvxfer.session.requests import Program
@@ -106,18 +105,7 @@ class ProgramCache:
         src, dst = (region, remote) if write else (remote, region)
         program = _compiled(src.layout, dst.layout, heads, fine)
         installed = self._core.install_program(
-            Program(
-                peer=peer_id,
-                write=write,
-                src_region=src.id,
-                dst_region=dst.id,
-                num_layers=program.num_program_layers,
-                loops=np.array(program.loops),
-                conversions=np.array(program.conversions),
-                scales=np.array(program.scales),
-                units=program.units,
-                dst_heads=program.dst_heads,
-            )
+            Program.of(program, peer=peer_id, write=write, src=src.id, dst=dst.id)
         )
         if is_debugging():
             logger().debug("kvxfer: %s -> %s: %s", src.name, dst.name, program.explain())
@@ -148,6 +136,27 @@ def _compiled(src: KVLayout, dst: KVLayout, heads: range | None, fine: bool) -> 
     from kvxfer.plan.compile import compile_program
 
     return compile_program(src, dst, heads=heads, fine=fine)
+
+
+def checked_program(src: KVLayout, dst: KVLayout) -> CopyProgram:
+    """Compiles the program between two layouts, and holds it to what both ends' agents check.
+
+    Raises
+    ------
+    UsageError
+        As in `kvxfer.plan.compile_program`, or what an agent would refuse.
+    """
+    import numpy as np  # loaded with the first layout
+
+    from kvxfer.plan.compile import compile_program, footprint
+
+    program = compile_program(src, dst)
+    ends = [(np.array(footprint(end)), end.num_blocks, end.nbytes) for end in (src, dst)]
+    try:
+        check_ends(Program.of(program), *ends)
+    except NativeError as error:
+        raise translate(error) from None
+    return program
 
 
 def _names_whole_blocks(src: KVLayout, dst: KVLayout) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvxfer.errors import PeerError
 from kvxfer.log import logger
+from kvxfer.threads import start_thread
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -154,9 +155,7 @@ def _started(
         if then is not None:
             then()
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread, outcome
+    return start_thread(run, name), outcome
 
 
 def _log_late(name: str, withdrawn: Future[None]) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.arguments import check_kind
 from kvxfer.errors import UsageError, invalid, listed, translate
 from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.naming import check_name
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.region import Region, RegionDescriptor
@@ -45,7 +45,7 @@ class RegionTable:
     def register(self, name: str, memory: Any, layout: KVLayout | None) -> Region:
         """Makes memory known to peers; `Agent.register` explains the arguments."""
         self._completions.check()
-        check_kind(name, "name", str, "text of at most 128 bytes")
+        check_name(name, "name")
         if name in self.by_name():
             raise invalid(
                 f"region {name!r} is registered already: deregister it first, or choose another name"
@@ -87,13 +87,15 @@ class RegionTable:
     def end_if_unlike(self, peer: Peer) -> None:
         """Ends the session with a peer whose caches cannot be copied to or from ours, and raises the reason.
 
+        The option ``refuse_unlike`` can leave that to transfers.
+
         Raises
         ------
         UsageError
             ``layout-mismatch``; the message compares the caches of one name field by field.
         """
         ours = {name: region.layout for name, region in self.by_name().items()}
-        if not ours:
+        if not ours or not self._options.refuse_unlike:
             return
         from kvxfer.plan.compile import differences
 
@@ -123,11 +125,15 @@ class RegionTable:
     def _tell(self, name: str, found: Registration) -> int:
         from kvxfer.plan.compile import footprint
 
+        try:
+            loops = footprint(found.layout)
+        except UsageError as error:  # it speaks of two layouts
+            raise invalid(f"region {name!r} cannot be registered: {error.args[0]}") from None
         return self._core.register(
             name,
             np.array(found.spans, np.int64),
             found.layout.num_blocks,
-            np.array(footprint(found.layout)),
+            np.array(loops),
             found.layout.to_bytes(),
             found.device,
             found.views,

@@ -63,7 +63,7 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
         raise UsageError(
             f"the layout of region {name!r} spans {layout.nbytes} bytes, but the memory has {nbytes}: read "
             "the layout off the tensors that you register",
-            code="out-of-range",
+            code="length-mismatch",
         )
     return Registration(views, layout, spans, nbytes, device)
 

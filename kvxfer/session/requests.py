@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvxfer._native import After
+    from kvxfer.plan.program import CopyProgram
 
 
 class Part(NamedTuple):
@@ -139,3 +140,23 @@ class Program(NamedTuple):
     scales: NDArray[np.float32]
     units: tuple[int, int, int, int]
     dst_heads: tuple[int, int, int]
+
+    @classmethod
+    def of(
+        cls, program: CopyProgram, *, peer: int = 0, write: bool = False, src: int = 0, dst: int = 0
+    ) -> Program:
+        """Returns a compiled program between two regions, named by their ids."""
+        import numpy as np  # loaded with the first layout
+
+        return cls(
+            peer=peer,
+            write=write,
+            src_region=src,
+            dst_region=dst,
+            num_layers=program.num_program_layers,
+            loops=np.array(program.loops),
+            conversions=np.array(program.conversions),
+            scales=np.array(program.scales),
+            units=program.units,
+            dst_heads=program.dst_heads,
+        )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import NativeError
 from kvxfer.arguments import check_kind, count, flag
 from kvxfer.errors import invalid, translate
+from kvxfer.naming import check_name
 from kvxfer.peer import Peer
 from kvxfer.peer_limit import LAST_PRIORITY, MOST_BYTES_PER_S, PeerLimit
 from kvxfer.shared_secret import given_secrets
@@ -16,8 +17,6 @@ from kvxfer.shared_secret import given_secrets
 if TYPE_CHECKING:
     from kvxfer._native import AgentCore
     from kvxfer.session.completion import Completions
-
-_MAX_NAME_NBYTES: Final = 128
 
 
 class Steering:
@@ -62,8 +61,7 @@ class Steering:
         """
         check_kind(peer, "peer", Peer | str, "a Peer, or a peer's name")
         name = peer if isinstance(peer, str) else peer.name
-        if not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
-            raise invalid(f"peer is {name[:40]!r}: a name has 1 to {_MAX_NAME_NBYTES} bytes")
+        check_name(name, "peer")
         rate = (
             0 if max_bytes_per_s is None else count(max_bytes_per_s, "max_bytes_per_s", 1, MOST_BYTES_PER_S)
         )

@@ -6,6 +6,7 @@ numpy computes what must arrive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -42,7 +43,8 @@ class View:
 
     @classmethod
     def make(cls, cache: Cache, name: str, array: NDArray[Any], axes: str, **layout: Any) -> View:
-        region = cache.agent.register(name, array, KVLayout.from_tensor(array, axes, **layout))
+        memory = [array, layout["scales"]] if "scales" in layout else array
+        region = cache.agent.register(name, memory, KVLayout.from_tensor(array, axes, **layout))
         return cls(cache, array, region, name)
 
     def seen_by(self, other: Cache) -> RegionDescriptor:
@@ -221,6 +223,36 @@ def check_elements_convert_on_the_way(make_pair: MakePair) -> None:
                 np.testing.assert_array_equal(narrow, codes)
 
 
+def check_page_scales_go_along_from_larger_pages(make_pair: MakePair) -> None:
+    """Pages of 32 tokens, each with a scale, become pages of 16: both halves get their page's scale."""
+    with make_pair(SHAPE) as pair:
+
+        def paged(cache: Cache, tokens: int, dtype: str) -> tuple[View, NDArray[np.float32]]:
+            shape = (_LAYERS, _KV, _BLOCKS * _TOKENS // tokens, tokens, _HEADS, _DIM)
+            pages, scales = np.split(cache.array.reshape(-1).view(np.uint8), 2)
+            array = pages.reshape(shape)
+            floats = scales[: 4 * math.prod(shape[:3])].view(np.float32).reshape(shape[:3])
+            place = {"dtype": dtype, "scales": floats, "scale_axes": "l2b"}
+            return View.make(cache, dtype, array, "l2bthd", **place), floats
+
+        for dtype in ("int8", "float8_e4m3fn"):
+            src, src_scales = paged(pair.prefill, 2 * _TOKENS, dtype)
+            dst, dst_scales = paged(pair.decode, _TOKENS, dtype)
+            random = np.random.default_rng(pair.seed)
+            src.array[...] = random.integers(0, 256, src.array.shape, np.uint8)
+            src_scales[...] = random.uniform(0.1, 4, src_scales.shape)
+            from_ids, to_ids = random.permutation(_BLOCKS // 2)[:30], random.permutation(_BLOCKS)[:60]
+            for verb in ("write", "read"):
+                dst.array[...], dst_scales[...] = 7, 7
+                if not post(pair, src, dst, verb, from_ids, to_ids, integrity=True):
+                    continue
+                wanted, scales = np.full_like(dst.array, 7), np.full_like(dst_scales, 7)
+                wanted[:, :, to_ids] = src.array[:, :, from_ids].reshape(_LAYERS, _KV, -1, *SHAPE[3:])
+                scales[:, :, to_ids] = src_scales[:, :, from_ids].repeat(2, axis=2)
+                np.testing.assert_array_equal(dst.array, wanted)
+                np.testing.assert_array_equal(dst_scales, scales)
+
+
 def check_layouts_that_no_program_bridges_post_nothing(make_pair: MakePair) -> None:
     """Another head size is refused with a message, and so are impossible tables."""
     with make_pair(SHAPE) as pair:
@@ -244,5 +276,6 @@ CHECKS: Final = (
     check_pages_of_unequal_size,
     check_a_part_of_a_block_completes_what_needs_no_more,
     check_elements_convert_on_the_way,
+    check_page_scales_go_along_from_larger_pages,
     check_layouts_that_no_program_bridges_post_nothing,
 )

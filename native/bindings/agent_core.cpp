@@ -101,7 +101,9 @@ class PyAgentCore {
   }
 
   std::vector<Event> drain(std::size_t max_events, bool arm) const {
-    return runtime_->ring().drain(max_events, arm);
+    std::vector<Event> events = runtime_->ring().drain(max_events, arm);
+    if (events.empty() && runtime_->broken()) raise(runtime_->check_alive());
+    return events;
   }
 
   // 0: nothing moved. 1: something moved or came in. 2: as 1, and there are events to drain.
@@ -151,7 +153,7 @@ class PyAgentCore {
     return bytes_of(taken.get(), ring.take({taken.get(), most}));
   }
   void note_change() const {
-    if (runtime_->check_alive().code() != Code::kForked) runtime_->records().note_change();
+    if (!runtime_->forked()) runtime_->records().note_change();
   }
   std::uint64_t num_changes() const { return runtime_->records().num_changes(); }
   nb::bytes open_transfers(std::size_t most) const {
@@ -286,7 +288,8 @@ class PyAgentCore {
     return is_over;
   }
 
-  SessionKey begin_connect(const std::string& address, double timeout_s) const {
+  SessionKey begin_connect(nb::handle target, double timeout_s) const {
+    const std::string address = to_text(target, "target");
     check(runtime_->check_alive());
     Result<SessionKey> key = [&] {
       const WithoutGil released;
@@ -349,7 +352,8 @@ class PyAgentCore {
       out.append(nb::make_tuple(name, limit.max_bytes_per_s, limit.least_priority));
     return out;
   }
-  void switch_rails(const std::string& transport, bool on) const {
+  void switch_rails(nb::handle its_name, bool on) const {
+    const std::string transport = to_text(its_name, "transport");
     check(runtime_->check_alive());
     const Status status = [&] {
       const WithoutGil released;
@@ -552,8 +556,8 @@ void define_agent_core(nb::module_& m) {
       .def("open_transfers", &PyAgentCore::open_transfers, "most"_a)
       .def("cancel_transfer", &PyAgentCore::cancel_transfer, "peer"_a, "transfer"_a, "is_source"_a)
       .def("leases", &PyAgentCore::leases, "most"_a)
-      .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
-           "layout"_a, "device"_a, "owner"_a)
+      .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a.noconvert(), "num_blocks"_a,
+           "footprint"_a, "layout"_a, "device"_a, "owner"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
       .def("region_notes", &PyAgentCore::region_notes, "region"_a)
       .def("region_node", &PyAgentCore::region_node, "region"_a)

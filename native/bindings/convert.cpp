@@ -71,20 +71,42 @@ bool is_bool(nb::handle value) {
 
 [[noreturn]] void refuse(std::string_view name, std::string_view what, nb::handle value) {
   PyErr_Clear();
+  raise({Code::kInvalidArgument,
+         std::string(name) + " must be " + std::string(what) + ", not " + shown_of(value)});
+}
+
+}  // namespace
+
+std::string shown_of(nb::handle value) {
   std::string shown = std::string("a ") + Py_TYPE(value.ptr())->tp_name;
-  if (const nb::object text = nb::steal(PyObject_Repr(value.ptr())); text.is_valid())
-    shown = nb::str(text).c_str();
-  PyErr_Clear();  // an int of too many digits has no text
+  const nb::object text = nb::steal(PyObject_Repr(value.ptr()));
+  const nb::object bytes = text.is_valid()
+                               ? nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"))
+                               : nb::object();
+  PyErr_Clear();  // an int of too many digits has no text, and any repr may raise
+  if (bytes.is_valid()) shown = PyBytes_AS_STRING(bytes.ptr());
   constexpr std::size_t kMostShown = 100;
   if (shown.size() > kMostShown) {
     std::size_t cut = kMostShown;
     while (cut > 0 && (shown[cut] & 0xC0) == 0x80) --cut;  // not within a character of UTF-8
     shown = shown.substr(0, cut) + "...";
   }
-  raise({Code::kInvalidArgument, std::string(name) + " must be " + std::string(what) + ", not " + shown});
+  return shown;
 }
 
-}  // namespace
+std::string to_text(nb::handle value, std::string_view name) {
+  Py_ssize_t nbytes = 0;
+  const char* const text =
+      PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), &nbytes) : nullptr;
+  if (text == nullptr) refuse(name, "text that UTF-8 can represent", value);
+  return {text, static_cast<std::size_t>(nbytes)};
+}
+
+std::vector<std::string> to_texts(nb::handle values, std::string_view name) {
+  std::vector<std::string> texts;
+  for (const nb::handle value : values) texts.push_back(to_text(value, name));
+  return texts;
+}
 
 wire::Bytes to_context(nb::handle context) {
   Py_ssize_t nbytes = 0;

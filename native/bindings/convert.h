@@ -90,6 +90,15 @@ nb::bytes from_bytes(const Container& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
+// A text that a caller passes. Raises kInvalidArgument, with the argument's name, for what is no text, and for
+// texts with lone surrogates, which UTF-8 cannot represent.
+std::string to_text(nb::handle value, std::string_view name);
+
+std::vector<std::string> to_texts(nb::handle values, std::string_view name);
+
+// A value as an error's sentence shows it: its repr, cut, or its type where it has no repr.
+std::string shown_of(nb::handle value);
+
 // 31 years: in effect for ever, and far below what 64 bits of nanoseconds hold.
 inline constexpr double kMostSeconds = 1e9;
 

@@ -24,10 +24,17 @@ using nb::literals::operator""_a;
 
 // Rows of address, length, device.
 using Rows = nb::ndarray<const std::uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+// Rows of address, length, device, stride, count.
+using StridedRows = nb::ndarray<const std::uint64_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
+// Arrays of another type are refused (noconvert): converting them would drop bits.
 using Entries = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::span<const door::Descriptor> to_descriptors(const Rows& rows) {
   return {reinterpret_cast<const door::Descriptor*>(rows.data()), rows.shape(0)};
+}
+
+std::span<const door::Strided> to_descriptors(const StridedRows& rows) {
+  return {reinterpret_cast<const door::Strided*>(rows.data()), rows.shape(0)};
 }
 
 MemoryKind to_kind(bool is_gpu) { return is_gpu ? MemoryKind::kGpu : MemoryKind::kHost; }
@@ -50,13 +57,15 @@ struct PyDoorRequest {
   ~PyDoorRequest() {
     if (agent == nullptr || exiting) return;
     released([&] {
-      release();
+      (void)release();
       request.reset();
       agent.reset();
     });
   }
-  void release() {
-    if (!std::exchange(is_released, true)) agent->release(*request);
+  Status release() {
+    const Status status = is_released ? Status() : agent->release(*request);
+    is_released = is_released || status.ok();
+    return status;
   }
 };
 
@@ -69,10 +78,12 @@ int state_of(const Status& status) {
 
 class PyDoor {
  public:
-  PyDoor(const std::string& name, const nb::dict& options, const std::string& advertise, double timeout_s) {
+  PyDoor(const std::string& name, const nb::dict& options, const std::string& advertise, double timeout_s,
+         bool exchanges) {
     std::shared_ptr<Runtime> runtime = make_agent(to_runtime_options(name, options));
     door::Agent* const made =
-        door::Agent::create(std::move(runtime), {.advertise = advertise, .timeout_ns = to_ns(timeout_s)})
+        door::Agent::create(std::move(runtime),
+                            {.advertise = advertise, .timeout_ns = to_ns(timeout_s), .exchanges = exchanges})
             .release();
     agent_ = std::shared_ptr<door::Agent>(made, [](door::Agent* agent) {
       if (exiting || PyGILState_Check() == 0) {
@@ -120,7 +131,8 @@ class PyDoor {
   bool has_remote(const std::string& name, const Rows& rows, bool is_gpu) const {
     return released([&] { return agent_->has_remote(name, to_descriptors(rows), to_kind(is_gpu)); });
   }
-  std::shared_ptr<door::PreparedList> prepare(const std::string& of, const Rows& rows, bool is_gpu) const {
+  template <class AnyRows>
+  std::shared_ptr<door::PreparedList> prepare(const std::string& of, const AnyRows& rows, bool is_gpu) const {
     auto prepared =
         take(released([&] { return agent_->prepare(of, to_descriptors(rows), to_kind(is_gpu)); }));
     return std::const_pointer_cast<door::PreparedList>(prepared);
@@ -214,7 +226,7 @@ void define_door(nb::module_& m) {
           "notify"_a)
       .def("check",
            [](PyDoorRequest& r) { return state_of(released([&] { return r.agent->check(*r.request); })); })
-      .def("release", [](PyDoorRequest& r) { released([&] { r.release(); }); })
+      .def("release", [](PyDoorRequest& r) { check(released([&] { return r.release(); })); })
       .def_prop_ro("nbytes", [](const PyDoorRequest& r) { return r.request->nbytes(); })
       .def_prop_ro("num_descriptors", [](const PyDoorRequest& r) { return r.request->num_descriptors(); })
       .def_prop_ro("num_transfers", [](const PyDoorRequest& r) { return r.request->num_transfers(); })
@@ -223,22 +235,23 @@ void define_door(nb::module_& m) {
       .def_prop_ro("ended_ns", [](const PyDoorRequest& r) { return r.request->ended_at(); });
 
   nb::class_<PyDoor>(m, "Door")
-      .def(nb::init<const std::string&, const nb::dict&, const std::string&, double>(), "name"_a, "options"_a,
-           "advertise"_a, "timeout_s"_a)
+      .def(nb::init<const std::string&, const nb::dict&, const std::string&, double, bool>(), "name"_a,
+           "options"_a, "advertise"_a, "timeout_s"_a, "exchanges"_a)
       .def("close", &PyDoor::close, "timeout_s"_a)
-      .def("register", &PyDoor::register_memory, "rows"_a, "is_gpu"_a)
-      .def("deregister", &PyDoor::deregister_memory, "rows"_a, "is_gpu"_a)
+      .def("register", &PyDoor::register_memory, "rows"_a.noconvert(), "is_gpu"_a)
+      .def("deregister", &PyDoor::deregister_memory, "rows"_a.noconvert(), "is_gpu"_a)
       .def("metadata", &PyDoor::metadata)
-      .def("metadata_of", &PyDoor::metadata_of, "rows"_a, "is_gpu"_a, "with_address"_a)
+      .def("metadata_of", &PyDoor::metadata_of, "rows"_a.noconvert(), "is_gpu"_a, "with_address"_a)
       .def("invalidate", &PyDoor::invalidate)
       .def("add_remote", &PyDoor::add_remote, "metadata"_a)
       .def("remove_remote", &PyDoor::remove_remote, "name"_a)
       .def("connect", &PyDoor::connect, "name"_a)
       .def("is_connected", &PyDoor::is_connected, "name"_a)
-      .def("has_remote", &PyDoor::has_remote, "name"_a, "rows"_a, "is_gpu"_a)
-      .def("prepare", &PyDoor::prepare, "of"_a, "rows"_a, "is_gpu"_a)
-      .def("make", &PyDoor::make, "is_write"_a, "local"_a, "local_entries"_a.none(), "remote"_a,
-           "remote_entries"_a.none())
+      .def("has_remote", &PyDoor::has_remote, "name"_a, "rows"_a.noconvert(), "is_gpu"_a)
+      .def("prepare", &PyDoor::prepare<Rows>, "of"_a, "rows"_a.noconvert(), "is_gpu"_a)
+      .def("prepare", &PyDoor::prepare<StridedRows>, "of"_a, "rows"_a.noconvert(), "is_gpu"_a)
+      .def("make", &PyDoor::make, "is_write"_a, "local"_a, "local_entries"_a.none().noconvert(), "remote"_a,
+           "remote_entries"_a.none().noconvert())
       .def("tell", &PyDoor::tell, "address"_a, "metadata"_a)
       .def("ask", &PyDoor::ask, "address"_a, "name"_a)
       .def("withdraw", &PyDoor::withdraw, "address"_a)

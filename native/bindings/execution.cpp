@@ -1,7 +1,11 @@
-// Runs a copy program by itself, without agents: for tests, and to show what a program does.
+// Checks and runs a copy program by itself, without agents: for tests, and to show what a program does.
+#include <nanobind/stl/tuple.h>
+
 #include <array>
 
 #include "bindings/convert.h"
+#include "bindings/requests.h"
+#include "core/control/wire.h"
 #include "core/copy/convert.h"
 #include "core/copy/executor.h"
 #include "core/copy/pack.h"
@@ -44,6 +48,30 @@ void require_within(const Move& move, Side side, std::size_t nbytes) {
   if (move.grid.num_pairs != 0 && piece_end(move, 0, side) > nbytes)
     raise({Code::kOutOfRange, std::string("the program ends beyond the ") +
                                   (side == Side::kSrc ? "source" : "destination") + "'s memory"});
+}
+
+// One end of a program: its region's loops over a block, its blocks and its bytes.
+using End = std::tuple<nb::object, std::uint32_t, std::uint64_t>;
+
+// What two agents check of a program before it moves a byte: its structure, its frame, and both regions.
+void check_ends(nb::handle asked, const End& src, const End& dst) {
+  const Program program{asked};
+  check(check_program(program.program));
+  const wire::Bytes frame = wire::encode(wire::Program{1, 1, 1, program.program}, 1);
+  const wire::Header header = take(wire::decode_header(frame, wire::kMaxBody));
+  (void)take(wire::decode(header, wire::ByteSpan(frame).subspan(wire::kHeaderNbytes, header.body_nbytes)));
+  for (const auto& [side, end] : {std::pair(Side::kSrc, &src), std::pair(Side::kDst, &dst)}) {
+    const auto& [records, num_blocks, nbytes] = *end;
+    CopyProgram own;
+    own.loops = to_loops(records);
+    for (const CopyLoop& loop : own.loops)
+      own.num_layers = std::max(own.num_layers, loop.first_layer + loop.num_layers);
+    check(check_program(own));
+    const MemorySpan span{0, nbytes};
+    const Footprint footprint = take(Footprint::create(own, Side::kDst, num_blocks, {&span, 1}));
+    check(footprint.contains(program.program, side));
+    check(check_inside(program.program, side, num_blocks, {&span, 1}));
+  }
 }
 
 nb::object expand(nb::handle records, std::uint32_t layer, const BlockIds& src_ids, const BlockIds& dst_ids,
@@ -143,16 +171,17 @@ nb::bytes convert(const std::string& src_dtype, const std::string& dst_dtype, co
 void define_execution(nb::module_& m) {
   m.attr("CONVERT_KERNEL") = std::string(convert_kernel_name());
   m.attr("CONVERSION_NBYTES") = sizeof(Conversion);
+  m.def("check_ends", &check_ends, "program"_a, "src"_a, "dst"_a);
   m.def("expand", &expand, "loops"_a, "layer"_a, "src_ids"_a, "dst_ids"_a, "num_fine"_a = 0,
         "units"_a = Units{1, 1, 0, 0});
   m.def("execute", &execute_layer, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layer"_a, "src_ids"_a,
-        "dst_ids"_a, "num_fine"_a, "src"_a, "dst"_a);
+        "dst_ids"_a, "num_fine"_a, "src"_a.noconvert(), "dst"_a.noconvert());
   m.def("pack", &pack, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layer"_a, "src_ids"_a, "dst_ids"_a,
-        "num_fine"_a, "src"_a);
+        "num_fine"_a, "src"_a.noconvert());
   m.def("unpack", &unpack, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layer"_a, "src_ids"_a,
-        "dst_ids"_a, "num_fine"_a, "packed"_a, "dst"_a);
-  m.def("convert", &convert, "src_dtype"_a, "dst_dtype"_a, "src"_a, "count"_a, "src_scale"_a.none(),
-        "dst_scale"_a.none(), "saturate"_a, "kernel"_a = "");
+        "dst_ids"_a, "num_fine"_a, "packed"_a, "dst"_a.noconvert());
+  m.def("convert", &convert, "src_dtype"_a, "dst_dtype"_a, "src"_a.noconvert(), "count"_a,
+        "src_scale"_a.none(), "dst_scale"_a.none(), "saturate"_a, "kernel"_a = "");
 }
 
 }  // namespace kvxfer::python

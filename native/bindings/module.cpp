@@ -66,6 +66,7 @@ std::string decode_frame(const nb::bytes& frame) {
 
 }  // namespace
 
+#define PyInit__native PyInit__native_of_nanobind  // which the function below calls
 NB_MODULE(_native, m) {
   define_error(m);
   define_lifetime(m);
@@ -119,6 +120,17 @@ NB_MODULE(_native, m) {
                                                                : "new-keys";
     return nb::make_tuple(offer, kernel.why);
   });
+}
+
+#undef PyInit__native
+
+// A second interpreter that loads the module would take nanobind's types away from the first.
+extern "C" NB_EXPORT PyObject* PyInit__native() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__native_of_nanobind();
+  PyErr_SetString(PyExc_ImportError,
+                  "kvxfer works only in a process's main interpreter, whose threads and libraries it shares: "
+                  "start a process instead of a sub-interpreter");
+  return nullptr;
 }
 
 }  // namespace kvxfer::python

@@ -16,7 +16,8 @@ using nb::literals::operator""_a;
 
 class PyPoolMemory {
  public:
-  PyPoolMemory(std::size_t nbytes, const std::string& name, bool huge_pages, int numa_node) {
+  PyPoolMemory(std::size_t nbytes, nb::handle its_name, bool huge_pages, int numa_node) {
+    const std::string name = to_text(its_name, "name");
     Result<std::shared_ptr<PoolMemory>> created = [&] {
       const WithoutGil released;
       return PoolMemory::create({nbytes, name, huge_pages, numa_node});
@@ -42,8 +43,8 @@ class PyPoolMemory {
 
 void define_pool_memory(nb::module_& m) {
   nb::class_<PyPoolMemory>(m, "PoolMemory")
-      .def(nb::init<std::size_t, const std::string&, bool, int>(), "nbytes"_a, "name"_a,
-           "huge_pages"_a = true, "numa_node"_a = -1)
+      .def(nb::init<std::size_t, nb::handle, bool, int>(), "nbytes"_a, "name"_a, "huge_pages"_a = true,
+           "numa_node"_a = -1)
       .def_prop_ro("address", &PyPoolMemory::address)
       .def_prop_ro("nbytes", &PyPoolMemory::nbytes)
       .def_prop_ro("page_kind", &PyPoolMemory::page_kind)

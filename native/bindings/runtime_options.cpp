@@ -46,13 +46,13 @@ std::shared_ptr<const void> held(nb::object owner) {
 }
 
 tls::CredentialFiles to_credential_files(const nb::dict& files) {
-  const auto kernel = nb::cast<std::string>(files["kernel"]);
+  const auto kernel = to_text(files["kernel"], "Tls.kernel");
   using Use = tls::KernelUse;
-  return {nb::cast<std::string>(files["certificate"]),
-          nb::cast<std::string>(files["key"]),
-          nb::cast<std::string>(files["authorities"]),
-          nb::cast<std::string>(files["revoked"]),
-          nb::cast<std::vector<std::string>>(files["allow"]),
+  return {to_text(files["certificate"], "Tls.certificate"),
+          to_text(files["key"], "Tls.key"),
+          to_text(files["authorities"], "Tls.authorities"),
+          to_text(files["revoked"], "Tls.revoked"),
+          to_texts(files["allow"], "Tls.allow"),
           kernel == "always"  ? Use::kAlways
           : kernel == "never" ? Use::kNever
                               : Use::kAuto};
@@ -75,10 +75,10 @@ std::string to_secret(nb::handle given) {
 RuntimeOptions to_runtime_options(const std::string& name, const nb::dict& options) {
   RuntimeOptions native;
   native.name = name;
-  native.listen = nb::cast<std::string>(options["listen"]);
+  native.listen = to_text(options["listen"], "option listen");
   native.secret = to_secret(options["secret"]);
   native.second_secret = to_secret(options["second_secret"]);
-  native.secret_file = nb::cast<std::string>(options["secret_file"]);
+  native.secret_file = to_text(options["secret_file"], "option secret_file");
   native.user_secret = to_secret(options["user_secret"]);
   if (options.contains("tls")) {
     native.credential_files = to_credential_files(nb::cast<nb::dict>(options["tls"]));
@@ -86,9 +86,9 @@ RuntimeOptions to_runtime_options(const std::string& name, const nb::dict& optio
   }
   if (native.credentials == nullptr && native.secret.empty() && native.user_secret.empty())
     raise({Code::kInvalidArgument, "an agent needs a secret, its own or its user's"});
-  native.shares_with_all = nb::cast<std::string>(options["shm_peers"]) == "secret";
-  native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
-  native.require = nb::cast<std::vector<std::string>>(options["require"]);
+  native.shares_with_all = to_text(options["shm_peers"], "option shm_peers") == "secret";
+  native.transports = to_texts(options["transports"], "option transports");
+  native.require = to_texts(options["require"], "option require");
   native.transport_options = to_named_options(nb::cast<nb::dict>(options["transport_options"]));
   for (const nb::handle part : nb::cast<nb::list>(options["gpus"]))
     native.gpus.push_back(to_gpu_part(nb::cast<nb::dict>(part)));
@@ -102,7 +102,7 @@ RuntimeOptions to_runtime_options(const std::string& name, const nb::dict& optio
   native.copy_threads = nb::cast<std::uint32_t>(options["copy_threads"]);
   if (native.copy_threads < 1 || native.copy_threads > kMostCopyThreads)
     raise({Code::kInvalidArgument, "an agent copies with 1 to 64 threads"});
-  native.faults = nb::cast<std::string>(options["faults"]);
+  native.faults = to_text(options["faults"], "option faults");
   native.meter_gate = nb::cast<bool>(options["meter_gate"]);
   if (name.empty() || name.size() > wire::kMaxName)
     raise({Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});

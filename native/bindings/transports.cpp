@@ -13,16 +13,16 @@ using nb::literals::operator""_a;
 NamedOptions to_named_options(const nb::dict& options) {
   NamedOptions named;
   for (const auto [key, value] : options) {
-    const std::string name = nb::str(key).c_str();
+    const std::string name = to_text(key, "an option's name");
     OptionValue& to = named[name];
     if (nb::isinstance<nb::bool_>(value))
       to = nb::cast<bool>(value);
     else if (std::int64_t number = 0; nb::isinstance<nb::int_>(value) && nb::try_cast(value, number))
       to = number;
     else if (nb::isinstance<nb::str>(value))
-      to = nb::cast<std::string>(value);
+      to = to_text(value, "option " + name);
     else
-      raise({Code::kInvalidArgument, "option " + name + " is " + nb::repr(value).c_str() +
+      raise({Code::kInvalidArgument, "option " + name + " is " + shown_of(value) +
                                          ", but must be True, False, a 64-bit whole number or a text"});
   }
   return named;
@@ -65,8 +65,8 @@ nb::dict described(const TransportKind& kind) {
   return told;
 }
 
-void check_transports(const std::vector<std::string>& names, const nb::dict& options) {
-  take(transports_in_use(names));
+void check_transports(nb::handle names, const nb::dict& options) {
+  take(transports_in_use(to_texts(names, "option transports")));
   check(check_options(to_named_options(options)));
 }
 

@@ -12,6 +12,13 @@ constexpr Time kAfterRailDown = 100'000'000;
 
 constexpr Time kAfterNoMemory = 1'000'000;
 
+// In one round: newcomers that get their name or are refused, and bytes of changes of our regions that peers
+// are told. What is left waits for the next round, so that no session waits long for many others.
+constexpr int kMostSettledAtOnce = 16;
+constexpr std::size_t kMostToldAtOnce = 256 * 1024;
+// A small change counts as much as sending it costs.
+constexpr std::size_t kLeastTold = 4096;
+
 std::string in_words(const Rail& rail) {
   return std::string(rail.capabilities().name) + " rail " + std::to_string(rail.info().name.index);
 }
@@ -59,22 +66,29 @@ void Engine::end_session(Time now, SessionKey key, Code code, const std::string&
 }
 
 // Ends the sessions for which memory was lacking, which frees memory. If there is too little even for that,
-// the next round goes on with it.
+// the next call goes on with it.
 void Engine::end_starved() noexcept {
-  while (const std::optional<SessionKey> key = context_.take_starved()) try {
-      if (const auto left = leaving_.find(*key); left != leaving_.end()) {
-        let_go(*key, left->second);
-        continue;
-      }
+  context_.take_starved([&](SessionKey key) {
+    const auto left = leaving_.find(key);
+    context_.serve(key, [&] {
+      if (left != leaving_.end()) return let_go(key, left->second);
       const Status why(Code::kExhausted, "there was not enough memory for what the session requested");
-      if (Peer* const peer = sessions_.find(*key)) try {
-          sessions_.say_goodbye(*peer, why.code(), why.message());
-        } catch (const std::bad_alloc&) {  // it ends without a word
-        }
-      lose(*key, why);
-    } catch (const std::bad_alloc&) {
-      return context_.starve(*key);
-    }
+      context_.serve(key, [&] {  // otherwise it ends without a word
+        if (Peer* const peer = sessions_.find(key)) sessions_.say_goodbye(*peer, why.code(), why.message());
+      });
+      lose(key, why);
+    });
+  });
+}
+
+// False: memory is lacking for it. What is left of those sessions must not be served.
+bool Engine::finish_leaving() noexcept {
+  try {
+    while (!leaving_.empty()) let_go(leaving_.begin()->first, leaving_.begin()->second);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
 }
 
 // A new session does not take over an open name while the process that opened it answers. A restarted
@@ -82,14 +96,13 @@ void Engine::end_starved() noexcept {
 void Engine::opened(Peer& peer) {
   limits_.has_opened(peer);
   destinations_.judge_pace(peer.key());
-  if (sessions_.older_namesakes(peer).empty()) return admit(peer);
-  sessions_.hold(peer);
+  if (sessions_.take_name(peer)) admit(peer);
 }
 
 void Engine::admit(Peer& peer) {
-  sessions_.admit(peer);
   for (const auto& [id, region] : regions_.all()) sessions_.send(peer, region->described());
   sessions_.send(peer, wire::RegionsEnd{});
+  sessions_.told_regions(peer, regions_.newest_change());
   if (peer.role() == SessionRole::kAcceptor)
     context_.host.session_open(peer.key());
   else if (peer.regions_known())
@@ -98,20 +111,56 @@ void Engine::admit(Peer& peer) {
 }
 
 void Engine::settle_names() {
-  for (const auto& [key, since] : std::map(sessions_.held())) {
-    Peer* peer = sessions_.find(key);
-    if (peer == nullptr || !sessions_.is_held(*peer)) continue;
-    const std::vector<SessionKey> older = sessions_.older_namesakes(*peer);
-    const bool answers = std::any_of(older.begin(), older.end(), [&, asked_at = since](SessionKey other) {
-      return sessions_.find(other)->session().acknowledged_heartbeat_sent_at() >= asked_at;
+  for (int count = 0; count < kMostSettledAtOnce; ++count) {
+    const std::optional<Sessions::Settled> next = sessions_.next_settled();
+    if (!next) return;
+    context_.serve(next->key, [&] {
+      Peer& peer = *sessions_.find(next->key);
+      if (!next->gets_name)
+        return end_session(context_.now, next->key, Code::kRefused,
+                           "another process is connected as " + quoted(peer.name()) +
+                               " and answers heartbeats: give each agent its own name");
+      sessions_.admit(peer);
+      admit(peer);
     });
-    if (older.empty())
-      admit(*peer);
-    else if (answers)
-      end_session(context_.now, key, Code::kRefused,
-                  "another process is connected as " + quoted(peer->name()) +
-                      " and answers heartbeats: give each agent its own name");
   }
+  context_.pump_again = true;
+}
+
+// Peers hear of changes one after the other, those first that were not told for longest.
+void Engine::tell_regions() {
+  std::size_t left = kMostToldAtOnce;
+  for (Peer* peer = sessions_.first_behind(); peer != nullptr && left != 0;) {
+    Peer* const next = Sessions::next_behind(*peer);
+    if (sessions_.takes_more(*peer))
+      context_.serve(peer->key(), [&] { left -= std::min(left, tell_regions(*peer, left)); });
+    peer = next;
+  }
+  if (left == 0) context_.pump_again = true;
+  if (sessions_.first_behind() == nullptr) regions_.all_told();
+}
+
+// Tells a peer of about so many bytes of changes. Returns how many they were.
+std::size_t Engine::tell_regions(Peer& peer, std::size_t most_nbytes) {
+  std::size_t nbytes = 0;
+  while (sessions_.is_behind(peer) && nbytes < most_nbytes) {
+    const std::optional<Regions::Change> change = regions_.change_after(sessions_.told_regions(peer));
+    if (!change) {
+      sessions_.knows_all(peer);
+      break;
+    }
+    std::size_t its = 0;
+    if (const Region* const region = regions_.find(change->region)) {
+      its = region->layout.size() + region->memory.spans.size() * sizeof(MemorySpan);
+      for (const wire::TransportKeys& keys : region->keys) its += keys.keys.size();
+      sessions_.send(peer, region->described());
+    } else {
+      sessions_.send(peer, wire::RegionGone{change->region});
+    }
+    sessions_.told_regions(peer, change->number);
+    nbytes += std::max(its, kLeastTold);
+  }
+  return nbytes;
 }
 
 void Engine::check_up(Peer& peer) {
@@ -135,22 +184,30 @@ std::string Engine::missing_transport(SessionKey key) const {
   return found == required.end() ? "" : *found;
 }
 
-// The only place where a session ends: every part that holds something of it lets go of that.
+// The only place where a session ends: every part that holds something of it lets go of that. If memory is
+// lacking on the way, the session is marked, and its end goes on later.
 void Engine::lose(SessionKey key, Status reason) {
-  Peer* peer = sessions_.find(key);
-  if (peer == nullptr) return;
-  if (sessions_.is_contested(*peer) &&
-      (reason.code() == Code::kPeerLost || reason.code() == Code::kPeerSilent))
-    reason = {Code::kPeerRestarted,
-              "peer " + quoted(peer->name()) + " was restarted: it came back as a new process"};
-  // Whatever the session was ended for: a caller that awaits something of it hears that the peer is lost,
-  // or never came.
-  if (!is_of_peer(reason.code()) && reason.code() != Code::kClosed)
-    reason = {peer->was_open() ? Code::kPeerLost : Code::kUnreachable, reason.message()};
-  leaving_.insert_or_assign(key, reason);
-  limits_.remove_session(key);
-  sessions_.remove(key, reason);
-  let_go(key, reason);
+  context_.serve(key, [&] {
+    Peer* peer = sessions_.find(key);
+    if (peer == nullptr) return;
+    if (sessions_.is_contested(*peer) &&
+        (reason.code() == Code::kPeerLost || reason.code() == Code::kPeerSilent))
+      reason = {Code::kPeerRestarted,
+                "peer " + quoted(peer->name()) + " was restarted: it came back as a new process"};
+    // Whatever the session was ended for: a caller that awaits something of it hears that the peer is lost,
+    // or never came.
+    if (!is_of_peer(reason.code()) && reason.code() != Code::kClosed)
+      reason = {peer->was_open() ? Code::kPeerLost : Code::kUnreachable, reason.message()};
+    const auto leaving = leaving_.insert_or_assign(key, reason).first;
+    try {
+      sessions_.remove(key, reason);
+    } catch (...) {  // it is still there
+      leaving_.erase(leaving);
+      throw;
+    }
+    limits_.remove_session(key);
+    let_go(key, leaving->second);
+  });
 }
 
 // Called again if memory was lacking for all of it: passes over what is gone by then.
@@ -178,7 +235,6 @@ void Engine::let_go(SessionKey key, const Status& reason) {
   context_.host.emit(
       {.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
   leaving_.erase(key);
-  if (!sessions_.held().empty() && !closed_) settle_names();
 }
 
 // ---- rails --------------------------------------------------------------------------------------
@@ -408,9 +464,9 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
         if (Status status = sessions_.on_timer(*peer); !status.ok()) lose(key, std::move(status));
       break;
     case TimerKind::kNewcomer:
-      if (Peer* peer = sessions_.find(key); peer != nullptr && sessions_.waited_enough(*peer))
-        for (const SessionKey older : sessions_.older_namesakes(*peer))
-          lose(older, {Code::kPeerLost, "it did not answer"});
+      if (Peer* peer = sessions_.find(key))
+        for (const SessionKey owner : sessions_.waited_enough(*peer))
+          lose(owner, {Code::kPeerLost, "it did not answer"});
       break;
     case TimerKind::kSource: sources_.on_timer({key, due.b}); break;
     case TimerKind::kDestination: destinations_.on_timer({key, due.b}); break;
@@ -459,7 +515,14 @@ void Engine::pump(Time now) {
   context_.now = now;
   context_.begin_round();
   if (!has_work()) return;  // as in most rounds of a caller that polls
+  if (!finish_leaving()) {
+    context_.pump_again = true;
+    return;
+  }
   try {
+    if (sessions_.has_unsettled() && !closed_) settle_names();
+    if (sessions_.first_behind() != nullptr) tell_regions();
+    if (expectations_.has_rest()) expectations_.end_rest();
     rails_.begin_round();
     destinations_.begin_round();
     sources_.send_waiting();
@@ -542,10 +605,9 @@ EngineLoad Engine::load() const noexcept {
           tag_memory_.size(), messages_.size()};
 }
 
-void Engine::close(Time now) {
+void Engine::close(Time now, const Status& why) {
   context_.now = now;
   closed_ = true;
-  const Status why{Code::kClosed, "the agent was closed"};
   sources_.let_streams_go();
   destinations_.let_streams_go();
   for (const SessionKey key : sessions_.keys()) end_session(now, key, why.code(), why.message());

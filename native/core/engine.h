@@ -221,7 +221,7 @@ class Engine {
   std::size_t num_transfers() const noexcept { return sources_.size() + destinations_.size(); }
 
   // Ends everything. Afterwards every handle is final once all posted works have completed.
-  void close(Time now);
+  void close(Time now, const Status& why = {Code::kClosed, "the agent was closed"});
   // After close, once the transports are gone: gives up the works that have not completed. Nothing of them
   // lands any more.
   void abandon(Time now);
@@ -230,19 +230,26 @@ class Engine {
   void receive(SessionKey key, wire::ByteSpan frame);
   bool has_work() const noexcept {  // for pump()
     return rails_.has_work() || destinations_.has_work() || sources_.has_work() ||
-           admission_.has_any_backlog() || sessions_.has_work() || context_.has_starved();
+           admission_.has_any_backlog() || sessions_.has_work() || context_.has_starved() ||
+           sessions_.has_unsettled() || sessions_.first_behind() != nullptr || !leaving_.empty() ||
+           expectations_.has_rest();
   }
   void dispatch(Peer& peer, wire::Message& message);
   void opened(Peer& peer);
   void admit(Peer& peer);
   void settle_names();
+  void tell_regions();
+  std::size_t tell_regions(Peer& peer, std::size_t most_nbytes);
   void check_up(Peer& peer);
   // A required transport for which the session has no rail; "" for none.
   std::string missing_transport(SessionKey key) const;
   void rail_given_up(Peer& peer, const wire::RailDown& down);
   void rail_down(Rail& gone, const std::string& why);
   void take_down(Rail& rail);
-  void log(std::string words) { context_.host.emit({.kind = EventKind::kLog, .message = std::move(words)}); }
+  void log(std::string words) {  // lost if memory is lacking for it
+    context_.serve(kNobody,
+                   [&] { context_.host.emit({.kind = EventKind::kLog, .message = std::move(words)}); });
+  }
   void rail_failed(Peer& peer, std::optional<wire::RailName> rail, std::string note, bool is_off);
   void note_redial(Peer& peer, const wire::RailName& rail, std::string words, bool is_off);
   // Runs work that a peer, or its rail, caused: sets the time of the call, and ends the sessions for which
@@ -255,6 +262,7 @@ class Engine {
   }
   void end_starved() noexcept;
   void lose(SessionKey key, Status reason);
+  bool finish_leaving() noexcept;
   void let_go(SessionKey key, const Status& reason);
   void end_lease(LeaseId lease, LeaseEvent event, const Status& why);
   void end_expectations(const std::vector<std::uint64_t>& handles, const Status& why);
@@ -263,7 +271,6 @@ class Engine {
   bool begins(const Peer& peer, TransferId transfer) const;
   void on_timer(const Timers::Due& due, Time late);
   SessionKey session_of(const Timers::Due& due);
-  void tell_all(const wire::Message& message);
 
   Context context_;
   Sessions sessions_{context_};
@@ -288,7 +295,7 @@ class Engine {
                              admission_, handles_,  records_, draining_};
   Posting posting_{context_,  sessions_, limits_,  rails_,     regions_, peer_regions_,
                    programs_, leases_,   handles_, admission_, sources_, destinations_};
-  std::map<SessionKey, Status> leaving_;  // lost sessions that have something left
+  std::map<SessionKey, Status> leaving_;  // lost sessions that have something left: memory was lacking
   bool closed_ = false;
 };
 

@@ -10,7 +10,7 @@ namespace kvxfer {
 Result<RegionId> Engine::register_region(Time now, std::unique_ptr<Region> region) {
   context_.now = now;
   const RegionId id = regions_.add(std::move(region));
-  tell_all(regions_.find(id)->described());
+  sessions_.all_behind();
   return id;
 }
 
@@ -19,13 +19,8 @@ void Engine::add_keys(Time now, RegionId id, wire::TransportKeys keys) {
   Region* const region = regions_.find(id);
   if (region == nullptr) return;
   region->keys.push_back(std::move(keys));
-  tell_all(region->described());
-}
-
-void Engine::tell_all(const wire::Message& message) {
-  for (const SessionKey key : sessions_.keys())
-    context_.serve(key, [&] { sessions_.send(*sessions_.find(key), message); });
-  end_starved();
+  regions_.changed(id);
+  sessions_.all_behind();
 }
 
 Result<std::vector<RailWay>> Engine::ways(SessionKey peer, RegionId ours, RegionId theirs,
@@ -56,13 +51,10 @@ Status Engine::deregister_region(Time now, RegionId id) {
   for (const TransferKey& key : destinations_.all().of_region(id))
     context_.serve(key.first, [&] { destinations_.fail(key, TransferEvent::kFail, why, true); });
   leases_.ended().forget_region(id);
-  for (const SessionKey key : sessions_.keys())
-    context_.serve(key, [&] {
-      sessions_.send(*sessions_.find(key), wire::RegionGone{id});
-      programs_.forget(key, id, false);
-    });
   // The rest of its transfers drains.
   regions_.remove(id, sources_.all().of_region(id).size() + destinations_.all().of_region(id).size());
+  sessions_.for_each([&](Peer& peer) { programs_.forget(peer.key(), id, false); });
+  sessions_.all_behind();
   rails_.cancel_stopped();
   end_starved();
   return {};
@@ -75,6 +67,9 @@ Result<std::uint32_t> Engine::install_program(Time now, SessionKey key, bool wri
   context_.now = now;
   Peer* peer = sessions_.find_open(key);
   if (peer == nullptr) return sessions_.lost_status(key);
+  if (Status status = sessions_.check_room(*peer, program.loops.size() * sizeof(CopyLoop)); !status.ok())
+    return status;
+  tell_regions(*peer, SIZE_MAX);
   Result<std::uint32_t> id = programs_.install(*peer, write, src, dst, std::move(program));
   if (id.ok()) sessions_.flush(*peer);
   return id;
@@ -92,10 +87,12 @@ void Engine::layers_ready(Time now, std::uint64_t handle, std::uint32_t layers) 
   context_.now = now;
   const std::optional<Handles::Meant> meant = handles_.find(handle);
   if (!meant) return;
-  if (meant->is_destination)
-    destinations_.layers_ready(meant->key, layers);
-  else
-    sources_.layers_ready(meant->key, layers);
+  serve(now, meant->key.first, [&] {
+    if (meant->is_destination)
+      destinations_.layers_ready(meant->key, layers);
+    else
+      sources_.layers_ready(meant->key, layers);
+  });
 }
 
 void Engine::cancel(Time now, std::uint64_t handle) {
@@ -104,11 +101,14 @@ void Engine::cancel(Time now, std::uint64_t handle) {
   if (expectations_.contains(handle)) {
     expectations_.give_up(handle, why);
     destinations_.end_expectation(handle, TransferState::kCancelled, why);
-  } else if (const std::optional<Handles::Meant> meant = handles_.find(handle);
-             meant && meant->is_destination)
-    destinations_.fail(meant->key, TransferEvent::kCancel, why, true);
-  else if (meant)
-    sources_.fail(meant->key, TransferEvent::kCancel, why, true);
+  } else if (const std::optional<Handles::Meant> meant = handles_.find(handle)) {
+    serve(now, meant->key.first, [&] {
+      if (meant->is_destination)
+        destinations_.fail(meant->key, TransferEvent::kCancel, why, true);
+      else
+        sources_.fail(meant->key, TransferEvent::kCancel, why, true);
+    });
+  }
   rails_.cancel_stopped();
 }
 
@@ -117,7 +117,8 @@ bool Engine::cancel_transfer(Time now, TransferKey key, bool is_source) {
   const auto end = [&](auto& part) {
     const auto* const transfer = part.all().find(key);
     if (transfer == nullptr || outcome_of(transfer->state) != Outcome::kPending) return false;
-    part.fail(key, TransferEvent::kCancel, {Code::kCancelled, "cancelled by its transfer number"}, true);
+    const Status why(Code::kCancelled, "cancelled by its transfer number");
+    serve(now, key.first, [&] { part.fail(key, TransferEvent::kCancel, why, true); });
     rails_.cancel_stopped();
     return true;
   };
@@ -131,14 +132,22 @@ Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, Region
                                                wire::Bytes context) {
   context_.now = now;
   if (closed_) return Status(Code::kClosed, "the agent is closed");
+  const std::vector<TransferKey> parked = destinations_.parked_for(tag);
   const Result<std::shared_ptr<Expectation>> added =
       expectations_.add(std::move(tag), region, std::move(blocks), first_layer, num_layers, needed, from,
                         timeout_ns, std::move(context));
   if (!added.ok()) return added.status();
-  destinations_.let_in(*added.value());
-  std::shared_ptr<Handle> handle = added.value()->handle();
-  if (added.value()->complete())  // it names no blocks
-    destinations_.end_expectation(handle->id(), TransferState::kDone, {});
+  Expectation& expectation = *added.value();
+  std::shared_ptr<Handle> handle = expectation.handle();
+  try {
+    destinations_.let_in(expectation, parked);
+    if (expectation.complete())  // it names no blocks
+      destinations_.end_expectation(handle->id(), TransferState::kDone, {});
+  } catch (...) {
+    if (expectations_.contains(handle->id())) expectations_.withdraw(expectation);
+    throw;
+  }
+  end_starved();
   return handle;
 }
 
@@ -147,10 +156,15 @@ Result<LeaseId> Engine::grant(Time now, LeaseTerms terms) {
   if (closed_) return Status(Code::kClosed, "the agent is closed");
   Peer* peer = terms.holder ? sessions_.find_open(*terms.holder) : nullptr;
   if (terms.holder && peer == nullptr) return sessions_.lost_status(*terms.holder);
+  if (peer == nullptr) return leases_.grant(peer, terms);
+  tell_regions(*peer, SIZE_MAX);
+  std::vector<TransferKey> parked;
+  if (terms.mode == wire::LeaseMode::kWrite) parked = destinations_.parked_for(terms);
   Result<LeaseId> id = leases_.grant(peer, terms);
-  if (!id.ok() || peer == nullptr) return id;
-  if (terms.mode == wire::LeaseMode::kWrite) destinations_.let_in(terms);
+  if (!id.ok()) return id;
+  destinations_.let_in(parked);
   sessions_.flush(*peer);
+  end_starved();
   return id;
 }
 
@@ -174,7 +188,8 @@ Status Engine::limit_peer(Time now, const std::string& name, const PeerLimit& li
   context_.now = now;
   const Result<std::vector<SessionKey>> sessions = limits_.set(name, limit);
   if (!sessions.ok()) return sessions.status();
-  for (const SessionKey key : sessions.value()) destinations_.judge_pace(key);
+  for (const SessionKey key : sessions.value()) context_.serve(key, [&] { destinations_.judge_pace(key); });
+  end_starved();
   return {};
 }
 
@@ -183,6 +198,7 @@ Status Engine::send_message(Time now, SessionKey key, wire::Bytes payload) {
   if (closed_) return Status(Code::kClosed, "the agent is closed");
   Peer* peer = sessions_.find_open(key);
   if (peer == nullptr || !peer->is_up()) return sessions_.lost_status(key);
+  tell_regions(*peer, SIZE_MAX);
   Status status = messages_.send(*peer, std::move(payload));
   if (status.ok()) sessions_.flush(*peer);
   return status;

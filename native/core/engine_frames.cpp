@@ -20,8 +20,10 @@ void Engine::receive(SessionKey key, wire::ByteSpan frame) {
   }
   if (sessions_.has_opened(*peer)) opened(*peer);
   if (sessions_.heard_heartbeat(*peer)) leases_.renew(key);
-  if (sessions_.heard_acknowledgement(*peer)) leases_.acknowledged(*peer);
-  if (!sessions_.held().empty()) settle_names();
+  if (sessions_.heard_acknowledgement(*peer)) {
+    sessions_.answered(*peer);
+    leases_.acknowledged(*peer);
+  }
   if ((peer = sessions_.find(key)) == nullptr) return;
   if (std::optional<wire::Message>& message = received.value()) dispatch(*peer, *message);
   if ((peer = sessions_.find(key)) != nullptr) sessions_.flush(*peer);

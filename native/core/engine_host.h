@@ -41,7 +41,15 @@ struct RailInfo {
 class EngineHost {
  public:
   virtual ~EngineHost() = default;
-  virtual void send(SessionKey session, wire::Bytes frame) = 0;
+  // Leaves the frame as it is if memory is lacking.
+  virtual void send(SessionKey session, wire::Bytes&& frame) = 0;
+  // What of the frames of a session has not gone out. `is_full`: its connection takes no more for now, and the
+  // engine is pumped when it does.
+  struct Unsent {
+    std::size_t nbytes = 0;
+    bool is_full = false;
+  };
+  virtual Unsent unsent(SessionKey session) const = 0;
   // After everything that was sent; no on_disconnected follows.
   virtual void close_session(SessionKey session) = 0;
   // The peer is authenticated. An initiator starts its rails here, and reports each later by rail_up or
@@ -91,6 +99,9 @@ struct TransferRequest {
   std::uint8_t priority = 0;
   Time timeout_ns = 0;
   bool integrity = false;
+  // A write's handle ends only when none of its bytes can land any more: the destination has said so, or its
+  // session is lost. A peer of a release without Features::last_words cannot say so; then it ends at once.
+  bool awaits_last_word = false;
   LeaseId lease = 0;  // of the peer's granting; no other lease may allow it. 0: any lease may
   wire::Bytes context = {};  // whose request it is, at most wire::kMaxContext bytes of UTF-8
 };

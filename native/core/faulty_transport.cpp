@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <stdexcept>
 #include <string>
 
 namespace kvxfer {
@@ -39,9 +40,11 @@ Result<Faults> Faults::parse(std::string_view text) {
                    : name == "delay"   ? &faults.delay
                    : name == "reorder" ? &faults.reorder
                    : name == "fail"    ? &faults.fail
+                   : name == "mistake" ? &faults.mistake
                                        : nullptr;
     if (rate == nullptr)
-      return refuse(part, "is not a fault; the faults are seed, again, delay, reorder, fail, down_after");
+      return refuse(part,
+                    "is not a fault; the faults are seed, again, delay, reorder, fail, mistake, down_after");
     if (!read_number(value, *rate) || !(*rate >= 0 && *rate <= 1))
       return refuse(part, "needs a rate from 0 to 1");
     if (name == "again" && *rate == 1) return refuse(part, "nothing would ever be accepted; stay below 1");
@@ -69,6 +72,7 @@ void FaultyTransport::disconnect(PeerId peer) noexcept {
 
 Status FaultyTransport::attach(PeerId peer, const RemoteRegion& region) {
   if (down_.contains(peer)) return Status(Code::kRailFailed, "the rail was taken down by an injected fault");
+  if (chance(faults_.mistake)) throw std::logic_error("injected fault: a mistake");
   return inner_->attach(peer, region);
 }
 

@@ -19,11 +19,12 @@ struct Faults {
   double delay = 0;    // of completions: held back for 1 to kMaxDelayPolls polls
   double reorder = 0;  // of completions: changes places with another that is due
   double fail = 0;     // of works: kRailFailed, whether or not the bytes moved
+  double mistake = 0;  // of attached regions: an exception, as if kvxfer had made a mistake
   std::uint64_t down_after = 0;  // works accepted until the rail of the last one goes down; 0: never
 
   static constexpr std::uint32_t kMaxDelayPolls = 16;
 
-  // Reads "seed=7,again=0.2,delay=0.3,reorder=0.5,fail=0.01,down_after=200"; a fault that is not named
+  // Reads "seed=7,again=0.2,delay=0.3,reorder=0.5,fail=0.01,mistake=0.1,down_after=200"; a fault that is not named
   // keeps its default. kInvalidArgument with the offending part.
   static Result<Faults> parse(std::string_view text);
 };

@@ -16,7 +16,7 @@ class Installed {
   Installed(const Installed&) = delete;
   Installed& operator=(const Installed&) = delete;
   ~Installed() {
-    if (!runtime_->check_alive().ok()) return;
+    if (runtime_->forked()) return;
     runtime_->with_open_engine([&](Engine& engine, Time) {
       engine.forget_program(session_, id_);
       return 0;

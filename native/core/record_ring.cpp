@@ -33,7 +33,7 @@ Result<int> RecordRing::resize(std::size_t capacity) {
   const std::lock_guard lock(mutex_);
   if (!fd_) {
     UniqueFd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (!fd) return Status(Code::kSystem, std::string("eventfd: ") + std::strerror(errno));
+    if (!fd) return Status(Code::kSystem, "eventfd: " + words_of(errno));
     fd_ = GuardedFd(std::move(fd));
   }
   if (capacity == 0 || capacity == capacity_) return fd_.get();

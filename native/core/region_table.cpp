@@ -1,8 +1,9 @@
 #include "core/region_table.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <optional>
-#include <unordered_set>
 
 #include "core/bit_set.h"
 #include "core/system/pool_memory.h"
@@ -10,33 +11,36 @@
 namespace kvxfer {
 namespace {
 
-// The ids that were seen. A bit for each possible id, because sorting 64 thousand costs milliseconds and
-// bits cost microseconds; unless there are far more possible ids than ids to look at. A region's number of
-// blocks, and a block's number of units, may be a peer's claim.
-class IdSet {
- public:
-  IdSet(std::uint32_t num_blocks, std::uint32_t units, std::size_t num_looked_at)
-      : has_bits_(std::uint64_t{num_blocks} * units <= kBitsPerId * num_looked_at),
-        bits_(has_bits_ ? std::size_t{num_blocks} * units : 0) {}
-  bool insert(std::uint32_t id) {
-    if (!has_bits_) return ids_.insert(id).second;
-    if (bits_.contains(id)) return false;
-    bits_.insert(id);
-    return true;
-  }
-  bool contains(std::uint32_t id) const { return has_bits_ ? bits_.contains(id) : ids_.contains(id); }
+// May these ids be marked as bits, of all that are possible? Bits cost a nanosecond an id, sorting some ten.
+// But a region's number of blocks, and a block's number of units, may be a peer's claim: the memory that a
+// check takes grows with the ids that were sent, eight bytes each, as sorting takes.
+bool may_mark(std::uint32_t num_blocks, std::uint32_t units, std::size_t num_ids) noexcept {
+  return std::uint64_t{num_blocks} * units <= 64 * num_ids;
+}
 
- private:
-  static constexpr std::uint64_t kBitsPerId = 4096;
-  const bool has_bits_;
-  BitSet bits_;
-  std::unordered_set<std::uint32_t> ids_;
-};
+// Digit by digit, so no order of the ids is slower than another.
+std::vector<std::uint32_t> sorted(std::vector<std::uint32_t> ids) {
+  constexpr std::uint32_t kDigits = 256;
+  std::vector<std::uint32_t> out(ids.size());
+  for (int shift = 0; shift < 32; shift += 8) {
+    std::array<std::size_t, kDigits> place{};
+    for (const std::uint32_t id : ids) ++place[id >> shift & 255];
+    if (std::find(place.begin(), place.end(), ids.size()) != place.end()) continue;  // one digit in all
+    std::exclusive_scan(place.begin(), place.end(), place.begin(), std::size_t{0});
+    for (const std::uint32_t id : ids) out[place[id >> shift & 255]++] = id;
+    ids.swap(out);
+  }
+  return ids;
+}
+
+std::vector<std::uint32_t> sorted(std::span<const std::uint32_t> ids) {
+  return sorted(std::vector<std::uint32_t>(ids.begin(), ids.end()));
+}
 
 // So few ids are compared with each other, which takes no memory.
 constexpr std::size_t kFewIds = 16;
 
-// The first id that occurred before.
+// An id that occurs twice.
 std::optional<std::uint32_t> find_twice(std::span<const std::uint32_t> ids, std::uint32_t num_blocks,
                                         std::uint32_t units) {
   if (ids.size() <= kFewIds) {
@@ -46,22 +50,48 @@ std::optional<std::uint32_t> find_twice(std::span<const std::uint32_t> ids, std:
         return ids[i];
     return std::nullopt;
   }
-  IdSet seen(num_blocks, units, ids.size());
-  for (const std::uint32_t id : ids)
-    if (!seen.insert(id)) return id;
-  return std::nullopt;
+  if (may_mark(num_blocks, units, ids.size())) {
+    BitSet seen(std::size_t{num_blocks} * units);
+    for (const std::uint32_t id : ids) {
+      if (seen.contains(id)) return id;
+      seen.insert(id);
+    }
+    return std::nullopt;
+  }
+  const std::vector<std::uint32_t> in_order = sorted(ids);
+  const auto twice = std::adjacent_find(in_order.begin(), in_order.end());
+  return twice == in_order.end() ? std::nullopt : std::optional(*twice);
 }
 
-// The first token that belongs to a unit which also moves as a whole.
+// A token that belongs to a unit which also moves as a whole.
 std::optional<std::uint32_t> find_in_units(std::span<const std::uint32_t> tokens,
                                            std::uint32_t tokens_per_unit,
                                            std::span<const std::uint32_t> units, std::uint32_t num_blocks,
                                            std::uint32_t units_per_block) {
-  IdSet whole(num_blocks, units_per_block, units.size());
-  for (const std::uint32_t unit : units) whole.insert(unit);
-  for (const std::uint32_t token : tokens)
-    if (whole.contains(token / tokens_per_unit)) return token;
+  if (may_mark(num_blocks, units_per_block, units.size())) {
+    BitSet whole(std::size_t{num_blocks} * units_per_block);
+    for (const std::uint32_t unit : units) whole.insert(unit);
+    for (const std::uint32_t token : tokens)
+      if (whole.contains(token / tokens_per_unit)) return token;
+    return std::nullopt;
+  }
+  const std::vector<std::uint32_t> whole = sorted(units), parts = sorted(tokens);
+  auto unit = whole.begin();
+  for (const std::uint32_t token : parts) {
+    while (unit != whole.end() && *unit < token / tokens_per_unit) ++unit;
+    if (unit != whole.end() && *unit == token / tokens_per_unit) return token;
+  }
   return std::nullopt;
+}
+
+std::string words_of_block(std::string_view what, std::uint32_t block, const std::string& problem,
+                           std::string_view region_name) {
+  return std::string(what) + ": block " + std::to_string(block) + problem + " region '" +
+         std::string(region_name) + "'";
+}
+
+std::string not_one_of(std::uint32_t num_blocks) {
+  return " is not one of the " + std::to_string(num_blocks) + " blocks of";
 }
 
 }  // namespace
@@ -80,17 +110,29 @@ wire::Region Region::described() const {
 
 Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, bool distinct,
                     std::string_view what, std::string_view region_name) {
-  const auto words = [&](std::uint32_t block, const std::string& problem) {
-    return std::string(what) + ": block " + std::to_string(block) + problem + " region '" +
-           std::string(region_name) + "'";
-  };
   for (const std::uint32_t block : blocks)
     if (block >= num_blocks)
-      return {Code::kOutOfRange,
-              words(block, " is not one of the " + std::to_string(num_blocks) + " blocks of")};
+      return {Code::kOutOfRange, words_of_block(what, block, not_one_of(num_blocks), region_name)};
   if (!distinct) return {};
   if (const auto twice = find_twice(blocks, num_blocks, 1))
-    return {Code::kDuplicateBlock, words(*twice, " is named twice in")};
+    return {Code::kDuplicateBlock, words_of_block(what, *twice, " is named twice in", region_name)};
+  return {};
+}
+
+Status check_range(std::span<const std::uint32_t> ids, std::uint32_t num_fine, const CopyProgram& program,
+                   Side side, std::uint32_t num_blocks, std::string_view region_name) {
+  const bool src = side == Side::kSrc;
+  const std::uint32_t units = src ? program.units[kCoarse].src : program.units[kCoarse].dst;
+  const std::uint32_t tokens = src ? program.units[kFine].src : program.units[kFine].dst;
+  if (num_fine != 0 && tokens == 0)
+    return {Code::kInvalidArgument,
+            "the transfer names single tokens, but its copy program moves whole units"};
+  const auto coarse = ids.first(ids.size() - num_fine), fine = ids.last(num_fine);
+  for (const auto& [part, per_block] : {std::pair(coarse, units), std::pair(fine, tokens)})
+    for (const std::uint32_t id : part)
+      if (id >= std::uint64_t{num_blocks} * per_block)
+        return {Code::kOutOfRange, words_of_block(src ? "src_blocks" : "dst_blocks", id / per_block,
+                                                  not_one_of(num_blocks), region_name)};
   return {};
 }
 
@@ -98,31 +140,22 @@ Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, con
                  Side side, std::uint32_t num_blocks, std::string_view region_name) {
   const bool src = side == Side::kSrc;
   const std::uint32_t units = src ? program.units[kCoarse].src : program.units[kCoarse].dst;
-  const std::uint32_t tokens = src ? program.units[kFine].src : program.units[kFine].dst;
-  const std::string_view what = src ? "src_blocks" : "dst_blocks";
-  if (units == 1 && num_fine == 0) return check_blocks(ids, num_blocks, !src, what, region_name);
-  if (num_fine != 0 && tokens == 0)
-    return {Code::kInvalidArgument,
-            "the transfer names single tokens, but its copy program moves whole units"};
-  const auto coarse = ids.first(ids.size() - num_fine), fine = ids.last(num_fine);
-  const auto words = [&](std::uint64_t block, const std::string& problem) {
-    return std::string(what) + ": block " + std::to_string(block) + problem + " region '" +
-           std::string(region_name) + "'";
+  if (units == 1 && num_fine == 0)
+    return check_blocks(ids, num_blocks, !src, src ? "src_blocks" : "dst_blocks", region_name);
+  if (Status status = check_range(ids, num_fine, program, side, num_blocks, region_name); !status.ok() || src)
+    return status;
+  const auto twice = [&](std::uint32_t id, std::uint32_t per_block, const char* what) -> Status {
+    return {Code::kDuplicateBlock, words_of_block("dst_blocks", id / per_block,
+                                                  std::string(", ") + what + " " +
+                                                      std::to_string(id % per_block) + ", is named twice in",
+                                                  region_name)};
   };
-  for (const auto& [part, per_block] : {std::pair(coarse, units), std::pair(fine, tokens)})
-    for (const std::uint32_t id : part)
-      if (id / per_block >= num_blocks)
-        return {Code::kOutOfRange,
-                words(id / per_block, " is not one of the " + std::to_string(num_blocks) + " blocks of")};
-  if (src) return {};
-  if (const auto unit = find_twice(coarse, num_blocks, units))
-    return {Code::kDuplicateBlock,
-            words(*unit / units, ", unit " + std::to_string(*unit % units) + ", is named twice in")};
+  const std::uint32_t tokens = program.units[kFine].dst;
+  const auto coarse = ids.first(ids.size() - num_fine), fine = ids.last(num_fine);
+  if (const auto unit = find_twice(coarse, num_blocks, units)) return twice(*unit, units, "unit");
   std::optional<std::uint32_t> token = find_twice(fine, num_blocks, tokens);
   if (!token && !fine.empty()) token = find_in_units(fine, tokens / units, coarse, num_blocks, units);
-  if (token)
-    return {Code::kDuplicateBlock,
-            words(*token / tokens, ", token " + std::to_string(*token % tokens) + ", is named twice in")};
+  if (token) return twice(*token, tokens, "token");
   return {};
 }
 

@@ -44,8 +44,10 @@ using RegionTable = std::map<RegionId, std::unique_ptr<Region>>;
 Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, bool distinct,
                     std::string_view what, std::string_view region_name);
 
-// The same for one side of a transfer's tables: ids of units, the last num_fine of tokens. At the
-// destination's side no token may be named twice.
+// The same for one side of a transfer's tables: ids of units, the last num_fine of tokens. check_ids: at the
+// destination's side no token is named twice, either, which costs memory for each id.
+Status check_range(std::span<const std::uint32_t> ids, std::uint32_t num_fine, const CopyProgram& program,
+                   Side side, std::uint32_t num_blocks, std::string_view region_name);
 Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, const CopyProgram& program,
                  Side side, std::uint32_t num_blocks, std::string_view region_name);
 

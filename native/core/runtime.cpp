@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/faulty_transport.h"
+#include "core/mistake.h"
 #include "core/system/fork_guard.h"
 #include "core/system/pool_memory.h"
 #include "core/system/random.h"
@@ -108,6 +109,8 @@ Result<std::shared_ptr<Runtime>> Runtime::create(RuntimeOptions options) {
 }
 
 Status Runtime::start() {
+  // Inherited by all threads that begin here, also those of libraries that transports open.
+  const SignalsBlocked blocked;
   nvtx::attach();
   wire::Id128 drawn;
   if (Status status = fill_random(drawn); !status.ok()) return status;
@@ -134,7 +137,7 @@ Status Runtime::start() {
   waker_.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   for (Bell* bell : {&thread_bell_, &driver_bell_}) bell->fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!waker_.fd || !thread_bell_.fd || !driver_bell_.fd || ring_.fd() < 0 || !reactor_.usable())
-    return {Code::kSystem, "no descriptor is left for the agent's eventfds and its epoll: raise ulimit -n"};
+    return {Code::kSystem, "the agent's eventfds and its epoll: " + words_of(EMFILE)};
   guard_fd(waker_.fd.get());
   guard_fd(thread_bell_.fd.get());
   guard_fd(driver_bell_.fd.get());
@@ -200,6 +203,7 @@ Status Runtime::check_alive() const {
     return {Code::kForked,
             "agent '" + options_.name +
                 "' belongs to the process that made it: a forked child must make its own agent"};
+  if (broken()) return {Code::kInternal, mistake_};
   if (closed()) return {Code::kClosed, "agent '" + options_.name + "' is closed"};
   return {};
 }
@@ -207,7 +211,8 @@ Status Runtime::check_alive() const {
 void Runtime::close(Time timeout_ns) {
   if (is_forked(owner_)) return;
   const std::lock_guard closing(closing_);
-  if (closed_.exchange(true)) return;
+  closed_ = true;
+  if (ended_) return;  // otherwise an earlier call found no memory: this one goes on
   const Time deadline = now() + timeout_ns;
   {
     const CallerTurn turn(*this);
@@ -215,11 +220,7 @@ void Runtime::close(Time timeout_ns) {
     engine_->close(turn.now);
   }
   // Posted works still complete.
-  for (bool left = true; left && now() < deadline;) {
-    const std::lock_guard lock(gate_);
-    progress();
-    left = engine_->num_transfers() != 0;
-  }
+  await([this] { return engine_->num_transfers() == 0; }, deadline - now());
   await_unmapped(kEveryRegion, "GPU memory of this agent", std::min(deadline - now(), options_.silent_ns));
   stop_ = true;
   wake_reactor();
@@ -331,6 +332,7 @@ Result<RegionId> Runtime::register_region(std::string name,
   // Peers reach the region over those rails while devices pin it for the others. All pin at the same time,
   // since each takes seconds for a large pool.
   Status ended;  // under the gate
+  Status starved{Code::kExhausted, "no memory left"};
   const auto pin = [&](std::size_t rail, Transport& transport) noexcept {
     try {
       const Result<Pinned> pinned = transport.prepare(described);
@@ -350,7 +352,10 @@ Result<RegionId> Runtime::register_region(std::string name,
       ended = announce(turn.now);
     } catch (const std::bad_alloc&) {
       const CallerTurn turn(*this);
-      ended = {Code::kExhausted, "no memory left"};
+      ended = std::move(starved);
+    } catch (const std::exception& mistake) {
+      const CallerTurn turn(*this);
+      ended = mistake_in_words(mistake);
     }
   };
   {

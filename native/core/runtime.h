@@ -90,6 +90,7 @@ class Runtime final : private EngineHost {
   std::vector<std::string> paths(SessionKey peer) const { return rails_.paths(peer); }
   std::string path(RailId rail) const { return rails_.path(rail); }  // likewise, for one rail
   Status check_alive() const;
+  bool forked() const noexcept;  // check_alive() says kForked
 
   // `owner` keeps the memory. deregister_region() or close() drops it, without the gate, when no work on
   // the region is under way any more; the holder of the region's number need not live so long. `device`:
@@ -164,8 +165,9 @@ class Runtime final : private EngineHost {
   // Ends everything. Several threads may close the agent; when this returns in any of them, the agent has
   // let go of all registered memory.
   void close(Time timeout_ns);
-  // Or close() is under way.
-  bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+  // Or close() is under way, or the agent has ended by a mistake of its own.
+  bool closed() const noexcept { return closed_.load(std::memory_order_acquire) || broken(); }
+  bool broken() const noexcept { return is_broken_.load(std::memory_order_acquire); }
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }    // close() has returned
 
   static Time now() noexcept { return monotonic_now(); }
@@ -215,6 +217,8 @@ class Runtime final : private EngineHost {
   // Under the gate; true if there is more to do at once. `look`: also at the sockets, whatever else came.
   bool progress(bool look = true);
   bool round(bool look);
+  // Under the gate. A round threw what only a mistake of ours throws: the agent ends, and not the process.
+  void give_up(const char* what) noexcept;
   bool judge(Time now);  // checks deadlines; true if input came first
   void settle(Time now);  // pump and flush
   void flush_sockets();  // and collects the connections that closed meanwhile
@@ -240,7 +244,10 @@ class Runtime final : private EngineHost {
   Result<After> once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write);
 
   // runtime.cpp
-  void send(SessionKey session, wire::Bytes frame) override { connections_.send(session, std::move(frame)); }
+  void send(SessionKey session, wire::Bytes&& frame) override {
+    connections_.send(session, std::move(frame));
+  }
+  Unsent unsent(SessionKey session) const override { return connections_.unsent(session); }
   void close_session(SessionKey session) override;
   std::uint32_t session_open(SessionKey session) override { return connections_.dial_rails(session); }
   void dial_rail(SessionKey session, const wire::RailName& rail) override {
@@ -296,7 +303,9 @@ class Runtime final : private EngineHost {
   std::atomic<std::uint64_t> next_command_ring_{1};
 
   std::thread thread_;
-  std::atomic<bool> stop_{false}, closed_{false}, ended_{false};
+  std::atomic<bool> stop_{false}, closed_{false}, ended_{false}, is_broken_{false};
+  std::atomic<int> num_mistakes_{0};
+  std::string mistake_;  // why it is broken; written once, before is_broken_
   std::recursive_mutex closing_;  // held by close(); dropping an owner may close the agent once more
   // Until when the agent's thread, and a driving caller, sleep on the reactor. 0: awake.
   std::atomic<Time> thread_until_{0}, driver_until_{0};

@@ -45,6 +45,9 @@ constexpr int kRoundsWithoutSockets = 16;
 // A polling caller looks at quiet sockets at least this often.
 constexpr Time kLookNs = 5'000;
 
+// Rounds that end by a mistake of ours, before the agent makes no more of them.
+constexpr int kMostMistakes = 8;
+
 // A waiting caller wakes at least this often, whatever the deadlines.
 constexpr Time kDriverNap = 1'000'000'000;
 
@@ -70,6 +73,8 @@ Time Runtime::next_deadline() const {
       {engine_->next_deadline(), connections_.next_due(), listeners_.next_due(), rails_.next_due()});
 }
 
+bool Runtime::forked() const noexcept { return is_forked(owner_); }
+
 bool Runtime::is_alive() const noexcept { return !closed() && !is_forked(owner_); }
 
 void Runtime::run() {
@@ -77,6 +82,11 @@ void Runtime::run() {
   ::prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);
   Time moved_at = now();
   while (!stop_) {
+    if (num_mistakes_ > kMostMistakes) {
+      std::unique_lock lock(wait_mutex_);
+      wait_changed_.wait_for(lock, kParked);
+      continue;
+    }
     // A waiting caller drives: two threads on the same sockets would only wake each other.
     if (driven_ || caller_until_ > now()) {
       std::unique_lock lock(wait_mutex_);
@@ -117,11 +127,34 @@ void Runtime::run() {
 
 // Sessions for which memory is lacking end. Work of no session is done later, when there is memory.
 bool Runtime::progress(bool look) {
+  if (num_mistakes_ > kMostMistakes) return left_ = false;
   try {
     return round(look);
   } catch (const std::bad_alloc&) {
     return left_ = true;
+  } catch (const std::exception& mistake) {
+    give_up(mistake.what());
+    return left_ = false;
   }
+}
+
+// Peers hear a goodbye. Rounds go on, since works that are under way have to end before memory is given back.
+void Runtime::give_up(const char* what) noexcept {
+  if (++num_mistakes_ > 1) return;
+  try {
+    mistake_ = "agent '" + options_.name + "' has ended because of a mistake of kvxfer's (" + what +
+               "): make a new agent, and please report this";
+    is_broken_.store(true, std::memory_order_release);
+    commands_.close_all();
+    engine_->close(now(), {Code::kInternal, mistake_});
+  } catch (const std::exception&) {  // sockets that end tell the peers, too
+    is_broken_.store(true, std::memory_order_release);
+    num_mistakes_ = kMostMistakes + 1;
+    connections_.close_all();
+    rails_.disconnect_all();
+  }
+  ring_.wake();
+  notify_waiting();
 }
 
 bool Runtime::round(bool look) {
@@ -173,10 +206,12 @@ bool Runtime::judge(Time at) {
 }
 
 void Runtime::settle(Time at) {
-  engine_->pump(at);
   try {
+    engine_->pump(at);
     flush_sockets();
   } catch (const std::bad_alloc&) {  // the work of no session: the next round does it
+  } catch (const std::exception& mistake) {
+    give_up(mistake.what());
   }
 }
 

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/in_room.h"
+
 namespace kvxfer {
 
 template <class Container>
@@ -17,7 +19,7 @@ class SpareNodes {
     if (nodes_.size() == kMost)
       from.erase(entry);
     else
-      nodes_.push_back(from.extract(entry));
+      add_in_room(nodes_, from.extract(entry));
   }
 
   // What the container's insert of a node returns.

@@ -1,8 +1,11 @@
 // Codes in words, and the one system call that a Status may come from.
 #include "kvxfer/status.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -46,9 +49,18 @@ std::string_view name_of(Code code) noexcept {
   return "unknown";  // a number that no release has given out; the wire decoder refuses it
 }
 
+std::string words_of(int error) {
+  std::string words = std::generic_category().message(error);
+  rlimit limit{};
+  if (error == EMFILE && ::getrlimit(RLIMIT_NOFILE, &limit) == 0)
+    words += ": this process has " + std::to_string(limit.rlim_cur) + " of " +
+             std::to_string(limit.rlim_cur) + " descriptors, raise ulimit -n";
+  return words;
+}
+
 Status Status::from_errno(std::string_view what, int error) {
-  return Status(Code::kSystem, std::string(what) + ": " + std::generic_category().message(error) +
-                                   " (errno " + std::to_string(error) + ")");
+  return Status(Code::kSystem,
+                std::string(what) + ": " + words_of(error) + " (errno " + std::to_string(error) + ")");
 }
 
 void UniqueFd::guard() noexcept {

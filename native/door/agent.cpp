@@ -3,15 +3,20 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <new>
+#include <thread>
 
 #include "core/system/random.h"
+#include "core/system/signals_blocked.h"
 #include "door/messages.h"
 
 namespace kvxfer::door {
 namespace {
 
 constexpr Time kClosingTimeout = 2'000'000'000;
+constexpr std::chrono::milliseconds kStarvedPause{1};
 constexpr std::size_t kMostLeft = 65536;
 
 }  // namespace
@@ -19,12 +24,13 @@ constexpr std::size_t kMostLeft = 65536;
 std::unique_ptr<Agent> Agent::create(std::shared_ptr<Runtime> runtime, Options options) {
   std::unique_ptr<Agent> agent(new Agent(std::move(runtime), std::move(options)));
   agent->runtime_->ring().add_mail_waiters(MailKind::kMessage, 1);
+  const SignalsBlocked blocked;
   agent->thread_ = std::thread([raw = agent.get()] { raw->serve(); });
   return agent;
 }
 
 Agent::~Agent() {
-  if (runtime_->check_alive().code() == Code::kForked) {  // a forked child does not have the thread
+  if (runtime_->forked()) {  // a forked child does not have the thread
     (void)new std::thread(std::move(thread_));
     return;
   }
@@ -74,11 +80,12 @@ Result<std::vector<Section>> Agent::make_region(const std::multiset<Descriptor>&
 }
 
 Status Agent::add_region(std::multiset<Descriptor> descriptors, MemoryKind kind) {
-  const Result<std::vector<Section>> made = make_region(descriptors, kind);
+  Result<std::vector<Section>> made = make_region(descriptors, kind);
   if (!made.ok()) return made.status();
   const std::lock_guard lock(mutex_);
-  for (const Section& section : made.value()) sections_.add(section);
-  registrations_.push_back({made.value().front().region, kind, std::move(descriptors)});
+  const RegionId region = made.value().front().region;
+  change(sections_, [&](SectionMap& sections) { sections.take(SectionMap(std::move(made).value())); });
+  registrations_.push_back({region, kind, std::move(descriptors)});
   return {};
 }
 
@@ -118,12 +125,12 @@ Status Agent::deregister_memory(std::span<const Descriptor> descriptors, MemoryK
     for (std::size_t i = 0; i < left.size(); ++i) {
       if (left[i].descriptors.size() == registrations_[i].descriptors.size()) continue;
       gone.push_back(left[i].region);
-      sections_.remove(left[i].region);
       if (!left[i].descriptors.empty()) rest.push_back(std::move(left[i].descriptors));
     }
     const auto is_gone = [&](RegionId region) {
       return std::find(gone.begin(), gone.end(), region) != gone.end();
     };
+    change(sections_, [&](SectionMap& sections) { sections.remove(gone); });
     std::erase_if(left, [&](const Registration& each) { return is_gone(each.region); });
     registrations_ = std::move(left);
     std::erase_if(tokens_, [&](const auto& each) {
@@ -154,7 +161,7 @@ Metadata Agent::described(const std::set<RegionId>* regions, bool with_address) 
   out.incarnation = runtime_->identity().incarnation;
   if (with_address) out.address = options_.advertise.empty() ? runtime_->address() : options_.advertise;
   std::set<RegionId> named;
-  for (const Section& section : sections_.all())
+  for (const Section& section : sections_->all())
     if (regions == nullptr || regions->contains(section.region)) {
       out.sections.push_back(section);
       named.insert(section.region);
@@ -199,28 +206,57 @@ void Agent::invalidate() {
 void Agent::serve() {
   CompletionRing& ring = runtime_->ring();
   for (;;) {
-    const std::vector<Event> events = ring.drain(256, true);
+    std::vector<Event> events;
+    try {
+      events = ring.drain(256, true);
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(kStarvedPause);
+      continue;
+    }
     if (events.empty()) {
       if (stops_) return;  // drain() may have taken the wake-up for this
       pollfd waits{ring.fd(), POLLIN, 0};
       (void)::poll(&waits, 1, -1);
       continue;
     }
-    for (const Event& event : events) on_event(event);
+    for (const Event& event : events) try {
+        on_event(event);
+      } catch (const std::exception& why) {
+        end_for(event.peer, why);
+      }
+  }
+}
+
+// What the peer said is lost, for want of memory or by a mistake of ours, so the session cannot go on.
+void Agent::end_for(SessionKey peer, const std::exception& why) noexcept {
+  try {
+    runtime_->with_engine([&](Engine& engine, Time now) {
+      engine.end_session(now, peer, Code::kInternal,
+                         std::string("its words could not be taken in: ") + why.what());
+      return 0;
+    });
+  } catch (const std::exception&) {  // its requests end by their time
   }
 }
 
 void Agent::on_event(const Event& event) {
   if (event.kind == EventKind::kMessage) {
-    while (std::optional<Mail> mail = runtime_->ring().take(MailKind::kMessage, true))
-      on_message(std::move(*mail));
+    while (std::optional<Mail> mail = runtime_->ring().take(MailKind::kMessage, true)) {
+      const SessionKey peer = mail->peer;
+      try {
+        on_message(std::move(*mail));
+      } catch (const std::exception& why) {
+        end_for(peer, why);
+      }
+    }
     return;
   }
   const std::lock_guard lock(mutex_);
+  if (event.kind == EventKind::kRoom) return send_more(event.peer);
   if (event.kind == EventKind::kPeerUp) {
     const std::string name = name_of(event.peer);
     if (const auto introduction = introductions_.find(event.peer); introduction != introductions_.end()) {
-      (void)send_long(event.peer, introduction->second.kind, introduction->second.payload);
+      send_long(event.peer, introduction->second.kind, std::move(introduction->second.payload));
       return;
     }
     Remote* const remote = find(event.peer);
@@ -234,20 +270,21 @@ void Agent::on_event(const Event& event) {
     remote->is_up = true;
     claim(*remote);
   } else if (event.kind == EventKind::kPeerLost) {
-    std::erase_if(granted_, [&](const auto& each) { return each.first.first == event.peer; });
+    granted_.erase(granted_.lower_bound({event.peer, 0}), granted_.lower_bound({event.peer + 1, 0}));
     introductions_.erase(event.peer);
-    parts_.erase(event.peer);
+    end_sending(event.peer);
+    (void)take_parts(event.peer, {});
     // Bounds what is kept of peers that come and go.
     while (notices_.size() > kMostLeft && notices_.front().mail.peer == event.peer) notices_.pop_front();
     if (Remote* const remote = find(event.peer)) {
-      remote->session = 0;  // the session has ended
+      by_session_.erase(std::exchange(remote->session, 0));  // it has ended
       lose(*remote, {event.code, event.message});
     }
   }
 }
 
 void Agent::on_message(Mail mail) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const SessionKey peer = mail.peer;
   wire::Bytes& payload = mail.payload;
   const std::uint8_t kind = payload.empty() ? 0 : static_cast<std::uint8_t>(payload.front());
@@ -261,7 +298,7 @@ void Agent::on_message(Mail mail) {
   if (mail.tells) runtime_->message_taken(peer);
   if (kind >= kPart && kind <= kThanks) {
     payload.erase(payload.begin());
-    return on_introduced(peer, kind, std::move(payload));
+    return on_introduced(lock, peer, kind, std::move(payload));
   }
   Token token;
   if (payload.size() != 1 + token.size()) return;

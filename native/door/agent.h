@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,8 +29,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/runtime.h"
 #include "core/installed.h"
+#include "core/runtime.h"
 #include "door/descriptor_list.h"
 #include "door/metadata.h"
 #include "door/ways.h"
@@ -41,6 +42,9 @@ enum class Operation : std::uint8_t { kRead, kWrite };
 struct Options {
   std::string advertise;  // address that metadata name; "": the one that it listens at
   Time timeout_ns = 120'000'000'000;  // of a transfer, counted from its post
+  // Whether agents that have proved the secret may ask for this one's metadata, and send their own. Metadata
+  // open all memory that they name.
+  bool exchanges = false;
 };
 
 class Request;
@@ -82,12 +86,15 @@ class Agent {
   bool is_connected(const std::string& name);
 
   // ---- metadata exchanged by the agents themselves: their sessions prove the secret, as all sessions do
-  // Sends metadata to the agent that listens at an address; it takes them in. Returns before that.
+  // Sends metadata to the agent that listens at an address; it takes them in if it exchanges metadata
+  // (Options). Returns before that.
   Status tell(const std::string& address, wire::Bytes metadata);
   // Asks the agent that listens there for its metadata, and takes them in if they are `name`'s.
   Status ask(const std::string& address, std::string name);
   // Makes the agent that listens there forget this agent.
   Status withdraw(const std::string& address);
+  // Whether one of these three is under way.
+  bool is_exchanging();
   // Sets the address that metadata name for this agent from now on.
   void advertise(std::string address);
 
@@ -95,7 +102,13 @@ class Agent {
   // "" is our memory as the near end; our own name is our memory as the far end.
   Result<std::shared_ptr<const PreparedList>> prepare(const std::string& agent,
                                                       std::span<const Descriptor> descriptors,
-                                                      MemoryKind kind);
+                                                      MemoryKind kind) {
+    return prepare_rows(agent, descriptors, kind);
+  }
+  Result<std::shared_ptr<const PreparedList>> prepare(const std::string& agent, std::span<const Strided> rows,
+                                                      MemoryKind kind) {
+    return prepare_rows(agent, rows, kind);
+  }
   // Null entries: all of them.
   Result<std::shared_ptr<Request>> make(Operation operation, const PreparedList& local,
                                         std::span<const std::uint32_t> local_entries, bool all_local,
@@ -106,8 +119,10 @@ class Agent {
   Status post(Request& request, wire::Bytes notify);
   // kOk: it is done. kAgain: it is under way. Else: how it failed. Drives progress.
   Status check(Request& request);
-  // Ends what is under way of the request, and waits until none of its bytes can land.
-  void release(Request& request);
+  // Ends what is under way of the request, and waits until none of its bytes can land, at either end: of a
+  // write, until the remote agent has said so, or its session is lost. kDeadline: that took longer than a
+  // transfer may; the request is not released, and may be released again.
+  Status release(Request& request);
 
   // ---- notifications
   Status notify(const std::string& remote, wire::Bytes payload);
@@ -124,7 +139,7 @@ class Agent {
   struct Remote {
     std::string address;
     wire::Id128 incarnation{};
-    SectionMap sections;
+    std::shared_ptr<const SectionMap> sections = std::make_shared<SectionMap>();
     std::vector<Token> tokens;  // of its metadata
     std::size_t num_claimed = 0, num_granted = 0;  // of these tokens, in this session
     SessionKey session = 0;  // 0: none
@@ -132,7 +147,13 @@ class Agent {
     Status failure;  // why the last session ended, or a token was refused
     std::deque<std::shared_ptr<Request>> waiting;  // requests that wait for the session
     std::map<std::string, std::shared_ptr<Installed>> programs;  // told in this session, by Way::key()
+    // Its place in told_, if it has told its metadata itself and our caller has not used them.
+    std::optional<std::list<std::string>::iterator> unused;
 
+    static std::uint64_t nbytes_of(std::size_t num_sections, std::size_t num_tokens) noexcept {
+      return sizeof(Remote) + num_sections * sizeof(Section) + num_tokens * sizeof(Token);
+    }
+    std::uint64_t nbytes() const noexcept { return nbytes_of(sections->all().size(), tokens.size()); }
     bool is_ready() const noexcept { return is_up && num_granted == tokens.size(); }
   };
 
@@ -140,6 +161,7 @@ class Agent {
       : options_(std::move(options)), runtime_(std::move(runtime)) {}
   void serve();  // the thread
   void on_event(const Event& event);
+  void end_for(SessionKey peer, const std::exception& why) noexcept;
   void on_message(Mail mail);
   void on_claim(SessionKey peer, const Token& token);
   // What a session says that is opened to say one thing only.
@@ -149,19 +171,37 @@ class Agent {
     std::string name;  // the agent that must answer
   };
   Status introduce(const std::string& address, Introduction introduction);
-  Status send_long(SessionKey session, std::uint8_t kind, const wire::Bytes& payload);
-  void on_introduced(SessionKey peer, std::uint8_t kind, wire::Bytes payload);
-  Result<std::string> take_in(wire::ByteSpan metadata);
+  void send_long(SessionKey session, std::uint8_t kind, wire::Bytes payload);
+  void send_more(SessionKey session);
+  void end_sending(SessionKey session);
+  void on_introduced(std::unique_lock<std::mutex>& lock, SessionKey peer, std::uint8_t kind,
+                     wire::Bytes payload);
+  void add_part(SessionKey peer, const wire::Bytes& payload);
+  wire::Bytes take_parts(SessionKey peer, wire::Bytes last);
+  void end_introduction(SessionKey peer, const std::string& why);
+  // Metadata that are decoded, which is done without the mutex: they may be long.
+  struct Told {
+    Metadata metadata;
+    SectionMap sections;
+  };
+  static Result<Told> read(wire::ByteSpan bytes);
+  Result<std::string> take_in(const Told& told, std::uint64_t most_nbytes);
+  Status take_in_from(SessionKey peer, const Told& told);
+  void use(Remote& remote);
+  void forget(std::map<std::string, std::unique_ptr<Remote>>::iterator remote, const Status& why);
   Result<std::vector<Section>> make_region(const std::multiset<Descriptor>& descriptors, MemoryKind kind);
   Status add_region(std::multiset<Descriptor> descriptors, MemoryKind kind);
   std::optional<std::size_t> find_registration(const Descriptor& descriptor, MemoryKind kind) const;
   Metadata described(const std::set<RegionId>* regions, bool with_address);
   Token token_of(const std::set<RegionId>& regions);
-  Remote* find(const std::string& name);
+  Remote* find(const std::string& name);  // for our caller, who uses it from then on
   Remote* find(SessionKey session);
   Status dial(Remote& remote);
   void claim(Remote& remote);
   void lose(Remote& remote, const Status& why);
+  template <class Row>
+  Result<std::shared_ptr<const PreparedList>> prepare_rows(const std::string& agent,
+                                                           std::span<const Row> rows, MemoryKind kind);
   Status start_ways(Request& request, Remote& remote);
   Status install(Request& request, Remote& remote);
   Status move_locally(Request& request);
@@ -179,13 +219,26 @@ class Agent {
 
   std::mutex mutex_;  // guards all that follows
   std::vector<Registration> registrations_;
-  SectionMap sections_;
+  std::shared_ptr<const SectionMap> sections_ = std::make_shared<SectionMap>();
   std::map<std::set<RegionId>, Token> tokens_;
   std::map<std::pair<SessionKey, RegionId>, std::vector<LeaseId>> granted_;
   std::map<std::string, std::unique_ptr<Remote>> remotes_;
+  std::map<SessionKey, Remote*> by_session_;
+  // Agents that have told their metadata themselves, the oldest first, and what these take: until our caller
+  // uses them, the oldest give way to newer ones.
+  std::list<std::string> told_;
+  std::uint64_t told_nbytes_ = 0;
   std::map<SessionKey, std::string> names_;  // of peers, by session
   std::map<SessionKey, Introduction> introductions_;
+  // What is longer than the room for messages: the rest goes when there is room again.
+  struct Outgoing {
+    std::uint8_t kind = 0;
+    wire::Bytes payload;
+    std::size_t num_sent = 0;
+  };
+  std::map<SessionKey, Outgoing> outgoing_;
   std::map<SessionKey, wire::Bytes> parts_;  // parts of what a peer sends in several messages
+  std::uint64_t parts_nbytes_ = 0;
   // Notifications that came as messages, or from this agent itself. A peer's count against its budget until
   // our caller takes them.
   struct Notice {

@@ -19,11 +19,11 @@ constexpr std::size_t kMostNames = 65536;
 
 // ---- transfers -------------------------------------------------------------------------------------
 
-Result<std::shared_ptr<const PreparedList>> Agent::prepare(const std::string& agent,
-                                                           std::span<const Descriptor> descriptors,
-                                                           MemoryKind kind) {
+template <class Row>
+Result<std::shared_ptr<const PreparedList>> Agent::prepare_rows(const std::string& agent,
+                                                                std::span<const Row> rows, MemoryKind kind) {
   // Other calls go on meanwhile: a list may be long.
-  SectionMap sections;
+  std::shared_ptr<const SectionMap> sections;
   {
     const std::lock_guard lock(mutex_);
     if (agent.empty() || agent == name()) {
@@ -34,10 +34,16 @@ Result<std::shared_ptr<const PreparedList>> Agent::prepare(const std::string& ag
       sections = remote->sections;
     }
   }
-  Result<PreparedList> prepared = door::prepare(sections, descriptors, kind, agent);
+  Result<PreparedList> prepared = door::prepare(*sections, rows, kind, agent);
   if (!prepared.ok()) return prepared.status();
   return std::make_shared<const PreparedList>(std::move(prepared).value());
 }
+template Result<std::shared_ptr<const PreparedList>> Agent::prepare_rows(const std::string&,
+                                                                         std::span<const Descriptor>,
+                                                                         MemoryKind);
+template Result<std::shared_ptr<const PreparedList>> Agent::prepare_rows(const std::string&,
+                                                                         std::span<const Strided>,
+                                                                         MemoryKind);
 
 Result<std::shared_ptr<Request>> Agent::make(Operation operation, const PreparedList& local,
                                              std::span<const std::uint32_t> local_entries, bool all_local,
@@ -138,6 +144,7 @@ Status Agent::start_ways(Request& request, Remote& remote) {
         transfer.dst_ids = way.dst_ids;
         transfer.num_layers = transfer.layers_ready = way.program.num_layers;
         transfer.timeout_ns = options_.timeout_ns;
+        transfer.awaits_last_word = true;  // or release() would be no fence
         if (notifies) transfer.notify = request.notify_;
         Result<std::shared_ptr<Handle>> handle = engine.post(now, std::move(transfer));
         if (!handle.ok()) return handle.status();
@@ -151,10 +158,12 @@ Status Agent::start_ways(Request& request, Remote& remote) {
     if (notifies) request.notify_.clear();
     return {};
   }
+  // Those that were posted end first: settle().
   for (const auto& handle : request.handles_) runtime_->cancel(*handle);
-  request.state_ = Request::State::kFailed;
   request.status_ = status;
+  request.notify_.clear();
   request.ended_at_ = Runtime::now();
+  settle(request);
   return status;
 }
 
@@ -195,7 +204,7 @@ void Agent::settle(Request& request) {
                                             " did not grant in time the memory that its metadata name"};
   }
   if (request.state_ != Request::State::kMoving) return;
-  Status failed;
+  Status failed = request.status_;  // it did not start whole
   for (const auto& handle : request.handles_) {
     const Outcome outcome = handle->outcome();
     if (outcome == Outcome::kPending) return;
@@ -252,22 +261,36 @@ std::vector<std::shared_ptr<Handle>> Agent::pending(const Request& request) {
   return request.handles_;
 }
 
-void Agent::release(Request& request) {
+Status Agent::release(Request& request) {
   std::vector<std::shared_ptr<Handle>> pending;
   {
     const std::lock_guard lock(mutex_);
-    if (request.state_ == Request::State::kWaiting)
+    if (request.state_ == Request::State::kWaiting) {
       if (Remote* const remote = find(request.remote_))
         std::erase_if(remote->waiting, [&](const auto& each) { return each.get() == &request; });
+      request.state_ = Request::State::kMade;
+    }
     settle(request);
     if (request.state_ == Request::State::kMoving) pending = request.handles_;
-    request.state_ = Request::State::kFailed;
+    request.notify_.clear();
     request.status_ = {Code::kCancelled, "the transfer was released"};
   }
-  if (!runtime_->check_alive().ok()) return;
+  if (!runtime_->check_alive().ok()) return {};
+  const auto has_ended = [&] {
+    return std::all_of(pending.begin(), pending.end(),
+                       [](const auto& each) { return each->outcome() != Outcome::kPending; });
+  };
   for (const auto& handle : pending) runtime_->cancel(*handle);
-  for (const auto& handle : pending)
-    (void)runtime_->wait([&] { return handle->outcome() != Outcome::kPending; }, options_.timeout_ns);
+  (void)runtime_->wait(has_ended, options_.timeout_ns);
+  if (has_ended() || !runtime_->check_alive().ok()) {
+    const std::lock_guard lock(mutex_);
+    request.state_ = Request::State::kFailed;
+    return {};
+  }
+  return {Code::kDeadline, "agent " + request.remote_ + " has not said within " +
+                               std::to_string(options_.timeout_ns / 1'000'000) +
+                               " ms that no byte of the transfer can land any more. Do not use its memory "
+                               "again, and release the transfer once more"};
 }
 
 // ---- notifications ---------------------------------------------------------------------------------

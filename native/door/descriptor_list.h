@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,6 +26,10 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 24);  // a row of an N x 3 array
 
+// `count` blocks of one length, `stride` bytes apart.
+struct Strided { std::uint64_t address, nbytes, device, stride, count; };
+static_assert(sizeof(Strided) == 40);  // a row of an N x 5 array
+
 // A contiguous stretch of registered memory.
 struct Section {
   std::uint64_t address, nbytes;
@@ -34,19 +39,34 @@ struct Section {
   int device;  // of GPU memory; 0 for the host's
 };
 
-// Sections of one agent, ours or a peer's, by address.
+// Sections of one agent, ours or a peer's. A peer may name very many, in any order: what a call costs never
+// grows with the square of their number.
 class SectionMap {
  public:
-  void add(const Section& section);
-  void remove(RegionId region);
-  void clear() noexcept { sections_.clear(); }
-  // The section that holds the whole descriptor; null: none does.
+  SectionMap() = default;
+  explicit SectionMap(std::vector<Section> sections);
+  // Those of `newer` replace all those of the regions that it names.
+  void take(const SectionMap& newer);
+  void remove(std::span<const RegionId> regions);
+  // A section that holds the whole descriptor; null: none does.
   const Section* find(const Descriptor& descriptor, MemoryKind kind) const noexcept;
   const std::vector<Section>& all() const noexcept { return sections_; }
 
  private:
-  std::vector<Section> sections_;  // ascending addresses; those of several regions may overlap
+  void index();
+
+  std::vector<Section> sections_;  // by kind, device and address; those of several regions may overlap
+  // For each section: among those of its memory up to it, the one that ends last.
+  std::vector<std::uint32_t> farthest_;
 };
+
+// Changes a copy, and publishes it: readers go on with the map that they have.
+template <class F>
+void change(std::shared_ptr<const SectionMap>& sections, F&& f) {
+  auto changed = std::make_shared<SectionMap>(*sections);
+  f(*changed);
+  sections = std::move(changed);
+}
 
 // Blocks of equal length side by side within a section.
 struct Grid {
@@ -75,5 +95,8 @@ struct PreparedList {
 // section holds. Costs a pass over the list, and a search for each grid.
 Result<PreparedList> prepare(const SectionMap& sections, std::span<const Descriptor> descriptors,
                              MemoryKind kind, std::string agent);
+// Memory grows only with blocks that were found, whatever counts the rows name.
+Result<PreparedList> prepare(const SectionMap& sections, std::span<const Strided> rows, MemoryKind kind,
+                             std::string agent);
 
 }  // namespace kvxfer::door

@@ -5,6 +5,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/bytes.h"
+
 namespace kvxfer::door {
 namespace {
 
@@ -57,6 +59,7 @@ struct Reader {
     }
     std::string out(reinterpret_cast<const char*>(left.data()), size);
     left = left.subspan(size);
+    ok = wire::utf8_prefix(out) == out.size();  // it goes into messages, and to callers that take text
     return out;
   }
 };
@@ -93,11 +96,12 @@ Result<Metadata> Metadata::decode(wire::ByteSpan bytes) {
   for (std::uint32_t i = 0; i < num; ++i) {
     const auto packed = in.get<PackedSection>();
     if (packed.nbytes == 0 || packed.address > UINT64_MAX - packed.nbytes ||
-        packed.offset > UINT64_MAX - packed.nbytes ||
+        packed.offset > UINT64_MAX - packed.nbytes || packed.device < 0 ||
         packed.kind > static_cast<std::uint32_t>(MemoryKind::kGpu))
       return bad;
-    out.sections.push_back({packed.address, packed.nbytes, packed.region, packed.offset,
-                            static_cast<MemoryKind>(packed.kind), packed.device});
+    const auto kind = static_cast<MemoryKind>(packed.kind);
+    out.sections.push_back({packed.address, packed.nbytes, packed.region, packed.offset, kind,
+                            kind == MemoryKind::kHost ? 0 : packed.device});
   }
   return out;
 }

@@ -1,5 +1,6 @@
 // A backend of NIXL's own agent. NIXL_PLUGIN_DIR names its folder, "KVXFER" its type. It only converts; the
 // native door does the rest.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -17,6 +18,7 @@ namespace kvxfer::nixl {
 namespace {
 
 constexpr const char* kName = "KVXFER";
+constexpr double kMostSeconds = 1e9;  // 31 years, in nanoseconds still a Time
 
 void say(const std::string& words) { std::fprintf(stderr, "kvxfer: NIXL plug-in: %s\n", words.c_str()); }
 
@@ -84,32 +86,49 @@ class KvxferEngine final : public Engine {
  public:
   explicit KvxferEngine(const EngineOptions& options) : Engine(options) {
     const Parameters given = options.parameters == nullptr ? Parameters() : *options.parameters;
+    std::string named;  // what was set, and by which name: an error names it
     const auto setting = [&](const char* name, const char* variable, const std::string& otherwise) {
-      if (const auto found = given.find(name); found != given.end() && !found->second.empty())
-        return found->second;
-      const char* const of_environment = std::getenv(variable);
-      return of_environment != nullptr && *of_environment != '\0' ? std::string(of_environment) : otherwise;
+      std::string value, source = std::string("parameter ") + name;
+      if (const auto found = given.find(name); found != given.end()) value = found->second;
+      if (const char* const of_environment = std::getenv(variable);
+          value.empty() && of_environment != nullptr) {
+        value = of_environment;
+        source = variable;
+      }
+      if (value.empty()) return otherwise;
+      named += (named.empty() ? "; set: " : ", ") + source + "=" + value;
+      return value;
     };
     RuntimeOptions runtime;
     runtime.name = options.agent;
     runtime.listen = setting("listen", "KVXFER_NIXL_LISTEN", "tcp://127.0.0.1:0");
     std::istringstream transports(setting("transports", "KVXFER_NIXL_TRANSPORTS", ""));
-    for (std::string each; std::getline(transports, each, ',');) runtime.transports.push_back(each);
+    for (std::string each; std::getline(transports, each, ',');) {
+      each.erase(0, each.find_first_not_of(' '));
+      each.erase(each.find_last_not_of(' ') + 1);
+      runtime.transports.push_back(each);
+    }
     if (runtime.transports.empty())
       for (const TransportKind* const kind : transport_kinds())
         if (kind->is_default) runtime.transports.emplace_back(kind->name);
     const std::string timeout_s = setting("timeout_s", "KVXFER_NIXL_TIMEOUT_S", "120");
     door::Options door;
     door.advertise = setting("advertise", "KVXFER_NIXL_ADVERTISE", "");
-    door.timeout_ns = static_cast<Time>(std::strtod(timeout_s.c_str(), nullptr) * 1e9);
-    Status status = find_secret(runtime);
+    char* end = nullptr;
+    const double seconds = std::strtod(timeout_s.c_str(), &end);
+    Status status;
+    if (timeout_s.empty() || *end != '\0' || !(seconds > 0))
+      status = {Code::kInvalidArgument, "timeout_s is '" + timeout_s + "', not a positive number of seconds"};
+    else
+      door.timeout_ns = static_cast<Time>(std::min(seconds, kMostSeconds) * 1e9);
+    if (status.ok()) status = find_secret(runtime);
     if (status.ok()) {
       Result<std::shared_ptr<Runtime>> made = Runtime::create(std::move(runtime));
       status = made.status();
       if (status.ok()) agent = door::Agent::create(std::move(made).value(), std::move(door));
     }
     if (status.ok()) return;
-    say(status.message());
+    say(status.message() + named);
     has_failed_ = true;
   }
 
@@ -165,8 +184,9 @@ class KvxferEngine final : public Engine {
     return answer_of(agent->check(*static_cast<Posted*>(handle)->request));
   }
   Answer release(Transfer* handle) const override {
-    const std::unique_ptr<Posted> posted(static_cast<Posted*>(handle));
-    agent->release(*posted->request);
+    Posted* const posted = static_cast<Posted*>(handle);
+    if (Status status = agent->release(*posted->request); !status.ok()) return answer_of(status);
+    delete posted;
     return kSuccess;
   }
 

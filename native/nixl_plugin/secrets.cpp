@@ -66,7 +66,7 @@ Result<std::string> read_own(int folder, const std::filesystem::path& path) {
   const UniqueFd file(::openat(folder, "secret", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file) {
     if (errno == ENOENT) return std::string();
-    return bad(path.string() + " cannot be read: " + std::strerror(errno));
+    return bad(path.string() + " cannot be read: " + words_of(errno));
   }
   struct stat found{};
   if (::fstat(file.get(), &found) != 0 || found.st_uid != ::geteuid() || !S_ISREG(found.st_mode))
@@ -124,7 +124,7 @@ Result<std::string> user_secret() {
 Status find_secret(RuntimeOptions& options) {
   if (const std::string path = environment("KVXFER_SECRET_FILE"); !path.empty()) {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file) return {Code::kInvalidArgument, "KVXFER_SECRET_FILE " + path + ": " + std::strerror(errno)};
+    if (!file) return {Code::kInvalidArgument, "KVXFER_SECRET_FILE " + path + ": " + words_of(errno)};
     std::istringstream lines(read_all(file.get()));
     std::vector<std::string> secrets;
     for (std::string line; std::getline(lines, line);)

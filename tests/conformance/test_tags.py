@@ -111,7 +111,7 @@ def test_who_expects_a_write_that_was_cancelled_is_told_at_once(ends: Ends) -> N
     all_is_heard(ends)
     incoming = ends.expect(b"req")
     ends_with(incoming, "cancelled", "the write with its tag by 'prefill' had ended before", "w-1")
-    assert incoming.state is TransferState.FAILED
+    assert incoming.state is TransferState.CANCELLED
     # The cancelled write was reported, so the tag can be used again.
     incoming = ends.expect(b"req")
     ends.write(b"req").wait(LONG_S)

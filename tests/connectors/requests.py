@@ -17,6 +17,7 @@ class Request:
     batch: tuple[str, int] | None = None
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
+    was_refused: bool = False
     has_tokens: bool = True
     can_tell: bool = True
     trace: str = ""

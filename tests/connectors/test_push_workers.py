@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -11,8 +12,15 @@ import numpy as np
 import pytest
 
 from kvxfer.connectors.common.appointment import Appointment
-from kvxfer.connectors.common.step import Chunk, Claimed, Remainder, Step
+from kvxfer.connectors.common.fetch import Fetch
+from kvxfer.connectors.common.notes import RegistrationPart
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.push_registration import Registration, Share
+from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.step import Chunk, Claimed, FetchOrder, Remainder, Step
+from kvxfer.connectors.common.worker_half import WorkerHalf
 from tests.connectors.workers import (
+    BOUND_S,
     LAYERS,
     NUM_LAYERS,
     Array,
@@ -184,6 +192,76 @@ def test_another_prompt_is_refused() -> None:
         )
         assert not any(cache.any() for cache in decode[0].caches.values())
         assert collected(prefill, {"another"})[0].sent == {"another"}
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_an_engine_that_only_starts_is_not_waited_for(
+    has_cache: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as running:
+        (decode,) = running.enter_context(workers("decode"))
+        if has_cache:
+            half = running.enter_context(workers("prefill"))[0].half
+        else:
+            half = WorkerHalf(Place("prefill"), Settings())
+            running.callback(half.close)
+        source = Appointment(bytes(16), (half._agent.entry,), "digest")
+        decode.half.step(Step(fetches=[FetchOrder("early", source, ((1, 2),), 0, 64)]))
+        fetch = connected(decode)
+        assert not decode.half.collect(set()).failed
+        fetch.begun_ns -= int(BOUND_S * 1e9)  # longer ago than connect_timeout_s
+        assert decode.half.collect(set()).failed
+        assert fetch.code == "unknown-region"
+        assert "its engine is starting" in caplog.text
+        assert "the same model" not in caplog.text
+
+
+def connected(decode: Worker) -> Fetch:
+    """Returns decode's fetch, once its sessions are open."""
+    assert decode.half._fetches is not None
+    (fetch,) = decode.half._fetches._fetches.values()
+    until(lambda: all(session.done() for session in fetch.sessions), "the session")
+    return fetch
+
+
+def test_an_engine_that_begins_to_step_is_registered_with() -> None:
+    pushed, whole = Pushed.draw("begins", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        fetch = connected(decode[0])
+        assert not decode[0].half.collect(set()).failed
+        assert not fetch.is_posted
+        forward(prefill, pushed, 0, TOKENS, whole)
+        stepped_until(prefill[0], decode[0])
+        assert all(is_there(decode, pushed, layer, whole) for layer in range(NUM_LAYERS))
+
+
+@pytest.mark.parametrize("num_shares", [2, 4096])
+def test_a_registration_costs_one_write_of_each_group(num_shares: int) -> None:
+    pushed = Pushed.draw("costly", TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        registration = Registration(
+            tag="ab" * 16,
+            prompt="digest",
+            first_token=0,
+            num_tokens=TOKENS,
+            tables=(pushed.dst,),
+            block_sizes=(32,),
+            pages_per_block=(1,),
+            shares=(Share(group=0, layers=(0, NUM_LAYERS), heads=(0, 4)),),
+        )
+        greedy = registration.model_copy(update={"shares": registration.shares * num_shares})
+        peer = decode[0].half._agent.connect_blocking(prefill[0].rank)
+        # A later note from the same peer shows that prefill has read both.
+        later = replace(pushed, key=bytes(16))
+        for key, each in ((pushed.key, greedy), (later.key, registration)):
+            for part in RegistrationPart.split(key, 0, 1, each.model_dump_json().encode()):
+                decode[0].half._mail.send(peer, part)
+        until(lambda: prefill_knows(prefill, later), "the second registration")
+        prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
+        assert prefill[0].half._pushes is not None
+        posted = prefill[0].half._pushes._pushes[pushed.key].readers.values()
+        assert sum(len(reader.writes.members) for reader in posted) <= 1
 
 
 def test_engines_that_the_router_does_not_name_are_refused() -> None:

@@ -25,7 +25,7 @@ from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step
 from kvxfer.directory import Entry
 from tests.connectors.requests import Request
-from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Worker, memory_of, until
+from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Pushed, Worker, memory_of, until
 from tests.fault.node import Worker as Process
 from tests.fault.proxy import Proxy
 from tests.seeds import seed_of
@@ -102,6 +102,33 @@ def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: 
         assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
         prefill.until("sent", handover.request_id, {handover.request_id})
         assert counted(prefill)["receipts"] == 1
+
+
+@pytest.mark.parametrize("how", ["pull", "push"])
+def test_an_engine_whose_cache_differs_declines_at_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    with worker_of("prefill", lease_ttl_s=600.0) as prefill, unlike("decode") as decode:
+        if how == "pull":
+            handover = granted(prefill)
+            name = handover.request_id
+            decode.half.step(order(handover, name))
+        else:
+            pushed = Pushed(name := "pushed", SRC, DST, NUM_TOKENS, bytes(16))
+            decode.half.step(pushed.order([prefill]))
+            prefill.half.before_forward(pushed.chunk(0, NUM_TOKENS))
+            prefill.half.after_forward(whole=True)
+        assert decode.until("received", name).failed
+        assert counted(decode)["failures"] == {how: {"layout-mismatch": 1}}
+        assert "differ in region 'kv.0': model: another at the source, tiny at the" in caplog.text
+        prefill.until("sent", name, {name})
+        assert not counted(prefill).get("expired")
+
+
+def unlike(name: str) -> Worker:
+    place = Place(name)
+    caches = {layer: np.zeros((NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, CONTENT), np.float32) for layer in LAYERS}
+    (memory,) = memory_of(caches, place)
+    memory = replace(memory, layout=replace(memory.layout, model="another"))
+    return Worker(place, [memory], caches)
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "claimed"])

@@ -105,8 +105,8 @@ async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
 
 
 def says_ready(line: str) -> bool:
-    """Returns whether a line of the daemon's log, plain or JSON, says that it serves."""
-    return line.endswith(" INFO ready") or '"message": "ready"' in line
+    """Returns whether a line of the daemon's log, plain or JSON, says that it serves, ready or not."""
+    return re.search(r' INFO (ready$|not ready: )|"message": "(ready"|not ready: )', line) is not None
 
 
 @dataclass
@@ -137,10 +137,14 @@ class Program:
 
 @contextmanager
 def program(
-    folder: Path, *arguments: str, agent: bool = False, under: tuple[str, ...] = ()
+    folder: Path,
+    *arguments: str,
+    agent: bool = False,
+    under: tuple[str, ...] = (),
+    module: tuple[str, ...] = ("kvxfer.control",),
 ) -> Iterator[Program]:
     """Runs ``python -m kvxfer.control`` until the block ends, `under` a command that becomes it."""
-    command = [*under, sys.executable, "-m", "kvxfer.control", "--state", str(folder / "state")]
+    command = [*under, sys.executable, "-m", *module, "--state", str(folder / "state")]
     command += ["--runtime", str(folder / "run"), "--node", "node-a", "--listen", "127.0.0.1:0"]
     command += [] if agent else ["--no-agent"]
     process = subprocess.Popen(

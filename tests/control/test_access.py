@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,71 @@ async def test_tenants_are_kept_apart(served: Served) -> None:
         assert (await client.post("/v1/transfers", json=MOVE)).status_code == 403
         assert (await client.post("/v1/leases", json={"agent": "a", "region": "kv"})).status_code == 403
         assert (await client.post("/v1/agents/a/peers", json={"remote_agent": "b"})).status_code == 403
+
+
+# What a token that is limited to tenants reaches: its pages and transfers, and what is of nobody.
+OF_TENANTS = {
+    *(("GET", path) for path in ("/healthz", "/readyz", "/v1/node", "/v1/settings", "/v1/drain")),
+    *(("GET", path) for path in ("/v1/whoami", "/v1/transfers", "/v1/transfers/{transfer}")),
+    *(("GET", path) for path in ("/v1/open-transfers", "/v1/request-trace", "/v1/request-trace/perfetto")),
+    *(("GET", path) for path in ("/v1/pages", "/v1/pools", "/v1/events", "/v1/events/recent")),
+    ("DELETE", "/v1/transfers/{transfer}"),
+    ("POST", "/v1/transfers/{transfer}/cancel"),
+    *(("POST", f"/v1/pages/{verb}") for verb in ("park", "lease", "lease/{lease}/extend")),
+    *(("POST", f"/v1/pages/{verb}") for verb in ("pin", "unpin", "drop")),
+    ("DELETE", "/v1/pages/lease/{lease}"),
+}
+
+
+async def test_a_tenants_token_reaches_only_what_is_of_its_tenant(served: Served) -> None:
+    token = await served.make_token("admin", tenants=["red"])
+    lease = {"tenant": "red", "lease": "kvxfer-lease-1.4000000000000001"}
+    for (method, path), (role, body) in ENDPOINTS.items():
+        if path.startswith("/v1/pages/") and body is not None and "keys" in body:
+            body = body | (lease if path.endswith("park") else {"tenant": "red"})
+        found = await status(served, token, method, path, body)
+        is_open = role is None or (method, path) in OF_TENANTS
+        assert (found == (403, "forbidden")) is not is_open, (method, path, found)
+
+
+async def test_a_tenants_token_sees_nothing_of_others(served: Served) -> None:
+    rates = {"red": 5, "blue": 6}
+    async with served.unix() as client:
+        await client.patch("/v1/settings", json={"page_quotas_nbytes": rates, "tenant_bytes_per_s": rates})
+        await client.put("/v1/directory", json={"name": "a", "incarnation": "0" * 32})
+        await client.put("/v1/drain", json={})
+        await client.delete("/v1/drain")
+    for tenant in ("red", "blue"):
+        served.daemon.note("pages.dropped", {"tenant": tenant}, tenant)
+    async with served.tcp(await served.make_token("read", tenants=["red"])) as client:
+        settings = (await client.get("/v1/settings")).json()
+        assert settings["page_quotas_nbytes"] == settings["tenant_bytes_per_s"] == {"red": 5}
+        events = (await client.get("/v1/events/recent")).json()["items"]
+    assert [(each["topic"], each["data"].get("tenant")) for each in events] == [
+        *((f"drain.{what}", None) for what in ("begun", "ready", "ended")),
+        ("pages.dropped", "red"),
+    ]
+
+
+async def test_tokens_that_have_expired_make_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvxfer.control.token_access.MAX_TOKENS", 4)  # the admin's is one
+    of_certificate = {"name": "c", "certificate": "DNS:c"}
+    now_s = [time.time()]
+    served.daemon.access._clock = lambda: now_s[0]
+    async with served.unix() as client:
+
+        async def make(**more: object) -> int:
+            return (await client.post("/v1/tokens", json={"name": "x", **more})).status_code
+
+        assert await asyncio.gather(*(make(ttl_s=60.0) for _ in range(4))) == [201, 201, 201, 429]
+        now_s[0] += 61.0
+        assert [await make(ttl_s=60.0, **of_certificate) for _ in range(2)] == [201, 409]
+        now_s[0] += 61.0
+        assert await make(**of_certificate) == 201
+        listed = (await client.get("/v1/tokens")).json()["items"]
+    assert [token["name"] for token in listed] == ["admin", "c"]
+    kept: dict[str, Any] = served.daemon.store.load("token")
+    assert {token["id"] for token in listed} == set(kept)
 
 
 async def test_a_tenants_admin_changes_nothing_of_all(served: Served) -> None:

@@ -111,6 +111,21 @@ async def test_settings_change_what_is_named_and_outlive_a_restart(tmp_path: Pat
         await client.patch("/v1/settings", json={"log_level": "info"})
 
 
+async def test_changes_at_the_same_time_are_all_made(tmp_path: Path) -> None:
+    tenants = [f"t{number}" for number in range(40)]
+    async with serving(tmp_path) as served, served.unix() as client:
+
+        async def change(tenant: str) -> None:
+            one = {"page_quotas_nbytes": {tenant: 5}, "tenant_bytes_per_s": {tenant: 6}}
+            assert (await client.patch("/v1/settings", json=one)).status_code == 200
+
+        await asyncio.gather(*map(change, tenants))
+    async with serving(tmp_path) as served, served.unix() as client:
+        found = (await client.get("/v1/settings")).json()
+    assert found["page_quotas_nbytes"] == dict.fromkeys(tenants, 5)
+    assert found["tenant_bytes_per_s"] == dict.fromkeys(tenants, 6)
+
+
 async def test_a_drain_refuses_new_work_and_is_taken_back(served: Served) -> None:
     async with served.unix() as client:
         assert (await client.get("/readyz")).status_code == 200
@@ -152,7 +167,7 @@ def test_a_drained_node_that_is_killed_drains_still(tmp_path: Path) -> None:
 async def test_a_full_disk_refuses_changes_and_nothing_else(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full() -> None:
+    def full(need: str) -> None:
         raise Refusal("unavailable", "no room")
 
     async with served.unix() as client:

@@ -402,10 +402,13 @@ def test_a_host_and_a_port_are_no_path(text: str, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("text", ["ftp://x", "http://", "http://user:secret@host", "http://host/?token=1"])
-def test_what_is_no_daemon_is_refused_in_words(text: str) -> None:
+def test_what_is_no_daemon_is_refused_in_words(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
         DaemonPlace.parse(text)
     assert caught.value.code == "invalid-argument"
+    monkeypatch.setenv("KVXFER_DAEMON_URL", text)
+    with pytest.raises(UsageError, match=r"^KVXFER_DAEMON_URL: "):
+        DaemonPlace.parse()
 
 
 def test_tokens_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +421,7 @@ def test_tokens_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert token_of() == "kvx_1_x"
     for wrong in (b"", b"a\nb", b"\xff"):
         file.write_bytes(wrong)
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match=r"^KVXFER_TOKEN_FILE: "):
             token_of()
 
 

@@ -29,7 +29,7 @@ from tests.control.serving import Program, program
 from tests.control.waiting import until
 
 BOUND_S = 90.0
-SHAPE = (2, 2, 16, 8, 2, 8)  # [layers, keys and values, blocks, tokens, heads, dims]
+SHAPE = (4, 2, 16, 8, 2, 8)  # [layers, keys and values, blocks, tokens, heads, dims]
 HOSTILE = "\x1b[2J[red]decode"
 COMMANDS = (
     ("agents",),
@@ -163,6 +163,17 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
     assert "decode/kv" in listed
 
 
+@pytest.mark.parametrize("push", [(), ("--push",)], ids=["pull", "push"])
+@pytest.mark.parametrize(("first", "stop"), [(0, 1), (1, 3), (0, 4)])
+def test_only_the_named_layers_move(filled: list[Node], push: tuple[str, ...], first: int, stop: int) -> None:
+    src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:2-6" for node in filled)
+    expected = filled[1].memory.copy()
+    expected[first:stop, :, 2:7] = filled[0].memory[first:stop, :, 2:7]
+    (transfer,) = told("move", src, dst, *push, "--layers", f"{first}:{stop}", daemon="")
+    assert (transfer["state"], transfer["num_layers"]) == ("done", stop - first)
+    assert (filled[1].memory == expected).all()
+
+
 @pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
 def test_memory_that_was_handed_over_moves_without_an_agent(tmp_path: Path, push: bool) -> None:
     """The smallest cluster: two daemons, each with a program that has memory but no agent."""
@@ -197,7 +208,7 @@ def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     assert done.returncode == 0, done.stderr
     for words in (
         *("lease to read 1 block of kv of prefill-0", "done", "moved ", "/s"),
-        *("posted by", "known as ", " until it ends", "  1 block, 2 layers, "),
+        *("posted by", "known as ", " until it ends", "  1 block, 4 layers, "),
         *("  from kv of prefill-0: done", "  to kv of \\x1b[2J[red]decode (began it): done"),
     ):
         assert words in done.stdout
@@ -254,7 +265,9 @@ def test_sessions_have_their_numbers_and_an_agent_its_fields_on_lines(filled: li
 
 def test_top_names_peers_and_what_ended_before(filled: list[Node]) -> None:
     src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
-    (made,) = told("move", src, dst, "--context", "req-top", daemon="")
+    (made,) = told("move", src, dst, "--context", "req-top", "--priority", "3", daemon="")
+    assert made["priority"] == 3
+    assert len(told("transfers", "--limit", "1", daemon=filled[1].place)) == 1
     for node in filled:
         shown = run("top", "--count", "1", "--interval-s", "0.1", daemon=node.place).stdout
         assert "req-top" in shown
@@ -338,13 +351,20 @@ def test_pages_are_parked_fetched_pinned_and_dropped(tmp_path: Path) -> None:
             memory[:] = np.arange(SHAPE[2])[None, None, :, None, None, None]
             agent.register("kv", memory, kvxfer.KVLayout.from_tensor(memory, axes="l2bthd"))
             until(lambda: list(client.regions("a")), "the agent is not attached")
-            of = ("--model", "m", "--tenant", "red")
+            of = ("--model", "m", "--tenant", "red", "--revision", "2")
             (parked,) = told("pages", "park", "a/kv:7,9", "x", "y", *of, "--context", "req-1", daemon=place)
             assert [page["state"] for page in parked["pages"]] == ["parked", "parked"]
-            done = run("pages", "fetch", "a/kv:1,2", "y", "x", *of, daemon=place)
+            peer = client.connect_agent("a", schema.ConnectRequest(remote_agent=client.get_node().address))
+            writing = schema.LeaseRequest(agent="a", region="kv", mode="write", holder=peer.session)
+            right = ("--lease", client.grant_lease(writing).token, "--notify", "fetched")
+            done = run("pages", "fetch", "a/kv:1,2", "y", "x", *of, *right, daemon=place)
             assert done.returncode == 0, done.stderr
             assert f"layout {parked['layout']}, " in done.stdout
             assert (memory[:, :, [1, 2]] == memory[:, :, [9, 7]]).all()
+            assert agent.notification_blocking(BOUND_S).payload == b"fetched"
+            lease = client.grant_lease(schema.LeaseRequest(agent="a", region="kv", blocks=[3])).token
+            told("pages", "park", "a/kv:3", "z", *of, "--lease", lease, "--pin", daemon=place)
+            assert [page.pinned for page in client.pages() if page.key == "z"] == [True]
             for verb, states in (("pin", ["done", "done"]), ("drop", ["done", "done"])):
                 short = parked["layout"][:12]
                 (done_,) = told("pages", verb, "x", "y", *of, "--layout", short, daemon=place)
@@ -377,13 +397,13 @@ def test_each_verb_shows_an_example(noun: str) -> None:
 def test_a_node_is_drained_and_taken_back(tmp_path: Path) -> None:
     with program(tmp_path):
         place = f"unix:{tmp_path}/run/api.sock"
-        assert told("drain", "--wait", daemon=place)[0]["ready"]
+        assert told("drain", "--wait", "--deadline-s", "60", daemon=place)[0]["ready"]
         assert "accepts work" in run("drain", "--undo", daemon=place).stdout
 
 
 def test_tokens_are_made_into_files_and_used_from_them(nodes: list[Node], tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    done = run("tokens", "--create", "eyes", "--out", str(file), daemon=nodes[0].place)
+    file, place = tmp_path / "token", nodes[0].place
+    done = run("tokens", "--create", "eyes", "--out", str(file), daemon=place)
     assert done.returncode == 0, done.stderr
     assert file.stat().st_mode & 0o777 == 0o600
     url = nodes[0].daemon.url
@@ -391,6 +411,18 @@ def test_tokens_are_made_into_files_and_used_from_them(nodes: list[Node], tmp_pa
     wrong.write_text(f"kvx_{'0' * 16}_{'x' * 43}")
     assert run("agents", "--token-file", str(file), daemon=url).returncode == 0
     assert run("agents", daemon=url, KVXFER_TOKEN_FILE=str(file)).returncode == 0
+    mover = tmp_path / "mover"
+    assert (
+        run("tokens", "--create", "m", "--role", "transfer", "--out", str(mover), daemon=place).returncode
+        == 0
+    )
+    ends = [f"{node.daemon.url}#{node.agent.incarnation.hex()}/kv:0" for node in nodes]
+    admin = str(nodes[1].daemon.folder / "state/admin.token")
+    done = run("move", *ends, "--src-token-file", str(mover), "--dst-token-file", admin)
+    assert done.returncode == 0, done.stderr
+    (row,) = (row for row in told("tokens", daemon=place) if row["name"] == "m")
+    told("tokens", "--revoke", row["id"], daemon=place)
+    assert "not valid" in run("agents", "--token-file", str(mover), daemon=nodes[0].daemon.url).stderr
     for arguments, words in (
         (("agents",), "--token-file, or KVXFER_TOKEN_FILE"),
         (("drain", "--token-file", str(file)), "needs the role admin"),

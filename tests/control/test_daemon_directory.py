@@ -173,6 +173,28 @@ def test_what_is_no_entry_is_refused_in_words(
         assert lost.json() == {"lost": ["?"]}
 
 
+def test_a_daemon_may_be_its_own_directory(tmp_path: Path) -> None:
+    itself = ("--directory", f"unix:{tmp_path}/run/api.sock", "--pool-gib", "0.01")
+    for _ in range(2):  # what the first leaves behind does not disturb the second
+        with program(tmp_path, *itself, agent=True) as daemon:
+            with Client(api(daemon)) as client:
+                found = [entry.name for entry in client.list_entries().items]
+            assert found == ["daemon/node-a", "daemon/node-a/memory"]
+            assert daemon.end() == 0, daemon.said
+    with program(tmp_path) as daemon, Client(api(daemon)) as client:
+        assert not client.list_entries().items
+
+
+def test_a_daemon_whose_directory_is_gone_ends_in_order(daemon: Program, tmp_path: Path) -> None:
+    with (
+        program(tmp_path / "names") as names,
+        program(tmp_path / "node", "--directory", str(api(names)), agent=True) as node,
+    ):
+        names.end(signal.SIGKILL)
+        assert node.end() == 0, node.said
+    assert not (tmp_path / "node/state/daemon.sqlite-wal").exists(), "the store was closed"
+
+
 def test_a_daemons_own_agent_is_found_in_the_directory_of_another(daemon: Program, tmp_path: Path) -> None:
     with DaemonDirectory(api(daemon)) as directory:
         watch = directory.watch_blocking("daemon/node-a", BOUND_S)

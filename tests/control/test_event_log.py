@@ -66,12 +66,13 @@ def test_topics_are_wanted_with_those_below_them() -> None:
         assert read_all(log, 0, Wanted(topics))[0] == expected
 
 
-def test_a_tenants_watcher_sees_its_own_and_what_is_everybodys() -> None:
+def test_a_tenants_watcher_sees_its_own_and_the_nodes_drain() -> None:
     log = EventLog()
     for tenant in (None, "red", "blue", ""):
         fill(log, 1, "pages.parked", tenant)
-    assert read_all(log, 0, Wanted((), frozenset({"red"})))[0] == [1, 2]
-    assert read_all(log, 0, Wanted((), None))[0] == [1, 2, 3, 4]
+    fill(log, 1, "drain.begun", None)
+    assert read_all(log, 0, Wanted((), frozenset({"red"})))[0] == [2, 5]
+    assert read_all(log, 0, Wanted((), None))[0] == [1, 2, 3, 4, 5]
 
 
 def test_an_index_from_elsewhere_is_taken_for_the_newest() -> None:

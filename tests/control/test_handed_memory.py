@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import KVLayout, KvxferError, PeerError, UsageError
+from kvxfer import KVLayout, KvxferError, PeerError, Region, UsageError
 from kvxfer.control import handed_memory
 from kvxfer.control.hand_over import HandedOver, hand_over, shared_array
 from kvxfer.control.handed_line import MAX_LINE_NBYTES, HandedLine
@@ -311,6 +311,43 @@ async def test_the_daemon_ends_and_the_process_hears_of_it(memory: Callable[...,
     await asyncio.to_thread(mine.close)
     with pytest.raises(PeerError, match="does not answer"):
         await handed(taken)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_while_it_cannot_be_deregistered_memory_stays_mapped_and_is_not_said_to_be_free(
+    memory: Callable[..., Any],
+    is_closed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = await memory()
+    deregister, tries, is_broken = Region.deregister, [], True
+
+    async def fail(region: Region, timeout_s: float | None = None) -> None:
+        tries.append(region.name)
+        if is_broken:
+            raise KvxferError("a device fails", code="system")
+        await deregister(region, timeout_s)
+
+    monkeypatch.setattr(Region, "deregister", fail)
+    array = shared_array(SHAPE, np.uint16)
+    handed = await asyncio.to_thread(
+        hand_over, array, KVLayout.from_tensor(array, "l2bthd"), "cache", daemon=one.folder
+    )
+    mapped = one.handed.regions[handed.region].memory
+    closing = asyncio.create_task(asyncio.to_thread(handed.close, BOUND_S))
+    await until(lambda: len(tries) >= 2)
+    assert not closing.done()
+    assert one.changes == [(handed.region, True)]
+    assert one.handed._nbytes == mapped.nbytes
+    if is_closed:
+        await one.handed.aclose()
+    is_broken = False
+    await closing
+    await one.until(0)
+    assert one.changes == [(handed.region, True), (handed.region, False)]
+    assert one.handed._nbytes == 0
+    assert caplog.text.count("stays mapped") == 1
 
 
 async def test_a_socket_that_was_left_is_taken_over(memory: Callable[..., Any], tmp_path: Path) -> None:

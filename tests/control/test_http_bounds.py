@@ -50,7 +50,7 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 async def test_half_open_requests_end_in_time_and_hold_nobody_up(
     served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(http_protocol, "_REQUEST_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 2.0)
 
     async def half() -> None:
         async with raw(served) as (reader, writer):
@@ -68,7 +68,7 @@ async def test_half_open_requests_end_in_time_and_hold_nobody_up(
 async def test_a_second_request_that_does_not_come_whole_ends_in_time_too(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "_REQUEST_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 2.0)
     async with raw(served) as (reader, writer):
         writer.write(head(served))
         await reader.readuntil(b"}")

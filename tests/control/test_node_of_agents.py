@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import os
+import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,10 +18,11 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, LeaseToken, Region
-from kvxfer.control import layout_digest, schema
+from kvxfer.control import AsyncClient, layout_digest, schema
 from tests.control.serving import BOUND_S, Served, serving
 
 EVERYTHING = ("show", "drain", "move", "grant", "settings")
+ENDED = r'kvxfer_transfers_ended_total{code="(.*)",outcome="(.*)",role="(.*)"} 1.0'
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -104,6 +109,24 @@ async def test_agents_are_shown_with_their_regions_peers_and_rails(node: Node) -
     assert (await node.client.get("/v1/agents/nobody")).status_code == 404
 
 
+@pytest.mark.parametrize("name", ["daemon/node-a", "a/regions/b", "a//b", "a b/%2F?#", "ü/é", "../x"])
+async def test_agents_whose_names_have_slashes_are_asked_for_by_name(node: Node, name: str) -> None:
+    options = AgentOptions(daemon=str(node.served.socket.parent), daemon_may=EVERYTHING)
+    async with Agent(name, options) as agent:
+        agent.register("kv", np.zeros((4, 1024), np.uint8))
+        id_ = agent.incarnation.hex()
+        await node.until("/v1/regions", lambda found: found["items"], agent=id_)
+        async with AsyncClient(node.served.socket) as client:
+            assert (await client.get_agent(name)).id == id_
+            assert [region.agent for region in (await client.list_agent_regions(name)).items] == [id_]
+            await client.connect_agent(name, schema.ConnectRequest(remote_agent="there"))
+            peers = await node.until("/v1/peers", lambda found: found["items"], agent=id_)
+            assert peers["items"][0]["name"] == "there"
+            assert [peer.name for peer in (await client.list_agent_peers(name)).items] == ["there"]
+        if "//" not in name and "%" not in name and ".." not in name:
+            assert (await node.get(f"/v1/agents/{name}/peers"))["items"][0]["name"] == "there"
+
+
 async def test_pages_are_moved_by_rest_under_a_lease(node: Node) -> None:
     node.memory["there"][[1, 2]] = 7
     lease = await node.lease(blocks=[1, 2])
@@ -134,6 +157,21 @@ async def test_pages_are_moved_by_rest_under_a_lease(node: Node) -> None:
         (found,) = (await node.get("/v1/transfers", **search))["items"]
         assert found["id"] == whole["id"], search
     assert (await node.client.delete(f"/v1/transfers/{made['id']}")).json()["found"] is False
+
+
+async def test_of_a_long_answer_a_repetition_gets_the_status_and_the_digest(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvxfer.control.state.answers.LONG_NBYTES", 10)
+    asked = {"agent": "there", "region": "kv"}
+    first, again = [
+        await node.client.post("/v1/leases", json=asked, headers={"Idempotency-Key": "k"}) for _ in range(2)
+    ]
+    assert (first.status_code, again.status_code, again.json()) == (201, 201, {})
+    digest = base64.b64encode(hashlib.sha256(first.content).digest()).decode()
+    assert again.headers["Repr-Digest"] == f"sha-256=:{digest}:"
+    assert again.headers["Idempotent-Replay"] == "digest"
+    assert len((await node.until("/v1/leases", lambda found: found["items"]))["items"]) == 1
 
 
 async def test_what_agents_move_by_themselves_is_joined(node: Node) -> None:
@@ -172,6 +210,70 @@ async def test_a_transfer_that_waits_is_shown_open_and_cancelled(node: Node) -> 
     ended = await node.get(f"/v1/transfers/{made['id']}", wait_s=30)
     assert (ended["state"], ended["code"]) == ("cancelled", "cancelled")
     assert (await node.get("/v1/drain"))["running"] == 0
+
+
+@pytest.mark.parametrize("step_s", [1e6, -1e6])
+async def test_deadlines_are_kept_when_the_time_of_day_is_set(node: Node, step_s: float) -> None:
+    await node.here.connect(node.there.address)
+    made = (await node.move(verb="write", notify="tag", timeout_s=120.0)).json()
+    await node.client.put("/v1/drain", json={"deadline_s": 600.0})
+    daemon = node.served.daemon
+    for part in (daemon, daemon.moves, daemon.drains):
+        part_clock = "clock" if part is daemon else "_clock"
+        setattr(part, part_clock, lambda: time.time() + step_s)
+    drain = await node.get("/v1/drain")
+    assert (drain["ready"], drain["running"] > 0) == (False, True)
+    assert (await node.get(f"/v1/transfers/{made['id']}"))["state"] == "pending"
+    async with asyncio.timeout(BOUND_S):
+        ending = asyncio.create_task(daemon.drains.stop_taking(3600.0))
+        await node.client.post(f"/v1/transfers/{made['id']}/cancel")
+        await ending
+    assert not daemon.drains.count_running()
+
+
+@pytest.mark.parametrize("by", ["writer", "reader", "expecting"])
+async def test_a_cancelled_transfer_is_cancelled_at_both_ends(node: Node, by: str) -> None:
+    """Whichever end's program cancels it, no end counts as failed, and no alert of failures sees it."""
+    peer = await node.here.connect(node.there.address)
+    here, there = node.regions["here"], peer.regions["kv"]
+    roles = {"source", "destination"} | ({"expectation"} if by == "expecting" else set())
+    work: Any
+    if by == "reader":
+        lease = node.regions["there"].grant(None)
+        work = node.here.read(here, there, [1], [1], lease=lease.token, after=node.here.trigger())
+    else:
+        work = node.here.write(here, there, [1], [3], notify=b"tag", hold=True)
+    await node.until("/v1/open-transfers", lambda found: len(found["items"]) == 2)
+    if by == "expecting":
+        work = node.there.expect(b"tag", [3])
+    work.cancel()
+    counted: set[tuple[str, str, str]] = set()
+    async with asyncio.timeout(BOUND_S):
+        while len(counted) < len(roles):
+            text = (await node.client.get("/metrics")).text
+            counted = set(re.findall(ENDED, text))
+            await asyncio.sleep(0.02)
+    assert counted == {("cancelled", "cancelled", role) for role in roles}
+
+
+async def test_agents_of_one_name_are_one_series_each(node: Node) -> None:
+    """Replicas may have one name; a scrape that has a series twice is refused."""
+    options = AgentOptions(daemon=str(node.served.socket.parent), daemon_may=EVERYTHING)
+    async with Agent("here", options) as other:
+        other.register("more", np.zeros((16, 1024), np.uint8))
+        await other.connect(node.there.address)
+        node.regions["here"].grant(None, blocks=[1])
+        other.regions["more"].grant(None, blocks=[1, 2])
+        await node.until("/v1/leases", lambda found: len(found["items"]) == 2)
+        await node.until("/v1/regions", lambda found: len(found["items"]) == 3)
+        await node.until("/v1/agents/there/peers", lambda found: found["items"])
+        text = (await node.client.get("/metrics")).text
+    names = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(names) == len(set(names))
+    for wanted in ("regions", "region_bytes"):
+        assert f'kvxfer_agent_{wanted}{{agent="here"}} {float(2 if wanted == "regions" else 2 << 14)}' in text
+    assert 'kvxfer_exports_outstanding{agent="here"} 2.0' in text
+    assert 'kvxfer_exports_outstanding_bytes{agent="here"} 3072.0' in text
 
 
 async def test_a_daemon_that_ends_takes_nothing_new_and_waits_for_what_it_began(node: Node) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvxfer import KvxferError, Region, TransferError, UsageError
+from kvxfer import KvxferError, LeaseToken, Region, TransferError, UsageError
 from kvxfer.control.host_pool.page import PageKey
 from kvxfer.control.host_pool.page_pool import Parked
 from kvxfer.control.own_agent import RemotePlace
@@ -73,6 +73,122 @@ def made_slowly(node: Daemon, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.
 
     monkeypatch.setattr(node.own, "register", slow)
     return begun, go_on
+
+
+class SlowStore:
+    """Stores the keys of pages when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self.go_on.set()
+
+    async def __call__(self, keys: list[PageKey]) -> None:
+        self.asked.set()
+        await self.go_on.wait()
+
+
+async def test_what_may_not_be_pinned_evicts_nothing(engine: MakeEngine, daemon: MakeDaemon) -> None:
+    """New pages, pages that are there, and pages that another call is parking count alike."""
+    store, source = SlowStore(), engine("prefill")
+    page_nbytes = source.layout.block_nbytes
+    node = daemon(nbytes=SLAB, slab_nbytes=SLAB, max_pinned_nbytes=2 * page_nbytes, on_parked=store)
+    lease = source.region.grant(None, ttl_s=BOUND_S)
+
+    def park(first: int, count: int, *, pin: bool = False) -> Any:
+        blocks = range(first, first + count)
+        return node.pool.park(SALT, source.place, blocks, names(count, first), lease=lease.token, pin=pin)
+
+    await park(0, 4)
+    store.asked.clear()
+    store.go_on.clear()
+    other = asyncio.create_task(park(4, 1, pin=True))
+    await store.asked.wait()
+    for first, count in ((5, 3), (0, 2), (3, 3), (2, 3)):
+        with pytest.raises(ExhaustedError, match="pinned"):
+            await park(first, count, pin=True)
+    store.go_on.set()
+    await other
+    assert node.gone == []
+    assert [page.key.key for page in node.pool.pages()] == names(5)
+    assert node.pool.stats().pages.pinned_nbytes == page_nbytes
+    await park(3, 2, pin=True)
+    await park(3, 1, pin=True)
+    assert node.pool.stats().pages.pinned_nbytes == 2 * page_nbytes
+    assert node.pool.pin([page.key for page in node.pool.pages()], False)
+    assert node.pool.stats().pages.pinned_nbytes == 0
+    await park(5, 2, pin=True)
+    assert node.pool.stats().pages.num_held == 0
+
+
+async def test_a_failed_park_gives_back_what_it_would_have_pinned(
+    engine: MakeEngine, daemon: MakeDaemon
+) -> None:
+    source = engine("prefill")
+    page_nbytes = source.layout.block_nbytes
+    node = daemon(nbytes=SLAB, slab_nbytes=SLAB, max_pinned_nbytes=2 * page_nbytes)
+    await parked(node, source, 1)
+    for _ in range(3):
+        with pytest.raises(TransferError):
+            await node.pool.park(
+                SALT, source.place, [0, 1], names(2), lease=LeaseToken.draw(), pin=True, timeout_s=BOUND_S
+            )
+    assert node.pool.stats().pages.pinned_nbytes == 0
+    lease = source.region.grant(None, ttl_s=BOUND_S)
+    await node.pool.park(SALT, source.place, [0, 1], names(2), lease=lease.token, pin=True)
+    assert node.pool.stats().pages.pinned_nbytes == 2 * page_nbytes
+
+
+async def test_a_page_that_is_there_stays_while_its_caller_waits(
+    engine: MakeEngine, daemon: MakeDaemon
+) -> None:
+    store, source = SlowStore(), engine("prefill")
+    node = daemon(nbytes=SLAB, slab_nbytes=SLAB, on_parked=store)  # five pages
+    await parked(node, source, 1)
+    store.asked.clear()
+    store.go_on.clear()
+    waiting = asyncio.create_task(parked(node, source, 2))
+    await store.asked.wait()
+    with pytest.raises(ExhaustedError, match="do not fit"):
+        await parked(node, source, 4, first=5)
+    store.go_on.set()
+    done = await waiting
+    assert (done.present, done.new) == (source.keys(names(1)), source.keys(names(1, 1)))
+    assert all(node.pool.find([*done.present, *done.new]))
+    assert len((await parked(node, source, 4, first=5)).new) == 4
+
+
+async def test_an_error_after_the_places_were_given_gives_them_back(
+    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, source = daemon(), engine("prefill")
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise MemoryError
+
+        patch.setattr(node.pool._regions, "keep", fail)
+        with pytest.raises(MemoryError):
+            await parked(node, source, 3)
+    assert node.pool.stats().pages.used_nbytes == 0
+    assert len((await parked(node, source, 3)).new) == 3
+
+
+async def test_a_call_that_waits_for_anothers_pages_ends_by_its_own_time(
+    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, source = daemon(), engine("prefill")
+    begun, go_on = made_slowly(node, monkeypatch)
+    first = asyncio.create_task(parked(node, source, 2))
+    await begun.wait()
+    for blocks in ([0, 1], [0, 2]):  # what the other call parks, and a page of its own that waits as well
+        with pytest.raises(TransferError, match="were over before") as late:
+            await node.pool.park(
+                SALT, source.place, blocks, [f"k{block}" for block in blocks], timeout_s=0.05
+            )
+        assert late.value.code == "deadline"
+    go_on.set()
+    assert (await first).new == source.keys(names(2))
+    assert node.there == names(2)
 
 
 async def test_a_park_that_fails_keeps_nothing_of_what_it_read(

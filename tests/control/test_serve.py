@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
+import re
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+from itertools import chain
 from pathlib import Path
 
 import httpx
@@ -21,6 +25,7 @@ from kvxfer.errors import UsageError
 from tests.control.engines import until
 from tests.control.serving import BOUND_S, options, program, serving
 from tests.control.test_access import DIGEST
+from tests.control.waiting import until as wait_until
 
 
 @pytest.mark.parametrize(
@@ -230,11 +235,22 @@ def test_a_folder_of_another_daemon_is_refused_and_stays_that_ones(tmp_path: Pat
         assert client.get("/v1/node").status_code == 200
 
 
+def reasons_of(client: httpx.Client) -> set[str]:
+    """Returns the reasons that the gauge has, after a comparison with the gauge of readiness."""
+    text = client.get("/metrics").text
+    found = set(re.findall(r'^kvxfer_daemon_not_ready{reason="(.+)"} 1.0$', text, re.MULTILINE))
+    assert f"kvxfer_daemon_ready {float(not found)}" in text
+    return found
+
+
 def test_a_required_transport_that_cannot_be_had_is_a_reason(tmp_path: Path) -> None:
     with program(tmp_path, "--require", "cuda_ipc") as daemon, daemon.client() as client:
         ready = client.get("/readyz")
         assert ready.status_code == 503
-        assert "cuda_ipc" in ready.json()["reasons"][0]
+        (reason,) = ready.json()["reasons"]
+        assert reason.startswith("transport cuda_ipc is required: ")
+        assert daemon.said[-1].endswith(f" not ready: {reason}")
+        assert reasons_of(client) == {"transport"}
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -295,6 +311,86 @@ def test_tls_and_tokens(tmp_path: Path) -> None:
             client.get("/healthz")
 
 
+# The rest that `kvxfer serve` and `python -m kvxfer.control` take; `program` gives four more.
+ALL_OPTIONS = {
+    "--host-name": "127.0.0.1",
+    "--tls-certificate": "cert.pem",
+    "--tls-key": "key.pem",
+    "--tls-client-ca": "cert.pem",
+    "--agent-listen": "tcp://127.0.0.1:0",
+    "--agent-advertise": "tcp://localhost",
+    "--secret-file": "secret",
+    "--directory": "unix:run/api.sock",
+    "--pool-gib": "0.01",
+    "--allow": "10.0.0.0/8,localhost",
+    "--require": "shm,tcp",
+    "--most-transfers": "10",
+    "--token": "read=token",
+    "--otlp": "http://127.0.0.1:9",
+    "--log": "json",
+    "--stop-after-s": "1",
+}
+
+
+@pytest.mark.parametrize("module", [("kvxfer", "serve"), ("kvxfer.control",)], ids=" ".join)
+def test_a_daemon_starts_with_every_option(
+    tmp_path: Path, module: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    secret = f"kvx_{'0' * 16}_{'x' * 43}"
+    for name, text in (("secret", "a shared secret of agents"), ("token", secret)):
+        Path(name).touch(mode=0o600)
+        Path(name).write_text(text)
+    trusted = ssl.create_default_context(cafile=str(cert))
+    trusted.load_cert_chain(cert, key)
+    given = dict(ALL_OPTIONS)
+    spec = importlib.util.find_spec
+    if spec("opentelemetry") is None or spec("opentelemetry.exporter") is None:
+        del given["--otlp"]
+    with (
+        program(tmp_path, *chain.from_iterable(given.items()), agent=True, module=module) as daemon,
+        httpx.Client(
+            base_url=daemon.url,
+            verify=trusted,
+            headers={"Authorization": f"Bearer {secret}"},
+            timeout=BOUND_S,
+        ) as client,
+    ):
+        assert client.get("/readyz").json() == {"ready": True, "reasons": []}
+        entries = client.get("/v1/directory").json()["items"]
+        assert [entry["name"] for entry in entries] == ["daemon/node-a", "daemon/node-a/memory"]
+        assert all(entry["address"].startswith("tcp://localhost:") for entry in entries)
+        assert client.get("/v1/pools").json()["items"]
+        assert daemon.end() == 0, daemon.said
+
+
+def test_every_option_of_each_command_is_run_by_a_test() -> None:
+    """Those of `kvxfer serve` by one start together."""
+    main = pytest.importorskip("typer.main", reason="kvxfer[cli] is not installed")
+    from kvxfer.cli.app import app
+
+    group = main.get_command(app)
+    texts = [path.read_text() for path in (Path(__file__).parents[1]).rglob("test_*.py")]
+    whole = "\n".join(texts)
+    # A machine with a GPU is needed for the one.
+    left_out = {"--gpu", "--help", "--install-completion", "--show-completion"}
+    missing = []
+    for name, command in group.commands.items():
+        verbs = getattr(command, "commands", {}) if name != "bench" else {}
+        for verb, of in {"": command, **verbs}.items():
+            options = {each for parameter in of.params for each in parameter.opts if each.startswith("--")}
+            missing += [
+                f"{name} {verb} {option}"
+                for option in sorted(options - left_out)
+                if f'"{option}"' not in whole
+            ]
+    assert not missing
+    given = {*ALL_OPTIONS, "--state", "--runtime", "--node", "--listen", "--agent", "--no-agent"}
+    serve = {each for parameter in group.commands["serve"].params for each in parameter.opts}
+    assert serve - left_out <= given
+
+
 def test_client_certificates_are_asked_for_beside_tokens(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     with program(
@@ -330,8 +426,48 @@ def test_with_no_room_on_the_disk_reads_go_on_and_changes_are_refused(tmp_path: 
         for path in ("/v1/node", "/v1/tokens", "/v1/transfers", "/metrics", "/healthz", "/v1/drain"):
             assert client.get(path).status_code == 200, path
         assert not client.get("/v1/drain").json()["draining"]
+        assert client.get("/readyz").status_code == 503
+        assert "store" in reasons_of(client)
         assert limit
         resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (FULL, FULL))
+        # Also if nobody asks for a change meanwhile.
+        wait_until(lambda: client.get("/readyz").status_code == 200, "it is not ready again")
+        assert reasons_of(client) == set()
         assert client.post("/v1/tokens", json={"name": "after"}).status_code == 201
         names = {token["name"] for token in client.get("/v1/tokens").json()["items"]}
         assert names == {"admin", "before", "after"}
+
+
+ON_TMPFS = 'mkdir "$0" && mount -t tmpfs -o size=16m,mode=700 tmpfs "$0" && exec "$@"'
+
+
+def test_a_full_disk_is_a_reason_a_gauge_and_one_line_of_the_log(tmp_path: Path) -> None:
+    """A file system of its own, which the test fills through the daemon's view of it."""
+    mounted = ("unshare", "-m", "sh", "-c", ON_TMPFS, str(tmp_path / "state"))
+    if subprocess.run([*mounted[:4], f"{mounted[4]}", str(tmp_path / "try"), "true"], check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    uds = httpx.HTTPTransport(uds=str(tmp_path / "run/api.sock"), verify=False)
+    with (
+        program(tmp_path, under=mounted) as daemon,
+        httpx.Client(base_url="http://localhost", transport=uds, timeout=BOUND_S) as client,
+    ):
+        assert client.get("/readyz").status_code == 200
+        assert reasons_of(client) == set()
+        filler = Path(f"/proc/{daemon.process.pid}/root{tmp_path}/state/filler")
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+        for _ in range(3):
+            answer = client.post("/v1/tokens", json={"name": "x"})
+            assert (answer.status_code, answer.json()["code"]) == (503, "unavailable"), answer.text
+        (reason,) = client.get("/readyz").json()["reasons"]
+        assert reason.startswith("the audit log cannot be written")
+        assert reasons_of(client) == {"audit-log"}
+        filler.unlink()
+        wait_until(lambda: client.get("/readyz").status_code == 200, "it is not ready again")
+        assert reasons_of(client) == set()
+        assert client.put("/v1/drain", json={}).status_code == 200
+        assert reasons_of(client) == {"draining"}
+        wait_until(lambda: sum("not ready: it is draining" in line for line in daemon.said) == 1, "no line")
+        told = [re.sub(r".* (WARNING|INFO) ", "", line.strip()) for line in daemon.said if "ready" in line]
+        assert told == ["ready", f"not ready: {reason}", "ready", "not ready: it is draining"]

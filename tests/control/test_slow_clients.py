@@ -7,6 +7,7 @@ import errno
 import resource
 import shutil
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from kvxfer.control.http_protocol import ACCEPTED_AT_ONCE, MOST_CONNECTIONS
 from tests.control.serving import BOUND_S, Program, program
+from tests.control.test_client_certificates import Authority
 from tests.control.waiting import until
 
 #: Connections of each listener; and how many a daemon with few descriptors has.
@@ -51,7 +53,7 @@ def num_fds(daemon: Program) -> int:
 
 
 def places(daemon: Program) -> list[tuple[socket.AddressFamily, str | tuple[str, int]]]:
-    host, port = daemon.url.removeprefix("http://").split(":")
+    host, port = daemon.url.rpartition("//")[2].split(":")
     unix = str(daemon.folder / "run/api.sock")
     return [(socket.AF_INET, (host, int(port))), (socket.AF_UNIX, unix)]
 
@@ -102,6 +104,33 @@ async def test_others_are_answered_and_descriptors_bounded(tmp_path: Path, kind:
                 async with other_client(daemon, place, token) as client:
                     for _ in range(10):
                         assert (await client.get("/v1/node")).status_code == 200
+            assert num_fds(daemon) <= most
+        until(lambda: num_fds(daemon) <= OWN_FDS, "descriptors of clients that are gone stay open")
+        assert not any("Traceback" in words for words in daemon.said), "".join(daemon.said[-100:])
+
+
+# The first bytes of a handshake: a record of 512 bytes, of which one arrives.
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a handshake"])
+async def test_clients_whose_handshake_does_not_end_take_no_more_than_others(
+    tmp_path: Path, sent: bytes
+) -> None:
+    issuer = Authority(tmp_path / "ca")
+    cert, key = issuer.sign("node", "/CN=node", "IP:127.0.0.1")
+    context = ssl.create_default_context(cafile=str(issuer.file))
+    under = ("prlimit", f"--nofile={FEW}:{FEW}")
+    with program(tmp_path, "--tls-certificate", cert, "--tls-key", key, under=under) as daemon:
+        (at, _) = places(daemon)
+        with ExitStack() as stack:
+            for _ in range(0, COUNT, 100):
+                for client in await asyncio.gather(*(call(*at, sent) for _ in range(100))):
+                    stack.enter_context(client)
+            most = FEW // 8 + 2 * ACCEPTED_AT_ONCE + OWN_FDS
+            until(lambda: num_fds(daemon) <= most, "clients that are silent keep more descriptors")
+            async with other_client(daemon, "unix", daemon.token) as other:
+                assert (await other.get("/v1/node")).status_code == 200
+            async with httpx.AsyncClient(verify=context, base_url=daemon.url, timeout=BOUND_S) as other:
+                for _ in range(10):
+                    assert (await other.get("/healthz")).status_code == 200
             assert num_fds(daemon) <= most
         until(lambda: num_fds(daemon) <= OWN_FDS, "descriptors of clients that are gone stay open")
         assert not any("Traceback" in words for words in daemon.said), "".join(daemon.said[-100:])

@@ -86,6 +86,14 @@ def test_each_alert_has_its_cause_and_cure() -> None:
     assert set(runbooks) <= headings
 
 
+def test_an_alert_is_critical_if_its_harm_is_that_requests_fail() -> None:
+    sections = re.split(r"^### ", OPERATIONS.read_text(), flags=re.MULTILINE)
+    texts = {section.partition("\n")[0]: section for section in sections}
+    for name, severity in re.findall(r"alert: (\w+).*?severity: (\w+)", RULES.read_text(), re.DOTALL):
+        (harm,) = re.findall(r"\*Harm\*: (.*?)[.,;]", texts[name])
+        assert (severity == "critical") == (harm == "requests fail"), name
+
+
 def test_panels_lie_side_by_side_and_their_expressions_are_read() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]

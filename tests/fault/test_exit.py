@@ -132,3 +132,51 @@ sys.stdin.read(1)
             here.poll()
         assert peer.error is not None
         assert "closed" in str(peer.error)
+
+
+LATE = """
+import builtins, kvxfer
+
+class Holder:
+    def __init__(self):
+        self.agent = kvxfer.Agent("late")
+    def __del__(self):
+        self.agent.close()
+
+builtins.holder = Holder()
+"""
+
+SECOND = """
+import numpy as np
+import {interpreters} as interpreters
+from kvxfer import Agent
+
+agent = Agent("first")
+second = interpreters.create()
+try:  # from 3.13 on it returns what was raised
+    error = interpreters.run_string(second, "import kvxfer._native")
+except Exception as raised:
+    error = raised
+assert "start a process instead" in str(getattr(error, "msg", error)), error
+interpreters.destroy(second)
+assert agent.stats()["transfers_open"] == 0
+agent.register("kv", np.zeros((4, 64), np.uint8))
+agent.close()
+Agent("later").close()
+"""
+
+
+def quiet(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, timeout=4 * BOUND_S, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_agent_that_is_closed_when_nothing_can_be_imported_any_more_closes_in_silence() -> None:
+    quiet(LATE)
+
+
+def test_a_second_interpreter_is_refused_in_words_and_costs_the_first_nothing() -> None:
+    interpreters = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    quiet(SECOND.format(interpreters=interpreters))

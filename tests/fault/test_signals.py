@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -137,6 +138,59 @@ def test_a_signal_leaves_a_verb_or_lets_it_go_on_and_costs_nothing_else(
     assert here.end() is None
     assert here.holds(3, [0, 1])
     assert here.wait_lost() == "peer-lost"
+
+
+# ---- left to the program ------------------------------------------------------------------------
+
+WAITS = """
+import asyncio, os, signal, sys
+from pathlib import Path
+import numpy as np
+from kvxfer import Agent, AgentOptions
+from kvxfer._native import transports
+from kvxfer.connectors.common.helper_threads import HelperThreads
+from kvxfer.connectors.nixl import nixl_agent
+from kvxfer.directory import InProcessDirectory
+from kvxfer.loop_thread import LoopThread
+
+named = tuple(kind["name"] for kind in transports() if not kind["why_off"] and kind["name"] != "loopback")
+options = AgentOptions(transports=named, copy_threads=3, daemon=sys.argv[1])
+directory = InProcessDirectory()
+near, far = Agent("near", options, directory=directory), Agent("far", options, directory=directory)
+source = near.register("kv", np.ones((4, 1 << 20), np.uint8))
+target = far.register("kv", np.zeros((4, 1 << 20), np.uint8))
+peer = near.connect_blocking("far")
+target.grant(far.accept_blocking("near"), mode="write")
+near.write(source, peer.region_blocking("kv"), [0, 1, 2], [1, 2, 3]).wait(60)
+door, loop, threads = nixl_agent("door"), LoopThread("loop"), HelperThreads(2)
+threads.submit(print, "moved", flush=True).result()
+asyncio.run(source.deregister())
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+for task in Path("/proc/self/task").iterdir():
+    try:
+        status = (task / "status").read_text()
+    except OSError:  # the thread has ended
+        continue
+    if not int(status.partition("SigBlk:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
+        print("takes signals:", status.splitlines()[0], flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print(signal.sigwait({signal.SIGTERM}).name, flush=True)
+near.close(), far.close()
+"""
+
+
+def test_a_signal_that_the_program_waits_for_reaches_it(tmp_path: Path) -> None:
+    """With a thread of each kind that kvxfer starts. Those of numpy take signals."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=4 * BOUND_S,
+    )
+    assert done.stdout.splitlines() == ["moved", "SIGTERM"], (done.stdout, done.stderr)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- ended --------------------------------------------------------------------------------------

@@ -43,6 +43,25 @@ def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
     assert src.peer_state() == ("open", "")
 
 
+def test_writes_to_a_peer_that_stands_still_wait_for_it(
+    transport: str, local: Local, remote: Remote, seed: int
+) -> None:
+    """Their tables are twice as much as a session may have unsent."""
+    num_writes, shape = 16, (1, 2, 262_144, 1, 1, 2)
+    src = local("patient", transport, shape)
+    dst = remote("stopped", transport, shape)
+    join(src, dst)
+    src.fill(seed)
+    dst.stop()
+    for _ in range(num_writes):
+        src.write()
+    assert src.peer_state() == ("open", "")
+    dst.resume()
+    assert [src.end(number) for number in range(num_writes)] == [None] * num_writes
+    assert dst.holds(seed)
+    assert src.peer_state() == ("open", "")
+
+
 def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: Remote) -> None:
     """Both processes stop, and the one with the short timeout continues first: nothing waits to be read."""
     silent_s = 8.0

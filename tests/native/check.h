@@ -6,8 +6,8 @@
 //     CHECK_EQ(num_pieces, 12);     // a failure is printed, the test goes on
 //   }
 //
-// The header brings a (weak) main: `./test_x [--seed N] [--list] [part of a test's name]`; without
-// --seed the environment's KVXFER_SEED counts, which docs/testing.md explains.
+// The header brings a (weak) main: `./program [--seed N] [--list] [--file test_x] [part of a test's name]`; without
+// --seed the environment's KVXFER_SEED counts, which docs/testing.md explains. --file runs the tests of one file.
 // (KVXFER_CHECK_NO_MAIN before it leaves main out, for programs that want its Random alone.)
 // It prints one line a failure and ends with "N passed, N failed"; exit status 1 on failure.
 // TESTs must have distinct names in one binary. CHECKs belong on the test's own thread.
@@ -33,6 +33,7 @@
 namespace check {
 
 struct Case {
+  const char* file;
   const char* name;
   void (*run)();
 };
@@ -70,6 +71,9 @@ class Random {
   }
   std::uint64_t below(std::uint64_t bound) { return next() % bound; }  // bound > 0
   std::uint64_t between(std::uint64_t low, std::uint64_t high) { return low + below(high - low + 1); }
+  std::uint32_t between32(std::uint32_t low, std::uint32_t high) {
+    return static_cast<std::uint32_t>(between(low, high));
+  }
   bool chance(unsigned percent) { return below(100) < percent; }
   template <class T>
   void fill(T* data, std::size_t count) {
@@ -163,21 +167,31 @@ bool check_ok(const char* file, int line, const char* text, const T& outcome) {
 }
 
 struct Registration {
-  Registration(const char* name, void (*run)()) { state().cases.push_back({name, run}); }
+  Registration(const char* file, const char* name, void (*run)()) {
+    state().cases.push_back({file, name, run});
+  }
 };
 
 inline int usage(const char* program) {
-  std::printf("usage: %s [--seed N] [--list] [part of a test's name]\n", program);
+  std::printf("usage: %s [--seed N] [--list] [--file test_x] [part of a test's name]\n", program);
   return 2;
 }
 
+// `path` without its folders and its ending.
+inline std::string_view stem(std::string_view path) {
+  path.remove_prefix(path.rfind('/') + 1);
+  return path.substr(0, path.rfind('.'));
+}
+
 inline int run_all(int argc, char** argv) {
-  std::string filter;
+  std::string filter, file;
   bool list = false;
   for (int i = 1; i < argc; ++i) {
     const std::string_view arg = argv[i];
     if (arg == "--seed" && i + 1 < argc) {
       state().seed = std::strtoull(argv[++i], nullptr, 0);
+    } else if (arg == "--file" && i + 1 < argc) {
+      file = argv[++i];
     } else if (arg == "--list") {
       list = true;
     } else if (!arg.empty() && arg[0] != '-' && filter.empty()) {
@@ -189,6 +203,7 @@ inline int run_all(int argc, char** argv) {
   std::size_t num_passed = 0, num_failed = 0;
   for (const Case& test : state().cases) {
     if (std::string_view(test.name).find(filter) == std::string_view::npos) continue;
+    if (!file.empty() && stem(test.file) != file) continue;
     if (list) {
       std::printf("%s\n", test.name);
       continue;
@@ -211,7 +226,8 @@ inline int run_all(int argc, char** argv) {
   }
   if (list) return 0;
   if (num_passed + num_failed == 0) {
-    std::printf("no test's name contains \"%s\"\n", filter.c_str());
+    std::printf("no test of %s has a name that contains \"%s\"\n", file.empty() ? "any file" : file.c_str(),
+                filter.c_str());
     return 1;
   }
   std::printf("%zu passed, %zu failed (seed %llu)\n", num_passed, num_failed,
@@ -221,9 +237,9 @@ inline int run_all(int argc, char** argv) {
 
 }  // namespace check
 
-#define TEST(name)                                                             \
-  static void test_##name();                                                   \
-  static const ::check::Registration registration_##name(#name, &test_##name); \
+#define TEST(name)                                                                       \
+  static void test_##name();                                                             \
+  static const ::check::Registration registration_##name(__FILE__, #name, &test_##name); \
   static void test_##name()
 
 #define CHECK(...) ((__VA_ARGS__) ? void() : ::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__))

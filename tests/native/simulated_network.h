@@ -64,6 +64,10 @@ class Network {
 
   Time latency() { return static_cast<Time>(random_.between(min_latency, max_latency)); }
   void block(int from, int to) { ways_[{from, to}].blocked = true; }
+  bool is_blocked(int from, int to) const {
+    const auto way = ways_.find({from, to});
+    return way != ways_.end() && way->second.blocked;
+  }
   void unblock(int from, int to) {
     Way& way = ways_[{from, to}];
     way.blocked = false;
@@ -128,6 +132,10 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
       pass(from, std::move(frame));
     }
   }
+  // Bytes that the far end does not take: none while frames arrive.
+  std::size_t num_unsent(int from) const {
+    return network_.is_blocked(ends_[from].place, ends_[1 - from].place) ? under_way_[from] : 0;
+  }
   // Closes after what was sent. The far end hears of it; this end hears nothing more.
   void close(int from, std::string why = "closed") {
     open_[1 - from] = false;
@@ -146,7 +154,11 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
 
  private:
   void pass(int from, wire::Bytes frame) {
-    arrive(from, [this, from, frame = std::move(frame)](End& to) { to.on_frame(keys_[1 - from], frame); });
+    under_way_[from] += frame.size();
+    arrive(from, [this, from, frame = std::move(frame)](End& to) {
+      under_way_[from] -= frame.size();
+      to.on_frame(keys_[1 - from], frame);
+    });
   }
   void arrive(int from, std::function<void(End&)> call) {
     Time& last = last_at_[from];
@@ -163,6 +175,7 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
   bool cut_ = false;
   std::uint32_t keys_[2] = {0, 0};
   wire::Bytes kept_[2];
+  std::size_t under_way_[2] = {0, 0};
   Time last_at_[2] = {0, 0};
 };
 

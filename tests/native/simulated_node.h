@@ -278,14 +278,20 @@ class Node final : public EngineHost {
   int side(SessionKey session) const { return connections_.at(session).side; }
 
   // ---- EngineHost
-  void send(SessionKey session, wire::Bytes frame) override {
+  void send(SessionKey session, wire::Bytes&& frame) override {
     const Running host = enter_host();
+    num_sent_nbytes += frame.size();
     if (const auto header = wire::decode_header(frame, wire::kMaxBody); header.ok())
       note("to session " + std::to_string(session) + ": " + std::string(wire::name_of(header.value().type)));
     if (auto found = connections_.find(session); found != connections_.end())
       found->second.pipe->send(found->second.side, std::move(frame));
     else
       early_.push_back(std::move(frame));  // called within add_session
+  }
+  // Nothing announces that a connection takes more, so the engine is pumped again and again.
+  Unsent unsent(SessionKey session) const override {
+    const auto found = connections_.find(session);
+    return {found == connections_.end() ? 0 : found->second.pipe->num_unsent(found->second.side), false};
   }
   void close_session(SessionKey session) override {
     const Running host(nullptr);
@@ -351,6 +357,7 @@ class Node final : public EngineHost {
   bool takes_rails = true;  // whether it accepts rails that others dial
   std::vector<std::pair<Time, wire::RailName>> dials;  // of rails
   std::map<WorkKind, std::size_t> posted;  // works so far
+  std::size_t num_sent_nbytes = 0;  // of frames so far
   std::vector<std::pair<RailId, std::size_t>> cancels;  // calls so far: the rail, and how many works
 
  private:

@@ -13,29 +13,25 @@ using namespace kvxfer;
 
 using Cell = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 
-std::uint32_t any(check::Random& random, std::uint64_t low, std::uint64_t high) {
-  return static_cast<std::uint32_t>(random.between(low, high));
-}
-
 TEST(claims_are_given_as_a_set_of_cells_gives_them) {
   check::Random random(check::seed());
   std::size_t num_given = 0, num_refused = 0;
   for (int round = 0; round < 300; ++round) {
-    const std::uint32_t num_blocks = any(random, 1, 12), num_layers = any(random, 1, 4),
-                        num_heads = any(random, 1, 4);
+    const std::uint32_t num_blocks = random.between32(1, 12), num_layers = random.between32(1, 4),
+                        num_heads = random.between32(1, 4);
     constexpr std::uint32_t kBlockTokens[] = {1, 4, 12};
     const std::uint32_t block_tokens = kBlockTokens[random.below(3)];
     Claims claims(num_blocks, block_tokens);
     std::set<Cell> claimed;  // layer, head, block, token
     for (int i = 0; i < 30; ++i) {
-      const std::uint32_t first_layer = any(random, 0, num_layers - 1),
-                          layers = any(random, 1, num_layers - first_layer);
-      HeadSlice heads{any(random, 0, num_heads - 1), 1, num_heads};
-      heads.num = any(random, 1, num_heads - heads.first);
+      const std::uint32_t first_layer = random.between32(0, num_layers - 1),
+                          layers = random.between32(1, num_layers - first_layer);
+      HeadSlice heads{random.between32(0, num_heads - 1), 1, num_heads};
+      heads.num = random.between32(1, num_heads - heads.first);
       std::vector<Stretch> stretches;
       std::set<Cell> wanted;
       // One transfer does not name a token twice.
-      for (std::uint32_t block = any(random, 0, num_blocks - 1); block < num_blocks && random.chance(60);
+      for (std::uint32_t block = random.between32(0, num_blocks - 1); block < num_blocks && random.chance(60);
            ++block) {
         const std::uint32_t units = random.chance(40)   ? 1
                                     : random.chance(50) ? block_tokens

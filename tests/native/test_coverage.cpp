@@ -68,15 +68,11 @@ class Bitmap {
   std::vector<bool> bits_;
 };
 
-std::uint32_t any(check::Random& random, std::uint64_t low, std::uint64_t high) {
-  return static_cast<std::uint32_t>(random.between(low, high));
-}
-
 Needed any_needed(check::Random& random, std::uint32_t num_blocks) {
   constexpr std::uint32_t kBlockTokens[] = {1, 2, 4, 6, 12, 16, 48};
   Needed needed;
   needed.block_tokens = kBlockTokens[random.below(std::size(kBlockTokens))];
-  needed.num_heads = any(random, 1, 8);
+  needed.num_heads = random.between32(1, 8);
   const std::uint64_t num_tokens = std::uint64_t{num_blocks} * needed.block_tokens;
   if (random.chance(50)) needed.first_token = random.below(num_tokens + 1);
   if (random.chance(50)) needed.end_token = random.between(needed.first_token, num_tokens + 3);
@@ -86,14 +82,14 @@ Needed any_needed(check::Random& random, std::uint32_t num_blocks) {
 Writer any_writer(check::Random& random, std::uint32_t num_blocks, std::uint32_t num_layers,
                   const Needed& needed) {
   Writer writer;
-  writer.first_layer = any(random, 0, num_layers - 1);
-  writer.num_layers = any(random, 1, num_layers - writer.first_layer);
+  writer.first_layer = random.between32(0, num_layers - 1);
+  writer.num_layers = random.between32(1, num_layers - writer.first_layer);
   writer.heads.total = needed.num_heads;
-  writer.heads.first = any(random, 0, needed.num_heads - 1);
-  writer.heads.num = any(random, 1, needed.num_heads - writer.heads.first);
+  writer.heads.first = random.between32(0, needed.num_heads - 1);
+  writer.heads.num = random.between32(1, needed.num_heads - writer.heads.first);
   std::uint32_t units;
   do {
-    units = random.chance(40) ? 1 : any(random, 1, needed.block_tokens);
+    units = random.chance(40) ? 1 : random.between32(1, needed.block_tokens);
   } while (needed.block_tokens % units != 0);
   const std::uint32_t num_tokens = needed.block_tokens / units;
   for (std::uint32_t block = 0; block < num_blocks; ++block)
@@ -108,7 +104,7 @@ TEST(any_order_of_any_writers_covers_what_their_bits_cover) {
   check::Random random(check::seed());
   std::size_t num_followed = 0, num_whole_blocks = 0;
   for (int round = 0; round < 300; ++round) {
-    const std::uint32_t num_blocks = any(random, 1, 5), num_layers = any(random, 1, 3);
+    const std::uint32_t num_blocks = random.between32(1, 5), num_layers = random.between32(1, 3);
     const Needed needed = any_needed(random, num_blocks);
     Coverage coverage(num_blocks, num_layers, needed);
     Bitmap bitmap(num_blocks, num_layers, needed), of_whole_writers(num_blocks, num_layers, needed);

@@ -1,7 +1,13 @@
 // The native door: lists of addresses become copy programs, and move what they name.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -17,7 +23,8 @@ using namespace kvxfer::door;
 constexpr Time kBound = 60'000'000'000;
 
 struct End {
-  explicit End(const std::string& name, const std::string& transport = "shm", Time timeout_ns = kBound) {
+  explicit End(const std::string& name, const std::string& transport = "shm", Time timeout_ns = kBound,
+               bool exchanges = true) {
     RuntimeOptions options;
     options.name = name;
     options.listen = "tcp://127.0.0.1:0";
@@ -25,7 +32,8 @@ struct End {
     options.transports = {transport, "tcp"};
     Result<std::shared_ptr<Runtime>> made = Runtime::create(std::move(options));
     if (!made.ok()) FAIL(made.status().message());
-    agent = Agent::create(std::move(made).value(), {.advertise = "", .timeout_ns = timeout_ns});
+    agent = Agent::create(std::move(made).value(),
+                          {.advertise = "", .timeout_ns = timeout_ns, .exchanges = exchanges});
   }
   // Of random bytes.
   Descriptor add(std::size_t nbytes, unsigned seed) {
@@ -60,7 +68,7 @@ Status move(Agent& agent, Operation operation, const PreparedList& local, const 
   Status status = agent.post(*made.value(), bytes_of(notify));
   for (const Time until = Runtime::now() + kBound; status.code() == Code::kAgain && Runtime::now() < until;)
     status = agent.check(*made.value());
-  agent.release(*made.value());
+  CHECK(agent.release(*made.value()).ok());
   return status;
 }
 
@@ -69,14 +77,15 @@ const std::byte* at(const Descriptor& descriptor) {
 }
 
 TEST(regular_lists_are_few_transfers) {
-  SectionMap sections;
+  std::vector<Section> tensors;
   for (std::uint64_t t = 0; t < 4; ++t)
-    sections.add({0x100000 * (t + 1), 64 * 4096, 1, 0x100000 * t, MemoryKind::kHost, 0});
+    tensors.push_back({0x100000 * (t + 1), 64 * 4096, 1, 0x100000 * t, MemoryKind::kHost, 0});
+  const SectionMap sections(tensors);
   std::vector<Descriptor> list;
   for (std::uint64_t t = 0; t < 4; ++t)
     for (std::uint64_t block = 0; block < 64; ++block)
       list.push_back({0x100000 * (t + 1) + block * 4096, 4096, 0});
-  const auto whole = prepare(sections, list, MemoryKind::kHost, "");
+  const auto whole = prepare(sections, std::span<const Descriptor>(list), MemoryKind::kHost, "");
   CHECK(whole.ok());
   CHECK_EQ(whole.value().grids.size(), 4u);
   // Some blocks of every tensor, so the tensors become layers.
@@ -95,7 +104,7 @@ TEST(regular_lists_are_few_transfers) {
   CHECK_EQ(ways.value().size(), 4u);
   // No region holds this address.
   list[7].address += 0x80000;
-  const auto outside = prepare(sections, list, MemoryKind::kHost, "");
+  const auto outside = prepare(sections, std::span<const Descriptor>(list), MemoryKind::kHost, "");
   CHECK_EQ(outside.status().code(), Code::kUnknownRegion);
 }
 
@@ -188,11 +197,10 @@ TEST(what_overlaps_at_the_source_moves) {
 }
 
 TEST(what_is_larger_than_a_loop_is_several) {
-  SectionMap sections;
   constexpr std::uint64_t kGib = std::uint64_t{1} << 30;
-  sections.add({kGib, 8 * kGib, 1, 0, MemoryKind::kHost, 0});
+  const SectionMap sections({{kGib, 8 * kGib, 1, 0, MemoryKind::kHost, 0}});
   const std::vector<Descriptor> list = {{kGib, 3 * kGib + 5, 0}};
-  const auto whole = prepare(sections, list, MemoryKind::kHost, "");
+  const auto whole = prepare(sections, std::span<const Descriptor>(list), MemoryKind::kHost, "");
   CHECK(whole.ok());
   const auto ways = find_ways(whole.value(), nullptr, whole.value(), nullptr, 1);
   CHECK(ways.ok());
@@ -324,6 +332,137 @@ TEST(a_peer_without_the_token_has_no_right) {
     CHECK_EQ(move(*near.agent, operation, *local, *remote).code(), Code::kNotPermitted);
 }
 
+bool becomes(const std::function<bool()>& is_so) {
+  const Time until = Runtime::now() + kBound;
+  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return is_so();
+}
+
+bool has_exchanged(const End& end) {
+  return becomes([&] { return !end.agent->is_exchanging(); });
+}
+
+Metadata told_by(const End& end, std::uint32_t num_sections) {
+  Metadata told = Metadata::decode(end.agent->metadata()).value();
+  told.sections.clear();
+  for (std::uint32_t i = 0; i < num_sections; ++i)  // in descending order
+    told.sections.push_back(
+        {std::uint64_t{64} * (num_sections - i), 16, RegionId{i + 1}, 0, MemoryKind::kHost, 0});
+  return told;
+}
+
+// With the square of their number this would take hours.
+TEST(a_million_sections_are_as_quick_as_they_are_long) {
+  constexpr std::uint32_t kNum = 1 << 20;
+  End near("near"), far("far");
+  const Metadata told = told_by(far, kNum);
+  for (int round = 0; round < 2; ++round) CHECK(near.agent->add_remote(told.encode()).ok());
+  std::vector<Descriptor> held, longer;
+  for (std::uint64_t i = 1; i <= kNum; ++i) {
+    held.push_back({64 * i, 16, 0});
+    longer.push_back({64 * i, 17, 0});
+  }
+  CHECK(near.agent->has_remote("far", held, MemoryKind::kHost));
+  for (const Descriptor& each : longer) CHECK(!near.agent->has_remote("far", {&each, 1}, MemoryKind::kHost));
+}
+
+TEST(overlapping_sections_hold_what_lies_in_any) {
+  // Of several regions, kinds and devices.
+  const SectionMap sections({{100, 900, 1, 0, MemoryKind::kHost, 0},
+                             {200, 100, 2, 0, MemoryKind::kHost, 0},
+                             {250, 10, 3, 0, MemoryKind::kHost, 0},
+                             {200, 5000, 4, 0, MemoryKind::kGpu, 1},
+                             {260, 40, 5, 0, MemoryKind::kGpu, 0}});
+  const auto region = [&](std::uint64_t address, std::uint64_t nbytes, MemoryKind kind,
+                          std::uint64_t device) {
+    const Section* const found = sections.find({address, nbytes, device}, kind);
+    return found == nullptr ? RegionId{0} : found->region;
+  };
+  CHECK_EQ(region(255, 5, MemoryKind::kHost, 7), 3u);
+  CHECK_EQ(region(255, 6, MemoryKind::kHost, 0), 1u);
+  CHECK_EQ(region(999, 1, MemoryKind::kHost, 0), 1u);
+  CHECK_EQ(region(999, 2, MemoryKind::kHost, 0), 0u);
+  CHECK_EQ(region(99, 1, MemoryKind::kHost, 0), 0u);
+  CHECK_EQ(region(270, 1000, MemoryKind::kGpu, 1), 4u);
+  CHECK_EQ(region(270, 30, MemoryKind::kGpu, 0), 5u);
+  CHECK_EQ(region(270, 31, MemoryKind::kGpu, 0), 0u);
+  CHECK_EQ(region(270, 30, MemoryKind::kGpu, std::uint64_t{1} << 32), 0u);  // no narrowing
+  CHECK_EQ(region(10, 1, MemoryKind::kGpu, 0), 0u);
+}
+
+TEST(an_agent_that_exchanges_no_metadata_gives_none_and_takes_none) {
+  End near("near"), far("far", "shm", kBound, false);
+  const std::string address = far.agent->runtime().address();
+  CHECK(near.agent->ask(address, "far").ok());
+  CHECK(has_exchanged(near));
+  CHECK(near.agent->tell(address, near.agent->metadata()).ok());
+  CHECK(has_exchanged(near));
+  CHECK(!near.agent->has_remote("far", {}, MemoryKind::kHost));
+  CHECK(!far.agent->has_remote("near", {}, MemoryKind::kHost));
+  // Metadata that are handed on in another way can be withdrawn by their owner's caller only.
+  CHECK(far.agent->add_remote(near.agent->metadata()).ok());
+  CHECK(near.agent->withdraw(address).ok());
+  CHECK(has_exchanged(near));
+  CHECK(far.agent->has_remote("near", {}, MemoryKind::kHost));
+}
+
+TEST(what_a_peer_tells_makes_an_agent_dial_nobody) {
+  End near("near"), far("far");
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in place{};
+  place.sin_family = AF_INET;
+  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t nbytes = sizeof place;
+  auto* const any = reinterpret_cast<sockaddr*>(&place);
+  REQUIRE(::bind(listener.get(), any, nbytes) == 0 && ::listen(listener.get(), 4) == 0);
+  REQUIRE(::getsockname(listener.get(), any, &nbytes) == 0);
+  Metadata told = told_by(near, 1);
+  told.address = "tcp://127.0.0.1:" + std::to_string(ntohs(place.sin_port));
+  CHECK(near.agent->tell(far.agent->runtime().address(), told.encode()).ok());
+  CHECK(has_exchanged(near));
+  pollfd waits{listener.get(), POLLIN, 0};
+  CHECK_EQ(::poll(&waits, 1, 0), 0);
+  CHECK(far.agent->has_remote("near", {}, MemoryKind::kHost));
+  CHECK_EQ(::poll(&waits, 1, 0), 0);
+  // Using it dials it.
+  std::thread caller([&] { (void)far.agent->connect("near"); });
+  CHECK_EQ(::poll(&waits, 1, 60'000), 1);
+  CHECK(far.agent->remove_remote("near").ok());
+  caller.join();
+}
+
+// Of agents that come, tell and go, and whose metadata no caller uses.
+TEST(what_peers_tell_is_bounded) {
+  End far("far");
+  const std::string address = far.agent->runtime().address();
+  const auto tell = [&](const std::string& name) {
+    End peer(name);
+    CHECK(peer.agent->tell(address, told_by(peer, 100'000).encode()).ok());
+    CHECK(has_exchanged(peer));
+  };
+  tell("used");
+  CHECK(far.agent->has_remote("used", {}, MemoryKind::kHost));
+  for (int i = 0; i < 20; ++i) tell("peer-" + std::to_string(i));
+  std::size_t num_known = 0;
+  for (int i = 0; i < 20; ++i)
+    num_known += far.agent->has_remote("peer-" + std::to_string(i), {}, MemoryKind::kHost);
+  CHECK(num_known >= 10 && num_known <= 16);  // 64 MiB of 4 MB each
+  CHECK(far.agent->has_remote("peer-19", {}, MemoryKind::kHost));
+  CHECK(!far.agent->has_remote("peer-0", {}, MemoryKind::kHost));
+  CHECK(far.agent->has_remote("used", {}, MemoryKind::kHost));
+  // One agent tells more than it may.
+  End peer("grows");
+  for (std::uint32_t round = 0; round < 4; ++round) {
+    Metadata told = told_by(peer, 100'000);
+    for (Section& each : told.sections) each.region += round * 100'000, each.address += round * 10'000'000;
+    CHECK(peer.agent->tell(address, told.encode()).ok());
+    CHECK(has_exchanged(peer));
+  }
+  const Descriptor first{64, 16, 0}, last{64 + 30'000'000, 16, 0};
+  CHECK(far.agent->has_remote("grows", {&first, 1}, MemoryKind::kHost));
+  CHECK(!far.agent->has_remote("grows", {&last, 1}, MemoryKind::kHost));
+}
+
 TEST(agents_introduce_themselves) {
   End near("near"), far("far");
   std::vector<Descriptor> theirs;
@@ -342,7 +481,12 @@ TEST(agents_introduce_themselves) {
   CHECK(comes(*far.agent, "near", true));
   CHECK(near.agent->withdraw(far.agent->runtime().address()).ok());
   CHECK(comes(*far.agent, "near", false));
-  // A peer's statements about other agents are ignored.
+  // A peer's statements about other agents, or other processes, are ignored.
+  Metadata earlier = Metadata::decode(near.agent->metadata()).value();
+  earlier.incarnation[0] ^= std::byte{1};
+  CHECK(near.agent->tell(far.agent->runtime().address(), earlier.encode()).ok());
+  CHECK(has_exchanged(near));
+  CHECK(!far.agent->has_remote("near", {}, MemoryKind::kHost));
   Metadata other = Metadata::decode(near.agent->metadata()).value();
   other.name = "somebody";
   CHECK(near.agent->tell(far.agent->runtime().address(), other.encode()).ok());

@@ -46,9 +46,9 @@ TEST(parse_refuses_in_words) {
     CHECK_EQ(faults.status().code(), Code::kInvalidArgument);
     CHECK(!faults.status().message().empty());
   }
-  CHECK_EQ(
-      Faults::parse("agian=0.2").status().message(),
-      "faults: \"agian=0.2\": is not a fault; the faults are seed, again, delay, reorder, fail, down_after");
+  CHECK_EQ(Faults::parse("agian=0.2").status().message(),
+           "faults: \"agian=0.2\": is not a fault; the faults are seed, again, delay, reorder, fail, "
+           "mistake, down_after");
 }
 
 TEST(a_rail_goes_down_once_and_its_works_fail) {

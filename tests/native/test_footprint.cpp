@@ -366,6 +366,31 @@ TEST(programs_that_move_a_block_over_and_over_are_refused) {
     }
 }
 
+// Pages with a scale each, cut into units: every unit takes its page's scale along.
+TEST(units_share_the_scale_of_their_page_at_the_source_alone) {
+  const auto with_scales = [](CopyProgram program) {
+    CopyLoop loop = program.loops[0];
+    loop.counts[0] = loop.counts[1] = 1;
+    loop.nbytes = sizeof(float);
+    loop.src_offset = loop.dst_offset = kNbytes;
+    loop.src_layer_stride = loop.dst_layer_stride = kBlocks * sizeof(float);
+    loop.src_block_stride = loop.dst_block_stride = sizeof(float);
+    loop.src_unit_stride = loop.dst_unit_stride = 0;
+    program.loops.push_back(loop);
+    return program;
+  };
+  const MemorySpan span{0, kNbytes + kScalesNbytes};
+  const auto footprint =
+      Footprint::create(with_scales(whole_blocks()), Side::kDst, kBlocks, std::span(&span, 1));
+  REQUIRE_OK(footprint);
+  CopyProgram program = with_scales(units_and_tokens());
+  CHECK_OK(check_program(program));
+  CHECK_OK(footprint.value().contains(program, Side::kSrc));
+  CHECK(says(footprint.value().contains(program, Side::kDst), "moves bytes of a block more than once"));
+  program.loops.back().counts[0] = 2;  // of one unit
+  CHECK(says(footprint.value().contains(program, Side::kSrc), "moves bytes of a block more than once"));
+}
+
 TEST(programs_that_would_take_long_to_check_are_refused) {
   // Single bytes at sums of two equal strides: each is in its place, and only a check byte by byte can show
   // that.

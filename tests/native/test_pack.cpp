@@ -9,8 +9,10 @@
 #include "check.h"
 #include "core/copy/crc32c.h"
 #include "core/copy/executor.h"
+#include "core/copy/footprint.h"
 #include "core/copy/pack.h"
 #include "core/copy/run_cursor.h"
+#include "core/copy/work.h"
 #include "core/region_table.h"
 #include "program_samples.h"
 
@@ -192,9 +194,54 @@ TEST(a_transfer_has_the_bytes_of_its_pieces_however_they_are_counted) {
       expected += piece_nbytes(*move.program, move.grid.piece(piece));
     CHECK_EQ(nbytes_of_loops(*move.program, move.grid), expected);
     CopyProgram counted = *move.program;
-    count_pair_nbytes(counted);
+    count(counted);
     CHECK_EQ(transfer_nbytes(counted, move.grid), expected);
+    CHECK_EQ(gathers_src(counted), gathers_src(*move.program));
+    CHECK_EQ(scatters_dst(counted), scatters_dst(*move.program));
+    CHECK_EQ(Packer::least_room(counted), Packer::least_room(*move.program));
+    for (std::uint32_t index = 0; index < ends.num_pieces(); ++index) {
+      const Piece piece = move.grid.piece(index);
+      CHECK_EQ(piece_nbytes(counted, piece), piece_nbytes(*move.program, piece));
+      CHECK_EQ(pair_work(counted, piece), pair_work(*move.program, piece));
+      const auto [first, end] = counted.loops_of(piece.layer);
+      for (std::size_t k = 0; k < counted.loops.size(); ++k) {
+        const bool has = piece.layer - counted.loops[k].first_layer < counted.loops[k].num_layers;
+        CHECK(!has || (first <= k && k < end));
+        CHECK(has || (k != first && k + 1 != end) || first == end);
+      }
+    }
   });
+}
+
+TEST(what_a_program_makes_us_pass_is_work) {
+  // Runs of two bytes; nothing in the first layer, loops of the third around all those of the second.
+  CopyProgram program;
+  program.num_layers = 3;
+  for (std::uint32_t k = 0; k < 8192; ++k) {
+    CopyLoop& loop = program.loops.emplace_back();
+    loop.first_layer = k == 0 || k == 8191 ? 2 : 1;
+    loop.num_layers = loop.counts[0] = loop.counts[1] = 1;
+    loop.nbytes = 2;
+  }
+  REQUIRE_OK(check_program(program));
+  CopyProgram counted = program;
+  count(counted);
+  CHECK_EQ(piece_work(counted, Piece{0, 0, 1, 0}), 0u);
+  CHECK_EQ(piece_work(counted, Piece{1, 0, 1, 0}), 8190 * (kRunWork + kCellWork + kLoopWork));
+  CHECK_EQ(piece_work(counted, Piece{2, 0, 1, 0}), 2 * (kRunWork + kCellWork) + 8192 * kLoopWork);
+  // A cursor counts the same, with or without counts.
+  const std::uint32_t id = 0;
+  for (const CopyProgram* each : {&program, &counted})
+    for (std::uint32_t layer = 0; layer < 3; ++layer) {
+      PieceCursor cursor(*each, Piece{layer, 0, 1, 0}, &id, &id);
+      std::uint64_t work = 0, num_cells = 0;
+      while (!cursor.done())
+        work += cursor.advance(1024, SliceUnit::kWork, [&](const CellPart&) { ++num_cells; });
+      const std::uint64_t cells = layer == 0 ? 0 : layer == 1 ? 8190 : 2;
+      const auto [first, end] = each->loops_of(layer);
+      CHECK_EQ(num_cells, cells);
+      CHECK(work + 16 * 1024 >= cells * (kRunWork + kCellWork) + (end - first - cells) * kLoopWork);
+    }
 }
 
 TEST(packing_in_parts_gives_the_same_bytes) {

@@ -1,4 +1,5 @@
 // What protects our memory from a peer's tables: checks of ids.
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "block_programs.h"
 #include "check.h"
 #include "core/region_table.h"
+#include "memory_failure.h"
 #include "program_samples.h"
 
 namespace {
@@ -76,11 +78,32 @@ TEST(what_a_peer_claims_of_its_blocks_costs_no_memory) {
            Code::kDuplicateBlock);
 }
 
+TEST(checks_of_ids_take_memory_for_each_id_that_was_sent) {
+  constexpr std::uint32_t kIds = 256 * 1024;
+  static std::atomic<std::size_t> num_bytes;
+  CopyProgram program = units_and_tokens();
+  program.units[kCoarse] = {1, 1};
+  program.units[kFine] = {1, 2};
+  // So many blocks are a peer's claim; its ids are spread over all of them.
+  for (const std::uint32_t num_blocks : {kIds, 1u << 24, 1u << 30}) {
+    std::vector<std::uint32_t> ids(kIds);
+    for (std::uint32_t i = 0; i < kIds; ++i) ids[i] = num_blocks / kIds * i;
+    for (const std::uint32_t num_fine : {0u, kIds / 2}) {
+      num_bytes = 0;
+      memory_failure::fails = [](std::size_t nbytes) noexcept { return num_bytes += nbytes, false; };
+      const Status status = check_ids(ids, num_fine, program, Side::kDst, num_blocks, "kv");
+      memory_failure::fails = nullptr;
+      CHECK(status.ok() || num_fine != 0);
+      CHECK(num_bytes <= 32 * kIds);
+    }
+  }
+}
+
 TEST(random_ids_are_judged_as_a_table_of_tokens_judges_them) {
   check::Random random(check::seed());
   std::size_t num_ok = 0, num_twice = 0;
   for (int round = 0; round < 3000; ++round) {
-    // Few ids are compared with each other, many by bits or by a set.
+    // Few ids are compared with each other, many by bits or in order.
     const std::uint32_t most = random.chance(50) ? 4 : 40;
     const std::uint32_t units = any(random, 1, 4), unit_tokens = any(random, 1, 4),
                         num_blocks = any(random, 1, most * most * 3);

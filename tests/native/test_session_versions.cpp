@@ -135,7 +135,8 @@ TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
   CHECK_EQ(decode_features(joined(later, known)).num_fence_slots, 65536);
   const Features begun = decode_features(ByteSpan(known).first(known.size() - 1));
   CHECK_EQ(begun.eager_nbytes, 4096);
-  CHECK_EQ(begun.num_fence_slots, 0);
+  CHECK_EQ(begun.num_fence_slots, 65536);
+  CHECK_EQ(begun.last_words, 0);
   CHECK_EQ(decode_features({}).eager_nbytes, 0);
 }
 

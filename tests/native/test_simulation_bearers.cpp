@@ -105,7 +105,7 @@ struct Readers {
   std::vector<std::unique_ptr<Reader>> readers;
 };
 
-void on_every_rail(const std::function<void(Readers&)>& scenario, int count = 2) {
+void on_every_rail_of_readers(const std::function<void(Readers&)>& scenario, int count = 2) {
   for (const auto& rails : rail_sets())
     for (std::uint64_t i = 0; i < 5; ++i) {
       Readers all(rails, check::seed() * 1000 + i, count);
@@ -115,7 +115,7 @@ void on_every_rail(const std::function<void(Readers&)>& scenario, int count = 2)
 }
 
 TEST(peers_that_name_it_read_under_it_at_once_and_again) {
-  on_every_rail([](Readers& all) {
+  on_every_rail_of_readers([](Readers& all) {
     const LeaseId lease = all.grant();
     all.add("latecomer");  // it was unknown when the lease was granted
     for (int round = 0; round < 2; ++round) {
@@ -139,7 +139,7 @@ TEST(peers_that_name_it_read_under_it_at_once_and_again) {
 }
 
 TEST(who_does_not_name_it_is_refused) {
-  on_every_rail([](Readers& all) {
+  on_every_rail_of_readers([](Readers& all) {
     const LeaseId lease = all.grant(), few = all.grant({1, 2});
     Readers::Reader& reader = *all.readers[0];
     CHECK_EQ(all.code_of(reader, 0), Code::kNotPermitted);
@@ -160,7 +160,7 @@ TEST(who_does_not_name_it_is_refused) {
 }
 
 TEST(a_lease_of_a_name_is_worth_nothing_to_others) {
-  on_every_rail(
+  on_every_rail_of_readers(
       [](Readers& all) {
         const auto grant = [&](std::string name) {
           return all.src.engine()
@@ -208,7 +208,7 @@ TEST(a_lease_of_a_name_is_worth_nothing_to_others) {
 }
 
 TEST(it_covers_its_blocks_of_its_region_alone) {
-  on_every_rail([](Readers& all) {
+  on_every_rail_of_readers([](Readers& all) {
     Blocks most(kFrom.begin(), kFrom.end() - 1);
     auto handle = all.read(*all.readers[0], all.grant(most));
     REQUIRE(all.ends(handle));
@@ -256,7 +256,7 @@ TEST(ids_are_of_their_own_kind_and_do_not_repeat) {
 }
 
 TEST(whoever_told_its_number_before_brings_it) {
-  on_every_rail([](Readers& all) {
+  on_every_rail_of_readers([](Readers& all) {
     const auto grant = [&](std::optional<SessionKey> peer, LeaseId drawn) {
       return all.src.engine().grant(
           all.world.now(), {peer, all.region, wire::LeaseMode::kRead, true, {}, 10 * kSecond, false, drawn});
@@ -286,7 +286,7 @@ void all_reads_are_fenced(const std::function<void(Readers&, LeaseId)>& end, con
                           Time ttl = 10 * kSecond, Time work_ns = 100 * kMicrosecond) {
   std::size_t num_failed = 0;
   for (const First first : {First::kListens, First::kStopped, First::kCutOff})
-    on_every_rail([&](Readers& all) {
+    on_every_rail_of_readers([&](Readers& all) {
       for (const auto& node : all.world.nodes()) node->work_ns = work_ns;
       const LeaseId lease = all.grant(kFrom, ttl);
       std::vector<std::shared_ptr<Handle>> handles;
@@ -343,7 +343,7 @@ TEST(its_expiry_fences_all_its_readers_though_they_live) {
 }
 
 TEST(its_agents_end_is_its_end) {
-  on_every_rail([](Readers& all) {
+  on_every_rail_of_readers([](Readers& all) {
     const LeaseId lease = all.grant();
     auto handle = all.read(*all.readers[0], lease);
     all.src.engine().close(all.world.now());
@@ -358,7 +358,7 @@ TEST(its_agents_end_is_its_end) {
 }
 
 TEST(nobodys_heartbeats_renew_it_and_a_reader_counts_what_is_left) {
-  on_every_rail([](Readers& all) {
+  on_every_rail_of_readers([](Readers& all) {
     const auto lease = Pair::grant(all.src, std::nullopt, all.region, wire::LeaseMode::kRead, {}, kSecond,
                                    /*renewable=*/true);
     all.world.run_for(900 * kMillisecond);
@@ -376,7 +376,7 @@ TEST(nobodys_heartbeats_renew_it_and_a_reader_counts_what_is_left) {
 
 TEST(a_reader_that_is_lost_ends_its_own_reads_alone) {
   for (const int way : {0, 1, 2})
-    on_every_rail([&](Readers& all) {
+    on_every_rail_of_readers([&](Readers& all) {
       const LeaseId lease = all.grant();
       auto lost = all.read(*all.readers[0], lease), kept = all.read(*all.readers[1], lease);
       REQUIRE(all.until_midway());

@@ -58,14 +58,13 @@ class Costs {
     return handle.value();
   }
   std::shared_ptr<Handle> write(SessionKey to, const std::string& tag, std::uint32_t block) {
-    return post(src_, to, writes_.at(to), tag, block, 0, 1);
+    return post(src_, to, writes_.at(to), tag, {block}, 0, 1);
   }
   // A read of which no layer is released.
-  std::shared_ptr<Handle> read(SessionKey from, LeaseId lease) {
-    return post(dst_, from, reads_.at(from), "", 1, lease, 0);
+  std::shared_ptr<Handle> read(SessionKey from, LeaseId lease, Blocks blocks = {1}) {
+    return post(dst_, from, reads_.at(from), "", std::move(blocks), lease, 0);
   }
-  LeaseId grant_read(std::size_t i) {
-    const std::vector<std::uint32_t> blocks{1};
+  LeaseId grant_read(std::size_t i, const Blocks& blocks = {1}) {
     const SessionKey to = i == 0 ? to_dst_ : session(src_, i);
     auto lease = src_.engine().grant(
         src_.now(), {to, src_region_, wire::LeaseMode::kRead, false, blocks, 1000 * kSecond, true});
@@ -103,14 +102,14 @@ class Costs {
     return out;
   }
   static std::shared_ptr<Handle> post(Node& node, SessionKey peer, std::uint32_t program,
-                                      const std::string& tag, std::uint32_t block, LeaseId lease,
+                                      const std::string& tag, Blocks blocks, LeaseId lease,
                                       std::uint32_t layers_ready) {
     TransferRequest request;
     request.peer = peer;
     request.program = program;
     request.num_layers = 1;
     request.layers_ready = layers_ready;
-    request.src_ids = request.dst_ids = {block};
+    request.src_ids = request.dst_ids = std::move(blocks);
     request.notify = bytes(tag);
     request.timeout_ns = 1000 * kSecond;
     request.lease = lease;
@@ -125,14 +124,14 @@ class Costs {
   std::map<SessionKey, std::uint32_t> writes_, reads_;
 };
 
-struct Case {
+struct Counted {
   const char* name;
   // Prepares, and returns what is counted. It runs once before the run that is counted, so that memory kept
   // from building up is in order.
   std::function<std::function<void()>(Costs&, const std::string& tag)> act;
 };
 
-const Case kCases[] = {
+const Counted kCounted[] = {
     {"an expectation ends",
      [](Costs& all, const std::string& tag) {
        auto expected = all.expect(tag, {3, 5, 7});
@@ -166,8 +165,8 @@ const Case kCases[] = {
 };
 
 // Counts each of the cases beside that crowd.
-void cost_nothing_beside(const Crowd& crowd, std::span<const Case> cases) {
-  for (const Case& each : cases) {
+void cost_nothing_beside(const Crowd& crowd, std::span<const Counted> cases) {
+  for (const Counted& each : cases) {
     // Returns a count of at most `at_most` if one of three tries has it: once in a while malloc tidies up
     // memory that was freed before.
     const auto count = [&](const Crowd& beside, std::uint64_t at_most) {
@@ -200,19 +199,32 @@ TEST(what_stands_still_costs_nothing) {
                        .num_parked = 1000,
                        .num_expected = 1000,
                        .num_leases = 1000},
-                      kCases);
+                      kCounted);
 }
 
 // A read that names no lease uses the newest lease that its poster was told of.
 TEST(other_leases_of_its_peer_cost_a_read_nothing) {
-  const Case read = {"a page is read", [](Costs& all, const std::string&) {
-                       all.grant_read(0);
-                       all.world_.run_for(kMillisecond);
-                       return [&all] {
-                         all.read(all.to_src_, 0);
-                         all.world_.run_for(kMillisecond);
-                       };
-                     }};
+  const Counted read = {"a page is read", [](Costs& all, const std::string&) {
+                          all.grant_read(0);
+                          all.world_.run_for(kMillisecond);
+                          return [&all] {
+                            all.read(all.to_src_, 0);
+                            all.world_.run_for(kMillisecond);
+                          };
+                        }};
+  cost_nothing_beside({.num_leases = 1000}, std::span(&read, 1));
+}
+
+// Of several leases that it needs, the newest allows a part, and the others are found by their blocks.
+TEST(leases_on_other_blocks_cost_a_read_under_several_nothing) {
+  const Counted read = {"pages of four leases are read", [](Costs& all, const std::string&) {
+                          for (const std::uint32_t block : {2, 3, 4, 5}) all.grant_read(0, {block});
+                          all.world_.run_for(kMillisecond);
+                          return [&all] {
+                            all.read(all.to_src_, 0, {2, 3, 4, 5});
+                            all.world_.run_for(kMillisecond);
+                          };
+                        }};
   cost_nothing_beside({.num_leases = 1000}, std::span(&read, 1));
 }
 

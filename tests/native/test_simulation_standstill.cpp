@@ -18,12 +18,12 @@ EngineConfig hears_for(Time silent) {
 
 // One agent has a short silent time, the other a long one. On every set of rails, in either direction, in the
 // middle of a transfer.
-struct Scene {
+struct HastyPair {
   Pair& pair;
   Node &hasty, &other;
   std::shared_ptr<Handle> handle;  // the seed says which end posted it
 };
-void in_mid_transfer(const std::function<void(Scene)>& scenario) {
+void in_mid_transfer_of_hasty(const std::function<void(HastyPair)>& scenario) {
   for (const auto& rails : rail_sets())
     for (const bool hasty_source : {false, true})
       for (std::uint64_t i = 0; i < 10; ++i) {
@@ -49,7 +49,7 @@ Time between(Pair& pair, Time least, Time most) {
 }
 
 TEST(an_agent_that_stood_still_keeps_a_peer_that_did_not) {
-  in_mid_transfer([](Scene scene) {
+  in_mid_transfer_of_hasty([](HastyPair scene) {
     auto& [pair, hasty, other, handle] = scene;
     for (int i = 0; i < 5; ++i) {
       hasty.pause();
@@ -66,7 +66,7 @@ TEST(an_agent_that_stood_still_keeps_a_peer_that_did_not) {
 }
 
 TEST(agents_whose_machine_was_paused_keep_each_other) {
-  in_mid_transfer([](Scene scene) {
+  in_mid_transfer_of_hasty([](HastyPair scene) {
     auto& [pair, hasty, other, handle] = scene;
     hasty.pause();
     other.pause();
@@ -84,7 +84,7 @@ TEST(agents_whose_machine_was_paused_keep_each_other) {
 }
 
 TEST(a_peer_that_died_meanwhile_is_found_out_within_the_limit) {
-  in_mid_transfer([](Scene scene) {
+  in_mid_transfer_of_hasty([](HastyPair scene) {
     auto& [pair, hasty, other, handle] = scene;
     hasty.pause();
     pair.world.run_for(between(pair, 0, 3 * kShort));
@@ -100,7 +100,7 @@ TEST(a_peer_that_died_meanwhile_is_found_out_within_the_limit) {
 }
 
 TEST(standstills_cannot_keep_a_dead_peer_for_ever) {
-  in_mid_transfer([](Scene scene) {
+  in_mid_transfer_of_hasty([](HastyPair scene) {
     auto& [pair, hasty, other, handle] = scene;
     other.crash(false);
     pair.world.run_for(kShort / 100);
@@ -119,7 +119,7 @@ TEST(standstills_cannot_keep_a_dead_peer_for_ever) {
 }
 
 TEST(an_agent_that_its_peers_gave_up_meanwhile_learns_why) {
-  in_mid_transfer([](Scene scene) {
+  in_mid_transfer_of_hasty([](HastyPair scene) {
     auto& [pair, hasty, other, handle] = scene;
     other.pause();  // here the agent with the long silent time stands still
     REQUIRE(pair.world.until([&hasty = hasty] { return has_lost(hasty); }, 2 * kShort));

@@ -178,24 +178,24 @@ TEST(parked_writes_of_one_tag_are_let_in_as_they_came) {
 }
 
 TEST(who_expects_a_write_that_ended_before_is_told_at_once) {
-  enum class End { kCancelled, kLate, kCrashed };
+  enum class Way { kByCaller, kLate, kCrashed };
   on_every_rail([](Pair& pair) {
-    for (const End end : {End::kCancelled, End::kLate, End::kCrashed}) {
+    for (const Way end : {Way::kByCaller, Way::kLate, Way::kCrashed}) {
       auto request = pair.request(true, kFrom, kTo, "req", "its request");
-      if (end == End::kLate) request.timeout_ns = kSecond;
+      if (end == Way::kLate) request.timeout_ns = kSecond;
       auto written = Pair::post(pair.src, std::move(request));
       pair.world.run_for(10 * kMillisecond);
-      if (end == End::kCancelled) pair.src.cancel(written);
-      if (end == End::kCrashed) pair.src.crash();
-      if (end != End::kCrashed) REQUIRE(pair.ends(written));
+      if (end == Way::kByCaller) pair.src.cancel(written);
+      if (end == Way::kCrashed) pair.src.crash();
+      if (end != Way::kCrashed) REQUIRE(pair.ends(written));
       pair.world.run_for(100 * kMillisecond);
       CHECK_EQ(pair.dst.engine().load().tags_remembered, 1);
       auto expected = pair.expect("req", kTo);
       REQUIRE(ends_at_once(pair, expected));
-      CHECK_EQ(expected->outcome(), Outcome::kFailed);
-      CHECK_EQ(expected->status().code(), end == End::kCancelled ? Code::kCancelled
-                                          : end == End::kLate    ? Code::kDeadline
-                                                                 : Code::kPeerLost);
+      CHECK_EQ(expected->outcome(), end == Way::kByCaller ? Outcome::kCancelled : Outcome::kFailed);
+      CHECK_EQ(expected->status().code(), end == Way::kByCaller ? Code::kCancelled
+                                          : end == Way::kLate   ? Code::kDeadline
+                                                                : Code::kPeerLost);
       CHECK(says(expected->status(),
                  "the write with its tag by 'prefill' had ended before the tag was expected"));
       CHECK_EQ(wire::text_of(expected->context()), "its request");
@@ -204,7 +204,7 @@ TEST(who_expects_a_write_that_ended_before_is_told_at_once) {
       CHECK_EQ(pair.dst.engine().load().tags_remembered, 0);
       expected = pair.expect("req", kTo);
       CHECK(!ends_at_once(pair, expected));
-      if (end == End::kCrashed) {
+      if (end == Way::kCrashed) {
         pair.dst.cancel(expected);
         continue;
       }
@@ -268,7 +268,7 @@ TEST(any_order_of_both_ends_is_as_documented) {
           if (tag.expected) continue;
           ended = pair.expect(name, {block}, 1000 * kSecond);
           tag.given_up = false;
-          outcome = tag.written ? Outcome::kDone : Outcome::kFailed;
+          outcome = tag.written ? Outcome::kDone : Outcome::kCancelled;
           if (!tag.written && !tag.lost) tag.expected = std::exchange(ended, nullptr);
           tag.written = nullptr;
           tag.lost = false;
@@ -279,7 +279,7 @@ TEST(any_order_of_both_ends_is_as_documented) {
           request.timeout_ns = 1000 * kSecond;
           ended = Pair::post(pair.src, std::move(request));
           tag.lost = false;
-          outcome = tag.expected ? Outcome::kDone : Outcome::kFailed;
+          outcome = tag.expected ? Outcome::kDone : Outcome::kCancelled;
           if (!tag.expected && !tag.given_up) tag.written = std::exchange(ended, nullptr);
           tag.expected = nullptr;
           break;

@@ -10,6 +10,7 @@
 #include "agent_pair.h"
 #include "check.h"
 #include "core/copy/crc32c.h"
+#include "core/copy/footprint.h"
 #include "core/engine/sources.h"
 #include "core/system/epoll_reactor.h"
 
@@ -85,6 +86,34 @@ TEST(a_piece_of_many_rounds_has_the_sum_of_its_bytes) {
   CHECK(finished[0].sums == std::vector{expected});
   CHECK(num_rounds > 5);
   CHECK(sums.empty());
+}
+
+// Pieces of a layer with `num_cells` runs of two bytes, in a program of kMaxLoops loops of which the first and
+// the last have that layer: the others are passed.
+TEST(a_round_ends_by_the_cells_and_loops_that_it_walked) {
+  constexpr std::uint32_t kPieces = 64 * 1024;
+  std::array<std::byte, 2> memory{};
+  for (const std::uint32_t num_cells : {512u, 2u}) {
+    Summed many(1, 2, memory.data(), memory.size(), 1, kPieces);
+    auto program = std::make_shared<CopyProgram>(*many.move->program);
+    program->num_layers = 2;
+    program->loops.assign(num_cells == 2 ? wire::kMaxLoops : num_cells, program->loops[0]);
+    for (std::size_t k = num_cells / 2; k < program->loops.size() - num_cells / 2; ++k)
+      program->loops[k].first_layer = 1;
+    REQUIRE_OK(check_program(*program));
+    count(*program);
+    auto moves = std::make_shared<Move>(*many.move);
+    moves->program = program;
+    many.move = moves;
+    Sums sums(Side::kSrc, kAlone);
+    sums.add(many, {0, kPieces});
+    std::size_t num_sums = 0;
+    for (const Sums::Finished& finished : round_of(sums)) num_sums += finished.sums.size();
+    CHECK(num_sums > 0);
+    // 4 MiB and a turn, at 128 bytes a cell and at 8 a loop.
+    CHECK(num_sums * num_cells <= 41'000);
+    CHECK(num_sums * program->loops.size() <= 660'000);
+  }
 }
 
 // Its pieces lie side by side: blocks of one row.

@@ -241,7 +241,7 @@ TEST(errors_name_the_frame_and_the_field) {
            "OFFER.grid.pairs_per_piece: 1073741824 pieces, at most 1048576");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.grid.num_fine = 3; }), "accepted");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.grid.num_fine = 4; }), "OFFER.grid.num_fine: 4, must be 0 to 3");
-  CHECK_EQ(offer_with([](Offer& m) { m.spec.flags = 8; }), "OFFER.flags: 8, must be 0 to 7");
+  CHECK_EQ(offer_with([](Offer& m) { m.spec.flags = 16; }), "OFFER.flags: 16, must be 0 to 15");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.flags = 4; }), "OFFER.context: empty");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.notify.resize(kMaxNotify + 1); }),
            "OFFER.notify: 4097 bytes, at most 4096");

@@ -30,8 +30,8 @@ inline auto fields(const PieceGrid& m) { const auto& [a, b, c, d, e] = m; return
 inline auto fields(const UnitsPerBlock& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const HeadSlice& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
 inline auto fields(const CopyProgram& m) {
-  const auto& [a, b, c, d, e, f, counted] = m;
-  (void)counted;  // of the rest, by who has it; it does not cross
+  const auto& [a, b, c, d, e, f, counted, counts] = m;
+  (void)counted, (void)counts;  // of the rest, by who has it; they do not cross
   return std::tie(a, b, c, d, e, f);
 }
 inline auto fields(const Identity& m) {
@@ -288,6 +288,7 @@ class Sampler {
   }
   void make(Offer& m) {
     make(m.spec);
+    if (with_features_ && random_.chance(50)) m.spec.flags |= kFlagLastWord;
     m.layers_ready = between(0, m.spec.grid.num_layers);
     m.fence_slot = fence_slot();
     m.fence_generation = random_.next();

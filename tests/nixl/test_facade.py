@@ -106,6 +106,99 @@ def test_nothing_lands_after_deregistration(ends: tuple[End, End]) -> None:
     assert (far.memory == 7).all()
 
 
+@pytest.mark.parametrize("operation", ["WRITE", "READ"])
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_nothing_lands_after_release(
+    monkeypatch: pytest.MonkeyPatch, transport: str, operation: str, seed: int
+) -> None:
+    monkeypatch.setenv("KVXFER_NIXL_TRANSPORTS", transport)
+    near, far = End("near", 32 << 20), End("far-away", 32 << 20)
+    near.knows(far)
+    near.agent.make_connection("far-away")
+    destination = far.memory if operation == "WRITE" else near.memory
+    sides = near.descs((0, 32 << 20)), far.descs((0, 32 << 20))
+    random = np.random.default_rng(seed)
+    for _ in range(20):
+        handle = near.agent.initialize_xfer(operation, *sides, "far-away")
+        near.agent.transfer(handle)
+        time.sleep(random.random() * 0.005)
+        near.agent.release_xfer_handle(handle)
+        destination[:] = 9
+        time.sleep(0.02)
+        assert (destination == 9).all()
+        (near.memory if operation == "WRITE" else far.memory)[:] = 3
+    for end in (near, far):
+        end.agent.agent.close()
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [[2**32 + 5], np.array([2**32 + 5]), [16], [-1], range(2**62), range(0, -2, -1), [2**70], [0.5]],
+)
+def test_an_index_of_no_entry_is_refused(ends: tuple[End, End], indices: Any) -> None:
+    near, far = ends
+    before = far.memory.copy()
+    places = [(at * 64, 64) for at in range(16)]
+    lists = [
+        near.agent.prep_xfer_dlist(of, end.descs(*places)) for of, end in (("", near), ("far-away", far))
+    ]
+    for chosen in ([indices, [0]], [[0], indices]):
+        with pytest.raises(_bindings.nixlInvalidParamError):
+            near.agent.transfer(
+                near.agent.make_prepped_xfer("WRITE", lists[0], chosen[0], lists[1], chosen[1])
+            )
+    assert (far.memory == before).all()
+
+
+def test_strided_rows_are_their_blocks(ends: tuple[End, End]) -> None:
+    near, far = ends
+    wanted = near.memory.copy()
+    rows = [
+        np.array([(end.address, 64, 0, 128, 3), (end.address + 4096, 64, 0, 64, 2)], np.int64) for end in ends
+    ]
+    lists = [
+        near.agent.prep_xfer_dlist(of, each, "DRAM") for of, each in zip(("", "far-away"), rows, strict=True)
+    ]
+    handle = near.agent.make_prepped_xfer("WRITE", lists[0], list(range(5)), lists[1], [4, 3, 2, 1, 0])
+    near.agent.transfer(handle)
+    while near.agent.check_xfer_state(handle) == "PROC":
+        pass
+    offsets = [0, 128, 256, 4096, 4160]
+    for at, to in zip(offsets, reversed(offsets), strict=True):
+        assert (far.memory[to : to + 64] == wanted[at : at + 64]).all()
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ((0, 1, 0, 1, 2**31), _bindings.nixlNotFoundError),
+        ((0, 1, 0, 1, 2**63 - 1), _bindings.nixlNotFoundError),
+        ((0, 64, 0, 2**60, 17), _bindings.nixlNotFoundError),  # 16 x 2**60 is 0 in 64 bits
+        ((0, 64, 0, 0, 2**40), _bindings.nixlInvalidParamError),
+        ((0, 64, 0, 64, 0), _bindings.nixlInvalidParamError),
+        ((0, 0, 0, 64, 2), _bindings.nixlInvalidParamError),
+    ],
+)
+def test_a_strided_row_is_checked_before_it_is_expanded(
+    ends: tuple[End, End], row: tuple[int, ...], error: type[NixlError]
+) -> None:
+    near, _ = ends
+    with pytest.raises(error):
+        near.agent.prep_xfer_dlist("", np.array([(near.address + row[0], *row[1:])], np.int64), "DRAM")
+
+
+@pytest.mark.parametrize("name", ["name", "tcp://"])
+def test_metadata_that_are_no_text_are_refused(ends: tuple[End, End], name: str) -> None:
+    near, far = ends
+    told = bytearray(far.agent.get_agent_metadata())
+    told[told.index(b"far-away" if name == "name" else b"tcp://")] = 0xFF
+    with pytest.raises(_bindings.nixlMismatchError):
+        near.agent.add_remote_agent(bytes(told))
+    for no_text in (b"\xff", "\udcff"):
+        with pytest.raises(_bindings.nixlInvalidParamError, match="UTF-8"):
+            near.agent.remove_remote_agent(no_text)  # type: ignore[arg-type]
+
+
 def test_rights_end_with_the_metadata(ends: tuple[End, End]) -> None:
     near, far = ends
     descs = near.descs((0, 64)), far.descs((0, 64))
@@ -185,7 +278,16 @@ def test_agents_exchange_metadata_by_their_own_way() -> None:
     assert another.move("WRITE", another.descs((0, 64)), one.descs((64, 64)), "one") == "DONE"
     one.agent.invalidate_local_metadata("127.0.0.1", ports[1])
     assert comes(another, "one", False)
-    for end in ends:
+    # An agent without a listening thread hands its metadata to nobody that asks.
+    closed = End("closed")
+    assert not closed.agent.check_remote_metadata("one")
+    one.agent.fetch_remote_metadata("closed", "127.0.0.1", closed.agent.agent._door.port)
+    one.agent.send_local_metadata("127.0.0.1", closed.agent.agent._door.port)
+    one.agent.fetch_remote_metadata("another", "127.0.0.1", ports[1])
+    assert comes(one, "another", True)
+    assert not one.agent.check_remote_metadata("closed")
+    assert not closed.agent.check_remote_metadata("one")
+    for end in (*ends, closed):
         end.agent.agent.close()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from kvxfer.connectors.nixl import _bindings, nixl_agent, nixl_agent_config
+from kvxfer.connectors.nixl.metadata_store import WHOLE
 from tests.etcd_server import Cluster, Member
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +143,19 @@ def test_a_label_that_never_comes_ends_no_other(
         until(lambda: "has no never of agent other" in caplog.text)
     other.agent.invalidate_local_metadata()
     until(lambda: not one.knows("other"))
+    other.agent.send_local_metadata()
+    until(lambda: one.knows("other"))
+
+
+def test_metadata_that_are_no_text_end_no_follower(
+    end: Callable[[str], End], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = end("one"), end("other")
+    told = other.agent.get_agent_metadata()
+    with caplog.at_level(logging.WARNING, "kvxfer"):
+        other.agent.agent._stored().send(WHOLE, told.replace(b"other", b"oth\xffr"))
+        one.agent.fetch_remote_metadata("other")
+        until(lambda: "metadata of other in etcd" in caplog.text)
     other.agent.send_local_metadata()
     until(lambda: one.knows("other"))
 

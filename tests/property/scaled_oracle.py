@@ -173,7 +173,14 @@ def converted(
                 x[granule] = x[granule] / scale
         elif theirs is not None:
             x = x / cut(static_scales(dst), dst, layers, columns)[..., None]
-    out = rounding.narrow(x, dst.dtype, theirs is not None and theirs.saturate)
+    # What has not said saturates if its largest number is below what may come in.
+    if theirs is not None:
+        saturate = theirs.saturate
+    elif ours is not None:
+        saturate = dst.dtype != "float32"
+    else:
+        saturate = rounding.LARGEST[dst.dtype] < rounding.LARGEST[src.dtype]
+    out = rounding.narrow(x, dst.dtype, saturate)
     after[to_bytes] = np.ascontiguousarray(out)[..., None].view(np.uint8)
     return after
 

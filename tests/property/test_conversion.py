@@ -20,6 +20,7 @@ from kvxfer.plan.compile import compile_program
 from kvxfer.plan.program import CopyProgram
 from kvxfer.plan.units import pair_units
 from tests.property import interpreter, rounding
+from tests.property.acceptance import require_accepted
 from tests.property.oracle import (
     Bytes,
     byte_offsets,
@@ -413,6 +414,7 @@ def test_a_program_converts_every_element_as_the_oracle_does(count: int) -> None
                 return
             raise
         assert len(program.conversions) <= len(program.loops)
+        require_accepted(program, src, dst)
         moved = moves(src, dst, crossing.src_table, crossing.dst_table, crossing.tokens)
         src_memory = numbers_in(src, crossing.seed)
         before = poison(region_nbytes(dst), 2)

@@ -24,6 +24,7 @@ from kvxfer.plan.compile import compile_program, differences, footprint
 from kvxfer.plan.program import CopyProgram
 from kvxfer.plan.sharding import route
 from kvxfer.plan.units import pair_units
+from tests.property.acceptance import require_accepted
 from tests.property.interpreter import Pairs, program_map, unit_tokens, units
 from tests.property.oracle import (
     byte_offsets,
@@ -193,6 +194,7 @@ def test_every_byte_comes_from_where_indexing_says_once(count: int) -> None:
         fine = fine or pairs.num_fine > 0
         program = compile_program(src, dst, heads=example.heads, fine=fine)
         require_shape(example, program, fine)
+        require_accepted(program, src, dst)
         numbered = range(wanted[0] - dst.first_layer, wanted[-1] + 1 - dst.first_layer)
 
         origin = source_map(src, dst, moved, extent(dst), layers=wanted, heads=example.heads)

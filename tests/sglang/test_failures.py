@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll, StateType
 
-from kvxfer.connectors.sglang.control_messages import GUARD
+from kvxfer.connectors.sglang.control_messages import GUARD, Destination
 from tests.sglang.ranks import (
     LLAMA,
     Cache,
@@ -191,6 +192,11 @@ def test_control_messages_of_strangers_cost_nothing(folder: Path, seed: int) -> 
                 for kind in (b"register", b"answer", b"pages", b"pickle"):
                     for body in (b"", b"{", b'{"kvxfer_sglang": 1}', honest[2][:-9], draw.randbytes(99)):
                         socket.send_multipart([GUARD, kind, body])
+                stranger = Destination(0, "127.0.0.1", 1, "x", bytes(16), 0, 1, 0, True, ()).encode()
+                for field in ("room", "aux_slot", "required_dst_info_num", "decode_prefix_len"):
+                    for value in (-5, 2**70):
+                        body = json.dumps({**json.loads(stranger[2]), field: value}).encode()
+                        socket.send_multipart([*stranger[:2], body, *stranger[3:]])
                 for frames in (
                     [b""],
                     [GUARD],

@@ -122,7 +122,15 @@ def test_a_tensor_that_cannot_be_registered_is_named(ends: Ends) -> None:
 def test_a_layout_beyond_the_memory_is_refused(ends: Ends) -> None:
     with pytest.raises(UsageError, match="spans") as caught:
         ends.agent.register("half", ends.array[:2], ends.layout)
-    assert caught.value.code == "out-of-range"
+    assert caught.value.code == "length-mismatch"
+
+
+def test_a_block_that_is_too_large_is_refused_with_its_region_and_the_limit(ends: Ends) -> None:
+    huge = np.empty((1, 1, (1 << 30) + 1), np.uint8)  # never touched, so it takes no memory
+    with pytest.raises(UsageError, match=r"region 'huge'.*1073741825 bytes.*limit is 1073741824") as caught:
+        ends.agent.register("huge", huge, KVLayout.from_tensor(huge, "lbd"))
+    assert caught.value.code == "invalid-argument"
+    assert "huge" not in ends.agent.regions
 
 
 def test_deregister_lets_go_and_forgets_programs(ends: Ends) -> None:

@@ -19,7 +19,7 @@ MAY_KNOW = {
     "memory": {"errors", "arguments", "_native", "layout"},
     "plan": {"errors", "layout", "memory"},
     # Of layouts, only the schema of JSON objects.
-    "directory": {"address", "errors", "layout", "log", "loop_thread"},
+    "directory": {"address", "errors", "layout", "log", "loop_thread", "naming"},
 }
 # What the agent's and the daemon's side of the attachment stand on knows of neither.
 SPOKEN = {"frames": set[str](), "runtime_folder": {"errors"}, "connection": {"attachment"}}

@@ -64,6 +64,7 @@ def test_native_options_are_complete() -> None:
         {"listen": "tcp://127.0.0.1"},
         {"silent_timeout_s": float("nan")},
         {"heartbeat_interval_s": 3.0},
+        {"refuse_unlike": 1},
         {"require": "tcp"},
         {"require": ("smoke",)},
         {"require": ("tcp",), "transports": ("shm",)},

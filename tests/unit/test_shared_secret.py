@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,39 @@ def test_what_is_given_counts_before_the_environment(
     monkeypatch.setenv("KVXFER_SECRET", "what is not looked at")
     wanted = (accepted,) if isinstance(accepted, bytes) else accepted
     assert find_secrets(given) == Secrets(wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "says"),
+    [
+        (0o600, None, ""),
+        (0o440, None, ""),
+        (0o644, None, "every user of this host can read the secret"),
+        (0o666, None, "another user may write the secret"),
+        (0o602, None, "another user may write the secret"),
+        (0o600, 12345, "another user may write the secret"),
+    ],
+)
+def test_a_file_that_others_may_read_or_write_is_told(
+    mode: int, uid: int | None, says: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text(ONE)
+    file.chmod(mode)
+    if uid is not None:
+        if os.geteuid():
+            pytest.skip("only root can give files away")
+        os.chown(file, uid, uid)
+    told = AgentOptions(secret=file)
+    if mode & 0o002 or uid is not None:
+        with pytest.raises(UsageError, match=says):
+            told.to_native()
+        return
+    for _ in range(3):
+        told.to_native()
+    assert [record.levelname for record in caplog.records] == (["WARNING"] if says else [])
+    assert says in caplog.text
+    assert ONE not in caplog.text
 
 
 def test_the_environment_names_a_value_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,6 +140,7 @@ def test_a_value_in_the_environment_is_one_line_in_the_log(
 ) -> None:
     pytest.importorskip("kvxfer._native", reason="the native module is not built")
     caplog.set_level(logging.DEBUG, "kvxfer")
+    (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_text(ONE)
     for options in (
         AgentOptions(secret=TWO),

@@ -40,6 +40,13 @@ def test_a_shortened_request_is_the_shorter_one(num_tokens: int) -> None:
     assert request.block_hashes == shorter.block_hashes
 
 
+def test_a_refused_request_is_told_from_others() -> None:
+    request = request_of([0])
+    assert not VllmRequest(request).was_refused
+    request.abort_immediately = True
+    assert VllmRequest(request).was_refused
+
+
 @pytest.mark.parametrize(
     "request_",
     [

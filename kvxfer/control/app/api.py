@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
+from kvxfer.control.audit_log import Need
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.tokens import ROLES, Caller
 
@@ -42,14 +43,15 @@ def caller_of(request: Request) -> Caller:
 def require_all_tenants(caller: Caller, what: str) -> None:
     """Refuses a token that is limited to tenants, for things that belong to no tenant."""
     if caller.tenants is not None:
-        raise Refusal(
-            "forbidden",
-            f"this token is limited to tenants {sorted(caller.tenants)}, and cannot be used for {what}",
-        )
+        raise Refusal("forbidden", _limited(caller, what))
+
+
+def _limited(caller: Caller, what: str) -> str:
+    return f"this token is limited to tenants {sorted(caller.tenants or ())}, and cannot be used for {what}"
 
 
 class GuardedRoute(APIRoute):
-    """A route that refuses the wrong role before it reads a body, and logs changes."""
+    """A route that refuses the wrong role or a tenant's token before it reads a body, and logs changes."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         """Returns FastAPI's handler behind those checks."""
@@ -62,23 +64,29 @@ class GuardedRoute(APIRoute):
         change = extra.get("x-kvxfer-change")
         operation_id = self.operation_id or ""
 
+        need: Need = extra.get("x-kvxfer-needs", "room")
+        of_tenants = extra.get("x-kvxfer-tenants", False)
+
         async def guarded(request: Request) -> Response:
             caller = caller_of(request)
-            if caller.may(role):
+            if not caller.may(role):
+                words = (
+                    f"{request.method} {self.path} needs the role {role}, and the token named "
+                    f"{caller.name!r} has {caller.role}"
+                )
+            elif caller.tenants is not None and not of_tenants:
+                words = _limited(caller, f"{request.method} {self.path}")
+            else:
                 # Checked here, because FastAPI would report a refused body as one that it cannot parse.
                 if await request.body() and self.body_field is not None:
                     _require_json(request)
                 if change is None:
                     return await inner(request)
                 changes: Changes = request.app.state.changes
-                return await changes.run(operation_id, change, caller, request, inner)
+                return await changes.run(operation_id, change, need, caller, request, inner)
             if change is not None:
                 request.app.state.changes.note_refused(operation_id, caller, request)
-            raise Refusal(
-                "forbidden",
-                f"{request.method} {self.path} needs the role {role}, and the token named {caller.name!r} "
-                f"has {caller.role}",
-            )
+            raise Refusal("forbidden", words)
 
         return guarded
 
@@ -91,18 +99,32 @@ def _require_json(request: Request) -> None:
 
 
 class Api:
-    """Adds routes to an application; a route without a role cannot be written."""
+    """Adds routes to an application; a route without a role cannot be written.
+
+    A token that is limited to tenants reaches only routes with ``tenants=True``. Such a route shows and
+    changes nothing but what belongs to the caller's tenants.
+    """
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         app.router.route_class = GuardedRoute
 
-    def get(self, path: str, role: str | None, **more: Any) -> Callable[[Handler], Handler]:
+    def get(
+        self, path: str, role: str | None, *, tenants: bool = False, **more: Any
+    ) -> Callable[[Handler], Handler]:
         """Adds a route that changes nothing; with `role` None it needs no token."""
-        return self._add("GET", path, role, None, more)
+        return self._add("GET", path, role, None, tenants, more)
 
     def change(
-        self, method: str, path: str, role: str, *, repeats: bool = True, **more: Any
+        self,
+        method: str,
+        path: str,
+        role: str,
+        *,
+        repeats: bool = True,
+        tenants: bool = False,
+        needs: Need = "room",
+        **more: Any,
     ) -> Callable[[Handler], Handler]:
         """Adds a route that changes something.
 
@@ -111,21 +133,33 @@ class Api:
         repeats
             For a POST: whether its answer may be kept and given again under the same idempotency key. False
             for answers that have a lasting secret: repeating the key is then refused.
+        needs
+            What it needs of the disk: a change that takes something back is also made while the disk is full.
         """
-        return self._add(method, path, role, "repeats" if repeats else "once", more)
+        if needs != "room":
+            more["openapi_extra"] = {**more.get("openapi_extra", {}), "x-kvxfer-needs": needs}
+        return self._add(method, path, role, "repeats" if repeats else "once", tenants, more)
 
     def keep(self, method: str, path: str, role: str, **more: Any) -> Callable[[Handler], Handler]:
         """Adds a route that only renews something; the audit log has no line of it."""
-        return self._add(method, path, role, None, more)
+        return self._add(method, path, role, None, False, more)
 
     def _add(
-        self, method: str, path: str, role: str | None, change: str | None, more: dict[str, Any]
+        self,
+        method: str,
+        path: str,
+        role: str | None,
+        change: str | None,
+        tenants: bool,
+        more: dict[str, Any],
     ) -> Callable[[Handler], Handler]:
         extra: dict[str, Any] = {"security": []}
         if role is not None:
             extra = {"x-kvxfer-role": role, "security": [{"token": []}]}
         if change is not None:
             extra["x-kvxfer-change"] = change
+        if tenants:
+            extra["x-kvxfer-tenants"] = True
         if method == "POST" and change is not None:
             extra["parameters"] = [IDEMPOTENCY_KEY]
         extra |= more.pop("openapi_extra", {})

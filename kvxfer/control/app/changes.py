@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -11,7 +12,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from kvxfer.control.app.problem_answers import as_refusal
-from kvxfer.control.audit_log import AuditLog
+from kvxfer.control.audit_log import AuditLog, Need
 from kvxfer.control.problems import Refusal
 from kvxfer.control.state.answers import Answer, Answers, fingerprint
 from kvxfer.control.state.tokens import Caller
@@ -28,18 +29,24 @@ class Changes:
         self._answers = answers
 
     async def run(
-        self, operation: str, kind: str, caller: Caller, request: Request, inner: Inner
+        self, operation: str, kind: str, need: Need, caller: Caller, request: Request, inner: Inner
     ) -> Response:
         """Answers a request, or refuses it; either is one line of the audit log."""
-        self._audit.require_room()
+        self._audit.require_room(need)
         key = request.headers.get("idempotency-key")
         if key is None or request.method != "POST":
-            return await self._logged(operation, caller, request, inner)
+            return await self._logged(operation, need, caller, request, inner)
         if not _KEY.fullmatch(key):
             raise Refusal("invalid-argument", "Idempotency-Key must be 1 to 128 visible ASCII characters")
-        whole_key = f"{caller.key} {key}"
         seen = fingerprint(operation, request.url.path, await request.body())
-        before = await self._answers.begin(whole_key, seen, time.time())
+        whole_key = (caller.key, key)
+        try:
+            before = await self._answers.begin(whole_key, seen, time.time())
+        except Refusal as error:
+            if error.code != "unavailable" or need == "room":
+                raise
+            # It takes something back, which may be done twice; there is no room to remember that.
+            return await self._logged(operation, need, caller, request, inner)
         if before is not None:
             if kind == "once":
                 raise Refusal(
@@ -47,9 +54,9 @@ class Changes:
                     "this request was already carried out; its answer contained a secret, which is shown "
                     "only once",
                 )
-            return Response(before.body, before.status, {"Idempotent-Replay": "true"}, "application/json")
+            return _repeated(before)
         try:
-            response = await self._logged(operation, caller, request, inner)
+            response = await self._logged(operation, need, caller, request, inner)
         except BaseException as error:
             # A refused request did nothing. After any other error it is unknown what was done.
             if isinstance(error, RequestValidationError | Refusal):
@@ -61,24 +68,26 @@ class Changes:
         await self._answers.end(whole_key, Answer(response.status_code, body))
         return response
 
-    async def _logged(self, operation: str, caller: Caller, request: Request, inner: Inner) -> Response:
+    async def _logged(
+        self, operation: str, need: Need, caller: Caller, request: Request, inner: Inner
+    ) -> Response:
         try:
             response = await inner(request)
         except Exception as error:
             if not isinstance(error, RequestValidationError):
-                self._append(operation, caller, request, as_refusal(error).code)
+                self._append(operation, need, caller, request, as_refusal(error).code)
             raise
         except BaseException:
-            self._append(operation, caller, request, "interrupted")
+            self._append(operation, need, caller, request, "interrupted")
             raise
-        self._append(operation, caller, request, "done")
+        self._append(operation, need, caller, request, "done")
         return response
 
     def note_refused(self, operation: str, caller: Caller, request: Request) -> None:
         """Logs a request that the caller's role does not permit."""
-        self._append(operation, caller, request, "forbidden")
+        self._append(operation, "room", caller, request, "forbidden")
 
-    def _append(self, operation: str, caller: Caller, request: Request, result: str) -> None:
+    def _append(self, operation: str, need: Need, caller: Caller, request: Request, result: str) -> None:
         line: dict[str, Any] = {
             "at_s": round(time.time(), 3),
             "who": caller.key,
@@ -93,4 +102,16 @@ class Changes:
             line["from"] = request.client.host
         if isinstance(more := request.scope.get("kvxfer.audit"), dict):
             line |= more
-        self._audit.append(line)
+        self._audit.append(line, need)
+
+
+def _repeated(answer: Answer) -> Response:
+    """Returns the answer that the first request had; of a long one, its status and its digest."""
+    headers = {"Idempotent-Replay": "true"}
+    if not answer.digest:
+        return Response(answer.body, answer.status, headers, "application/json")
+    headers |= {
+        "Idempotent-Replay": "digest",
+        "Repr-Digest": f"sha-256=:{base64.b64encode(answer.digest).decode()}:",
+    }
+    return Response(b"{}", answer.status, headers, "application/json")

@@ -123,6 +123,7 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
     @api.get(
         "/v1/events",
         "read",
+        tenants=True,
         tags=["events"],
         response_class=StreamingResponse,
         responses={
@@ -149,7 +150,7 @@ def add_events(api: Api, daemon: NodeDaemon) -> EventStreams:
             after = int(last)
         return streams.open(caller_of(request), daemon.events.last if after is None else after, topic or [])
 
-    @api.get("/v1/events/recent", "read", tags=["events"])
+    @api.get("/v1/events/recent", "read", tenants=True, tags=["events"])
     async def list_events(
         request: Request,
         after: Annotated[int, Query(ge=0, lt=2**63)] = 0,

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from kvxfer.control import schema
-from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.app.api import Api, caller_of
 from kvxfer.control.node import NodeDaemon
 
 
@@ -31,7 +31,7 @@ def add_node(api: Api, daemon: NodeDaemon) -> None:
         response.status_code = 200 if found.ready else 503
         return found
 
-    @api.get("/v1/node", "read", tags=["node"])
+    @api.get("/v1/node", "read", tenants=True, tags=["node"])
     async def get_node() -> schema.Node:
         """The daemon that answers."""
         return daemon.shown()
@@ -50,30 +50,28 @@ def add_node(api: Api, daemon: NodeDaemon) -> None:
         """The findings of ``kvxfer doctor``; kept for ten seconds."""
         return await daemon.doctor(tuple(name.strip() for name in require.split(",") if name.strip()))
 
-    @api.get("/v1/settings", "read", tags=["node"])
-    async def get_settings() -> schema.Settings:
-        """Settings that can change while the daemon runs."""
-        return daemon.settings.shown()
+    @api.get("/v1/settings", "read", tenants=True, tags=["node"])
+    async def get_settings(request: Request) -> schema.Settings:
+        """Settings that can change while the daemon runs; a tenant's token sees those of its tenants."""
+        return daemon.settings.shown(caller_of(request).tenants)
 
     @api.change("PATCH", "/v1/settings", "admin", tags=["node"])
     async def change_settings(request: Request, asked: schema.SettingsChange) -> schema.Settings:
         """Changes the settings that are named, and no others."""
-        require_all_tenants(caller_of(request), "the node's settings")
         return await daemon.settings.change(asked)
 
-    @api.get("/v1/drain", "read", tags=["node"])
-    async def get_drain() -> schema.Drain:
-        """Whether the node drains, and is ready to stop."""
-        return daemon.drains.shown()
+    @api.get("/v1/drain", "read", tenants=True, tags=["node"])
+    async def get_drain(request: Request) -> schema.Drain:
+        """Whether the node drains, and is ready to stop; a tenant's token sees no agents."""
+        shown = daemon.drains.shown()
+        return shown if caller_of(request).tenants is None else shown.model_copy(update={"agents": []})
 
-    @api.change("PUT", "/v1/drain", "admin", tags=["node"])
+    @api.change("PUT", "/v1/drain", "admin", needs="reserve", tags=["node"])
     async def begin_drain(request: Request, asked: schema.DrainRequest) -> schema.Drain:
         """Refuses new work from now on; running work goes on."""
-        require_all_tenants(caller_of(request), "the node's drain")
         return await daemon.drains.begin(asked.deadline_s)
 
-    @api.change("DELETE", "/v1/drain", "admin", tags=["node"])
+    @api.change("DELETE", "/v1/drain", "admin", needs="reserve", tags=["node"])
     async def end_drain(request: Request) -> schema.Drain:
         """Ends the drain."""
-        require_all_tenants(caller_of(request), "the node's drain")
         return await daemon.drains.end()

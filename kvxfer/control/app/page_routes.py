@@ -46,7 +46,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
         told = {"tenant": asked.tenant, "model": asked.model, "keys": len(asked.keys)}
         daemon.note(topic, told, asked.tenant)
 
-    @api.get("/v1/pages", "read", tags=["pages"])
+    @api.get("/v1/pages", "read", tenants=True, tags=["pages"])
     async def list_pages(
         request: Request,
         tenant: Annotated[str | None, Query(max_length=128)] = None,
@@ -58,7 +58,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
             return schema.Listed[schema.Page](items=[])
         return daemon.pages.listed(caller_of(request).tenants, tenant, cursor, limit)
 
-    @api.change("POST", "/v1/pages/park", "transfer", tags=["pages"])
+    @api.change("POST", "/v1/pages/park", "transfer", tenants=True, tags=["pages"])
     async def park_pages(request: Request, asked: schema.ParkRequest) -> schema.PagesDone:
         """Copies blocks of an agent's region into the pool. When this answers, the pages can be fetched.
 
@@ -79,43 +79,42 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
         """Copies pages into blocks of an agent's region: all of them, or none if one is missing."""
         caller = caller_of(request)
         require(caller, asked.tenant)
-        require_all_tenants(caller, "an agent's region")
         daemon.drains.require_open()
         require_as_many(asked)
         return await pages().fetch(asked)
 
-    @api.change("POST", "/v1/pages/lease", "transfer", status_code=201, tags=["pages"])
+    @api.change("POST", "/v1/pages/lease", "transfer", tenants=True, status_code=201, tags=["pages"])
     async def lease_pages(request: Request, asked: schema.PageLeaseRequest) -> schema.PageLease:
         """Grants a right to read pages, with the descriptors that ``agent.read`` takes."""
         require(caller_of(request), asked.tenant)
         daemon.drains.require_open()
         return await pages().lease(asked)
 
-    @api.change("POST", "/v1/pages/lease/{lease}/extend", "transfer", tags=["pages"])
+    @api.change("POST", "/v1/pages/lease/{lease}/extend", "transfer", tenants=True, tags=["pages"])
     async def extend_page_lease(
         request: Request, lease: PageLeaseId, asked: schema.LeaseExtension
     ) -> schema.LeaseEnded:
         """Makes the lease last `ttl_s` from now."""
         return await pages().extend(lease, asked.ttl_s, caller_of(request).tenants)
 
-    @api.change("DELETE", "/v1/pages/lease/{lease}", "transfer", tags=["pages"])
+    @api.change("DELETE", "/v1/pages/lease/{lease}", "transfer", needs="none", tenants=True, tags=["pages"])
     async def revoke_page_lease(request: Request, lease: PageLeaseId) -> schema.LeaseEnded:
         """Ends the lease; when this answers, no agent reads pages under it."""
         return await pages().revoke(lease, caller_of(request).tenants)
 
-    @api.change("POST", "/v1/pages/pin", "transfer", tags=["pages"])
+    @api.change("POST", "/v1/pages/pin", "transfer", tenants=True, tags=["pages"])
     async def pin_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
         """Keeps pages from being evicted."""
         require(caller_of(request), asked.tenant)
         return await pages().pin(asked, pinned=True)
 
-    @api.change("POST", "/v1/pages/unpin", "transfer", tags=["pages"])
+    @api.change("POST", "/v1/pages/unpin", "transfer", needs="none", tenants=True, tags=["pages"])
     async def unpin_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
         """Permits pages to be evicted again."""
         require(caller_of(request), asked.tenant)
         return await pages().pin(asked, pinned=False)
 
-    @api.change("POST", "/v1/pages/drop", "transfer", tags=["pages"])
+    @api.change("POST", "/v1/pages/drop", "transfer", needs="none", tenants=True, tags=["pages"])
     async def drop_pages(request: Request, asked: schema.PagesRequest) -> schema.PagesDone:
         """Removes pages and ends leases on them; when this answers, no agent reads them."""
         require(caller_of(request), asked.tenant)
@@ -123,7 +122,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
         note("pages.dropped", asked)
         return done
 
-    @api.get("/v1/pools", "read", tags=["pages"])
+    @api.get("/v1/pools", "read", tenants=True, tags=["pages"])
     async def list_pools(request: Request) -> schema.Listed[schema.Pool]:
         """The host pool, if there is one."""
         desk = daemon.pages

@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request
 
 from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import AgentFilter, Cursor, Limit
-from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.app.api import Api, caller_of
 from kvxfer.control.node import NodeDaemon
 
 TransferId = Annotated[str, Path(min_length=1, max_length=128)]
@@ -22,10 +22,9 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
     async def create_transfer(request: Request, asked: schema.TransferRequest) -> schema.Transfer:
         """Has an agent copy blocks; answers when the transfer is posted."""
         caller = caller_of(request)
-        require_all_tenants(caller, "a transfer between regions")
         return await moves.create(asked, caller)
 
-    @api.get("/v1/transfers", "read", tags=["transfers"])
+    @api.get("/v1/transfers", "read", tenants=True, tags=["transfers"])
     async def list_transfers(
         request: Request,
         agent: AgentFilter = None,
@@ -61,14 +60,14 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
             limit=limit,
         )
 
-    @api.get("/v1/open-transfers", "read", tags=["transfers"])
+    @api.get("/v1/open-transfers", "read", tenants=True, tags=["transfers"])
     async def list_open_transfers(
         request: Request, agent: AgentFilter = None, limit: Limit = 100
     ) -> schema.Listed[schema.Transfer]:
         """Transfers that are open now; each agent has two seconds to answer."""
         return await moves.list_open(caller_of(request), agent, limit)
 
-    @api.get("/v1/transfers/{transfer}", "read", tags=["transfers"])
+    @api.get("/v1/transfers/{transfer}", "read", tenants=True, tags=["transfers"])
     async def get_transfer(
         request: Request,
         transfer: TransferId,
@@ -85,12 +84,16 @@ def add_transfers(api: Api, daemon: NodeDaemon) -> None:
         """One transfer, with the stages of both ends."""
         return await moves.get(transfer, caller_of(request), wait_s)
 
-    @api.change("DELETE", "/v1/transfers/{transfer}", "transfer", tags=["transfers"])
+    @api.change(
+        "DELETE", "/v1/transfers/{transfer}", "transfer", needs="none", tenants=True, tags=["transfers"]
+    )
     async def delete_transfer(request: Request, transfer: TransferId) -> schema.Cancelled:
         """Cancels a transfer; its record stays."""
         return await moves.cancel(transfer, caller_of(request))
 
-    @api.change("POST", "/v1/transfers/{transfer}/cancel", "transfer", tags=["transfers"])
+    @api.change(
+        "POST", "/v1/transfers/{transfer}/cancel", "transfer", needs="none", tenants=True, tags=["transfers"]
+    )
     async def cancel_transfer(request: Request, transfer: TransferId) -> schema.Cancelled:
         """Cancels a transfer; its record stays."""
         return await moves.cancel(transfer, caller_of(request))

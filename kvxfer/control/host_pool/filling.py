@@ -14,6 +14,7 @@ from kvxfer.control.host_pool.page_news import PageNews
 from kvxfer.control.host_pool.page_sources import BorrowedLease, PageSource, PageSources
 from kvxfer.control.host_pool.pool_jobs import PoolJobs
 from kvxfer.control.host_pool.pool_regions import PoolRegions
+from kvxfer.control.host_pool.time_left import TimeLeft
 from kvxfer.control.own_agent import OwnAgent
 from kvxfer.lease_token import LeaseToken
 from kvxfer.transfer import Transfer
@@ -52,6 +53,7 @@ class Filling:
         source: PageSource,
         blocks: Sequence[int],
         lease: LeaseToken | None,
+        left: TimeLeft,
         **how: Any,
     ) -> None:
         """Reads pages in one transfer, then makes all of them visible; a failed read gives back all places.
@@ -64,24 +66,29 @@ class Filling:
             Of the source's region, one block for each page.
         lease
             Permits the read; with None the source's agent is asked for a lease, if it is attached.
+        left
+            The time for all of it.
         how
-            As `Agent.read` takes it, with ``timeout_s``.
+            As `Agent.read` takes it.
         """
-        keys = [page.key for page in pages]
-        self._ended.update((key, asyncio.Event()) for key in keys)
+        keys: list[PageKey] = []
         borrowed: BorrowedLease | None = None
         transfer: Transfer | None = None
         is_announced = is_filled = False
         try:
-            region = await self._regions.get(keys[0].layout, source.region.layout)
+            keys += [page.key for page in pages]
+            self._ended.update((key, asyncio.Event()) for key in keys)
+            registering = self._regions.get(keys[0].layout, source.region.layout)
+            region = await left.wait(registering, "the pool's memory was registered for pages of this layout")
             if lease is None:
-                borrowed = await self._sources.borrow(source, blocks, how["timeout_s"])
+                borrowed = await self._sources.borrow(source, blocks, left.left_s)
                 lease = None if borrowed is None else borrowed.token
             into = [page.block for page in pages]
+            how["timeout_s"] = left.left_s
             transfer = self._own.agent.read(region, source.region, blocks, into, lease=lease, **how)
             await transfer
             is_announced = True
-            await self._news.parked(keys)
+            await left.wait(self._news.parked(keys), "the pages' keys were stored")
             self._index.commit(pages, time.monotonic())
             is_filled = True
         finally:
@@ -100,4 +107,5 @@ class Filling:
 
     def _wake(self, keys: Iterable[PageKey]) -> None:
         for key in keys:
-            self._ended.pop(key).set()
+            if (ended := self._ended.pop(key, None)) is not None:
+                ended.set()

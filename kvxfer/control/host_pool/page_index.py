@@ -26,12 +26,15 @@ class Reservation(NamedTuple):
         Are being parked by another call.
     evicted
         Were evicted to make room.
+    promised_nbytes
+        What may be pinned later, whatever others pin meanwhile; end it by `PageIndex.pin`.
     """
 
     pages: list[Page]
     present: list[PageKey]
     parking: list[PageKey]
     evicted: list[PageKey]
+    promised_nbytes: int = 0
 
 
 class IndexStats(NamedTuple):
@@ -92,13 +95,16 @@ class PageIndex:
             num_slabs * slab_nbytes // 2 if max_pinned_nbytes is None else max_pinned_nbytes
         )
         self._pinned_nbytes = 0
+        self._promised_nbytes = 0  # to be pinned by calls that are under way
         self._used_nbytes = 0
         self._num_held = 0
         self._counts = {"parked": 0, "hits": 0, "misses": 0, "evicted": 0, "dropped": 0}
 
     # ---- parking ----------------------------------------------------------------------------
 
-    def reserve(self, keys: Sequence[PageKey], page_nbytes: int, now: float) -> Reservation:
+    def reserve(
+        self, keys: Sequence[PageKey], page_nbytes: int, now: float, *, pinned: bool = False
+    ) -> Reservation:
         """Gives places to those of `keys` that are not parked: to all of them, or to none and evicts nothing.
 
         Parameters
@@ -107,6 +113,8 @@ class PageIndex:
             Distinct, of one tenant and one layout.
         page_nbytes
             The bytes that each page takes; the same in all calls for one layout.
+        pinned
+            Whether the new pages are pinned, and room is promised for pinning those that are present.
 
         Raises
         ------
@@ -114,7 +122,8 @@ class PageIndex:
             ``invalid-argument``: keys of several tenants or layouts, a key twice, or a key that is too long;
             a page that is larger than a slab.
         ExhaustedError
-            The tenant's quota, or the pool, has no room even if everything evictable is evicted.
+            The tenant's quota, or the pool, has no room even if everything evictable is evicted; or more
+            pages would be pinned than the limit permits.
         """
         check_keys(keys)
         if page_nbytes > self.slab_nbytes:
@@ -131,15 +140,20 @@ class PageIndex:
                 new.append(key)
             else:
                 (parking if page.state is PageState.PARKING else present).append(key)
+        unpinned_nbytes = sum(
+            page_nbytes for key in (*present, *parking) if pinned and not self._pages[key].is_pinned
+        )
+        if pinned:
+            self._require_pinnable(unpinned_nbytes + len(new) * page_nbytes)
         # Pages that are there count as used now, and must not be evicted for those that are not.
-        kept = [self._pages[key] for key in present]
-        for page in kept:
-            self._hold(page)
+        kept = self.keep(present)
         try:
-            pages, evicted = self._place(new, page_nbytes, now) if new else ([], [])
+            pages, evicted = self._place(new, page_nbytes, now, pinned) if new else ([], [])
         finally:
             self.release(kept, now)
-        return Reservation(pages, present, parking, evicted)
+        promised_nbytes = sum(page.nbytes for page in kept if pinned and not page.is_pinned)
+        self._promised_nbytes += promised_nbytes
+        return Reservation(pages, present, parking, evicted, promised_nbytes)
 
     def commit(self, pages: Iterable[Page], now: float) -> None:
         """Makes pages visible after they were filled."""
@@ -154,6 +168,7 @@ class PageIndex:
         """Gives back the places of pages that were not filled. Call it only when nothing can land in them."""
         for page in pages:
             if page.state is PageState.PARKING:
+                self._set_pinned(page, False)
                 self._forget(page)
                 self._free(page)
 
@@ -179,6 +194,13 @@ class PageIndex:
         self._counts["misses"] += len(missing)
         return held, missing
 
+    def keep(self, keys: Iterable[PageKey]) -> list[Page]:
+        """Protects those of `keys` that are parked from eviction until `release`; no reader fetches them."""
+        kept = [page for key in keys if (page := self.find(key)) is not None]
+        for page in kept:
+            self._hold(page)
+        return kept
+
     def release(self, pages: Iterable[Page], now: float) -> None:
         """Ends one hold of each page; a dropped page gives back its place with its last hold."""
         for page in pages:
@@ -192,22 +214,23 @@ class PageIndex:
 
     # ---- steering ---------------------------------------------------------------------------
 
-    def pin(self, keys: Iterable[PageKey], pinned: bool = True) -> list[PageKey]:
+    def pin(self, keys: Iterable[PageKey], pinned: bool = True, *, promised_nbytes: int = 0) -> list[PageKey]:
         """Pins parked pages, which protects them from eviction, or unpins them; returns those that are there.
+
+        Parameters
+        ----------
+        promised_nbytes
+            Of reservations of these keys, which end here.
 
         Raises
         ------
         ExhaustedError
             More pages would be pinned than the limit permits. Then none of them is pinned.
         """
+        self._promised_nbytes -= promised_nbytes
         pages = [page for key in dict.fromkeys(keys) if (page := self.find(key)) is not None]
-        change = sum(page.nbytes for page in pages if page.is_pinned is not pinned)
-        if pinned and self._pinned_nbytes + change > self._max_pinned_nbytes:
-            raise ExhaustedError(
-                f"{self._pinned_nbytes} bytes of the pool are pinned, and {change} more would exceed "
-                f"the limit of {self._max_pinned_nbytes}: unpin others, or make the pool larger",
-                code="exhausted",
-            )
+        if pinned:
+            self._require_pinnable(sum(page.nbytes for page in pages if not page.is_pinned))
         for page in pages:
             self._set_pinned(page, pinned)
         return [page.key for page in pages]
@@ -292,7 +315,19 @@ class PageIndex:
 
     # ---- room -------------------------------------------------------------------------------
 
-    def _place(self, keys: list[PageKey], page_nbytes: int, now: float) -> tuple[list[Page], list[PageKey]]:
+    def _require_pinnable(self, nbytes: int) -> None:
+        """Refuses to pin more than the limit permits."""
+        pinned_nbytes = self._pinned_nbytes + self._promised_nbytes
+        if nbytes and pinned_nbytes + nbytes > self._max_pinned_nbytes:
+            raise ExhaustedError(
+                f"{pinned_nbytes} bytes of the pool are pinned, and {nbytes} more would exceed "
+                f"the limit of {self._max_pinned_nbytes}: unpin others, or make the pool larger",
+                code="exhausted",
+            )
+
+    def _place(
+        self, keys: list[PageKey], page_nbytes: int, now: float, pinned: bool
+    ) -> tuple[list[Page], list[PageKey]]:
         """Gives each key a place, after checking that all keys get one."""
         tenant, layout = keys[0].tenant, keys[0].layout
         over_nbytes = self._tenants.over_nbytes(tenant, len(keys) * page_nbytes, self._idle.of_tenant(tenant))
@@ -308,10 +343,17 @@ class PageIndex:
             page = next(iter(self._idle.of_tenant(tenant)))
             over_nbytes -= page.nbytes
             evicted.append(self._evict(page))
-        return [
-            self._placed(key, self._slab_with_room(layout, page_nbytes, evicted), page_nbytes, now)
-            for key in keys
-        ], evicted
+        pages: list[Page] = []
+        try:
+            for key in keys:
+                slab = self._slab_with_room(layout, page_nbytes, evicted)
+                pages.append(self._placed(key, slab, page_nbytes, now))
+        except BaseException:
+            self.abort(pages)
+            raise
+        for page in pages:
+            self._set_pinned(page, pinned)
+        return pages, evicted
 
     def _placed(self, key: PageKey, slab: Slab, page_nbytes: int, now: float) -> Page:
         self._last_serial += 1

@@ -18,6 +18,7 @@ from kvxfer.control.host_pool.page_news import OnDropped, OnParked, PageNews
 from kvxfer.control.host_pool.page_sources import Granter, PageSources
 from kvxfer.control.host_pool.pool_jobs import PoolJobs
 from kvxfer.control.host_pool.pool_regions import PoolRegions
+from kvxfer.control.host_pool.time_left import TimeLeft
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
 from kvxfer.errors import UsageError, invalid
 from kvxfer.lease_token import LeaseToken
@@ -165,7 +166,7 @@ class PagePool:
         pin
             Whether to pin the pages, which protects them from eviction.
         timeout_s
-            Deadline of the read.
+            Deadline of the call, with all of its waits: for the agent, for other calls, and for the read.
         priority, integrity, context
             As in `Agent.read`.
 
@@ -179,11 +180,14 @@ class PagePool:
         UsageError
             ``invalid-argument``, ``unknown-region``, ``not-permitted`` (the address).
         ExhaustedError
-            There is no room. Nothing was parked, and nothing was evicted.
+            There is no room, or no more may be pinned. Nothing was parked, and nothing was evicted. Only if
+            another call failed to park some of the keys, the other keys may be parked.
         CallRefused, AgentGone
             The attached agent granted no lease.
         KvxferError
-            The read failed.
+            The read failed. ``deadline``: the time was over.
+        TimeoutError
+            The attached agent did not answer in time.
         Exception
             The exception of `on_parked`; the pages that it was called for are not parked.
         """
@@ -192,8 +196,9 @@ class PagePool:
             raise invalid(
                 f"keys: {len(keys)}, blocks: {len(blocks)}; name 1 to {MOST_PAGES} keys, with a block each"
             )
-        how = {"timeout_s": timeout_s, "priority": priority, "integrity": integrity, "context": context}
-        return await self._jobs.run(self._park(salt, source, blocks, keys, lease, pin, how))
+        left = TimeLeft(timeout_s)
+        how = {"priority": priority, "integrity": integrity, "context": context}
+        return await self._jobs.run(self._park(salt, source, blocks, keys, lease, pin, left, how))
 
     async def _park(
         self,
@@ -203,31 +208,47 @@ class PagePool:
         keys: Sequence[str],
         lease: LeaseToken | None,
         pin: bool,
+        left: TimeLeft,
         how: Mapping[str, Any],
     ) -> Parked:
-        source = await self._sources.find(place)
+        source = await left.wait(self._sources.find(place), f"the region {place.region!r} was found")
         digest = layout_digest(source.region.layout)
         nbytes = page_nbytes(source.region.layout, self.index.slab_nbytes)
         wanted = {PageKey(*salt, digest, key): block for key, block in zip(keys, blocks, strict=True)}
         if len(wanted) != len(keys):
             raise invalid("the pages to park contain a key twice")
         parked = Parked([], [])
-        while wanted:
-            reserved = self.index.reserve(list(wanted), nbytes, time.monotonic())
-            self._news.dropped(reserved.evicted, "evicted")
-            self._regions.keep(self.index.layouts)
-            for key in reserved.present:
-                del wanted[key]
-            parked.present.extend(reserved.present)
-            others = self._filling.of(reserved.parking)
-            if reserved.pages:
-                from_blocks = [wanted.pop(page.key) for page in reserved.pages]
-                await self._filling.fill(reserved.pages, source, from_blocks, lease, **how)
-                parked.new.extend(page.key for page in reserved.pages)
-            for other in others:
-                await other.wait()
-        if pin:
-            self.index.pin([*parked.new, *parked.present])
+        kept: list[Page] = []  # so that none of them is evicted before the answer
+        promised_nbytes = 0
+        try:
+            while wanted:
+                reserved = self.index.reserve(list(wanted), nbytes, time.monotonic(), pinned=pin)
+                try:
+                    promised_nbytes += reserved.promised_nbytes
+                    kept += self.index.keep(reserved.present)
+                    self._news.dropped(reserved.evicted, "evicted")
+                    self._regions.keep(self.index.layouts)
+                    others = self._filling.of(reserved.parking)
+                    for key in reserved.present:
+                        del wanted[key]
+                    from_blocks = [wanted.pop(page.key) for page in reserved.pages]
+                except BaseException:
+                    self.index.abort(reserved.pages)
+                    raise
+                parked.present.extend(reserved.present)
+                if reserved.pages:
+                    await self._filling.fill(reserved.pages, source, from_blocks, lease, left, **how)
+                    new = [page.key for page in reserved.pages]
+                    kept += self.index.keep(new)
+                    parked.new.extend(new)
+                for other in others:
+                    await left.wait(other.wait(), "another call had parked some of these pages")
+            if pin:
+                promised_nbytes, ending = 0, promised_nbytes
+                self.index.pin([*parked.new, *parked.present], promised_nbytes=ending)
+        finally:
+            self.index.pin((), promised_nbytes=promised_nbytes)
+            self.index.release(kept, time.monotonic())
         return parked
 
     # ---- reading ----------------------------------------------------------------------------
@@ -308,6 +329,8 @@ class PagePool:
             The write lease to use; None if there is none.
         notify
             As in `Agent.write`.
+        timeout_s
+            Deadline of the call, with the wait for the agent.
 
         Returns
         -------
@@ -325,13 +348,15 @@ class PagePool:
         _check_named(keys)
         if len(blocks) != len(keys):
             raise invalid(f"keys: {len(keys)}, blocks: {len(blocks)}; name one block for each key")
-        how = {"timeout_s": timeout_s, "priority": priority, "integrity": integrity, "context": context}
-        return await self._jobs.run(self._push(keys, target, blocks, lease=lease, notify=notify, **how))
+        left = TimeLeft(timeout_s)
+        how = {"priority": priority, "integrity": integrity, "context": context}
+        return await self._jobs.run(self._push(keys, target, blocks, left, lease=lease, notify=notify, **how))
 
     async def _push(
-        self, keys: Sequence[PageKey], target: RemotePlace, blocks: Sequence[int], **how: Any
+        self, keys: Sequence[PageKey], target: RemotePlace, blocks: Sequence[int], left: TimeLeft, **how: Any
     ) -> int:
-        remote = (await self._sources.find(target)).region
+        finding = self._sources.find(target)
+        remote = (await left.wait(finding, f"the region {target.region!r} was found")).region
         held, missing = self.index.hold(keys, time.monotonic())
         transfer: Transfer | None = None
         try:
@@ -341,6 +366,7 @@ class PagePool:
                     code="out-of-range",
                 )
             region = self._regions[keys[0].layout]
+            how["timeout_s"] = left.left_s
             transfer = self._own.agent.write(region, remote, [page.block for page in held], blocks, **how)
             await transfer
         finally:

@@ -88,7 +88,13 @@ class PageSources:
     async def borrow(
         self, source: PageSource, blocks: Sequence[int], timeout_s: float
     ) -> BorrowedLease | None:
-        """Asks an attached agent for a lease to read; None for any other agent."""
+        """Asks an attached agent for a lease to read; None for any other agent.
+
+        Raises
+        ------
+        TimeoutError
+            It does not answer in `timeout_s`, or in ten seconds.
+        """
         if self._granter is None or not source.incarnation:
             return None
         args = {
@@ -98,7 +104,8 @@ class PageSources:
             "mode": "read",
             "ttl_s": timeout_s + _GRANT_MARGIN_S,
         }
-        answer = await self._granter.call(source.incarnation, "grant.grant", args, _GRANT_TIMEOUT_S)
+        within_s = min(timeout_s, _GRANT_TIMEOUT_S)
+        answer = await self._granter.call(source.incarnation, "grant.grant", args, within_s)
         return BorrowedLease(source.incarnation, answer["lease"], LeaseToken.parse(answer["token"]))
 
     async def give_back(self, borrowed: BorrowedLease) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from kvxfer.errors import KvxferError, UsageError
@@ -49,7 +50,8 @@ class PoolJobs:
         if transfer is None or transfer.state != "pending":
             then()
             return
-        transfer.cancel()
+        with suppress(KvxferError):  # a closed agent's transfer ends without it
+            transfer.cancel()
         # A task of its own: closing the pool waits for it, and does not cancel it.
         reaping = asyncio.create_task(_reaped(transfer, then))
         self._reaping.add(reaping)

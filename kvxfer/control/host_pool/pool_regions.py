@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from kvxfer.control.host_pool.page_layout import page_nbytes, pool_layout
 from kvxfer.control.host_pool.pool_jobs import looked_at
 from kvxfer.control.own_agent import OwnAgent
+from kvxfer.errors import KvxferError
 from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.log import logger
 from kvxfer.region import Region
 
 
@@ -65,8 +67,12 @@ class PoolRegions:
 
     async def _end(self, task: asyncio.Task[Region]) -> None:
         await asyncio.wait([task])
-        if not task.cancelled() and task.exception() is None and not self._own.agent.closed:
+        if task.cancelled() or task.exception() is not None or self._own.agent.closed:
+            return
+        try:
             await task.result().deregister()
+        except KvxferError as error:  # the agent keeps the memory until it is closed
+            logger().error("kvxfer: %s could not be deregistered: %s", task.get_name(), error)
 
     async def aclose(self) -> None:
         """Deregisters all regions; nothing reads any of them after that."""

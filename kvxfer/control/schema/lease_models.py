@@ -16,7 +16,8 @@ class LeaseRequest(RequestModel):
     mode: Literal["read", "write"] = "read"
     holder: Name | Annotated[int, Field(ge=0, lt=2**63), WHOLE] | None = Field(
         default=None,
-        description="To read: an agent's name; null: any agent with the token. To write: a session's number",
+        description="To read: an agent's name, where engine-0/* means all names that begin with engine-0/; "
+        "null: any agent with the token. To write: the number of the agent's session with the writer",
     )
     ttl_s: Seconds = 30.0
 

@@ -34,11 +34,19 @@ class TransferRequest(RequestModel):
     layers: (
         Annotated[list[Annotated[int, Field(ge=0, le=65536)]], Field(min_length=2, max_length=2), WHOLE]
         | None
-    ) = None
+    ) = Field(
+        default=None,
+        description="[first, stop]: layers first to stop - 1, numbered model-wide; null: all that both "
+        "ends hold",
+    )
     lease: LeaseText | None = None
-    notify: Context | None = None
+    notify: Context | None = Field(
+        default=None,
+        description="To write: the tag that `expect` of the other end permits, and the notification that "
+        "it gets when the bytes are there. To read: the notification that it gets when they are here",
+    )
     timeout_s: Seconds = 30.0
-    priority: Annotated[int, Field(ge=0, le=255), WHOLE] = 0
+    priority: Annotated[int, Field(ge=0, le=255, description="0 goes first"), WHOLE] = 0
     context: Context = Field(
         default="", description="The request that it belongs to; may contain a W3C traceparent"
     )

@@ -112,12 +112,16 @@ class Wanted:
         self._tenants = tenants
 
     def of(self, rows: Sequence[Row]) -> list[Row]:
-        """Returns the wanted rows, in 50 ns each; events without a tenant are for all watchers."""
+        """Returns the wanted rows, in 50 ns each.
+
+        Events without a tenant are of agents and the whole node. A watcher that is limited to tenants gets
+        none of them but the node's drain.
+        """
         topics, tenants = self._topics, self._tenants
         found = [row for row in rows if topics[row[1]]]
         if tenants is None:
             return found
-        return [row for row in found if row[3] is None or row[3] in tenants]
+        return [row for row in found if row[3] in tenants or (row[3] is None and row[1].startswith("drain."))]
 
 
 class EventLog:

@@ -77,7 +77,10 @@ class TokenRecord:
     def from_dict(cls, told: dict[str, Any]) -> TokenRecord:
         """Reads the dict of `to_dict`, after JSON has carried it."""
         tenants = told["tenants"]
-        return cls(**{**told, "tenants": None if tenants is None else tuple(tenants)})
+        token = cls(**{**told, "tenants": None if tenants is None else tuple(tenants)})
+        if token.role not in ROLES or not isinstance(token.digest, str):
+            raise ValueError(f"it has role {token.role!r} and no digest, or no such role")
+        return token
 
 
 class Tokens:
@@ -95,6 +98,10 @@ class Tokens:
     def listed(self) -> list[TokenRecord]:
         """Returns all tokens, the oldest first."""
         return sorted(self._by_id.values(), key=lambda token: (token.made_at_s, token.id))
+
+    def expired(self, now_s: float) -> list[TokenRecord]:
+        """Returns the tokens whose time is over."""
+        return [token for token in self._by_id.values() if not _holds(token, now_s)]
 
     @staticmethod
     def draw(

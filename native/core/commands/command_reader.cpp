@@ -144,54 +144,66 @@ Result<TransferRequest> CommandReader::request_of(const Command& command) const 
   return request;
 }
 
+// A command leaves the ring when nothing takes memory any more: where memory is lacking, it is still there at
+// the next look. Its failure, should it fail, is made with it.
 bool CommandReader::look(Engine& engine, Time now) {
   bool found = false;
   for (int count = 0; !closed_ && count < kAtOnce && open_.size() < memory_.num_commands; ++count) {
     const std::optional<Command> command = next();
     if (!command) break;
     found = true;
-    const std::uint32_t head = head_.load(std::memory_order_relaxed) + 1;
-    head_.store(head, std::memory_order_relaxed);
     const std::uint64_t index = taken_.load(std::memory_order_relaxed);
-    taken_.store(index + 1, std::memory_order_release);
-    // Released: the next writer to that place writes after we have read it.
-    std::atomic_ref(memory_.counts->taken.value)
-        .store(static_cast<unsigned>(index + 1), std::memory_order_release);
+    Open one;
+    Taken& taken = one[0];
+    taken.failure.push_back(
+        {index, command->what >> 16, command->pair, command->what & kTooMany, command->layer, Status()});
+    open_.reserve(open_.size() + 1);
     Result<TransferRequest> request = request_of(*command);
-    if (!request.ok()) {
-      end(index, *command, request.status());
+    Result<std::shared_ptr<Handle>> posted =
+        request.ok() ? engine.post(now, std::move(request).value()) : request.status();
+    Status refused = posted.status();
+    take_out(index);
+    if (!refused.ok()) {
+      end(taken, std::move(refused));
       continue;
     }
-    const Result<std::shared_ptr<Handle>> posted = engine.post(now, std::move(request).value());
-    if (!posted.ok())
-      end(index, *command, posted.status());
-    else
-      open_.emplace(posted.value()->id(), Taken{index, *command, posted.value()});
+    const std::uint64_t id = posted.value()->id();
+    taken.handle = std::move(posted).value();
+    auto entry = one.extract(one.begin());
+    entry.key() = id;
+    open_.insert(std::move(entry));
   }
   num_open_.store(open_.size(), std::memory_order_relaxed);
   return found;
 }
 
+void CommandReader::take_out(std::uint64_t index) noexcept {
+  head_.store(head_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  taken_.store(index + 1, std::memory_order_release);
+  // Released: the next writer to that place writes after we have read it.
+  std::atomic_ref(memory_.counts->taken.value)
+      .store(static_cast<unsigned>(index + 1), std::memory_order_release);
+}
+
 bool CommandReader::on_ended(std::uint64_t handle) {
   const auto found = open_.find(handle);
   if (found == open_.end()) return false;
-  const Taken taken = std::move(found->second);
-  open_.erase(found);
-  num_open_.store(open_.size(), std::memory_order_relaxed);
-  Status status = taken.handle->status();
-  if (status.ok() && taken.handle->outcome() != Outcome::kDone)
+  Status status = found->second.handle->status();
+  if (status.ok() && found->second.handle->outcome() != Outcome::kDone)
     status = {Code::kCancelled, "the transfer was cancelled"};
-  end(taken.index, taken.command, std::move(status));
+  auto ended = open_.extract(found);
+  num_open_.store(open_.size(), std::memory_order_relaxed);
+  end(ended.mapped(), std::move(status));
   return true;
 }
 
-void CommandReader::end(std::uint64_t index, const Command& command, Status status) {
+void CommandReader::end(Taken& taken, Status status) {
   const bool failed = !status.ok();
   if (failed) {
+    taken.failure.front().status = std::move(status);
     const std::lock_guard lock(mutex_);
     if (failures_.size() == kMostFailures) failures_.pop_front();
-    failures_.push_back(
-        {index, command.what >> 16, command.pair, command.what & kTooMany, command.layer, std::move(status)});
+    failures_.splice(failures_.end(), taken.failure);
   }
   const auto count = [](std::atomic<std::uint64_t>& counter, CommandCount& shared) {
     const std::uint64_t counted = counter.load(std::memory_order_relaxed) + 1;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -77,14 +78,15 @@ class CommandReader {
  private:
   static constexpr int kAtOnce = 64;
   struct Taken {
-    std::uint64_t index;
-    Command command;
     std::shared_ptr<Handle> handle;
+    std::list<Failure> failure;  // the one that it becomes if it ends badly
   };
+  using Open = std::unordered_map<std::uint64_t, Taken>;  // by handle
 
   std::optional<Command> next() const noexcept;
   Result<TransferRequest> request_of(const Command& command) const;
-  void end(std::uint64_t index, const Command& command, Status status);
+  void take_out(std::uint64_t index) noexcept;
+  void end(Taken& taken, Status status);
 
   const std::uint64_t id_;
   const CommandMemory memory_;
@@ -93,11 +95,11 @@ class CommandReader {
   std::atomic<std::uint32_t> head_{0};  // the next command's number
   std::atomic<std::size_t> num_open_{0};
   std::atomic<std::uint64_t> taken_{0}, ended_{0}, failed_{0};
-  std::unordered_map<std::uint64_t, Taken> open_;  // by handle
+  Open open_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const PreparedWrite>> prepared_;  // under the mutex, like all members below
   std::deque<std::uint32_t> free_;
-  std::deque<Failure> failures_;
+  std::list<Failure> failures_;
 };
 
 }  // namespace kvxfer

@@ -2,10 +2,11 @@
 
 #include <unistd.h>
 
-#include <deque>
+#include <list>
 #include <mutex>
 #include <new>
 
+#include "core/everlasting.h"
 #include "core/system/fork_guard.h"
 #include "gpu/kept_memory.h"
 
@@ -41,7 +42,10 @@ class StreamWait::Pool {
   void give_back(Place* place) {
     if (place->word == kLastValue) return;
     const std::lock_guard lock(mutex_);
-    free_.push_back(place);
+    try {
+      free_.push_back(place);
+    } catch (const std::bad_alloc&) {  // the place is not used again
+    }
   }
 
  private:
@@ -56,13 +60,13 @@ class StreamWait::Pool {
 
   const pid_t owner_ = ::getpid();
   std::mutex mutex_;
-  std::deque<Place*> free_;
+  std::list<Place*> free_;
 };
 
 // Never destroyed, since streams may use its words at any time.
 StreamWait::Pool& StreamWait::pool() {
-  static auto* one = new Pool;
-  return *one;
+  static Everlasting<Pool> one;
+  return one.get();
 }
 
 Result<std::shared_ptr<StreamWait>> StreamWait::create(const gpu::Driver& driver, int device) {

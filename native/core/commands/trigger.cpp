@@ -2,6 +2,8 @@
 
 #include <new>
 
+#include "core/everlasting.h"
+#include "core/in_room.h"
 #include "gpu/kept_memory.h"
 
 namespace kvxfer {
@@ -16,6 +18,8 @@ class WordPool {
   // Adds the words of a page.
   void grow(void* page) {
     pages_.push_back(page);
+    // So that words can be given back without memory.
+    for (auto* words : {&free_, &awaited_}) words->reserve(pages_.size() * (kWordPageNbytes / kWordNbytes));
     for (std::size_t at = kWordPageNbytes; at != 0; at -= kWordNbytes)
       free_.push_back(new (static_cast<std::byte*>(page) + at - kWordNbytes) Trigger::Word(0));
   }
@@ -33,8 +37,8 @@ class WordPool {
     std::atomic_ref(*word).store(0, std::memory_order_relaxed);
     return word;
   }
-  void give_back(Trigger::Word* word) { free_.push_back(word); }
-  void await(Trigger::Word* word) { awaited_.push_back(word); }
+  void give_back(Trigger::Word* word) noexcept { add_in_room(free_, word); }
+  void await(Trigger::Word* word) noexcept { add_in_room(awaited_, word); }
 
  private:
   std::vector<Trigger::Word*> free_, awaited_;
@@ -46,10 +50,9 @@ struct Pools {
   WordPool process, pinned;
 };
 
-// Never destroyed: triggers may outlive every other object of the process.
 Pools& pools() {
-  static auto* all = new Pools;
-  return *all;
+  static Everlasting<Pools> all;
+  return all.get();
 }
 
 }  // namespace

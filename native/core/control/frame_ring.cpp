@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "core/system/memfd.h"
 
@@ -75,8 +76,12 @@ bool RingReader::has(std::uint64_t sequence) const noexcept {
   if (there < wire::kHeaderNbytes || there > kRingNbytes) return true;
   std::array<std::byte, wire::kHeaderNbytes> head;
   copy_out(read_, head.data(), head.size());
-  const Result<wire::Header> header = wire::decode_header(head, wire::kMaxBody);
-  return !header.ok() || header.value().sequence == sequence;
+  try {
+    const Result<wire::Header> header = wire::decode_header(head, wire::kMaxBody);
+    return !header.ok() || header.value().sequence == sequence;
+  } catch (const std::bad_alloc&) {  // for the words of what is wrong, which next() needs as well
+    return true;
+  }
 }
 
 // ---- the writer ---------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ void FrameSocket::want(bool write) {
   reactor_.modify(fd_.get(), EPOLLIN | (write ? EPOLLOUT : 0u));
 }
 
-void FrameSocket::send(wire::Bytes frame) {
+void FrameSocket::send(wire::Bytes&& frame) {
   if (!fd_) return;
   if (out_begin_ == out_.size()) {
     if (outbox_ != nullptr && !offered_ && outbox_->push(frame)) {
@@ -212,7 +212,7 @@ void FrameSocket::on_ready(std::uint32_t events) {
     int error = 0;
     socklen_t length = sizeof error;
     ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error != 0) return static_cast<void>(attempt([&] { return fail(std::strerror(error)), true; }));
+    if (error != 0) return static_cast<void>(attempt([&] { return fail(words_of(error)), true; }));
     if ((events & EPOLLOUT) == 0) return;
     connecting_ = false;
   }
@@ -407,7 +407,7 @@ void FrameSocket::secure() {
 
 std::string FrameSocket::reason(int error) const {
   const std::string why = channel_ != nullptr && error == EPROTO ? channel_->why() : "";
-  return why.empty() ? std::strerror(error) : why;
+  return why.empty() ? words_of(error) : why;
 }
 
 bool FrameSocket::fall_asleep() noexcept {

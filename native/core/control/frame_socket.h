@@ -43,8 +43,10 @@ class FrameSocket final : public Reactor::Handler {
   ~FrameSocket() override;
 
   Status start();  // adds it to the reactor
-  void send(wire::Bytes frame);
+  void send(wire::Bytes&& frame);  // leaves it as it is if memory is lacking
   void flush();
+  std::size_t num_unsent() const noexcept { return out_.size() - out_begin_; }
+  bool is_full() const noexcept { return writing_; }  // the reactor announces when it takes more
   void close() noexcept;  // after one last flush
   // While connecting(), or in on_closed after connecting failed: goes on over another TCP socket, and
   // sends everything that waits there.

@@ -27,13 +27,13 @@ Result<Secrets> read_secret_file(const std::string& path) {
   };
   // Non-blocking, so that a FIFO in its place holds up nothing.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file) return bad(std::string("cannot be read: ") + std::strerror(errno));
+  if (!file) return bad("cannot be read: " + words_of(errno));
   std::array<char, kMaxSecretFileNbytes + 1> bytes;
   std::size_t nbytes = 0;
   while (nbytes < bytes.size()) {
     const ssize_t got = ::read(file.get(), bytes.data() + nbytes, bytes.size() - nbytes);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return bad(std::string("cannot be read: ") + std::strerror(errno));
+    if (got < 0) return bad("cannot be read: " + words_of(errno));
     if (got == 0) break;
     nbytes += static_cast<std::size_t>(got);
   }

@@ -161,15 +161,17 @@ std::string Session::peer_in_words() const {
   return role_ == SessionRole::kInitiator ? "the called agent" : "a calling agent";
 }
 
-// Numbers, seals (where keys exist) and queues one frame.
+// Numbers, seals (where keys exist) and queues one frame. The number is taken last: if memory is lacking, the
+// next frame has it, and the peer misses none.
 void Session::queue(const wire::Message& message) {
-  wire::Bytes frame = wire::encode(message, next_to_send_++);
+  wire::Bytes frame = wire::encode(message, next_to_send_);
   if (state_ == State::kOpen) {
     const wire::ByteSpan sealed = wire::ByteSpan(frame).first(frame.size() - wire::kMacNbytes);
     const SipHashMac mac = siphash128(send_key_, sealed);
     std::ranges::copy(mac, frame.end() - wire::kMacNbytes);
   }
   output_.push_back(std::move(frame));
+  ++next_to_send_;
 }
 
 Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan frame) {
@@ -423,10 +425,10 @@ void Session::hurry_heartbeat(Time now) {
 }
 
 void Session::send_heartbeat(Time now) {
+  queue(wire::Heartbeat{last_sent_heartbeat_ + 1});
   hurried_ = false;
   ++last_sent_heartbeat_;
   heartbeat_sent_at_[last_sent_heartbeat_ % kNumHeartbeatTimes] = now;
-  queue(wire::Heartbeat{last_sent_heartbeat_});
   heartbeat_due_at_ = next_heartbeat_due(now);
 }
 

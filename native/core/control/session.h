@@ -53,7 +53,7 @@ struct SessionConfig {
   // certificates proved.
   bool needs_certificate = false;
   wire::Identity self;
-  wire::Features features{.num_fence_slots = FenceTable::kSlots.num};
+  wire::Features features{.num_fence_slots = FenceTable::kSlots.num, .last_words = 1};
   Time handshake_timeout_ns = 2'000'000'000;
   Time heartbeat_ns = 500'000'000;  // the longest time between two heartbeats, whatever else is sent
   Time silent_ns = 2'000'000'000;  // nothing heard for this long: the peer is lost
@@ -126,6 +126,8 @@ class Session {
   std::vector<wire::Bytes> take_output();
   // The same for frequent calls: discards the contents of `into` and reuses its memory for the new frames.
   void take_output(std::vector<wire::Bytes>& into);
+  // Frames that were taken and could not be sent are the next ones again.
+  void give_back(std::vector<wire::Bytes>& frames) noexcept { output_.swap(frames); }
 
   SessionState state() const noexcept { return state_; }
   const Status& reason() const noexcept { return reason_; }  // why it closed; ok before

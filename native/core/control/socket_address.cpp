@@ -95,7 +95,7 @@ Result<UniqueFd> listen_tcp(const TcpAddress& address) {
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()),
              static_cast<socklen_t>(address.storage.size())) != 0 ||
       ::listen(fd.get(), 512) != 0)
-    return Status(Code::kSystem, "cannot listen on " + address.text + ": " + std::strerror(errno) +
+    return Status(Code::kSystem, "cannot listen on " + address.text + ": " + words_of(errno) +
                                      "; with port 0 the kernel chooses a free one");
   return fd;
 }
@@ -128,7 +128,7 @@ Result<UniqueFd> dial_tcp(const TcpAddress& address, bool& connecting) {
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()),
                 static_cast<socklen_t>(address.storage.size())) == 0)
     return fd;
-  if (errno != EINPROGRESS) return Status(Code::kUnreachable, std::strerror(errno));
+  if (errno != EINPROGRESS) return Status(Code::kUnreachable, words_of(errno));
   connecting = true;
   return fd;
 }
@@ -138,11 +138,12 @@ Result<UniqueFd> dial_unix(const std::string& name) {
   sockaddr_un address;
   const Result<socklen_t> length = unix_address(name, address);
   if (!length.ok()) return length.status();
-  if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length.value()) != 0)
-    return Status(Code::kUnreachable, std::string("the peer's unix socket cannot be reached (") +
-                                          std::strerror(errno) +
-                                          "): the peer runs in another network namespace, or is overloaded");
-  return fd;
+  if (!fd) return Status::from_errno("socket", errno);
+  if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length.value()) == 0) return fd;
+  const char* const why = errno == ECONNREFUSED ? "; the peer runs in another network namespace, or has ended"
+                          : errno == EAGAIN     ? "; the peer is overloaded: its queue of callers is full"
+                                                : "";
+  return Status(Code::kUnreachable, "the peer's unix socket cannot be reached: " + words_of(errno) + why);
 }
 
 std::string name_beside(const std::string& tcp_address) { return "kvxfer-" + tcp_address.substr(6); }

@@ -349,7 +349,8 @@ void get(Reader& in, TransferSpec& spec) {
   spec.program = in.number<std::uint32_t>("program");
   get(in, spec.grid);
   spec.priority = in.number<std::uint8_t>("priority");
-  const auto flags = in.number<std::uint8_t>("flags", 0, kFlagIntegrity | kFlagLease | kFlagContext);
+  const auto flags =
+      in.number<std::uint8_t>("flags", 0, kFlagIntegrity | kFlagLease | kFlagContext | kFlagLastWord);
   spec.flags = flags & ~kFlagContext;
   spec.timeout_ns = in.number<std::uint64_t>("timeout_ns", 0, kMaxDurationNs);
   spec.lease = in.number<std::uint64_t>("lease");
@@ -358,7 +359,8 @@ void get(Reader& in, TransferSpec& spec) {
   spec.notify = in.table<std::byte>("notify", "bytes", kMaxNotify);
   if (flags & kFlagContext) spec.context = get_context(in);
 }
-static_assert((kFlagIntegrity | kFlagLease | kFlagContext) == 7);  // every bit below the bound is a flag
+// Every bit below the bound is a flag.
+static_assert((kFlagIntegrity | kFlagLease | kFlagContext | kFlagLastWord) == 15);
 
 void put(Writer& out, const Offer& offer) {
   put(out, offer.spec);
@@ -382,7 +384,11 @@ void get(Reader& in, Offer& offer) {
 }
 
 void put(Writer& out, const Request& request) { put(out, request.spec); }
-void get(Reader& in, Request& request) { get(in, request.spec); }
+void get(Reader& in, Request& request) {
+  get(in, request.spec);
+  if (in.ok() && (request.spec.flags & kFlagLastWord) != 0)
+    in.fail("flags", "only an OFFER asks for a last word");
+}
 
 void put(Writer& out, const Accept& accept) {
   out.number(accept.transfer);
@@ -561,12 +567,14 @@ std::size_t estimate_nbytes(const Message& message) noexcept {
 constexpr std::uint16_t kEagerNbytes = 1;
 constexpr std::uint16_t kNumFenceSlots = 2;
 constexpr std::uint16_t kSecondProof = 3;
+constexpr std::uint16_t kLastWords = 4;
 
 // Calls `each` with the kind and the field of every feature, in the order of `extensions`.
 template <class F, class Each>
 void for_each_feature(F& features, Each&& each) {
   each(kEagerNbytes, features.eager_nbytes);
   each(kNumFenceSlots, features.num_fence_slots);
+  each(kLastWords, features.last_words);
   each(kSecondProof, features.second_proof);
 }
 

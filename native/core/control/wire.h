@@ -112,6 +112,7 @@ struct Features {
   std::uint32_t eager_nbytes = 0;     // pages' bytes that it accepts in an OFFER; 0: none
   // Slots that it knows beside the first 16384 (FenceTable::kOldSlots).
   std::uint32_t num_fence_slots = 0;
+  std::uint32_t last_words = 0;       // 1: it knows kFlagLastWord
   // In CHALLENGE: the proof of the acceptor's second secret (Session); zeros if it accepts one. Stands
   // last.
   Digest second_proof{};
@@ -209,6 +210,10 @@ struct LeaseEnded {
 
 inline constexpr std::uint8_t kFlagIntegrity = 1;  // destination compares checksums of every piece
 inline constexpr std::uint8_t kFlagLease = 2;      // `lease` is the only one that may allow it
+// In OFFER: DONE or FAIL is the destination's last word. It sends exactly one of them, when none of the
+// write's bytes can land any more, even if the source has failed first. Only for a peer with
+// Features::last_words.
+inline constexpr std::uint8_t kFlagLastWord = 8;
 struct TransferSpec {                 // common to OFFER and REQUEST
   TransferId transfer = 0;
   std::uint32_t program = 0;

@@ -11,6 +11,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/in_room.h"
+#include "core/mistake.h"
 #include "core/system/signals_blocked.h"
 
 namespace kvxfer {
@@ -165,29 +167,34 @@ std::uint64_t CopyWorkers::copy_slice(std::unique_lock<std::mutex>& lock, std::s
   if (copy.left_.done() && copy.begun_.empty()) dequeue(copy);
   if (!queue_.empty()) call_one();
   lock.unlock();
-  Result<std::uint64_t> cost = Status(Code::kExhausted, "");
+  Status status(Code::kExhausted, {});
+  std::uint64_t cost = 0;
   bool starved = false;
   try {
-    cost = copy.advance(slice, thread);
+    const Result<std::uint64_t> copied = copy.advance(slice, thread);
+    status = copied.status();
+    if (copied.ok()) cost = copied.value();
   } catch (const std::bad_alloc&) {
     starved = true;
+  } catch (const std::exception& mistake) {
+    status = mistake_in_words(mistake);
   }
   lock.lock();
   --copy.num_inside_;
-  if (!cost.ok()) {
-    if (copy.status_.ok()) copy.status_ = cost.status();
+  if (!status.ok()) {
+    if (copy.status_.ok()) copy.status_ = std::move(status);
     copy.starved_ = copy.starved_ || starved;
     copy.stopped_ = true;
     dequeue(copy);
   } else if (!copy.stopped_) {
-    if (!slice.done()) copy.begun_.push_back(slice);
-    copy.turn_cost_ += cost.value();
+    if (!slice.done()) add_in_room(copy.begun_, slice);
+    copy.turn_cost_ += cost;
     const bool is_left = !copy.left_.done() || !copy.begun_.empty();
     if (copy.turn_cost_ >= kTurnCost) dequeue(copy);  // behind the others
     if (is_left && !copy.queued_) enqueue(copy);
   }
   land_if_over(copy);
-  return cost.ok() ? std::max<std::uint64_t>(1, cost.value()) : 1;
+  return std::max<std::uint64_t>(1, cost);
 }
 
 void CopyWorkers::call_one() noexcept {
@@ -197,7 +204,7 @@ void CopyWorkers::call_one() noexcept {
 }
 
 void CopyWorkers::enqueue(SharedCopy& copy) noexcept {
-  queue_.push_back(&copy);
+  add_in_room(queue_, &copy);
   num_queued_.store(queue_.size(), std::memory_order_relaxed);
   copy.queued_ = true;
   copy.turn_cost_ = 0;

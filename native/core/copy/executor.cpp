@@ -343,7 +343,7 @@ void copy_cell(const CopyLoop& loop, const Conversion* conversion, const std::by
 
 void execute(const CopyProgram& program, const Piece& piece, const std::uint32_t* src_ids,
              const std::uint32_t* dst_ids, const std::byte* src_base, std::byte* dst_base) noexcept {
-  const ProgramView view = program.view();
+  const ProgramView view = program.view_of(piece.layer);
   RunMerger runs;
   CellStream cells;
   ConvertStream converted;
@@ -389,7 +389,9 @@ std::uint64_t piece_end(const Move& move, std::uint32_t piece_index, Side side) 
   }
 
   std::uint64_t end = 0;
-  for (const CopyLoop& loop : program.loops) {
+  const auto [first_loop, end_loop] = program.loops_of(piece.layer);
+  for (std::size_t k = first_loop; k < end_loop; ++k) {
+    const CopyLoop& loop = program.loops[k];
     const std::uint32_t layer = piece.layer - loop.first_layer;  // wraps below first_layer
     if (layer >= loop.num_layers || loop.counts[0] == 0 || loop.counts[1] == 0) continue;
     if (piece.begin(loop.grain) == piece.end(loop.grain)) continue;

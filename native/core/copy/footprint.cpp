@@ -111,7 +111,6 @@ std::optional<Box> box_of(const CopyLoop& loop, const HalfLoop& own) {
 // The most steps of a check. A program of ours spans each interval of its half a few times at most: by the
 // loops of two grains, of keys and of values, of heads that are not side by side. 64 Ki steps take some
 // milliseconds.
-// two grains, of keys and of values, of heads that are not side by side. 64 Ki steps take some milliseconds.
 std::uint64_t max_steps(std::size_t num_intervals) { return (std::uint64_t{1} << 16) + 32 * num_intervals; }
 
 // Is every run of the box inside some interval? `fits(first, last)`: one interval holds all of it. Null:
@@ -220,8 +219,11 @@ Status Footprint::contains(const CopyProgram& program, Side side) const {
   for (std::size_t k = 0; k < program.loops.size(); ++k) {
     const CopyLoop& loop = program.loops[k];
     const HalfLoop own = half_of(program, loop, side);
+    // Units that share their bytes, such as the scale of a source's page, are read by each of them; only at
+    // the destination would one overwrite what another wrote.
+    const std::uint64_t units = side == Side::kSrc && own.unit_stride == 0 ? 1 : own.units;
     const std::uint64_t runs =  // at most kMaxRuns times wire::kMaxUnits
-        std::uint64_t{loop.counts[0]} * loop.counts[1] * loop.num_layers * own.units;
+        std::uint64_t{loop.counts[0]} * loop.counts[1] * loop.num_layers * units;
     std::uint64_t& moved = moved_nbytes[loop.grain];
     if (!mul_add(runs, own.nbytes, moved, moved)) return leaves_64_bits(k);
     if (moved > nbytes_)

@@ -37,8 +37,8 @@ class Footprint {
                                   std::span<const MemorySpan> spans);
 
   // Does `program`, on this side, touch only bytes of the blocks that it is given, and each of them once?
-  // The caller has checked its structure. Costs a search for each of its loops and for each interval that
-  // a loop spans.
+  // At the source, units of a block may read the same bytes. The caller has checked its structure. Costs a
+  // search for each of its loops and for each interval that a loop spans.
   Status contains(const CopyProgram& program, Side side) const;
 
  private:

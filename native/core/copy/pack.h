@@ -20,8 +20,13 @@ inline constexpr std::uint64_t kGatherBelowNbytes = 512;
 // The bytes of a piece as it crosses a stream; those of one pair of a layer.
 std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexcept;
 std::uint64_t pair_nbytes(const CopyProgram& program, std::uint32_t layer, std::uint32_t grain) noexcept;
-// Counts `pair_nbytes` of a program, once for all transfers.
-void count_pair_nbytes(CopyProgram& program) noexcept;
+// Counts what pieces of a program hold and cost (`pair_nbytes`, `counts`), once for all transfers, in a step
+// for each loop and each layer. check_program() must have passed.
+void count(CopyProgram& program);
+// The memory that the counts take, at most.
+inline std::uint64_t nbytes_of_counts(const CopyProgram& program) noexcept {
+  return program.num_layers * sizeof(LayerCount);
+}
 // The bytes of all pieces of a transfer, loop by loop; at once if all layers go and the program's bytes are
 // counted.
 std::uint64_t nbytes_of_loops(const CopyProgram& program, const PieceGrid& grid) noexcept;
@@ -36,8 +41,8 @@ inline std::uint64_t transfer_nbytes(const CopyProgram& program, const PieceGrid
 bool gathers_src(const CopyProgram& program) noexcept;
 bool scatters_dst(const CopyProgram& program) noexcept;
 
-// What it costs to gather, scatter or name a byte, in bytes of long runs: a run costs as much as 64 bytes.
-// Uses the shortest run at either end, so that a slice holds at least as much as it promises.
+// What it costs to gather, scatter or name a byte (core/copy/work.h), at most. The shortest run decides, or a
+// layer of many loops and few bytes.
 std::uint64_t work_of_a_byte(const CopyProgram& program) noexcept;
 
 // The crc32c of the piece's bytes as they cross a stream, computed slice by slice. It is the same at both

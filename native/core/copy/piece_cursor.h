@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/copy/cell.h"
+#include "core/copy/work.h"
 #include "kvxfer/copy_program.h"
 
 namespace kvxfer {
@@ -15,8 +16,8 @@ inline constexpr std::uint64_t kSliceNbytes = 1024 * 1024;
 
 // What a slice is counted in.
 enum class SliceUnit : std::uint8_t {
-  kWork,  // bytes of a run at its longer end, at least a cache line: what it costs. A slice may exceed
-  // its bound by a few KiB, and by a cell that finds scales.
+  kWork,  // what it costs (core/copy/work.h). A slice may exceed its bound by a few KiB, and by a cell that
+  // finds scales.
   kCopied,  // the same, but a cell that finds scales is cut like any other. Granule by granule, whose runs are
   // visited twice: first looked at, then converted once the scale is known.
   kPacked,  // bytes as they cross a stream. A slice never exceeds its bound, which holds least_room().
@@ -30,19 +31,29 @@ class PieceCursor {
   PieceCursor() = default;
   PieceCursor(const CopyProgram& program, const Piece& piece, const std::uint32_t* src_ids,
               const std::uint32_t* dst_ids) noexcept
-      : program_(&program), piece_(piece), src_ids_(src_ids), dst_ids_(dst_ids) {}
+      : program_(&program),
+        piece_(piece),
+        src_ids_(src_ids),
+        dst_ids_(dst_ids),
+        loop_(program.loops_of(piece.layer).first),
+        end_(program.loops_of(piece.layer).second) {}
 
   // Calls visit(part) for the parts that come next, `bound` in all. Returns how much of that it visited.
   template <class Visit>
   std::uint64_t advance(std::uint64_t bound, SliceUnit unit, Visit&& visit) {
     std::uint64_t left = bound;
-    for (; loop_ < program_->loops.size(); ++loop_, pair_ = 0) {
+    for (; loop_ < end_; ++loop_, pair_ = 0) {
       const CopyLoop& loop = program_->loops[loop_];
       const std::uint32_t layer = piece_.layer - loop.first_layer;  // wraps below first_layer
-      if (layer >= loop.num_layers) continue;
+      const std::uint32_t first = piece_.begin(loop.grain), num_pairs = piece_.end(loop.grain) - first;
+      if (layer >= loop.num_layers || num_pairs == 0) {
+        if (unit == SliceUnit::kPacked) continue;
+        if (left == 0) return bound;
+        left -= std::min(left, kLoopWork);
+        continue;
+      }
       const Conversion* conversion = program_->conversion_of(loop);
       const Weights weights = weigh(loop, conversion, unit);
-      const std::uint32_t first = piece_.begin(loop.grain), num_pairs = piece_.end(loop.grain) - first;
       for (; pair_ < num_pairs; ++pair_) {
         if (left == 0) return bound;
         const Cell cell = cell_of(loop, program_->units[loop.grain], layer, src_ids_[first + pair_],
@@ -65,11 +76,9 @@ class PieceCursor {
     return bound - left;
   }
 
-  bool done() const noexcept { return program_ == nullptr || loop_ == program_->loops.size(); }
+  bool done() const noexcept { return program_ == nullptr || loop_ == end_; }
 
  private:
-  // A run counts as a cache line at least: naming it costs that much.
-  static constexpr std::uint64_t kLeastRunNbytes = 64;
   // A run is not cut below this size unless it must be, and a cut falls at a multiple of whole lines.
   static constexpr std::uint64_t kLeastCutNbytes = 4096;
 
@@ -78,19 +87,15 @@ class PieceCursor {
     bool divisible;
   };
 
-  static std::uint64_t product(std::uint64_t a, std::uint64_t b) noexcept {
-    std::uint64_t out;
-    return __builtin_mul_overflow(a, b, &out) ? UINT64_MAX : out;
-  }
-
   static Weights weigh(const CopyLoop& loop, const Conversion* conversion, SliceUnit unit) noexcept {
-    const std::uint64_t packed = dst_run_nbytes(loop, conversion);
-    Weights out;
-    out.run = unit == SliceUnit::kPacked ? packed : std::max({loop.nbytes, packed, kLeastRunNbytes});
-    out.cell = product(product(out.run, loop.counts[1]), loop.counts[0]);
-    out.divisible = conversion == nullptr || !conversion->finds_scales();
-    if (!out.divisible && unit == SliceUnit::kPacked) out.cell = packed_nbytes(loop, conversion);
-    return out;
+    const bool divisible = conversion == nullptr || !conversion->finds_scales();
+    if (unit != SliceUnit::kPacked)
+      return {run_work(loop, conversion), cell_work(loop, conversion), divisible};
+    const std::uint64_t run = dst_run_nbytes(loop, conversion);
+    return {run,
+            divisible ? work_product(work_product(run, loop.counts[1]), loop.counts[0])
+                      : packed_nbytes(loop, conversion),
+            divisible};
   }
 
   // Some runs of a cell.
@@ -129,7 +134,7 @@ class PieceCursor {
     const CopyLoop& loop = *cell.loop;
     const std::uint64_t src_item = conversion == nullptr ? 1 : itemsize(conversion->src_dtype);
     const std::uint64_t dst_item = conversion == nullptr ? 1 : itemsize(conversion->dst_dtype);
-    const std::uint64_t row_weight = product(run_weight, box.num_columns);
+    const std::uint64_t row_weight = work_product(run_weight, box.num_columns);
     while (i_ < box.num_rows) {
       if (left == 0) return false;
       CopyLoop part = loop;
@@ -150,7 +155,7 @@ class PieceCursor {
         std::uint64_t num = left / dst_item;
         if (unit != SliceUnit::kPacked) {
           const std::uint64_t most = std::max(left, kLeastCutNbytes) / std::max(src_item, dst_item);
-          num = most / kLeastRunNbytes * kLeastRunNbytes;
+          num = most / kRunWork * kRunWork;  // whole lines
         }
         num = std::min(num, (loop.nbytes - within_) / src_item);
         if (num == 0) return false;
@@ -185,7 +190,7 @@ class PieceCursor {
   Piece piece_;
   const std::uint32_t* src_ids_ = nullptr;
   const std::uint32_t* dst_ids_ = nullptr;
-  std::size_t loop_ = 0;
+  std::size_t loop_ = 0, end_ = 0;
   std::uint32_t pair_ = 0;  // of the piece's pairs of the loop's grain
   std::uint64_t granule_ = 0;  // kCopied: of the pair
   bool has_looked_ = false;  // it has looked at all runs of that granule

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <tuple>
 #include <vector>
 
 #include "kvxfer/copy_program.h"
@@ -23,7 +24,9 @@ class RunCursor {
  public:
   RunCursor() = default;
   RunCursor(const Move& move, std::uint32_t index, Side side) noexcept
-      : move_(&move), piece_(move.grid.piece(index)), side_(side) {}
+      : move_(&move), piece_(move.grid.piece(index)), side_(side) {
+    std::tie(loop_, end_) = move.program->loops_of(piece_.layer);
+  }
 
   // Appends iovecs for the next bytes, at most max_nbytes of them and until `out` has
   // max_entries. Returns how many bytes they name.
@@ -56,7 +59,7 @@ class RunCursor {
   void skip(std::uint64_t nbytes) noexcept {
     const CopyProgram& program = *move_->program;
     const bool source = side_ == Side::kSrc;
-    for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
+    for (; loop_ < end_; ++loop_, pair_ = 0) {
       const CopyLoop& loop = program.loops[loop_];
       if (piece_.layer - loop.first_layer >= loop.num_layers || loop.nbytes == 0) continue;
       const Conversion* conversion = source ? nullptr : program.conversion_of(loop);
@@ -82,7 +85,7 @@ class RunCursor {
     const CopyProgram& program = *move_->program;
     const bool source = side_ == Side::kSrc;
     std::uint64_t left = max_nbytes;
-    for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
+    for (; loop_ < end_; ++loop_, pair_ = 0) {
       const CopyLoop& loop = program.loops[loop_];
       const std::uint32_t layer = piece_.layer - loop.first_layer;  // wraps below first_layer
       if (layer >= loop.num_layers || loop.nbytes == 0) continue;
@@ -124,7 +127,7 @@ class RunCursor {
   const Move* move_ = nullptr;
   Piece piece_;
   Side side_ = Side::kSrc;
-  std::size_t loop_ = 0;
+  std::size_t loop_ = 0, end_ = 0;
   std::uint32_t pair_ = 0, i_ = 0;
   std::uint64_t j_ = 0;
   std::uint64_t within_ = 0;  // bytes of the current run that are already named

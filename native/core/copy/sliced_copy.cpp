@@ -4,24 +4,10 @@
 #include <cstring>
 
 #include "core/copy/convert.h"
+#include "core/copy/work.h"
 
 namespace kvxfer {
 namespace {
-
-constexpr std::uint64_t kRunCost = 64;
-
-std::uint64_t cost_of_pair(const CopyProgram& program, const Piece& piece) noexcept {
-  std::uint64_t cost = 0;
-  for (const CopyLoop& loop : program.loops) {
-    if (piece.layer - loop.first_layer >= loop.num_layers || piece.begin(loop.grain) == piece.end(loop.grain))
-      continue;
-    std::uint64_t run, runs = std::uint64_t{loop.counts[0]} * loop.counts[1];
-    if (__builtin_add_overflow(loop.nbytes, kRunCost, &run) || __builtin_mul_overflow(runs, run, &runs) ||
-        __builtin_add_overflow(cost, runs, &cost))
-      return UINT64_MAX;
-  }
-  return cost;
-}
 
 float as_float(const std::byte* at) noexcept {
   float value;
@@ -35,12 +21,11 @@ SlicedCopy::SlicedCopy(const Move& move, const Piece& piece, std::uint64_t slice
     : move_(&move),
       left_(piece),
       slice_cost_(slice_cost),
-      pair_cost_(std::max<std::uint64_t>(1, cost_of_pair(*move.program, left_))),
+      pair_cost_(std::max<std::uint64_t>(1, pair_work(*move.program, left_))),
       parts_(*move.program, left_, move.src_ids.data(), move.dst_ids.data()) {}
 
 std::uint64_t SlicedCopy::cost() const noexcept {
-  std::uint64_t cost;
-  return __builtin_mul_overflow(pair_cost_, std::uint64_t{left_.num_pairs}, &cost) ? UINT64_MAX : cost;
+  return work_sum(work_product(pair_cost_, left_.num_pairs), loops_work(*move_->program, left_.layer));
 }
 
 SlicedCopy SlicedCopy::take(std::uint64_t cost) noexcept {
@@ -56,7 +41,7 @@ Result<std::uint64_t> SlicedCopy::advance(CopySource& source) {
   if (pair_cost_ <= slice_cost_) {
     const auto num =
         static_cast<std::uint32_t>(std::min<std::uint64_t>(left_.num_pairs, slice_cost_ / pair_cost_));
-    cost = num * pair_cost_;
+    cost = num * pair_cost_ + loops_work(*move_->program, left_.layer);
     status = source.copy(*move_, take_pairs(num));
   } else {
     cost = parts_.advance(slice_cost_, SliceUnit::kCopied, [&](const CellPart& part) {

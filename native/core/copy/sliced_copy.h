@@ -40,8 +40,7 @@ class MappedSource final : public CopySource {
 
 class SlicedCopy {
  public:
-  // Work is counted in bytes; a run costs as much as 64 of them. 2 MiB take about a third of a
-  // millisecond. A piece that the engine makes costs less: it is one slice.
+  // Work is counted as in core/copy/work.h. 2 MiB take about a third of a millisecond. A piece that the engine makes costs less: it is one slice.
   static constexpr std::uint64_t kSliceCost = 2 * 1024 * 1024;
   static constexpr std::size_t kChunkNbytes = 128 * 1024;
 

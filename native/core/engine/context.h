@@ -14,6 +14,7 @@
 #include "core/copy/copy_workers.h"
 #include "core/engine/timers.h"
 #include "core/engine_host.h"
+#include "core/in_room.h"
 
 namespace kvxfer {
 
@@ -51,8 +52,12 @@ class Context {
       starved_[num_starved_++] = session;
   }
   bool has_starved() const noexcept { return num_starved_ != 0; }
-  std::optional<SessionKey> take_starved() noexcept {
-    return num_starved_ == 0 ? std::nullopt : std::optional(starved_[--num_starved_]);
+  // Calls `end` once for each of them. Those that it marks again are left for another call.
+  template <class End>
+  void take_starved(End&& end) {
+    const auto starved = starved_;
+    const std::size_t num = std::exchange(num_starved_, 0);
+    for (std::size_t i = 0; i < num; ++i) end(starved[i]);
   }
 
   // Keeps an ended object until the next round, since a caller up the stack may still hold a reference to
@@ -63,7 +68,7 @@ class Context {
   }
   template <class T>
   void keep_for_this_round(std::unique_ptr<T> owned) noexcept {
-    ended_.emplace_back(owned.release(), [](void* dead) { delete static_cast<T*>(dead); });
+    add_in_room(ended_, owned.release(), [](void* dead) { delete static_cast<T*>(dead); });
   }
   void begin_round() {
     ended_.clear();

@@ -224,7 +224,9 @@ void Destinations::completed(const Rails::Completed& work, const Completion& com
 // This rail cannot reach that memory after all; others may.
 void Destinations::unreachable(Destination& destination, const Rails::Completed& work,
                                const Completion& completion) {
-  Peer& peer = *sessions_.find(destination.key.first);
+  Peer* const found = sessions_.find(destination.key.first);
+  if (found == nullptr) return;  // its session is lost, and the rest of that end waits for memory
+  Peer& peer = *found;
   if (PeerRegion* remote = peer_regions_.find(peer.key(), destination.remote_region())) {
     remote->note(completion.detail);
     sessions_.note(peer, completion.detail);

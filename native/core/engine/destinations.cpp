@@ -44,8 +44,19 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
 
 Destination& Destinations::add(std::unique_ptr<Destination> destination) {
   destination->posted_at = context_.now;
-  destination->set_timer(context_.timers, time_after(context_.now, destination->timeout_ns));
-  return destinations_.add(std::move(destination));
+  Destination& added = destinations_.add(std::move(destination));
+  try {
+    added.set_timer(context_.timers, time_after(context_.now, added.timeout_ns));
+  } catch (...) {
+    withdraw(added.key);
+    throw;
+  }
+  return added;
+}
+
+void Destinations::withdraw(TransferKey key) {
+  context_.timers.clear(find(key)->timer);
+  destinations_.take(key);
 }
 
 void Destinations::request(Peer& peer, TransferKey key) {
@@ -170,25 +181,26 @@ Status Destinations::authorize(Destination& destination) {
   return found.ok() || unlike.ok() ? found : unlike;
 }
 
-void Destinations::let_in(const LeaseTerms& lease) {
-  let_in(parked_.of_blocks(*lease.holder, lease.region, lease.all_blocks, lease.blocks));
+std::vector<TransferKey> Destinations::parked_for(const LeaseTerms& lease) const {
+  return parked_.of_blocks(*lease.holder, lease.region, lease.all_blocks, lease.blocks);
 }
 
 void Destinations::let_in(std::span<const TransferKey> parked) {
-  for (const TransferKey& key : parked) {
-    Destination* destination = find(key);
-    if (destination == nullptr || destination->state != TransferState::kParked) continue;
-    if (Status status = authorize(*destination); status.ok())
-      begin_moving(*destination);
-    else if (may_come_true(status))
-      parked_.add(*destination, destination->parked);
-    else
-      fail(*destination, TransferEvent::kFail, std::move(status), true);
-  }
+  for (const TransferKey& key : parked)
+    context_.serve(key.first, [&] {
+      Destination* destination = find(key);
+      if (destination == nullptr || destination->state != TransferState::kParked) return;
+      if (Status status = authorize(*destination); status.ok())
+        begin_moving(*destination);
+      else if (may_come_true(status))
+        parked_.add(*destination, destination->parked);
+      else
+        fail(*destination, TransferEvent::kFail, std::move(status), true);
+    });
 }
 
-void Destinations::let_in(const Expectation& expectation) {
-  let_in(parked_.of_tag(expectation.tag()));
+void Destinations::let_in(const Expectation& expectation, std::span<const TransferKey> parked) {
+  let_in(parked);
   if (tag_memory_.size() == 0 || expectation.complete() || !expectation.writers().empty()) return;
   const auto written = tag_memory_.take_written(
       wire::text_of(expectation.tag()),
@@ -269,6 +281,7 @@ void Destinations::finish(Destination& destination) {
 
 void Destinations::fail(Destination& destination, TransferEvent event, Status why, bool tell_peer) {
   const bool told = destination.state != TransferState::kQueued;
+  if (why.code() == Code::kCancelled) event = TransferEvent::kCancel;  // also if the peer's caller asked
   if (!step(destination_transitions(), destination.state, event)) return end_again(destination);
   parked_.remove(destination.parked);
   context_.timers.clear(destination.timer);
@@ -277,13 +290,17 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   sums_.forget(destination.key);
   if (destination.handle) destination.handle->let_streams_go(outcome_of(destination.state));
   if (destination.expectation && expectations_.contains(destination.expectation->handle()->id()))
-    destination.expectation->handle()->let_streams_go(Outcome::kFailed);
+    destination.expectation->handle()->let_streams_go(outcome_of(destination.state));
   admission_.closed(destination);
   if (!destination.posted.empty()) draining_.begin(destination);  // the fence
-  if (Peer* peer = sessions_.find_open(destination.key.first); peer != nullptr && tell_peer && told)
+  if (tell_peer && told && !destination.owes_word) tell_failure(destination);
+  if (destination.posted.empty()) drained(destination);
+}
+
+void Destinations::tell_failure(const Destination& destination) {
+  if (Peer* peer = sessions_.find_open(destination.key.first))
     sessions_.refuse(*peer, destination.key.second, destination.reason,
                      destination.tells_context ? destination.context : wire::Bytes());
-  if (destination.posted.empty()) drained(destination);
 }
 
 // See Sources::end_again.
@@ -297,6 +314,7 @@ void Destinations::drained(Destination& destination) {
   context_.make_room();
   const bool done = destination.state == TransferState::kDone;
   if (!done) step(destination_transitions(), destination.state, TransferEvent::kDrained);
+  if (!done && std::exchange(destination.owes_word, false)) tell_failure(destination);
   sums_.forget(destination.key);
   context_.timers.clear(destination.timer);
   if (destination.ours && !done) admission_.forget(destination);
@@ -330,6 +348,7 @@ void Destinations::drained(Destination& destination) {
 void Destinations::end_expectation(std::uint64_t handle, TransferState state, Status why) {
   const std::shared_ptr<Expectation> expectation = expectations_.find(handle);
   if (expectation == nullptr) return;
+  if (why.code() == Code::kCancelled) state = TransferState::kCancelled;  // also if the writer's caller asked
   std::vector<TransferKey> writers;
   for (const Writer* each = expectation->writers().first(); each != nullptr;
        each = LinkedList<Writer>::after(*each))

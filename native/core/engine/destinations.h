@@ -80,6 +80,7 @@ class Destinations {
   // ---- ours: queued, then asked for with a REQUEST
   Destination& add(std::unique_ptr<Destination> destination);
   void request(Peer& peer, TransferKey key);
+  void withdraw(TransferKey key);  // of which no peer has heard, and of which nothing was posted
   void layers_ready(TransferKey key, std::uint32_t layers);
 
   // ---- what peers say; an error breaks the protocol
@@ -90,10 +91,13 @@ class Destinations {
 
   // ---- what happens to them
   void completed(const Rails::Completed& work, const Completion& completion);
-  void let_in(const LeaseTerms& lease);  // for a peer, to write: parked writes may begin
-  // For a new expectation: the writes that waited for it begin. If none waited, but a write of its tag
+  // The parked writes that a lease for a peer, to write, may let in; and such writes begin if they may now.
+  std::vector<TransferKey> parked_for(const LeaseTerms& lease) const;
+  void let_in(std::span<const TransferKey> parked);
+  // For a new expectation: the writes that waited for its tag begin. If none waited, but a write of its tag
   // ended before it was expected, the expectation fails with the reason of that write.
-  void let_in(const Expectation& expectation);
+  std::vector<TransferKey> parked_for(const wire::Bytes& tag) const { return parked_.of_tag(tag); }
+  void let_in(const Expectation& expectation, std::span<const TransferKey> parked);
   void path_came(SessionKey session, RegionId remote);
   void on_timer(TransferKey key);
   void sum_slice();  // of checksums of arrived pieces
@@ -125,12 +129,12 @@ class Destinations {
  private:
   // destinations.cpp
   Destination* find(TransferKey key) { return destinations_.find(key); }
-  void let_in(std::span<const TransferKey> parked);
   Status authorize(Destination& destination);
   void remember(const Destination& destination, const Status& why);
   void begin_moving(Destination& destination, wire::ByteSpan pages = {});
   void finish(Destination& destination);
   void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
+  void tell_failure(const Destination& destination);
   void end_again(Destination& destination);
   void drained(Destination& destination);
 

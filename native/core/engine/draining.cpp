@@ -18,6 +18,11 @@ void Draining::tell(TransferEnd& transfer) {
   transfer.set_timer(context_.timers,
                      time_after(context_.now, std::max(lasts, context_.config.session.silent_ns)));
   std::string name, names;
+  const auto say = [&](const std::string& what) {
+    context_.host.emit(
+        {.kind = EventKind::kLog,
+         .message = transfer.name() + " with peer " + quoted(name) + " has ended, but " + what});
+  };
   if (const auto view = sessions_.view(transfer.key.first)) name = view->name;
   for (const auto& [work, id] : transfer.posted) {
     const Rail* rail = rails_.find(id);
@@ -26,15 +31,16 @@ void Draining::tell(TransferEnd& transfer) {
                                               std::to_string(rail->info().name.index) + ")";
     if (names.find(words) == std::string::npos) names += (names.empty() ? "" : ", ") + words;
   }
+  const std::string after = " after " + std::to_string(lasts / 1'000'000) + " ms";
+  if (transfer.posted.empty())
+    return say("the peer has not said" + after +
+               " that none of its bytes can land there any more: its device may be waiting for a kernel or a "
+               "stream. The transfer's caller waits for that");
   std::string pages;
   if (const Region* local = regions_.find(transfer.region)) pages = " of region " + quoted(local->name);
-  context_.host.emit(
-      {.kind = EventKind::kLog,
-       .message = transfer.name() + " with peer " + quoted(name) + " has ended, but " +
-                  std::to_string(transfer.posted.size()) + " of its copies are still under way after " +
-                  std::to_string(lasts / 1'000'000) + " ms, on " + names +
-                  ": until the device has ended them, its pages" + pages +
-                  " are not given back. A kernel or stream ahead of these copies may be waiting"});
+  say(std::to_string(transfer.posted.size()) + " of its copies are still under way" + after + ", on " +
+      names + ": until the device has ended them, its pages" + pages +
+      " are not given back. A kernel or stream ahead of these copies may be waiting");
 }
 
 }  // namespace kvxfer

@@ -20,6 +20,10 @@ std::string tag_in_words(std::string tag) {
   return "tag 0x" + digits + (tag.size() > kMostBytes ? "..." : "");
 }
 
+std::string_view view_of(const wire::Bytes& tag) noexcept {
+  return {reinterpret_cast<const char*>(tag.data()), tag.size()};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId region_id,
@@ -33,7 +37,7 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
                   "region " + std::to_string(region_id) + " is not registered (any more)");
   if (tag.empty() || tag.size() > wire::kMaxNotify)
     return Status(Code::kInvalidArgument, "a tag has 1 to " + std::to_string(wire::kMaxNotify) + " bytes");
-  if (tags_.contains(wire::text_of(tag)))
+  if (tags_.contains(view_of(tag)))
     return Status(Code::kInvalidArgument, tag_in_words(wire::text_of(tag)) +
                                               " is already expected: use another tag for each request");
   if (num_layers == 0 || num_layers > wire::kMaxLayers || first_layer > wire::kMaxLayers)
@@ -51,20 +55,39 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
   if (!from) leases_.ended().make_room(region_id, local->num_blocks, blocks);
   auto handle = handles_.make(first_layer, num_layers, std::move(context));
   const std::uint64_t id = handle->id();
-  by_region_.emplace(region_id, id);
-  if (from) by_writer_.emplace(*from, id);
-  tags_.emplace(wire::text_of(tag), id);
-  tag_memory_.forget_ours(wire::text_of(tag));
-  Expected& expected = expectations_[id];
-  expected.expectation = std::make_shared<Expectation>(std::move(handle), std::move(tag), region_id, from,
-                                                       std::move(blocks), first_layer, num_layers, needed);
-  context_.timers.set(expected.timer, time_after(context_.now, timeout_ns), TimerKind::kExpectation, id);
-  return expected.expectation;
+  auto expectation = std::make_shared<Expectation>(std::move(handle), std::move(tag), region_id, from,
+                                                   std::move(blocks), first_layer, num_layers, needed);
+  // Peers find it by its tag, which is entered last.
+  try {
+    Expected& expected = expectations_[id];
+    expected.expectation = expectation;
+    context_.timers.set(expected.timer, time_after(context_.now, timeout_ns), TimerKind::kExpectation, id);
+    by_region_.emplace(region_id, id);
+    if (from) by_writer_.emplace(*from, id);
+    tag_memory_.forget_ours(wire::text_of(expectation->tag()));
+    tags_.emplace(view_of(expectation->tag()), id);
+  } catch (...) {
+    withdraw(*expectation);
+    throw;
+  }
+  return expectation;
+}
+
+void Expectations::withdraw(const Expectation& expectation) noexcept {
+  const std::uint64_t handle = expectation.handle()->id();
+  const auto tag = tags_.find(view_of(expectation.tag()));
+  if (tag != tags_.end() && tag->second == handle) tags_.erase(tag);
+  by_region_.erase({expectation.region(), handle});
+  if (expectation.from()) by_writer_.erase({*expectation.from(), handle});
+  const auto found = expectations_.find(handle);
+  if (found == expectations_.end()) return;
+  context_.timers.clear(found->second.timer);
+  expectations_.erase(found);
 }
 
 std::shared_ptr<Expectation> Expectations::find(const TransferEnd& transfer) const {
   if (tags_.empty() || transfer.notify.empty()) return nullptr;
-  auto tag = tags_.find(wire::text_of(transfer.notify));
+  const auto tag = tags_.find(view_of(transfer.notify));
   if (tag == tags_.end()) return nullptr;
   const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second).expectation;
   return expectation->concerns(transfer.key.first, transfer.region) ? expectation : nullptr;
@@ -137,18 +160,11 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
                        const Status& why, std::size_t num_draining) {
   const std::uint64_t handle = expectation->handle()->id();
   // What takes memory comes first.
-  ending_.insert_or_assign(handle, Ending{expectation, state, why, num_draining});
+  ending_.insert_or_assign(handle, Ending{expectation, state, why, num_draining, false});
   remember_ended(*expectation);
-  tags_.erase(wire::text_of(expectation->tag()));
-  by_region_.erase({expectation->region(), handle});
-  if (expectation->from()) by_writer_.erase({*expectation->from(), handle});
-  const auto found = expectations_.find(handle);
-  context_.timers.clear(found->second.timer);
-  expectations_.erase(found);
+  withdraw(*expectation);
   if (state != TransferState::kDone) expectation->handle()->let_streams_go(outcome_of(state));
-  if (num_draining != 0) return;
-  ending_.erase(handle);
-  fenced(*expectation, state, why);
+  if (num_draining == 0) fenced(handle);
 }
 
 // A peer that wrote under it may send more writes that were meant for it.
@@ -166,21 +182,29 @@ void Expectations::remember_ended(const Expectation& expectation) {
 bool Expectations::drained(const Expectation& expectation) {
   auto found = ending_.find(expectation.handle()->id());
   if (found == ending_.end()) return false;
-  if (--found->second.num_draining == 0) {
-    const Ending ended = std::move(found->second);
-    ending_.erase(found);
-    fenced(*ended.expectation, ended.state, ended.why);
-  }
+  if (--found->second.num_draining == 0) fenced(found->first);
   return true;
 }
 
-void Expectations::fenced(const Expectation& expectation, TransferState state, const Status& why) {
-  std::vector<std::uint32_t> failed;
+void Expectations::fenced(std::uint64_t handle) {
+  bool has_ended = false;
   context_.serve(kNobody, [&] {
-    if (state != TransferState::kDone) failed = expectation.incomplete_blocks();
+    const auto found = ending_.find(handle);
+    auto& [expectation, state, why, num_draining, is_recorded] = found->second;
+    std::vector<std::uint32_t> failed;
+    if (state != TransferState::kDone) failed = expectation->incomplete_blocks();
+    if (!std::exchange(is_recorded, true)) records_.ended(*expectation, state, why);
+    handles_.end(expectation->handle(), state, why, std::move(failed));
+    has_ended = true;
+    ending_.erase(found);
   });
-  records_.ended(expectation, state, why);
-  context_.serve(kNobody, [&] { handles_.end(expectation.handle(), state, why, std::move(failed)); });
+  has_rest_ = has_rest_ || !has_ended;
+}
+
+void Expectations::end_rest() {
+  has_rest_ = false;
+  for (auto next = ending_.begin(); next != ending_.end();)
+    if (const auto each = next++; each->second.num_draining == 0) fenced(each->first);
 }
 
 }  // namespace kvxfer

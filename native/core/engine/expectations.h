@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -42,6 +42,8 @@ class Expectations {
                                            std::uint32_t num_layers, const Needed& needed,
                                            std::optional<SessionKey> from, Time timeout_ns,
                                            wire::Bytes context);
+  // Takes it back: it is found no more. Nobody hears of it.
+  void withdraw(const Expectation& expectation) noexcept;
   // The expectation that this transfer is meant for, if there is one.
   std::shared_ptr<Expectation> find(const TransferEnd& transfer) const;
   bool contains(std::uint64_t handle) const { return expectations_.contains(handle); }
@@ -77,6 +79,10 @@ class Expectations {
   // One of its writers has drained. False: its right has not ended.
   bool drained(const Expectation& expectation);
 
+  // Handles that could not be ended because memory was lacking: once a round.
+  bool has_rest() const noexcept { return has_rest_; }
+  void end_rest();
+
   std::size_t size() const noexcept { return expectations_.size() + ending_.size(); }
 
  private:
@@ -89,9 +95,10 @@ class Expectations {
     TransferState state;
     Status why;
     std::size_t num_draining;
+    bool is_recorded;
   };
   void remember_ended(const Expectation& expectation);
-  void fenced(const Expectation& expectation, TransferState state, const Status& why);
+  void fenced(std::uint64_t handle);
 
   Context& context_;
   Sessions& sessions_;
@@ -102,7 +109,9 @@ class Expectations {
   TagMemory& tag_memory_;
   std::unordered_map<std::uint64_t, Expected> expectations_;  // by handle
   std::unordered_map<std::uint64_t, Ending> ending_;  // by handle
-  std::unordered_map<std::string, std::uint64_t> tags_;  // -> handle; all tags that our callers expect
+  bool has_rest_ = false;  // some of these drain no more
+  // All tags that our callers expect, and their handles. The bytes are those of the expectations.
+  std::unordered_map<std::string_view, std::uint64_t> tags_;
   std::set<std::pair<RegionId, std::uint64_t>> by_region_;  // the handles of expectations_
   std::set<std::pair<SessionKey, std::uint64_t>> by_writer_;  // expectations of one writer alone
 };

@@ -28,6 +28,7 @@ class Handles {
   void give(const TransferEnd& transfer) {
     spare_.insert(transfers_, transfer.handle->id(), Meant{!transfer.is_source(), transfer.key});
   }
+  void take_back(const Handle& handle) noexcept { transfers_.erase(handle.id()); }  // its caller has none
   std::optional<Meant> find(std::uint64_t id) const {
     auto found = transfers_.find(id);
     return found == transfers_.end() ? std::nullopt : std::optional(found->second);

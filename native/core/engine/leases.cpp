@@ -55,23 +55,76 @@ Status Leases::check_terms(const LeaseTerms& terms) const {
 
 Result<LeaseId> Leases::grant(Peer* holder, LeaseTerms terms) {
   if (Status status = check_terms(terms); !status.ok()) return status;
+  if (holder != nullptr)
+    if (Status status = sessions_.check_room(*holder, terms.blocks.size_bytes()); !status.ok()) return status;
   const LeaseId id = holder != nullptr ? next_++ : terms.bearer_id != 0 ? terms.bearer_id : draw_bearer_id();
   const std::uint32_t num_blocks = regions_.find(terms.region)->num_blocks;
-  by_region_.emplace(terms.region, id);
   Granted& granted =
-      leases_.emplace(id, Granted{Lease(id, terms, num_blocks, context_.now), {}}).first->second;
-  context_.timers.set(granted.timer, granted.lease.expires_at(), TimerKind::kLease, id);
-  if (holder == nullptr) return id;
-  holders_[holder->key()].leases.insert(id);
-  granted.acknowledged_by = holder->session().next_heartbeat();
-  sessions_.send(*holder, wire::Lease{id,
-                                      terms.region,
-                                      terms.mode,
-                                      terms.renewable,
-                                      static_cast<std::uint64_t>(terms.ttl_ns),
-                                      terms.all_blocks,
-                                      {terms.blocks.begin(), terms.blocks.end()}});
+      leases_.emplace(id, Granted{Lease(id, terms, num_blocks, context_.now), {}, 0, false, {}})
+          .first->second;
+  try {
+    by_region_.emplace(terms.region, id);
+    context_.timers.set(granted.timer, granted.lease.expires_at(), TimerKind::kLease, id);
+    if (holder == nullptr) return id;
+    list(granted, num_blocks, terms.blocks);
+    granted.acknowledged_by = holder->session().next_heartbeat();
+    sessions_.send(*holder, wire::Lease{id,
+                                        terms.region,
+                                        terms.mode,
+                                        terms.renewable,
+                                        static_cast<std::uint64_t>(terms.ttl_ns),
+                                        terms.all_blocks,
+                                        {terms.blocks.begin(), terms.blocks.end()}});
+  } catch (...) {  // its holder has not heard of it
+    remove(id);
+    throw;
+  }
   return id;
+}
+
+void Leases::remove(LeaseId id) noexcept {
+  const auto found = leases_.find(id);
+  context_.timers.clear(found->second.timer);
+  unlist(found->second);
+  by_region_.erase({found->second.lease.region(), id});
+  leases_.erase(found);
+}
+
+// Lists its blocks last, when nothing takes memory any more.
+void Leases::list(Granted& granted, std::uint32_t num_blocks, std::span<const std::uint32_t> blocks) {
+  const Lease& lease = granted.lease;
+  Holder& holder = holders_[*lease.holder()];
+  holder.leases.insert(lease.id());
+  Covering& covering = holder.covering[{lease.region(), lease.mode()}];
+  covering.leases.insert(lease.id());
+  if (!lease.num_blocks()) {
+    covering.of_all_blocks.insert(lease.id());
+    return;
+  }
+  if (covering.of_block.size() == 0) covering.of_block = decltype(covering.of_block)(num_blocks);
+  for (const std::uint32_t block : blocks) covering.of_block.at(block);
+  granted.of_blocks = std::vector<OfBlock>(blocks.size());
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    OfBlock& of_block = granted.of_blocks[i];
+    of_block.lease = &lease;
+    of_block.among = &covering.of_block.at(blocks[i]);
+    of_block.among->push_back(of_block);
+  }
+}
+
+void Leases::unlist(Granted& granted) noexcept {
+  const Lease& lease = granted.lease;
+  const auto holder = lease.holder() ? holders_.find(*lease.holder()) : holders_.end();
+  if (holder == holders_.end()) return;
+  holder->second.leases.erase(lease.id());
+  const auto found = holder->second.covering.find({lease.region(), lease.mode()});
+  if (found == holder->second.covering.end()) return;
+  Covering& covering = found->second;
+  for (OfBlock& of_block : granted.of_blocks) of_block.among->remove(of_block);
+  granted.of_blocks.clear();
+  covering.leases.erase(lease.id());
+  covering.of_all_blocks.erase(lease.id());
+  if (covering.leases.empty()) holder->second.covering.erase(found);
 }
 
 LeaseId Leases::draw_bearer_id() {
@@ -96,7 +149,8 @@ bool Leases::await_acknowledged(LeaseId id) {
   Granted& granted = found->second;
   Peer& holder = *sessions_.find(*granted.lease.holder());
   if (holder.session().acknowledged_heartbeat() >= granted.acknowledged_by) return true;
-  if (!std::exchange(granted.awaited, true)) holders_[holder.key()].awaited.push_back(id);
+  if (!granted.awaited) holders_[holder.key()].awaited.push_back(id);
+  granted.awaited = true;
   if (holder.session().next_heartbeat() <= granted.acknowledged_by) sessions_.hurry_heartbeat(holder);
   return false;
 }
@@ -140,19 +194,27 @@ const Lease* Leases::newest_known(const TransferEnd& transfer, wire::LeaseMode m
              : nullptr;
 }
 
-std::span<const Lease* const> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
-  candidates_.clear();
-  const SessionKey peer = transfer.key.first;
-  const auto consider = [&](LeaseId id) {
-    if (const Lease* lease = find(id); lease != nullptr && lease->region() == transfer.region &&
-                                       lease->mode() == mode && admits(*lease, peer))
-      candidates_.push_back(lease);
-  };
-  if (transfer.lease_named)
-    consider(transfer.lease);
-  else if (const auto holder = holders_.find(peer); holder != holders_.end())
-    for (const LeaseId id : holder->second.leases) consider(id);
-  return candidates_;
+const Lease* Leases::named(const TransferEnd& transfer, wire::LeaseMode mode) const {
+  const Lease* const lease = transfer.lease_named ? find(transfer.lease) : nullptr;
+  return lease != nullptr && lease->region() == transfer.region && lease->mode() == mode &&
+                 admits(*lease, transfer.key.first)
+             ? lease
+             : nullptr;
+}
+
+const Leases::Covering* Leases::covering(const TransferEnd& transfer, wire::LeaseMode mode) const {
+  const auto holder = transfer.lease_named ? holders_.end() : holders_.find(transfer.key.first);
+  if (holder == holders_.end()) return nullptr;
+  const auto found = holder->second.covering.find({transfer.region, mode});
+  return found == holder->second.covering.end() ? nullptr : &found->second;
+}
+
+const Lease* Leases::oldest(const Covering& covering, std::uint32_t block) const {
+  const OfBlock* const first = covering.of_block.get(block).first();
+  const Lease* const of_block = first == nullptr ? nullptr : first->lease;
+  if (covering.of_all_blocks.empty()) return of_block;
+  const LeaseId of_all = *covering.of_all_blocks.begin();
+  return of_block != nullptr && of_block->id() < of_all ? of_block : find(of_all);
 }
 
 Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const {
@@ -183,7 +245,8 @@ Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, co
 Status Leases::find_any(const TransferEnd& transfer, wire::LeaseMode mode) const {
   if (transfer.move->grid.num_pairs == 0 && !transfer.lease_named) return {};
   if (newest_known(transfer, mode) != nullptr) return {};
-  return candidates(transfer, mode).empty() ? none_covers(transfer, mode, "blocks ") : Status();
+  const bool any = named(transfer, mode) != nullptr || covering(transfer, mode) != nullptr;
+  return any ? Status() : none_covers(transfer, mode, "blocks ");
 }
 
 Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
@@ -200,22 +263,24 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
       return {};
     }
   }
-  const std::span<const Lease* const> candidates = this->candidates(transfer, mode);
-  if (transfer.lease_named && candidates.empty()) return none_covers(transfer, mode, "blocks ");
+  const Lease* const only = named(transfer, mode);
+  if (transfer.lease_named && only == nullptr) return none_covers(transfer, mode, "blocks ");
+  const Covering* const covering = this->covering(transfer, mode);
   const EndedRights::OfSession ended_on = ended_rights_.of(transfer.key.first, transfer.region, mode);
   // Blocks of one request mostly share a lease, and mostly one that the poster knew.
   const Lease* last = nullptr;
   for (std::uint32_t pair = 0; pair < num_pairs; ++pair) {
     const std::uint32_t block = block_of(pair);
     if (last != nullptr && last->covers(block)) continue;
-    bool came_later = false;
-    auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) {
-      if (!lease->covers(block)) return false;
-      const bool later = !transfer.lease_named && lease->id() > transfer.lease && ended_on.contains(block);
-      came_later = came_later || later;
-      return !later;
-    });
-    if (found == candidates.end()) {
+    // If the oldest of those that cover the block came later than the transfer, all of them did.
+    const Lease* found = nullptr;
+    if (only != nullptr)
+      found = only->covers(block) ? only : nullptr;
+    else if (covering != nullptr)
+      found = oldest(*covering, block);
+    const bool came_later =
+        found != nullptr && !transfer.lease_named && found->id() > transfer.lease && ended_on.contains(block);
+    if (found == nullptr || came_later) {
       transfer.lacks_block = block;
       const std::string block_in_words = "block " + std::to_string(block) + " ";
       const std::string named = block_in_words + "of region " + quoted(regions_.find(transfer.region)->name);
@@ -227,11 +292,12 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
       if (transfer.lease_named) return {Code::kNotPermitted, "the named lease does not cover " + named};
       return none_covers(transfer, mode, block_in_words);
     }
-    if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())
-      transfer.leases.push_back((*found)->id());
-    const bool known = transfer.lease_named || (*found)->id() <= transfer.lease || !ended_on.any();
-    last = known ? *found : nullptr;
+    transfer.leases.push_back(found->id());
+    const bool known = transfer.lease_named || found->id() <= transfer.lease || !ended_on.any();
+    last = known ? found : nullptr;
   }
+  std::sort(transfer.leases.begin(), transfer.leases.end());
+  transfer.leases.erase(std::unique(transfer.leases.begin(), transfer.leases.end()), transfer.leases.end());
   return {};
 }
 
@@ -320,18 +386,19 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& wh
   ending.state = found->second.lease.state();
   if (has_ended || num_draining == 0) ending_.erase(id);
   if (has_ended) return std::nullopt;
-  context_.timers.clear(found->second.timer);
-  if (found->second.awaited) context_.host.emit({.kind = EventKind::kLeaseAcknowledged, .lease = id});
+  const bool awaited = found->second.awaited;
+  unlist(found->second);
   std::optional<Lease> lease(std::move(found->second.lease));
-  by_region_.erase({lease->region(), id});
-  leases_.erase(found);
+  remove(id);
+  if (awaited)
+    context_.serve(kNobody,
+                   [&] { context_.host.emit({.kind = EventKind::kLeaseAcknowledged, .lease = id}); });
   return lease;
 }
 
 void Leases::tell_ended(const Lease& lease, const Status& why, std::size_t num_draining) {
   if (Peer* peer = lease.holder() ? sessions_.find(*lease.holder()) : nullptr)
     context_.serve(peer->key(), [&] {
-      holders_[peer->key()].leases.erase(lease.id());
       ended_rights_.add(peer->key(), lease.region(), lease.mode(), lease.blocks());
       sessions_.send(*peer, wire::LeaseEnded{lease.id(), why.code()});
       sessions_.flush(*peer);

@@ -22,7 +22,9 @@
 #include "core/engine/sessions.h"
 #include "core/engine/transfer_end.h"
 #include "core/lease.h"
+#include "core/linked_list.h"
 #include "core/spare_nodes.h"
+#include "core/sparse_table.h"
 
 namespace kvxfer {
 
@@ -92,14 +94,27 @@ class Leases {
   std::size_t size() const noexcept { return leases_.size() + ending_.size(); }
 
  private:
+  // One block of a lease, among the leases that cover the same block.
+  struct OfBlock : Linked<OfBlock> {
+    const Lease* lease = nullptr;
+    LinkedList<OfBlock>* among = nullptr;
+  };
   struct Granted {
     Lease lease;
     Timers::Timer timer;
     std::uint64_t acknowledged_by = 0;  // the holder has heard of it once this heartbeat is acknowledged
     bool awaited = false;  // a caller waits for that
+    std::vector<OfBlock> of_blocks;  // of a lease that has a holder and names blocks; listed in Covering
   };
+  // The leases of one holder on one region, of one mode: found by their blocks, however many there are.
+  struct Covering {
+    std::set<LeaseId> leases, of_all_blocks;
+    SparseTable<LinkedList<OfBlock>, 256> of_block;  // the oldest lease first
+  };
+  using Covered = std::pair<RegionId, wire::LeaseMode>;
   struct Holder {
     std::set<LeaseId> leases;  // leases that we granted to it
+    std::map<Covered, Covering> covering;
     Time heard_at = 0;  // when its newest heartbeat came, which renewed them
     LeaseId newest_granted = 0;  // among those that it granted
     std::vector<LeaseId> awaited;  // those of `leases` that a caller waits for
@@ -127,11 +142,17 @@ class Leases {
   // For a transfer that names no lease: the newest one that its poster had been told of, if that may allow
   // a part of it. Mostly it allows everything, and is found among any number of others.
   const Lease* newest_known(const TransferEnd& transfer, wire::LeaseMode mode) const;
-  // Valid until the next call.
-  std::span<const Lease* const> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
+  // The one that the transfer names, if it may allow a part of it.
+  const Lease* named(const TransferEnd& transfer, wire::LeaseMode mode) const;
+  // The leases of its poster, if it names none. Null: there are none.
+  const Covering* covering(const TransferEnd& transfer, wire::LeaseMode mode) const;
+  const Lease* oldest(const Covering& covering, std::uint32_t block) const;
+  void list(Granted& granted, std::uint32_t num_blocks, std::span<const std::uint32_t> blocks);
+  void unlist(Granted& granted) noexcept;
   Status none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const;
   Status check_terms(const LeaseTerms& terms) const;
   LeaseId draw_bearer_id();
+  void remove(LeaseId id) noexcept;
   void fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why);
 
   Context& context_;
@@ -147,7 +168,6 @@ class Leases {
   std::deque<LeaseId> ended_ids_;  // in the order of their ends: the newest kMaxEnded
   std::map<SessionKey, Holder> holders_;
   EndedRights ended_rights_;
-  mutable std::vector<const Lease*> candidates_;  // kept, as making it costs
 };
 
 }  // namespace kvxfer

@@ -36,9 +36,9 @@ Status Messages::send(Peer& peer, wire::Bytes payload) {
                 std::to_string(wire::kLeastMessageCharge) +
                 " bytes); wait with peer.sendable(), and let the peer read agent.messages()"};
   }
+  sessions_.send(peer, wire::AgentMessage{std::move(payload)});
   windows_.at(peer.key()).sent += message_charge(nbytes);
   ++context_.stats.messages_sent;
-  sessions_.send(peer, wire::AgentMessage{std::move(payload)});
   return {};
 }
 
@@ -89,8 +89,8 @@ void Messages::taken(Peer& peer) {
   Window& window = found->second;
   const std::uint64_t taken = window.received - peer.budget()->used(Resource::kMessages);
   if (taken <= window.told) return;  // another thread took more, and reported that
-  window.told = taken;
   sessions_.send(peer, wire::MessagesTaken{taken});
+  window.told = taken;
 }
 
 }  // namespace kvxfer

@@ -17,15 +17,29 @@ Result<std::vector<SessionKey>> PeerLimits::set(const std::string& name, const P
     return Status(Code::kExhausted, "limits are set for " + std::to_string(kMostNames) +
                                         " names of peers, the most that are possible: remove some limits");
   const std::vector<SessionKey> sessions = sessions_.named(name);
-  for (const SessionKey session : sessions) remove_session(session);
-  if (limit == PeerLimit()) {
-    names_.erase(name);
-    return sessions;
+  if (limit != PeerLimit()) {
+    const bool is_new = !names_.contains(name);
+    OfName& of_name = names_[name];
+    try {  // what takes memory comes first
+      if (limit.max_bytes_per_s != 0)
+        for (const SessionKey session : sessions)
+          paced_.try_emplace(session).first->second.of_name = &of_name;
+    } catch (...) {
+      if (of_name.limit.max_bytes_per_s == 0)
+        for (const SessionKey session : sessions) remove_session(session);
+      if (is_new) names_.erase(name);
+      throw;
+    }
+    of_name.limit = limit;
+    of_name.pace.set(context_.now, limit.max_bytes_per_s);
   }
-  OfName& of_name = names_[name];
-  of_name.limit = limit;
-  of_name.pace.set(context_.now, limit.max_bytes_per_s);
-  for (const SessionKey session : sessions) has_opened(*sessions_.find(session));
+  for (const SessionKey session : sessions) {
+    if (limit.max_bytes_per_s == 0)
+      remove_session(session);
+    else
+      context_.timers.clear(paced_.at(session).timer);
+  }
+  if (limit == PeerLimit()) names_.erase(name);
   return sessions;
 }
 

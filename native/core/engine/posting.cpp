@@ -64,8 +64,11 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   spec.grid = {request.first_layer, request.num_layers, static_cast<std::uint32_t>(num_pairs),
                pairs_per_piece(request, copies, *local, there), request.num_fine};
   spec.priority = std::max(request.priority, limits_.least_priority(*peer));
-  spec.flags = static_cast<std::uint8_t>((request.integrity ? wire::kFlagIntegrity : 0) |
-                                         (request.lease != 0 ? wire::kFlagLease : 0));
+  spec.flags = static_cast<std::uint8_t>(
+      (request.integrity ? wire::kFlagIntegrity : 0) | (request.lease != 0 ? wire::kFlagLease : 0) |
+      (request.awaits_last_word && write && peer->session().peer_features().last_words != 0
+           ? wire::kFlagLastWord
+           : 0));
   spec.lease = request.lease != 0 ? request.lease : leases_.newest_granted(peer->key());
   spec.timeout_ns = static_cast<std::uint64_t>(request.timeout_ns);
   spec.src_ids = std::move(request.src_ids);
@@ -79,7 +82,6 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
                             : handles_.make(request.first_layer, request.num_layers, spec.context);
     transfer.layers_ready = request.layers_ready;
     transfer.take(spec, program->copies, *local, theirs);
-    handles_.give(transfer);
   };
   TransferEnd* transfer = nullptr;
   if (write) {
@@ -92,11 +94,23 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
     fill(*destination);
     transfer = &destinations_.add(std::move(destination));
   }
-  const bool has_room =
-      !admission_.has_backlog(peer->key()) && admission_.has_room(peer->key(), true, num_pairs);
-  if (!has_room || !tell(*peer, transfer->key, write)) admission_.wait(*transfer);
+  std::shared_ptr<Handle> handle = transfer->handle;
+  try {
+    handles_.give(*transfer);
+    const bool has_room = !admission_.has_backlog(peer->key()) && sessions_.takes_more(*peer) &&
+                          admission_.has_room(peer->key(), true, num_pairs);
+    if (!has_room || !tell(*peer, transfer->key, write)) admission_.wait(*transfer);
+  } catch (...) {  // the peer has not heard of it
+    handles_.take_back(*handle);
+    admission_.forget(*transfer);
+    if (write)
+      sources_.withdraw(transfer->key);
+    else
+      destinations_.withdraw(transfer->key);
+    throw;
+  }
   sessions_.flush(*peer);
-  return transfer->handle;
+  return handle;
 }
 
 // As many pairs in a piece as fill the size that the likely rails want, but no more than the rails that it
@@ -153,9 +167,11 @@ void Posting::serve_backlog() {
   for (const SessionKey key : admission_.backlogged())
     context_.serve(key, [&] {
       Peer* const peer = sessions_.find_open(key);
-      while (const auto waiting = peer != nullptr ? admission_.next(key) : std::nullopt) {
+      while (const auto waiting =
+                 peer != nullptr && sessions_.takes_more(*peer) ? admission_.next(key) : std::nullopt) {
         if (!tell(*peer, waiting->key, waiting->is_source)) break;
         admission_.told(key);
+        sessions_.flush(*peer);  // so that the next look sees what waits to be sent
       }
     });
 }

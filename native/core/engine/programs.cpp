@@ -15,7 +15,7 @@ constexpr std::uint64_t kMaxToldNbytes = std::uint64_t{56} * 1024 * 1024;  // of
 
 // Includes what an entry of a map takes.
 std::uint64_t nbytes_of(const CopyProgram& copies) {
-  return 256 + sizeof(CopyProgram) + copies.loops.size() * sizeof(CopyLoop) +
+  return 256 + sizeof(CopyProgram) + nbytes_of_counts(copies) + copies.loops.size() * sizeof(CopyLoop) +
          copies.conversions.size() * sizeof(Conversion) + copies.scales.size() * sizeof(float);
 }
 
@@ -57,7 +57,7 @@ Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, Re
     return status;
   OfSession& session = sessions_programs_[peer.key()];
   Program entry;
-  count_pair_nbytes(program);
+  count(program);
   entry.copies = std::make_shared<CopyProgram>(std::move(program));
   entry.src = src;
   entry.dst = dst;
@@ -167,7 +167,7 @@ Status Programs::told(Peer& peer, wire::Program& program) {
                                           peer.budget()->in_words(Resource::kBytes)};
     return {};
   }
-  count_pair_nbytes(program.program);
+  count(program.program);
   charged->copies = std::move(program.program);
   Program entry;
   entry.copies = {charged, &charged->copies};
@@ -214,13 +214,14 @@ Status Programs::check(const Use& use, const Move& move, Side side) const {
     if (checked->ok() && !is_src) checked = check_inside(copies, Side::kSrc, remote.num_blocks, remote.spans);
   }
   if (!checked->ok()) return *checked;
-  const std::uint32_t num_fine = move.grid.num_fine;
-  if (Status status = check_ids(is_src ? move.src_ids : move.dst_ids, num_fine, copies, side,
-                                use.local->num_blocks, use.local->name);
-      !status.ok())
-    return status;
-  return check_ids(is_src ? move.dst_ids : move.src_ids, num_fine, copies, is_src ? Side::kDst : Side::kSrc,
-                   remote.num_blocks, remote.name);
+  const auto check = [&](auto&& check_side, const std::vector<std::uint32_t>& ids, Side of) {
+    return of == side
+               ? check_side(ids, move.grid.num_fine, copies, of, use.local->num_blocks, use.local->name)
+               : check_side(ids, move.grid.num_fine, copies, of, remote.num_blocks, remote.name);
+  };
+  if (Status status = check(check_range, move.src_ids, Side::kSrc); !status.ok()) return status;
+  // A block that is named twice spoils the destination's memory alone, so it is looked for there.
+  return is_src ? check(check_range, move.dst_ids, Side::kDst) : check(check_ids, move.dst_ids, Side::kDst);
 }
 
 void Programs::forget(SessionKey session, RegionId gone, bool of_peer) {

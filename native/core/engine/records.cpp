@@ -93,7 +93,9 @@ void Records::write(const TransferEnd& transfer, const wire::TransferSpec& spec,
       record.set_context(spec.context);
     }
     record.posted_ns = context_.now;
-    set_end(record, Outcome::kFailed, TransferState::kFailed, why, context_.now);
+    const bool is_cancelled = why.code() == Code::kCancelled;
+    set_end(record, is_cancelled ? Outcome::kCancelled : Outcome::kFailed,
+            is_cancelled ? TransferState::kCancelled : TransferState::kFailed, why, context_.now);
   });
 }
 

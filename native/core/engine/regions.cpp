@@ -6,8 +6,47 @@ RegionId Regions::add(std::unique_ptr<Region> region) {
   if (region->memory.id == 0) region->memory.id = reserve_id();
   const RegionId id = region->memory.id;
   region->shared = std::make_shared<const LocalRegion>(region->memory);
-  regions_.emplace(id, std::move(region));
+  const auto added = regions_.emplace(id, std::move(region)).first;
+  try {
+    gone_.reserve(gone_.size() + regions_.size());
+    changed(id);
+  } catch (...) {
+    regions_.erase(added);
+    throw;
+  }
   return id;
+}
+
+void Regions::changed(RegionId id) {
+  const auto found = change_of_.find(id);
+  if (found == change_of_.end()) {
+    const auto change = changes_.emplace(newest_change_ + 1, id).first;
+    try {
+      change_of_.emplace(id, newest_change_ + 1);
+    } catch (...) {
+      changes_.erase(change);
+      throw;
+    }
+  } else {  // takes no memory
+    auto change = changes_.extract(found->second);
+    change.key() = found->second = newest_change_ + 1;
+    changes_.insert(std::move(change));
+  }
+  ++newest_change_;
+}
+
+std::optional<Regions::Change> Regions::change_after(std::uint64_t number) const {
+  const auto found = changes_.upper_bound(number);
+  return found == changes_.end() ? std::nullopt : std::optional(Change{found->first, found->second});
+}
+
+void Regions::all_told() noexcept {
+  for (const RegionId id : gone_) {
+    const auto found = change_of_.find(id);
+    changes_.erase(found->second);
+    change_of_.erase(found);
+  }
+  gone_.clear();
 }
 
 void Regions::lies_on(RegionId id, int numa_node) {
@@ -19,12 +58,15 @@ void Regions::lies_on(RegionId id, int numa_node) {
 
 void Regions::remove(RegionId id, std::size_t num_draining) {
   context_.make_room();
-  auto found = regions_.find(id);
-  if (num_draining != 0)
-    leaving_.emplace(id, Leaving{std::move(found->second), num_draining});
-  else
-    fenced(id, std::move(found->second));
+  const auto found = regions_.find(id);
+  Leaving* const leaving = num_draining != 0 ? &leaving_[id] : nullptr;  // takes memory before the region
+  std::unique_ptr<Region> region = std::move(found->second);
   regions_.erase(found);
+  changed(id);
+  gone_.push_back(id);
+  if (leaving == nullptr) return fenced(id, std::move(region));
+  leaving->region = std::move(region);
+  leaving->num_draining = num_draining;
 }
 
 void Regions::drained(RegionId id) {

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "core/engine/context.h"
 #include "core/region_table.h"
@@ -33,6 +35,16 @@ class Regions {
   void drained(RegionId id);  // one of those transfers has drained
   bool is_leaving(RegionId id) const { return leaving_.contains(id); }
 
+  // ---- what peers are told: changes are numbered, and of each region the newest is kept
+  struct Change {
+    std::uint64_t number;
+    RegionId region;  // if it is not found, it is gone
+  };
+  std::optional<Change> change_after(std::uint64_t number) const;
+  std::uint64_t newest_change() const noexcept { return newest_change_; }  // never 0
+  void changed(RegionId id);  // it was added before
+  void all_told() noexcept;  // no peer has to hear of those that are gone
+
  private:
   struct Leaving {
     std::unique_ptr<Region> region;  // with what keeps its memory
@@ -43,6 +55,10 @@ class Regions {
   Context& context_;
   RegionTable regions_;
   std::map<RegionId, Leaving> leaving_;
+  std::map<std::uint64_t, RegionId> changes_;
+  std::map<RegionId, std::uint64_t> change_of_;  // the same
+  std::vector<RegionId> gone_;  // those among them that are gone; there is always room for all of them
+  std::uint64_t newest_change_ = 1;
   RegionId next_id_ = 1;
 };
 

@@ -10,6 +10,10 @@ namespace {
 // Enough for callers that ask why a peer was lost; a thousand reconnects must not make an agent grow.
 constexpr std::size_t kMaxLost = 64;
 
+// Frames that can wait do so while this much of a session is unsent: a quarter of what its socket may hold
+// (frame_socket.h). The rest is for one of the largest frames, and for those that answer.
+constexpr std::size_t kMostUnsent = wire::kMaxBody;
+
 }  // namespace
 
 std::vector<std::string> Peer::notes() const {
@@ -31,7 +35,7 @@ Peer& Sessions::add(SessionRole role) {
   const auto added =
       peers_.emplace(key, std::make_unique<Peer>(key, std::move(session), context_.config.peer_budget)).first;
   try {
-    flush(*added->second);
+    put_out(*added->second);
   } catch (...) {
     context_.timers.clear(added->second->timer_);
     peers_.erase(added);
@@ -54,8 +58,9 @@ void Sessions::remove(SessionKey key, const Status& why) {
   std::unique_ptr<Peer> peer = std::move(found->second);
   peers_.erase(found);
   forget_names(*peer);
+  knows_all(*peer);
   context_.timers.clear(peer->timer_);
-  admit(*peer);
+  context_.timers.clear(peer->newcomer_timer_);
   if (lost_.size() > kMaxLost) lost_.erase(lost_.begin());
   context_.keep_for_this_round(std::move(peer));
 }
@@ -90,43 +95,113 @@ std::vector<SessionKey> Sessions::up() const {
 }
 
 std::vector<SessionKey> Sessions::named(const std::string& name) const {
-  std::vector<SessionKey> keys;
-  for (auto named = names_.lower_bound({name, 0}); named != names_.end() && named->first == name; ++named)
-    keys.push_back(named->second);
+  const auto found = names_.find(name);
+  if (found == names_.end()) return {};
+  std::vector<SessionKey> keys(found->second.owners.begin(), found->second.owners.end());
+  for (const auto& [since, key] : found->second.waiting) keys.push_back(key);
   return keys;
 }
 
-std::vector<SessionKey> Sessions::older_namesakes(const Peer& peer) const {
-  const wire::Identity& identity = peer.session().peer();
-  std::vector<SessionKey> older;
-  for (auto named = names_.lower_bound({identity.name, 0});
-       named != names_.end() && named->first == identity.name; ++named) {
-    const Peer* const other = find(named->second);
-    if (other->key() != peer.key() && !is_held(*other) &&
-        other->session().peer().incarnation != identity.incarnation)
-      older.push_back(other->key());
+bool Sessions::take_name(Peer& peer) {
+  const wire::Id128& process = peer.session_->peer().incarnation;
+  peer.name_ = names_.try_emplace(peer.name()).first;
+  PeerName& name = (*peer.name_)->second;
+  if (name.owners.empty() ? name.waiting.empty() : name.owner == process) {
+    name.owner = process;
+    name.owners.insert(peer.key_);
+    return true;
   }
-  return older;
+  peer.waits_since_ = context_.now;
+  name.waiting.emplace(context_.now, peer.key_);
+  name.by_process.emplace(process, peer.key_);
+  await_answer(peer);
+  return false;
 }
 
 // An old session that lives acknowledges one of four heartbeats; one that does not is lost. If the limit of
 // silence is long, for example for processes that may be stopped, a new peer need not wait as long.
-void Sessions::hold(Peer& peer) {
+void Sessions::await_answer(Peer& peer) {
   const SessionConfig& limits = context_.config.session;
-  held_.emplace(peer.key_, context_.now);
   context_.timers.set(peer.newcomer_timer_,
                       time_after(context_.now, std::min(limits.silent_ns, 4 * limits.heartbeat_ns)),
                       TimerKind::kNewcomer, peer.key_);
 }
 
-void Sessions::admit(Peer& peer) {
-  if (held_.erase(peer.key_) != 0) context_.timers.clear(peer.newcomer_timer_);
+std::vector<SessionKey> Sessions::waited_enough(Peer& peer) {
+  peer.newcomer_timer_.reset();
+  if (!is_held(peer)) return {};
+  await_answer(peer);
+  const PeerName& name = (*peer.name_)->second;
+  if (name.answered_at >= *peer.waits_since_) return {};  // it is about to be refused
+  return {name.owners.begin(), name.owners.end()};
 }
 
-bool Sessions::is_contested(const Peer& peer) const {
-  return std::any_of(held_.begin(), held_.end(), [&](const auto& held) {
-    return held.first != peer.key() && find(held.first)->name() == peer.name();
-  });
+bool Sessions::is_contested(const Peer& peer) const noexcept {
+  return peer.name_ && (*peer.name_)->second.waiting.size() > (is_held(peer) ? 1 : 0);
+}
+
+void Sessions::answered(const Peer& peer) noexcept {
+  if (!peer.name_ || is_held(peer)) return;
+  PeerName& name = (*peer.name_)->second;
+  name.answered_at = std::max(name.answered_at, peer.session_->acknowledged_heartbeat_sent_at());
+  if (!name.waiting.empty()) unsettle(name);
+}
+
+void Sessions::unsettle(PeerName& name) noexcept {
+  if (!std::exchange(name.is_unsettled, true)) unsettled_.push_back(name);
+}
+
+std::optional<Sessions::Settled> Sessions::next_settled() {
+  while (PeerName* const name = unsettled_.first()) {
+    if (!name->waiting.empty()) {
+      const auto [since, first] = *name->waiting.begin();
+      if (name->owners.empty()) return Settled{first, true};
+      const auto of_owner = name->by_process.lower_bound({name->owner, 0});
+      if (of_owner != name->by_process.end() && of_owner->first == name->owner)
+        return Settled{of_owner->second, true};
+      if (name->answered_at >= since) return Settled{first, false};
+    }
+    unsettled_.remove(*name);
+    name->is_unsettled = false;
+  }
+  return std::nullopt;
+}
+
+void Sessions::admit(Peer& peer) {
+  PeerName& name = (*peer.name_)->second;
+  const wire::Id128& process = peer.session_->peer().incarnation;
+  name.owners.insert(peer.key_);
+  name.owner = process;
+  name.waiting.erase({*peer.waits_since_, peer.key_});
+  name.by_process.erase({process, peer.key_});
+  peer.waits_since_.reset();
+  context_.timers.clear(peer.newcomer_timer_);
+  answered(peer);
+}
+
+void Sessions::forget_names(const Peer& peer) noexcept {
+  if (peer.role() == SessionRole::kAcceptor) by_id_.erase(peer.session_->id());
+  if (!peer.name_) return;
+  PeerName& name = (*peer.name_)->second;
+  name.owners.erase(peer.key_);
+  if (peer.waits_since_) {
+    name.waiting.erase({*peer.waits_since_, peer.key_});
+    name.by_process.erase({peer.session_->peer().incarnation, peer.key_});
+  }
+  if (!name.owners.empty()) return;
+  name.answered_at = 0;
+  if (!name.waiting.empty()) return unsettle(name);
+  if (name.is_unsettled) unsettled_.remove(name);
+  names_.erase(*peer.name_);
+}
+
+void Sessions::all_behind() noexcept {
+  for (const auto& [key, peer] : peers_)
+    if (peer->told_regions_ != 0 && !std::exchange(peer->is_behind_, true)) behind_.push_back(*peer);
+}
+
+void Sessions::knows_all(Peer& peer) noexcept {
+  if (std::exchange(peer.is_behind_, false)) behind_.remove(peer);
 }
 
 void Sessions::dialling(Peer& peer) {
@@ -142,14 +217,8 @@ Result<std::optional<wire::Message>> Sessions::receive(Peer& peer, wire::ByteSpa
 
 bool Sessions::has_opened(Peer& peer) {
   if (peer.was_open_ || !peer.is_open()) return false;
-  peer.named_ = names_.emplace(peer.name(), peer.key_).first;
   if (peer.role() == SessionRole::kAcceptor) by_id_.insert_or_assign(peer.session_->id(), peer.key_);
   return peer.was_open_ = true;
-}
-
-void Sessions::forget_names(const Peer& peer) noexcept {
-  if (peer.named_) names_.erase(*peer.named_);
-  if (peer.role() == SessionRole::kAcceptor) by_id_.erase(peer.session_->id());
 }
 
 bool Sessions::heard_heartbeat(Peer& peer) {
@@ -216,10 +285,31 @@ void Sessions::hurry_heartbeat(Peer& peer) {
   flush(peer);
 }
 
-void Sessions::flush(Peer& peer) {
+bool Sessions::takes_more(const Peer& peer) {
+  const EngineHost::Unsent unsent = context_.host.unsent(peer.key_);
+  if (unsent.nbytes < kMostUnsent) return true;
+  if (!unsent.is_full) context_.pump_again = true;  // it goes out in this round
+  return false;
+}
+
+Status Sessions::check_room(const Peer& peer, std::size_t nbytes) {
+  if (context_.host.unsent(peer.key_).nbytes + nbytes <= 3 * kMostUnsent) return {};
+  return {Code::kExhausted, "peer " + quoted(peer.name()) + " does not read its connection: " +
+                                std::to_string(context_.host.unsent(peer.key_).nbytes) +
+                                " bytes wait to be sent; try again when it does"};
+}
+
+void Sessions::put_out(Peer& peer) {
   peer.stirred_ = false;
   peer.session_->take_output(outgoing_);
-  for (wire::Bytes& frame : outgoing_) context_.host.send(peer.key_, std::move(frame));
+  auto frame = outgoing_.begin();
+  try {
+    for (; frame != outgoing_.end(); ++frame) context_.host.send(peer.key_, std::move(*frame));
+  } catch (...) {  // the frames behind it must not go out without it
+    outgoing_.erase(outgoing_.begin(), frame);
+    peer.session_->give_back(outgoing_);
+    throw;
+  }
   schedule(peer);
 }
 

@@ -17,16 +17,26 @@
 #include "core/control/session.h"
 #include "core/control/wire.h"
 #include "core/engine/context.h"
+#include "core/linked_list.h"
 
 namespace kvxfer {
 
 // Kept notes about what went wrong with one peer, or with one region of a peer.
 inline constexpr std::size_t kMaxNotes = 64;
 
-// Open sessions, by the names of their peers.
-using PeerNames = std::set<std::pair<std::string, SessionKey>>;
+// A name, and the open sessions of its peers. It belongs to one process: sessions of others wait, in the order
+// in which they came, until no session of that process is left, or until one of them answers.
+struct PeerName : Linked<PeerName> {
+  wire::Id128 owner{};  // the process, by its incarnation
+  std::set<SessionKey> owners;  // its sessions
+  Time answered_at = 0;  // an owner has acknowledged a heartbeat that was sent then
+  std::set<std::pair<Time, SessionKey>> waiting;  // since when
+  std::set<std::pair<wire::Id128, SessionKey>> by_process;  // the same
+  bool is_unsettled = false;  // in the list of those that are
+};
+using PeerNames = std::map<std::string, PeerName>;
 
-class Peer {
+class Peer : public Linked<Peer> {
  public:
   Peer(SessionKey key, std::unique_ptr<Session> session, const Budget::Amounts& limits)
       : key_(key), session_(std::move(session)), budget_(std::make_shared<Budget>(limits)) {}
@@ -59,7 +69,10 @@ class Peer {
   std::vector<std::string> notes_;
   std::map<std::uint16_t, std::string> rail_notes_;  // by index: why it is not up
   std::shared_ptr<const Sender> sender_;  // once it has sent mail
-  std::optional<PeerNames::iterator> named_;
+  std::optional<PeerNames::iterator> name_;
+  std::optional<Time> waits_since_;  // for its name
+  std::uint64_t told_regions_ = 0;  // the newest change of our regions that it was told
+  bool is_behind_ = false;  // it has not been told of all of them, and is in that list
   Time heartbeat_seen_ = 0;
   std::uint64_t acknowledgement_seen_ = 0;
   bool was_open_ = false, regions_known_ = false, up_ = false;
@@ -99,18 +112,36 @@ class Sessions {
   SessionKey next_key() const noexcept { return next_key_; }  // sessions are numbered as they come
   std::vector<SessionKey> up() const;  // those that callers were told of
   std::vector<SessionKey> named(const std::string& name) const;  // open ones with peers of that name
-
-  // ---- names: a new peer waits while an older session of its name, of another process, may still answer
-  std::vector<SessionKey> older_namesakes(const Peer& peer) const;  // those that do not wait themselves
-  void hold(Peer& peer);
-  void admit(Peer& peer);
-  bool waited_enough(Peer& peer) {  // on its timer
-    peer.newcomer_timer_.reset();
-    return is_held(peer);
+  // Calls `work` with each peer that there is; it adds and removes none.
+  template <class Work>
+  void for_each(Work&& work) {
+    for (const auto& [key, peer] : peers_) work(*peer);
   }
-  bool is_held(const Peer& peer) const { return held_.contains(peer.key_); }
-  const std::map<SessionKey, Time>& held() const noexcept { return held_; }  // since when
-  bool is_contested(const Peer& peer) const;  // a new peer waits for its name
+
+  // ---- names: a new peer waits while a session of its name, of another process, may still answer
+  bool take_name(Peer& peer);  // false: it waits
+  bool is_held(const Peer& peer) const noexcept { return peer.waits_since_.has_value(); }
+  bool is_contested(const Peer& peer) const noexcept;  // another new peer waits for its name
+  void answered(const Peer& peer) noexcept;  // it has acknowledged a heartbeat
+  // On its timer. Returns the sessions that have not answered; the timer is armed again.
+  std::vector<SessionKey> waited_enough(Peer& peer);
+  // What names need, one step at a time: a peer that waits gets its name, or is refused.
+  struct Settled {
+    SessionKey key;
+    bool gets_name;
+  };
+  std::optional<Settled> next_settled();
+  bool has_unsettled() const noexcept { return !unsettled_.empty(); }
+  void admit(Peer& peer);  // it waits no more
+
+  // ---- changes of our regions: peers are told one after the other, since there may be many
+  void all_behind() noexcept;  // those that were told of regions before
+  Peer* first_behind() const noexcept { return behind_.first(); }
+  static Peer* next_behind(const Peer& peer) noexcept { return LinkedList<Peer>::after(peer); }
+  bool is_behind(const Peer& peer) const noexcept { return peer.is_behind_; }
+  std::uint64_t told_regions(const Peer& peer) const noexcept { return peer.told_regions_; }
+  void told_regions(Peer& peer, std::uint64_t change) noexcept { peer.told_regions_ = change; }
+  void knows_all(Peer& peer) noexcept;
 
   // ---- state of the connection; after each call the session's output has to be flushed
   void dialling(Peer& peer);
@@ -150,7 +181,13 @@ class Sessions {
   void refuse(Peer& peer, TransferId transfer, const Status& why, const wire::Bytes& context = {});
   void say_goodbye(Peer& peer, Code code, const std::string& text);
   void hurry_heartbeat(Peer& peer);
-  void flush(Peer& peer);
+  // False: its connection holds as much unsent as it may. What can wait goes out later.
+  bool takes_more(const Peer& peer);
+  Status check_room(const Peer& peer, std::size_t nbytes);  // for a frame of a caller's that cannot
+  // If memory is lacking for what goes out, the session ends.
+  void flush(Peer& peer) {
+    context_.serve(peer.key_, [&] { put_out(peer); });
+  }
   void flush_stirred();
   bool has_work() const noexcept { return !stirred_.empty(); }  // in this round: that
 
@@ -158,7 +195,10 @@ class Sessions {
   std::shared_ptr<const Sender> sender(SessionKey key);  // one object for all mail of the session
 
  private:
+  void put_out(Peer& peer);
   void schedule(Peer& peer);
+  void await_answer(Peer& peer);
+  void unsettle(PeerName& name) noexcept;
   void forget_names(const Peer& peer) noexcept;
 
   Context& context_;
@@ -168,8 +208,9 @@ class Sessions {
   std::map<wire::Id128, SessionKey>
       by_id_;  // of open sessions that this end took: this end drew their numbers
   PeerNames names_;  // of all that have opened
+  LinkedList<PeerName> unsettled_;
+  LinkedList<Peer> behind_;
   std::map<SessionKey, PeerView> lost_;  // the newest kMaxLost
-  std::map<SessionKey, Time> held_;  // new peers that wait, and since when
   // Sessions that a round has to flush, so that idle peers cost nothing.
   std::vector<SessionKey> stirred_;
   std::vector<wire::Bytes> outgoing_;  // frames of one of them; kept, as making the vector costs

@@ -15,8 +15,21 @@ constexpr std::uint64_t kRunNbytes = 64;
 
 Source& Sources::add(std::unique_ptr<Source> source) {
   source->posted_at = context_.now;
-  source->set_timer(context_.timers, time_after(context_.now, source->timeout_ns));
-  return sources_.add(std::move(source));
+  Source& added = sources_.add(std::move(source));
+  try {
+    added.set_timer(context_.timers, time_after(context_.now, added.timeout_ns));
+  } catch (...) {
+    withdraw(added.key);
+    throw;
+  }
+  return added;
+}
+
+void Sources::withdraw(TransferKey key) {
+  Source& source = *sources_.find(key);
+  release_fence(source);
+  context_.timers.clear(source.timer);
+  sources_.take(key);
 }
 
 bool Sources::offer(Peer& peer, TransferKey key) {
@@ -153,7 +166,9 @@ Status Sources::charge_runs(const Peer& peer, Source& source) const {
 
 void Sources::on(Peer& peer, const wire::Done& done) {
   Source* source = sources_.find({peer.key(), done.transfer});
-  if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
+  if (source == nullptr) return;
+  source->owes_word = false;
+  if (!step(source_transitions(), source->state, TransferEvent::kPeerDone)) return end_again(*source);
   hear(*source, done.context);
   if (source->eager_nbytes != 0 && source->num_credited == 0 &&  // not dropped by the peer and asked for
       source->rails.add(kEagerRail) && source->handle)
@@ -185,7 +200,7 @@ void Sources::sent(const Rails::Completed& work, const Completion& completion) {
       completion.code != Code::kCancelled && !is_draining(source->state)) {
     return fail(*source, TransferEvent::kFail, {completion.code, completion.detail}, true);
   }
-  if (is_draining(source->state) && source->posted.empty()) drained(*source);
+  if (is_draining(source->state) && !is_under_way(*source)) drained(*source);
 }
 
 // Pieces that were asked for over a rail that is not up wait in its queue; it is not looked at before the
@@ -296,6 +311,7 @@ void Sources::forget_asked(Source& source) {
 void Sources::on(Peer& peer, const wire::Fail& told, Status why) {
   Source* source = sources_.find({peer.key(), told.transfer});
   if (source == nullptr) return;
+  source->owes_word = false;
   hear(*source, told.context);
   fail(*source, TransferEvent::kFail, std::move(why), false);
 }
@@ -313,27 +329,38 @@ void Sources::fail(TransferKey key, TransferEvent event, Status why, bool tell_p
 
 void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_peer) {
   const bool told = source.state == TransferState::kServing;
+  if (why.code() == Code::kCancelled) event = TransferEvent::kCancel;  // also if the peer's caller asked
   if (!step(source_transitions(), source.state, event)) return end_again(source);
+  if (!told) source.owes_word = false;  // the destination has never heard of it
   context_.timers.clear(source.timer);
   source.reason = as_loss(std::move(why));
   if (source.handle) source.handle->let_streams_go(outcome_of(source.state));
   release_fence(source);  // a peer that still reads finds out before it says done
   forget_asked(source);
   admission_.closed(source);
-  if (!source.posted.empty()) draining_.begin(source);
-  if (Peer* peer = sessions_.find_open(source.key.first); peer != nullptr && tell_peer && told)
+  if (is_under_way(source)) draining_.begin(source);
+  // A destination that owes its last word has to hear of each end.
+  if (Peer* peer = sessions_.find_open(source.key.first);
+      peer != nullptr && told && (tell_peer || source.owes_word))
     sessions_.refuse(*peer, source.key.second, source.reason);
-  if (source.posted.empty()) drained(source);
+  if (!is_under_way(source)) drained(source);
+}
+
+// Works of it are posted, or its destination, which may still move bytes, owes its last word. A session that
+// is lost owes none.
+bool Sources::is_under_way(const Source& source) const {
+  return !source.posted.empty() ||
+         (source.ours && source.owes_word && sessions_.find_open(source.key.first) != nullptr);
 }
 
 // If memory was lacking for its end, the end goes on where it stopped (Engine::lose).
 void Sources::end_again(Source& source) {
   if (outcome_of(source.state) == Outcome::kPending) return;
-  if (source.posted.empty()) return drained(source);
+  if (!is_under_way(source)) return drained(source);
   if (source.draining_since == 0) draining_.begin(source);
 }
 
-// The only way out: it is done, or none of its works is posted any more.
+// The only way out: it is done, or it is not under way any more.
 void Sources::drained(Source& source) {
   context_.make_room();
   // This end does not know what the destination has; all of it may have to be written again.

@@ -60,6 +60,7 @@ class Sources {
   // ---- ours: queued, then announced by an OFFER. False: no fence word is free for it; try later
   Source& add(std::unique_ptr<Source> source);
   bool offer(Peer& peer, TransferKey key);
+  void withdraw(TransferKey key);  // of which no peer has heard, and of which nothing was posted
   void layers_ready(TransferKey key, std::uint32_t layers);
 
   // ---- what peers say; an error breaks the protocol
@@ -96,6 +97,7 @@ class Sources {
   void hear(Source& source, const wire::Bytes& context);
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
   void end_again(Source& source);
+  bool is_under_way(const Source& source) const;
   void drained(Source& source);
   FenceSlots& fences_of(const Peer& peer) noexcept {
     return peer.session().fence_slots().first == FenceTable::kSlots.first ? fences_ : old_fences_;

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <new>
 
+#include "core/copy/work.h"
+
 namespace kvxfer {
 
 // What one thread computes in a turn: piece after piece, of those that no other thread has taken.
@@ -44,7 +46,7 @@ std::size_t Sums::num_runs(TransferKey transfer) const {
   return found == asked_.end() ? 0 : found->second.runs.size();
 }
 
-// Begins more pieces until the begun ones have `nbytes` for a turn. Returns how many bytes they have.
+// Begins more pieces until the begun ones have `nbytes` of work for a turn. Returns how much they have.
 std::uint64_t Sums::begin_pieces(Asked& asked, std::uint64_t nbytes) const {
   std::uint64_t total = 0;
   std::size_t num_seen = 0;
@@ -54,7 +56,7 @@ std::uint64_t Sums::begin_pieces(Asked& asked, std::uint64_t nbytes) const {
       const std::uint32_t piece = run.first_piece + i;
       if (num_seen == asked.begun.size())
         asked.begun.emplace_back(*asked.move, piece, side_, asked.move->local->base);
-      total += std::clamp(piece_nbytes(*asked.move->program, asked.move->grid.piece(piece)), kNbytesOfACall,
+      total += std::clamp(piece_work(*asked.move->program, asked.move->grid.piece(piece)), kNbytesOfACall,
                           kNbytesPerTurn);
     }
   return total;

@@ -1,6 +1,6 @@
 // Checksums of pieces, computed in slices. Between slices others have their turn: sessions one after the
-// other, and a bounded number of bytes a round. So neither the number of pieces that a peer names nor their
-// size decides how much is computed in one go. If the agent has threads that copy, they compute sums of
+// other, and a bounded amount of work a round. So neither the number of pieces that a peer names, nor their
+// size, nor its program decides how much is computed in one go. If the agent has threads that copy, they compute sums of
 // different pieces at the same time.
 #pragma once
 
@@ -63,8 +63,9 @@ class Sums {
   }
 
  private:
-  // In one round, by each thread: about 1 ms at 4 GB/s. Each piece counts at least as much as the call for
-  // its sum costs.
+  // In one round, by each thread: about 1 ms at 4 GB/s. Bytes are those of work (core/copy/work.h), so that
+  // short runs and loops that are passed count; each piece counts at least as much as the call for its sum
+  // costs.
   static constexpr std::uint64_t kNbytesPerRound = 4 * 1024 * 1024;
   static constexpr std::uint64_t kNbytesOfACall = 1024;
   // For one session, by each thread, before the next session has its turn.

@@ -29,6 +29,7 @@ void TransferEnd::take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgr
   priority = spec.priority;
   integrity = (spec.flags & wire::kFlagIntegrity) != 0;
   lease_named = (spec.flags & wire::kFlagLease) != 0;
+  owes_word = (spec.flags & wire::kFlagLastWord) != 0;
   lease = spec.lease;
   timeout_ns = static_cast<Time>(spec.timeout_ns);
   auto moves = std::make_shared<Move>();
@@ -50,7 +51,8 @@ TransferEnd::LentTables::LentTables(TransferEnd& transfer, wire::TransferSpec& s
   spec.grid = transfer.move->grid;
   spec.priority = transfer.priority;
   spec.flags = static_cast<std::uint8_t>((transfer.integrity ? wire::kFlagIntegrity : 0) |
-                                         (transfer.lease_named ? wire::kFlagLease : 0));
+                                         (transfer.lease_named ? wire::kFlagLease : 0) |
+                                         (transfer.owes_word ? wire::kFlagLastWord : 0));
   spec.lease = transfer.lease;
   spec.timeout_ns = static_cast<std::uint64_t>(transfer.timeout_ns);
   exchange();

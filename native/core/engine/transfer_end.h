@@ -53,6 +53,8 @@ struct TransferEnd : Linked<TransferEnd> {
   bool is_recorded = false;  // Records has recorded how it ended
   LeaseId lease = 0;  // as in TransferSpec
   bool lease_named = false;
+  // Of a write, kFlagLastWord: at its source until the word has come, at its destination until it was sent.
+  bool owes_word = false;
   std::vector<LeaseId> leases;  // leases that allow it: Leases::find
   std::uint32_t lacks_block = 0;  // the first block that no lease allows, if Leases::find found one
   Charge tables, event;  // to a peer's budget: Admission. `event` goes with the notification

@@ -317,11 +317,17 @@ void Connections::on_handshake(Connection& connection) {
   watch(connection);
 }
 
-void Connections::send(SessionKey session, wire::Bytes frame) {
+void Connections::send(SessionKey session, wire::Bytes&& frame) {
   unsent_.push_back(session);
   auto found = controls_.find(session);
   if (Connection* control = found != controls_.end() ? found->second : pending_control_)
     control->socket->send(std::move(frame));
+}
+
+EngineHost::Unsent Connections::unsent(SessionKey session) const {
+  const auto found = controls_.find(session);
+  if (found == controls_.end()) return {};
+  return {found->second->socket->num_unsent(), found->second->socket->is_full()};
 }
 
 void Connections::close(SessionKey session) {

@@ -51,7 +51,8 @@ class Connections final : public Listeners::Host {
   Result<SessionKey> add(std::unique_ptr<Connection> called, Time now);
 
   // ---- as EngineHost's
-  void send(SessionKey session, wire::Bytes frame);
+  void send(SessionKey session, wire::Bytes&& frame);
+  EngineHost::Unsent unsent(SessionKey session) const;
   void close(SessionKey session);
   // For a session that has opened; returns how many it started.
   std::uint32_t dial_rails(SessionKey session);

@@ -118,9 +118,8 @@ void Listeners::rest(Listener& listener, int error) {
   listener.rests_until = monotonic_now() + listener.pause_ns;
   due_at_ = std::min(due_at_, listener.rests_until);
   if (!std::exchange(is_short_, true))
-    host_.log(std::string("no connection can be accepted (") + std::strerror(error) +
-              "): no descriptor is left; raise ulimit -n. Open sessions continue, and listening resumes when "
-              "a descriptor is free");
+    host_.log("no connection can be accepted: " + words_of(error) +
+              ". Open sessions continue, and listening resumes when the shortage is over");
 }
 
 void Listeners::wake(Time now) {

@@ -42,7 +42,7 @@ Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor
       return {code, "transport " + std::string(kind->name) + ": " + why};
     };
     if (const std::string why = kind->why_off(options.gpus); !why.empty())
-      return failed(Code::kInvalidArgument, why);
+      return failed(Code::kUnsupported, why);
     auto rails = kind->make(parts, OptionValues(*kind, options.transport_options));
     if (!rails.ok()) return failed(rails.status().code(), rails.status().message());
     for (std::unique_ptr<Transport>& rail : rails.value()) {

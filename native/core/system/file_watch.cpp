@@ -59,7 +59,7 @@ FileWatch::~FileWatch() {
 Status FileWatch::start() {
   GuardedFd inotify(UniqueFd(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC)));
   if (!inotify)
-    return {Code::kSystem, std::string("files cannot be watched: inotify: ") + std::strerror(errno) +
+    return {Code::kSystem, "files cannot be watched: inotify: " + words_of(errno) +
                                (errno == EMFILE ? " (fs.inotify.max_user_instances, or ulimit -n)" : "")};
   inotify_ = std::move(inotify);
   Status status = look();
@@ -168,7 +168,7 @@ Status FileWatch::watch(const std::string& folder, const std::string& name, Fold
   if (number < 0 && (errno == ENOENT || errno == ENOTDIR))
     return {Code::kAgain, "folder " + folder + " comes and goes: it cannot be watched"};
   if (number < 0)
-    return {Code::kSystem, "folder " + folder + " cannot be watched: inotify: " + std::strerror(errno) +
+    return {Code::kSystem, "folder " + folder + " cannot be watched: inotify: " + words_of(errno) +
                                (errno == ENOSPC ? " (fs.inotify.max_user_watches)" : "")};
   Folder& watched = found[number];
   watched.path = folder;

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string_view>
 
+#include "core/everlasting.h"
 #include "core/system/memfd.h"
 
 #ifndef MFD_HUGE_2MB
@@ -37,15 +38,15 @@ std::size_t round_up(std::size_t value, std::size_t unit) noexcept {
   return (value + unit - 1) / unit * unit;
 }
 
-// Live pools by address. Never destroyed: arrays may outlive every static object.
+// Live pools by address.
 struct Registry {
   std::mutex mutex;
   std::map<const std::byte*, std::weak_ptr<PoolMemory>> pools;
   std::uint64_t next_id = 1;
 };
 Registry& registry() {
-  static auto* const the_registry = new Registry();
-  return *the_registry;
+  static Everlasting<Registry> the_registry;
+  return the_registry.get();
 }
 
 // mbind(2) without libnuma. The policy belongs to the memfd, so it holds for peers' mappings too.

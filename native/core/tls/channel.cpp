@@ -24,6 +24,15 @@ constexpr std::size_t kKeyNbytes = 32;
 
 constexpr std::size_t kMostRecordsOfACall = 64;
 
+const char* why_refused(int alert) noexcept {
+  if (alert == 40 || alert == 49) return "it allows none of the names in the certificate";
+  if (alert == 45) return "for the peer it is out of date, so one of the two clocks may be wrong";
+  return "it does not trust the certificate";
+}
+
+constexpr const char* kClosedInHandshake =
+    "it closed the connection in the TLS handshake: does it have certificates, too?";
+
 // Is the alert (RFC 8446, 6.2) about our certificate? These are the alerts from handshake_failure, which a
 // peer sends that does not allow our certificate, to certificate_required.
 bool is_about_certificates(int alert) noexcept {
@@ -150,10 +159,10 @@ ssize_t Channel::fail(int result) noexcept {
       why_ = "its certificate is refused: " + handshake_.why;
     } else if (is_about_certificates(reason - abi::kFirstAlert)) {
       was_refused_ = true;
-      why_ =
-          "it refuses this agent's certificate (" + words + "); its log says why; perhaps its clock differs";
+      why_ = "it refuses this agent's certificate (" + words +
+             "): " + why_refused(reason - abi::kFirstAlert) + "; its log says why";
     } else if (!is_secure_ && has_ended_) {
-      why_ = "it closed the connection in the TLS handshake: does it have certificates, too?";
+      why_ = kClosedInHandshake;
     } else {
       why_ = "TLS: " + (words.empty() ? "the connection failed" : words);
       if (!is_secure_) why_ += "; does it have certificates, too?";
@@ -174,7 +183,10 @@ Channel::Step Channel::shake_hands() noexcept {
   if (result != 1) {
     outcome = fail(result);
     if (outcome == 0) {
-      why_ = "it closed the connection in the TLS handshake: does it have certificates, too?";
+      try {
+        why_ = kClosedInHandshake;
+      } catch (const std::bad_alloc&) {  // its end is enough
+      }
       errno = EPROTO;
     }
   }

@@ -10,6 +10,8 @@
 #include <new>
 #include <utility>
 
+#include "core/everlasting.h"
+
 namespace kvxfer::tls {
 namespace {
 
@@ -32,8 +34,8 @@ struct Spare {
 };
 
 Spare& spare() {
-  static Spare& all = *new Spare;  // for threads that outlive static objects
-  return all;
+  static Everlasting<Spare> all;
+  return all.get();
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "core/in_room.h"
+
 namespace kvxfer::tls {
 
 struct Runs {
@@ -30,7 +32,7 @@ struct Runs {
     std::size_t taken = 0;
     while (taken < nbytes && !empty() && out.size() < kMost) {
       const std::size_t length = std::min(runs.front().iov_len - at, nbytes - taken);
-      out.push_back({static_cast<std::byte*>(runs.front().iov_base) + at, length});
+      add_in_room(out, iovec{static_cast<std::byte*>(runs.front().iov_base) + at, length});
       at += length;
       taken += length;
     }

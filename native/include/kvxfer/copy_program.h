@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #if !defined(__CUDACC_RTC__)
+#include <utility>
 #include <vector>
 #endif
 
@@ -89,6 +90,22 @@ struct ProgramView {
 };
 
 #if !defined(__CUDACC_RTC__)  // kernels get jobs (gpu/copy_job.h)
+// What a pair of units, or of tokens, holds in one layer, and what it costs. Both by grain.
+struct LayerCount {
+  std::size_t first_loop = 0, end_loop = 0;     // all loops of the layer lie between these
+  std::uint64_t nbytes[kNumGrains] = {0, 0};  // as they cross a stream
+  std::uint64_t work[kNumGrains] = {0, 0};    // core/copy/work.h
+};
+
+// Counted once for a program (core/copy/pack.h), since a piece that walked all loops to know its size would
+// cost what its program's writer likes.
+struct ProgramCounts {
+  std::vector<LayerCount> layers;  // one if all layers are alike; empty: not counted
+  std::uint64_t work_of_a_byte = 1;
+  std::uint64_t least_room = 0;
+  bool gathers_src = false, scatters_dst = false;
+};
+
 struct CopyProgram {
   std::vector<CopyLoop> loops;
   std::vector<Conversion> conversions;
@@ -99,10 +116,27 @@ struct CopyProgram {
   // Bytes of one pair in all layers, as they cross a stream; zero until they are counted
   // (core/copy/pack.h).
   std::uint64_t pair_nbytes[kNumGrains] = {0, 0};
+  ProgramCounts counts;
 
   bool converts() const noexcept { return !conversions.empty(); }
   ProgramView view() const noexcept {
     return {loops.data(), loops.size(), conversions.data(), scales.data(), {units[0], units[1]}};
+  }
+  bool is_counted() const noexcept { return !counts.layers.empty(); }
+  const LayerCount& count_of(std::uint32_t layer) const noexcept {
+    return counts.layers[counts.layers.size() == 1 ? 0 : layer];
+  }
+  // The loops among which all of that layer's are: [first, second).
+  std::pair<std::size_t, std::size_t> loops_of(std::uint32_t layer) const noexcept {
+    if (!is_counted()) return {0, loops.size()};
+    return {count_of(layer).first_loop, count_of(layer).end_loop};
+  }
+  ProgramView view_of(std::uint32_t layer) const noexcept {
+    ProgramView out = view();
+    const auto [first, end] = loops_of(layer);
+    out.loops += first;
+    out.num_loops = end - first;
+    return out;
   }
   const Conversion* conversion_of(const CopyLoop& loop) const noexcept {
     return loop.conversion == 0 ? nullptr : &conversions[loop.conversion - 1];

@@ -66,6 +66,9 @@ constexpr bool is_of_peer(Code code) noexcept { return code >= Code::kPeerLost &
 // The code's name in words, e.g. "lease-ended".
 std::string_view name_of(Code code) noexcept;
 
+// What errno says; if the process has no descriptor left, also how many it may have.
+std::string words_of(int error);
+
 class [[nodiscard]] Status {
  public:
   Status() = default;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/in_room.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
@@ -32,7 +33,7 @@ class CompletionQueue {
     if (entries_.capacity() < num) entries_.reserve(std::max(num, 2 * entries_.capacity()));
   }
 
-  void push(Completion completion) noexcept { entries_.push_back(std::move(completion)); }
+  void push(Completion completion) noexcept { add_in_room(entries_, std::move(completion)); }
   void work(WorkId id, Code code, std::string_view detail = {}) noexcept {
     push({CompletionKind::kWork, id, 0, code, copied(detail)});
   }

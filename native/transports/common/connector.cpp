@@ -9,6 +9,8 @@
 #include <new>
 #include <system_error>
 
+#include "core/in_room.h"
+#include "core/mistake.h"
 #include "core/system/signals_blocked.h"
 
 namespace kvxfer {
@@ -101,7 +103,9 @@ void Connector::run(SetUp& set_up) noexcept {
   try {
     set_up.status = set_up.run();
   } catch (const std::bad_alloc&) {
-    set_up.status = Status(Code::kExhausted, "");
+    set_up.status = Status(Code::kExhausted, {});
+  } catch (const std::exception& mistake) {
+    set_up.status = mistake_in_words(mistake);
   }
   if (set_up.is_abandoned) set_up.let_go();
 }
@@ -113,7 +117,7 @@ Connector::SetUp* Connector::take_waiting() noexcept {
   };
   for (auto next = waiting_.begin(); next != waiting_.end(); ++next) {
     if (has_thread((*next)->name)) continue;
-    running_.push_back(std::move(*next));
+    add_in_room(running_, std::move(*next));
     waiting_.erase(next);
     return running_.back().get();
   }
@@ -123,7 +127,7 @@ Connector::SetUp* Connector::take_waiting() noexcept {
 void Connector::end(SetUp& set_up) noexcept {
   const auto found = std::find_if(running_.begin(), running_.end(),
                                   [&](const std::unique_ptr<SetUp>& each) { return each.get() == &set_up; });
-  ended_.push_back(std::move(*found));
+  add_in_room(ended_, std::move(*found));
   running_.erase(found);
   ended_one_.notify_all();
   const std::uint64_t one = 1;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/in_room.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
@@ -54,7 +55,7 @@ class FenceWords {
     free_.pop_back();
     return place;
   }
-  void give_back(std::uint32_t place) noexcept { free_.push_back(place); }
+  void give_back(std::uint32_t place) noexcept { add_in_room(free_, place); }
   // The place into which the device puts the word. value() has the word once that request has completed.
   auto target(std::uint32_t place) const noexcept {
     auto span = registration_->local().all().front();

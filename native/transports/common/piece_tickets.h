@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/in_room.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
@@ -53,7 +54,7 @@ class AwaitedPieces {
   Piece& add(Work work, std::size_t of_class) noexcept {
     ++nums_[of_class];
     if (++last_ == 0) ++last_;  // 0 is the number of a piece that was never awaited
-    return pieces_.emplace_back(Piece{last_, std::move(work), of_class, Code::kOk, {}, {}});
+    return add_in_room(pieces_, Piece{last_, std::move(work), of_class, Code::kOk, {}, {}});
   }
   Piece* find(std::uint32_t number) noexcept {
     return find_if([number](const Piece& piece) { return piece.number == number; });
@@ -95,7 +96,7 @@ class AskedPieces {
   Added add(const PieceTicket& ticket) noexcept {
     if (take_debt(ticket)) return Added::kDropped;
     if (count(State::kAwaited) == most_) return Added::kTooMany;
-    said_.push_back({ticket, State::kAwaited});
+    add_in_room(said_, Said{ticket, State::kAwaited});
     return Added::kYes;
   }
   // Finds the piece by its number; a piece that was never awaited has none, and is found by transfer and
@@ -169,7 +170,7 @@ class AskedPieces {
         std::count_if(said_.begin(), said_.end(), [=](const Said& said) { return said.state == state; }));
   }
   void keep(const Said& said) noexcept {
-    said_.push_back(said);
+    add_in_room(said_, said);
     drop_beyond(said.state);
   }
   void drop_beyond(State state) noexcept {

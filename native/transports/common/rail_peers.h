@@ -252,6 +252,17 @@ class RailPeers : public Transport {
     ready_.rail_down(peer.id, detail);
     on_down(peer);
   }
+  // The same; without memory for the words that `say` makes, it says so.
+  template <class Say>
+  void fail_saying(Peer& peer, Say&& say) noexcept {
+    std::string why;
+    try {
+      why = say();
+    } catch (const std::bad_alloc&) {
+      return fail(peer, kNoMemory);
+    }
+    fail(peer, why);
+  }
 
   // ---- works ----
 

@@ -1,7 +1,6 @@
 #include "transports/cuda_ipc/cuda_ipc_transport.h"
 
 #include <new>
-#include <set>
 #include <utility>
 
 #include "gpu/region_device.h"
@@ -61,7 +60,9 @@ Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region) 
   if (!added.ok()) return added.status();
   for (const MemoryId id : added.value()) {
     const cuda_ipc::Exports::Entry& entry = exports_.all().at(id);
-    tell_all(entry.message, entry.fd);
+    for_each_peer([&](Peer& peer) {
+      if (!peer.down) tell_of_memory(peer, id, entry);
+    });
   }
   const cuda_ipc::Keys keys{.last_memory = exports_.last()};
   const auto bytes = std::as_bytes(std::span(&keys, 1));
@@ -69,14 +70,20 @@ Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region) 
 }
 
 void CudaIpcTransport::deregister_memory(RegionId region) noexcept {
-  const std::vector<MemoryId> gone = exports_.remove(region);
-  if (gone.empty()) return;
-  std::vector<PeerId> told;
-  for_each_peer([&](const Peer& peer) {
-    if (!peer.parted && !peer.given_up) told.push_back(peer.id);
-  });
-  holders_.wait_for(region, gone, told);
-  for (const MemoryId memory : gone) tell_all(Message::about(MessageKind::kMemoryGone, memory));
+  cuda_ipc::Exports::Regions::node_type gone = exports_.remove(region);
+  if (!gone || gone.mapped().empty()) return;
+  for (const MemoryId memory : gone.mapped()) tell_all(Message::about(MessageKind::kMemoryGone, memory));
+  holders_.wait_for(std::move(gone));
+}
+
+void CudaIpcTransport::tell_of_memory(Peer& peer, MemoryId id,
+                                      const cuda_ipc::Exports::Entry& entry) noexcept {
+  try {
+    holders_.may_hold(peer.id, id);
+  } catch (const std::bad_alloc&) {
+    return fail(peer, kNoMemory);
+  }
+  tell(peer, entry.message, entry.fd);
 }
 
 bool CudaIpcTransport::held_by_peers(RegionId region) const noexcept {
@@ -128,7 +135,7 @@ std::size_t CudaIpcTransport::num_mappings() const noexcept {
 // ---- peers ----
 
 Result<PeerId> CudaIpcTransport::connect(UniqueFd socket, const ConnectInfo& info) {
-  if (!lost_why_.empty())
+  if (is_lost_)
     return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process: " + lost_why_);
   if (Status shared = fences_.share(info.fence_slots); !shared.ok())
     return Status(shared.code(), words(shared.message()));
@@ -139,7 +146,7 @@ void CudaIpcTransport::greet(Peer& peer) {
   Message hello;
   hello.nbytes = peer.fence_slots.nbytes();
   tell(peer, hello, fences_.fd(peer.fence_slots));
-  for (const auto& [memory, entry] : exports_.all()) tell(peer, entry.message, entry.fd);
+  for (const auto& [memory, entry] : exports_.all()) tell_of_memory(peer, memory, entry);
 }
 
 void CudaIpcTransport::forget(Peer& peer) noexcept {
@@ -166,19 +173,21 @@ void CudaIpcTransport::settle(Peer& peer) noexcept {
 }
 
 void CudaIpcTransport::part(Peer& peer) {
-  std::set<MemoryId> exported;  // it was told of all these allocations
-  if (!peer.given_up)
-    for (const auto& [id, entry] : exports_.all()) exported.insert(id);
+  if (peer.given_up) holders_.forget(peer.id);
   peer.regions.clear();
   peer.going.clear();
   peer.fences = {};
-  holders_.part(peer.id, peer.name, peer.channel.release(), std::move(exported));
+  holders_.part(peer.id, peer.name, peer.channel.release());
   peer.parted = true;
 }
 
 // What is under way lands, or ends when the device fails.
-void CudaIpcTransport::fail_all(const std::string& why) {
-  if (lost_why_.empty()) lost_why_ = why;
+void CudaIpcTransport::fail_all(const std::string& why) noexcept {
+  is_lost_ = true;
+  try {
+    if (lost_why_.empty()) lost_why_ = why;
+  } catch (const std::bad_alloc&) {  // that it is lost is enough
+  }
   for_each_peer([&](Peer& peer) { fail(peer, why); });
 }
 
@@ -270,8 +279,12 @@ bool CudaIpcTransport::run_next(Peer& peer) {
   return true;
 }
 
-void CudaIpcTransport::land() {
-  if (const Status status = flights_.check(); !status.ok()) fail_all(status.message());
+void CudaIpcTransport::land() noexcept {
+  try {
+    if (const Status status = flights_.check(); !status.ok()) fail_all(status.message());
+  } catch (const std::bad_alloc&) {
+    fail_all({});
+  }
   while (const std::optional<cuda_ipc::Flights::Flight> flight = flights_.next_landed()) {
     Peer& peer = *find(flight->peer);
     for (const WorkId work : flight->works)

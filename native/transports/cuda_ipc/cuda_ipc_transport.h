@@ -100,12 +100,14 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   std::size_t num_announced() const noexcept override { return exports_.all().size(); }
 
-  void fail_all(const std::string& why);  // the device is lost
+  // Tells a peer of an allocation.
+  void tell_of_memory(Peer& peer, cuda_ipc::MemoryId id, const cuda_ipc::Exports::Entry& entry) noexcept;
+  void fail_all(const std::string& why) noexcept;  // the device is lost
   void settle(Peer& peer) noexcept;  // does what waited for kernels; may erase the peer
   void part(Peer& peer);  // its rail has ended: unmaps all of its memory
 
   bool run_next(Peer& peer);
-  void land();  // takes in what has ended
+  void land() noexcept;  // takes in what has ended
 
   OwnFences fences_;
   const gpu::Driver& driver_;
@@ -114,6 +116,7 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
 
   cuda_ipc::Exports exports_;
   cuda_ipc::Holders holders_;
+  bool is_lost_ = false;
   std::string lost_why_;  // why the device is lost; empty while it works
   // Last, so that it is destroyed first: it waits for kernels while the memory that they read is still
   // mapped.

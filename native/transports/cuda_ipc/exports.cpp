@@ -71,18 +71,16 @@ Status Exports::export_missing(const LocalRegion& region, std::vector<gpu::Expor
   return {};
 }
 
-std::vector<MemoryId> Exports::remove(RegionId region) {
-  std::vector<MemoryId> gone;
-  const auto found = regions_.find(region);
-  if (found == regions_.end()) return gone;
-  for (const MemoryId id : found->second) {
+Exports::Regions::node_type Exports::remove(RegionId region) noexcept {
+  Regions::node_type removed = regions_.extract(region);
+  if (!removed) return removed;
+  std::erase_if(removed.mapped(), [this](MemoryId id) {
     const auto entry = entries_.find(id);
-    if (--entry->second.num_regions != 0) continue;
+    if (--entry->second.num_regions != 0) return true;
     entries_.erase(entry);
-    gone.push_back(id);
-  }
-  regions_.erase(found);
-  return gone;
+    return false;
+  });
+  return removed;
 }
 
 }  // namespace kvxfer::cuda_ipc

@@ -26,8 +26,11 @@ class Exports {
   // Exports the region's allocations that are not exported yet. Returns the new ones; the caller tells peers
   // of them in this order. All or nothing. Called in the device's context. kUnsupported, kExhausted.
   Result<std::vector<MemoryId>> add(const LocalRegion& region);
-  // Returns the allocations in which no region lies any longer.
-  std::vector<MemoryId> remove(RegionId region);
+  // The allocations of each region, by region.
+  using Regions = std::map<RegionId, std::vector<MemoryId>>;
+  // Returns the region with those of its allocations in which no region lies any longer; empty: the region is
+  // unknown.
+  Regions::node_type remove(RegionId region) noexcept;
 
   // By number, which is also the order in which peers hear of them.
   const std::map<MemoryId, Entry>& all() const noexcept { return entries_; }
@@ -39,7 +42,7 @@ class Exports {
 
   const gpu::Driver& driver_;
   std::map<MemoryId, Entry> entries_;
-  std::map<RegionId, std::vector<MemoryId>> regions_;  // the allocations of each region
+  Regions regions_;
   MemoryId last_ = 0;
 };
 

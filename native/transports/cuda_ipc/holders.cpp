@@ -38,30 +38,33 @@ Holders::~Holders() {
   for (const Parting& parting : partings_) reactor_.remove(parting.socket.get());
 }
 
-void Holders::wait_for(RegionId region, std::vector<MemoryId> gone, std::span<const PeerId> told) {
-  for (const PeerId peer : told) asked_[peer].insert(gone.begin(), gone.end());
-  leaving_[region] = std::move(gone);
+void Holders::may_hold(PeerId peer, MemoryId memory) { held_[peer].insert(memory); }
+
+void Holders::wait_for(Exports::Regions::node_type region) noexcept {
+  leaving_.insert(std::move(region));
   forget_unheld();
 }
 
 bool Holders::unmapped(PeerId peer, MemoryId memory) {
-  const auto asked = asked_.find(peer);
-  if (asked == asked_.end() || asked->second.erase(memory) == 0) return false;
+  const auto held = held_.find(peer);
+  if (held == held_.end() || !any_leaves({memory}, kEveryRegion) || held->second.erase(memory) == 0)
+    return false;
   forget_unheld();
   return true;
 }
 
-void Holders::part(PeerId peer, std::string name, GuardedFd socket, std::set<MemoryId> exported) {
-  if (const auto asked = asked_.extract(peer)) exported.merge(asked.mapped());
+void Holders::part(PeerId peer, std::string name, GuardedFd socket) {
+  std::set<MemoryId> held;
+  if (auto its = held_.extract(peer)) held = std::move(its.mapped());
   ::shutdown(socket.get(), SHUT_WR);
-  Parting& parting = partings_.emplace_back(*this, std::move(name), std::move(socket), std::move(exported));
+  Parting& parting = partings_.emplace_back(*this, std::move(name), std::move(socket), std::move(held));
   static_cast<void>(reactor_.add(parting.socket.get(), EPOLLIN, parting));  // if it fails, given up later
   if (partings_.size() > kMaxPartings) partings_.front().held.clear();
   forget_partings();
 }
 
-void Holders::forget(PeerId peer) {
-  asked_.erase(peer);
+void Holders::forget(PeerId peer) noexcept {
+  held_.erase(peer);
   forget_unheld();
 }
 
@@ -70,14 +73,14 @@ bool Holders::hold(RegionId region) const noexcept {
 }
 
 bool Holders::holds(PeerId peer, RegionId region) const noexcept {
-  const auto asked = asked_.find(peer);
-  return asked != asked_.end() && is_of(asked->second, region);
+  const auto held = held_.find(peer);
+  return held != held_.end() && any_leaves(held->second, region);
 }
 
 std::vector<std::string> Holders::give_up_parted(RegionId region) {
   std::vector<std::string> names;
   for (Parting& parting : partings_) {
-    if (!is_of(parting.held, region)) continue;
+    if (region == kEveryRegion ? parting.held.empty() : !any_leaves(parting.held, region)) continue;
     names.push_back(parting.name);
     parting.held.clear();  // we no longer wait for its other mappings, either
   }
@@ -86,20 +89,21 @@ std::vector<std::string> Holders::give_up_parted(RegionId region) {
 }
 
 bool Holders::is_held(MemoryId memory) const noexcept {
-  return std::any_of(asked_.begin(), asked_.end(),
-                     [memory](const auto& asked) { return asked.second.contains(memory); }) ||
+  return std::any_of(held_.begin(), held_.end(),
+                     [memory](const auto& held) { return held.second.contains(memory); }) ||
          std::any_of(partings_.begin(), partings_.end(),
                      [memory](const Parting& parting) { return parting.held.contains(memory); });
 }
 
-bool Holders::is_of(const std::set<MemoryId>& held, RegionId region) const noexcept {
-  if (region == kEveryRegion) return !held.empty();
-  const auto leaving = leaving_.find(region);
-  return leaving != leaving_.end() && std::any_of(leaving->second.begin(), leaving->second.end(),
-                                                  [&](MemoryId id) { return held.contains(id); });
+bool Holders::any_leaves(const std::set<MemoryId>& held, RegionId region) const noexcept {
+  return std::any_of(leaving_.begin(), leaving_.end(), [&](const auto& leaving) {
+    return (region == kEveryRegion || region == leaving.first) &&
+           std::any_of(leaving.second.begin(), leaving.second.end(),
+                       [&](MemoryId id) { return held.contains(id); });
+  });
 }
 
-void Holders::forget_unheld() {
+void Holders::forget_unheld() noexcept {
   for (auto& [region, memories] : leaving_)
     std::erase_if(memories, [this](MemoryId id) { return !is_held(id); });
   std::erase_if(leaving_, [](const auto& entry) { return entry.second.empty(); });

@@ -5,12 +5,12 @@
 #include <list>
 #include <map>
 #include <set>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "core/system/fork_guard.h"
 #include "kvxfer/transport.h"
+#include "transports/cuda_ipc/exports.h"
 #include "transports/cuda_ipc/message.h"
 
 namespace kvxfer::cuda_ipc {
@@ -20,17 +20,19 @@ class Holders {
   explicit Holders(Reactor& reactor);
   ~Holders();
 
-  // A region and these allocations are deregistered. These peers were told of it.
-  void wait_for(RegionId region, std::vector<MemoryId> gone, std::span<const PeerId> told);
+  // A peer is about to be told of an allocation, which it may then map. Deregistering needs no memory, since
+  // this takes it.
+  void may_hold(PeerId peer, MemoryId memory);
+  // A region and these allocations are deregistered, and the peers that may hold them are asked to unmap them.
+  void wait_for(Exports::Regions::node_type region) noexcept;
   // A peer has answered. False: it was not asked.
   bool unmapped(PeerId peer, MemoryId memory);
   // A peer's rail has ended, and nothing of the peer's is mapped here any more. The peer may have mapped all
-  // exported allocations, besides those that it was asked to unmap, until its half of the socket ends: both
-  // ends first unmap and then close theirs, and a process that dies does both. `exported`: empty if the peer
-  // is not waited for.
-  void part(PeerId peer, std::string name, GuardedFd socket, std::set<MemoryId> exported);
-  // No longer waits for what this peer was asked.
-  void forget(PeerId peer);
+  // that it was told of until its half of the socket ends: both ends first unmap and then close theirs, and a
+  // process that dies does both. A peer that was forgotten is not waited for.
+  void part(PeerId peer, std::string name, GuardedFd socket);
+  // No longer waits for this peer.
+  void forget(PeerId peer) noexcept;
 
   // Whether a peer may hold memory of this deregistered region. kEveryRegion: of any region, and also by
   // peers whose rails have ended.
@@ -43,13 +45,14 @@ class Holders {
   struct Parting;
 
   bool is_held(MemoryId memory) const noexcept;
-  bool is_of(const std::set<MemoryId>& held, RegionId region) const noexcept;
-  void forget_unheld();
+  // Whether one of them is deregistered, with this region or, for kEveryRegion, with any.
+  bool any_leaves(const std::set<MemoryId>& held, RegionId region) const noexcept;
+  void forget_unheld() noexcept;
   void forget_partings();  // partings that have ended
 
   Reactor& reactor_;
-  std::map<RegionId, std::vector<MemoryId>> leaving_;  // deregistered, and peers may still have these mapped
-  std::map<PeerId, std::set<MemoryId>> asked_;  // questions without an answer
+  Exports::Regions leaving_;  // deregistered, and peers may still have these mapped
+  std::map<PeerId, std::set<MemoryId>> held_;  // told of, and not yet unmapped
   std::list<Parting> partings_;
 };
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <new>
 
+#include "core/in_room.h"
+
 namespace kvxfer {
 
 using fabric::Introduction;
@@ -515,7 +517,7 @@ void FabricRail::forget(Peer& peer) noexcept {
 
 void FabricRail::wake(Peer& peer) noexcept {
   if (peer.endpoint == nullptr || std::exchange(peer.is_awake, true)) return;
-  awake_.push_back(&peer);  // there is room for each
+  add_in_room(awake_, &peer);
 }
 
 // ---- in time ----
@@ -593,9 +595,11 @@ void FabricRail::look_at_clock() noexcept {
     }
     peer.due = first;
     if (is_late)
-      fail(peer, "cancelled reads or pieces did not end in time (" + std::to_string(kStopBound.count()) +
-                     " and " + std::to_string(kSendStopBound.count()) +
-                     " ms), so its endpoint is closed: the peer, or the network, does not answer");
+      fail_saying(peer, [] {
+        return "cancelled reads or pieces did not end in time (" + std::to_string(kStopBound.count()) +
+               " and " + std::to_string(kSendStopBound.count()) +
+               " ms), so its endpoint is closed: the peer, or the network, does not answer";
+      });
     else if (peer.due)
       ring_by(*peer.due);
   });

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "core/copy/run_cursor.h"
+#include "core/in_room.h"
 
 #include "transports/fabric/fabric_rail.h"
 
@@ -429,7 +430,7 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     }
     fences_->give_back(*flight.scratch);
   }
-  if (flight.is_write && !peer.down) peer.written.push_back({flight.number, code == Code::kOk});
+  if (flight.is_write && !peer.down) add_in_room(peer.written, flight.number, code == Code::kOk);
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
 }
 

@@ -8,6 +8,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "core/everlasting.h"
 #include "transports/common/peer_fences.h"
 
 namespace kvxfer {
@@ -50,8 +51,8 @@ class loopback::Exposure {
     std::uint64_t next_number = 1;
   };
   static Directory& directory() {
-    static auto* const the_directory = new Directory();  // outlives every agent
-    return *the_directory;
+    static Everlasting<Directory> the_directory;
+    return the_directory.get();
   }
 
   static std::shared_ptr<Exposure> open(const FenceTable& fences) {

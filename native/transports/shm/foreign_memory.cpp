@@ -88,11 +88,14 @@ Status ForeignMemory::failed(int error) const {
           "memory must stay mapped while it is registered"};
 }
 
-Status ForeignMemory::check_alive() const {
-  if (!pidfd_) return {};
+bool ForeignMemory::is_gone() const noexcept {
   pollfd ended{pidfd_.get(), POLLIN, 0};
-  if (::poll(&ended, 1, 0) > 0) return {Code::kRailFailed, "process " + std::to_string(pid_) + " is gone"};
-  return {};
+  return pidfd_ && ::poll(&ended, 1, 0) > 0;
+}
+
+Status ForeignMemory::check_alive() const {
+  if (!is_gone()) return {};
+  return {Code::kRailFailed, "process " + std::to_string(pid_) + " is gone"};
 }
 
 }  // namespace kvxfer::shm

@@ -33,6 +33,7 @@ class ForeignMemory {
   Status failed(int error) const;
   // kRailFailed: the process has ended.
   Status check_alive() const;
+  bool is_gone() const noexcept;
 
  private:
   const pid_t pid_;

@@ -58,7 +58,7 @@ Status ForeignReader::fetch_runs(const ForeignMemory& memory, const Move& move, 
                                  std::uint64_t remote_base) {
   std::size_t num_runs = 0;
   Status status;
-  for_each_run(move.program->view(), piece, move.src_ids.data(), move.dst_ids.data(),
+  for_each_run(move.program->view_of(piece.layer), piece, move.src_ids.data(), move.dst_ids.data(),
                [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
                  if (!status.ok()) return;
                  local_[num_runs] = {move.local->base + dst_offset, nbytes};
@@ -77,27 +77,30 @@ Status ForeignReader::fetch_cells(const ForeignMemory& memory, const Move& move,
   fetched_.clear();
   buffer_nbytes_ = 0;
   Status status;
-  for_each_cell(move.program->view(), piece, move.src_ids.data(), move.dst_ids.data(), [&](const Cell& cell) {
-    if (!status.ok()) return;
-    Fetched& fetched =
-        fetched_.emplace_back(Fetched{cell, *cell.loop, move.program->conversion_of(*cell.loop), 0, 0, {}});
-    CopyLoop& loop = fetched.loop;
-    fetched.src =
-        name(remote_base + cell.src, loop.counts, loop.src_strides, loop.nbytes, loop.src_block_stride);
-    if (const Conversion* conversion = fetched.conversion;
-        conversion != nullptr && conversion->src_scales == ScalePlace::kRegion) {
-      // An axis along which the scale is the same counts 1.
-      std::uint32_t counts[2];
-      for (int axis = 0; axis < 2; ++axis) {
-        fetched.scale_strides[axis] = conversion->src_strides[axis];
-        counts[axis] = conversion->src_strides[axis] == 0 ? 1 : loop.counts[axis];
-      }
-      fetched.scales = name(remote_base + conversion->src_offset + cell.layer * conversion->src_layer_stride +
-                                cell.src_block * conversion->src_block_stride,
-                            counts, fetched.scale_strides, sizeof(float), conversion->src_block_stride);
-    }
-    if (buffer_nbytes_ >= kBufferNbytes || named_.size() >= kMaxRuns) status = land(memory, move);
-  });
+  for_each_cell(move.program->view_of(piece.layer), piece, move.src_ids.data(), move.dst_ids.data(),
+                [&](const Cell& cell) {
+                  if (!status.ok()) return;
+                  Fetched& fetched = fetched_.emplace_back(
+                      Fetched{cell, *cell.loop, move.program->conversion_of(*cell.loop), 0, 0, {}});
+                  CopyLoop& loop = fetched.loop;
+                  fetched.src = name(remote_base + cell.src, loop.counts, loop.src_strides, loop.nbytes,
+                                     loop.src_block_stride);
+                  if (const Conversion* conversion = fetched.conversion;
+                      conversion != nullptr && conversion->src_scales == ScalePlace::kRegion) {
+                    // An axis along which the scale is the same counts 1.
+                    std::uint32_t counts[2];
+                    for (int axis = 0; axis < 2; ++axis) {
+                      fetched.scale_strides[axis] = conversion->src_strides[axis];
+                      counts[axis] = conversion->src_strides[axis] == 0 ? 1 : loop.counts[axis];
+                    }
+                    fetched.scales = name(
+                        remote_base + conversion->src_offset + cell.layer * conversion->src_layer_stride +
+                            cell.src_block * conversion->src_block_stride,
+                        counts, fetched.scale_strides, sizeof(float), conversion->src_block_stride);
+                  }
+                  if (buffer_nbytes_ >= kBufferNbytes || named_.size() >= kMaxRuns)
+                    status = land(memory, move);
+                });
   if (status.ok() && !fetched_.empty()) status = land(memory, move);
   copy_fence();
   return status;
@@ -161,7 +164,7 @@ Status ForeignReader::land(const ForeignMemory& memory, const Move& move) {
   return status;
 }
 
-Status ForeignReader::read_buffer(const ForeignMemory& memory) noexcept {
+Status ForeignReader::read_buffer(const ForeignMemory& memory) {
   std::byte* at = buffer_.data();
   for (std::size_t first = 0; first < named_.size();) {
     const std::size_t num = std::min(named_.size() - first, kMaxRuns);
@@ -181,7 +184,7 @@ Status ForeignReader::read_buffer(const ForeignMemory& memory) noexcept {
   return {};
 }
 
-Status ForeignReader::read_runs(const ForeignMemory& memory, std::size_t num_runs) noexcept {
+Status ForeignReader::read_runs(const ForeignMemory& memory, std::size_t num_runs) {
   std::size_t first = 0;
   while (first < num_runs) {
     const ssize_t result = ::process_vm_readv(memory.pid(), &local_[first], num_runs - first, &remote_[first],

@@ -48,8 +48,8 @@ class ForeignReader {
   std::size_t name(std::uint64_t at, const std::uint32_t* counts, std::uint64_t* strides,
                    std::uint64_t nbytes, std::uint64_t block_stride);
   Status land(const ForeignMemory& memory, const Move& move);
-  Status read_runs(const ForeignMemory& memory, std::size_t num_runs) noexcept;
-  Status read_buffer(const ForeignMemory& memory) noexcept;
+  Status read_runs(const ForeignMemory& memory, std::size_t num_runs);
+  Status read_buffer(const ForeignMemory& memory);
 
   std::array<iovec, kMaxRuns> local_{};
   std::array<iovec, kMaxRuns> remote_{};

@@ -234,19 +234,20 @@ Completion ShmTransport::compare_fence(Peer& peer, const Work& work) {
 // another process may have got its number meanwhile. One check serves all reads of a round.
 void ShmTransport::after_round(std::span<Completion> completions) noexcept {
   const Peer* asked = nullptr;
-  Status alive;
+  bool is_gone = false;
   for (const auto& [work, peer] : foreign_reads_) {
-    if (peer != asked) alive = peer->pools.process().check_alive();
+    if (peer != asked) is_gone = peer->pools.process().is_gone();
     asked = peer;
-    if (alive.ok()) continue;
+    if (!is_gone) continue;
     // Copied to a name of its own, because clang 14 captures no structured binding.
     const auto of_it = [id = work](const Completion& each) {
       return each.work == id && each.code == Code::kOk;
     };
     Completion& read = *std::find_if(completions.begin(), completions.end(), of_it);
-    read.code = alive.code();
+    read.code = Code::kRailFailed;
     try {
-      read.detail = "shm: reading memory of " + peer->name + ": " + alive.message();
+      read.detail =
+          "shm: reading memory of " + peer->name + ": " + peer->pools.process().check_alive().message();
     } catch (const std::bad_alloc&) {  // the code is enough
     }
   }

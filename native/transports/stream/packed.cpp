@@ -25,7 +25,9 @@ PackedProgram begin(const CopyProgram& program, const Piece& piece) {
 template <class Visit>
 void for_each_packed_loop(const CopyProgram& program, const Piece& piece, Visit&& visit) {
   std::uint64_t at = 0;
-  for (const CopyLoop& loop : program.loops) {
+  const auto [first, end] = program.loops_of(piece.layer);
+  for (std::size_t k = first; k < end; ++k) {
+    const CopyLoop& loop = program.loops[k];
     if (piece.layer - loop.first_layer >= loop.num_layers) continue;  // wraps below first_layer
     const Conversion* conversion = program.conversion_of(loop);
     visit(loop, conversion, at);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/copy/pack.h"
+#include "core/in_room.h"
 #include "gpu/region_device.h"
 #include "transports/stream/packed.h"
 
@@ -129,7 +130,7 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   if (work.kind == WorkKind::kSend) {
     if (to_gather_.size() >= kMaxQueued) return {0, Code::kAgain};
     staged_.emplace(work.id, std::move(staged));
-    to_gather_.push_back(work.id);
+    add_in_room(to_gather_, work.id);
     return {1, Code::kOk};
   }
   // The sender is asked for the bytes as soon as this is accepted, so the place for them must be ready.
@@ -280,7 +281,7 @@ Status StagedTransport::submit(Staged& staged) {
   try {
     return submit_packed(staged);
   } catch (const std::bad_alloc&) {
-    return Status(Code::kExhausted, "");
+    return Status(Code::kExhausted, {});
   }
 }
 
@@ -328,7 +329,7 @@ void StagedTransport::gather() {
       continue;
     }
     staged.stage = Stage::kGathering;
-    gathering_.push_back(id);
+    add_in_room(gathering_, id);
     if (is_lost) return note_failure();
   }
 }
@@ -363,7 +364,7 @@ void StagedTransport::scatter() {
       continue;
     }
     entry->second.stage = Stage::kScattering;
-    scattering_.push_back(id);
+    add_in_room(scattering_, id);
     if (is_lost) return note_failure();
   }
 }
@@ -397,7 +398,7 @@ void StagedTransport::land(Way way, std::vector<WorkId>& flying) {
     } else {
       staged.stage = Stage::kGathered;
       staged.range.end();
-      to_send_.push_back(entry->first);
+      add_in_room(to_send_, entry->first);
     }
   }
 }
@@ -405,8 +406,11 @@ void StagedTransport::land(Way way, std::vector<WorkId>& flying) {
 void StagedTransport::check_device() {
   if ((gathering_.empty() && scattering_.empty()) || ++idle_polls_ < kPollsPerCheck) return;
   idle_polls_ = 0;
-  for (const Way way : {kOut, kIn})
-    if (Status status = lane(way).stream->check(); !status.ok()) return staging_->fail(status);
+  try {
+    for (const Way way : {kOut, kIn})
+      if (Status status = lane(way).stream->check(); !status.ok()) return staging_->fail(status);
+  } catch (const std::bad_alloc&) {  // for the words: the next check has them, or the one after
+  }
 }
 
 // When the device fails, all works that still need it end. What is in pinned memory already goes out, and
@@ -443,7 +447,7 @@ bool StagedTransport::pass(Completion& completion) {
   if (staged.stage == Stage::kReceiving && completion.code == Code::kOk && !staged.cancelled) {
     staged.stage = Stage::kReceived;
     staged.range.end();
-    to_scatter_.push_back(entry->first);
+    add_in_room(to_scatter_, entry->first);
     return false;
   }
   // The inner transport had received it when it was cancelled, and the completion came after that.

@@ -1,5 +1,6 @@
 #include "transports/stream/stream_round.h"
 
+#include "core/in_room.h"
 #include "transports/stream/stream_transport.h"
 
 namespace kvxfer {
@@ -18,8 +19,8 @@ void StreamRound::move(const StreamTransport& polled) noexcept {
   errands_.clear();
   for (StreamTransport* const rail : rails_) {
     if (!rail->is_worth_a_thread(least_nbytes_)) continue;
-    moved_.push_back(rail);
-    errands_.push_back(rail);
+    add_in_room(moved_, rail);
+    add_in_room(errands_, rail);
   }
   if (moved_.size() < 2) return;
   workers_->run_all(errands_);

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "core/copy/pack.h"
+#include "core/in_room.h"
 #include "transports/stream/receive_stream.h"
 #include "transports/stream/send_stream.h"
 
@@ -98,7 +99,7 @@ class StreamTransport::Peer final : public Reactor::Handler {
   void take_turns() noexcept {
     if (takes_turns || !has_turn()) return;
     takes_turns = true;
-    active_.push_back(this);
+    add_in_room(active_, this);
   }
 
   // While `nbytes` of a piece are missing, waking up for a few of them is not worth it.

@@ -69,6 +69,7 @@ class UcxEndpoint final : public fabric::Endpoint {
   }
   ~UcxEndpoint() override {
     close();
+    const Current now(*this);  // requests that close() did not see end have their callbacks called now
     library_.worker_destroy(worker_);
   }
 

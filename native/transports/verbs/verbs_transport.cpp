@@ -8,6 +8,7 @@
 #include <new>
 
 #include "core/copy/pack.h"
+#include "core/in_room.h"
 
 #include "transports/verbs/faults.h"
 
@@ -342,7 +343,7 @@ Status VerbsTransport::prove(Peer& peer) {
     ++peer.num_unproved;
     if (Status posted = pair.post(chain_); !posted.ok()) return posted;
     armed_ = false;
-    if (!std::exchange(peer.is_flying, true)) flying_.push_back(&peer);
+    if (!std::exchange(peer.is_flying, true)) add_in_room(flying_, &peer);
   }
   return {};
 }
@@ -414,7 +415,7 @@ void VerbsTransport::post_chain(Peer& peer, QueuePair& pair, std::size_t of_clas
   if (chain_.size() == 0) return land(peer);
   if (Status posted = pair.post(chain_); !posted.ok()) return fail(peer, posted.message());
   armed_ = false;
-  if (!std::exchange(peer.is_flying, true)) flying_.push_back(&peer);
+  if (!std::exchange(peer.is_flying, true)) add_in_room(flying_, &peer);
 }
 
 bool VerbsTransport::begin(Peer& peer, QueuePair& pair, std::size_t at) {
@@ -501,7 +502,7 @@ void VerbsTransport::await(Peer& peer, std::size_t at) {
   }
   const std::size_t of_class = peer.pairs->class_of(work);
   ticket.number = peer.awaited.add(std::move(work), of_class).number;
-  if (!std::exchange(peer.is_flying, true)) flying_.push_back(&peer);
+  if (!std::exchange(peer.is_flying, true)) add_in_room(flying_, &peer);
   armed_ = false;
   tell_of_piece(peer, MessageKind::kAwait, ticket);
 }
@@ -755,7 +756,7 @@ void VerbsTransport::stop_shared(PeerId id, Code code, std::string_view why) noe
 // ---- in time ----
 
 void VerbsTransport::watch(Peer& peer, Clock::time_point due) noexcept {
-  if (!std::exchange(peer.due, due)) watched_.push_back(&peer);
+  if (!std::exchange(peer.due, due)) add_in_room(watched_, &peer);
   Clock::time_point first = due;
   for (const Peer* const each : watched_) first = std::min(first, *each->due);
   alarm_->set(first);
@@ -793,9 +794,11 @@ void VerbsTransport::look_at_clock(Peer& peer, Clock::time_point now) noexcept {
     if (piece.code == Code::kCancelled) first = std::min(first.value_or(piece.due_at), piece.due_at);
   if (!first) return unwatch(peer);
   if (*first > now) return watch(peer, *first);
-  fail(peer, "cancelled READs or WRITEs did not end in time (" + std::to_string(kStopBound.count()) +
-                 " and " + std::to_string(kWriteStopBound.count()) +
-                 " ms), so its queue pairs are reset: the peer, its port or the network does not answer");
+  fail_saying(peer, [] {
+    return "cancelled READs or WRITEs did not end in time (" + std::to_string(kStopBound.count()) + " and " +
+           std::to_string(kWriteStopBound.count()) +
+           " ms), so its queue pairs are reset: the peer, its port or the network does not answer";
+  });
 }
 
 // ---- for the core ----

@@ -1,4 +1,4 @@
-"""Pages of two tables of the same tokens: pages of states, where only the last one counts."""
+"""Pages of two tables of the same tokens, and of numbers that no page has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from kvxfer.connectors.common.paging import GroupTable, pair_pages
+import numpy as np
+
+from kvxfer import UsageError
+from kvxfer.connectors.common.paging import GroupTable, pages_of, pair_pages
 
 
 @pytest.mark.parametrize("src_size", [64, 288, 1024])
@@ -25,6 +28,13 @@ def test_of_states_the_last_moves_whatever_is_held(src_size: int, dst_size: int,
         assert (pairs.src.tolist(), pairs.dst.tolist()) == ([7], [9])
         assert pairs.tokens is None
         assert pairs.num_lacking == 0
+
+
+@pytest.mark.parametrize("block", [2**32 + 5, np.int64(2**32 + 5), -1, 2**30])
+def test_a_page_that_no_number_names_is_refused(block: int) -> None:
+    assert pages_of([3, 0], 4).tolist() == [12, 13, 14, 15, 0, 0, 0, 0]
+    with pytest.raises(UsageError):
+        pages_of([3, block], 4)
 
 
 def test_a_state_that_is_gone_is_lacking() -> None:

@@ -82,6 +82,17 @@ def test_a_trace_is_whole_in_a_record() -> None:
     assert long.endswith(f" {trace}")
 
 
+@pytest.mark.parametrize(("reader", "num_readers"), [(4, 4), (0, 0), (0, 1025), (65535, 65535)])
+def test_workers_that_no_engine_has_are_refused(reader: int, num_readers: int) -> None:
+    for note in (
+        Receipt(KEY, KEY, reader, num_readers),
+        RegistrationPart(KEY, reader, num_readers, 0, 1, b""),
+        Leaving(KEY, reader, num_readers),
+    ):
+        with pytest.raises(ValueError, match=f"worker {reader} of {num_readers}"):
+            notes.read(note.encode())
+
+
 @pytest.mark.parametrize("seed", range(200), indirect=True)
 def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
     random_ = random.Random(seed)
@@ -193,6 +204,13 @@ def test_what_has_waited_too_long_is_forgotten() -> None:
         {"pages_per_block": (3,)},
         {"shares": (Share(group=1, layers=(0, 4), heads=(2, 4)),)},
         {"shares": ({"group": 0, "layers": (0, -4), "heads": (0, 1)},)},
+        {"shares": ({"group": 0, "layers": (4, 4), "heads": (0, 1)},)},
+        {
+            "shares": (
+                Share(group=0, layers=(0, 4), heads=(0, 2)),
+                Share(group=0, layers=(0, 4), heads=(2, 4)),
+            )
+        },
     ],
 )
 def test_absurd_registrations_are_refused(changes: dict[str, Any]) -> None:

@@ -93,6 +93,17 @@ def test_slices_are_kept() -> None:
     assert KVLayout.from_bytes(layout.to_bytes()) == layout
 
 
+@pytest.mark.parametrize("what", ["head", "layer"])
+def test_a_slice_needs_the_total_of_its_model(what: str) -> None:
+    tensor = np.zeros((2, 2, 4, 8, 4, 16), np.float16)
+    held: dict[str, Any] = {f"first_{what}": 2}
+    with pytest.raises(UsageError, match=rf"first_{what}=2 .* pass total_{what}s=") as caught:
+        KVLayout.from_tensor(tensor, "l2bthd", **held)
+    assert caught.value.code == "invalid-argument"
+    held[f"total_{what}s"] = 8
+    assert getattr(KVLayout.from_tensor(tensor, "l2bthd", **held), f"total_{what}s") == 8
+
+
 @pytest.mark.parametrize(
     ("shape", "axes", "words"),
     [

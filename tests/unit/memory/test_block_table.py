@@ -59,6 +59,10 @@ def test_empty(blocks: Any) -> None:
         ([1 << 70], "invalid-argument"),
         ([True], "invalid-argument"),
         (3, "invalid-argument"),
+        (range(1, -2, -1), "out-of-range"),
+        (range(1 << 62), "out-of-range"),
+        (range(1 << 70), "out-of-range"),
+        (range(1 << 30), "invalid-argument"),
         (np.zeros((2, 2), np.uint32), "invalid-argument"),
     ],
 )

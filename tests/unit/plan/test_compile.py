@@ -192,6 +192,31 @@ def test_too_many_loops_are_refused_before_they_are_made(seed: int) -> None:
     refused(src, dst, "loops", "256", str(MAX_LOOPS), "one tensor")
 
 
+# Heads and tokens change places. Agents have these bounds.
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"dim": (1 << 30) + 1, "kv": 1, "dtype": "opaque"}, ("bytes of a block in one layer", str(1 << 30))),
+        (
+            {"tokens": 1 << 10, "heads": range(1 << 9), "total_heads": 1 << 9},
+            ("runs of a pair", str(1 << 20)),
+        ),
+        ({"heads": range(70_000), "total_heads": 70_000, "tokens": 1}, ("70000 heads", str(1 << 16))),
+        ({"tokens": (1 << 20) + 1, "heads": range(1), "total_heads": 1}, ("1048577 units or tokens",)),
+    ],
+)
+def test_a_program_that_agents_would_refuse_is_not_made(
+    shape: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    refused(cache("l2bhtd", **shape), cache("l2bthd", **shape), *words, "limit", fine=True)
+
+
+def test_scales_that_are_computed_of_too_much_at_once_are_refused() -> None:
+    shape: dict[str, Any] = {"tokens": 1 << 17, "kv": 1, "dim": 64}
+    dst = page_scaled(cache(**shape, dtype="int8"), "page")
+    refused(cache(**shape), dst, "bytes of a block would have their scales computed at once", str(16 << 20))
+
+
 # ---- what differs ---------------------------------------------------------------------------------
 
 
@@ -314,5 +339,5 @@ def test_conversions_are_gathered_and_told_in_words() -> None:
     program = compile_program(cache("lb2thd", tokens=64, dim=16, dtype="bfloat16"), dst)
     assert program.gathers_src
     assert not program.scatters_dst
-    assert "from bfloat16 (no scales) to float8_e4m3fn (scales per tensor)" in program.explain()
+    assert "from bfloat16 (no scales) to float8_e4m3fn (scales per tensor, saturating)" in program.explain()
     assert "adjacent blocks stay apart" in program.explain()

@@ -167,6 +167,9 @@ def test_doctor_says_what_certificates_mean(home: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("KVXFER_TLS_KERNEL", use)
         monkeypatch.setattr(access, "kernel_tls", lambda offer=offer: (offer, "no module"))
         assert said in _access()["who encrypts pages over TCP"]
+    monkeypatch.setenv("KVXFER_TLS_KERNEL", "perhaps")
+    assert "KVXFER_TLS_KERNEL is 'perhaps'" in _access()["who may connect"]
+    monkeypatch.delenv("KVXFER_TLS_KERNEL")
     monkeypatch.setenv("KVXFER_SECRET", "0123456789abcdef")
     assert "agents do not start: certificates" in _access()["who may connect"]
     monkeypatch.delenv("KVXFER_SECRET")
