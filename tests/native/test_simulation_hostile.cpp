@@ -304,10 +304,6 @@ TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
         m.send(request);
         for (int i = 0; i < 100 && !m.ended; ++i) m.send(wire::Credit{2, wire::kNoRail, 0, 4});
       },
-      [](Mallory& m, Pair&) {  // programs without end
-        for (std::uint32_t id = 1; id < 5000 && !m.ended; ++id)
-          m.tell_program(id, 1, true, [](CopyProgram&) {});
-      },
       [](Mallory& m, Pair&) {
         m.tell_program(3, 1, true, [](CopyProgram& p) { p.loops[0].num_layers = 99; });
       },
