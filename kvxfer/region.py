@@ -406,4 +406,4 @@ def _check_holder(holder: object, peer: Peer | None) -> None:
         return
     what = "a Peer from connect() or accept(), an agent's name, or None for any peer with the token"
     check_kind(holder, "holder", str, what)
-    check_name(holder, "holder, an agent's name,")
+    check_name(holder, "holder")

@@ -134,7 +134,7 @@ def test_region_descriptors_of_other_versions() -> None:
         ({"address": 7}, "address is a int"),
         ({"address": "tcp://0.0.0.0:7"}, "all addresses of a host"),
         ({"address": "http://10.0.0.7"}, "an agent's address is"),
-        ({"agent": ""}, "name must have 1 to 128 bytes"),
+        ({"agent": ""}, "name must be text of 1 to 128 bytes"),
         ({"layout": {}}, "layout is a dict"),
         ({"layout": "\ud800"}, "layout is not a text"),
         ({"id": "7"}, "id is a str"),
