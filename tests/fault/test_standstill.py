@@ -52,6 +52,7 @@ def test_writes_to_a_peer_that_stands_still_wait_for_it(
     dst = remote("stopped", transport, shape)
     join(src, dst)
     src.fill(seed)
+    dst.grant("write", ttl_s=60.0)
     dst.stop()
     for _ in range(num_writes):
         src.write()
