@@ -7,6 +7,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from kvxfer.errors import PeerError, TransferError
 from tests.fault.node import Node, Worker
 from tests.fault.test_process_faults import join
@@ -43,6 +45,7 @@ def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
     assert src.peer_state() == ("open", "")
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"], indirect=True)  # a ring of frames, and a socket
 def test_writes_to_a_peer_that_stands_still_wait_for_it(
     transport: str, local: Local, remote: Remote, seed: int
 ) -> None:
@@ -52,6 +55,7 @@ def test_writes_to_a_peer_that_stands_still_wait_for_it(
     dst = remote("stopped", transport, shape)
     join(src, dst)
     src.fill(seed)
+    dst.grant("write", ttl_s=60.0)
     dst.stop()
     for _ in range(num_writes):
         src.write()
