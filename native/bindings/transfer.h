@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "bindings/requests.h"
-#include "core/runtime.h"
 #include "core/installed.h"
+#include "core/runtime.h"
 
 namespace kvxfer::python {
 
