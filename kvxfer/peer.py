@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -347,6 +347,25 @@ class Peer:
                 f"(it has: {listed(regions, 'none')})"
             )
         return regions[name]
+
+
+def session_with(peers: Sequence[Peer], agent: str) -> Peer | None:
+    """Returns the session that `Agent.connect` gives for an agent, or None.
+
+    If several agents had the name one after the other, the newest is meant. If several sessions with it are
+    open, because both ends called, the first is the one that both ends use.
+
+    Parameters
+    ----------
+    peers
+        `Agent.peers`.
+    agent
+        A name, an incarnation in hexadecimal digits, or an address that was dialled.
+    """
+    for newest in reversed(peers):
+        if agent in (newest.name, newest.incarnation.hex(), newest.address):
+            return next(peer for peer in peers if peer.incarnation == newest.incarnation)
+    return None
 
 
 def loss_of(info: dict[str, Any], name: str) -> KvxferError:

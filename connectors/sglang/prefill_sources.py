@@ -10,6 +10,7 @@ from typing import NamedTuple
 import kvxfer
 from kvxfer.connectors.common.regions import remote_region
 from kvxfer.connectors.common.remembering import remember
+from kvxfer.peer import session_with
 
 
 class Refused(NamedTuple):
@@ -46,7 +47,7 @@ class Sources:
         """Returns the open session with an agent; None if there is none."""
         peer = self._peers.get(name)
         if peer is None or peer.state is not kvxfer.PeerState.OPEN:
-            peer = next((each for each in reversed(self._agent.peers) if each.name == name), None)
+            peer = session_with(self._agent.peers, name)
             if peer is not None:
                 remember(self._peers, name, peer)
         return peer

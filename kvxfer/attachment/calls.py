@@ -18,6 +18,7 @@ from kvxfer.attachment.agent_state import AgentState, lease_id
 from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, listed, translate
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
+from kvxfer.peer import session_with
 
 if TYPE_CHECKING:
     from kvxfer.directory.entry import Entry
@@ -292,10 +293,9 @@ class Calls:
         return regions[name]
 
     def _connected(self, agent: str) -> Peer | None:
-        """Returns the newest open session with an agent, by its address, incarnation or name."""
-        for peer in reversed(self._agent.peers):
-            if agent in (peer.address, peer.incarnation.hex(), peer.name):
-                return peer
+        """Returns the open session with an agent, by its address, incarnation or name."""
+        if (peer := session_with(self._agent.peers, agent)) is not None:
+            return peer
         if len(agent) == 32 and set(agent) <= set("0123456789abcdef"):
             raise PeerError(
                 f"agent {self._agent.name!r} has no session with incarnation {agent}: name its address",

@@ -21,7 +21,7 @@ from kvxfer.lease import LeaseMode
 from kvxfer.lease_token import LeaseToken
 from kvxfer.naming import is_text
 from kvxfer.options import AgentOptions
-from kvxfer.peer import Peer
+from kvxfer.peer import Peer, session_with
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.transfer import Transfer
 
@@ -198,11 +198,8 @@ class OwnAgent:
     # ---- peers ------------------------------------------------------------------------------
 
     def peer(self, agent: str) -> Peer | None:
-        """Returns the newest session with an agent, named as in `RemotePlace`; None if there is none."""
-        for peer in reversed(self.agent.peers):
-            if agent in (peer.name, peer.incarnation.hex()):
-                return peer
-        return None
+        """Returns the session with an agent, named as in `RemotePlace`; None if there is none."""
+        return session_with(self.agent.peers, agent)
 
     async def connect(self, agent: str, address: str = "", *, is_known: bool = False) -> Peer:
         """Returns a session with an agent: one that is open, or a new one.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.errors import AgentError, PeerError, translate
-from kvxfer.peer import Peer, PeerState, loss_of
+from kvxfer.peer import Peer, PeerState, loss_of, session_with
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.stats import PeerStats
@@ -81,12 +81,11 @@ class PeerTable:
         return found
 
     def find(self, name: str) -> Peer | None:
-        """Returns the newest open session with `name`, and counts it as accepted."""
-        for peer in reversed(self.open()):
-            if peer.name == name:
-                peer._take()
-                return peer
-        return None
+        """Returns the open session with the agent of this name, and counts it as accepted."""
+        peer = session_with([peer for peer in self.open() if peer.name == name], name)
+        if peer is not None:
+            peer._take()
+        return peer
 
     def next_caller(self) -> Peer | None:
         """Returns the oldest open session that a peer opened and that no call has returned yet."""

@@ -314,7 +314,8 @@ def test_layers_heads_and_tokens_have_no_gaps(kept: Ends, name: str) -> None:
 
 
 def test_an_expectation_of_no_tokens_is_not_advised_to_wait_for_all(kept: Ends) -> None:
-    for tokens in (range(2, 2), [], range(0)):
+    none: tuple[Any, ...] = (range(2, 2), [], range(0))
+    for tokens in none:
         with pytest.raises(UsageError, match=r"^no tokens were named, so nothing would have to arrive"):
             kept.there.expect(b"none", [3], kept.region, tokens=tokens)
 
@@ -347,8 +348,10 @@ def test_held_layers_land_as_they_are_released(verb: str) -> None:
         remote = here.connect_blocking(there.address).region_blocking("kv")
         there.accept_blocking("here")
         token = theirs.grant(None, blocks=[2], mode="read").token
+        arriving: Any  # an Incoming, or the Transfer itself
         if verb == "write":
-            landed, arriving = far, there.expect(b"tag", [2], theirs)
+            landed = far
+            arriving = there.expect(b"tag", [2], theirs)
             transfer = here.write(mine, remote, [2], [2], notify=b"tag", hold=True)
         else:
             landed = near

@@ -112,7 +112,7 @@ async def test_callers_that_leave_take_the_session_from_nobody(seed: int) -> Non
     async with Agent("here") as here, Agent("there") as there:
         region = there.register("kv", cache(7))
         for _ in range(40):
-            targets = draw.choices([there.address, there.entry, region.descriptor], k=CALLERS)
+            targets: list[Any] = draw.choices([there.address, there.entry, region.descriptor], k=CALLERS)
             callers = [asyncio.ensure_future(here.connect(target, BOUND_S)) for target in targets]
             for _ in range(draw.randrange(12)):
                 await asyncio.sleep(0)
@@ -160,7 +160,7 @@ class LateProxy(Proxy):
 
 async def test_a_caller_with_more_time_is_not_bound_by_the_first() -> None:
     async with Agent("here") as here, Agent("there") as there:
-        with LateProxy(there.address) as proxy:
+        with (proxy := LateProxy(there.address)):
             hurried = asyncio.ensure_future(here.connect(proxy.address, 0.2))
             patient = asyncio.ensure_future(here.connect(proxy.address, BOUND_S))
             with pytest.raises(PeerError, match="unreachable"):

@@ -35,6 +35,7 @@ class RawEnd:
         self.socket.settimeout(BOUND_S)
         self._reader = FrameReader()
         self._heard: list[tuple[FrameKind, bytes]] = []
+        self.agent = ""  # whose connection it is, where a daemon has accepted it
 
     def __enter__(self) -> Self:
         return self
@@ -112,11 +113,14 @@ class RawDaemon:
 
     def accept(self, *, is_welcome: bool = True) -> RawEnd:
         """Returns the connection of the next agent that calls, after its hello."""
-        self._ends.append(RawEnd(self._listening.accept()[0]))
-        assert self._ends[-1].hear()["t"] == "hello"
+        end = RawEnd(self._listening.accept()[0])
+        self._ends.append(end)
+        hello = end.hear()
+        assert hello["t"] == "hello"
+        end.agent = hello["name"]
         if is_welcome:
-            self._ends[-1].say({"t": "welcome"})
-        return self._ends[-1]
+            end.say({"t": "welcome"})
+        return end
 
 
 def until(is_so: Any, what: str = "") -> None:

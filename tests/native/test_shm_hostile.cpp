@@ -124,11 +124,11 @@ struct File {
 
 // Fetches the whole file in blocks of 64 KiB, as one piece.
 Completion fetch_file(Impostor& impostor, std::vector<std::byte>& to) {
-  constexpr std::uint64_t kNbytes = 64 * 1024;
-  std::vector<std::uint32_t> ids(kFileNbytes / kNbytes);
+  constexpr std::uint64_t kPageNbytes = 64 * 1024;
+  std::vector<std::uint32_t> ids(kFileNbytes / kPageNbytes);
   for (std::uint32_t i = 0; i < ids.size(); ++i) ids[i] = i;
   to.assign(kFileNbytes, std::byte{0xee});
-  const auto move = block_move(9, to.data(), kNbytes, ids, ids, static_cast<std::uint32_t>(ids.size()));
+  const auto move = block_move(9, to.data(), kPageNbytes, ids, ids, static_cast<std::uint32_t>(ids.size()));
   const Work work = fetch_work(1, move, 0);
   REQUIRE_EQ(impostor.destination.transport->post(impostor.peer, std::span(&work, 1)).accepted, 1u);
   return impostor.destination.await(1);

@@ -188,7 +188,7 @@ def test_blocks_of_several_regions_are_told_for_each(members: Members) -> None:
         group.failed_blocks  # noqa: B018
     error = group.error
     assert error is not None
-    assert "3 of region 'kv', 2 of region 'states'" in str(error)
+    assert "2 of region 'states', 3 of region 'kv'" in str(error)
     assert not len(error.failed_blocks)
 
 
