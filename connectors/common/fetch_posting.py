@@ -23,6 +23,8 @@ _MAX_KNOWN_SHARES: Final = 1024
 
 # For each cache group, the region's descriptor at each rank.
 _Remotes = list[list[kvxfer.RegionDescriptor]]
+# For each cache group, the ranks that serve this worker.
+_Routes = list[tuple[plan.Share, ...]]
 
 
 class FetchPoster:
@@ -55,12 +57,17 @@ class FetchPoster:
                 require_started(peer)
         # Look up all regions before posting: this raises if a peer has not announced one yet.
         remotes = [[remote_region(peer, region.name) for peer in peers] for region in self._regions.regions]
+        # Likewise, so that no page of a request is touched if one of the caches differs.
+        routes = [
+            self._shares_of(group, region, remotes[group])
+            for group, region in enumerate(self._regions.regions)
+        ]
         parts: dict[str, list[Work]] = {}
         try:
             if isinstance(fetch.order.source, Handover):
-                self._read(fetch, fetch.order.source, peers, remotes, parts)
+                self._read(fetch, fetch.order.source, peers, remotes, routes, parts)
             elif isinstance(fetch.order.source, Appointment):
-                self._expect(fetch, fetch.order.source, peers, remotes, parts)
+                self._expect(fetch, fetch.order.source, peers, remotes, routes, parts)
         finally:
             fetch.took(parts)
         fetch.is_posted = True
@@ -71,6 +78,7 @@ class FetchPoster:
         handover: Handover,
         peers: list[kvxfer.Peer],
         remotes: _Remotes,
+        routes: _Routes,
         parts: dict[str, list[Work]],
     ) -> None:
         order = fetch.order
@@ -90,7 +98,7 @@ class FetchPoster:
             dst_pages = counted(pairs.dst, region.layout, dst.pages_per_block)
             fetch.num_pages += len(pairs.dst)
             fetch.nbytes += len(pairs.dst) * region.layout.block_nbytes
-            for share in self._shares_of(group, region, remotes[group]):
+            for share in routes[group]:
                 read = self._agent.read(
                     region,
                     remotes[group][share.src],
@@ -113,6 +121,7 @@ class FetchPoster:
         appointment: Appointment,
         peers: list[kvxfer.Peer],
         remotes: _Remotes,
+        routes: _Routes,
         parts: dict[str, list[Work]],
     ) -> None:
         """Expects prefill's writes, and tells each prefill rank where to write."""
@@ -134,7 +143,7 @@ class FetchPoster:
             )
             before = first_page * page_size
             tokens = range(order.first_token - before, order.num_tokens - before) if are_unlike else None
-            for share in self._shares_of(group, region, remotes[group]):
+            for share in routes[group]:
                 layers, heads = (
                     (share.layers.start, share.layers.stop),
                     (share.heads.start, share.heads.stop),

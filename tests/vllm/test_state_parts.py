@@ -127,6 +127,8 @@ def push(
     key = bytes(16)
     source = Appointment(key, tuple(worker.rank for worker in prefill), "digest")
     if not late:
+        for worker in prefill:
+            worker.half.collect(set())  # decode registers with engines that have begun
         order(decode, source)
         until(lambda: all(knows(worker, key, decode) for worker in prefill), "registrations")
     num_groups = len(prefill[0].groups)
