@@ -42,8 +42,8 @@ Runs runs_of(const EngineShare& share, std::span<const std::uint32_t> src_ids,
              std::span<const std::uint32_t> dst_ids) noexcept {
   const PairRuns of_pair = runs_of_pair(*share.loop);
   const CopyLoop& loop = *share.loop;
-  const HalfLoop src_half = half_of(loop, nullptr, share.units, kvxfer::Side::kSrc),
-                 dst_half = half_of(loop, nullptr, share.units, kvxfer::Side::kDst);
+  const HalfLoop src_half = half_of(loop, nullptr, share.units, Side::kSrc),
+                 dst_half = half_of(loop, nullptr, share.units, Side::kDst);
   const std::uint64_t bits = bits_of(src_half, share.layers.src, loop, share.layers) |
                              bits_of(dst_half, share.layers.dst, loop, share.layers) | loop.nbytes;
   Runs out;
