@@ -27,7 +27,8 @@
 #   make unit-asan     the Python tests over bindings and core under ASan and UBSan
 #   make unit-pythons  the Python tests under PYTHONS="python3.12 python3.13", as far as they are there
 #   make test-versions  this version beside an older one, and one that it refuses: built of their commits
-#   make nightly       test, the slow tests, clang, other Pythons, torch, a million layouts, all engines, a longer fuzz run
+#   make test-slow, test-layouts  the slow Python tests; a million layouts (LAYOUTS=)
+#   make nightly       all stages whole, then slow tests, clang, other Pythons, torch, layouts, all engines, a long fuzz run
 #   make bench-serving-setup  vLLM and SGLang for the CPU, and NIXL beside them, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
@@ -108,7 +109,7 @@ CONSTRAINTS := tests/constraints.txt
 
 # `docs` is a folder, too.
 .PHONY: docs
-.PHONY: demo cluster demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image image-cuda test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
+.PHONY: demo cluster demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image image-cuda test-vllm test-vllm-next test-sglang test-versions test-slow test-layouts fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -443,16 +444,18 @@ build/versions/%.stamp: | $(VENV)/deps.stamp
 test-versions: $(VERSIONS) $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest tests/fault/test_versions.py -m slow $(ARGS)
 
-nightly: export GPU_TESTS := ON
-nightly: test native-test-plain native-test-clang unit-asan unit-pythons test-torch $(VERSIONS)
+# Python tests that are slow; those of two versions are among them.
+test-slow: $(VERSIONS) $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
-	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(WORKERS) -o timeout=0 \
+
+LAYOUTS ?= 1000000
+test-layouts: $(VENV)/dev.stamp $(VENV)/module.stamp
+	KVXFER_PROPERTY_EXAMPLES=$(LAYOUTS) $(PY) -m pytest tests/property -n $(WORKERS) -o timeout=0 \
 	  -o faulthandler_timeout=0 $(ARGS)
-	@$(MAKE) --no-print-directory test-rdma RDMA_TESTS="slow or not slow"
-	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
-	@$(MAKE) --no-print-directory test-vllm-next
-	@$(MAKE) --no-print-directory test-sglang SGLANG_TESTS="slow or not slow"
-	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000
+
+# Stage by stage, to the end whatever fails, with a summary; what passed at this commit is not run again.
+nightly:
+	@PYTHON=$(PYTHON) .ci/run --night $(ARGS)
 
 baselines: .baselines/nixl-$(NIXL).stamp .baselines/mooncake-$(MOONCAKE).stamp
 
