@@ -13,13 +13,13 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import stages
 from stages import ROOT, Suite
@@ -40,13 +40,14 @@ class Outcome:
     closing: list[str] = field(default_factory=list)
 
 
-def make(target: str, log: Path, *arguments: str) -> tuple[bool, str]:
+def make(suite: Suite, outcome: Outcome, log: str, *more: str) -> tuple[bool, str]:
     """Runs a target, shows what it prints and keeps it; whether it passed, and what it printed."""
-    command = ["make", "--no-print-directory", target, *arguments]
+    command = ["make", "--no-print-directory", suite.target, *suite.arguments, *more]
     print("\n==", *command, flush=True)
+    begin = time.monotonic()
     lines: list[str] = []
     with (
-        log.open("w") as kept,
+        (LOGS / f"{log}.log").open("w") as kept,
         subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as process,
@@ -57,21 +58,23 @@ def make(target: str, log: Path, *arguments: str) -> tuple[bool, str]:
             sys.stdout.flush()
             kept.write(line)
             lines.append(line)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    outcome.seconds += time.monotonic() - begin
+    outcome.processor_seconds += used.ru_utime + used.ru_stime
     return process.returncode == 0, "".join(lines)
 
 
 def run(suite: Suite) -> Outcome:
-    begin, used = time.monotonic(), processor_seconds()
     outcome = Outcome(suite.target)
-    passed, text = make(suite.target, LOGS / f"{suite.target}.log", *suite.arguments)
+    passed, text = make(suite, outcome, suite.target)
     outcome.closing += suite.closing.findall(text)[-1:]
     failed = list(dict.fromkeys(suite.failed.findall(text)))
     if not passed:
         outcome.result = "FAILED"
     if not passed and failed and suite.again:
         # The later of two equal variables counts: what failed is run again, smoke test or not.
-        again = (*suite.arguments, suite.again)
-        passed, text = make(suite.target, LOGS / f"{suite.target}-again.log", *again)
+        passed, text = make(suite, outcome, f"{suite.target}-again", suite.again)
         outcome.closing += suite.closing.findall(text)[-1:]
         # What ends without a word of its tests has shown nothing of them.
         still = set() if passed else set(suite.failed.findall(text)) or set(failed)
@@ -80,14 +83,7 @@ def run(suite: Suite) -> Outcome:
         if passed:
             outcome.result = "FLAKY"
     outcome.failed = failed
-    outcome.seconds = time.monotonic() - begin
-    outcome.processor_seconds = processor_seconds() - used
     return outcome
-
-
-def processor_seconds() -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return children.ru_utime + children.ru_stime
 
 
 def git(*arguments: str) -> str | None:
@@ -139,6 +135,13 @@ def passed_this_night(commit: str) -> dict[str, list[Outcome]]:
     return {name: [Outcome(**outcome) for outcome in kept] for name, kept in night["stages"].items()}
 
 
+def keep_night(commit: str, kept: dict[str, list[Outcome]]) -> None:
+    night = {name: [asdict(outcome) for outcome in passed] for name, passed in kept.items()}
+    beside = NIGHT.with_suffix(".new")
+    beside.write_text(json.dumps({"commit": commit, "stages": night}, indent=1))
+    beside.replace(NIGHT)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=".ci/run", description=__doc__, allow_abbrev=False)
     parser.add_argument("stages", nargs="*", help="these alone")
@@ -164,19 +167,41 @@ def main(arguments: list[str]) -> int:
     kept = passed_this_night(commit) if options.night and not options.anew and " " not in commit else {}
     before = compiled()
     outcomes: dict[str, list[Outcome]] = {}
-    for name in options.stages or suites:
-        if name in kept:
-            print(f"\n== {name} has passed at {commit} already: not run again (--anew runs it)", flush=True)
-            outcomes[name] = kept[name]
-            continue
-        outcomes[name] = [run(suite) for suite in suites[name]]
-        if options.night and all(outcome.result == "passed" for outcome in outcomes[name]):
-            kept[name] = outcomes[name]
-            night = {stage: [asdict(outcome) for outcome in passed] for stage, passed in kept.items()}
-            NIGHT.write_text(json.dumps({"commit": commit, "stages": night}, indent=1))
+
+    stop = threading.Event()
+    writing = threading.Lock()
+
+    def run_lane(names: list[str]) -> None:
+        for name in names:
+            if stop.is_set():
+                return
+            if name in kept:
+                print(
+                    f"\n== {name} has passed at {commit} already: not run again (--anew runs it)", flush=True
+                )
+                outcomes[name] = kept[name]
+                continue
+            outcomes[name] = [run(suite) for suite in suites[name]]
+            if options.night and all(outcome.result == "passed" for outcome in outcomes[name]):
+                with writing:
+                    kept[name] = outcomes[name]
+                    keep_night(commit, kept)
+
+    begin = time.monotonic()
+    names = options.stages or list(suites)
+    for beside in stages.lanes(names):
+        with ThreadPoolExecutor(len(beside)) as threads:
+            running = [threads.submit(run_lane, lane) for lane in beside]
+            try:
+                for lane in running:
+                    lane.result()
+            except BaseException:
+                # Ctrl-C has reached what they run, too; nothing more is begun.
+                stop.set()
+                raise
     from_cache, anew = (now - then for now, then in zip(compiled(), before, strict=True))
 
-    done = [outcome for of_stage in outcomes.values() for outcome in of_stage]
+    done = [outcome for name in names for outcome in outcomes[name]]
     print(
         f"\n== {again}\n== commit {commit}, {time.strftime('%Y-%m-%d %H:%M')}; time, and time of processors"
     )
@@ -189,7 +214,7 @@ def main(arguments: list[str]) -> int:
             print(
                 f"  FLAKY {name} (failed and, run once more with the same seed, passed: a fault all the same)"
             )
-    seconds = sum(outcome.seconds for outcome in done)
+    seconds = time.monotonic() - begin
     used = sum(outcome.processor_seconds for outcome in done)
     print(
         f"{'all':20} {seconds:6.0f} s {used:6.0f} s  ({anew} files compiled anew, {from_cache} from a cache)"

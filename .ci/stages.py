@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +54,9 @@ class Stage:
     smoke: tuple[Suite, ...] = ()
     #: At night in place of `suites`, where these are fewer.
     night: tuple[Suite, ...] = ()
+    #: Neighbours of unlike lanes run at the same time: their tests wait more than they compute. Two stages
+    #: with engines would need more than 24 GB.
+    lane: str = ""
 
 
 GPU = "GPU_TESTS=ON"
@@ -69,28 +73,31 @@ STAGES = (
         night=tuple(of_ctest(f"native-test-{build}", GPU) for build in ("asan", "tsan", "plain", "clang")),
     ),
     Stage("unit", (of_pytest("unit"),)),
-    Stage("docs", (of_pytest("docs"),), smoke_of("docs")),
-    Stage("page", (of_pytest("test-page"),), smoke_of("test-page", "smoke and browser")),
-    Stage("deploy", (of_pytest("test-deploy"),), smoke_of("test-deploy")),
-    Stage("release", (of_pytest("test-release"),), smoke_of("test-release")),
-    Stage("nixl", (of_pytest("test-nixl"),), smoke_of("test-nixl")),
+    Stage("docs", (of_pytest("docs"),), smoke_of("docs"), lane="daemons"),
+    Stage("page", (of_pytest("test-page"),), smoke_of("test-page", "smoke and browser"), lane="daemons"),
+    Stage("deploy", (of_pytest("test-deploy"),), smoke_of("test-deploy"), lane="daemons"),
+    Stage("release", (of_pytest("test-release"),), smoke_of("test-release"), lane="daemons"),
+    Stage("nixl", (of_pytest("test-nixl"),), smoke_of("test-nixl"), lane="daemons"),
     Stage(
         "rdma",
         (of_pytest("test-rdma"),),
         smoke_of("test-rdma", "smoke and rdma"),
         night=(of_pytest("test-rdma", "RDMA_TESTS=slow or not slow"),),
+        lane="daemons",
     ),
     Stage(
         "vllm",
         (of_pytest("test-vllm"),),
         smoke_of("test-vllm"),
         night=(of_pytest("test-vllm", "VLLM_TESTS=slow or not slow"),),
+        lane="engines",
     ),
     Stage(
         "sglang",
         (of_pytest("test-sglang"),),
         smoke_of("test-sglang"),
         night=(of_pytest("test-sglang", "SGLANG_TESTS=slow or not slow"),),
+        lane="engines",
     ),
     Stage("slow", night=(of_pytest("test-slow"),)),
     Stage("layouts", night=(of_pytest("test-layouts"),)),
@@ -167,6 +174,19 @@ def by_day(changed: Iterable[str] | None, gpu_changed: bool) -> dict[str, tuple[
 
 def by_night() -> dict[str, tuple[Suite, ...]]:
     return {stage.name: stage.night or stage.suites for stage in STAGES}
+
+
+def lanes(names: Iterable[str]) -> list[list[list[str]]]:
+    """The stages in order: the lanes of a list run at the same time, the stages of a lane in turn."""
+    by_name = {stage.name: stage for stage in STAGES}
+    groups = groupby(names, key=lambda name: bool(by_name[name].lane) or name)
+    ordered = []
+    for _, group in groups:
+        beside: dict[str, list[str]] = {}
+        for name in group:
+            beside.setdefault(by_name[name].lane, []).append(name)
+        ordered.append(list(beside.values()))
+    return ordered
 
 
 def passed_at(what: str) -> str:

@@ -151,6 +151,14 @@ def test_what_a_stage_s_tests_import_is_its_area(stage: str) -> None:
     assert not missed, f"a change of these would not run {stage}"
 
 
+def test_neighbours_of_unlike_lanes_run_at_once_and_engines_in_turn() -> None:
+    assert stages.lanes(["unit", "docs", "rdma", "vllm", "sglang", "slow"]) == [
+        [["unit"]],
+        [["docs", "rdma"], ["vllm", "sglang"]],
+        [["slow"]],
+    ]
+
+
 # -- Runs, of a project with two suites ----------------------------------------------------------------
 
 MAKEFILE = """
