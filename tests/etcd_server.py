@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.system_program import system_program
+from tests.waiting import until
 
 _BOUND_S: Final = 60.0
 
@@ -90,28 +90,31 @@ class Member:
 
     def until_healthy(self) -> None:
         """Waits until it answers, and its cluster has a leader."""
-        until = time.monotonic() + _BOUND_S
-        while time.monotonic() < until:
+
+        def is_healthy() -> bool:
             try:
                 with urllib.request.urlopen(f"http://{self.at}/health", timeout=2) as answer:
-                    if json.load(answer).get("health") == "true":
-                        return
+                    return bool(json.load(answer).get("health") == "true")
             except (OSError, ValueError):
-                pass
-            time.sleep(0.05)
-        raise AssertionError(self._log.read_text()[-4000:])
+                return False
+
+        until(is_healthy, self._last_words, pause_s=0.05)
 
     def until_listening(self) -> None:
         """Waits until its port is open."""
         host, _, port = self.at.rpartition(":")
-        until = time.monotonic() + _BOUND_S
-        while time.monotonic() < until:
+
+        def is_open() -> bool:
             try:
                 socket.create_connection((host, int(port)), 2).close()
-                return
             except OSError:
-                time.sleep(0.05)
-        raise AssertionError(self._log.read_text()[-4000:])
+                return False
+            return True
+
+        until(is_open, self._last_words, pause_s=0.05)
+
+    def _last_words(self) -> str:
+        return self._log.read_text()[-4000:]
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +15,7 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 import kvxfer
+from tests.waiting import until
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
@@ -94,9 +94,8 @@ def _started(folder: Path, name: str, stdin: IO[str] | None = None) -> subproces
 def _wait_for_listener(process: subprocess.Popen[str], port: int) -> None:
     """Waits until the kernel lists a listener; a test connection would count as a stranger."""
     entry = f"0100007F:{port:04X} 00000000:0000 0A"
-    while entry not in Path("/proc/net/tcp").read_text():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
+    until(lambda: process.poll() is not None or entry in Path("/proc/net/tcp").read_text(), "a listener")
+    assert process.poll() is None, process.communicate()[0]
 
 
 def test_its_layouts_go_into_each_other(capsys: pytest.CaptureFixture[str]) -> None:

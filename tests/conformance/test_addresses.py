@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 from kvxfer import Agent, AgentOptions, Peer, RegionDescriptor, address
 from kvxfer.directory import Entry, InProcessDirectory
 from kvxfer.errors import AgentError, PeerError, UsageError
+from tests.waiting import until
 
 SECRET = "0123456789abcdef"
 BOUND_S = 60.0
@@ -220,15 +220,6 @@ def test_a_restarted_owner_is_another(form: str, how: str) -> None:
             assert (caught.value.code, caught.value.peer) == ("peer-restarted", "there")
             until(lambda: not there.peers and not here.peers)
             assert here.connect_blocking(there.entry).incarnation == there.incarnation
-
-
-def until(is_so: Callable[[], object]) -> None:
-    pause = threading.Event()
-    for _ in range(int(BOUND_S * 1000)):
-        if is_so():
-            return
-        pause.wait(0.001)
-    raise AssertionError("it does not come about")
 
 
 def test_an_owner_without_an_address_is_looked_up() -> None:

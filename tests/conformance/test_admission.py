@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from tests.waiting import until
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
@@ -53,9 +54,7 @@ def test_the_end_that_was_called_reads_why(caplog: pytest.LogCaptureFixture) -> 
         decode.register("kv", ARRAY, replace(LLAMA, model="qwen"))
         with pytest.raises(UsageError):
             prefill.connect_blocking(decode.address, 10)
-        deadline = time.monotonic() + 10
-        while "decode lost a peer" not in caplog.text and time.monotonic() < deadline:
-            decode.poll()
+        until(lambda: not decode.poll() and "decode lost a peer" in caplog.text, lambda: caplog.text)
     assert "model: llama at the source, qwen at the destination" in caplog.text
 
 

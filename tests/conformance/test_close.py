@@ -6,7 +6,6 @@ import asyncio
 import gc
 import random
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from kvxfer import Agent, AgentOptions, Lease, Peer, Transfer
 from kvxfer.errors import AgentError, KvxferError, PeerError, TransferError, UsageError
+from tests.waiting import until
 
 BOUND_S = 60.0
 
@@ -172,13 +172,6 @@ async def test_a_cancelled_connect_leaves_no_session_at_either_end() -> None:
                 peer.disconnect()
             await asyncio.to_thread(until, lambda: not there.peers and not here.peers)
         assert (await here.connect(there.address)).state == "open"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # ---- limits ---------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 from kvxfer import Agent, PeerError, Region, RegionDescriptor
 from kvxfer.directory import Entry, InProcessDirectory
 from tests.fault.proxy import Proxy
+from tests.waiting import until
 
 BOUND_S = 60.0
 CALLERS = 8
@@ -44,13 +44,6 @@ FORMS: dict[str, Callable[[int, Agent, Region], Target]] = {
 
 def cache(value: int) -> Any:
     return np.full((CALLERS, 64), value, np.uint8)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture

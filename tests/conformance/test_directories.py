@@ -8,6 +8,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from kvxfer import Agent, AgentOptions
 from kvxfer.directory import ChangeKind, Entry, InProcessDirectory
 from kvxfer.errors import PeerError, UsageError
+from tests.waiting import until, until_on_loop
 
 BOUND_S = 60.0
 SHORT_S = 0.05
@@ -25,15 +27,6 @@ HASTY_TTL_S = 0.06
 
 class Memory(np.ndarray[Any, Any]):
     """An array whose end can be seen."""
-
-
-def until(is_so: Callable[[], object]) -> None:
-    pause = threading.Event()
-    for _ in range(int(BOUND_S * 1000)):
-        if is_so():
-            return
-        pause.wait(0.001)
-    raise AssertionError("it does not come about")
 
 
 class Unwell(InProcessDirectory):
@@ -321,18 +314,11 @@ def test_a_directory_that_does_not_answer_does_not_outlast_connect(how: str) -> 
     with Agent("there", directory=directory) as there, Agent("here", directory=directory) as here:
         directory.ailments.add("resolve hangs")
         words = r"no session with there within 0\.05 s \(timeout_s\): its name is still being looked up"
-
-        async def on_a_loop() -> int:
-            turns = 0
-            connecting = asyncio.create_task(here.connect("there", SHORT_S))
-            while not connecting.done():
-                turns += 1
-                await asyncio.sleep(0.001)
-            await connecting
-            return turns
-
+        connecting = partial(here.connect_blocking, "there", SHORT_S)
+        if how == "coroutine":
+            connecting = partial(asyncio.run, here.connect("there", SHORT_S))
         with pytest.raises(PeerError, match=words) as caught:
-            here.connect_blocking("there", SHORT_S) if how == "blocking" else asyncio.run(on_a_loop())
+            connecting()
         assert caught.value.code == "unreachable"
         assert not directory.recovered.is_set(), "connect came back before the directory"
         directory.recover()
@@ -348,7 +334,7 @@ def test_who_gives_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
 
         async def on_a_loop() -> None:
             waiting = [asyncio.create_task(here.connect("nobody", 1e9)) for _ in range(3)]
-            await asyncio.sleep(0.02)
+            await until_on_loop(lambda: directory._waiting)
             for each in waiting:
                 each.cancel()
             await asyncio.wait(waiting)

@@ -60,7 +60,7 @@ async def test_who_waits_for_a_peer_is_told_that_nobody_came() -> None:
         with pytest.raises(TimeoutError, match="no peer has connected to prefill within"):
             agent.accept_blocking(timeout_s=0.05)
         waiting = asyncio.ensure_future(agent.accept("ghost"))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         await agent.aclose()
         with pytest.raises(AgentError, match="closed"):
             await waiting

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -16,6 +15,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import Agent, AgentOptions, ExhaustedError, Message, Peer, PeerError, UsageError
 from kvxfer.errors import AgentError
+from tests.waiting import until, until_on_loop
 
 BOUND_S = 30.0
 WINDOW = 1 << 20
@@ -40,13 +40,6 @@ def options(request: pytest.FixtureRequest) -> AgentOptions:
 def ends(options: AgentOptions) -> Iterator[Ends]:
     with Agent("here", options) as here, Agent("there", options) as there:
         yield Ends(here, there)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def fill(peer: Peer, nbytes: int = 0) -> int:
@@ -263,6 +256,7 @@ async def test_many_that_wait_for_room_are_woken(ends: Ends) -> None:
     fill(ends.to_there)
     waiting = [asyncio.create_task(ends.to_there.sendable(LEAST)) for _ in range(10)]
     waiting.append(asyncio.create_task(asyncio.to_thread(ends.to_there.sendable_blocking, LEAST, BOUND_S)))
+    # Without room none of them ends.
     await asyncio.sleep(0.01)
     assert not any(task.done() for task in waiting)
     for _ in range(WINDOW // LEAST // 4):
@@ -296,11 +290,16 @@ def test_what_a_peer_that_is_lost_had_said_is_read(ends: Ends) -> None:
         ends.to_here.sendable_blocking(timeout_s=BOUND_S)
 
 
+def blocking_calls(agent: Agent) -> int:
+    """Returns how many blocking calls of an agent wait."""
+    return agent._completions._num_blocked
+
+
 async def test_whoever_waits_for_room_hears_that_its_peer_is_lost(ends: Ends) -> None:
     fill(ends.to_there)
     waiting = asyncio.create_task(ends.to_there.sendable())
     blocked = asyncio.create_task(asyncio.to_thread(ends.to_there.sendable_blocking, timeout_s=BOUND_S))
-    await asyncio.sleep(0.01)
+    await until_on_loop(lambda: blocking_calls(ends.here) == 1)
     ends.to_here.disconnect()
     for task in (waiting, blocked):
         with pytest.raises(PeerError):
@@ -317,7 +316,7 @@ async def test_whoever_waits_hears_that_the_agent_closes(ends: Ends) -> None:
         asyncio.create_task(ends.to_there.sendable()),
         asyncio.create_task(asyncio.to_thread(ends.to_there.sendable_blocking, timeout_s=BOUND_S)),
     ]
-    await asyncio.sleep(0.01)
+    await until_on_loop(lambda: blocking_calls(ends.here) == 2)
     await ends.here.aclose()
     assert await asyncio.wait_for(ending, BOUND_S) is None
     for task in waiting:

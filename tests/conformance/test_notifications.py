@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, Peer, Transfer
+from tests.waiting import until
 
 
 class Ends:
@@ -35,19 +36,12 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
         yield Ends(prefill, decode)
 
 
-def wait_until(is_over: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not is_over():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_a_note_that_is_read_after_its_peer_was_lost_names_it(ends: Ends) -> None:
     peer = ends.decode.accept_blocking("prefill", 10)
     for payload in (b"held", b"forgotten"):
         ends.note(payload).wait(10)
     ends.prefill.close()
-    wait_until(lambda: not ends.decode.peers)
+    until(lambda: not ends.decode.peers)
     note = ends.decode.notification_blocking(10)
     assert note.payload == b"held"
     assert note.peer is peer

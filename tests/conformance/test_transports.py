@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
+
+from tests.waiting import until
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import AgentOptions
 from kvxfer.testing import FaultPlan, Pair, conformance, connected_pair, differing_layouts
 from kvxfer.testing.conformance import Check
-from kvxfer.testing.pair import SMALL
+from kvxfer.testing.pair import SMALL, Cache
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ def test_the_path_that_was_asked_for_is_used(setting: Setting, seed: int) -> Non
     with setting.pair((2, 2, 8, 4, 2, 32), seed) as pair:
         for end in (pair.prefill, pair.decode):
             # The end that was connected to knows its peer before the last of its rails is up.
-            deadline = time.monotonic() + conformance.BOUND_S
-            while end.remote.path != setting.path and time.monotonic() < deadline:
-                end.agent.poll()
-            assert end.remote.path == setting.path, end.remote.notes
+            until(partial(_has_path, end, setting.path), end.remote)
+
+
+def _has_path(end: Cache, path: str) -> bool:
+    end.agent.poll()
+    return end.remote.path == path

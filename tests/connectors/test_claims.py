@@ -19,9 +19,9 @@ from tests.connectors.workers import (
     collected,
     forward,
     some_tokens,
-    until,
     workers,
 )
+from tests.waiting import until
 
 TOKENS, LEASE_TTL_S = 100, 30.0
 SRC, DST = (5, 9, 2, 7), (7, 3, 11, 1)

@@ -27,9 +27,9 @@ from tests.connectors.workers import (
     collected,
     prefill_knows,
     some_tokens,
-    until,
     workers,
 )
+from tests.waiting import until
 
 TOKENS = 100
 #: The time in which an error would have happened. Correct behaviour does not depend on it.

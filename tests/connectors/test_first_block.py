@@ -22,8 +22,8 @@ from tests.connectors.workers import (
     memory_of,
     prefill_knows,
     some_tokens,
-    until,
 )
+from tests.waiting import until
 
 NUM_BLOCKS = 8
 # All blocks of a cache, in another order at each end; 1 is the first block.

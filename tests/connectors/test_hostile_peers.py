@@ -16,7 +16,8 @@ from kvxfer.connectors.common.notes import Claim, Leaving, Receipt, Registration
 from kvxfer.connectors.common.prompt_lookup import PromptLookup, PromptRegister
 from kvxfer.connectors.common.push_registration import Registration, Share
 from kvxfer.connectors.common.step import Grant, Step
-from tests.connectors.workers import NUM_LAYERS, Pushed, Worker, until, workers
+from tests.connectors.workers import NUM_LAYERS, Pushed, Worker, workers
+from tests.waiting import until
 
 KEYS = [bytes([at]) * 16 for at in range(3)]
 

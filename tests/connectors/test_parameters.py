@@ -19,7 +19,8 @@ from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import OwnRank
 from kvxfer.directory import Entry
 from tests.connectors.requests import Request
-from tests.connectors.workers import BLOCK_SIZE, LAYERS, Worker, until, workers
+from tests.connectors.workers import BLOCK_SIZE, LAYERS, Worker, workers
+from tests.waiting import until
 
 NUM_TOKENS = 100
 BLOCKS = [[1, 2, 3, 4]]

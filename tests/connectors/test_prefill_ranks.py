@@ -11,7 +11,8 @@ from kvxfer import LeaseToken
 from kvxfer.connectors.common.handover import MAX_RANKS, Handover
 from kvxfer.connectors.common.step import FetchOrder, Grant, Step
 from kvxfer.directory import Entry
-from tests.connectors.workers import Worker, collected, until, workers
+from tests.connectors.workers import Worker, collected, workers
+from tests.waiting import until
 
 LEASE = LeaseToken.draw()
 

@@ -12,7 +12,7 @@ import pytest
 
 import kvxfer
 from kvxfer.connectors.common.prompt_lookup import _ASK, _HEAD, _QUESTION, PromptLookup, PromptRegister
-from tests.connectors.workers import until
+from tests.waiting import until
 
 KEY, OTHER = bytes(range(16)), bytes(16)
 PATIENCE_S = 20.0

@@ -30,9 +30,9 @@ from tests.connectors.workers import (
     forward,
     prefill_knows,
     some_tokens,
-    until,
     workers,
 )
+from tests.waiting import until
 
 TOKENS = 100
 
@@ -522,7 +522,8 @@ def test_what_another_request_computes_in_this_step_is_not_pushed_before_it_is_t
         for _ in range(20):
             half.collect(set())
             decode[0].half.collect(set())
-            time.sleep(0.005)  # a write that was posted as computed would have landed by now
+            # A write that was posted as computed would land meanwhile.
+            time.sleep(0.005)
         assert not any(cache.any() for cache in decode[0].caches.values())
         for layer, name in enumerate(LAYERS):
             pushed.compute(prefill, layer, 0, TOKENS, whole)
@@ -592,5 +593,6 @@ def test_a_push_that_goes_on_after_sleep_is_given_back_once() -> None:
         # before.
         assert not half.collect({"kept"}).sent
         assert collected(prefill)[0].sent == {"kept"}
+        # It is not given back once more.
         time.sleep(0.6)
         assert not half.collect(set()).sent

@@ -25,10 +25,11 @@ from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step
 from kvxfer.directory import Entry
 from tests.connectors.requests import Request
-from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Pushed, Worker, memory_of, until
+from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Pushed, Worker, memory_of
 from tests.fault.node import Worker as Process
 from tests.fault.proxy import Proxy
 from tests.seeds import seed_of
+from tests.waiting import until
 
 SRC, DST = (5, 9, 2), (7, 3, 11)
 NUM_TOKENS = 3 * BLOCK_SIZE - 4

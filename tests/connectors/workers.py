@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -25,6 +25,7 @@ from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
 from kvxfer.connectors.common.worker_half import StepResults, WorkerHalf
 from kvxfer.directory import Entry
 from tests.seeds import seed_of
+from tests.waiting import until
 
 NUM_HEADS, BLOCK_SIZE, NUM_LAYERS = 4, 32, 3
 BOUND_S = 20.0
@@ -221,14 +222,6 @@ def prefill_knows(prefill: list[Worker], pushed: Pushed) -> bool:
         if not any(each.arrivals for each in waiting.values()):
             return False
     return True
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits, in a bounded time."""
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {BOUND_S} s"
-        time.sleep(0.001)
 
 
 def collected(workers: list[Worker], finished: set[str] | None = None) -> list[StepResults]:

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from tests.control.serving import Program, program
-from tests.control.waiting import until
 from tests.deploy.command_line import serving
 from tests.etcd_server import Cluster, free_ports
 from tests.system_program import system_program
+from tests.waiting import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yaml"

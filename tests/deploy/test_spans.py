@@ -23,7 +23,7 @@ from kvxfer.cli import main
 from kvxfer.errors import KvxferError
 from kvxfer.testing import Pair, connected_pair
 from tests.control.serving import BOUND_S, program
-from tests.control.waiting import until
+from tests.waiting import until
 
 pytest.importorskip("opentelemetry.sdk", reason="no OpenTelemetry: `make test-deploy` installs it")
 

@@ -28,6 +28,7 @@ from kvxfer.errors import KvxferError
 from tests.fault import (
     confinement as confinement,
 )  # modules for `Worker.do`, which could not be imported under its limits
+from tests.waiting import until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 # Layers, K and V, blocks, tokens, heads, dim; 2, 32 and 64 MiB in all.
@@ -113,6 +114,11 @@ class Node:
     def is_all(self, value: int, ids: Iterable[int] | None = None) -> bool:
         return bool((self.array[:, :, self._index(ids)] == value).all())
 
+    def stays(self, value: int, for_s: float = 0.1) -> bool:
+        """Sleeps, so that bytes could land that must not, and returns whether all still is this value."""
+        time.sleep(for_s)
+        return self.is_all(value)
+
     def has_any(self, value: int, ids: Iterable[int] | None = None) -> bool:
         return bool((self.array[:, :, self._index(ids)] == value).any())
 
@@ -170,7 +176,7 @@ class Node:
 
     def wait_lost(self, peer: int = -1, timeout_s: float = BOUND_S) -> str:
         """Returns why a peer was lost."""
-        _until(lambda: self.peers[peer].state == "lost", timeout_s)
+        until(lambda: self.peers[peer].state == "lost", lambda: self.peers[peer], timeout_s=timeout_s)
         return self.peer_state(peer)[1]
 
     def loss_in_words(self, peer: int = -1) -> str:
@@ -181,7 +187,14 @@ class Node:
 
     def wait_rails(self, *wanted: str, peer: int = -1, timeout_s: float = BOUND_S) -> None:
         """Waits until these rails are up, in any order; each end learns of a rail at its own time."""
-        _until(lambda: sorted(self.peers[peer].rails) == sorted(wanted), timeout_s)
+        until(
+            lambda: sorted(self.rails(peer)) == sorted(wanted), lambda: self.peers[peer], timeout_s=timeout_s
+        )
+
+    def wait_redialled(self, count: int) -> None:
+        """Waits until so many rails have come back; each end learns of a rail at its own time."""
+        until(lambda: self.stats()["rails_redialled"] >= count, self.stats, timeout_s=BOUND_S)
+        assert self.stats()["rails_redialled"] == count
 
     def path(self, peer: int = -1) -> tuple[str, str]:
         """Returns the rail over which the peer's region is fetched, and why others are not used."""
@@ -259,7 +272,7 @@ class Node:
     def until_bytes_land(self, timeout_s: float = BOUND_S) -> None:
         """Returns when the first bytes of anything have landed in memory that was cleared."""
         first = self.array[:, :, :, 0, 0, 0]
-        _until(lambda: bool(first.any()), timeout_s, 0.0002)
+        until(first.any, "nothing landed", timeout_s=timeout_s, pause_s=0.0002)
 
     def release(self, num_layers: int, work: int = -1) -> None:
         self.works[work].release(num_layers)
@@ -293,7 +306,7 @@ class Node:
 
     def wait_idle(self, timeout_s: float = BOUND_S) -> None:
         """Waits until no transfer is open; one end may know of an end earlier than the other."""
-        _until(lambda: self.stats()["transfers_open"] == 0, timeout_s)
+        until(lambda: not self.stats()["transfers_open"], self.stats, timeout_s=timeout_s)
 
     def close(self) -> None:
         self.agent.close()
@@ -399,6 +412,24 @@ def footprint() -> tuple[int, int, int]:
     return _count("/proc/self/fd"), _count("/proc/self/task"), rss * 1024
 
 
+def until_within(
+    before: tuple[int, int, int],
+    end: Callable[[], tuple[int, int, int]] = footprint,
+    *,
+    descriptors: int = 0,
+    nbytes: int = 1 << 62,
+) -> None:
+    """Waits until a process has at most so many more descriptors and bytes than before, and no more threads.
+
+    Descriptors of a session close after its goodbye, and a joined thread disappears a moment later.
+    """
+    limits = [then + more for then, more in zip(before, (descriptors, 0, nbytes), strict=True)]
+    until(
+        lambda: all(now <= limit for now, limit in zip(end(), limits, strict=True)),
+        lambda: f"descriptors, threads, bytes: {before} -> {end()}",
+    )
+
+
 def _count(folder: str) -> int:
     return sum(1 for _ in Path(folder).iterdir())
 
@@ -479,14 +510,6 @@ class Worker:
             self.resume()
             self.process.kill()
         self.process.wait(BOUND_S)
-
-
-def _until(is_over: Any, timeout_s: float, pause_s: float = 0.002) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_over():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_s} s")
-        time.sleep(pause_s)
 
 
 def _serve(fd: int) -> None:

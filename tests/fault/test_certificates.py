@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import logging
 import os
 import random
@@ -13,8 +12,8 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,7 @@ from kvxfer.errors import PeerError, TransferError, UsageError
 from tests.certificates import Authority
 from tests.fault.node import BOUND_S, ROOT, SECRET, Node, Worker
 from tests.fault.proxy import Proxy
+from tests.waiting import until
 
 try:
     ctypes.CDLL("libssl.so.3")
@@ -76,18 +76,12 @@ def lines(caplog: pytest.LogCaptureFixture, *nodes: Node) -> str:
 
 
 def until_logged(caplog: pytest.LogCaptureFixture, words: str, *nodes: Node) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while words not in lines(caplog, *nodes):
-        assert time.monotonic() < deadline, f"no {words!r} in {lines(caplog, *nodes)!r}"
-        time.sleep(0.01)
+    until(lambda: words in lines(caplog, *nodes), lambda: f"no {words!r} in {lines(caplog, *nodes)!r}")
 
 
 def until_gone(node: Node) -> None:
     """Waits until this node has dropped a session that the other end has closed."""
-    deadline = time.monotonic() + BOUND_S
-    while node.agent.peers:
-        assert time.monotonic() < deadline, node.agent.peers
-        time.sleep(0.01)
+    until(lambda: not node.agent.peers, lambda: node.agent.peers)
 
 
 # ---- those who get in -----------------------------------------------------------------------------
@@ -271,10 +265,10 @@ def test_a_stranger_is_refused_and_the_log_says_why(
         authority.revoke(tls)
         decode.agent.reload_certificates()
     assert is_refused(decode.address(), context_of(tls))
-    deadline = time.monotonic() + BOUND_S
-    while not any(word in lines(caplog, decode) for word in words.split("|")):
-        assert time.monotonic() < deadline, lines(caplog, decode)
-        time.sleep(0.01)
+    until(
+        lambda: any(word in lines(caplog, decode) for word in words.split("|")),
+        lambda: lines(caplog, decode),
+    )
     assert not decode.agent.peers
 
 
@@ -539,10 +533,7 @@ def test_a_peer_that_stops_in_its_handshake_costs_nobody(
             while stranger.recv(1 << 16):  # until its connection is closed
                 pass
         stranger.close()
-    deadline = time.monotonic() + BOUND_S
-    while (held := decode.stats()["strangers"]["descriptors"][0]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not held
+    until(lambda: not decode.stats()["strangers"]["descriptors"][0], lambda: decode.stats()["strangers"])
 
 
 def test_an_acceptor_that_says_nothing_is_given_up(local: Local, authority: Authority) -> None:
@@ -560,28 +551,26 @@ def test_strangers_that_shake_hands_without_end_hold_up_no_peer(
     prefill = local("prefill", "tcp", tls=authority.issue(_PREFILL))
     reads_all(prefill, decode)
     context = context_of(Authority(tmp_path, "other").issue(_PREFILL))
-    ended, counted = threading.Event(), itertools.count()
+    ended, refused = threading.Event(), []
 
     def shake_hands() -> None:
         while not ended.is_set():
-            assert is_refused(decode.address(), context)
-            next(counted)
+            refused.append(is_refused(decode.address(), context))
 
-    strangers = [threading.Thread(target=shake_hands) for _ in range(4)]
-    for stranger in strangers:
-        stranger.start()
-    try:
-        for _ in range(20):
-            prefill.set(0)
-            prefill.read()
-            assert prefill.end() is None
-            assert prefill.holds(3)
-        while next(counted) < 200:
-            time.sleep(0.01)
-    finally:
-        ended.set()
+    with ThreadPoolExecutor(4) as threads:
+        strangers = [threads.submit(shake_hands) for _ in range(4)]
+        try:
+            for _ in range(20):
+                prefill.set(0)
+                prefill.read()
+                assert prefill.end() is None
+                assert prefill.holds(3)
+            until(lambda: len(refused) >= 200, lambda: f"{len(refused)} handshakes")
+        finally:
+            ended.set()
         for stranger in strangers:
-            stranger.join()
+            stranger.result(BOUND_S)
+    assert all(refused)
     assert prefill.peer_state() == ("open", "")
     assert [peer.name for peer in decode.agent.peers] == ["prefill"]
 

@@ -24,15 +24,7 @@ from kvxfer.errors import PeerError
 from kvxfer.testing.directories import BOUND_S, entry
 from tests.etcd_server import Cluster, Member, free_ports
 from tests.fault.cable import Cable, why_not
-
-
-def until(what: str, is_so: Callable[[], object]) -> None:
-    pause = threading.Event()
-    for _ in range(int(BOUND_S * 100)):
-        if is_so():
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"{what}: not within {BOUND_S:g} s")
+from tests.waiting import until
 
 
 def names(directory: EtcdDirectory) -> list[str]:
@@ -60,10 +52,10 @@ def test_etcd_is_killed_and_costs_no_session_and_no_transfer(cluster: Cluster) -
         source, destination = (
             agent.register("kv", cache, layout) for agent, cache in zip((prefill, decode), pages, strict=True)
         )
-        until("prefill is known", lambda: "prefill" in names(other))
+        until(lambda: "prefill" in names(other), "prefill is known")
         peer = decode.connect_blocking("prefill")
         etcd.kill()
-        until("it is noticed", lambda: other.away)
+        until(lambda: other.away, "it is noticed")
         source.grant(prefill.peers[0], blocks=[1, 2], mode="read", ttl_s=BOUND_S)
         decode.read(destination, peer.regions["kv"], src_blocks=[1, 2], dst_blocks=[0, 3]).wait(BOUND_S)
         assert pages[1][0].all()
@@ -74,7 +66,7 @@ def test_etcd_is_killed_and_costs_no_session_and_no_transfer(cluster: Cluster) -
             other.publish(entry("late"))
         assert refused.value.code == "unreachable"
         etcd.start()
-        until("it is heard again", lambda: not one.away and not other.away)
+        until(lambda: not one.away and not other.away, "it is heard again")
         assert names(one) == names(other) == ["decode", "prefill"]
 
 
@@ -94,7 +86,7 @@ def test_a_minute_without_etcd_under_two_hundred_agents(cluster: Cluster, seed: 
             ended.callback(agents[name].close)
         everybody = sorted(agents)
         for directory in directories:
-            until("all are known", lambda directory=directory: names(directory) == everybody)  # type: ignore[misc]
+            until(lambda directory=directory: names(directory) == everybody, "all are known")  # type: ignore[misc]
         callers = rng.sample(everybody, 40)
         pairs = list(zip(callers[:20], callers[20:], strict=True))
         caches, moves = {}, []
@@ -121,7 +113,7 @@ def test_a_minute_without_etcd_under_two_hundred_agents(cluster: Cluster, seed: 
             pause.wait(1)
         etcd.start()
         for directory in directories:
-            until("who ended is gone", lambda directory=directory: names(directory) == everybody)  # type: ignore[misc]
+            until(lambda directory=directory: names(directory) == everybody, "who ended is gone")  # type: ignore[misc]
         assert all(peer.state == "open" for _, peer, _ in moves)
         at = agents[rng.choice(everybody)]
         assert directories[0].resolve_blocking(at.name, BOUND_S) == at.entry
@@ -135,16 +127,16 @@ def test_what_changed_while_etcd_was_away_is_right_afterwards(cluster: Cluster, 
         goes = EtcdDirectory(cluster.url())
         for directory, name in ((stays, "stays"), (loses, "moves"), (goes, "goes")):
             directory.publish(entry(name))
-        until("all are known", lambda: len(names(stays)) == 3)
+        until(lambda: len(names(stays)) == 3, "all are known")
         etcd.kill()
-        until("it is noticed", lambda: stays.away and loses.away)
+        until(lambda: stays.away and loses.away, "it is noticed")
         goes.close()
         etcd.start(empty=how == "lost its data")
         with EtcdDirectory(cluster.url()) as successor:
-            until("a successor has the name", lambda: _tries(successor, entry("moves", 2)))
+            until(lambda: _tries(successor, entry("moves", 2)), "a successor has the name")
             for directory in (stays, loses, successor):
-                until("they agree", partial(_agrees, directory))
-        until("the successor has gone", lambda: names(stays) == ["stays"])
+                until(partial(_agrees, directory), "they agree")
+        until(lambda: names(stays) == ["stays"], "the successor has gone")
 
 
 def _agrees(directory: EtcdDirectory) -> bool:
@@ -167,14 +159,14 @@ def test_a_server_that_stops_is_given_up_and_comes_back(cluster: Cluster) -> Non
     (etcd,) = cluster.members
     with EtcdDirectory(cluster.url()) as directory:
         directory.publish(entry("a"))
-        until("it is heard", lambda: not directory.away)
+        until(lambda: not directory.away, "it is heard")
         etcd.stop()
-        until("it is noticed", lambda: directory.away)
+        until(lambda: directory.away, "it is noticed")
         assert names(directory) == ["a"]
         with pytest.raises(PeerError, match="etcd does not answer"):
             directory.publish(entry("b"))
         etcd.go_on()
-        until("it is heard again", lambda: not directory.away)
+        until(lambda: not directory.away, "it is heard again")
         directory.publish(entry("b"))
         assert "b" in names(directory)
 
@@ -195,11 +187,11 @@ def test_an_entry_whose_process_is_killed_is_forgotten(cluster: Cluster) -> None
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == b"published\n"
-            until("it is known", lambda: names(reader) == ["dead"])
+            until(lambda: names(reader) == ["dead"], "it is known")
         finally:
             child.kill()
             child.communicate()
-        until("it is forgotten", lambda: not names(reader))
+        until(lambda: not names(reader), "it is forgotten")
 
 
 def test_one_of_three_servers_dies_and_the_others_are_followed(seed: int) -> None:
@@ -210,8 +202,8 @@ def test_one_of_three_servers_dies_and_the_others_are_followed(seed: int) -> Non
             is_killed = bool((seed >> turn) & 1)
             member.kill() if is_killed else member.stop()
             said = entry(f"a{turn}")
-            until("it is written elsewhere", partial(_tries, one, said))
-            until("it is seen elsewhere", partial(_has, other, said))
+            until(partial(_tries, one, said), "it is written elsewhere")
+            until(partial(_has, other, said), "it is seen elsewhere")
             member.start() if is_killed else member.go_on()
             member.until_healthy()
         assert names(other) == ["a0", "a1", "a2", "stays"]
@@ -267,15 +259,15 @@ def test_a_partition_is_survived() -> None:
             assert ask(1, "publish near") == ["near"]
             ask(0, "publish far")
             for number in (0, 1):
-                until("both are known", partial(_is, ask, number, ["far", "near"]))
+                until(partial(_is, ask, number, ["far", "near"]), "both are known")
             cable.cut()
-            until("it is noticed", lambda: ask(0, "away") == ["yes"])
-            until("its lease has ended", lambda: ask(1, "list") == ["near"])
+            until(lambda: ask(0, "away") == ["yes"], "it is noticed")
+            until(lambda: ask(1, "list") == ["near"], "its lease has ended")
             assert ask(1, "publish new") == ["near", "new"]
             assert ask(0, "list") == ["far", "near"]
             cable.mend()
-            until("all is known there", lambda: ask(0, "list") == ["far", "near", "new"])
-            until("all is known here", lambda: ask(1, "list") == ["far", "near", "new"])
+            until(lambda: ask(0, "list") == ["far", "near", "new"], "all is known there")
+            until(lambda: ask(1, "list") == ["far", "near", "new"], "all is known here")
         finally:
             for host in hosts:
                 host.kill()
@@ -346,11 +338,11 @@ def test_tls_with_certificates_of_both(tmp_path: Path) -> None:
             f"{cluster.url()}?ca={ours.ca}&certificate={mended}&key={tmp_path}/mended.key"
         ) as late:
             shutil.copy(foreign_key, tmp_path / "mended.key")
-            until("it has been tried", lambda: "etcd does not answer" in late.away)
+            until(lambda: "etcd does not answer" in late.away, "it has been tried")
             for source, target in ((client, mended), (client_key, tmp_path / "mended.key")):
                 shutil.copy(source, f"{target}.new")
                 Path(f"{target}.new").replace(target)
-            until("it is heard", lambda: not late.away)
+            until(lambda: not late.away, "it is heard")
             late.publish(entry("c"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +10,9 @@ import pytest
 
 from kvxfer.errors import PeerError, TransferError
 from tests.fault import confinement, crowd
-from tests.fault.node import BOUND_S, Node, Worker, footprint
+from tests.fault.node import Node, Worker, footprint, until_within
 from tests.fault.test_process_faults import works_with
+from tests.waiting import until
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -78,9 +78,7 @@ def test_two_hundred_peers_of_which_a_third_goes(transport: str, local: Local, r
 
     for process, part in zip(processes[:-1], parts[:-1], strict=True):
         process.do(crowd.close, [number for number in part if number not in closed])
-    deadline = time.monotonic() + BOUND_S
-    while hub.agent.peers or footprint()[0] > before[0] or footprint()[1] > before[1]:
-        assert time.monotonic() < deadline, f"descriptors, threads, bytes: {before} -> {footprint()}"
-        time.sleep(0.01)
+    until(lambda: not hub.agent.peers, lambda: hub.agent.peers)
+    until_within(before)
     hub.wait_idle()
     works_with(hub, remote("newcomer", transport, shape), 5)

@@ -14,6 +14,7 @@ import pytest
 from kvxfer.errors import PeerError, TransferError, UsageError
 from tests.fault.node import BOUND_S, HASTY_S, LARGE, SECRET, Node, Worker, footprint
 from tests.fault.proxy import Proxy
+from tests.waiting import until
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -41,19 +42,13 @@ class Line:
 
     def rails_up(self, count: int) -> None:
         """Waits for the rails at both ends, which learn of them at different times."""
-        deadline = time.monotonic() + BOUND_S
         for end in (self.here, self.there):
-            while len(end.rails()) < count and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert end.rails() == ("tcp",) * count
+            end.wait_rails(*["tcp"] * count)
 
     def wait_redialled(self, count: int) -> None:
         """Waits until so many rails are back at both ends."""
-        deadline = time.monotonic() + BOUND_S
         for end in (self.here, self.there):
-            while end.stats()["rails_redialled"] < count and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert end.stats()["rails_redialled"] == count
+            end.wait_redialled(count)
 
     def still_works(self) -> None:
         """Both agents are usable: a direct session moves everything."""
@@ -256,10 +251,9 @@ def test_a_refused_stranger_is_one_line_in_the_log(
     stranger = remote("stranger", "tcp", secret=b"another secret, also long")
     with pytest.raises(PeerError):
         stranger.connect(acceptor.address())
-    deadline = time.monotonic() + BOUND_S
-    while not lines_of(caplog, acceptor) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.2)  # for a second line, if there is one
+    until(lambda: lines_of(caplog, acceptor), "no line")
+    # No second line comes.
+    time.sleep(0.2)
     assert len(lines_of(caplog, acceptor)) == 1, lines_of(caplog, acceptor)
 
 
@@ -323,13 +317,9 @@ def test_bytes_of_strangers_disturb_nothing(line: Callable[..., Line], seed: int
         assert ends.here.holds(3)
     assert ends.here.peer_state() == ("open", "")
     assert ends.there.peer_state() == ("open", "")
-    deadline = time.monotonic() + BOUND_S  # a stranger has handshake_timeout_s
-    while time.monotonic() < deadline and (
-        ends.there.footprint()[0] > before or footprint()[0] > before_here
-    ):
-        time.sleep(0.05)
-    assert ends.there.footprint()[0] <= before, "descriptors leaked"
-    assert footprint()[0] <= before_here, "descriptors leaked"
+    # A stranger has handshake_timeout_s.
+    until(lambda: ends.there.footprint()[0] <= before, "descriptors leaked there")
+    until(lambda: footprint()[0] <= before_here, "descriptors leaked here")
     ends.still_works()
 
 
@@ -342,9 +332,6 @@ def test_strangers_that_say_nothing_are_sent_away(local: Local) -> None:
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(1 << 16):  # until the node ends it; TimeoutError where it does not
                 pass
-    deadline = time.monotonic() + BOUND_S
-    while time.monotonic() < deadline and footprint()[0] > before + 50:
-        time.sleep(0.05)
-    assert footprint()[0] <= before + 50
+    until(lambda: footprint()[0] <= before + 50, footprint)
     for stranger in strangers:
         stranger.close()

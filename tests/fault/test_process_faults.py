@@ -251,6 +251,7 @@ def test_a_peer_that_is_stopped_has_not_heard_of_a_lease(
         revoked.wait(0)
     with ThreadPoolExecutor() as threads:
         waits = [threads.submit(lease.wait, BOUND_S) for lease in (revoked, lost_with_it)]
+        # Neither ends by itself.
         time.sleep(0.05)
         assert not waits[0].done()
         revoked.revoke_blocking()
@@ -370,8 +371,7 @@ def test_nothing_lands_from_a_writer_that_slept_past_the_fence(
     src.resume()
     src.release(LARGE[0])
     lost(src.end())
-    time.sleep(0.2)
-    assert dst.is_all(7), "bytes landed after the fence"
+    assert dst.stays(7), "bytes landed after the fence"
 
 
 def test_source_is_stopped_before_the_rest_of_a_write(transport: str, local: Local, remote: Remote) -> None:
@@ -393,8 +393,7 @@ def test_source_is_stopped_before_the_rest_of_a_write(transport: str, local: Loc
     src.resume()
     src.release(4)
     lost(src.end(write))
-    time.sleep(0.2)
-    assert dst.is_all(7)
+    assert dst.stays(7)
 
 
 def test_who_calls_a_stopped_agent_is_told_so_and_nobody_is_accused_of_another_secret(

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fault.node import BOUND_S, HASTY_S, ROOT, Node, Worker, footprint
+from tests.fault.node import BOUND_S, HASTY_S, ROOT, Node, Worker, footprint, until_within
+from tests.waiting import until
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -52,6 +53,7 @@ def test_a_forked_child_can_do_nothing_and_disturbs_nothing(
     here.read()
     assert here.end() is None
     assert here.holds(1)
+    # The forked child costs nobody its session.
     time.sleep(1.5 * HASTY_S)
     assert here.peer_state() == ("open", "")
 
@@ -96,15 +98,7 @@ def test_rounds_of_connecting_grow_nothing(local: Local, remote: Remote, kind: s
         assert there.rounds(here.address(), 100) == 100
     settle(here)
     for before, end in ((mine, footprint), (theirs, there.footprint)):
-        # Descriptors of the last round may close shortly after its goodbye.
-        deadline = time.monotonic() + BOUND_S
-        while (after := end())[0] > before[0] + 4 or after[1] > before[1]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        assert after[0] <= before[0] + 4, f"descriptors: {before[0]} -> {after[0]}"
-        assert after[1] <= before[1], f"threads: {before[1]} -> {after[1]}"
-        assert after[2] <= before[2] + (16 << 20), f"resident: {before[2]} -> {after[2]}"
+        until_within(before, end, descriptors=4, nbytes=16 << 20)
     there.connect(here.address())
     here.accept("dialler")
     there.fill(2)
@@ -116,13 +110,9 @@ def test_rounds_of_connecting_grow_nothing(local: Local, remote: Remote, kind: s
 
 def settle(node: Node) -> None:
     """Waits until the last goodbye has arrived, and takes events off the ring."""
-    deadline = time.monotonic() + BOUND_S
-    while node.agent.peers and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not node.agent.peers
+    until(lambda: not node.agent.peers, lambda: node.agent.peers)
     node.agent.take_notification()
     gc.collect()
-    time.sleep(0.1)
 
 
 # ---- pages around a pool ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from kvxfer.memory.control_group import machine_nbytes
 from tests.fault import confinement
 from tests.fault.node import BOUND_S, ROOT, SMALL, Node, Worker, moves_both_ways
 from tests.fault.test_process_faults import join, works_with
+from tests.waiting import until
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -217,15 +219,16 @@ def control_group() -> Iterator[Callable[[int], Path]]:
 
     yield make
     for group in made:
-        deadline = time.monotonic() + BOUND_S
-        while True:  # a process that was waited for leaves its group a moment later
-            try:
-                group.rmdir()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+        until(partial(_is_removed, group), group)
+
+
+def _is_removed(group: Path) -> bool:
+    """Removes a control group; a process that was waited for leaves it a moment later."""
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def test_a_control_group_that_is_full_ends_its_process_and_nothing_else(

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -26,6 +25,7 @@ from kvxfer.shared_secret import find_secrets
 from kvxfer.tls import Tls
 from tests.fault.node import BOUND_S, LONG_S, ROOT, Node, options_for
 from tests.seeds import seed_of
+from tests.waiting import until
 
 Local = Callable[..., Node]
 Secret = bytes | tuple[bytes, ...] | Path
@@ -72,10 +72,7 @@ def as_caller(secret: Secret, caller: Agent) -> str:
 
 
 def until_accepted(secret: Secret, called: Agent) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while as_called(secret, called) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert as_called(secret, called) == ""
+    until(lambda: not as_called(secret, called), lambda: as_called(secret, called))
 
 
 def logged(agent: Agent, caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -85,10 +82,7 @@ def logged(agent: Agent, caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def until_logged(agent: Agent, caplog: pytest.LogCaptureFixture, words: str) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not any(words in line for line in logged(agent, caplog)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert any(words in line for line in logged(agent, caplog)), logged(agent, caplog)
+    until(lambda: any(words in line for line in logged(agent, caplog)), lambda: logged(agent, caplog))
 
 
 # ---- by a call ------------------------------------------------------------------------------------
@@ -493,11 +487,8 @@ def test_hundreds_of_changes_leak_no_descriptor_and_no_watch(
         CHANGES[step % 3](plain, secret)
     for agent in (one, two):
         until_accepted(secret, agent)
-    deadline = time.monotonic() + BOUND_S  # sockets of refused callers close last
-    while (_watches() != watched or len(_descriptors()) > num_open) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert _watches() == watched
-    assert len(_descriptors()) <= num_open
+    # Sockets of refused callers close last.
+    until(lambda: _watches() == watched and len(_descriptors()) <= num_open, _descriptors)
     one.close()
     two.close()
     assert _watches() == before

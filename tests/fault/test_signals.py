@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from kvxfer.errors import PeerError, TransferError
 from tests.fault.node import BOUND_S, MEDIUM, ROOT, Node, Worker
 from tests.fault.test_process_faults import works_with
+from tests.waiting import until
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -58,10 +58,15 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 # ---- interrupted --------------------------------------------------------------------------------
 
+# A handler that prints while the main thread prints raises "reentrant call inside BufferedWriter".
+# `os.write` has no buffer, so it may be interrupted anywhere.
 BLOCKED = """
-import signal, socket, sys, threading
+import os, signal, socket, sys, threading
 import kvxfer
 from tests.fault.node import BOUND_S, Node
+
+def say(line):
+    os.write(1, line.encode() + b"\\n")
 
 node = Node("child", sys.argv[2])
 node.fill(3)
@@ -88,16 +93,16 @@ verbs = {
     "region": lambda: peer.region_blocking("none", None),
     "lease": lease.ended_blocking,
 }
-signal.signal(signal.SIGUSR1, lambda *_: print("goes on", flush=True))
+signal.signal(signal.SIGUSR1, lambda *_: say("goes on"))
 if sys.argv[3] == "another thread":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGINT])
 for name, verb in verbs.items():
     try:
-        print(name, flush=True)
+        say(name)
         verb()
     except KeyboardInterrupt:
-        print("interrupted", flush=True)
+        say("interrupted")
 write.release(node.num_layers)
 write.wait(BOUND_S)
 assert incoming.state == "pending"
@@ -108,10 +113,8 @@ VERBS = "wait group layer accept connect notification message sendable region le
 
 def until_asleep(pid: int) -> None:
     """Waits until the main thread sleeps, most likely in the verb; this is all that is checked."""
-    deadline = time.monotonic() + BOUND_S
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "SZ":
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "SZ", "it never sleeps")
 
 
 @pytest.mark.parametrize("told", ["the main thread", "another thread"])

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from kvxfer.errors import KvxferError, PeerError, TransferError
-from tests.fault.node import BOUND_S, MEDIUM, Node, Worker, footprint
+from tests.fault.node import MEDIUM, Node, Worker, footprint, until_within
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -203,13 +203,4 @@ def test_whatever_happens_for_minutes_no_byte_is_wrong_and_nothing_is_left(
     ends = [(before, footprint)]
     ends += [(first, play.there.footprint) for first, play in zip(theirs, plays, strict=True)]
     for first, now in ends:
-        deadline = time.monotonic() + BOUND_S
-        # A joined thread disappears a moment later.
-        while now()[0] > first[0] + MORE_DESCRIPTORS or now()[1] > first[1]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        descriptors, threads, nbytes = now()
-        assert descriptors <= first[0] + MORE_DESCRIPTORS, f"descriptors: {first[0]} -> {descriptors}"
-        assert threads <= first[1], f"threads: {first[1]} -> {threads}"
-        assert nbytes <= first[2] + MORE_NBYTES, f"resident: {first[2]} -> {nbytes}"
+        until_within(first, now, descriptors=MORE_DESCRIPTORS, nbytes=MORE_NBYTES)

@@ -34,6 +34,7 @@ def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
     dst.wait_layer(1)
     for _ in range(2):
         dst.stop()
+        # The length of the standstill.
         time.sleep(1.6 * HASTY_S)
         dst.resume()
         assert dst.peer_state() == ("open", "")
@@ -80,6 +81,7 @@ def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: 
     dst.until_bytes_land()
     for process in (src, dst):
         process.stop()
+    # The length of the standstill.
     time.sleep(1.2 * silent_s)
     dst.resume()
     # It reads its clock within a heartbeat, and leaves the other at least half of its timeout: four seconds,
@@ -104,6 +106,7 @@ def test_peer_that_hangs_since_the_stop_is_found_out(transport: str, remote: Rem
     src.write(notify=b"req", hold=True)
     dst.stop()
     src.stop()  # for good
+    # The length of dst's standstill.
     time.sleep(1.5 * HASTY_S)
     dst.resume()
     assert dst.wait_lost() == "peer-silent"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, Peer, PeerError, Region, Transfer, TransferError, UsageError
-from tests.control.waiting import until
+from tests.waiting import until
 
 BLOCKS = 64
 NBYTES = 64 << 10  # of a block

@@ -141,8 +141,8 @@ def test_a_cut_cable_ends_both_sides_and_lets_nothing_land_later(
     assert here.wait_lost() in LOST
     here.set(7)
     one.mend()
-    time.sleep(1.0)  # bytes that the kernel kept for retransmission arrive now, or never
-    assert here.is_all(7)
+    # Bytes that the kernel kept for retransmission arrive now, or never.
+    assert here.stays(7, 1.0)
     meet(here, there)
     there.grant("read")
     here.read()
@@ -160,7 +160,8 @@ def test_a_cable_that_is_out_for_a_moment_costs_that_moment(cable: Callable[...,
     here.read_until_bytes_land(held=True)
     one.cut()
     landed = -1
-    while landed != (now := here.stats()["bytes_in"]):  # bytes in the socket's buffer still land
+    # Bytes in the socket's buffer still land; then nothing does.
+    while landed != (now := here.stats()["bytes_in"]):
         landed = now
         time.sleep(0.5)
     assert landed < 32 << 20

@@ -79,8 +79,7 @@ def test_fence_at_the_destination(here: Node, there: Worker, how: str, held: boo
     if held:
         there.release(MEDIUM[0])
     error = there.end()
-    time.sleep(0.1)
-    assert here.is_all(7), "bytes landed after the fence"
+    assert here.stays(7), "bytes landed after the fence"
     if held or error is not None:
         ended(error, "lease-ended", "region-gone")
     assert here.peer_state() == ("open", "")
@@ -94,6 +93,7 @@ def test_fence_at_the_source(here: Node, there: Worker, how: str, held: bool, se
     """The source is the other process: a read is done with the earlier bytes, or not done."""
     there.grant("read")
     read = here.read_until_bytes_land(held=held)
+    # The moment of the fault.
     time.sleep(random.Random(seed).random() * 0.005)
     there.revoke() if how == "revoke" else there.deregister()
     there.set(7)
@@ -153,8 +153,7 @@ def test_cancel(here: Node, there: Worker, where: str) -> None:
     # A piece that the source stopped in its middle may report the end before the source's own message does.
     ended(here.end(incoming), "cancelled", *(("lease-ended",) if where == "source" else ()))
     here.set(7)
-    time.sleep(0.1)
-    assert here.is_all(7)
+    assert here.stays(7)
     still_works(here, there)
 
 
@@ -170,8 +169,7 @@ def test_cancelled_read(here: Node, there: Worker, held: bool) -> None:
     else:
         ended(error, "cancelled")
     here.set(7)
-    time.sleep(0.1)
-    assert here.is_all(7)
+    assert here.stays(7)
     still_works(here, there)
 
 
@@ -195,8 +193,7 @@ def test_agent_is_closed_with_work_in_flight(here: Node, there: Worker, end: str
     here.set(7)
     for work in (read, write):
         assert here.state(work) in ("failed", "cancelled")
-    time.sleep(0.1)
-    assert here.is_all(7), "bytes landed in memory of a closed agent"
+    assert here.stays(7), "bytes landed in memory of a closed agent"
     assert there.wait_lease(write_lease) == "peer-lost"
     with pytest.raises(AgentError) as caught:
         here.read()
@@ -214,8 +211,7 @@ def test_deadline(here: Node, there: Worker) -> None:
     assert sorted(error.failed_blocks.tolist()) == here.all  # type: ignore[union-attr]
     ended(there.end(write), "deadline", "lease-ended", "not-permitted")
     here.set(7)
-    time.sleep(0.1)
-    assert here.is_all(7)
+    assert here.stays(7)
     still_works(here, there)
 
 

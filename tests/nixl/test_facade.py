@@ -18,6 +18,7 @@ import pytest
 
 from kvxfer.connectors.nixl import _bindings, nixl_agent, nixl_agent_config
 from kvxfer.connectors.nixl.statuses import NixlError
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NBYTES = 1 << 20
@@ -85,18 +86,19 @@ def test_nothing_lands_after_deregistration(ends: tuple[End, End]) -> None:
     descs = near.descs((0, NBYTES)), far.descs((0, NBYTES))
     assert near.move("WRITE", *descs, "far-away") == "DONE"
     stops, failed = threading.Event(), []
+    states: list[str] = []
 
     def write_on() -> None:
         while not stops.is_set():
             try:
-                near.move("WRITE", *descs, "far-away")
+                states.append(near.move("WRITE", *descs, "far-away"))
             except NixlError as error:
                 failed.append(error)
                 return
 
     writer = threading.Thread(target=write_on)
     writer.start()
-    time.sleep(0.05)
+    until(lambda: len(states) >= 3, "writes")
     far.agent.deregister_memory(far.registered)
     far.memory[:] = 7
     near.memory[:] = 9
@@ -121,9 +123,11 @@ def test_nothing_lands_after_release(
     for _ in range(20):
         handle = near.agent.initialize_xfer(operation, *sides, "far-away")
         near.agent.transfer(handle)
+        # The moment of the release.
         time.sleep(random.random() * 0.005)
         near.agent.release_xfer_handle(handle)
         destination[:] = 9
+        # Nothing lands.
         time.sleep(0.02)
         assert (destination == 9).all()
         (near.memory if operation == "WRITE" else far.memory)[:] = 3
@@ -264,27 +268,24 @@ def test_agents_exchange_metadata_by_their_own_way() -> None:
     ports = [end.agent.agent._door.port for end in ends]
     one, another = ends
 
-    def comes(end: End, name: str, wanted: bool) -> bool:
-        until = time.monotonic() + BOUND_S
-        while end.agent.check_remote_metadata(name) != wanted and time.monotonic() < until:
-            time.sleep(0.001)
-        return end.agent.check_remote_metadata(name) == wanted
+    def comes(end: End, name: str, wanted: bool) -> None:
+        until(lambda: end.agent.check_remote_metadata(name) == wanted, name)
 
     one.agent.fetch_remote_metadata("another", "127.0.0.1", ports[1])
-    assert comes(one, "another", True)
+    comes(one, "another", True)
     assert one.move("READ", one.descs((0, 4096)), another.descs((0, 4096)), "another") == "DONE"
     one.agent.send_local_metadata("127.0.0.1", ports[1])
-    assert comes(another, "one", True)
+    comes(another, "one", True)
     assert another.move("WRITE", another.descs((0, 64)), one.descs((64, 64)), "one") == "DONE"
     one.agent.invalidate_local_metadata("127.0.0.1", ports[1])
-    assert comes(another, "one", False)
+    comes(another, "one", False)
     # An agent without a listening thread hands its metadata to nobody that asks.
     closed = End("closed")
     assert not closed.agent.check_remote_metadata("one")
     one.agent.fetch_remote_metadata("closed", "127.0.0.1", closed.agent.agent._door.port)
     one.agent.send_local_metadata("127.0.0.1", closed.agent.agent._door.port)
     one.agent.fetch_remote_metadata("another", "127.0.0.1", ports[1])
-    assert comes(one, "another", True)
+    comes(one, "another", True)
     assert not one.agent.check_remote_metadata("closed")
     assert not closed.agent.check_remote_metadata("one")
     for end in (*ends, closed):

@@ -18,6 +18,7 @@ import pytest
 from kvxfer.connectors.nixl import _bindings, nixl_agent, nixl_agent_config
 from kvxfer.connectors.nixl.metadata_store import WHOLE
 from tests.etcd_server import Cluster, Member
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NBYTES = 1 << 16
@@ -100,16 +101,10 @@ def child(etcd: Member) -> Iterator[Callable[[], tuple[subprocess.Popen[str], in
         each.communicate()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + BOUND_S
-    while not is_so():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
-
-
 def test_it_is_fetched_once_it_is_there_and_followed(end: Callable[[str], End]) -> None:
     one, other = end("one"), end("other")
     one.agent.fetch_remote_metadata("other")
+    # It learns nothing before there is something.
     time.sleep(0.2)
     assert not one.knows("other")
     other.agent.send_local_metadata()
@@ -173,6 +168,7 @@ def test_parts_go_under_labels(end: Callable[[str], End]) -> None:
     until(lambda: one.knows("other", other.piece(1)))
     assert one.knows("other", other.piece(0))
     one.agent.remove_remote_agent("other")
+    # It learns nothing anew.
     time.sleep(0.2)
     assert not one.knows("other")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def down(device: Device) -> Iterator[None]:
         yield
     finally:
         _call(f"ip link set {device.interface} up")
-        _until(lambda: {RXE0.state(), RXE1.state()} == {"4: ACTIVE"}, "the ports do not become active again")
+        until(lambda: {RXE0.state(), RXE1.state()} == {"4: ACTIVE"}, "the ports do not become active again")
 
 
 @contextmanager
@@ -168,7 +169,7 @@ def stray_address(device: Device, other: Device, *, is_answered: bool) -> Iterat
         undo.callback(_call, f"ip neigh flush to {STRAY_ADDRESS}")
         _call(f"ip addr add {STRAY_ADDRESS}/32 dev {device.interface}")
         undo.callback(_call, f"ip addr del {STRAY_ADDRESS}/32 dev {device.interface}")
-        _until(lambda: device.gid(index).endswith("c000:0201"), "the address gets no GID")
+        until(lambda: device.gid(index).endswith("c000:0201"), "the address gets no GID")
         yield index
 
 
@@ -185,14 +186,6 @@ def _netem(device: Device, what: str) -> Iterator[None]:
         yield
     finally:
         _call(f"tc qdisc del dev {device.interface} root")
-
-
-def _until(is_over: Callable[[], bool], otherwise: str) -> None:
-    give_up = time.monotonic() + 60
-    while not is_over():
-        if time.monotonic() > give_up:
-            raise TimeoutError(otherwise)
-        time.sleep(0.01)
 
 
 def _call(command: str) -> None:

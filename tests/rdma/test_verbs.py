@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -14,8 +13,9 @@ from kvxfer import AgentOptions
 from kvxfer.errors import KvxferError, PeerError
 from kvxfer.testing import Pair, conformance, connected_pair, differing_layouts
 from kvxfer.testing.conformance import Check
-from tests.fault.node import BOUND_S, MEDIUM, Node
+from tests.fault.node import MEDIUM, Node
 from tests.rdma.links import RXE0, RXE1, RXE2, RXE3, Device, disordered, down, faults_seen, lossy, second_link
+from tests.waiting import until
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine")]
 
@@ -100,10 +100,7 @@ def meet(here: Node, there: Node) -> None:
 
 
 def until_up(node: Node, num_rails: int = 1) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while node.rails().count("verbs") < num_rails:
-        assert time.monotonic() < deadline, node.peers[-1].notes
-        time.sleep(0.01)
+    until(lambda: node.rails().count("verbs") >= num_rails, lambda: node.peers[-1].notes)
 
 
 def crosses_the_link(here: Node, there: Node, value: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -13,11 +12,12 @@ import pytest
 from kvxfer.errors import PeerError, TransferError
 from tests.fault import test_process_faults as process_faults
 from tests.fault import test_standstill as standstill
-from tests.fault.node import BOUND_S, HASTY_S, MEDIUM, Node, Worker
+from tests.fault.node import HASTY_S, MEDIUM, Node, Worker
 from tests.fault.test_process_faults import LOST, join, lost
 from tests.rdma import links
 from tests.rdma.links import RXE0, RXE1, STRAY_ADDRESS, Device, lossy, stray_address
 from tests.rdma.test_verbs import crosses_the_link, ends, meet, on, read, until_up
+from tests.waiting import until
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine")]
 
@@ -55,13 +55,6 @@ def remote() -> Iterator[Callable[..., Worker]]:
 def at_night(*values: Any, id: str) -> Any:
     """Marks parameters for the night: other parameters, tried by day, test nearly the same."""
     return pytest.param(*values, id=id, marks=pytest.mark.slow)
-
-
-def until(is_over: Callable[[], object], otherwise: Callable[[], object] = str) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not is_over():
-        assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.01)
 
 
 # ---- processes ----------------------------------------------------------------------------------

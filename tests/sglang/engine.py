@@ -18,6 +18,7 @@ from tests import fork_server
 from tests.seeds import next_seed
 from tests.sglang import forked as sglang_forked
 from tests.sglang import observed
+from tests.waiting import until
 
 #: Tokens that a prefill computes at once: longer prompts are sent chunk by chunk.
 CHUNK = 256
@@ -50,17 +51,14 @@ class Server(SglangServer, _Fork):
 
     def held(self, timeout_s: float = 30.0) -> list[dict[str, int]]:
         """Returns what each worker holds of requests, once all its queues are empty."""
-        deadline_s = time.monotonic() + timeout_s
-        while self.is_busy():
-            assert time.monotonic() < deadline_s, f"{self.name} has requests in hand"
-            time.sleep(0.1)
+        until(lambda: not self.is_busy(), f"{self.name} without requests", timeout_s=timeout_s, pause_s=0.1)
         asked_s = time.monotonic()
-        while True:
-            told = [json.loads(path.read_text()) for path in sorted(self.observed.glob("held-*.json"))]
-            if told and all(each["at_s"] > asked_s for each in told):
-                return [each["held"] for each in told]
-            assert time.monotonic() < deadline_s, f"{self.name} is never idle"
-            time.sleep(0.1)
+
+        def told() -> list[dict[str, int]]:
+            found = [json.loads(path.read_text()) for path in sorted(self.observed.glob("held-*.json"))]
+            return [each["held"] for each in found] if all(each["at_s"] > asked_s for each in found) else []
+
+        return until(told, f"{self.name} idle", timeout_s=timeout_s, pause_s=0.1)
 
     def wait_held(self, expected: list[dict[str, int]], timeout_s: float = 60.0) -> None:
         """Waits until it holds of requests only what it held before."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import random
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from kvxfer.connectors.sglang.manager import KvxferKVManager
 from kvxfer.connectors.sglang.receiver import KvxferKVReceiver
 from kvxfer.connectors.sglang.sender import KvxferKVSender
+from tests.waiting import until
 
 Array = NDArray[np.uint8]
 
@@ -543,14 +543,6 @@ def end_of(sending: Sending, receiving: Receiving) -> tuple[int, int]:
     # Schedulers continue to poll until the other engine's is done, too.
     until(lambda: all([sending.has_ended, receiving.has_ended]), "the end at both engines")
     return sending.poll(), receiving.poll()
-
-
-def until(holds: Callable[[], Any], what: str) -> None:
-    """Waits until a condition holds; polls it as an engine's scheduler does."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"{what} did not come in {_PATIENCE_S} s"
-        time.sleep(0.001)
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from tests.sglang.ranks import (
     configured,
     end_of,
     hand_over,
-    until,
 )
+from tests.waiting import until
 
 SUCCESS: Final = (KVPoll.Success, KVPoll.Success)
 FAILED: Final = (KVPoll.Failed, KVPoll.Failed)
@@ -83,8 +83,8 @@ def test_an_abort_is_told_at_both_ends(pair: Pair, aborts: str, num_steps: int, 
         assert receiving.differences() == []
     assert bool(receiving.release()) == (ends[1] == KVPoll.Failed)
     assert bool(sending.release()) == (ends[0] == KVPoll.Failed)
-    time.sleep(0.05)
     # Nothing lands in the pages that `release` has zeroed.
+    time.sleep(0.05)
     assert not any(each.any() for each in receiving.pages())
     succeed(pair, random_)
     assert pair.left() == {}

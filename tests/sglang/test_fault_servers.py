@@ -174,6 +174,7 @@ def test_killed_ends_fail_their_requests_and_are_replaced(
     with ThreadPoolExecutor(4) as threads:
         prompts = [random_prompt(900, ("killed prefill", at)) for at in range(4)]
         answers = [threads.submit(asked, prefill, decode, prompt, 200) for prompt in prompts]
+        # The moment of the fault.
         time.sleep(0.2)
         prefill.signal(signal.SIGKILL)
         for answer in answers:
@@ -187,6 +188,7 @@ def test_killed_ends_fail_their_requests_and_are_replaced(
     with ThreadPoolExecutor(4) as threads:
         prompts = [random_prompt(900, ("killed decode", at)) for at in range(4)]
         answers = [threads.submit(asked, another_prefill, decode, prompt, 200) for prompt in prompts]
+        # The moment of the fault.
         time.sleep(0.2)
         decode.signal(signal.SIGKILL)
         for answer in answers:

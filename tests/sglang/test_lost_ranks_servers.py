@@ -13,7 +13,8 @@ import pytest
 from sglang.srt.disaggregation.base.conn import KVPoll
 
 from tests.sglang.rank_process import RankProcess
-from tests.sglang.ranks import LLAMA, Cache, Engine, Half, Receiving, Sending, configured, until
+from tests.sglang.ranks import LLAMA, Cache, Engine, Half, Receiving, Sending, configured
+from tests.waiting import until
 
 NUM_PAGES = 9
 

@@ -11,8 +11,8 @@ import pytest
 from kvxfer.bench.engines.sglang_server import generate_apart
 from kvxfer.control import Client, ControlError, schema
 from tests.control.serving import program
-from tests.control.waiting import until
 from tests.sglang.engine import random_prompt, server
+from tests.waiting import until
 
 pytest.importorskip("opentelemetry.sdk", reason="no OpenTelemetry in SGLang's environment")
 

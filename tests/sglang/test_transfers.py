@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 from sglang.srt.disaggregation.base.conn import KVPoll, StateType
 
-from tests.sglang.ranks import LLAMA, Model, Pair, Receiving, Sending, configured, end_of, hand_over, until
+from tests.sglang.ranks import LLAMA, Model, Pair, Receiving, Sending, configured, end_of, hand_over
+from tests.waiting import until
 
 SUCCESS: Final = (KVPoll.Success, KVPoll.Success)
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import until_on_loop
+
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import (
@@ -725,8 +727,7 @@ async def test_a_close_goes_on_when_who_waits_for_it_is_cancelled(ends: Ends) ->
     assert closing.cancelled()
     assert not ends.agent.closed
     may_end.set()
-    while not ends.agent.closed:  # noqa: ASYNC110 -- nothing tells of it
-        await asyncio.sleep(0.01)
+    await until_on_loop(lambda: ends.agent.closed)
 
 
 async def test_after_close_everything_says_so(ends: Ends) -> None:

@@ -20,9 +20,9 @@ RECORDER = ROOT / "tests" / "native" / "nvtx" / "recorder.cpp"
 
 MOVE = """
 import sys
-import time
 import numpy as np
 import kvxfer
+from tests.waiting import until
 
 options = kvxfer.AgentOptions(listen="tcp://127.0.0.1:0", transports=tuple(sys.argv[1:]))
 with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
@@ -30,10 +30,8 @@ with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
     region, target = src.register("kv", pages), dst.register("kv", landed)
     there = src.connect_blocking(dst.address, 60)
     here = dst.accept_blocking("src", 60)
-    until = time.monotonic() + 60
-    while not set(sys.argv[1:]) <= set(here.rails) and time.monotonic() < until:
-        time.sleep(0.001)  # who moves the bytes has the rail a moment later
-    assert set(sys.argv[1:]) <= set(here.rails), here.rails
+    # The end that moves the bytes has the rail a moment later.
+    until(lambda: set(sys.argv[1:]) <= set(here.rails), lambda: here.rails)
     target.grant(here, None, "write", ttl_s=60)
     remote = there.region_blocking("kv", 60)
     trigger = src.trigger()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests import fork_server
 from tests.seeds import next_seed
 from tests.vllm import forked as vllm_forked
 from tests.vllm import tiny_models
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 OBSERVER = ("ObservedConnector", "tests.vllm.observed")
@@ -73,11 +75,8 @@ class Engines:
 
     def wait_empty(self, timeout_s: float = 20.0) -> None:
         """Waits until neither cache holds a block for a reader."""
-        deadline = time.monotonic() + timeout_s
         for server in (self.prefill, self.decode):
-            while server.metric("vllm:kv_cache_usage_perc"):
-                assert time.monotonic() < deadline, f"{server.name} holds blocks"
-                time.sleep(0.05)
+            until(partial(_is_empty, server), f"{server.name} without blocks", timeout_s=timeout_s)
 
     def has_expired(self, request_id: str) -> bool:
         """Whether prefill gave blocks of a request back because no reader came for them."""
@@ -89,6 +88,10 @@ class Engines:
     def forget_prefixes(self) -> None:
         """Empties the prefix cache of decode."""
         self.decode.client.post("/reset_prefix_cache").raise_for_status()
+
+
+def _is_empty(server: VllmServer) -> bool:
+    return not server.metric("vllm:kv_cache_usage_perc")
 
 
 def ranks_of(prefill: VllmServer) -> Ranks:

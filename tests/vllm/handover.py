@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from tests.vllm.engine import FLIP, TO_PREFILL, push, ranks_of
+from tests.waiting import until
 
 Heads = dict[tuple[int, int], tuple[str, ...]]
-_TOLD_S: Final = 60.0  # these tests are not about engines that stall for a while
 
 
 def handed_over(
@@ -78,10 +77,7 @@ def observed(server: VllmServer) -> Path:
 
 def told_in(path: Path) -> dict[str, Any]:
     """Returns what a worker has written; a prefill's worker may write it after decode's answer."""
-    give_up = time.monotonic() + _TOLD_S
-    while not path.exists():
-        assert time.monotonic() < give_up, f"no {path.name} after {_TOLD_S:g} s"
-        time.sleep(0.01)
+    until(path.exists, path.name)
     told: dict[str, Any] = json.loads(path.read_text())
     return told
 

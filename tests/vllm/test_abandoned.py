@@ -14,6 +14,7 @@ from kvxfer.bench.engines.vllm_server import complete
 from kvxfer.bench.errors import BenchError
 from tests.vllm import tiny_models
 from tests.vllm.engine import Engines, random_prompt, start_pair
+from tests.waiting import until
 
 # Of a cache of 256 blocks each prompt takes 29.
 LENGTH = 900
@@ -49,10 +50,10 @@ def test_prompts_that_80_of_100_clients_have_abandoned_keep_no_blocks_from_the_o
     # At most eight are still kept; the others have given way, and none has expired.
     gave_way = pair.prefill.metric("vllm:kvxfer_gave_way_requests_total")
     assert 72 <= gave_way <= 80
-    deadline = time.monotonic() + 20
-    while (kept := pair.prefill.metric("vllm:kvxfer_kept_requests")) != 80 - gave_way:
-        assert time.monotonic() < deadline, f"{kept} requests are kept, and {gave_way} of 80 gave way"
-        time.sleep(0.05)
+    until(
+        lambda: pair.prefill.metric("vllm:kvxfer_kept_requests") == 80 - gave_way,
+        f"all kept of which {gave_way} of 80 gave way",
+    )
     assert pair.prefill.metric("vllm:kvxfer_expired_requests_total") == 0
     assert "no engine has asked for its cache" in pair.prefill.log.read_text(errors="replace")
 
@@ -103,9 +104,7 @@ def test_a_request_that_waits_at_decode_for_six_lease_times_loads(one_at_a_time:
         before = [
             threads.submit(complete, pair.decode, random_prompt(20, 100 + at), 900) for at in range(count)
         ]
-        while pair.decode.num_requests() < count:
-            assert not any(each.done() for each in before)
-            time.sleep(0.05)
+        until(lambda: pair.decode.num_requests() >= count, f"{count} requests at decode", pause_s=0.05)
         params = pair.prefilled(prompt, "queued")
         asked = time.monotonic()
         answer = threads.submit(pair.decoded, prompt, "queued", params).result()

@@ -26,10 +26,10 @@ from tests.connectors.workers import (
     order_of,
     pull,
     some_tokens,
-    until,
 )
 from tests.seeds import seed_of
 from tests.vllm.workers import workers
+from tests.waiting import until
 
 ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 NUM_TOKENS, NUM_BLOCKS = 150, 32

@@ -164,6 +164,7 @@ def test_engines_are_killed_and_replaced_one_after_the_other(pair: Engines, repl
             threads.submit(complete, pair.decode, prompt, 200, kv_transfer_params=params)
             for prompt, params in zip(long, handed, strict=True)
         ]
+        # The moment of the fault.
         time.sleep(0.05)
         pair.decode.signal(signal.SIGKILL)
         assert all(answer.exception() is not None for answer in asked)

@@ -19,8 +19,9 @@ from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
 from kvxfer.connectors.common.worker_half import StepResults
 from kvxfer.connectors.vllm.cache_groups import SpecGroup, groups_of
 from kvxfer.connectors.vllm.cache_tensors import ModelCache
-from tests.connectors.workers import BOUND_S, PATIENCE, until
+from tests.connectors.workers import BOUND_S, PATIENCE
 from tests.vllm.workers import TensorWorker as Worker
+from tests.waiting import until
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 16
 # (heads, dim of a head): the model's layers between those of its draft, whose heads are fewer and wider.

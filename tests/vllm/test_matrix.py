@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.vllm.fp8_attention import attention_of
 from tests.vllm.gdn_attention import float32_states
 from tests.vllm.handover import assert_flipped_bits_change_the_tokens, assert_handed_over
 from tests.vllm.plugins import plugin
+from tests.waiting import until
 
 # Two engines for each model; one of them has two workers.
 pytestmark = pytest.mark.slow
@@ -60,10 +60,7 @@ def test_what_two_workers_keep_is_one_request(both: Both) -> None:
 
 
 def until_kept(server: VllmServer, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while (kept := server.metric("vllm:kvxfer_kept_requests")) != count:
-        assert time.monotonic() < deadline, f"{server.name} keeps {kept} requests and not {count}"
-        time.sleep(0.02)
+    until(lambda: server.metric("vllm:kvxfer_kept_requests") == count, f"{count} kept at {server.name}")
 
 
 def test_what_arrives_is_what_decode_goes_on_from(both: Both) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from kvxfer.connectors.nixl import plugin_folder
 from tests.etcd_server import free_ports
 from tests.vllm import tiny_models
 from tests.vllm.engine import ROOT, TO_PREFILL
+from tests.waiting import until
 
 TEXT = "Pages that one engine computed are read by another, by addresses and no layout. " * 6
 
@@ -121,10 +121,7 @@ def test_metadata_go_by_a_store_of_torchs(monkeypatch: pytest.MonkeyPatch) -> No
     one.agent._fetch_s = 60.0  # on a machine of any speed
     one.fetch_remote_metadata("other")
     other.send_local_metadata()
-    until = time.monotonic() + 60.0
-    while not one.check_remote_metadata("other", registered.trim()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: one.check_remote_metadata("other", registered.trim()), "the other's metadata")
     other.invalidate_local_metadata()
     assert not store.check(["nixl/other/metadata"])
     one.remove_remote_agent("other")

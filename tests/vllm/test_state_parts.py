@@ -21,9 +21,9 @@ from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
 from kvxfer.connectors.vllm.cache_groups import SpecGroup, groups_of
 from kvxfer.connectors.vllm.cache_tensors import ModelCache
-from tests.connectors.workers import until
 from tests.seeds import seed_of
 from tests.vllm.workers import TensorWorker as Worker
+from tests.waiting import until
 
 NUM_BLOCKS = 5
 PADDING_NBYTES = 96

@@ -17,6 +17,7 @@ from kvxfer.directory import Change, ChangeKind, Entry, InProcessDirectory
 from kvxfer.errors import PeerError, UsageError
 from kvxfer.testing import directories
 from kvxfer.testing.directories import BOUND_S, entry
+from tests.waiting import until
 
 
 class InProcess(directories.DirectorySubject):
@@ -63,9 +64,7 @@ class Sleeper:
         self._thread.start()
 
     def until_asleep(self, directory: InProcessDirectory) -> None:
-        pause = threading.Event()
-        while not any(watch.waiter for watch in directory._watches):
-            pause.wait(0.001)
+        until(lambda: any(watch.waiter for watch in directory._watches), "its sleep")
 
     def found(self) -> Any:
         self._thread.join(BOUND_S)

@@ -211,9 +211,9 @@ async def test_whoever_waits_says_so_before_the_last_look(ring: tuple[Any, Compl
 
 
 async def rest() -> None:
-    """Gives the loop time to look at its descriptors, several times."""
+    """Lets the loop look at its descriptors, several times."""
     for _ in range(5):
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 def watches_sockets(core: Any) -> bool:
