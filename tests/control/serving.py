@@ -21,6 +21,17 @@ from kvxfer.control.node import NodeDaemon
 from kvxfer.control.serve import ServeOptions, serve
 
 BOUND_S = 60.0
+# Requests that pass their schemas.
+DIGEST = "0" * 64
+SALT = {"model": "m", "keys": ["k"]}
+MOVE = {
+    "agent": "a",
+    "region": "kv",
+    "remote_agent": "b",
+    "remote_region": "kv",
+    "src_blocks": [1],
+    "dst_blocks": [2],
+}
 
 
 def options(folder: Path, **more: object) -> ServeOptions:

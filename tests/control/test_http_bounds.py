@@ -14,8 +14,7 @@ import pytest
 from kvxfer.control import http_protocol
 from kvxfer.control.app import guard
 from tests.control.records import attached, record
-from tests.control.serving import BOUND_S, Served, serving
-from tests.control.test_access import DIGEST, MOVE, SALT
+from tests.control.serving import BOUND_S, DIGEST, MOVE, SALT, Served, serving
 
 
 @asynccontextmanager
