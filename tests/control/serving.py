@@ -120,6 +120,14 @@ def says_ready(line: str) -> bool:
     return re.search(r' INFO (ready$|not ready: )|"message": "(ready"|not ready: )', line) is not None
 
 
+def reasons_of(client: httpx.Client) -> set[str]:
+    """Returns the reasons that the gauge has, after a comparison with the gauge of readiness."""
+    text = client.get("/metrics").text
+    found = set(re.findall(r'^kvxfer_daemon_not_ready{reason="(.+)"} 1.0$', text, re.MULTILINE))
+    assert f"kvxfer_daemon_ready {float(not found)}" in text
+    return found
+
+
 @dataclass
 class Program:
     """A daemon in another process."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import re
 import signal
 import socket
 import ssl
@@ -24,8 +23,7 @@ from kvxfer.control.__main__ import main
 from kvxfer.control.http_protocol import QuietServer
 from tests.control.authority import Authority, openssl
 from tests.control.engines import until
-from tests.control.serving import BOUND_S, DIGEST, options, program, serving
-from tests.control.waiting import until as wait_until
+from tests.control.serving import BOUND_S, DIGEST, options, program, reasons_of, serving
 
 
 def pem_files(folder: Path) -> None:
@@ -188,14 +186,6 @@ def test_a_folder_of_another_daemon_is_refused_and_stays_that_ones(tmp_path: Pat
         assert client.get("/v1/node").status_code == 200
 
 
-def reasons_of(client: httpx.Client) -> set[str]:
-    """Returns the reasons that the gauge has, after a comparison with the gauge of readiness."""
-    text = client.get("/metrics").text
-    found = set(re.findall(r'^kvxfer_daemon_not_ready{reason="(.+)"} 1.0$', text, re.MULTILINE))
-    assert f"kvxfer_daemon_ready {float(not found)}" in text
-    return found
-
-
 def test_a_required_transport_that_cannot_be_had_is_a_reason(tmp_path: Path) -> None:
     with program(tmp_path, "--require", "cuda_ipc") as daemon, daemon.client() as client:
         ready = client.get("/readyz")
@@ -296,68 +286,3 @@ def test_every_option_of_each_command_is_run_by_a_test() -> None:
     given = {*ALL_OPTIONS, "--state", "--runtime", "--node", "--listen", "--agent", "--no-agent"}
     serve = {each for parameter in group.commands["serve"].params for each in parameter.opts}
     assert serve - left_out <= given
-
-
-FULL = 3 * 1024 * 1024
-
-
-def test_with_no_room_on_the_disk_reads_go_on_and_changes_are_refused(tmp_path: Path) -> None:
-    """Files cannot grow, as on a full disk; later they can again."""
-    import resource
-
-    with program(tmp_path) as daemon, daemon.client() as client:
-        assert client.post("/v1/tokens", json={"name": "before"}).status_code == 201
-        limit = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (1, FULL))
-        for _ in range(3):
-            answer = client.post("/v1/tokens", json={"name": "during"})
-            assert (answer.status_code, answer.json()["code"]) == (503, "unavailable"), answer.text
-        answer = client.put("/v1/drain", json={})
-        assert answer.status_code == 503
-        for path in ("/v1/node", "/v1/tokens", "/v1/transfers", "/metrics", "/healthz", "/v1/drain"):
-            assert client.get(path).status_code == 200, path
-        assert not client.get("/v1/drain").json()["draining"]
-        assert client.get("/readyz").status_code == 503
-        assert "store" in reasons_of(client)
-        assert limit
-        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (FULL, FULL))
-        # Also if nobody asks for a change meanwhile.
-        wait_until(lambda: client.get("/readyz").status_code == 200, "it is not ready again")
-        assert reasons_of(client) == set()
-        assert client.post("/v1/tokens", json={"name": "after"}).status_code == 201
-        names = {token["name"] for token in client.get("/v1/tokens").json()["items"]}
-        assert names == {"admin", "before", "after"}
-
-
-ON_TMPFS = 'mkdir "$0" && mount -t tmpfs -o size=16m,mode=700 tmpfs "$0" && exec "$@"'
-
-
-def test_a_full_disk_is_a_reason_a_gauge_and_one_line_of_the_log(tmp_path: Path) -> None:
-    """A file system of its own, which the test fills through the daemon's view of it."""
-    mounted = ("unshare", "-m", "sh", "-c", ON_TMPFS, str(tmp_path / "state"))
-    if subprocess.run([*mounted[:4], f"{mounted[4]}", str(tmp_path / "try"), "true"], check=False).returncode:
-        pytest.skip("this user may not mount a file system")
-    uds = httpx.HTTPTransport(uds=str(tmp_path / "run/api.sock"), verify=False)
-    with (
-        program(tmp_path, under=mounted) as daemon,
-        httpx.Client(base_url="http://localhost", transport=uds, timeout=BOUND_S) as client,
-    ):
-        assert client.get("/readyz").status_code == 200
-        assert reasons_of(client) == set()
-        filler = Path(f"/proc/{daemon.process.pid}/root{tmp_path}/state/filler")
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1 << 16))
-        for _ in range(3):
-            answer = client.post("/v1/tokens", json={"name": "x"})
-            assert (answer.status_code, answer.json()["code"]) == (503, "unavailable"), answer.text
-        (reason,) = client.get("/readyz").json()["reasons"]
-        assert reason.startswith("the audit log cannot be written")
-        assert reasons_of(client) == {"audit-log"}
-        filler.unlink()
-        wait_until(lambda: client.get("/readyz").status_code == 200, "it is not ready again")
-        assert reasons_of(client) == set()
-        assert client.put("/v1/drain", json={}).status_code == 200
-        assert reasons_of(client) == {"draining"}
-        wait_until(lambda: sum("not ready: it is draining" in line for line in daemon.said) == 1, "no line")
-        told = [re.sub(r".* (WARNING|INFO) ", "", line.strip()) for line in daemon.said if "ready" in line]
-        assert told == ["ready", f"not ready: {reason}", "ready", "not ready: it is draining"]
