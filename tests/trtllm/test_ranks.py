@@ -17,7 +17,7 @@ from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, News, Step
 from kvxfer.connectors.trtllm.agreement import Agreement, Said
 from tests.connectors.workers import until
 from tests.trtllm import fake_engine
-from tests.trtllm.executor import BLOCK_SIZE, NUM_LAYERS
+from tests.trtllm.cache import BLOCK_SIZE, NUM_LAYERS
 
 NUM_BLOCKS = 8
 SETTINGS = '{"role": "both", "model": "tiny", "huge_pages": false}'
