@@ -1,9 +1,9 @@
 """What TensorRT-LLM's connector interface promises, as it was read in its published source.
 
 `contracts/` has a file for each module path of the interface in releases: classes and signatures (in the form
-of `tests.engine_contract`), the names of the manager and of requests that are read, the calling threads, and
-the order of calls in an iteration of the loop. Each names the source files that it was read from, and their
-commits.
+of `tests.engine_contract`), the names of the manager and of requests that are read, the calling threads, the
+order of calls in an iteration of the loop, and what the loop does with a request. Each names the source files
+that it was read from, and their commits.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Interface:
         executor, ``"loop"`` the executor's.
     iteration
         The calls of one iteration of the loop, each with a comma behind; those of layer groups as the flat.
+    sequences
+        What the loop does with a request, in the words of `tests.trtllm.replay`.
     """
 
     module: str
@@ -50,6 +52,7 @@ class Interface:
     request: tuple[str, ...]
     threads: dict[str, list[str]]
     iteration: re.Pattern[str]
+    sequences: dict[str, list[str]]
 
     def thread_of(self, call: str) -> str:
         """Returns which thread makes a call."""
@@ -71,4 +74,5 @@ def interface(release: str) -> Interface:
         tuple(document["request"]),
         document["threads"],
         re.compile(pattern),
+        document["sequences"],
     )

@@ -274,7 +274,7 @@ def install(release: str, ranks: Any = None, manager: type | None = None) -> Mod
     utils = module(f"{_PACKAGE}._utils")
     utils.mpi_rank = lambda: ranks.rank  # type: ignore[attr-defined]
     utils.mpi_world_size = lambda: ranks.size  # type: ignore[attr-defined]
-    utils.mpi_allgather = ranks.allgather  # type: ignore[attr-defined]
+    utils.mpi_allgather = lambda own: ranks.allgather(own)  # type: ignore[attr-defined]
     utils.mpi_broadcast = lambda own, root: ranks.broadcast(own)  # type: ignore[attr-defined]
     found = module(interface(release).module)
     vars(found).update(classes_of(release))

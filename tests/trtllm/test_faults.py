@@ -17,9 +17,10 @@ import kvxfer
 from kvxfer.connectors.common.handover import prompt_digest
 from kvxfer.connectors.common.prompt_lookup import _FOUND, _HEAD
 from kvxfer.connectors.trtllm.llm_request import ExecutorRequest
-from tests.trtllm.engines import PATIENCE, Engine, engine, expected, free_ports, pair, prompt_of
-from tests.trtllm.executor import Options
+from tests.trtllm.cache import Options
+from tests.trtllm.engines import PATIENCE, Remote, expected, free_ports, local, pair, prompt_of
 from tests.trtllm.fake_engine import LlmRequest
+from tests.trtllm.replay import Answer
 
 # Only sockets: the memory of a stopped process could still be read, but its sockets are silent.
 HASTY: dict[str, Any] = {
@@ -35,33 +36,35 @@ HASTY: dict[str, Any] = {
 ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.slow), 2]
 
 
-def killed(prefill: Engine) -> None:
-    prefill.signal(signal.SIGKILL)
-    for process in prefill.processes:
-        process.join()
+def killed(prefill: Remote) -> None:
+    prefill.kill()
 
 
-def is_stopped(prefill: Engine) -> None:
+def is_stopped(prefill: Remote) -> None:
     prefill.signal(signal.SIGSTOP)
 
 
-def replaced(prefill: Engine) -> Engine:
+def replaced(prefill: Remote) -> Remote:
     """Replaces it with another engine that has computed nothing."""
-    killed(prefill)
-    return Engine(prefill.options).wait_started()
+    prefill.kill()
+    return Remote(prefill.options).wait_started()
 
 
-def gave_up(prefill: Engine) -> None:
+def gave_up(prefill: Remote) -> None:
     """Waits until prefill has given back its kept blocks because their lease ended."""
     prefill.wait_empty()
 
 
-FAULTS: dict[str, Callable[[Engine], Engine | None]] = {
+FAULTS: dict[str, Callable[[Remote], Remote | None]] = {
     "killed": killed,
     "stopped": is_stopped,
     "replaced": replaced,
     "lease over": gave_up,
 }
+
+
+def require(answer: Answer, prompt: list[int], num_new: int, num_matched: int) -> None:
+    assert (answer.tokens, answer.num_matched) == (expected(prompt, num_new), num_matched)
 
 
 @pytest.mark.parametrize(
@@ -77,98 +80,70 @@ def test_a_load_that_was_promised_and_fails_is_computed_on_every_rank(
 ) -> None:
     prompt, other = prompt_of(50, seed), prompt_of(30, seed + 1)
     with pair(HASTY, HASTY, release=release, tp_size=tp_size) as (prefill, decode):
-        prefill.submit(0, prompt)
-        prefill.answer(0)
-        decode.tell("hold")
-        decode.submit(0, prompt, 4)
-        with decode.held():
-            replacement = FAULTS[fault](prefill)
-        answer = decode.answer(0)
-        # The cache was promised; the engine computed the same tokens itself.
-        assert (answer.tokens, answer.num_matched) == (expected(prompt, 4), 49)
+        serving: list[Remote] = []
+        prefill.serve(0, prompt)
+        decode.before_load = lambda: serving.append(FAULTS[fault](prefill) or prefill)
+        # The cache was promised; the engine computes the same tokens itself.
+        require(decode.serve(0, prompt, 4), prompt, 4, 49)
         assert all(sum(each["pull"].values()) == 1 for each in decode.counts("failures"))
         # It continues to serve, regardless of prefill.
-        decode.submit(1, other, 2)
-        assert decode.answer(1).tokens == expected(other, 2)
-        if fault == "stopped":
-            prefill.signal(signal.SIGCONT)
+        assert decode.serve(1, other, 2).tokens == expected(other, 2)
         if fault == "killed":
             decode.wait_empty()
-            prefill.kill()
             return
-        serving = replacement or prefill
+        if fault == "stopped":
+            prefill.signal(signal.SIGCONT)
         # The next prompt is fetched as usual, once decode has dialled again.
         for at in range(2, 40):
             again = prompt_of(20, seed + at)
-            serving.submit(at, again)
-            serving.answer(at)
-            decode.submit(at, again, 2)
-            answer = decode.answer(at)
+            serving[0].serve(at, again)
+            answer = decode.serve(at, again, 2)
             assert answer.tokens == expected(again, 2)
             if answer.num_matched:
                 break
         assert answer.num_matched == 19
-        serving.wait_empty()
+        serving[0].wait_empty()
         decode.wait_empty()
-        if replacement is not None:
-            replacement.close()
+        if fault == "replaced":
+            serving[0].close()
 
 
 @pytest.mark.parametrize("tp_size", ONE_OR_TWO)
 def test_an_engine_that_is_to_stop_says_why_on_every_rank(tp_size: int, seed: int) -> None:
     prompt = prompt_of(20, seed)
-    stops = {**HASTY, "failed_loads": "stop"}
-    port = free_ports(tp_size + 1)
-    prefill = Engine(Options({**PATIENCE, **HASTY, "role": "prefill", "port": port}, tp_size=tp_size))
-    asks = {"role": "decode", "prefills": [f"tcp://127.0.0.1:{port}"]}
-    decode = Engine(Options({**PATIENCE, **stops, **asks}, tp_size=tp_size))
-    try:
-        prefill.wait_started()
-        decode.wait_started()
-        prefill.submit(0, prompt)
-        prefill.answer(0)
-        decode.tell("hold")
-        decode.submit(0, prompt)
-        with decode.held():
-            killed(prefill)
-        said = [control.recv() for control in decode._controls]
-        assert {(each[0], each[1]) for each in said} == {("ended", rank) for rank in range(tp_size)}
-        assert all("was promised but not loaded" in each[2][0] for each in said)
-    finally:
-        prefill.kill()
-        decode.kill()
+    with pair(HASTY, {**HASTY, "failed_loads": "stop"}, tp_size=tp_size) as (prefill, decode):
+        prefill.serve(0, prompt)
+        decode.before_load = prefill.kill
+        with pytest.raises(ExceptionGroup) as raised:
+            decode.serve(0, prompt)
+        said = [str(each) for each in raised.value.exceptions]
+        assert len(said) == tp_size
+        assert all("was promised but not loaded" in each for each in said)
 
 
 def test_prefill_that_dies_or_stops_before_it_is_asked_costs_a_computation(seed: int) -> None:
     with pair(HASTY, HASTY) as (prefill, decode):
         warm = prompt_of(9, seed)
-        prefill.submit(0, warm)
-        prefill.answer(0)
-        decode.submit(0, warm)
-        assert decode.answer(0).num_matched == 8
+        prefill.serve(0, warm)
+        require(decode.serve(0, warm), warm, 1, 8)
         for at, fault in ((1, is_stopped), (2, killed)):
             prompt = prompt_of(20, seed + at)
             if at == 1:
-                prefill.submit(at, prompt)
-                prefill.answer(at)
+                prefill.serve(at, prompt)
             fault(prefill)
-            decode.submit(at, prompt, 3)
-            answer = decode.answer(at)
-            assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 0)
+            require(decode.serve(at, prompt, 3), prompt, 3, 0)
         decode.wait_empty()
-        prefill.kill()
 
 
 @pytest.mark.parametrize("has_kept", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_process_ends_though_nobody_tells_its_connector(has_kept: bool, seed: int) -> None:
     prompt = prompt_of(20, seed)
     with pair(HASTY, HASTY) as (prefill, decode):
-        prefill.submit(0, prompt)
-        prefill.answer(0)
+        asks = Remote(decode.options).wait_started()
+        prefill.serve(0, prompt)
         if not has_kept:
-            decode.submit(0, prompt)
-            assert decode.answer(0).num_matched == 19
-        for each in (prefill, decode):
+            require(asks.serve(0, prompt), prompt, 1, 19)
+        for each in (prefill, asks):
             each.close(leaves_open=True)
 
 
@@ -179,48 +154,38 @@ def test_a_process_ends_though_nobody_tells_its_connector(has_kept: bool, seed: 
 def test_blocks_of_an_aborted_load_are_given_back_when_nothing_can_land(tp_size: int, seed: int) -> None:
     prompts = [prompt_of(60, seed + at) for at in range(3)]
     with pair(HASTY, HASTY, tp_size=tp_size, num_blocks=20) as (prefill, decode):
-        prefill.submit(0, prompts[0])
-        prefill.answer(0)
-        decode.tell("hold")
-        decode.submit(0, prompts[0])
+        prefill.serve(0, prompts[0])
+        decode.submit(0, prompts[0], does="aborted at once")
         # Nothing else fits beside it: the next request gets its blocks.
         decode.submit(1, prompts[1], 3)
-        with decode.held():
-            decode.cancel(0)
-        assert decode.answer(0).what == "cancelled"
-        assert decode.answer(1).tokens == expected(prompts[1], 3)
-        decode.submit(2, prompts[2], 3)
-        assert decode.answer(2).tokens == expected(prompts[2], 3)
+        answer = decode.answer(0)
+        assert (answer.what, answer.num_matched) == ("cancelled", 59)
+        for at in (1, 2):
+            if at == 2:
+                decode.submit(2, prompts[2], 3)
+            assert decode.answer(at).tokens == expected(prompts[at], 3)
         prefill.wait_empty()
         decode.wait_empty()
 
 
-@pytest.mark.parametrize("how", ["abort", "failing forward", "preemption", "reset"])
-def test_what_prefill_has_not_computed_whole_is_never_told(how: str, seed: int) -> None:
-    prompt = prompt_of(200, seed)
+@pytest.mark.parametrize(
+    ("does", "what"),
+    [
+        ("aborted", "cancelled"),
+        ("aborted at once", "cancelled"),
+        ("failed", "failed"),
+        ("preempted", "done"),
+        ("reset", "done"),
+    ],
+)
+def test_what_prefill_has_not_computed_whole_is_never_told(does: str, what: str, seed: int) -> None:
+    prompt, warm = prompt_of(200, seed), prompt_of(9, seed)
     with pair(HASTY, HASTY, release="newer", chunk_tokens=4) as (prefill, decode):
-        warm = prompt_of(9, seed)
-        prefill.submit(9, warm)
-        prefill.answer(9)
-        decode.submit(9, warm)
-        decode.answer(9)
-        if how in ("preemption", "reset"):
-            prefill.tell("preempt", 0, how)
-        prefill.submit(0, prompt)
-        match how:
-            case "abort":
-                prefill.cancel(0)
-                assert prefill.answer(0).what in ("cancelled", "done")
-            case "failing forward":
-                prefill.tell("fail")
-                assert prefill.answer(0).what in ("failed", "done")
-            case _:
-                assert prefill.answer(0).tokens == expected(prompt, 1)
-                assert prefill.preempted == {0}
-        decode.submit(0, prompt, 2)
-        answer = decode.answer(0)
-        assert answer.tokens == expected(prompt, 2)
-        assert answer.num_matched == (199 if prefill.answers[0].what == "done" else 0)
+        prefill.serve(9, warm)
+        decode.serve(9, warm)
+        answer = prefill.serve(0, prompt, does=does)
+        assert (answer.what, answer.tokens) == (what, expected(prompt, 1) if what == "done" else [])
+        require(decode.serve(0, prompt, 2), prompt, 2, 199 if what == "done" else 0)
         prefill.wait_empty()
         decode.wait_empty()
 
@@ -235,16 +200,12 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_asks_in_vain(tmp_path:
     ours, theirs = ({**HASTY, "secret_file": str(each)} for each in secrets)
     prompt = prompt_of(20, seed)
     with pair(ours, ours) as (prefill, decode):
-        asks = {**PATIENCE, **theirs, "role": "decode", "prefills": decode.options.settings["prefills"]}
-        with engine(Options(asks)) as stranger:
-            prefill.submit(0, prompt)
-            prefill.answer(0)
-            stranger.submit(0, prompt, 2)
-            answer = stranger.answer(0)
-            assert (answer.tokens, answer.num_matched) == (expected(prompt, 2), 0)
-            stranger.wait_empty()
-        decode.submit(0, prompt, 2)
-        assert decode.answer(0).num_matched == 19
+        stranger = Remote(Options({**decode.options.settings, **theirs})).wait_started()
+        prefill.serve(0, prompt)
+        require(stranger.serve(0, prompt, 2), prompt, 2, 0)
+        stranger.wait_empty()
+        stranger.close()
+        require(decode.serve(0, prompt, 2), prompt, 2, 19)
         prefill.wait_empty()
         decode.wait_empty()
 
@@ -252,11 +213,8 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_asks_in_vain(tmp_path:
 def test_engines_of_two_models_exchange_nothing(seed: int) -> None:
     prompt = prompt_of(20, seed)
     with pair({**HASTY, "lease_ttl_s": 1.0}, {**HASTY, "model": "another"}) as (prefill, decode):
-        prefill.submit(0, prompt)
-        prefill.answer(0)
-        decode.submit(0, prompt, 2)
-        answer = decode.answer(0)
-        assert (answer.tokens, answer.num_matched) == (expected(prompt, 2), 0)
+        prefill.serve(0, prompt)
+        require(decode.serve(0, prompt, 2), prompt, 2, 0)
         decode.wait_empty()
         prefill.wait_empty()
 
@@ -325,13 +283,10 @@ def answering(port: int, answers: list[bytes]) -> Iterator[None]:
 def test_hostile_parameters_cost_their_request_a_computation() -> None:
     port = free_ports(1)
     asks = {**PATIENCE, "role": "decode", "prefills": [f"tcp://127.0.0.1:{port}"]}
-    with answering(port, list(HOSTILE.values())), engine(Options(asks, "newer")) as decode:
+    with answering(port, list(HOSTILE.values())), local(Options(asks, "newer")) as decode:
         for at, name in enumerate(HOSTILE):
-            decode.submit(at, PROMPT, 2)
-            answer = decode.answer(at)
             # Readable parameters that name no living engine are detected by the dial.
-            num_matched = 19 if name == "nobody" else 0
-            assert (answer.tokens, answer.num_matched) == (expected(PROMPT, 2), num_matched), name
+            require(decode.serve(at, PROMPT, 2), PROMPT, 2, 19 if name == "nobody" else 0)
         decode.wait_empty()
 
 
@@ -355,36 +310,31 @@ def many_requests(num_requests: int, seed: int, num_blocks: int, **options: Any)
         prompts = {at: prompt_of(random_.randrange(2, 60), seed + at) for at in range(num_requests)}
         at_decode: dict[int, int] = {}
         for at, prompt in prompts.items():
-            prefill.submit(at, prompt, random_.choice([1, 1, 1, 3]))
-            if random_.random() < 0.3:
-                prefill.cancel(at)
+            prefill.submit(at, prompt, random_.choice([1, 1, 1, 3]), does=drawn(random_, 0.3))
             if random_.random() < 0.5:
-                prefill.answer(at)
+                decode.until(lambda at=at: prefill.ask("outcome", at), "prefill's answer")  # type: ignore[misc]
             if random_.random() < 0.8:
                 at_decode[at] = random_.randrange(1, 6)
-                decode.submit(at, prompt, at_decode[at])
-                if random_.random() < 0.4:
-                    decode.cancel(at)
-        matched = 0
-        for at, count in at_decode.items():
-            answer = decode.answer(at)
-            assert answer.what == "cancelled" or answer.tokens == expected(prompts[at], count)
-            matched += bool(answer.num_matched)
-        for at in prompts:
+                decode.submit(at, prompt, at_decode[at], does=drawn(random_, 0.4))
+        answers = {at: decode.answer(at) for at in at_decode}
+        for at, answer in answers.items():
+            assert answer.what == "cancelled" or answer.tokens == expected(prompts[at], at_decode[at])
             prefill.answer(at)
-        assert matched > num_requests / 10
+        assert sum(bool(each.num_matched) for each in answers.values()) > num_requests / 10
         prefill.wait_empty()
         decode.wait_empty()
         # All blocks were given back: one prompt can use the whole cache. (The layer group with a window has
         # half of the blocks.)
         prompt = prompt_of((2 if is_layout else 4) * num_blocks - 14, seed)
-        prefill.submit(num_requests, prompt)
-        prefill.answer(num_requests)
-        decode.submit(num_requests, prompt, 3)
-        answer = decode.answer(num_requests)
-        assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), len(prompt) - 1)
+        prefill.serve(num_requests, prompt)
+        require(decode.serve(num_requests, prompt, 3), prompt, 3, len(prompt) - 1)
         prefill.wait_empty()
         decode.wait_empty()
+
+
+def drawn(random_: random.Random, share: float) -> str:
+    """Returns a sequence: a share of requests is aborted at some time."""
+    return random_.choice(["aborted", "aborted at once"]) if random_.random() < share else "served"
 
 
 @pytest.mark.parametrize(

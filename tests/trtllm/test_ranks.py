@@ -16,7 +16,7 @@ from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, News, Step
 from kvxfer.connectors.trtllm.agreement import Agreement, Said
 from tests.trtllm import fake_engine
-from tests.trtllm.executor import BLOCK_SIZE, NUM_LAYERS
+from tests.trtllm.cache import BLOCK_SIZE, NUM_LAYERS
 from tests.waiting import until
 
 NUM_BLOCKS = 8

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trtllm.engines import PATIENCE, Engine, expected, free_ports, pair, prompt_of
-from tests.trtllm.executor import BLOCK_SIZE, NUM_HEADS, WINDOW, Options
+from tests.trtllm.cache import BLOCK_SIZE, NUM_HEADS, WINDOW, Options
+from tests.trtllm.engines import PATIENCE, Remote, expected, free_ports, local, pair, prompt_of
+from tests.trtllm.replay import Answer, Engine, Waits
 
-KINDS = [
-    ("older", "tensor", 1),
-    ("newer", "tensor", 2),
-    ("older", "latent", 2),
-    ("newer", "layout", 2),
-]
+
+def require(
+    answer: Answer, prompt: list[int], num_new: int, num_matched: int, salt: str | None = None
+) -> None:
+    assert (answer.tokens, answer.num_matched) == (expected(prompt, num_new, salt), num_matched)
+
+
+def require_empty(prefill: Waits, decode: Engine) -> None:
+    prefill.wait_empty()
+    assert not decode.has_failed_loads()
+    decode.wait_empty()
+
+
+HEADS = {"kv_heads": NUM_HEADS}
 
 
 def is_lacking(kind: str, num_tokens: int) -> bool:
@@ -20,58 +29,40 @@ def is_lacking(kind: str, num_tokens: int) -> bool:
     return kind == "layout" and num_tokens >= WINDOW and not (num_tokens - WINDOW + 1) % BLOCK_SIZE
 
 
-@pytest.mark.parametrize(("release", "kind", "tp_size"), KINDS)
+@pytest.mark.parametrize(
+    ("release", "kind", "tp_size", "decode_tp_size", "settings"),
+    [
+        ("older", "tensor", 1, 1, {}),
+        ("newer", "tensor", 2, 2, {}),
+        ("older", "latent", 2, 2, {}),
+        ("newer", "layout", 2, 2, {}),
+        # Engines of unlike size exchange heads if they are told of them.
+        ("older", "tensor", 1, 2, HEADS),
+        ("older", "tensor", 2, 1, HEADS),
+        ("older", "tensor", 2, 4, HEADS),
+    ],
+)
 def test_decode_goes_on_with_what_prefill_has_computed(
-    release: str, kind: str, tp_size: int, seed: int
+    release: str, kind: str, tp_size: int, decode_tp_size: int, settings: dict[str, int], seed: int
 ) -> None:
     # They end at every place of a block.
-    lengths = [2, 23, 24, 25, 42]
-    with pair(release=release, kind=kind, tp_size=tp_size) as (prefill, decode):
-        for at, num_tokens in enumerate(lengths):
-            prompt = prompt_of(num_tokens, seed + at)
-            prefill.submit(at, prompt)
-            assert prefill.answer(at).tokens == expected(prompt, 1)
-            decode.submit(at, prompt, max_new_tokens=5)
-        for at, num_tokens in enumerate(lengths):
-            answer = decode.answer(at)
-            assert answer.tokens == expected(prompt_of(num_tokens, seed + at), 5)
-            assert answer.num_matched == (0 if is_lacking(kind, num_tokens) else num_tokens - 1)
-        prefill.wait_empty()
-        assert not decode.has_failed_loads()
-        decode.wait_empty()
-
-
-@pytest.mark.parametrize(
-    ("tp_size", "decode_tp_size"), [(1, 2), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)]
-)
-def test_engines_of_unlike_size_exchange_heads_where_they_are_told_of_them(
-    tp_size: int, decode_tp_size: int, seed: int
-) -> None:
-    heads = {"kv_heads": NUM_HEADS}
-    with pair(heads, heads, decode_tp_size, tp_size=tp_size) as (prefill, decode):
-        for at in range(4):
-            prompt = prompt_of(20 + at, seed + at)
-            prefill.submit(at, prompt)
-            prefill.answer(at)
-            decode.submit(at, prompt, 3)
-            answer = decode.answer(at)
-            assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 19 + at)
-        prefill.wait_empty()
-        assert not decode.has_failed_loads()
-        decode.wait_empty()
+    prompts = [prompt_of(num_tokens, seed + num_tokens) for num_tokens in (2, 23, 24, 25, 42)]
+    options = {"release": release, "kind": kind, "tp_size": tp_size}
+    with pair(settings, settings, decode_tp_size, **options) as (prefill, decode):
+        for at, prompt in enumerate(prompts):
+            assert prefill.serve(at, prompt).tokens == expected(prompt, 1)
+            decode.submit(at, prompt, 5)
+        for at, prompt in enumerate(prompts):
+            require(decode.answer(at), prompt, 5, 0 if is_lacking(kind, len(prompt)) else len(prompt) - 1)
+        require_empty(prefill, decode)
 
 
 def test_engines_of_unlike_size_that_are_not_told_of_heads_exchange_nothing(seed: int) -> None:
     prompt = prompt_of(20, seed)
     with pair({"lease_ttl_s": 1.0}, decode_tp_size=2) as (prefill, decode):
-        prefill.submit(0, prompt)
-        prefill.answer(0)
-        decode.submit(0, prompt, 3)
-        answer = decode.answer(0)
-        assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), 0)
-        prefill.wait_empty()
-        assert not decode.has_failed_loads()
-        decode.wait_empty()
+        prefill.serve(0, prompt)
+        require(decode.serve(0, prompt, 3), prompt, 3, 0)
+        require_empty(prefill, decode)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "layout"])
@@ -82,123 +73,98 @@ def test_a_prompt_that_prefill_computes_in_chunks_arrives_whole(kind: str, seed:
             prefill.submit(at, prompt)
         for at, prompt in enumerate(prompts):
             prefill.answer(at)
-            decode.submit(at, prompt, max_new_tokens=3)
+            decode.submit(at, prompt, 3)
         for at, prompt in enumerate(prompts):
-            answer = decode.answer(at)
-            assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), len(prompt) - 1)
-        prefill.wait_empty()
-        assert not decode.has_failed_loads()
-        decode.wait_empty()
+            require(decode.answer(at), prompt, 3, len(prompt) - 1)
+        require_empty(prefill, decode)
 
 
 def test_what_decode_has_itself_is_not_brought(seed: int) -> None:
     prompt = prompt_of(40, seed)
     with pair() as (prefill, decode):
         for at, num_local in enumerate([0, 8, 10, 39]):
-            prefill.submit(at, prompt)
-            prefill.answer(at)
-            decode.submit(at, prompt, 4, num_local)
-            answer = decode.answer(at)
-            assert (answer.tokens, answer.num_matched) == (expected(prompt, 4), 39 - num_local)
+            prefill.serve(at, prompt)
+            require(decode.serve(at, prompt, 4, num_local), prompt, 4, 39 - num_local)
             prefill.wait_empty()
-        (brought,) = decode.counts("num_pages")
-        assert brought == {"pull": [10, 8, 8]}
+        assert decode.counts("num_pages") == [{"pull": [10, 8, 8]}]
         decode.wait_empty()
 
 
 def test_prompts_that_nobody_keeps_are_computed(seed: int) -> None:
     prompt = prompt_of(20, seed)
     with pair() as (prefill, decode):
-        prefill.submit(0, prompt, salt="one")
-        prefill.answer(0)
+        prefill.serve(0, prompt, salt="one")
         # Other tokens, the same tokens with another salt, and a prompt that was already fetched.
-        for at, (tokens, salt) in enumerate([(prompt[:-1], None), (prompt, None), (prompt, "two")]):
-            decode.submit(at, tokens, 2, salt=salt)
-            answer = decode.answer(at)
-            assert (answer.tokens, answer.num_matched) == (expected(tokens, 2, salt), 0)
-        for at, num_matched in ((3, 19), (4, 0)):
-            decode.submit(at, prompt, 2, salt="one")
-            answer = decode.answer(at)
-            assert (answer.tokens, answer.num_matched) == (expected(prompt, 2, "one"), num_matched)
-        prefill.wait_empty()
-        assert not decode.has_failed_loads()
-        decode.wait_empty()
+        for at, (tokens, salt, num_matched) in enumerate(
+            [
+                (prompt[:-1], None, 0),
+                (prompt, None, 0),
+                (prompt, "two", 0),
+                (prompt, "one", 19),
+                (prompt, "one", 0),
+            ]
+        ):
+            require(decode.serve(at, tokens, 2, salt=salt), tokens, 2, num_matched, salt)
+        require_empty(prefill, decode)
 
 
 def test_of_equal_prompts_each_is_brought_once(seed: int) -> None:
     prompt = prompt_of(21, seed)
     with pair() as (prefill, decode):
         for at in range(3):
-            prefill.submit(at, prompt)
-            prefill.answer(at)
+            prefill.serve(at, prompt)
         for at in range(4):
             decode.submit(at, prompt, 2)
-        assert sorted(decode.answer(at).num_matched for at in range(4)) == [0, 20, 20, 20]
-        assert all(decode.answers[at].tokens == expected(prompt, 2) for at in range(4))
-        prefill.wait_empty()
-        assert not decode.has_failed_loads()
-        decode.wait_empty()
+        answers = [decode.answer(at) for at in range(4)]
+        assert sorted(each.num_matched for each in answers) == [0, 20, 20, 20]
+        assert all(each.tokens == expected(prompt, 2) for each in answers)
+        require_empty(prefill, decode)
 
 
 def test_who_asks_while_a_prompt_is_computed_waits_for_it(seed: int) -> None:
-    prompt = prompt_of(400, seed)
+    prompt, warm = prompt_of(400, seed), prompt_of(8, seed + 1)
     with pair(num_blocks=128, chunk_tokens=4) as (prefill, decode):
-        prefill.submit(0, prompt_of(8, seed + 1))
-        prefill.answer(0)
-        decode.submit(0, prompt_of(8, seed + 1))
-        assert decode.answer(0).num_matched == 7
+        prefill.serve(0, warm)
+        require(decode.serve(0, warm), warm, 1, 7)
         prefill.submit(1, prompt)
-        # Its load is still running when a later request has its answer.
-        prefill.submit(2, [1, 2, 3])
-        prefill.answer(2)
-        decode.submit(1, prompt, 2)
-        answer = decode.answer(1)
-        assert (answer.tokens, answer.num_matched) == (expected(prompt, 2), 399)
+        # It is still being computed when a later request has its answer.
+        prefill.serve(2, [1, 2, 3])
+        assert prefill.ask("outcome", 1) is None
+        require(decode.serve(1, prompt, 2), prompt, 2, 399)
         assert not decode.has_failed_loads()
         decode.wait_empty()
 
 
 def test_two_engines_bring_each_other_what_they_have(seed: int) -> None:
     ports = [free_ports(2), free_ports(2)]
-    settings = [
-        {**PATIENCE, "role": "both", "port": ports[at], "prefills": [f"tcp://127.0.0.1:{ports[1 - at]}"]}
+    hasty = {**PATIENCE, "role": "both", "lease_ttl_s": 3.0, "lookup_timeout_s": 1.0}
+    options = [
+        Options({**hasty, "port": ports[at], "prefills": [f"tcp://127.0.0.1:{ports[1 - at]}"]}, "newer")
         for at in range(2)
     ]
-    settings[0]["lease_ttl_s"] = settings[1]["lease_ttl_s"] = 3.0
-    settings[0]["lookup_timeout_s"] = settings[1]["lookup_timeout_s"] = 1.0
-    engines = [Engine(Options(own, "newer")) for own in settings]
+    first = Remote(options[0])
     try:
-        for each in engines:
-            each.wait_started()
-        for at in range(4):
-            one, other = engines[at % 2], engines[1 - at % 2]
-            prompt = prompt_of(18 + at, seed + at)
-            one.submit(at, prompt)
-            assert one.answer(at).num_matched == 0
-            other.submit(at, prompt, 3)
-            answer = other.answer(at)
-            assert (answer.tokens, answer.num_matched) == (expected(prompt, 3), len(prompt) - 1)
-        for each in engines:
-            assert not each.has_failed_loads()
-            each.wait_empty()
-            each.close()
+        with local(options[1]) as second:
+            first.wait_started()
+            engines: list[Waits] = [first, second]
+            for at in range(4):
+                one, other = engines[at % 2], engines[1 - at % 2]
+                prompt = prompt_of(18 + at, seed + at)
+                require(one.serve(at, prompt), prompt, 1, 0)
+                require(other.serve(at, prompt, 3), prompt, 3, len(prompt) - 1)
+            for each in engines:
+                assert not each.has_failed_loads()
+                each.wait_empty()
+        first.close()
     finally:
-        for each in engines:
-            each.kill()
-
-
-def flipped(seed: int) -> None:
-    prompt = prompt_of(20, seed)
-    with pair() as (prefill, decode):
-        prefill.submit(0, prompt)
-        prefill.answer(0)
-        prefill.tell("flip")
-        assert prefill.ask("left")
-        decode.submit(0, prompt)
-        decode.answer(0)
+        first.kill()
 
 
 def test_a_byte_that_is_not_prefills_is_noticed(seed: int) -> None:
     """A control: if nothing were checked, every test here would pass."""
-    with pytest.raises(AssertionError, match="are not what was computed"):
-        flipped(seed)
+    prompt = prompt_of(20, seed)
+    with pair() as (prefill, decode):
+        prefill.serve(0, prompt)
+        prefill.ask("flip")
+        with pytest.raises(AssertionError, match="are not what was computed"):
+            decode.serve(0, prompt)
