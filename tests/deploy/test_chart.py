@@ -184,6 +184,7 @@ def tls(tmp_path: Path) -> tuple[Path, Path, Path]:
     return Path(made.certificate), Path(made.key), Path(made.authorities)
 
 
+@pytest.mark.smoke
 def test_the_daemon_starts_so_and_the_probes_find_it(tmp_path: Path, tls: tuple[Path, Path, Path]) -> None:
     port, agent_port = free_ports(2)
     values = {"daemon": {"port": port, "agentPort": agent_port, "poolGib": 0.01}}

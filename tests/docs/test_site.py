@@ -81,6 +81,7 @@ def test_every_document_is_a_page_and_in_the_navigation(site: Path) -> None:
         assert f'href="{page}"' in named or page == "index.html", f"{document} is not in mkdocs.yml's nav"
 
 
+@pytest.mark.smoke
 def test_links_lead_to_pages_and_headings(site: Path) -> None:
     found = dict(pages(site))
     for page, tags in found.items():

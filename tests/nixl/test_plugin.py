@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kvxfer.connectors import nixl as facade
 from kvxfer.connectors.nixl import plugin_folder
 from tests.nixl import calls
@@ -13,6 +15,7 @@ from tests.nixl import calls
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.smoke
 def test_every_call_of_an_engine(real_nixl: Callable[..., str]) -> None:
     printed = real_nixl("tests/nixl/plugin_driver.py", "KVXFER", NIXL_PLUGIN_DIR=str(plugin_folder()))
     said = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))

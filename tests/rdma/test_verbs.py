@@ -121,6 +121,7 @@ def read(here: Node, there: Node, value: int) -> KvxferError | None:
     return here.end()
 
 
+@pytest.mark.smoke
 def test_pages_cross_the_link() -> None:
     with ends() as (here, there):
         assert crosses_the_link(here, there, 5)

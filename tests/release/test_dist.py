@@ -107,6 +107,7 @@ def test_the_provenance_is_of_these_files_and_this_commit() -> None:
     assert all(re.fullmatch(r"pkg:pypi/[\w-]+@[\w.]+", each["uri"]) for each in tools)
 
 
+@pytest.mark.smoke
 def test_it_installs_beside_nothing_and_demonstrates(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "bare", cwd=tmp_path)
     folder = tmp_path / "empty"

@@ -38,6 +38,7 @@ def decode_of_two(
     "num_tokens",
     [2, TOKENS_PER_PAGE - 1, TOKENS_PER_PAGE, TOKENS_PER_PAGE + 1, CHUNK, CHUNK + 1, 900],
 )
+@pytest.mark.smoke
 def test_tokens_are_those_of_one_server(engines: Engines, num_tokens: int) -> None:
     prompt = f"{num_tokens} {TEXT}"[:num_tokens]
     before = engines.decode.num_pages_arrived()

@@ -17,6 +17,7 @@ TEXT = "Pages of a request lie in every layer, and all of them must be where dec
     "num_tokens",
     [2, TOKENS_PER_BLOCK - 1, TOKENS_PER_BLOCK, TOKENS_PER_BLOCK + 1, 8 * TOKENS_PER_BLOCK, 900],
 )
+@pytest.mark.smoke
 def test_tokens_are_those_of_one_engine(engines: Engines, num_tokens: int) -> None:
     prompt = f"{num_tokens} {TEXT}"[:num_tokens]
     moved = engines.decode.prompt_tokens("external_kv_transfer")
