@@ -18,6 +18,8 @@ from kvxfer.session.stats import CoreStats
 __version__: str
 #: code name -> number, e.g. ``CODES["lease-ended"] == 31``.
 CODES: Final[dict[str, int]]
+#: The compiler, its version and its flags, for the record of measurements.
+BUILD: Final[str]
 #: "avx512-nt", "avx2-nt" or "memcpy": the copy executor's choice on this machine.
 COPY_KERNEL: Final[str]
 #: sizeof(CopyLoop), for the check of plan.program.LOOP_DTYPE.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, AnyStr, Final
 
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import check_kind, count
@@ -59,6 +59,7 @@ class Peer:
         "_incarnation",
         "_lost",
         "_name",
+        "_order",
         "_unaccepted",
     )
 
@@ -73,6 +74,8 @@ class Peer:
         # Holds one item until accept() has returned this peer; empty if this agent called, as accept() skips
         # it.
         self._unaccepted = [] if info["is_ours"] else [True]
+        # Among the sessions with its agent the least is the one to use. The table of peers sets it.
+        self._order = (1, 0)
         # Facts about a lost peer, kept here because native code forgets them once 64 others were lost.
         self._lost: dict[str, Any] | None = None
 
@@ -353,7 +356,7 @@ def session_with(peers: Sequence[Peer], agent: str) -> Peer | None:
     """Returns the session that `Agent.connect` gives for an agent, or None.
 
     If several agents had the name one after the other, the newest is meant. If several sessions with it are
-    open, because both ends called, the first is the one that both ends use.
+    open, because both ends called, both ends get the same one.
 
     Parameters
     ----------
@@ -364,8 +367,18 @@ def session_with(peers: Sequence[Peer], agent: str) -> Peer | None:
     """
     for newest in reversed(peers):
         if agent in (newest.name, newest.incarnation.hex(), newest.address):
-            return next(peer for peer in peers if peer.incarnation == newest.incarnation)
+            sessions = (peer for peer in peers if peer.incarnation == newest.incarnation)
+            return min(sessions, key=lambda peer: peer._order)
     return None
+
+
+def place_of_caller(here: AnyStr, there: AnyStr, *, is_ours: bool) -> int:
+    """Returns 0 for a session that the agent with the lesser incarnation opened, 1 for another.
+
+    If both ends call, there are two sessions, which may come up in another order at each end. Both ends use
+    the one with 0.
+    """
+    return int(is_ours != (here < there))
 
 
 def loss_of(info: dict[str, Any], name: str) -> KvxferError:

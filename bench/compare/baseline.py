@@ -198,6 +198,10 @@ class BaselinePair:
         self.opened: Message = {}
         self.connect_ms = 0.0
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(end.pid for end in self._ends)
+
     def open(self, active: Worker) -> None:
         """Creates both agents and connects them; ``active`` is the end that will post."""
         for end in self._ends:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated
 
 import kvxfer
@@ -15,9 +16,10 @@ from kvxfer.bench.latency import measure as latency_bench
 from kvxfer.bench.latency.measure import LatencyOptions, Nbytes
 from kvxfer.bench.pages import measure as pages_bench
 from kvxfer.bench.pages.measure import BlockKib, MemoryKind, Op, PagesOptions, Total
-from kvxfer.bench.report import shown
+from kvxfer.bench.report import machine, shown
 from kvxfer.bench.report.document import Part, Table, Words, spread_in_words
 from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.counters import Counters
 from kvxfer.bench.run.course import Progress, Say
 from kvxfer.bench.run.options import Option, Seed, Timeout, check, described
 from kvxfer.bench.run.stats import spread
@@ -44,6 +46,13 @@ FIGURES: Mapping[str, Mapping[str, bool]] = {
 }
 # An idle process uses a few microseconds of processor time a second. Less than this counts as equal.
 _FLOORS = {"idle_cpu_cores": 0.001}
+#: What is counted for each page or write, at both ends together.
+_COSTS = {
+    "processor_us": "processor time, us",
+    "switches": "context switches",
+    "cycles": "cycles",
+    "instructions": "instructions",
+}
 _ITERATIONS = {"pages": 5, "latency": 500, "setup": 1}
 _OURS: Mapping[str, Callable[..., Message]] = {
     "pages": pages_bench.run,
@@ -111,6 +120,14 @@ class CompareOptions:
         return self.iterations or _ITERATIONS[self.work]
 
     @property
+    def num_moves(self) -> int:
+        """How many pages or writes a system's measured iterations are; 0 where none are counted."""
+        work = self.of_work()
+        if isinstance(work, PagesOptions):
+            return self.num_iterations * work.num_pages
+        return 2 * self.num_iterations if isinstance(work, LatencyOptions) else 0
+
+    @property
     def our_memory(self) -> str:
         """The kind of memory whose pages kvxfer moves."""
         return {"pages": self.memory, "latency": "pool", "setup": "foreign"}[self.work]
@@ -148,6 +165,9 @@ def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | No
         "systems": comparison.systems(),
         "ratios": rounds.ratios(OURS, FIGURES[options.work], comparison.rounds, _FLOORS),
         "rounds_measured": comparison.rounds,
+        "not_counted": comparison.not_counted,
+        "machine": machine.describe(),
+        "date": datetime.now(UTC).date().isoformat(),
         "notes": [note for baseline in baselines for note in baseline.notes],
         "failures": comparison.failures,
         "verified": not failure,
@@ -167,6 +187,8 @@ class _Comparison:
         self.rounds: list[dict[str, dict[str, float]]] = []
         #: System -> why it was left out.
         self.failures: dict[str, str] = {}
+        #: Figure -> why it was not counted.
+        self.not_counted: dict[str, str] = {}
 
     def run(self) -> None:
         """Runs all rounds, or stops when kvxfer itself fails."""
@@ -203,17 +225,30 @@ class _Comparison:
 
     def _ours(self) -> Message:
         options = self._options
-        measured = _OURS[options.work](options.of_work(), _no_progress)
+        counters = Counters()
+        measured = _OURS[options.work](options.of_work(), _no_progress, *self._counting(counters))
         if not measured["verified"]:
             raise CheckFailedError(f"{OURS}: {measured['failure']}")
         settings = {name: measured[name] for name in ("copy_kernel", "page_kind") if name in measured}
         path = f"{options.transport}, {options.our_memory} memory"
-        return {**measured, "version": kvxfer.__version__, "settings": settings, "path": path}
+        identity = {"version": kvxfer.__version__, "settings": settings, "path": path}
+        return {**measured, **identity, "costs": self._costs(counters)}
 
     def _theirs(self, baseline: Baseline) -> Message:
         options = self._options
-        measured = _THEIRS[options.work](baseline, options.of_work())
-        return {**measured, "path": baseline.paths[options.transport]}
+        counters = Counters()
+        measured = _THEIRS[options.work](baseline, options.of_work(), *self._counting(counters))
+        return {**measured, "path": baseline.paths[options.transport], "costs": self._costs(counters)}
+
+    def _counting(self, counters: Counters) -> tuple[Counters, ...]:
+        return (counters,) if self._options.num_moves else ()
+
+    def _costs(self, counters: Counters) -> Message:
+        """Returns what one page or write took, as far as it was counted."""
+        if not self._options.num_moves:
+            return {}
+        self.not_counted |= counters.not_counted
+        return counters.figures(self._options.num_moves)
 
     def _keep(self, name: str, measured: Message) -> None:
         self._identity[name] = {key: measured[key] for key in ("version", "path", "settings")}
@@ -223,6 +258,7 @@ class _Comparison:
         figures = {figure: _value(measured[figure]) for figure in FIGURES[self._options.work]}
         if "limit_ratio" in measured:
             figures["limit_ratio"] = measured["limit_ratio"]
+        figures |= measured["costs"]
         self.rounds[-1][name] = figures
 
 
@@ -248,16 +284,33 @@ def parts(result: Message) -> Iterator[Part]:
         # One row for each figure, because there are more figures than systems.
         yield Table(("median (min to max)", *systems), rows)
     yield from shown.ratios(result, OURS, figures)
+    yield from _shown_costs(result)
     for name, system in systems.items():
         settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
         words = f"{name} {system['version']}: {system['path']}"
         yield Words(f"{words}; {settings}" if settings else words)
+    yield Words(f"{result['date']}: {machine.in_words(result['machine'])}")
     yield from (Words(note, "dim") for note in result["notes"])
     for name, words in result["failures"].items():
         yield Words(f"{name} failed and was left out from then on: {words}", "bad")
     if result["verified"] and systems and result["work"] == "pages":
         # `latency` checks every fiftieth write; `setup` checks the first one.
         yield Words("every byte checked at its destination, for every system and round")
+
+
+def _shown_costs(result: Message) -> Iterator[Part]:
+    """Yields what moved the figures: what each page or write took of the processors, by system."""
+    systems, one = result["systems"], {"pages": "page", "latency": "write"}.get(result["work"])
+    rows = [
+        (words, *(spread_in_words(system.get(figure)) for system in systems.values()))
+        for figure, words in _COSTS.items()
+        if any(figure in system for system in systems.values())
+    ]
+    if rows:
+        polling = ", polling included" if one == "write" else ""
+        yield Table((f"for each {one}, both ends{polling}", *systems), rows)
+    for figure, why in result["not_counted"].items():
+        yield Words(f"{figure.replace('_', ' ')}: not counted: {why}", "dim")
 
 
 def _title(result: Message) -> str:

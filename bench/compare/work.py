@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from kvxfer.bench.compare.baseline import Baseline, BaselinePair
@@ -9,6 +10,7 @@ from kvxfer.bench.errors import CheckFailedError
 from kvxfer.bench.latency.measure import LatencyOptions, Ways
 from kvxfer.bench.pages.measure import PagesOptions
 from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.counters import Counters, counted
 from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import GIB, median, spread
 from kvxfer.bench.setup.measure import FIGURES as SETUP_FIGURES
@@ -24,7 +26,7 @@ _SETUP_NUM_PAGES = 4
 _SETUP_TIMEOUT_S = 10.0
 
 
-def run_pages(baseline: Baseline, options: PagesOptions) -> Message:
+def run_pages(baseline: Baseline, options: PagesOptions, counters: Counters) -> Message:
     """Moves pages; the keys are those of `pages.measure.run`, and ``version`` and ``settings``."""
     sizes = (options.page_nbytes, options.num_pages)
     fields = _fields(options.transport, *sizes, options.timeout_s)
@@ -33,7 +35,9 @@ def run_pages(baseline: Baseline, options: PagesOptions) -> Message:
         pair.open(_active(pair, options.op))
         # The first one warms up: connections, prepared descriptors, page faults.
         for iteration in range(1 + options.iterations):
-            moved.append(_move(pair, options.op, options.timeout_s, iteration))
+            if iteration == 1:
+                counters.forget()
+            moved.append(_move(pair, options.op, options.timeout_s, iteration, counters))
     del moved[0]
     return {
         **_identity(pair),
@@ -44,7 +48,7 @@ def run_pages(baseline: Baseline, options: PagesOptions) -> Message:
     }
 
 
-def run_latency(baseline: Baseline, options: LatencyOptions) -> Message:
+def run_latency(baseline: Baseline, options: LatencyOptions, counters: Counters) -> Message:
     """Writes back and forth; the keys are those of `latency.measure.run`."""
     more = {"same_pages": True, "notifies": True}
     fields = _fields(options.transport, options.nbytes, 2, options.timeout_s, **more)
@@ -52,11 +56,13 @@ def run_latency(baseline: Baseline, options: LatencyOptions) -> Message:
     ways = Ways()
     with BaselinePair(baseline, fields, (1, 1)) as pair:
         pair.open(pair.source)
-        for first in range(0, iterations, _ROUND_TRIPS_A_CALL):
-            part: Message = {"first": first, "iterations": min(_ROUND_TRIPS_A_CALL, iterations - first)}
-            pair.destination.call("answer", **part)  # from here on it polls; it replies again at the end
-            asked = pair.source.call("ask", timeout_s=options.timeout_s + _SLACK_S, **part)
-            answered = pair.destination.reply(options.timeout_s + _SLACK_S)
+        starts = {options.warmup, *range(0, iterations, _ROUND_TRIPS_A_CALL)}
+        for first, end in pairwise(sorted({*starts, iterations})):
+            part: Message = {"first": first, "iterations": end - first}
+            with counted(counters if first >= options.warmup else None, *pair.pids):
+                pair.destination.call("answer", **part)  # from here on it polls; it replies again at the end
+                asked = pair.source.call("ask", timeout_s=options.timeout_s + _SLACK_S, **part)
+                answered = pair.destination.reply(options.timeout_s + _SLACK_S)
             for reply in (asked, answered):
                 _raise_wrong(baseline, reply)
             ways.add(asked, answered)
@@ -101,15 +107,18 @@ def _active(pair: BaselinePair, op: str) -> Worker:
     return pair.source if op == "write" else pair.destination
 
 
-def _move(pair: BaselinePair, op: str, timeout_s: float, iteration: int) -> Message:
+def _move(
+    pair: BaselinePair, op: str, timeout_s: float, iteration: int, counters: Counters | None = None
+) -> Message:
     """Moves the pages once: fill and clear, move, check."""
     active = _active(pair, op)
     passive = pair.destination if active is pair.source else pair.source
     pair.source.call("fill", iteration=iteration)
     pair.destination.call("clear")
-    passive.call("serve")  # it replies again when it is told to stop
-    moved = active.call("move", timeout_s=timeout_s + _SLACK_S, op=op, iteration=iteration)
-    served = passive.call("served", timeout_s=_SLACK_S)
+    with counted(counters, *pair.pids):
+        passive.call("serve")  # it replies again when it is told to stop
+        moved = active.call("move", timeout_s=timeout_s + _SLACK_S, op=op, iteration=iteration)
+        served = passive.call("served", timeout_s=_SLACK_S)
     _raise_wrong(pair.baseline, pair.destination.call("check", iteration=iteration), iteration)
     return {**moved, "cpu_ns": moved["cpu_ns"] + served["cpu_ns"]}
 

@@ -15,6 +15,7 @@ from kvxfer.bench.latency.limit import open_limit, open_wakes
 from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, figures_table
 from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.counters import Counters, counted
 from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.options import REPLY_TIMEOUT_S, Corrupt, Option, Seed, Timeout, check
 from kvxfer.bench.run.process import Worker, call_all, receive_any
@@ -78,9 +79,9 @@ class LatencyOptions:
         return max(10, self.iterations // 5)
 
 
-def run(options: LatencyOptions, progress: Say) -> Message:
-    """Runs it and returns the result (`FIGURES`) as one JSON object."""
-    return result_of("latency", options, lambda: _measure(options, progress))
+def run(options: LatencyOptions, progress: Say, counters: Counters | None = None) -> Message:
+    """Runs it and returns the result (`FIGURES`) as one JSON object; ``counters`` count the round trips."""
+    return result_of("latency", options, lambda: _measure(options, progress, counters))
 
 
 def parts(result: Message) -> Iterator[Part]:
@@ -89,7 +90,7 @@ def parts(result: Message) -> Iterator[Part]:
     yield figures_table(result, FIGURES, ("",))
 
 
-def _measure(options: LatencyOptions, progress: Say) -> Message:
+def _measure(options: LatencyOptions, progress: Say, counters: Counters | None) -> Message:
     ours, limit = Ways(), Ways()
     places = _wake_places() if options.wait == "event" else {}
     wakes_ns: dict[str, list[int]] = {name: [] for name in places}
@@ -114,7 +115,9 @@ def _measure(options: LatencyOptions, progress: Say) -> Message:
             progress(Progress(index, _ROUNDS, f"{options.iterations} round trips, and the machine's limit"))
             if count == 0:
                 continue
-            ours.add(*_exchange(ends, "", first=done, count=count))
+            with counted(counters, near.pid, far.pid):
+                exchanged = _exchange(ends, "", first=done, count=count)
+            ours.add(*exchanged)
             limit.add(*_exchange(ends, "bare.", first=done, count=count))
             for name, processors in places.items():
                 for reply in _exchange(ends, "wakes.", count=_WAKES, processors=processors):

@@ -19,6 +19,7 @@ from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, number
 from kvxfer.bench.run.certificates import self_signed
 from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.counters import Counters, counted
 from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.limit import Limit, LimitSpec, limit_of_threads, limits_for, stream_pair
 from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, flag
@@ -137,29 +138,30 @@ class PagesOptions:
         return self.work.src_nbytes if self.has_layouts else self.num_pages * self.page_nbytes
 
 
-def run(options: PagesOptions, progress: Say) -> Message:
+def run(options: PagesOptions, progress: Say, counters: Counters | None = None) -> Message:
     """Runs it and returns the result as one JSON object; ratios are medians over iterations.
 
     Of layouts all rates count bytes at the source; ``ratio_to_plain`` is to kvxfer's own copy of as many
     bytes, and over tcp ``ratio_to_piecewise`` to a message for each of ``piecewise_pieces``. Where several
     ``copy_threads`` are named all is of the first, and ``rows`` has each, beside a plain non-temporal copy by
-    as many threads.
+    as many threads. ``counters`` count the first pair's measured transfers.
     """
     if options.has_layouts:
         known, without = options.work.described(), {"block_kib"}
     else:
         known = {"num_pages": options.num_pages, "total_nbytes": options.total_nbytes}
         without = {"src_layout", "dst_layout", "shape"}
-    result = result_of("pages", options, lambda: _measure(options, progress), **known)
+    result = result_of("pages", options, lambda: _measure(options, progress, counters), **known)
     return {name: value for name, value in result.items() if name not in without}
 
 
-def _measure(options: PagesOptions, progress: Say) -> Message:
+def _measure(options: PagesOptions, progress: Say, counters: Counters | None) -> Message:
     total, counts = options.iterations, options.copy_threads
     with ExitStack() as ended:
         progress(Progress(0, total, "setting up two agents" + (" of each" if len(counts) > 1 else "")))
         pairs = {count: _Pair(options, count, ended) for count in counts}
         first = pairs[counts[0]]
+        first.counters = counters
         secured: dict[str, _Pair] = {}
         if options.tls:
             from kvxfer._native import kernel_tls  # without native modules a benchmark says so in a line
@@ -220,6 +222,9 @@ def _limits_of(options: PagesOptions) -> LimitSpec:
 class _Pair:
     """Two workers whose agents copy by so many threads, and what they moved."""
 
+    #: Count what the transfers take.
+    counters: Counters | None = None
+
     def __init__(
         self, options: PagesOptions, copy_threads: int, ended: ExitStack, tls: Tls | None = None
     ) -> None:
@@ -250,9 +255,11 @@ class _Pair:
         """Drops the times so far, as those of a warm-up."""
         self.moved: dict[str, list[Message]] = {}
         self.page_ns: list[int] = []
+        if self.counters is not None:
+            self.counters.forget()
 
     def transfer(self, what: str, iteration: int) -> None:
-        moved = _transfer(self._options, what, iteration, self.source, self.destination)
+        moved = _transfer(self._options, what, iteration, self.source, self.destination, self.counters)
         self.moved.setdefault(what, []).append(moved)
 
     def read_one_page(self, iteration: int) -> None:
@@ -296,19 +303,25 @@ def _rows(options: PagesOptions, pairs: dict[int, _Pair], limit: Limit) -> Itera
 
 
 def _transfer(
-    options: PagesOptions, what: str, iteration: int, source: Worker, destination: Worker
+    options: PagesOptions,
+    what: str,
+    iteration: int,
+    source: Worker,
+    destination: Worker,
+    counters: Counters | None,
 ) -> Message:
     """Moves the pages once: fill and clear, move, check that the right bytes came by the right way."""
     told: Message = {"what": what, "iteration": iteration}
     source.call("fill", iteration=iteration)
     destination.call("clear", what=what)
-    if options.op == "write":
-        destination.send("expect", **told)
-        destination.reply()  # it waits now, and replies again at the end
-        active, passive = source.call("write", **told), destination.reply()
-    else:
-        source.call("serve_begin")
-        active, passive = destination.call("read", **told), source.call("serve_end")
+    with counted(counters, source.pid, destination.pid):
+        if options.op == "write":
+            destination.send("expect", **told)
+            destination.reply()  # it waits now, and replies again at the end
+            active, passive = source.call("write", **told), destination.reply()
+        else:
+            source.call("serve_begin")
+            active, passive = destination.call("read", **told), source.call("serve_end")
     if wrong := destination.call("check", **told, corrupt=options.corrupt)["wrong"]:
         raise CheckFailedError(f"iteration {iteration} of {options.op} over {options.transport}: {wrong}")
     # The destination moves the bytes, so it is the one that knows how they came.

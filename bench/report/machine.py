@@ -23,9 +23,8 @@ def describe(source: Path = Path(kvxfer.__file__).parent) -> Message:
     The commit is that of the checkout with the package ``source``, with ``-dirty`` where files differ from
     it; None elsewhere.
     """
-    cpu = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
     return {
-        "cpu": next((value.strip() for key, _, value in cpu if key.strip() == "model name"), None),
+        "cpu": _processor(Path("/proc/cpuinfo").read_text()),
         "cores": os.cpu_count(),
         # Fewer than the machine has under taskset or in a container.
         "usable_cores": len(os.sched_getaffinity(0)),
@@ -35,6 +34,7 @@ def describe(source: Path = Path(kvxfer.__file__).parent) -> Message:
         "numpy": np.__version__,
         "kvxfer": kvxfer.__version__,
         "commit": _commit(source),
+        "build": _build(),
     }
 
 
@@ -44,8 +44,22 @@ def in_words(machine: Message) -> str:
     return (
         f"{machine['cpu'] or 'unknown CPU'}, {machine['usable_cores']} of {machine['cores']} cores, "
         f"{machine['memory_gib']:g} GiB, Linux {machine['kernel']}, Python {machine['python']}, "
-        f"numpy {machine['numpy']}, kvxfer {machine['kvxfer']}{commit}"
+        f"numpy {machine['numpy']}, kvxfer {machine['kvxfer']}{commit}, compiled by {machine['build']}"
     )
+
+
+def _build() -> str:
+    from kvxfer._native import BUILD  # without native modules a benchmark says so in a line
+
+    return BUILD
+
+
+def _processor(cpuinfo: str) -> str | None:
+    """Returns the first processor's name; with its family and model, as one name may stand for several."""
+    lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
+    told = {key.strip(): value.strip() for key, _, value in lines}
+    numbers = f" (family {told['cpu family']}, model {told['model']})" if "cpu family" in told else ""
+    return f"{told['model name']}{numbers}" if "model name" in told else None
 
 
 def _commit(source: Path) -> str | None:

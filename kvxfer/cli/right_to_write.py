@@ -61,10 +61,10 @@ def revoke_quietly(client: Client, lease: str) -> None:
 
 
 def _session(into: PlacedRegion, client: Client, writer: schema.Agent) -> int:
-    """Returns the number that the region's agent has for its newest session with the writer."""
+    """Returns the number that the region's agent has for the session that the writer will use."""
     from kvxfer.control import schema
 
-    if (found := _newest_session(into, writer)) is None:
+    if (found := _open_session(into, writer)) is None:
         remote = into.agent.address or into.agent.id
         client.connect_agent(writer.id, schema.ConnectRequest(remote_agent=remote))
     until_s = time.monotonic() + _TOLD_S
@@ -74,10 +74,17 @@ def _session(into: PlacedRegion, client: Client, writer: schema.Agent) -> int:
                 f"{into.agent.name} did not report a session with {writer.name} in time", code="deadline"
             )
         time.sleep(_LOOK_S)
-        found = _newest_session(into, writer)
+        found = _open_session(into, writer)
     return found
 
 
-def _newest_session(into: PlacedRegion, writer: schema.Agent) -> int | None:
-    found = [peer.session for peer in into.client.peers(into.agent.id) if peer.id == writer.id]
-    return found[-1] if found else None
+def _open_session(into: PlacedRegion, writer: schema.Agent) -> int | None:
+    from kvxfer.peer import place_of_caller
+
+    found = [
+        # A session that the region's agent has opened has the address that it dialled.
+        (place_of_caller(into.agent.id, writer.id, is_ours=bool(peer.address)), peer.session)
+        for peer in into.client.peers(into.agent.id)
+        if peer.id == writer.id
+    ]
+    return min(found)[1] if found else None

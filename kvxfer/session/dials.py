@@ -116,17 +116,17 @@ class Dials:
             self._leave(dial)
 
     def take(self, dial: Dial, peer: Peer) -> Peer:
-        """Returns the one session with the agent that a dial has reached: `peer`, or an earlier one.
+        """Returns the one session with the agent that a dial has reached: `peer`, or another.
 
-        Both ends may have called, or one end by two addresses. Either end may use the later session by now,
+        Both ends may have called, or one end by two addresses. Either end may use the other session by now,
         so it stays.
         """
         with self._lock:
             dial.is_taken = True
-            for earlier in self._peers.all_with(peer.incarnation):
+            for other in self._peers.all_with(peer.incarnation):
                 # Its own callers may still leave it.
-                if not any(each.opens(earlier) and not each.is_taken for each in self._dials):
-                    return earlier
+                if not any(each.opens(other) and not each.is_taken for each in self._dials):
+                    return other
         return peer
 
     def retire(self, dial: Dial) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.errors import AgentError, PeerError, translate
-from kvxfer.peer import Peer, PeerState, loss_of, session_with
+from kvxfer.peer import Peer, PeerState, loss_of, place_of_caller, session_with
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.stats import PeerStats
@@ -25,9 +25,10 @@ class PeerTable:
         self._core = core
         self._completions = completions
         self._peers: dict[int, Peer] = {}
-        # The same peers by the incarnation of their agent, in the order in which they came up; several if
-        # both ends called.
+        # The same peers by the incarnation of their agent, in the order of `_order_of`; several if both ends
+        # called.
         self._by_incarnation: dict[bytes, tuple[Peer, ...]] = {}
+        self._num_remembered = 0
         self._by_address: dict[str, Peer] = {}  # those that this agent dialled
         self._lock = threading.Lock()  # for changes of all
         # A notification that is read after the loss of its peer still gets the Peer object that the program
@@ -95,7 +96,7 @@ class PeerTable:
         return None
 
     def all_with(self, incarnation: bytes) -> tuple[Peer, ...]:
-        """Returns the open sessions with this incarnation of an agent, the first that came up first."""
+        """Returns the open sessions with this incarnation of an agent, the one to use first."""
         known = self._by_incarnation.get(incarnation, ())
         return tuple(peer for peer in known if peer.state is PeerState.OPEN)
 
@@ -111,20 +112,18 @@ class PeerTable:
             incarnation = dialled.incarnation
         elif incarnation not in self._by_incarnation:
             self.open()  # its session may have come up a moment ago, and its event may still be unread
-        return next(iter(self.all_with(incarnation)), None)
+        return self._first_open(incarnation)
 
     def owner_of(self, remote: RegionDescriptor) -> Peer:
-        """Returns the newest session with a descriptor's owner, or raises.
+        """Returns the session that ``connect`` gives for a descriptor's owner, or raises.
 
         Looks at that session only, however many are open.
         """
-        for peer in reversed(self._by_incarnation.get(remote.incarnation, ())):
-            if peer.state is PeerState.OPEN:
-                return peer
-        # The session may have come up a moment ago, and its event may still be unread.
-        for peer in reversed(self.open()):
-            if peer.incarnation == remote.incarnation:
-                return peer
+        if (peer := self._first_open(remote.incarnation)) is not None:
+            return peer
+        self.open()  # its session may have come up a moment ago, and its event may still be unread
+        if (peer := self._first_open(remote.incarnation)) is not None:
+            return peer
         raise PeerError(
             f"no session is open with the incarnation of {remote.agent} that owns region {remote.name!r}: "
             "connect to it first, with connect(descriptor)",
@@ -177,12 +176,23 @@ class PeerTable:
 
     # ---- inside -----------------------------------------------------------------------------
 
+    def _first_open(self, incarnation: bytes) -> Peer | None:
+        known = self._by_incarnation.get(incarnation, ())
+        return next((peer for peer in known if peer.state is PeerState.OPEN), None)
+
     def _remember(self, peer_id: int, info: dict[str, Any]) -> Peer:
         """Returns the one object of an open session; makes it if there is none yet."""
         with self._lock:
             peer = self._peers.get(peer_id)
             if peer is None:
                 peer = self._peers[peer_id] = Peer(self._completions, peer_id, info)
-                known = self._by_incarnation.get(peer.incarnation, ())
-                self._by_incarnation[peer.incarnation] = (*known, peer)
+                peer._order = self._order_of(peer, is_ours=info["is_ours"])
+                known = (*self._by_incarnation.get(peer.incarnation, ()), peer)
+                self._by_incarnation[peer.incarnation] = tuple(sorted(known, key=lambda each: each._order))
         return peer
+
+    def _order_of(self, peer: Peer, *, is_ours: bool) -> tuple[int, int]:
+        """Returns the place of a new session among those with its agent: by caller, then as they came up."""
+        self._num_remembered += 1
+        caller = place_of_caller(self._core.incarnation, peer.incarnation, is_ours=is_ours)
+        return caller, self._num_remembered

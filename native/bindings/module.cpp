@@ -71,6 +71,7 @@ NB_MODULE(_native, m) {
   define_error(m);
   define_lifetime(m);
   m.attr("__version__") = KVXFER_VERSION;
+  m.attr("BUILD") = KVXFER_BUILD;
   m.attr("COPY_KERNEL") = std::string(copy_kernel_name());
   m.attr("COPY_LOOP_NBYTES") = sizeof(CopyLoop);
   m.attr("MIN_STAGING_NBYTES") = GpuPart::kLeastStagingNbytes;

@@ -17,6 +17,7 @@ from kvxfer.bench.compare import work as baseline_work
 from kvxfer.bench.compare.baseline import Baseline, known_baselines
 from kvxfer.bench.compare.measure import CompareOptions
 from kvxfer.bench.run import process
+from kvxfer.bench.run.counters import EVENTS
 
 pytest.importorskip("typer")
 
@@ -143,6 +144,8 @@ def check_compared(result: dict[str, Any], systems: list[str]) -> None:
         assert system["version"]
         assert isinstance(system["settings"], dict)
         assert all(set(system[figure]) == SPREAD for figure in figures)
+        counted = EVENTS.keys() - result["not_counted"].keys() if result["work"] != "setup" else set()
+        assert EVENTS.keys() & system.keys() == counted
     assert len(result["rounds_measured"]) == result["rounds"]
     for other in systems[1:]:
         assert set(result["ratios"][other]) == figures

@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
-from kvxfer import Agent, PeerError, Region, RegionDescriptor
+from kvxfer import Agent, Peer, PeerError, Region, RegionDescriptor
 from kvxfer.directory import Entry, InProcessDirectory
+from kvxfer.peer import session_with
 from tests.fault.proxy import Proxy
 from tests.waiting import until
 
@@ -136,7 +137,38 @@ async def test_both_ends_connect_at_once() -> None:
                 # A descriptor that travelled finds its session by itself.
                 for remote in (peer.regions["kv"], RegionDescriptor.from_bytes(other.descriptor.to_bytes())):
                     await agent.read(region, remote, [3], [5], lease=token)
-                assert await agent.connect(other.descriptor, BOUND_S) is peer
+
+
+async def test_both_ends_use_one_session_if_they_connect_at_once(seed: int) -> None:
+    """A lease for the session that one end finds permits what goes over the session that the other finds."""
+    draw = random.Random(seed)
+
+    async def dial(agent: Agent, other: Agent, after_s: float) -> Peer:
+        await asyncio.sleep(after_s)
+        return await agent.connect(other.address, BOUND_S)
+
+    for _ in range(40):
+        async with Agent("a") as a, Agent("b") as b:
+            regions = {agent: agent.register("kv", cache(1)) for agent in (a, b)}
+            delays_s = draw.sample((0.0, draw.random() * 0.002), k=2)
+            dialled = await asyncio.gather(dial(a, b, delays_s[0]), dial(b, a, delays_s[1]))
+            # What has brought a message is up at both ends.
+            for peer, there in zip(dialled, (b, a), strict=True):
+                peer.send(b"hello")
+                await anext(there.messages())
+            for here, there in ((a, b), (b, a)):
+                at_here, at_there = session_with(here.peers, there.name), session_with(there.peers, here.name)
+                assert at_here is not None, seed
+                assert at_there is not None, seed
+                assert await here.connect(there.address, BOUND_S) is at_here, seed
+                at_here.send(b"by this session")
+                assert (await anext(there.messages())).peer is at_there, seed
+                lease = regions[there].grant(at_there, blocks=[5], mode="write")
+                for remote in (
+                    await at_here.region("kv", BOUND_S),
+                    RegionDescriptor.from_bytes(regions[there].descriptor.to_bytes()),
+                ):
+                    await here.write(regions[here], remote, [3], [5], lease=lease.token, timeout_s=BOUND_S)
 
 
 class LateProxy(Proxy):

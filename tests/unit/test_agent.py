@@ -29,6 +29,7 @@ from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
 from kvxfer.directory.in_process import InProcessDirectory
 from kvxfer.errors import AgentError, PeerError, UsageError, class_of
+from kvxfer.peer import session_with
 from kvxfer.plan.program import LOOP_DTYPE
 
 SHAPE = (4, 2, 16, 4, 2, 8)
@@ -200,23 +201,42 @@ def test_a_descriptor_from_elsewhere_looks_at_its_own_session_alone(ends: Ends) 
     assert looks == [9]
 
 
-def test_a_descriptor_from_elsewhere_finds_the_newest_session_that_is_open(ends: Ends) -> None:
+def test_a_descriptor_from_elsewhere_finds_the_session_that_connect_gives(ends: Ends) -> None:
     peers = ends.agent._peers
     told = of_agent(ends.remote, "new")
     for number in (2, 3):
         ends.core.add_peer(number, "new")
-        assert peers.owner_of(told).id == 2  # the event of the second session has not been read yet
+        assert peers.owner_of(told).id == 2
     ends.core.happen("peer-up", peer=3)
+    ends.agent._completions.drain()
+    assert peers.owner_of(told) is peers.first_with(told.incarnation, "") is peers.get(2)
+    ends.core.known[2]["state"] = "lost"
+    assert peers.owner_of(told).id == 3
+    ends.core.happen("peer-lost", peer=2)
     ends.agent._completions.drain()
     assert peers.owner_of(told).id == 3
     ends.core.known[3]["state"] = "lost"
-    assert peers.owner_of(told).id == 2
-    ends.core.happen("peer-lost", peer=3)
-    ends.agent._completions.drain()
-    assert peers.owner_of(told).id == 2
-    ends.core.known[2]["state"] = "lost"
     with pytest.raises(PeerError, match="connect to it first"):
         peers.owner_of(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "third_is_ours", "first"),
+    # An incarnation is the agent's name here, and this agent's is "prefill".
+    [("old", False, 3), ("old", True, 2), ("zed", False, 2), ("zed", True, 3)],
+)
+def test_of_sessions_that_both_ends_opened_the_lesser_incarnations_is_used(
+    ends: Ends, name: str, third_is_ours: bool, first: int
+) -> None:
+    for number in (2, 3):
+        ends.core.add_peer(number, name)
+        ends.core.known[number]["is_ours"] = third_is_ours == (number == 3)
+        ends.core.happen("peer-up", peer=number)
+    ends.agent._completions.drain()
+    found = ends.agent._peers.first_with(name.encode().ljust(16), "")
+    assert found is not None
+    assert found.id == first
+    assert session_with(ends.agent.peers, name) is found
 
 
 @pytest.mark.parametrize(

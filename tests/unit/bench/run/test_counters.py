@@ -1,0 +1,95 @@
+import errno
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from kvxfer.bench.run import counters
+from kvxfer.bench.run.counters import EVENTS, Counters
+
+# It has a thread before it is counted, and starts another one for each line that it reads.
+BUSY = """
+import sys, threading
+def work():
+    for _ in range(10**6): pass
+stays = threading.Event()
+threading.Thread(target=stays.wait, daemon=True).start()
+print(flush=True)
+for _ in sys.stdin:
+    each = threading.Thread(target=work)
+    each.start()
+    each.join()
+    print(flush=True)
+"""
+
+
+@pytest.fixture
+def busy() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", BUSY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_what_a_process_does_within_the_block_is_counted_or_it_is_said_why_not(
+    busy: subprocess.Popen[bytes],
+) -> None:
+    counted = Counters()
+
+    def work() -> None:
+        assert busy.stdin is not None
+        assert busy.stdout is not None
+        busy.stdin.write(b"\n")
+        busy.stdin.flush()
+        busy.stdout.readline()
+
+    work()
+    for _ in range(2):
+        with counted.counting(busy.pid):
+            work()
+    figures = counted.figures(2)
+    assert not figures.keys() & counted.not_counted.keys()
+    assert {*figures, *counted.not_counted} == set(EVENTS)
+    # A million rounds of a loop in a thread that did not exist when counting began.
+    least = {"processor_us": 0, "switches": 0, "cycles": 10**6, "instructions": 10**6}
+    for name, figure in figures.items():
+        assert figure > least[name]
+    counted.forget()
+    with counted.counting(busy.pid):
+        pass
+    assert counted.figures(1).get("instructions", 0) < 10**6
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errno.ENOENT, "this machine counts none"),
+        (errno.EACCES, "set kernel.perf_event_paranoid"),
+        (errno.EMFILE, "Too many open files"),
+    ],
+)
+def test_one_event_that_cannot_be_counted_is_left_out_with_the_reason(
+    busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, error: int, words: str
+) -> None:
+    monkeypatch.setattr(counters, "EVENTS", {"cycles": (0, 0)})
+
+    def refuse(kind: int, event: int, thread: int) -> int:
+        raise OSError(error, "Too many open files")
+
+    monkeypatch.setattr(counters, "_open", refuse)
+    counted = Counters()
+    with counted.counting(busy.pid):
+        pass
+    assert words in counted.not_counted["cycles"]
+    assert counted.figures(1) == {}
+
+
+def test_processes_without_threads_of_that_number_are_no_error() -> None:
+    """The process ended before its threads were listed: the benchmark itself says that, and how."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    with Counters().counting(ended.pid):
+        pass
