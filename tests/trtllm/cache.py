@@ -168,8 +168,8 @@ class Cache:
             )
             for block, within, tokens in _places(tables[at], seen, first):
                 assert np.array_equal(array[block, within], expected[tokens]), (
-                    f"layer {layer}, kv {kv}, block {block}: tokens {tokens} of rank {self._rank} are not what "
-                    "was computed"
+                    f"layer {layer}, kv {kv}, block {block}: tokens {tokens} of rank {self._rank} are not "
+                    "what was computed"
                 )
             for block, within, tokens in _places(tables[at], first, len(hashes)):
                 array[block, within] = expected[tokens]
