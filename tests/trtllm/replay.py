@@ -1,9 +1,9 @@
 """Replays what TensorRT-LLM's executor asks of its connector, on real buffers: no engine, no scheduler.
 
 `contracts/` records the sequences: what an engine does with a request, word by word, beside the order of
-calls in an iteration, and names the files and commits that they were read from. `Engine.iterate` makes the calls of
-one iteration for all requests that it was given, in that order. Each call is made by the recorded thread, and
-each iteration is compared with the recorded order.
+calls in an iteration, and names the files and commits that they were read from. `Engine.iterate` makes the
+calls of one iteration for all requests that it was given, in that order. Each call is made by the recorded
+thread, and each iteration is compared with the recorded order.
 
 | word | what the engine does |
 | --- | --- |
